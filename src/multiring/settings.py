@@ -1,0 +1,122 @@
+"""Every environment variable multiring reads, once: name, type, unit, default, meaning.
+
+Read when `Settings.from_environment` is called, never at import. An explicit argument always wins
+over the environment, the environment over the default. A value that cannot be parsed is an error.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from multiring.errors import ArgumentError
+
+_BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+_ENGINES = ("auto", "shm", "tcp")
+
+
+def _boolean(text: str) -> bool:
+    return _BOOLEANS[text.lower()]
+
+
+def _engine(text: str) -> str:
+    if text not in _ENGINES:
+        raise ValueError(text)
+    return text
+
+
+def _port_range(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("-")
+    low, high = int(first), int(last or first)
+    if not 0 <= low <= high <= 65535:
+        raise ValueError(text)
+    return low, high
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise ValueError(text)
+    return value
+
+
+def _natural(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError(text)
+    return value
+
+
+def _setting(name: str, parse: Callable[[str], Any], default: Any, wanted: str, meaning: str) -> Any:
+    return field(default=default, metadata={"name": name, "parse": parse, "wanted": wanted, "meaning": meaning})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What the environment says; `None` where it says nothing and there is no default."""
+
+    rank: int | None = _setting("MULTIRING_RANK", _natural, None, "an integer >= 0", "this process's rank")
+    size: int | None = _setting("MULTIRING_SIZE", _natural, None, "an integer >= 0", "how many ranks the job has")
+    local_rank: int | None = _setting(
+        "MULTIRING_LOCAL_RANK", _natural, None, "an integer >= 0", "this process's rank among those of its host"
+    )
+    local_size: int | None = _setting(
+        "MULTIRING_LOCAL_SIZE", _natural, None, "an integer >= 0", "how many ranks this host has"
+    )
+    rendezvous: str | None = _setting(
+        "MULTIRING_RENDEZVOUS", str, None, "host:port or @name", "where rank 0 listens during init"
+    )
+    secret: str | None = _setting("MULTIRING_SECRET", str, None, "any text", "shared secret of the job's ranks")
+    secret_file: str | None = _setting(
+        "MULTIRING_SECRET_FILE", str, None, "a path", "file that holds the shared secret"
+    )
+    engine: str = _setting(
+        "MULTIRING_ENGINE", _engine, "auto", "auto, shm or tcp", "tcp makes every rank its own host (for tests)"
+    )
+    interface: str | None = _setting(
+        "MULTIRING_INTERFACE", str, None, "an interface name or an address", "where the tcp engine listens"
+    )
+    ports: tuple[int, int] | None = _setting(
+        "MULTIRING_PORTS", _port_range, None, "FIRST-LAST, 0 to 65535", "ports the tcp engine may listen on"
+    )
+    init_timeout_s: float = _setting(
+        "MULTIRING_INIT_TIMEOUT_S", _positive, 300.0, "seconds > 0", "how long init waits for all ranks"
+    )
+    stall_warn_s: float = _setting(
+        "MULTIRING_STALL_WARN_S", _positive, 60.0, "seconds > 0", "a silent peer is named in a warning after this"
+    )
+    stall_timeout_s: float = _setting(
+        "MULTIRING_STALL_TIMEOUT_S", _positive, 1800.0, "seconds > 0", "a silent peer raises StallError after this"
+    )
+    segment_bytes: int = _setting(
+        "MULTIRING_SEGMENT_BYTES",
+        _natural,
+        1 << 36,
+        "bytes",
+        "address space of one rank's shared memory; pages are only used once written",
+    )
+    log_moves: bool = _setting(
+        "MULTIRING_LOG_MOVES", _boolean, False, "0 or 1", "record every executed move (for tests)"
+    )
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> "Settings":
+        """Return the settings in `environment` (default: this process's).
+
+        Raises:
+            ArgumentError: a variable's value cannot be parsed, or MULTIRING_X is unknown.
+        """
+        source = os.environ if environment is None else environment
+        known = {f.metadata["name"]: f for f in fields(cls)}
+        values: dict[str, Any] = {}
+        for name, text in source.items():
+            if not name.startswith("MULTIRING_"):
+                continue
+            if name not in known:
+                raise ArgumentError(f"unknown setting {name}={text!r}; known are {', '.join(sorted(known))}")
+            setting = known[name]
+            try:
+                values[setting.name] = setting.metadata["parse"](text)
+            except (ValueError, KeyError):
+                raise ArgumentError(f"{name}={text!r}: want {setting.metadata['wanted']}") from None
+        return cls(**values)
