@@ -1,8 +1,91 @@
-PY := .venv/bin/python
-CMAKE := .venv/bin/cmake
-JOBS := $(shell nproc)
+# Every command of the project. Each is enough on a fresh clone: it makes .venv and builds what it needs.
 
-build:
-	@test -f build/dev/build.ninja || $(CMAKE) --preset dev
-	@$(CMAKE) --build build/dev --parallel $(JOBS)
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+READY := .venv/.ready
+SOURCES := src tests examples benchmarks
+
+.PHONY: help
+help:  ## List these commands
+	@sed -n 's/^\([a-z-]*\):.*##/  make \1:/p' $(MAKEFILE_LIST) | column -t -s ':'
+
+# --- what people run ---
+
+.PHONY: demo
+demo: build  ## Two processes learn handwritten digits, sharing gradients
+	multiring run -n 2 -- python examples/digits_torch.py
+
+.PHONY: test
+test: build  ## The tests
+	pytest $(PYTEST_ARGS)
+
+.PHONY: bench
+bench: build  ## All-reduce on this machine, against Gloo
+	python benchmarks/one_host.py
+
+.PHONY: evidence
+evidence: build  ## The long form of the tests: hundreds of deaths, 64 ranks, strangers
+	python benchmarks/evidence.py
+
+# --- what has to pass ---
+
+.PHONY: check
+check: format-check lint types imports stubs native  ## Everything static, and the native tests
+
+.PHONY: format-check lint types imports
+format-check: $(READY)
+	ruff format --check .
+lint: $(READY)  ## ruff
+	ruff check .
+types: $(READY)  ## mypy --strict
+	mypy
+imports: $(READY)  ## Which room may import which
+	lint-imports
+
+.PHONY: stubs
+stubs: build  ## The compiled core's type stub is up to date
+	@python -m nanobind.stubgen --quiet -m multiring._native._core -o build/_core.pyi
+	@ruff format --quiet build/_core.pyi
+	@diff -u src/multiring/_native/_core.pyi build/_core.pyi || { echo "the stub is stale; run: make stub"; exit 1; }
+
+.PHONY: native native-dev native-tsan native-asan
+native: native-dev native-tsan native-asan  ## The native tests: plain, under TSan, under ASan and UBSan
+native-dev native-tsan native-asan: native-%: build/%/build.ninja
+	@flock build/$*/.lock cmake --build build/$*
+	ctest --test-dir build/$* --output-on-failure --no-tests=error
+
+# --- building ---
+
 .PHONY: build
+build: build/dev/build.ninja  ## The compiled core, in place
+	@flock build/dev/.lock cmake --build build/dev --target _core
+
+build/%/build.ninja: CMakePresets.json $(READY)
+	@mkdir -p build/$*
+	@flock build/$*/.lock cmake --preset $* --log-level=WARNING
+	@touch $@
+
+$(READY): .ci/setup constraints.txt pyproject.toml src/multiring/version.py
+	.ci/setup
+
+.PHONY: wheel wheel-check
+wheel: $(READY)  ## A wheel for this Python, in wheelhouse/
+	.ci/wheel
+wheel-check: wheel  ## Install the wheel as an ordinary user without a compiler, and train the demo there
+	.ci/wheel-check
+
+# --- keeping house ---
+
+.PHONY: format stub clean
+format: $(READY)  ## Let ruff format and fix what it can
+	ruff format .
+	ruff check --fix .
+stub: build  ## Write the compiled core's type stub anew
+	python -m nanobind.stubgen --quiet -m multiring._native._core -o src/multiring/_native/_core.pyi
+	ruff format --quiet src/multiring/_native/_core.pyi
+clean:  ## Remove what was built, but not .venv
+	rm -rf build dist wheelhouse src/multiring/_native/*.so
