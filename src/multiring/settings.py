@@ -7,6 +7,7 @@ over the environment, the environment over the default. A value that cannot be p
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from types import MappingProxyType
 from typing import Any
 
 from multiring.errors import ArgumentError
@@ -70,6 +71,9 @@ class Settings:
     secret_file: str | None = _setting(
         "MULTIRING_SECRET_FILE", str, None, "a path", "file that holds the shared secret"
     )
+    job: str | None = _setting(
+        "MULTIRING_JOB", str, None, "any text", "name of the job; ranks of another job are refused at the rendezvous"
+    )
     engine: str = _setting(
         "MULTIRING_ENGINE", _engine, "auto", "auto, shm or tcp", "tcp makes every rank its own host (for tests)"
     )
@@ -120,3 +124,52 @@ class Settings:
             except (ValueError, KeyError):
                 raise ArgumentError(f"{name}={text!r}: want {setting.metadata['wanted']}") from None
         return cls(**values)
+
+
+def environment_of(**values: object) -> dict[str, str]:
+    """Return the variables that make `Settings.from_environment` read `values`, given by field name."""
+    names = {f.name: f.metadata["name"] for f in fields(Settings)}
+    return {names[field_name]: str(value) for field_name, value in values.items()}
+
+
+# What other launchers tell the ranks they start: read only, and only when no MULTIRING_RANK is set.
+FOREIGN_VARIABLES = MappingProxyType(
+    {
+        "TORCHELASTIC_RUN_ID": "torchrun: name of the job",
+        "TORCHELASTIC_RESTART_COUNT": "torchrun: how often the job was started again",
+        "RANK": "torchrun: this process's rank",
+        "WORLD_SIZE": "torchrun: how many ranks the job has",
+        "LOCAL_RANK": "torchrun: this process's rank on its host",
+        "LOCAL_WORLD_SIZE": "torchrun: how many ranks this host has",
+        "MASTER_ADDR": "torchrun: host of rank 0",
+        "MASTER_PORT": "torchrun: port of torch's own store, taken by it",
+        "MPI_LOCALRANKID": "Hydra (MPICH, Intel MPI): this process's rank on its host",
+        "MPI_LOCALNRANKS": "Hydra (MPICH, Intel MPI): how many ranks this host has",
+        "PMI_RANK": "Hydra and others that speak PMI: this process's rank",
+        "PMI_SIZE": "Hydra and others that speak PMI: how many ranks the job has",
+        "OMPI_COMM_WORLD_RANK": "Open MPI: this process's rank",
+        "OMPI_COMM_WORLD_SIZE": "Open MPI: how many ranks the job has",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "Open MPI: this process's rank on its host",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "Open MPI: how many ranks this host has",
+        "PMIX_RANK": "launchers that speak PMIx: this process's rank",
+        "SLURM_JOB_ID": "srun: number of the allocation",
+        "SLURM_STEP_ID": "srun: number of the job step",
+        "SLURM_PROCID": "srun: this process's rank",
+        "SLURM_STEP_NUM_TASKS": "srun: how many ranks the step has",
+        "SLURM_NTASKS": "srun: how many ranks the allocation or step has",
+        "SLURM_STEP_NUM_NODES": "srun: how many hosts the step has",
+        "SLURM_NNODES": "srun: how many hosts the allocation or step has",
+        "SLURM_LOCALID": "srun: this process's rank on its host",
+    }
+)
+
+
+def foreign_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return those of `FOREIGN_VARIABLES` that `environment` (default: this process's) sets to something."""
+    source = os.environ if environment is None else environment
+    return {name: source[name] for name in FOREIGN_VARIABLES if source.get(name)}
+
+
+def inherited_environment() -> dict[str, str]:
+    """Return a copy of this process's environment, for a launcher to hand on to the ranks it starts."""
+    return dict(os.environ)
