@@ -1,0 +1,549 @@
+// Every type x operation x number of sources, on every variant this processor runs, against scalar arithmetic on values
+// taken apart and put together with ldexp and frexp: the reference shares no code and no method with the kernels.
+#include "combine.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using multiring::DType;
+using multiring::ReduceOp;
+using Bits = std::uint64_t;  // one element, zero-extended
+using Bytes = std::vector<unsigned char>;
+
+constexpr DType dtypes[] = {DType::i8,  DType::i16, DType::i32,  DType::i64, DType::u8,  DType::u16,    DType::u32,
+                            DType::u64, DType::f16, DType::bf16, DType::f32, DType::f64, DType::boolean};
+constexpr const char* dtype_names[] = {"i8",  "i16", "i32",  "i64", "u8",  "u16", "u32",
+                                       "u64", "f16", "bf16", "f32", "f64", "bool"};
+constexpr std::size_t dtype_sizes[] = {1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 1};
+constexpr ReduceOp ops[] = {ReduceOp::sum, ReduceOp::min, ReduceOp::max, ReduceOp::product};
+constexpr const char* op_names[] = {"sum", "min", "max", "product"};
+
+const char* name_of(DType dtype) { return dtype_names[static_cast<std::size_t>(dtype)]; }
+const char* name_of(ReduceOp op) { return op_names[static_cast<std::size_t>(op)]; }
+
+bool is_signed(DType dtype) { return dtype <= DType::i64; }
+bool is_integer(DType dtype) { return dtype <= DType::u64; }
+
+// ---- the tally -----------------------------------------------------------------------------------------------------
+
+long passed = 0;
+long failed = 0;
+
+void check(bool right, const std::string& what) {
+    if (right) {
+        ++passed;
+        return;
+    }
+    ++failed;
+    constexpr long shown = 30;
+    if (failed <= shown) std::printf("FAILED %s\n", what.c_str());
+}
+
+std::string hex(Bits bits) {
+    char text[32];
+    std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(bits));
+    return text;
+}
+
+// ---- the reference: values ----------------------------------------------------------------------------------------
+
+struct Format {
+    int exponent_bits;
+    int fraction_bits;
+    int bias() const { return (1 << (exponent_bits - 1)) - 1; }
+    Bits exponent_mask() const { return (Bits{1} << exponent_bits) - 1; }
+    Bits infinity() const { return exponent_mask() << fraction_bits; }
+    Bits quiet_nan() const { return infinity() | (Bits{1} << (fraction_bits - 1)); }
+};
+constexpr Format float16{5, 10};
+constexpr Format bfloat16{8, 7};
+
+double decoded(Bits bits, Format format) {
+    const Bits fraction = bits & ((Bits{1} << format.fraction_bits) - 1);
+    const int exponent = static_cast<int>((bits >> format.fraction_bits) & format.exponent_mask());
+    const bool negative = (bits >> (format.fraction_bits + format.exponent_bits)) != 0;
+    double magnitude = 0;
+    if (exponent == static_cast<int>(format.exponent_mask())) {
+        magnitude = fraction == 0 ? std::numeric_limits<double>::infinity() : std::nan("");
+    } else if (exponent == 0) {
+        magnitude = std::ldexp(static_cast<double>(fraction), 1 - format.bias() - format.fraction_bits);
+    } else {
+        const Bits significand = fraction | (Bits{1} << format.fraction_bits);
+        magnitude = std::ldexp(static_cast<double>(significand), exponent - format.bias() - format.fraction_bits);
+    }
+    return negative ? -magnitude : magnitude;
+}
+
+Bits encoded(double value, Format format) {
+    if (std::isnan(value)) return format.quiet_nan();
+    const Bits sign = std::signbit(value) ? Bits{1} << (format.fraction_bits + format.exponent_bits) : 0;
+    const double magnitude = std::fabs(value);
+    if (std::isinf(magnitude)) return sign | format.infinity();
+    int exponent = 0;  // magnitude = [0.5, 1) * 2^exponent
+    std::frexp(magnitude, &exponent);
+    const int least = 1 - format.bias() - format.fraction_bits;  // the unit of denormals
+    int unit = std::max(exponent - 1 - format.fraction_bits, least);
+    auto units = static_cast<Bits>(std::nearbyint(std::ldexp(magnitude, -unit)));
+    if (units >> (format.fraction_bits + 1) != 0) {  // rounded up to the next power of two
+        units >>= 1;
+        ++unit;
+    }
+    if (units >> format.fraction_bits == 0) return sign | units;  // denormal or zero
+    const Bits biased = static_cast<Bits>(unit - least + 1);
+    if (biased >= format.exponent_mask()) return sign | format.infinity();
+    return sign | (biased << format.fraction_bits) | (units & ((Bits{1} << format.fraction_bits) - 1));
+}
+
+template <class Float>
+Float combined(ReduceOp op, Float a, Float b) {
+    if (std::isnan(a) || std::isnan(b)) return std::numeric_limits<Float>::quiet_NaN();
+    switch (op) {
+        case ReduceOp::sum: return a + b;
+        case ReduceOp::product: return a * b;
+        case ReduceOp::min: return a < b ? a : b;
+        case ReduceOp::max: return a > b ? a : b;
+    }
+    throw std::logic_error("unknown operation");
+}
+
+template <class Float, class Decode>
+Float accumulated(ReduceOp op, const std::vector<Bits>& operands, Bits divisor, Decode decode) {
+    Float value = decode(operands[0]);
+    for (std::size_t i = 1; i < operands.size(); ++i) value = combined(op, value, decode(operands[i]));
+    return divisor > 1 ? value / static_cast<Float>(divisor) : value;
+}
+
+Bits floating_reference(DType dtype, ReduceOp op, const std::vector<Bits>& operands, Bits divisor) {
+    if (dtype == DType::f64) {
+        const auto decode = [](Bits bits) { return std::bit_cast<double>(bits); };
+        const auto value = accumulated<double>(op, operands, divisor, decode);
+        return std::isnan(value) ? 0x7ff8000000000000U : std::bit_cast<Bits>(value);
+    }
+    if (dtype == DType::f32) {
+        const auto decode = [](Bits bits) { return std::bit_cast<float>(static_cast<std::uint32_t>(bits)); };
+        const auto value = accumulated<float>(op, operands, divisor, decode);
+        return std::isnan(value) ? 0x7fc00000U : std::bit_cast<std::uint32_t>(value);
+    }
+    const Format format = dtype == DType::f16 ? float16 : bfloat16;
+    const auto decode = [format](Bits bits) { return static_cast<float>(decoded(bits, format)); };
+    return encoded(static_cast<double>(accumulated<float>(op, operands, divisor, decode)), format);
+}
+
+__extension__ typedef __int128 Wide;
+
+Wide integer_value(DType dtype, Bits bits) {
+    const std::size_t width = 8 * dtype_sizes[static_cast<std::size_t>(dtype)];
+    const bool negative = is_signed(dtype) && (bits >> (width - 1)) != 0;
+    return static_cast<Wide>(bits) - (negative ? Wide{1} << width : Wide{0});
+}
+
+Bits integer_reference(DType dtype, ReduceOp op, const std::vector<Bits>& operands, Bits divisor) {
+    Wide value = integer_value(dtype, operands[0]);
+    for (std::size_t i = 1; i < operands.size(); ++i) {
+        const Wide next = integer_value(dtype, operands[i]);
+        switch (op) {
+            case ReduceOp::sum: value += next; break;
+            case ReduceOp::product: value = integer_value(DType::i64, static_cast<Bits>(value)) * next; break;
+            case ReduceOp::min: value = std::min(value, next); break;
+            case ReduceOp::max: value = std::max(value, next); break;
+        }
+    }
+    if (divisor > 1) {
+        const DType wide = is_signed(dtype) ? DType::i64 : DType::u64;
+        value = integer_value(wide, static_cast<Bits>(value));  // wraps at 64 bits
+        const auto by = static_cast<Wide>(divisor);
+        const Wide remainder = (value % by + by) % by;
+        value = (value - remainder) / by;
+    }
+    const std::size_t size = dtype_sizes[static_cast<std::size_t>(dtype)];
+    return size == 8 ? static_cast<Bits>(value) : static_cast<Bits>(value) & ((Bits{1} << (8 * size)) - 1);
+}
+
+Bits boolean_reference(ReduceOp op, const std::vector<Bits>& operands) {
+    std::size_t count_true = 0;
+    for (const Bits operand : operands) count_true += operand != 0;
+    if (op == ReduceOp::sum || op == ReduceOp::max) return count_true > 0;
+    return count_true == operands.size();
+}
+
+Bits reference(DType dtype, ReduceOp op, const std::vector<Bits>& operands, Bits divisor) {
+    if (dtype == DType::boolean) return boolean_reference(op, operands);
+    if (is_integer(dtype)) return integer_reference(dtype, op, operands, divisor);
+    return floating_reference(dtype, op, operands, divisor);
+}
+
+// ---- buffers -------------------------------------------------------------------------------------------------------
+
+Bits element(const Bytes& buffer, std::size_t index, std::size_t size) {
+    Bits bits = 0;
+    std::memcpy(&bits, buffer.data() + index * size, size);
+    return bits;
+}
+
+void set_element(Bytes& buffer, std::size_t index, std::size_t size, Bits bits) {
+    std::memcpy(buffer.data() + index * size, &bits, size);
+}
+
+const std::vector<Bits>& special_values(DType dtype) {
+    static const std::vector<Bits> f16{0x0000, 0x8000, 0x0001, 0x8001, 0x03ff, 0x0400, 0x3c00, 0xbc00, 0x6800, 0x6801,
+                                       0x7bff, 0xfbff, 0x4c00, 0x7c00, 0xfc00, 0x7e00, 0xfe01, 0x7c01, 0xfd55};
+    static const std::vector<Bits> bf16{0x0000, 0x8000, 0x0001, 0x8001, 0x007f, 0x0080, 0x3f80, 0xbf80, 0x4380, 0x3b80,
+                                        0x7f7f, 0xff7f, 0x7b00, 0x7f80, 0xff80, 0x7fc0, 0xffc1, 0x7f81, 0xffaa};
+    static const std::vector<Bits> f32{0x00000000, 0x80000000, 0x00000001, 0x807fffff, 0x00800000, 0x3f800000,
+                                       0xbf800000, 0x4b800000, 0x33800000, 0x7f7fffff, 0xff7fffff, 0x7f800000,
+                                       0xff800000, 0x7fc00000, 0xffc12345, 0x7f800001, 0x7fffffff};
+    static const std::vector<Bits> f64{0,
+                                       0x8000000000000000,
+                                       1,
+                                       0x800fffffffffffff,
+                                       0x0010000000000000,
+                                       0x3ff0000000000000,
+                                       0xbff0000000000000,
+                                       0x4340000000000000,
+                                       0x7fefffffffffffff,
+                                       0xffefffffffffffff,
+                                       0x7ff0000000000000,
+                                       0xfff0000000000000,
+                                       0x7ff8000000000000,
+                                       0xfff8000012345678,
+                                       0x7ff0000000000001};
+    static const std::vector<Bits> integers{0,
+                                            1,
+                                            0x7f,
+                                            0x80,
+                                            0xff,
+                                            0x7fff,
+                                            0x8000,
+                                            0xffff,
+                                            0x7fffffff,
+                                            0x80000000,
+                                            0xffffffff,
+                                            0x7fffffffffffffff,
+                                            0x8000000000000000,
+                                            0xffffffffffffffff};
+    static const std::vector<Bits> booleans{0, 1, 1, 1, 1, 1, 1, 2, 0x80, 0xff};
+    switch (dtype) {
+        case DType::f16: return f16;
+        case DType::bf16: return bf16;
+        case DType::f32: return f32;
+        case DType::f64: return f64;
+        case DType::boolean: return booleans;
+        default: return integers;
+    }
+}
+
+// A third special values, a third of moderate size (so that sums round), a third any bits at all.
+Bytes random_buffer(DType dtype, std::size_t count, std::mt19937_64& random) {
+    const std::size_t size = dtype_sizes[static_cast<std::size_t>(dtype)];
+    const std::vector<Bits>& special = special_values(dtype);
+    Bytes buffer(count * size);
+    for (std::size_t i = 0; i < count; ++i) {
+        const Bits any = random();
+        const double moderate = std::ldexp(static_cast<double>(random() >> 11), -50) - 4;
+        Bits bits = any;
+        if (dtype == DType::boolean || any % 3 == 0) {
+            bits = special[(any >> 8) % special.size()];
+        } else if (any % 3 == 1) {
+            if (dtype == DType::f16) bits = encoded(moderate, float16);
+            else if (dtype == DType::bf16) bits = encoded(moderate, bfloat16);
+            else if (dtype == DType::f32) bits = std::bit_cast<std::uint32_t>(static_cast<float>(moderate));
+            else if (dtype == DType::f64) bits = std::bit_cast<Bits>(moderate);
+            else bits = static_cast<Bits>(static_cast<std::int64_t>(moderate));
+        }
+        set_element(buffer, i, size, bits);
+    }
+    return buffer;
+}
+
+// ---- one comparison ------------------------------------------------------------------------------------------------
+
+struct Case {
+    DType dtype;
+    ReduceOp op;
+    Bits divisor;
+    std::vector<Bytes> sources;
+    Bytes expected;
+
+    std::size_t size() const { return dtype_sizes[static_cast<std::size_t>(dtype)]; }
+    std::size_t count() const { return expected.size() / size(); }
+
+    std::vector<Bits> operands(std::size_t index) const {
+        std::vector<Bits> all;
+        for (const Bytes& source : sources) all.push_back(element(source, index, size()));
+        return all;
+    }
+    void expect() {
+        expected.resize(sources[0].size());
+        for (std::size_t i = 0; i < count(); ++i) {
+            set_element(expected, i, size(), reference(dtype, op, operands(i), divisor));
+        }
+    }
+};
+
+std::string describe(const Case& tried, int in_place, std::size_t shift, const Bytes& got) {
+    std::string text = std::string(multiring::combine_isa()) + " " + name_of(tried.dtype) + " " + name_of(tried.op) +
+                       " count " + std::to_string(tried.count()) + " sources " + std::to_string(tried.sources.size()) +
+                       " divisor " + std::to_string(tried.divisor) + " in place of " + std::to_string(in_place) +
+                       " shift " + std::to_string(shift);
+    for (std::size_t i = 0; i < tried.count(); ++i) {
+        const Bits found = element(got, i, tried.size());
+        const Bits wanted = element(tried.expected, i, tried.size());
+        if (found == wanted) continue;
+        text += ": [" + std::to_string(i) + "] is " + hex(found) + ", should be " + hex(wanted) + ", of";
+        for (const Bits operand : tried.operands(i)) text += " " + hex(operand);
+        break;
+    }
+    return text;
+}
+
+// in_place: the source that is also dst, or -1 for none. Buffers end where their allocation ends, for AddressSanitizer;
+// with a shift, each begins at another odd address.
+void run(const Case& tried, int in_place, std::size_t shift) {
+    std::vector<Bytes> copies;
+    std::vector<const void*> sources;
+    for (std::size_t i = 0; i < tried.sources.size(); ++i) {
+        Bytes copy(shift * (2 * i + 1));
+        copy.insert(copy.end(), tried.sources[i].begin(), tried.sources[i].end());
+        copy.shrink_to_fit();
+        copies.push_back(std::move(copy));
+        sources.push_back(copies.back().data() + shift * (2 * i + 1));
+    }
+    const std::size_t bytes = tried.expected.size();
+    Bytes fresh(shift * 5 + bytes, 0xa5);
+    unsigned char* dst = fresh.data() + shift * 5;
+    if (in_place >= 0) {
+        const auto at = static_cast<std::size_t>(in_place);
+        dst = copies[at].data() + shift * (2 * at + 1);
+    }
+    multiring::combine(tried.dtype, tried.op, dst, sources.data(), static_cast<int>(sources.size()), tried.count(),
+                       tried.divisor);
+    const Bytes got(dst, dst + bytes);
+    bool right = got == tried.expected;
+    for (std::size_t i = 0; i < copies.size(); ++i) {  // what was only to be read is as it was
+        if (static_cast<int>(i) == in_place) continue;
+        right = right && (bytes == 0 || std::memcmp(sources[i], tried.sources[i].data(), bytes) == 0);
+    }
+    if (right) check(true, "");
+    else check(false, describe(tried, in_place, shift, got));
+}
+
+void run_everywhere(const Case& tried, const std::vector<std::string>& variants) {
+    const int sources = static_cast<int>(tried.sources.size());
+    for (const std::string& variant : variants) {
+        multiring::force_isa(variant.c_str());
+        for (int in_place = -1; in_place < sources; ++in_place) {
+            const bool inner = in_place > 0 && in_place < sources - 1;
+            if (sources > 5 && inner && in_place != sources / 2) continue;
+            run(tried, in_place, 0);
+            run(tried, in_place, 1);
+        }
+    }
+}
+
+// ---- tests ---------------------------------------------------------------------------------------------------------
+
+void test_all_combinations(const std::vector<std::string>& variants) {
+    std::mt19937_64 random(20240607);
+    std::vector<std::size_t> counts;
+    for (std::size_t count = 0; count <= 70; ++count) counts.push_back(count);
+    counts.push_back(1000);
+    counts.push_back(4500);  // more than one block of every type
+    for (const DType dtype : dtypes) {
+        for (const ReduceOp op : ops) {
+            for (const std::size_t sources : {1U, 2U, 3U, 4U, 5U, 17U}) {
+                for (const std::size_t count : counts) {
+                    if (count == 4500 && sources != 3 && sources != 4) continue;
+                    Case tried{dtype, op, 1, {}, {}};
+                    for (std::size_t i = 0; i < sources; ++i) {
+                        tried.sources.push_back(random_buffer(dtype, count, random));
+                    }
+                    tried.expect();
+                    run_everywhere(tried, variants);
+                    if (op != ReduceOp::sum || dtype == DType::boolean || sources == 1) continue;
+                    tried.divisor = sources;
+                    tried.expect();
+                    run_everywhere(tried, variants);
+                }
+            }
+        }
+    }
+}
+
+// Every 16-bit pattern: alone (widening and rounding undo each other), divided, and with a random partner.
+void test_all_sixteen_bit_values(const std::vector<std::string>& variants) {
+    std::mt19937_64 random(7);
+    constexpr std::size_t count = 65536;
+    for (const DType dtype : {DType::f16, DType::bf16}) {
+        Bytes all(2 * count);
+        for (std::size_t i = 0; i < count; ++i) set_element(all, i, 2, i);
+        for (const Bits divisor : {Bits{1}, Bits{3}, Bits{2147483647}}) {
+            Case alone{dtype, ReduceOp::sum, divisor, {all}, {}};
+            alone.expect();
+            run_everywhere(alone, variants);
+        }
+        for (int round = 0; round < 4; ++round) {
+            for (const ReduceOp op : ops) {
+                Case pair{dtype, op, 1, {all, random_buffer(dtype, count, random)}, {}};
+                pair.expect();
+                run_everywhere(pair, variants);
+            }
+        }
+    }
+}
+
+struct Literal {
+    DType dtype;
+    ReduceOp op;
+    std::vector<Bits> operands;
+    Bits divisor;
+    Bits result;
+    const char* why;
+};
+
+// Worked by hand: they test the reference as much as the kernels.
+void test_literals(const std::vector<std::string>& variants) {
+    const Literal literals[] = {
+        {DType::i8, ReduceOp::sum, {0x7f, 0x01}, 1, 0x80, "127 + 1 wraps to -128"},
+        {DType::i8, ReduceOp::sum, {0x7f, 0x7f}, 2, 0x7f, "an average of 127s does not wrap"},
+        {DType::i8, ReduceOp::sum, {0xff, 0xfe}, 2, 0xfe, "-3 / 2 is -2, rounded down"},
+        {DType::u8, ReduceOp::sum, {0xff, 0xfe}, 2, 0xfe, "509 / 2 is 254"},
+        {DType::i16, ReduceOp::product, {0x4000, 0x0004}, 1, 0, "65536 wraps to 0"},
+        {DType::i32, ReduceOp::min, {0x80000000, 0x7fffffff}, 1, 0x80000000, "signed"},
+        {DType::u32, ReduceOp::min, {0x80000000, 0x7fffffff}, 1, 0x7fffffff, "unsigned"},
+        {DType::i64, ReduceOp::sum, {0x7fffffffffffffff, 1}, 2, 0xc000000000000000, "the sum wraps at 64 bits"},
+        {DType::u64, ReduceOp::sum, {0xfffffffffffffffe, 1}, 2, 0x7fffffffffffffff, "unsigned average"},
+        {DType::f16, ReduceOp::sum, {0x7bff, 0x4c00}, 1, 0x7c00, "65504 + 16 = 65520 ties to 2^16: infinity"},
+        {DType::f16, ReduceOp::sum, {0x7bff, 0x4b80}, 1, 0x7bff, "65504 + 15 rounds down"},
+        {DType::f16, ReduceOp::sum, {0x7bff, 0x7bff}, 2, 0x7bff, "the average is divided before the rounding"},
+        {DType::f16, ReduceOp::sum, {0x6800, 0x3c00}, 1, 0x6800, "2048 + 1 ties to even: 2048"},
+        {DType::f16, ReduceOp::sum, {0x6801, 0x3c00}, 1, 0x6802, "2050 + 1 ties to even: 2052"},
+        {DType::f16, ReduceOp::sum, {0x6800, 0x3c00, 0x3c00}, 1, 0x6801, "2048 + 1 + 1 rounded once: 2050"},
+        {DType::f16, ReduceOp::sum, {0x0001, 0x0001}, 1, 0x0002, "denormals stay"},
+        {DType::f16, ReduceOp::sum, {0x03ff, 0x0001}, 1, 0x0400, "denormal to normal"},
+        {DType::f16, ReduceOp::sum, {0x0001, 0x0000}, 2, 0x0000, "half the least denormal ties to zero"},
+        {DType::f16, ReduceOp::sum, {0x8001, 0x8002}, 2, 0x8002, "1.5 least denormals tie to 2"},
+        {DType::f16, ReduceOp::sum, {0x7c00, 0xfc00}, 1, 0x7e00, "inf - inf is the positive quiet NaN"},
+        {DType::f16, ReduceOp::min, {0x7d01, 0xfc00}, 1, 0x7e00, "NaN before -inf"},
+        {DType::bf16, ReduceOp::sum, {0x4380, 0x3f80}, 1, 0x4380, "256 + 1 ties to even: 256"},
+        {DType::bf16, ReduceOp::sum, {0x4381, 0x3f80}, 1, 0x4382, "258 + 1 ties to even: 260"},
+        {DType::bf16, ReduceOp::sum, {0x7f7f, 0x7b00}, 1, 0x7f80, "half a unit above the greatest: infinity"},
+        {DType::bf16, ReduceOp::sum, {0x7f81, 0x0000}, 1, 0x7fc0, "a signalling NaN does not become infinity"},
+        {DType::bf16, ReduceOp::product, {0xffff, 0x3f80}, 1, 0x7fc0, "NaN does not round up to zero"},
+        {DType::bf16, ReduceOp::max, {0x3f80, 0xffff}, 1, 0x7fc0, "NaN from the right operand"},
+        {DType::f32, ReduceOp::sum, {0x4b800000, 0x3f800000, 0x3f800000}, 1, 0x4b800000, "2^24 + 1 + 1, left to right"},
+        {DType::f32, ReduceOp::sum, {0x3f800000, 0x3f800000, 0x4b800000}, 1, 0x4b800001, "1 + 1 + 2^24"},
+        {DType::f32, ReduceOp::sum, {0x3f800000, 0x00000000, 0x00000000}, 3, 0x3eaaaaab, "1 / 3"},
+        {DType::f32, ReduceOp::sum, {0x40e00000, 0x00000000}, 10, 0x3f333333, "7 / 10, not 7 * (1 / 10)"},
+        {DType::f32, ReduceOp::sum, {0x00000001, 0x00000002}, 1, 0x00000003, "denormals stay"},
+        {DType::f32, ReduceOp::max, {0xffc12345, 0x7f800000}, 1, 0x7fc00000, "NaN without sign and payload"},
+        {DType::f32, ReduceOp::min, {0x00000000, 0x80000000}, 1, 0x80000000, "of equals the later"},
+        {DType::f32, ReduceOp::max, {0x00000000, 0x80000000}, 1, 0x80000000, "of equals the later"},
+        {DType::f64, ReduceOp::sum, {0xfff8000000000001, 0x7ff8000000000002}, 1, 0x7ff8000000000000, "two NaNs"},
+        {DType::f64, ReduceOp::sum, {0x3ff0000000000000, 0}, 3, 0x3fd5555555555555, "1 / 3"},
+        {DType::boolean, ReduceOp::sum, {0, 2}, 1, 1, "or of bytes that are not 1"},
+        {DType::boolean, ReduceOp::product, {1, 2}, 1, 1, "and of bytes that have no bit in common"},
+        {DType::boolean, ReduceOp::min, {1, 0}, 1, 0, "and"},
+        {DType::boolean, ReduceOp::max, {0, 0}, 1, 0, "or"},
+    };
+    for (const Literal& literal : literals) {
+        const std::size_t size = dtype_sizes[static_cast<std::size_t>(literal.dtype)];
+        check(reference(literal.dtype, literal.op, literal.operands, literal.divisor) == literal.result,
+              std::string("reference: ") + literal.why);
+        for (const std::size_t count : {std::size_t{1}, 64 / size + 1}) {
+            Case tried{literal.dtype, literal.op, literal.divisor, {}, Bytes(count * size)};
+            for (const Bits operand : literal.operands) {
+                Bytes source(count * size);
+                for (std::size_t i = 0; i < count; ++i) set_element(source, i, size, operand);
+                tried.sources.push_back(source);
+            }
+            for (std::size_t i = 0; i < count; ++i) set_element(tried.expected, i, size, literal.result);
+            run_everywhere(tried, variants);
+        }
+    }
+}
+
+template <class Call>
+void check_refused(const char* what, const char* shown, Call call) {
+    try {
+        call();
+    } catch (const std::invalid_argument& error) {
+        check(std::string(error.what()).find(shown) != std::string::npos, std::string(what) + ": " + error.what());
+        return;
+    }
+    check(false, std::string(what) + " was not refused");
+}
+
+void test_refusals() {
+    float value = 1;
+    const void* const sources[] = {&value, &value};
+    const auto attempt = [&](DType dtype, ReduceOp op, int source_count, Bits divisor) {
+        return [&value, &sources, dtype, op, source_count, divisor] {
+            multiring::combine(dtype, op, &value, sources, source_count, 1, divisor);
+        };
+    };
+    check_refused("no source", "not 0", attempt(DType::f32, ReduceOp::sum, 0, 1));
+    check_refused("fewer than no source", "not -1", attempt(DType::f32, ReduceOp::sum, -1, 1));
+    check_refused("divisor 0", "not 0", attempt(DType::f32, ReduceOp::sum, 2, 0));
+    check_refused("divisor 2^31", "not 2147483648", attempt(DType::f32, ReduceOp::sum, 2, Bits{1} << 31));
+    check_refused("average of products", "divisor 2", attempt(DType::f32, ReduceOp::product, 2, 2));
+    check_refused("average of minima", "divisor 2", attempt(DType::i32, ReduceOp::min, 2, 2));
+    check_refused("average of booleans", "booleans", attempt(DType::boolean, ReduceOp::sum, 2, 2));
+    check_refused("unknown type", "200", attempt(static_cast<DType>(200), ReduceOp::sum, 2, 1));
+    for (const DType dtype : {DType::f32, DType::u8, DType::boolean}) {
+        check_refused("unknown operation", "99", attempt(dtype, static_cast<ReduceOp>(99), 2, 1));
+    }
+    check_refused("size of an unknown type", "13", [] { multiring::size_of(static_cast<DType>(13)); });
+    check_refused("unknown variant", "\"sse9\"", [] { multiring::force_isa("sse9"); });
+    check(value == 1, "a refused call wrote to dst");
+}
+
+void test_sizes() {
+    for (const DType dtype : dtypes) {
+        check(multiring::size_of(dtype) == dtype_sizes[static_cast<std::size_t>(dtype)],
+              std::string("size_of ") + name_of(dtype));
+    }
+}
+
+// The variants this processor runs, best first.
+std::vector<std::string> find_variants() {
+    std::vector<std::string> variants;
+    for (const char* name : {"avx512", "avx2", "baseline", "neon"}) {
+        try {
+            multiring::force_isa(name);
+        } catch (const std::invalid_argument&) {
+            std::printf("not on this processor: %s\n", name);
+            continue;
+        }
+        check(std::string(multiring::combine_isa()) == name, std::string("combine_isa is not ") + name);
+        variants.push_back(name);
+    }
+    return variants;
+}
+
+}  // namespace
+
+int main() {
+    const std::string by_default = multiring::combine_isa();
+    const std::vector<std::string> variants = find_variants();
+    check(!variants.empty() && variants[0] == by_default, "the default variant is not the best one: " + by_default);
+    test_sizes();
+    test_refusals();
+    test_literals(variants);
+    test_all_sixteen_bit_values(variants);
+    test_all_combinations(variants);
+    std::printf("%ld passed, %ld failed\n", passed, failed);
+    return failed == 0 ? 0 : 1;
+}
