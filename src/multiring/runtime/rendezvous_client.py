@@ -1,0 +1,208 @@
+"""Every other rank's end of the rendezvous: find rank 0, prove who we are, then one card a round."""
+
+import os
+import socket
+import time
+
+from multiring.errors import RendezvousError
+from multiring.runtime.addresses import LocalAddress, TcpAddress, peer_credentials
+from multiring.runtime.handshake import (
+    PROTOCOL,
+    STRANGER_FRAME_BYTES,
+    FrameError,
+    FrameReader,
+    Message,
+    Seal,
+    decode,
+    encode,
+    frame,
+    is_proof,
+    new_nonce,
+    proof,
+)
+from multiring.runtime.sources import Identity
+
+_FIRST_PAUSE_S = 0.001
+_LONGEST_PAUSE_S = 0.05
+_DIAL_S = 5.0  # one attempt; a host that drops packets must not use up the whole time
+_GRACE_S = 5.0  # what rank 0 may need beyond its own time-out to say who is missing
+_TABLE_FRAME_BYTES = 1 << 30
+_RECEIVE_BYTES = 1 << 18
+
+
+class _AttemptError(Exception):
+    """This attempt ended before rank 0 said yes or no."""
+
+
+class _Line:
+    """A connected socket that carries frames, each within a deadline (by time.monotonic())."""
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        self.sock = sock
+        self.deadline = deadline
+        self.reader = FrameReader(STRANGER_FRAME_BYTES)
+
+    def write(self, data: bytes) -> None:
+        self.sock.settimeout(self._remaining_s())
+        self.sock.sendall(data)
+
+    def read_frame(self) -> bytes:
+        while (payload := self.reader.next_frame()) is None:
+            self.sock.settimeout(self._remaining_s())
+            data = self.sock.recv(_RECEIVE_BYTES)
+            if not data:
+                raise _AttemptError("it closed the connection")
+            self.reader.feed(data)
+        return payload
+
+    def _remaining_s(self) -> float:
+        return max(self.deadline - time.monotonic(), _FIRST_PAUSE_S)
+
+
+class _Talk:
+    """A line both of whose ends are proven."""
+
+    def __init__(self, line: _Line, seal: Seal, peer: str) -> None:
+        self.line = line
+        self._seal = seal
+        self._peer = peer
+
+    def say(self, message: Message) -> None:
+        try:
+            self.line.write(self._seal.close(encode(message)))
+        except OSError:
+            return  # rank 0 may have said why before it closed; hearing finds that, or the end
+
+    def hear(self) -> Message:
+        try:
+            message = self._seal.open(self.line.read_frame())
+        except TimeoutError:
+            raise RendezvousError(f"rank 0 at {self._peer} fell silent during init") from None
+        except (OSError, _AttemptError):
+            raise RendezvousError("rank 0 was lost during init: its connection closed") from None
+        except FrameError as error:
+            raise RendezvousError(f"rank 0 broke the protocol during init: {error}") from None
+        for kind in ("refused", "error"):
+            if kind in message:
+                raise RendezvousError(str(message[kind]))
+        return message
+
+
+class Client:
+    """A rank's connection to rank 0, made in the first round and kept until the last."""
+
+    def __init__(self, identity: Identity, address: LocalAddress | TcpAddress, version: str, timeout_s: float) -> None:
+        self._identity = identity
+        self._address = address
+        self._version = version
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
+        self._talk: _Talk | None = None
+
+    def exchange(self, card: Message) -> list[Message]:
+        """Send this rank's card and wait for everyone's; see `Rendezvous.exchange`."""
+        if self._talk is None:
+            self._talk = self._find()
+            # Rank 0 judges who is late, by its own clock: wait until it can have said so.
+            patience_s = self._join(self._talk)
+        else:
+            patience_s = self._timeout_s
+        self._talk.line.deadline = time.monotonic() + patience_s + _GRACE_S
+        self._talk.say({"card": card})
+        cards: list[Message] = self._talk.hear()["cards"]
+        return cards
+
+    def fail(self, text: str) -> None:
+        """Tell rank 0, if it was found, that this rank gives up."""
+        if self._talk is not None:
+            self._talk.say({"failed": text})
+
+    def close(self) -> None:
+        """Drop the connection, if there is one."""
+        if self._talk is not None:
+            self._talk.line.sock.close()
+
+    def _find(self) -> _Talk:
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                return self._introduce(self._dial())
+            except (OSError, _AttemptError) as error:
+                reason = getattr(error, "strerror", None) or str(error)
+            if time.monotonic() + pause_s >= self._deadline:
+                raise RendezvousError(self._not_found_text(reason))
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _not_found_text(self, reason: str) -> str:
+        where = f"rank {self._identity.rank} found no rank 0 at {self._address} within {self._timeout_s:g} s"
+        hint = "; such an address is seen on one host only" if isinstance(self._address, LocalAddress) else ""
+        return f"{where} (last attempt: {reason}){hint}"
+
+    def _dial(self) -> socket.socket:
+        remaining_s = max(self._deadline - time.monotonic(), _FIRST_PAUSE_S)
+        if isinstance(self._address, TcpAddress):
+            return socket.create_connection((self._address.host, self._address.port), min(remaining_s, _DIAL_S))
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(remaining_s)
+            sock.connect(b"\0" + os.fsencode(self._address.name))
+            self._check_user(peer_credentials(sock).uid)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _check_user(self, uid: int) -> None:
+        if uid != os.getuid():
+            raise RendezvousError(f"{self._address} is held by uid {uid}, this rank runs as uid {os.getuid()}")
+
+    def _introduce(self, sock: socket.socket) -> _Talk:
+        """Prove ourselves on `sock` and have rank 0 prove itself; closes it if that fails.
+
+        Raises:
+            _AttemptError, OSError: the connection ended first.
+            RendezvousError: we are refused, or what listens there is not rank 0 of this job.
+        """
+        line = _Line(sock, self._deadline)
+        try:
+            seal = self._prove(line)
+        except FrameError as error:
+            sock.close()
+            raise RendezvousError(f"{self._address} does not speak {PROTOCOL!r}: {error}") from None
+        except BaseException:
+            sock.close()
+            raise
+        line.reader.limit_bytes = _TABLE_FRAME_BYTES
+        return _Talk(line, seal, str(self._address))
+
+    def _prove(self, line: _Line) -> Seal:
+        hello = decode(line.read_frame())
+        server_nonce = hello.get("nonce")
+        if hello.get("hello") != PROTOCOL or not isinstance(server_nonce, str):
+            raise FrameError(hello.get("refused", "an unknown greeting"))
+        nonce, rank, secret = new_nonce(), self._identity.rank, self._identity.secret
+        mine = proof(secret, "client", server_nonce, nonce, rank)
+        line.write(frame(encode({"nonce": nonce, "rank": rank, "proof": mine})))
+        answer = decode(line.read_frame())
+        if "refused" in answer:
+            raise RendezvousError(f"{self._address} refused rank {rank}: {answer['refused']}")
+        if not is_proof(answer.get("proof"), proof(secret, "server", server_nonce, nonce, rank)):
+            raise RendezvousError(f"{self._address} does not know the job's secret; it is not this job's rank 0")
+        return Seal(proof(secret, "session", server_nonce, nonce, rank), "client")
+
+    def _join(self, talk: _Talk) -> float:
+        """Return how many seconds rank 0 goes on waiting for ranks."""
+        talk.say(
+            {
+                "rank": self._identity.rank,
+                "size": self._identity.size,
+                "version": self._version,
+                "job": self._identity.job,
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+            }
+        )
+        welcome = talk.hear()["welcome"]
+        self._timeout_s = float(welcome["timeout_s"])
+        return float(welcome["remaining_s"])
