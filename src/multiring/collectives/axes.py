@@ -1,0 +1,25 @@
+"""Composition over the axes of a grid: reduce-scatter along axis 1 to k, all-gather back from k to 1.
+
+Along every axis all lines work at once, so all ranks' links do. Each axis may use another algorithm.
+
+Sources: Cho et al., "PowerAI DDL", 2017, arXiv 1708.02188; Cho et al., "BlueConnect: Decomposing all-reduce
+for deep learning on heterogeneous network hierarchy", MLSys 2019.
+"""
+
+from collections.abc import Sequence
+
+from multiring.schedule import Accumulation, Collective, Frame, Pattern, Phase, Schedule
+
+
+def over_axes(
+    algorithm: str, frame: Frame, accumulation: Accumulation, pairs: Sequence[tuple[Pattern, Pattern]]
+) -> Schedule:
+    """Return the schedule that uses `pairs[i]`, a reduce-scatter and an all-gather, along axis i of the grid."""
+    scatter = tuple(Phase(axis, pair[0]) for axis, pair in enumerate(pairs))
+    gather = tuple(Phase(axis, pair[1]) for axis, pair in enumerate(pairs))[::-1]
+    phases = {
+        Collective.ALL_REDUCE: scatter + gather,
+        Collective.REDUCE_SCATTER: scatter,
+        Collective.ALL_GATHER: gather,
+    }[frame.collective]
+    return Schedule(algorithm=algorithm, frame=frame, phases=phases, accumulation=accumulation)

@@ -1,0 +1,22 @@
+"""Direct along the first axis, rings along the others: all of a host at once, then rings between hosts.
+
+Cost: the sum over axes of what direct.py and ring.py state.
+
+Source: Cho et al., "PowerAI DDL", 2017, arXiv 1708.02188 (the mix of algorithms by link).
+"""
+
+from multiring.collectives import direct, ring
+from multiring.collectives.axes import over_axes
+from multiring.schedule import Accumulation, Frame, Schedule
+
+
+def direct_ring(frame: Frame, accumulation: Accumulation) -> Schedule:
+    """Return the schedule that is direct along the first axis and a ring along every other.
+
+    Raises:
+        ScheduleError: `accumulation` is not SAME.
+    """
+    ring.refuse_wide(accumulation)
+    first = (direct.REDUCE_SCATTER, direct.ALL_GATHER)
+    rings = [(ring.REDUCE_SCATTER, ring.ALL_GATHER) for _ in frame.grid[1:]]
+    return over_axes("direct_ring", frame, accumulation, [first, *rings])

@@ -1,0 +1,48 @@
+"""The table of algorithms: which builder makes which collective."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from multiring.collectives.direct import direct, direct_all_to_all, direct_broadcast
+from multiring.collectives.direct_ring import direct_ring
+from multiring.collectives.ring import ring
+from multiring.collectives.tree import tree_broadcast
+from multiring.errors import ScheduleError
+from multiring.schedule import Accumulation, Collective, Frame, Schedule
+
+Builder = Callable[[Frame, Accumulation], Schedule]
+
+TABLE: Mapping[tuple[Collective, str], Builder] = MappingProxyType(
+    {
+        (Collective.ALL_REDUCE, "direct"): direct,
+        (Collective.ALL_REDUCE, "ring"): ring,
+        (Collective.ALL_REDUCE, "direct_ring"): direct_ring,
+        (Collective.REDUCE_SCATTER, "direct"): direct,
+        (Collective.REDUCE_SCATTER, "ring"): ring,
+        (Collective.REDUCE_SCATTER, "direct_ring"): direct_ring,
+        (Collective.ALL_GATHER, "direct"): direct,
+        (Collective.ALL_GATHER, "ring"): ring,
+        (Collective.ALL_GATHER, "direct_ring"): direct_ring,
+        (Collective.BROADCAST, "direct"): direct_broadcast,
+        (Collective.BROADCAST, "tree"): tree_broadcast,
+        (Collective.ALL_TO_ALL, "direct"): direct_all_to_all,
+    }
+)
+
+
+def algorithms_of(collective: Collective) -> tuple[str, ...]:
+    """Return the names of the algorithms there are for `collective`."""
+    return tuple(name for known, name in TABLE if known is collective)
+
+
+def build(algorithm: str, frame: Frame, accumulation: Accumulation = Accumulation.SAME) -> Schedule:
+    """Return the schedule of `frame.collective` by the algorithm of that name.
+
+    Raises:
+        ScheduleError: there is no such algorithm for this collective, or it refuses `accumulation`.
+    """
+    builder = TABLE.get((frame.collective, algorithm))
+    if builder is None:
+        known = ", ".join(algorithms_of(frame.collective))
+        raise ScheduleError(f"no algorithm {algorithm!r} for {frame.collective.value}; known are {known}")
+    return builder(frame, accumulation)

@@ -1,0 +1,16 @@
+"""What a Schedule is, the proof that it does what it promises, what it costs, and what it computes."""
+
+from multiring.schedule.frame import Frame as Frame
+from multiring.schedule.kinds import Accumulation as Accumulation
+from multiring.schedule.kinds import Collective as Collective
+from multiring.schedule.kinds import Kind as Kind
+from multiring.schedule.kinds import Space as Space
+from multiring.schedule.layout import Extents as Extents
+from multiring.schedule.layout import Splits as Splits
+from multiring.schedule.model import Schedule as Schedule
+from multiring.schedule.moves import NOWHERE as NOWHERE
+from multiring.schedule.moves import Move as Move
+from multiring.schedule.moves import Moves as Moves
+from multiring.schedule.pattern import Effect as Effect
+from multiring.schedule.pattern import Pattern as Pattern
+from multiring.schedule.pattern import Phase as Phase

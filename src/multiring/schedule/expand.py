@@ -1,0 +1,148 @@
+"""From phases to moves: one rank's share of a lazy schedule.
+
+A phase's pattern speaks of parts of a line; here parts become chunks and coordinates become ranks. A part is
+one move where its chunks are contiguous in memory, several where they are not; the two ends of a message
+cut it alike, because both cut by the same table of breaks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from multiring.schedule.frame import Frame
+from multiring.schedule.kinds import Collective, Kind
+from multiring.schedule.layout import bases_of, breaks_of
+from multiring.schedule.moves import NOWHERE, Move, Moves
+from multiring.schedule.pattern import Effect, Phase
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Places:
+    """Where a phase finds and leaves its blocks: the chunk numbers of block 0 on channel 0."""
+
+    before: int  # of blocks this phase has not yet written
+    after: int  # of blocks this phase has written
+    finished: int | None = None  # first chunk of OUTPUT where the own block goes, if this phase completes it
+    scattered: bool = True  # whether the breaks of the user's buffer matter
+
+
+def expand(frame: Frame, phases: Sequence[Phase], rank: int) -> Moves:
+    """Return what `rank` does: the moves of all phases, in order.
+
+    Raises:
+        ScheduleError: there is no such rank.
+    """
+    coordinates = frame.coordinates_of(rank)
+    busy = [phase for phase in phases if frame.grid[phase.axis] > 1]
+    pieces = [_opening(frame, rank, coordinates, copies=not busy)]
+    for index, phase in enumerate(busy):
+        if phase.pattern.effect is Effect.BROADCAST and not _has_it(frame, phase.axis, coordinates):
+            continue
+        places = _places_of(frame, is_first=index == 0, is_final=index == len(busy) - 1)
+        completes = not any(later.pattern.effect is Effect.REDUCE_SCATTER for later in busy[index + 1 :])
+        pieces.append(_phase(frame, phase, rank, places, completes=completes))
+    return Moves.concatenate(pieces)
+
+
+def _has_it(frame: Frame, axis: int, coordinates: tuple[int, ...]) -> bool:
+    """Whether a line along `axis` starts from a rank that has the data: those beside the root's line wait."""
+    return coordinates[:axis] == frame.coordinates_of(frame.root)[:axis]
+
+
+def _opening(frame: Frame, rank: int, coordinates: tuple[int, ...], *, copies: bool) -> Moves:
+    """Return the local copies to start with: own blocks that no pattern carries from INPUT to OUTPUT."""
+    bases = bases_of(frame)
+    block = sum(at * frame.width_of(axis) for axis, at in enumerate(coordinates))
+    starts = {
+        Collective.ALL_GATHER: (bases.input, 1, bases.output + block, frame.ranks),
+        # With one rank there is no phase that would take these along.
+        Collective.REDUCE_SCATTER: (bases.input, 1, bases.output, 1) if copies else None,
+        Collective.ALL_TO_ALL: (bases.input, 1, bases.output, 1) if copies else None,
+    }.get(frame.collective)
+    if starts is None:
+        return Moves.of(())
+    src, src_step, dst, dst_step = starts
+    return Moves.of(
+        Move(Kind.COPY, channel, src + channel * src_step, dst + channel * dst_step, 1, False, (rank,))
+        for channel in range(frame.channels)
+    )
+
+
+def _places_of(frame: Frame, *, is_first: bool, is_final: bool) -> _Places:
+    bases = bases_of(frame)
+    if frame.collective is Collective.REDUCE_SCATTER:
+        return _Places(
+            before=bases.input if is_first else bases.scratch,
+            after=bases.scratch,
+            finished=bases.output if is_final else None,
+            scattered=is_first,
+        )
+    if frame.collective is Collective.ALL_TO_ALL:
+        return _Places(before=bases.input, after=bases.output)
+    return _Places(before=bases.output, after=bases.output)
+
+
+def _phase(frame: Frame, phase: Phase, rank: int, places: _Places, *, completes: bool) -> Moves:
+    axis, size = phase.axis, frame.grid[phase.axis]
+    coordinates, line = frame.coordinates_of(rank), frame.line_of(rank, axis)
+    at, first, width, blocks = coordinates[axis], 0, 1, frame.ranks
+    if phase.pattern.effect is Effect.BROADCAST:
+        # The pattern's coordinate 0 is the root.
+        turn = frame.coordinates_of(frame.root)[axis]
+        at, line, blocks = (at - turn) % size, np.roll(line, -turn), 1
+    elif phase.pattern.effect is not Effect.ALL_TO_ALL:
+        width = frame.width_of(axis)
+        first = sum(coordinates[earlier] * frame.width_of(earlier) for earlier in range(axis))
+    program = phase.pattern.program(size, at)
+    parts = np.maximum(program.src, program.dst)
+    breaks = breaks_of(frame)[:blocks] if places.scattered else np.zeros(blocks, np.bool_)
+    starts, spans, first_run, runs = _runs(breaks, first, width, blocks if blocks == 1 else size)
+
+    channels = frame.channels
+    repeats = runs[parts] * channels
+    row = np.repeat(np.arange(len(program)), repeats)
+    within = np.arange(len(row)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
+    run, channel = first_run[parts[row]] + within // channels, within % channels
+    block = starts[run] + channel * blocks
+    written = _written_before(program, parts)[row]
+    src = np.where(written, places.after, places.before) + block
+    dst = places.after + block
+    if places.finished is not None:
+        dst = np.where(parts[row] == at, places.finished + channel, dst)
+    rows = program.take(row)
+    return Moves(
+        kind=rows.kind,
+        channel=channel.astype(np.uint16),
+        src=np.where(rows.src == NOWHERE, NOWHERE, src).astype(np.int32),
+        dst=np.where(rows.dst == NOWHERE, NOWHERE, dst).astype(np.int32),
+        span=spans[run].astype(np.int32),
+        last=rows.last & completes,
+        peer_start=rows.peer_start,
+        peers=line[rows.peers],
+    )
+
+
+def _written_before(program: Moves, parts: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Return, for every move, whether an earlier one has written its part."""
+    first_write = np.full(int(parts.max(initial=0)) + 1, len(program))
+    writes = np.flatnonzero(program.dst != NOWHERE)
+    np.minimum.at(first_write, parts[writes], writes)
+    return np.arange(len(program)) > first_write[parts]
+
+
+def _runs(
+    breaks: NDArray[np.bool_], first: int, width: int, parts: int
+) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
+    """Cut `parts` parts of `width` blocks, from block `first` on, into contiguous runs.
+
+    Returns:
+        every run's first block and its blocks, every part's first run and its runs.
+    """
+    cut = breaks[first : first + parts * width].copy()
+    cut[::width] = True
+    starts = np.flatnonzero(cut)
+    spans = np.diff(starts, append=parts * width)
+    runs = cut.reshape(parts, width).sum(axis=1)
+    return starts + first, spans, np.cumsum(runs) - runs, runs

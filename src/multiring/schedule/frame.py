@@ -1,0 +1,84 @@
+"""The frame of a schedule: who stands where and how the buffers are cut; all that does not depend on the algorithm.
+
+On a grid (p1, ..., pk) of p ranks every channel's share is cut into p blocks, one per rank. They are
+numbered so that each axis cuts into contiguous parts: the rank with coordinates (i1, ..., ik) owns
+block i1 * p2 * ... * pk + i2 * p3 * ... * pk + ... + ik.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from multiring.errors import ScheduleError
+from multiring.schedule.kinds import Collective
+from multiring.topology import coordinates_of, strides_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Frame:
+    """The collective, the grid its ranks stand on, and its channels.
+
+    `order` gives the rank at each grid position. `shares` are the relative weights of the channels: rails
+    of unequal speed carry unequal shares. Only a broadcast has a root; it is 0 elsewhere.
+
+    Raises:
+        ScheduleError: the grid is empty, `order` is no permutation that fills it, the root is not a rank,
+            or a share is not a positive integer.
+    """
+
+    collective: Collective
+    grid: tuple[int, ...]
+    order: tuple[int, ...]
+    root: int = 0
+    shares: tuple[int, ...] = (1,)
+
+    def __post_init__(self) -> None:
+        if not self.grid or any(size < 1 for size in self.grid):
+            raise ScheduleError(f"grid={self.grid}: want at least one axis, each of at least one rank")
+        if sorted(self.order) != list(range(self.ranks)):
+            raise ScheduleError(f"order={self.order}: want each of the {self.ranks} ranks of grid {self.grid} once")
+        if not 0 <= self.root < self.ranks or (self.root and self.collective is not Collective.BROADCAST):
+            raise ScheduleError(f"root={self.root}: want a rank below {self.ranks}, and 0 where nobody broadcasts")
+        if not self.shares or any(not isinstance(share, int) or share < 1 for share in self.shares):
+            raise ScheduleError(f"shares={self.shares}: want a positive integer for every channel")
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks there are."""
+        return math.prod(self.grid)
+
+    @property
+    def channels(self) -> int:
+        """How many channels run side by side."""
+        return len(self.shares)
+
+    def position_of(self, rank: int) -> int:
+        """Return the grid position of `rank`.
+
+        Raises:
+            ScheduleError: there is no such rank.
+        """
+        if not 0 <= rank < self.ranks:
+            raise ScheduleError(f"rank={rank}: want 0 to {self.ranks - 1}")
+        return self.order.index(rank)
+
+    def coordinates_of(self, rank: int) -> tuple[int, ...]:
+        """Return the coordinates of `rank`, fastest axis first."""
+        return coordinates_of(self.grid, self.position_of(rank))
+
+    def line_of(self, rank: int, axis: int) -> NDArray[np.int32]:
+        """Return the ranks on the line through `rank` along `axis`, by coordinate: shape (grid[axis],)."""
+        stride, position = strides_of(self.grid)[axis], self.position_of(rank)
+        first = position - position // stride % self.grid[axis] * stride
+        return np.array([self.order[first + stride * at] for at in range(self.grid[axis])], np.int32)
+
+    def width_of(self, axis: int) -> int:
+        """Return how many blocks one part along `axis` has."""
+        return math.prod(self.grid[axis + 1 :])
+
+    def owners(self) -> NDArray[np.int32]:
+        """Return the rank that owns each block: shape (ranks,)."""
+        # Position numbers count the first axis fastest, block numbers the last.
+        return np.asarray(self.order, np.int32).reshape(self.grid[::-1]).T.ravel()

@@ -1,0 +1,37 @@
+"""The closed sets of words a schedule is written in. Their numbers are part of the native executor's interface."""
+
+from enum import Enum, IntEnum
+
+
+class Kind(IntEnum):
+    """What a move does."""
+
+    SEND = 0  # offer chunks to peers; never blocks; they stay readable until every peer has taken them
+    COPY = 1  # take chunks from one peer and overwrite; from oneself: a local copy
+    REDUCE = 2  # take chunks from several peers, combine them left to right, write the result
+
+
+class Space(IntEnum):
+    """Which memory a chunk lies in. Collectives that work in place use OUTPUT only; nobody ever writes INPUT."""
+
+    INPUT = 0
+    OUTPUT = 1
+    SCRATCH = 2
+
+
+class Accumulation(IntEnum):
+    """In what type, and how often rounded, contributions are summed."""
+
+    SAME = 0  # in the array's own type
+    WIDE = 1  # 16-bit floats in float32, rounded once per axis of the grid
+    ONCE = 2  # as WIDE, and all contributions meet in one move: an average of narrow integers never wraps
+
+
+class Collective(Enum):
+    """What the ranks do together, in the field's spelling."""
+
+    ALL_REDUCE = "all_reduce"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_GATHER = "all_gather"
+    BROADCAST = "broadcast"
+    ALL_TO_ALL = "all_to_all"

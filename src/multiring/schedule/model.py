@@ -1,0 +1,113 @@
+"""The Schedule: a collective as a value that is built, checked, priced, interpreted, executed and printed."""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from multiring.errors import ScheduleError
+from multiring.schedule import layout
+from multiring.schedule.expand import expand
+from multiring.schedule.frame import Frame
+from multiring.schedule.kinds import Accumulation, Collective
+from multiring.schedule.layout import Counts, Extents
+from multiring.schedule.moves import NOWHERE, Moves
+from multiring.schedule.pattern import Phase
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schedule:
+    """Phases over a frame. Nothing here grows with the number of moves; `moves_of` expands one rank's.
+
+    Raises:
+        ScheduleError: a phase names an axis that the grid does not have.
+    """
+
+    algorithm: str
+    frame: Frame
+    phases: tuple[Phase, ...]
+    accumulation: Accumulation = Accumulation.SAME
+
+    def __post_init__(self) -> None:
+        for phase in self.phases:
+            if not 0 <= phase.axis < len(self.grid):
+                raise ScheduleError(f"{phase.pattern.name} along axis {phase.axis}: grid {self.grid} has no such axis")
+
+    @property
+    def collective(self) -> Collective:
+        """What the ranks do together."""
+        return self.frame.collective
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks take part."""
+        return self.frame.ranks
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """The sizes of the axes, fastest links first."""
+        return self.frame.grid
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The rank at each grid position."""
+        return self.frame.order
+
+    @property
+    def root(self) -> int:
+        """The rank that a broadcast starts from; 0 elsewhere."""
+        return self.frame.root
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """The channels' relative weights."""
+        return self.frame.shares
+
+    def moves_of(self, rank: int) -> Moves:
+        """Return what `rank` does, in its order.
+
+        Raises:
+            ScheduleError: there is no such rank.
+        """
+        return expand(self.frame, self.phases, rank)
+
+    def extents_of(self, rank: int, counts: Counts) -> Extents:
+        """Return where `rank`'s chunks lie for buffers of these sizes (in elements).
+
+        Args:
+            counts: the whole buffer (all_reduce, broadcast), every rank's block (reduce_scatter, all_gather),
+                or `Splits` (all_to_all).
+
+        Raises:
+            ScheduleError: there is no such rank, or `counts` does not fit the collective.
+        """
+        moves = self.moves_of(rank)
+        used = np.zeros(len(layout.layout_of(self.frame).slot) + 1, np.int64)
+        writes = moves.dst != NOWHERE
+        np.add.at(used, moves.dst[writes], 1)
+        np.add.at(used, moves.dst[writes] + moves.span[writes], -1)
+        return layout.extents_of(self.frame, rank, counts, np.cumsum(used)[:-1] > 0)
+
+    def digest(self) -> bytes:
+        """Return 16 bytes that differ between schedules that differ, and agree between processes and versions."""
+        return hashlib.blake2b(self._identity().encode(), digest_size=16).digest()
+
+    def _identity(self) -> str:
+        phases = ",".join(f"{phase.axis}:{phase.pattern.name}" for phase in self.phases)
+        words = [self.collective.value, self.algorithm, phases, self.accumulation.name.lower(), str(self.root)]
+        return "|".join([*words, *(",".join(map(str, each)) for each in (self.grid, self.order, self.shares))])
+
+    def describe(self) -> str:
+        """Return several lines that say what happens, phase by phase."""
+        lines = [str(self)]
+        for phase in self.phases:
+            size = self.grid[phase.axis]
+            lines.append(f"  axis {phase.axis + 1}: {phase.pattern.name} on {self.ranks // size} lines of {size} ranks")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        extras = [f"root {self.root}"] if self.collective is Collective.BROADCAST else []
+        extras += [f"channels {':'.join(map(str, self.shares))}"] if len(self.shares) > 1 else []
+        extras += [f"{self.accumulation.name.lower()} accumulation"] if self.accumulation else []
+        grid = " x ".join(map(str, self.grid))
+        return ", ".join([f"{self.algorithm} {self.collective.value} on {grid} ranks", *extras])

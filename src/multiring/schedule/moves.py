@@ -1,0 +1,111 @@
+"""Moves: what one rank does, in its own order, as arrays that a native executor reads directly."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from multiring.schedule.kinds import Kind
+
+NOWHERE = -1  # the chunk a move does not have: a SEND's dst, a remote COPY's src
+
+
+class Move(NamedTuple):
+    """One row of `Moves`."""
+
+    kind: Kind
+    channel: int
+    src: int
+    dst: int
+    span: int
+    last: bool
+    peers: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Moves:
+    """n moves as read-only arrays, one row per move, in the order the rank executes them.
+
+    SEND offers the `span` chunks from `src` on to each of its peers. COPY takes from its single peer
+    and overwrites the `span` chunks from `dst` on; when the peer is the rank itself, it copies them from
+    `src`. REDUCE takes one message from each peer, combines left to right in the order of `peers`, in which
+    the rank itself stands for its own operand at `src`, and writes at `dst`; a REDUCE may write while
+    operands still arrive. `last` marks the REDUCE that makes a chunk complete: an average divides there.
+
+    Messages from one rank to another match in order on each channel: the n-th sent is the n-th taken.
+    A rank is done when its moves are, and when all that it offered has been taken.
+    """
+
+    kind: NDArray[np.uint8]  # (n,)
+    channel: NDArray[np.uint16]  # (n,)
+    src: NDArray[np.int32]  # (n,), NOWHERE where there is none
+    dst: NDArray[np.int32]  # (n,), NOWHERE where there is none
+    span: NDArray[np.int32]  # (n,), consecutive chunks that are contiguous in memory
+    last: NDArray[np.bool_]  # (n,)
+    peer_start: NDArray[np.int32]  # (n + 1,): move i has peers[peer_start[i]:peer_start[i + 1]]
+    peers: NDArray[np.int32]  # (m,), ranks of the group
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            getattr(self, each.name).setflags(write=False)
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    @classmethod
+    def of(cls, rows: Iterable[Move]) -> "Moves":
+        """Return the moves `rows`, in that order."""
+        rows = list(rows)
+        return cls(
+            kind=np.array([row.kind for row in rows], np.uint8),
+            channel=np.array([row.channel for row in rows], np.uint16),
+            src=np.array([row.src for row in rows], np.int32),
+            dst=np.array([row.dst for row in rows], np.int32),
+            span=np.array([row.span for row in rows], np.int32),
+            last=np.array([row.last for row in rows], np.bool_),
+            peer_start=np.cumsum([0, *(len(row.peers) for row in rows)], dtype=np.int32),
+            peers=np.array([peer for row in rows for peer in row.peers], np.int32),
+        )
+
+    @classmethod
+    def concatenate(cls, pieces: Sequence["Moves"]) -> "Moves":
+        """Return the moves of all `pieces`, one piece after the other."""
+        if not pieces:
+            return cls.of(())
+        columns = ("kind", "channel", "src", "dst", "span", "last", "peers")
+        joined = {name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in columns}
+        counts = np.concatenate([np.diff(piece.peer_start) for piece in pieces])
+        return cls(**joined, peer_start=_starts(counts))
+
+    def take(self, rows: NDArray[np.intp]) -> "Moves":
+        """Return the moves at `rows`, in that order; a row may come several times."""
+        counts = np.diff(self.peer_start)[rows]
+        peer_start = _starts(counts)
+        within = np.arange(peer_start[-1]) - np.repeat(peer_start[:-1], counts)
+        return Moves(
+            kind=self.kind[rows],
+            channel=self.channel[rows],
+            src=self.src[rows],
+            dst=self.dst[rows],
+            span=self.span[rows],
+            last=self.last[rows],
+            peer_start=peer_start,
+            peers=self.peers[np.repeat(self.peer_start[:-1][rows], counts) + within],
+        )
+
+    def rows(self) -> Iterator[Move]:
+        """Yield the moves one by one."""
+        starts, peers = self.peer_start.tolist(), self.peers.tolist()
+        columns = (self.kind, self.channel, self.src, self.dst, self.span, self.last)
+        for index, (kind, channel, src, dst, span, last) in enumerate(
+            zip(*(column.tolist() for column in columns), strict=True)
+        ):
+            yield Move(Kind(kind), channel, src, dst, span, last, tuple(peers[starts[index] : starts[index + 1]]))
+
+
+def _starts(counts: NDArray[np.integer]) -> NDArray[np.int32]:
+    starts = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=starts[1:])
+    return starts

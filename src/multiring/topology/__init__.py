@@ -1,0 +1,10 @@
+"""What the machine is: which ranks share a host, what the links between them cost, how they lie on a grid."""
+
+from multiring.topology.grid import coordinates_of as coordinates_of
+from multiring.topology.grid import grid_of as grid_of
+from multiring.topology.grid import neighbours as neighbours
+from multiring.topology.grid import strides_of as strides_of
+from multiring.topology.model import SHM as SHM
+from multiring.topology.model import TCP as TCP
+from multiring.topology.model import Link as Link
+from multiring.topology.model import Topology as Topology

@@ -1,0 +1,62 @@
+"""Grids: the ranks laid along axes, fastest links first; the topology lays them, not the launcher's rank order.
+
+A grid (p1, ..., pk) has p1 * ... * pk positions; position i1 + p1 * (i2 + p2 * (i3 + ...)) has the
+coordinates (i1, ..., ik), and `order` says which rank stands at each position.
+"""
+
+import math
+from collections.abc import Sequence
+
+from multiring.errors import ArgumentError
+from multiring.topology.model import Topology
+
+# Up to here one axis is as good as two: a rank reads from 15 peers at once.
+_FLAT_MOST = 16
+
+
+def grid_of(topology: Topology) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return (grid, order) for `topology`.
+
+    Hosts of equal size become the grid (ranks of a host, hosts). Where one of the two is 1, what is left
+    is one axis up to 16 ranks, and beyond that the two most equal factors, the larger first (a prime
+    stays one axis). Hosts of unequal size become one axis, host after host.
+    """
+    order = tuple(rank for host in topology.hosts for rank in host)
+    local, hosts = len(topology.hosts[0]), len(topology.hosts)
+    if any(len(host) != local for host in topology.hosts):
+        return (len(order),), order
+    if local > 1 and hosts > 1:
+        return (local, hosts), order
+    return _near_square(local * hosts), order
+
+
+def _near_square(ranks: int) -> tuple[int, ...]:
+    if ranks <= _FLAT_MOST:
+        return (ranks,)
+    small = next(factor for factor in range(math.isqrt(ranks), 0, -1) if ranks % factor == 0)
+    return (ranks,) if small == 1 else (ranks // small, small)
+
+
+def strides_of(grid: Sequence[int]) -> tuple[int, ...]:
+    """Return how far apart, in positions, two neighbours along each axis are."""
+    return tuple(math.prod(grid[:axis]) for axis in range(len(grid)))
+
+
+def coordinates_of(grid: Sequence[int], position: int) -> tuple[int, ...]:
+    """Return the coordinates of `position`, fastest axis first."""
+    return tuple(position // stride % size for stride, size in zip(strides_of(grid), grid, strict=True))
+
+
+def neighbours(grid: Sequence[int], order: Sequence[int], rank: int) -> tuple[int, ...]:
+    """Return the ranks one step before and after `rank` along each axis (cyclic), ascending, each once.
+
+    Raises:
+        ArgumentError: `rank` stands nowhere in `order`, or `order` does not fill `grid`.
+    """
+    if rank not in order or len(order) != math.prod(grid):
+        raise ArgumentError(f"rank {rank} on grid {tuple(grid)} with {len(order)} ranks: want one rank per position")
+    position = order.index(rank)
+    found = set()
+    for stride, size, at in zip(strides_of(grid), grid, coordinates_of(grid, position), strict=True):
+        found.update(order[position + ((at + step) % size - at) * stride] for step in (-1, 1))
+    return tuple(sorted(found - {rank}))
