@@ -1,8 +1,14 @@
-// The extension module multiring._native._core: one line for each class and function of the core.
+// The extension module multiring._native._core: one call for each part of the core, no logic.
 
 #include <nanobind/nanobind.h>
+
+#include "bind.h"
 
 NB_MODULE(_core, m) {
   m.doc() = "multiring's compiled core; import it through multiring._native.";
   m.attr("VERSION") = MULTIRING_VERSION;
+  multiring::bind_faults(m);
+  multiring::bind_arrays(m);
+  multiring::bind_operations(m);
+  multiring::bind_context(m);
 }

@@ -1,0 +1,80 @@
+// Views of other libraries' arrays (DLPack, buffer protocol), and the reduction kernels for tests.
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+#include <vector>
+
+#include "bind.h"
+#include "core/combine.h"
+#include "core/digest.h"
+
+namespace nb = nanobind;
+
+namespace multiring {
+namespace {
+
+std::string name_of(nb::dlpack::dtype dtype) {
+  std::string kind = "unknown" + std::to_string(dtype.code) + "_";
+  switch (static_cast<nb::dlpack::dtype_code>(dtype.code)) {
+    case nb::dlpack::dtype_code::Int: kind = "int"; break;
+    case nb::dlpack::dtype_code::UInt: kind = "uint"; break;
+    case nb::dlpack::dtype_code::Float: kind = "float"; break;
+    case nb::dlpack::dtype_code::Bfloat: kind = "bfloat"; break;
+    case nb::dlpack::dtype_code::Complex: kind = "complex"; break;
+    case nb::dlpack::dtype_code::Bool: return "bool";
+    default: break;
+  }
+  return kind + std::to_string(dtype.bits);
+}
+
+// A view of memory that another object owns; holding the view holds the memory.
+struct View {
+  nb::ndarray<nb::ro> array;
+  uintptr_t address() const { return reinterpret_cast<uintptr_t>(array.data()); }
+  std::string dtype() const { return name_of(array.dtype()); }
+  int device() const { return array.device_type(); }
+  std::vector<int64_t> shape() const {
+    std::vector<int64_t> out;
+    for (size_t i = 0; i < array.ndim(); ++i) out.push_back(static_cast<int64_t>(array.shape(i)));
+    return out;
+  }
+  std::vector<int64_t> strides() const {
+    std::vector<int64_t> out;
+    for (size_t i = 0; i < array.ndim(); ++i) out.push_back(array.stride(i));
+    return out;
+  }
+};
+
+void combine_arrays(DType dtype, ReduceOp op, uintptr_t target, const std::vector<uintptr_t>& sources, size_t count,
+                    uint64_t divisor) {
+  std::vector<const void*> pointers;
+  for (const uintptr_t source : sources) pointers.push_back(reinterpret_cast<const void*>(source));
+  const nb::gil_scoped_release release;
+  combine(dtype, op, reinterpret_cast<void*>(target), pointers.data(), static_cast<int>(pointers.size()), count,
+          divisor);
+}
+
+}  // namespace
+
+void bind_arrays(nb::module_& m) {
+  nb::class_<View>(m, "View")
+      .def_prop_ro("address", &View::address)
+      .def_prop_ro("dtype", &View::dtype)
+      .def_prop_ro("device", &View::device, "DLPack device type; 1 is host memory.")
+      .def_prop_ro("shape", &View::shape)
+      .def_prop_ro("strides", &View::strides, "In elements.");
+  m.def("view", [](nb::ndarray<nb::ro> array) { return View{std::move(array)}; });
+  m.def("combine", &combine_arrays, nb::arg("dtype"), nb::arg("op"), nb::arg("target"), nb::arg("sources"),
+        nb::arg("count"), nb::arg("divisor"), "dst = sources combined left to right; addresses of host memory.");
+  m.def("combine_isa", &combine_isa);
+  m.def("force_isa", &force_isa, nb::arg("name"));
+  m.def("hmac_sha256", [](const nb::bytes& key, const nb::bytes& message) {
+    const Sha256 mac = hmac_sha256({key.c_str(), key.size()}, {message.c_str(), message.size()});
+    return nb::bytes(mac.data(), mac.size());
+  });
+}
+
+}  // namespace multiring

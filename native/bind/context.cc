@@ -1,0 +1,126 @@
+// A rank's Context. Everything that can block runs without the GIL and returns often enough for Ctrl-C.
+
+#include "core/context.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "bind.h"
+
+namespace nb = nanobind;
+
+namespace multiring {
+namespace {
+
+constexpr double kSignalCheck_s = 0.2;  // longest time between two looks for Ctrl-C
+
+using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
+using PeerTuple = std::tuple<int, bool, std::string, std::string, int>;
+
+struct Block {
+  std::shared_ptr<Segment> segment;
+  std::byte* start;
+};
+
+Bytes allocate(Context& context, size_t bytes) {
+  auto segment = context.own_segment();
+  std::byte* start = segment->allocate(bytes);
+  auto* block = new Block{std::move(segment), start};
+  const nb::capsule owner(block, [](void* held) noexcept {
+    const std::unique_ptr<Block> last(static_cast<Block*>(held));
+    last->segment->release(last->start);
+  });
+  return Bytes(start, {bytes}, owner);
+}
+
+void connect(Context& context, const std::vector<PeerTuple>& peers, const std::vector<int>& local_ranks,
+             const std::vector<int>& neighbours, double timeout_s) {
+  std::vector<PeerAddress> addresses;
+  for (const auto& [rank, same_host, handover, host, port] : peers) {
+    addresses.push_back({rank, same_host, handover, host, static_cast<uint16_t>(port)});
+  }
+  bool stop = false;
+  {
+    const nb::gil_scoped_release release;
+    context.connect(addresses, local_ranks, neighbours, timeout_s, [&stop] {
+      const nb::gil_scoped_acquire acquire;
+      stop = PyErr_CheckSignals() != 0;
+      return stop;
+    });
+  }
+  if (stop) throw nb::python_error();
+}
+
+// True once the operation has ended; false after `timeout_s`.
+bool wait(Context& context, const std::shared_ptr<Operation>& operation, double timeout_s) {
+  const auto start = Clock::now();
+  for (;;) {
+    const double left = timeout_s - std::chrono::duration<double>(Clock::now() - start).count();
+    Context::Waited waited{};
+    {
+      const nb::gil_scoped_release release;
+      waited = context.wait(operation, std::clamp(left, 0.0, kSignalCheck_s));
+    }
+    if (waited == Context::Waited::ended) return true;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    if (left <= kSignalCheck_s && waited == Context::Waited::timed_out) return false;
+  }
+}
+
+}  // namespace
+
+void bind_context(nb::module_& m) {
+  nb::class_<Context>(m, "Context")
+      .def(
+          "__init__",
+          [](Context* self, int rank, int size, const nb::bytes& job, const nb::bytes& secret, size_t segment_bytes,
+             double stall_warn_s, double stall_timeout_s, double spin_s, bool log_moves) {
+            new (self) Context(ContextConfig{rank, size, {job.c_str(), job.size()}, {secret.c_str(), secret.size()},
+                                             segment_bytes, stall_warn_s, stall_timeout_s, spin_s, log_moves});
+          },
+          nb::arg("rank"), nb::arg("size"), nb::arg("job"), nb::arg("secret"), nb::arg("segment_bytes"),
+          nb::arg("stall_warn_s"), nb::arg("stall_timeout_s"), nb::arg("spin_s"), nb::arg("log_moves"))
+      .def_prop_ro("handover_name", &Context::handover_name)
+      .def("listen", &Context::listen, nb::arg("host"), nb::arg("first_port"), nb::arg("last_port"),
+           "Listen at a numeric address on the first free port; returns the port.")
+      .def("connect", &connect, nb::arg("peers"), nb::arg("local_ranks"), nb::arg("neighbours"), nb::arg("timeout_s"),
+           "peers: (rank, same host, hand-over name, tcp host, tcp port).")
+      .def("allocate", &allocate, nb::arg("bytes"), "Arena memory as bytes; freed with the last array that views it.")
+      .def("arena_bytes", [](Context& context) { return context.own_segment()->used_bytes(); })
+      .def("holds", [](Context& context, uintptr_t address, size_t bytes) {
+            return context.own_segment()->mapping().contains(reinterpret_cast<const void*>(address), bytes);
+          },
+          nb::arg("address"), nb::arg("bytes"), "Whether the memory lies in this rank's arena.")
+      .def("post", &Context::post, nb::arg("spec"), nb::arg("caller_waits"), nb::call_guard<nb::gil_scoped_release>())
+      .def("wait", &wait, nb::arg("operation"), nb::arg("timeout_s"))
+      .def("has_ended", &Context::has_ended, nb::arg("operation"), nb::call_guard<nb::gil_scoped_release>())
+      .def("stalled_on", &Context::stalled_on, nb::arg("operation"), nb::call_guard<nb::gil_scoped_release>(),
+           "Ranks waited for, and the seconds since anything moved.")
+      .def("losses", [](Context& context) {
+            std::map<int, std::tuple<bool, std::string>> out;
+            for (const auto& [rank, loss] : context.losses()) out[rank] = {loss.kind == LossKind::died, loss.why};
+            return out;
+          },
+          "Ranks that are gone: (died rather than left, why).")
+      .def("take_events", [](Context& context) {
+            std::vector<std::tuple<bool, uint32_t, uint64_t, uint64_t, uint64_t, int64_t, int64_t, int64_t>> out;
+            for (const Event& e : context.take_events()) {
+              out.emplace_back(e.kind == Event::Kind::wait, e.name, e.key.group, e.key.sequence, e.bytes, e.start_ns,
+                               e.agreed_ns, e.end_ns);
+            }
+            return out;
+          },
+          "(is a wait, name, group, sequence, bytes, start ns, agreed ns, end ns) since the last call.")
+      .def("dropped_events", &Context::dropped_events)
+      .def("close", &Context::close, nb::arg("grace_s"), nb::call_guard<nb::gil_scoped_release>());
+}
+
+}  // namespace multiring

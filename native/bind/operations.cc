@@ -1,0 +1,103 @@
+// Programs (compiled schedules) and the operations that run them.
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "bind.h"
+#include "core/operation.h"
+
+namespace nb = nanobind;
+
+namespace multiring {
+namespace {
+
+template <typename T>
+using Column = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+struct Rounds {
+  std::shared_ptr<const std::vector<Round>> list;
+};
+
+std::shared_ptr<Program> make_program(Column<uint8_t> kind, Column<uint8_t> last, Column<uint16_t> channel,
+                                      Column<uint8_t> source_space, Column<int64_t> source_offset,
+                                      Column<uint8_t> target_space, Column<int64_t> target_offset,
+                                      Column<int64_t> size, Column<int32_t> peer_start, Column<int32_t> peers,
+                                      uint64_t scratch_bytes, DType dtype, ReduceOp op, uint64_t divisor) {
+  auto program = std::make_shared<Program>();
+  program->scratch_bytes = scratch_bytes;
+  program->dtype = dtype;
+  program->op = op;
+  program->divisor = divisor;
+  program->moves.resize(kind.shape(0));
+  for (size_t i = 0; i < kind.shape(0); ++i) {
+    Move& move = program->moves[i];
+    move.kind = static_cast<MoveKind>(kind(i));
+    move.last = last(i) != 0;
+    move.channel = channel(i);
+    move.source_space = source_space(i);
+    move.source_offset = static_cast<uint64_t>(source_offset(i));
+    move.target_space = target_space(i);
+    move.target_offset = static_cast<uint64_t>(target_offset(i));
+    move.size = static_cast<uint64_t>(size(i));
+    for (int32_t p = peer_start(i); p < peer_start(i + 1); ++p) move.peers.push_back(peers(static_cast<size_t>(p)));
+  }
+  return program;
+}
+
+}  // namespace
+
+void bind_operations(nb::module_& m) {
+  nb::class_<Program>(m, "Program").def_prop_ro("scratch_bytes", [](const Program& p) { return p.scratch_bytes; });
+  m.def("make_program", &make_program, nb::arg("kind"), nb::arg("last"), nb::arg("channel"), nb::arg("source_space"),
+        nb::arg("source_offset"), nb::arg("target_space"), nb::arg("target_offset"), nb::arg("size"),
+        nb::arg("peer_start"), nb::arg("peers"), nb::arg("scratch_bytes"), nb::arg("dtype"), nb::arg("op"),
+        nb::arg("divisor"), "One rank's moves with offsets and sizes in bytes and peers as world ranks.");
+  nb::class_<Rounds>(m, "Rounds").def(
+      "__init__",
+      [](Rounds* self, const std::vector<std::pair<int, int>>& pairs) {
+        auto list = std::make_shared<std::vector<Round>>();
+        for (const auto& [to, from] : pairs) list->push_back({to, from});
+        new (self) Rounds{std::move(list)};
+      },
+      nb::arg("pairs"), "Rounds of agreement as (to, from) world ranks.");
+  nb::class_<OperationSpec>(m, "OperationSpec")
+      .def(
+          "__init__",
+          [](OperationSpec* self, std::pair<uint64_t, uint64_t> key, std::vector<int> members, const Rounds& rounds,
+             const nb::bytes& digest, std::string description, std::shared_ptr<Program> program, uintptr_t input,
+             uintptr_t output, uint64_t user_bytes, uint32_t name) {
+            if (digest.size() != 16) throw Fault(FaultKind::argument, "a digest has 16 bytes");
+            new (self) OperationSpec();
+            self->key = {key.first, key.second};
+            self->members = std::move(members);
+            self->rounds = rounds.list;
+            std::copy_n(reinterpret_cast<const uint8_t*>(digest.c_str()), 16, self->digest.begin());
+            self->description = std::move(description);
+            self->program = std::move(program);
+            self->bases = {reinterpret_cast<std::byte*>(input), reinterpret_cast<std::byte*>(output)};
+            self->user_bytes = user_bytes;
+            self->name = name;
+          },
+          nb::arg("key"), nb::arg("members"), nb::arg("rounds"), nb::arg("digest"), nb::arg("description"),
+          nb::arg("program").none(), nb::arg("input"), nb::arg("output"), nb::arg("user_bytes"), nb::arg("name"));
+  // Read only once the operation has ended: until then another thread changes it.
+  nb::class_<Operation>(m, "Operation")
+      .def_prop_ro("fault", &Operation::fault)
+      .def_prop_ro("fault_text", &Operation::fault_text)
+      .def_prop_ro("descriptions", &Operation::descriptions)
+      .def_prop_ro("log", [](const Operation& operation) {
+        std::vector<std::tuple<uint32_t, uint64_t>> entries;
+        for (const auto& entry : operation.log()) entries.emplace_back(entry.index, entry.bytes);
+        return entries;
+      });
+}
+
+}  // namespace multiring

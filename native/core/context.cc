@@ -1,0 +1,482 @@
+#include "context.h"
+
+#include <arpa/inet.h>
+#include <linux/futex.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "digest.h"
+
+namespace multiring {
+namespace {
+
+constexpr size_t kMostEvents = 1 << 16;
+constexpr size_t kMostStrangers = 64;
+constexpr auto kStrangerPatience = std::chrono::seconds(5);
+constexpr auto kCongestedSleep = std::chrono::milliseconds(1);
+
+std::string random_name() {
+  std::string name = "multiring-";
+  for (const uint8_t byte : random_nonce()) {
+    name.push_back("0123456789abcdef"[byte / 16]);
+    name.push_back("0123456789abcdef"[byte % 16]);
+  }
+  return name;
+}
+
+int64_t nanoseconds(Clock::time_point at) {
+  return at == Clock::time_point{}
+             ? 0
+             : std::chrono::duration_cast<std::chrono::nanoseconds>(at.time_since_epoch()).count();
+}
+
+double seconds_since(Clock::time_point at) { return std::chrono::duration<double>(Clock::now() - at).count(); }
+
+Clock::duration as_duration(double seconds) {
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(seconds, 1e9)));
+}
+
+void cpu_relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+const char* verb(LossKind kind) { return kind == LossKind::died ? "died" : "left the job"; }
+
+}  // namespace
+
+Context::Context(ContextConfig config)
+    : config_(std::move(config)), handover_name_(random_name()), links_(static_cast<size_t>(config_.size)) {
+  segment_ = std::make_shared<Segment>(config_.segment_bytes);
+  bell_ = std::make_unique<Bell>(handover_name_ + "-bell");
+  poller_.add(bell_->fd(), EPOLLIN, [this](uint32_t) { bell_->silence(); });
+  open_handover();
+  progress_ = std::thread([this] { progress_loop(); });
+}
+
+Context::~Context() {
+  if (is_forked_child()) {  // the thread exists in the parent only
+    progress_.detach();
+    return;
+  }
+  close(0);
+}
+
+// ---- driving -------------------------------------------------------------------------------
+
+void Context::progress_loop() {
+  std::array<Poller::Ready, 64> ready;
+  Lock lock(mutex_);
+  while (!stopped_) {
+    bool moved = false;
+    if (!caller_drives_) moved = drive();
+    if (Clock::now() >= next_tick_) tick();
+    // Peers ring this thread only once no caller has driven for a second: a bell for each of a caller's quick
+    // operations would cost the peers more than the operations.
+    const bool callers_rest = !caller_drives_ && (!running_.empty() || seconds_since(last_caller_) > 1);
+    int timeout_ms = running_.empty() && strangers_.empty() && callers_rest ? -1 : 1000;
+    if (moved) {
+      timeout_ms = 0;
+    } else if (callers_rest) {
+      if (congested()) timeout_ms = 1;
+      if (!may_sleep(ControlPage::kSocketSleeper)) timeout_ms = 0;
+    }
+    lock.unlock();
+    const int count = poller_.wait(ready.data(), static_cast<int>(ready.size()), timeout_ms);
+    lock.lock();
+    segment_->mapping().control().sleepers.fetch_and(~ControlPage::kSocketSleeper, std::memory_order_seq_cst);
+    for (int i = 0; i < count; ++i) poller_.dispatch(ready[static_cast<size_t>(i)]);
+    if (count > 0 && caller_drives_) {
+      drive();  // what came over sockets; the caller is woken if it was for its operation
+      wake_self();
+    }
+  }
+}
+
+// Announces that this rank is about to sleep; false if news came in meanwhile.
+bool Context::may_sleep(uint32_t sleeper) {
+  ControlPage& control = segment_->mapping().control();
+  control.sleepers.fetch_or(sleeper, std::memory_order_seq_cst);
+  for (const auto& word : control.pending) {
+    if (word.load(std::memory_order_seq_cst) != 0) {
+      control.sleepers.fetch_and(~sleeper, std::memory_order_seq_cst);
+      return false;
+    }
+  }
+  return true;
+}
+
+// Wakes whichever thread of this process sleeps for peers' news; mutex held.
+void Context::wake_self() {
+  ControlPage& control = segment_->mapping().control();
+  control.sleepers.fetch_and(~ControlPage::kFutexSleeper, std::memory_order_seq_cst);
+  ::syscall(SYS_futex, &control.sleepers, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+  changed_.notify_all();
+}
+
+bool Context::congested() const {
+  return std::any_of(local_links_.begin(), local_links_.end(),
+                     [](const ShmLink* link) { return link != nullptr && link->congested(); });
+}
+
+bool Context::receive_local() {
+  ControlPage& control = segment_->mapping().control();
+  bool any = false;
+  for (size_t word = 0; word * 64 < local_links_.size(); ++word) {
+    uint64_t bits = control.pending[word].load(std::memory_order_relaxed);
+    if (bits == 0) continue;
+    bits = control.pending[word].exchange(0, std::memory_order_seq_cst);
+    while (bits != 0) {
+      const auto index = word * 64 + static_cast<size_t>(__builtin_ctzll(bits));
+      bits &= bits - 1;
+      if (index < local_links_.size() && local_links_[index] != nullptr) any |= local_links_[index]->receive();
+    }
+  }
+  return any;
+}
+
+bool Context::drive() {
+  bool any = receive_local();
+  for (auto at = running_.begin(); at != running_.end();) {
+    const auto operation = at->second;
+    try {
+      any |= operation->drive();
+    } catch (const std::exception& error) {  // no memory for scratch, an address that cannot be reached
+      any = true;
+      fail_alone(*operation, error.what());
+    }
+    ++at;
+    if (operation->ended()) end_of(operation);
+  }
+  for (const auto& link : links_) {
+    if (link) any |= link->pump();
+  }
+  // Only once nothing moves any more is it sure that a lost rank's last words have been heard.
+  if (!any && (unsettled_ || !new_losses_.empty())) any = settle_losses();
+  return any;
+}
+
+void Context::end_of(const std::shared_ptr<Operation>& operation) {
+  const auto& spec = operation->spec();
+  running_.erase(spec.key);
+  doomed_.erase(spec.key);
+  record({Event::Kind::operation, spec.name, spec.key, spec.user_bytes, nanoseconds(operation->posted),
+          nanoseconds(operation->agreed), nanoseconds(operation->finished)});
+  changed_.notify_all();
+}
+
+void Context::record(const Event& event) {
+  if (events_.size() < kMostEvents) {
+    events_.push_back(event);
+  } else {
+    ++dropped_events_;
+  }
+}
+
+// ---- operations ----------------------------------------------------------------------------
+
+std::shared_ptr<Operation> Context::post(OperationSpec spec, bool caller_waits) {
+  if (is_forked_child()) throw Fault(FaultKind::state, "this process was forked from a rank; only the rank may communicate");
+  const Lock lock(mutex_);
+  if (closing_) throw Fault(FaultKind::state, "multiring was shut down");
+  const OperationKey key = spec.key;
+  if (running_.contains(key)) throw Fault(FaultKind::state, "an operation with this key is in flight");
+  auto operation = std::make_shared<Operation>(std::move(spec), static_cast<Host&>(*this));
+  running_[key] = operation;
+  const auto early = early_.find(key);
+  if (early != early_.end()) {
+    const auto frames = std::move(early->second);
+    early_.erase(early);
+    for (const Frame& frame : frames) on_frame(static_cast<int>(frame.length), frame);
+  }
+  if (!losses_.empty()) unsettled_ = true;
+  if (caller_drives_) {
+    wake_self();
+  } else if (!caller_waits) {
+    poller_.wake();
+  }
+  return operation;
+}
+
+Context::Waited Context::wait(const std::shared_ptr<Operation>& operation, double timeout_s) {
+  if (is_forked_child()) throw Fault(FaultKind::state, "this process was forked from a rank; only the rank may communicate");
+  const auto start = Clock::now();
+  const auto deadline = start + as_duration(timeout_s);
+  Lock lock(mutex_);
+  Waited result = Waited::ended;
+  while (!operation->ended()) {
+    if (caller_drives_) {
+      if (changed_.wait_until(lock, deadline) == std::cv_status::timeout) {
+        result = Waited::timed_out;
+        break;
+      }
+      continue;
+    }
+    caller_drives_ = true;
+    auto& sleepers = segment_->mapping().control().sleepers;
+    if ((sleepers.fetch_and(~ControlPage::kSocketSleeper) & ControlPage::kSocketSleeper) != 0) poller_.wake();
+    const auto spin_until = Clock::now() + as_duration(config_.spin_s);
+    while (!operation->ended()) {
+      if (drive()) continue;
+      const auto now = Clock::now();
+      if (now >= deadline) {
+        result = Waited::timed_out;
+        break;
+      }
+      if (now < spin_until) {
+        lock.unlock();  // let posters and the progress thread in
+        for (int i = 0; i < 16; ++i) cpu_relax();
+        lock.lock();
+        continue;
+      }
+      if (!may_sleep(ControlPage::kFutexSleeper)) continue;
+      auto nap = std::min<Clock::duration>(deadline - now, std::chrono::seconds(1));
+      if (congested()) nap = std::min<Clock::duration>(nap, kCongestedSleep);
+      timespec relative{};
+      relative.tv_sec = std::chrono::duration_cast<std::chrono::seconds>(nap).count();
+      relative.tv_nsec = (std::chrono::duration_cast<std::chrono::nanoseconds>(nap) % std::chrono::seconds(1)).count();
+      lock.unlock();
+      const long slept = ::syscall(SYS_futex, &sleepers, FUTEX_WAIT, ControlPage::kFutexSleeper, &relative, nullptr, 0);
+      const bool interrupted = slept != 0 && errno == EINTR;
+      lock.lock();
+      sleepers.fetch_and(~ControlPage::kFutexSleeper, std::memory_order_seq_cst);
+      if (interrupted && !operation->ended()) {
+        result = Waited::interrupted;
+        break;
+      }
+    }
+    caller_drives_ = false;
+    last_caller_ = Clock::now();
+    if (!running_.empty()) poller_.wake();  // the rest is the progress thread's again
+    changed_.notify_all();
+    break;
+  }
+  record({Event::Kind::wait, operation->spec().name, operation->spec().key, 0, nanoseconds(start), 0,
+          nanoseconds(Clock::now())});
+  return operation->ended() ? Waited::ended : result;
+}
+
+bool Context::has_ended(const Operation& operation) {
+  const Lock lock(mutex_);
+  return operation.ended();
+}
+
+std::pair<std::vector<int>, double> Context::stalled_on(const Operation& operation) {
+  const Lock lock(mutex_);
+  if (operation.ended()) return {{}, 0.0};
+  auto ranks = operation.culprit >= 0 ? std::vector<int>{operation.culprit} : operation.waiting_for();
+  return {std::move(ranks), seconds_since(operation.moved)};
+}
+
+std::vector<Event> Context::take_events() {
+  const Lock lock(mutex_);
+  return std::exchange(events_, {});
+}
+
+uint64_t Context::dropped_events() {
+  const Lock lock(mutex_);
+  return dropped_events_;
+}
+
+std::map<int, Loss> Context::losses() {
+  const Lock lock(mutex_);
+  return losses_;
+}
+
+// ---- frames and losses ---------------------------------------------------------------------
+
+void Context::on_frame(int peer, const Frame& frame) {
+  if (frame.kind == FrameKind::lost) {
+    const auto lost = static_cast<int>(frame.offset);
+    const auto kind = static_cast<LossKind>(frame.slot);
+    if (lost < 0 || lost >= config_.size || lost == config_.rank) return;
+    // Somebody else's word must not overtake what a rank that left has said on its own connection.
+    const auto own = tcp_links_.find(lost);
+    if (lost != peer && kind == LossKind::left && own != tcp_links_.end() && own->second->established()) return;
+    new_losses_.push_back({lost, {kind, "as rank " + std::to_string(peer) + " found"}});
+    return;
+  }
+  const auto found = running_.find(frame.key());
+  if (frame.kind == FrameKind::where) {
+    Frame answer{.group = frame.group, .sequence = frame.sequence, .kind = FrameKind::there};
+    answer.offset = static_cast<uint64_t>(config_.rank);
+    if (found != running_.end()) {
+      const auto& operation = *found->second;
+      const auto waits = operation.waiting_for();
+      if (operation.culprit >= 0) {
+        answer.offset = static_cast<uint64_t>(operation.culprit);
+      } else if (!waits.empty()) {
+        answer.offset = static_cast<uint64_t>(waits.front());
+      }
+    }
+    links_[static_cast<size_t>(peer)]->send(answer);
+    return;
+  }
+  if (found == running_.end()) {
+    if (frame.kind != FrameKind::round && frame.kind != FrameKind::fail) return;
+    Frame kept = frame;
+    kept.length = static_cast<uint64_t>(peer);  // unused by these kinds
+    early_[frame.key()].push_back(kept);
+    return;
+  }
+  Operation& operation = *found->second;
+  if (frame.kind == FrameKind::round) {
+    operation.on_round(frame);
+  } else if (frame.kind == FrameKind::there) {
+    operation.culprit = static_cast<int>(frame.offset);
+  } else if (frame.kind == FrameKind::fail) {
+    const auto lost = static_cast<int>(frame.offset);
+    new_losses_.push_back({lost, {static_cast<LossKind>(frame.slot), "as rank " + std::to_string(peer) + " found"}});
+    doomed_.insert(frame.key());
+  }
+}
+
+void Context::on_loss(int peer, LossKind kind, const std::string& why) { new_losses_.push_back({peer, {kind, why}}); }
+
+void Context::tell_everyone(const Frame& frame) {
+  for (const auto& link : links_) {
+    if (link && !losses_.contains(link->peer())) link->send(frame);
+  }
+}
+
+// Fails what cannot be finished without the ranks that are gone. A rank that died takes every operation it belongs
+// to with it. One that left had finished its own part, so only those that still wait for it can never end.
+bool Context::settle_losses() {
+  unsettled_ = false;
+  for (const auto& [lost, loss] : std::exchange(new_losses_, {})) {
+    const bool known = losses_.contains(lost);
+    if (!losses_.try_emplace(lost, loss).second && known) continue;
+    if (closing_) continue;
+    tell_everyone({.kind = FrameKind::lost, .slot = static_cast<uint32_t>(loss.kind), .offset = static_cast<uint64_t>(lost)});
+  }
+  bool any = false;
+  const auto running = running_;  // failing changes it
+  for (const auto& [key, operation] : running) {
+    const auto waits = operation->waiting_for();
+    for (const auto& [lost, loss] : losses_) {
+      if (!operation->involves(lost)) continue;
+      const bool waits_for_it = std::find(waits.begin(), waits.end(), lost) != waits.end();
+      if (loss.kind == LossKind::left && !waits_for_it && !doomed_.contains(key)) continue;
+      fail_for(*operation, lost, loss);
+      end_of(operation);
+      any = true;
+      break;
+    }
+  }
+  return any;
+}
+
+void Context::tell_members(const Operation& operation, int lost, LossKind kind) {
+  const OperationKey key = operation.spec().key;
+  for (const int peer : operation.spec().members) {
+    Link* known = peer == config_.rank ? nullptr : links_[static_cast<size_t>(peer)].get();
+    if (known == nullptr || losses_.contains(peer)) continue;
+    known->send({.group = key.group, .sequence = key.sequence, .kind = FrameKind::fail,
+                 .slot = static_cast<uint32_t>(kind), .offset = static_cast<uint64_t>(lost)});
+  }
+}
+
+void Context::fail_for(Operation& operation, int lost, const Loss& loss) {
+  tell_members(operation, lost, loss.kind);
+  operation.fail(FaultKind::peer_lost,
+                 "rank " + std::to_string(lost) + " " + verb(loss.kind) + " (" + loss.why + ")");
+}
+
+// This rank cannot go on with the operation, so nobody can.
+void Context::fail_alone(Operation& operation, const std::string& why) {
+  tell_members(operation, config_.rank, LossKind::left);
+  operation.fail(FaultKind::state, why);
+}
+
+// About once a second while operations are in flight.
+void Context::tick() {
+  const auto now = Clock::now();
+  next_tick_ = now + std::chrono::milliseconds(std::clamp<int64_t>(static_cast<int64_t>(config_.stall_warn_s * 250), 10, 1000));
+  for (const auto& [rank, link] : tcp_links_) link->expire();
+  expire_strangers();
+  const auto running = running_;
+  for (const auto& [key, operation] : running) {
+    const double quiet_s = seconds_since(operation->moved);
+    if (quiet_s < config_.stall_warn_s / 2 && quiet_s < config_.stall_timeout_s / 4) continue;
+    const auto waits = operation->waiting_for();
+    if (quiet_s >= config_.stall_timeout_s) {
+      std::string who;
+      const auto named = operation->culprit >= 0 ? std::vector<int>{operation->culprit} : waits;
+      for (const int rank : named) who += (who.empty() ? "" : ", ") + std::to_string(rank);
+      operation->fail(FaultKind::stall, "nothing came from rank " + who + " for " +
+                                            std::to_string(static_cast<int64_t>(quiet_s)) + " s");
+      end_of(operation);
+      continue;
+    }
+    for (const int rank : waits) {
+      Link* known = links_[static_cast<size_t>(rank)].get();
+      if (known != nullptr) known->send({.group = key.group, .sequence = key.sequence, .kind = FrameKind::where});
+    }
+  }
+}
+
+Link& Context::link(int peer) {
+  auto& link = links_[static_cast<size_t>(peer)];
+  if (!link) return tcp_link(peer);
+  return *link;
+}
+
+// ---- the end -------------------------------------------------------------------------------
+
+void Context::close(double grace_s) {
+  const auto deadline = Clock::now() + as_duration(grace_s);
+  {
+    Lock lock(mutex_);
+    if (stopped_) return;
+    closing_ = true;
+    poller_.wake();
+    changed_.wait_until(lock, deadline, [this] { return running_.empty(); });
+    const Frame leave{.kind = FrameKind::lost, .slot = static_cast<uint32_t>(LossKind::left),
+                      .offset = static_cast<uint64_t>(config_.rank)};
+    tell_everyone(leave);
+    for (const auto& [rank, socket] : watches_) {
+      [[maybe_unused]] const auto sent = ::send(socket.get(), "L", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+    }
+    // Closing a socket with unread bytes would reset it, and with it what the peer has yet to read: say that nothing
+    // more comes, and read on until the peers have hung up too, or a moment has passed.
+    for (const auto& [rank, link] : tcp_links_) link->hang_up();
+    const auto linger = std::min(Clock::now() + std::chrono::milliseconds(500), std::max(deadline, Clock::now()));
+    changed_.wait_until(lock, linger, [this] {
+      return std::none_of(tcp_links_.begin(), tcp_links_.end(), [](const auto& entry) { return entry.second->established(); });
+    });
+    const auto running = running_;
+    for (const auto& [key, operation] : running) {
+      operation->fail(FaultKind::state, "multiring was shut down");
+      end_of(operation);
+    }
+    stopped_ = true;
+    poller_.wake();
+    changed_.notify_all();
+  }
+  progress_.join();
+  const Lock lock(mutex_);
+  watches_.clear();
+  visitors_.clear();
+  strangers_.clear();
+  tcp_links_.clear();
+  local_links_.clear();
+  links_.clear();
+  listener_.reset();
+  handover_socket_.reset();
+  bell_.reset();
+}
+
+}  // namespace multiring

@@ -1,0 +1,176 @@
+// All state of one rank: its segment, its links, its operations in flight, and who drives them.
+//
+// One mutex guards the state. Whoever holds it may drive: the progress thread, which sleeps on the
+// sockets, or a caller blocked in `wait`, which may spin for a bounded time and then sleeps on a
+// futex in the control page. Peers ring one or the other, whichever sleeps. Nothing here is global,
+// so that tests can run ranks as threads.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "operation.h"
+#include "poller.h"
+#include "shm_link.h"
+#include "tcp_link.h"
+
+namespace multiring {
+
+struct ContextConfig {
+  int rank = 0;
+  int size = 1;
+  std::string job;     // the same on every rank of the job, in no other job
+  std::string secret;  // shared by the job's ranks
+  size_t segment_bytes = size_t{1} << 36;
+  double stall_warn_s = 60;
+  double stall_timeout_s = 1800;
+  double spin_s = 0;  // longest spin of a blocked caller; 0: never
+  bool log_moves = false;
+};
+
+// Where a rank can be met.
+struct PeerAddress {
+  int rank = 0;
+  bool same_host = false;
+  std::string handover;  // abstract socket name (same host)
+  std::string host;      // tcp
+  uint16_t port = 0;
+};
+
+struct Loss {
+  LossKind kind;
+  std::string why;
+};
+
+struct Event {
+  enum class Kind : uint8_t { operation, wait };
+  Kind kind;
+  uint32_t name;
+  OperationKey key;
+  uint64_t bytes;
+  int64_t start_ns;   // steady clock
+  int64_t agreed_ns;  // operation: when every rank had arrived; 0: never
+  int64_t end_ns;
+};
+
+class Context final : public LinkEvents, public Host {
+ public:
+  explicit Context(ContextConfig config);
+  ~Context() override;
+
+  // Names and addresses to tell the other ranks.
+  const std::string& handover_name() const { return handover_name_; }
+  uint16_t listen(const std::string& host, uint16_t first_port, uint16_t last_port);
+
+  // Maps every rank of this host and connects to `neighbours`. `local_ranks` lists this host's ranks, own one
+  // included, the same on all of them. Raises FaultKind::rendezvous.
+  void connect(const std::vector<PeerAddress>& peers, const std::vector<int>& local_ranks,
+               const std::vector<int>& neighbours, double timeout_s, const std::function<bool()>& interrupted);
+
+  // `caller_waits`: `wait` follows at once on this thread, so nobody else need be woken.
+  std::shared_ptr<Operation> post(OperationSpec spec, bool caller_waits);
+  enum class Waited : uint8_t { ended, timed_out, interrupted };
+  Waited wait(const std::shared_ptr<Operation>& operation, double timeout_s);
+  bool has_ended(const Operation& operation);
+  // Ranks the operation waits for and for how long nothing has moved.
+  std::pair<std::vector<int>, double> stalled_on(const Operation& operation);
+
+  std::vector<Event> take_events();
+  uint64_t dropped_events();
+  std::map<int, Loss> losses();
+  std::shared_ptr<Segment> own_segment() const { return segment_; }
+
+  // Lets operations in flight end for at most `grace_s`, tells the neighbours, and stops. Idempotent.
+  void close(double grace_s);
+
+  // Host
+  Link& link(int peer) override;
+  Segment& segment() override { return *segment_; }
+  int rank() const override { return config_.rank; }
+  bool logs_moves() const override { return config_.log_moves; }
+  // LinkEvents
+  void on_frame(int peer, const Frame& frame) override;
+  void on_arrival(const OperationKey&) override {}
+  void on_loss(int peer, LossKind kind, const std::string& why) override;
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+
+  void progress_loop();
+  bool drive();
+  bool receive_local();
+  void end_of(const std::shared_ptr<Operation>& operation);
+  bool settle_losses();
+  void learn_of_loss(int lost, LossKind kind, const std::string& why);
+  void tell_everyone(const Frame& frame);
+  void tell_members(const Operation& operation, int lost, LossKind kind);
+  void fail_for(Operation& operation, int lost, const Loss& loss);
+  void fail_alone(Operation& operation, const std::string& why);
+  void tick();
+  bool may_sleep(uint32_t sleeper);
+  void wake_self();
+  void record(const Event& event);
+  bool congested() const;
+
+  // Hand-over of segments between ranks of one host.
+  void open_handover();
+  void on_handover_ready();
+  void on_visitor_ready(int fd);
+  void map_from(const PeerAddress& peer, double timeout_s);
+  std::string greeting(int from, int to) const;
+  void adopt_memory(int peer, const Descriptor& memory);
+  void watch(int peer, Descriptor socket);
+  void on_watch_ready(int peer);
+
+  // Connections between hosts.
+  TcpLink& tcp_link(int peer);
+  void on_stranger();
+  void on_handshake(int fd);
+  void expire_strangers();
+
+  const ContextConfig config_;
+  std::string handover_name_;
+  std::shared_ptr<Segment> segment_;
+  std::unique_ptr<Bell> bell_;
+  Poller poller_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool caller_drives_ = false;
+  Clock::time_point last_caller_{};
+  bool closing_ = false;
+  bool stopped_ = false;
+  std::thread progress_;
+
+  std::map<int, PeerAddress> addresses_;
+  std::vector<int> local_ranks_;
+  uint32_t local_index_ = 0;
+  std::set<int> neighbours_;
+  std::vector<std::unique_ptr<Link>> links_;  // by rank; null: none yet
+  std::vector<ShmLink*> local_links_;         // by local index
+  std::map<int, TcpLink*> tcp_links_;
+  Descriptor handover_socket_;
+  Descriptor listener_;
+  std::map<int, Descriptor> visitors_;  // accepted hand-over sockets that have said nothing yet
+  std::map<int, Descriptor> watches_;   // rank -> socket whose end tells of its death
+  std::map<int, std::unique_ptr<Handshake>> strangers_;
+
+  std::map<OperationKey, std::shared_ptr<Operation>> running_;
+  std::map<OperationKey, std::vector<Frame>> early_;  // frames for operations not posted yet
+  std::map<int, Loss> losses_;
+  std::vector<std::pair<int, Loss>> new_losses_;  // found while links or operations are at work
+  std::set<OperationKey> doomed_;                 // some member can never finish these
+  bool unsettled_ = false;                        // a loss is known that operations were not checked for
+  Clock::time_point next_tick_{};
+  std::vector<Event> events_;
+  uint64_t dropped_events_ = 0;
+};
+
+}  // namespace multiring

@@ -1,0 +1,376 @@
+// How a Context meets its peers: segments of its own host, connections to other hosts.
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <utility>
+
+#include "context.h"
+#include "digest.h"
+
+namespace multiring {
+namespace {
+
+constexpr size_t kMostStrangers = 64;
+constexpr auto kStrangerPatience = std::chrono::seconds(5);
+constexpr double kCallTimeout_s = 30;
+
+socklen_t abstract_address(const std::string& name, sockaddr_un& address) {
+  address = {};
+  address.sun_family = AF_UNIX;
+  const size_t length = std::min(name.size(), sizeof(address.sun_path) - 1);
+  std::memcpy(address.sun_path + 1, name.data(), length);
+  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
+}
+
+// What a rank says when it hands over its segment; `proof` shows that it knows the job's secret.
+struct Greeting {
+  int32_t rank = -1;
+  uint32_t keep = 0;  // the connection stays, so that its end tells of the other's death
+  Sha256 proof{};
+};
+
+bool send_with_memory(int socket, const Greeting& greeting, int memory) {
+  iovec part{const_cast<Greeting*>(&greeting), sizeof greeting};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof(int));
+  std::memcpy(CMSG_DATA(header), &memory, sizeof memory);
+  return ::sendmsg(socket, &message, MSG_NOSIGNAL) == sizeof greeting;
+}
+
+bool receive_with_memory(int socket, Greeting& greeting, Descriptor& memory) {
+  iovec part{&greeting, sizeof greeting};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  const ssize_t got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  if (got < 0) return false;
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    int fd = -1;
+    std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
+    memory = Descriptor(fd);
+  }
+  errno = EPROTO;
+  return got == sizeof greeting && memory.valid();
+}
+
+bool same_user(int socket) {
+  ucred credentials{};
+  socklen_t length = sizeof credentials;
+  return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0 && credentials.uid == ::geteuid();
+}
+
+}  // namespace
+
+std::string Context::greeting(int from, int to) const {
+  const Sha256 proof = hmac_sha256(
+      config_.secret, "handover|" + config_.job + "|" + std::to_string(from) + "|" + std::to_string(to));
+  return {reinterpret_cast<const char*>(proof.data()), proof.size()};
+}
+
+void Context::open_handover() {
+  handover_socket_ = Descriptor(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!handover_socket_.valid()) throw_errno(FaultKind::state, "socket for handing over memory");
+  sockaddr_un address{};
+  const socklen_t length = abstract_address(handover_name_, address);
+  if (::bind(handover_socket_.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
+      ::listen(handover_socket_.get(), static_cast<int>(kMaxLocalRanks)) != 0) {
+    throw_errno(FaultKind::state, "listening at @" + handover_name_);
+  }
+}
+
+uint16_t Context::listen(const std::string& host, uint16_t first_port, uint16_t last_port) {
+  addrinfo hints{};
+  hints.ai_flags = AI_NUMERICHOST | AI_PASSIVE;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (::getaddrinfo(host.c_str(), "0", &hints, &found) != 0) {
+    throw Fault(FaultKind::argument, "cannot listen at " + host + ": want a numeric address");
+  }
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> guard(found, ::freeaddrinfo);
+  for (uint32_t port = first_port; port <= last_port; ++port) {
+    Descriptor socket(::socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (!socket.valid()) throw_errno(FaultKind::state, "socket");
+    const int yes = 1;
+    ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    sockaddr_storage address{};
+    std::memcpy(&address, found->ai_addr, found->ai_addrlen);
+    const uint16_t number = htons(static_cast<uint16_t>(port));
+    if (found->ai_family == AF_INET6) {
+      reinterpret_cast<sockaddr_in6*>(&address)->sin6_port = number;
+    } else {
+      reinterpret_cast<sockaddr_in*>(&address)->sin_port = number;
+    }
+    if (::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), found->ai_addrlen) != 0) {
+      if (errno == EADDRINUSE && port < last_port) continue;
+      throw_errno(FaultKind::argument, "binding " + host + ", ports " + std::to_string(first_port) + " to " +
+                                           std::to_string(last_port));
+    }
+    if (::listen(socket.get(), 1024) != 0) throw_errno(FaultKind::state, "listen");
+    socklen_t length = sizeof address;
+    ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &length);
+    const Lock lock(mutex_);
+    listener_ = std::move(socket);
+    poller_.add(listener_.get(), EPOLLIN, [this](uint32_t) { on_stranger(); });
+    poller_.wake();
+    return ntohs(found->ai_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&address)->sin6_port
+                                              : reinterpret_cast<sockaddr_in*>(&address)->sin_port);
+  }
+  throw Fault(FaultKind::argument, "an empty range of ports");
+}
+
+void Context::connect(const std::vector<PeerAddress>& peers, const std::vector<int>& local_ranks,
+                      const std::vector<int>& neighbours, double timeout_s,
+                      const std::function<bool()>& interrupted) {
+  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
+  if (local_ranks.size() > kMaxLocalRanks) {
+    throw Fault(FaultKind::argument, std::to_string(local_ranks.size()) + " ranks on one host, at most " +
+                                         std::to_string(kMaxLocalRanks) + " fit");
+  }
+  {
+    const Lock lock(mutex_);
+    for (const auto& peer : peers) addresses_[peer.rank] = peer;
+    local_ranks_ = local_ranks;
+    local_links_.assign(local_ranks.size(), nullptr);
+    const auto own = std::find(local_ranks.begin(), local_ranks.end(), config_.rank);
+    if (own == local_ranks.end()) throw Fault(FaultKind::argument, "the local ranks lack this rank");
+    local_index_ = static_cast<uint32_t>(own - local_ranks.begin());
+    neighbours_ = {neighbours.begin(), neighbours.end()};
+    poller_.add(handover_socket_.get(), EPOLLIN, [this](uint32_t) { on_handover_ready(); });
+    poller_.wake();
+  }
+  for (const int peer : local_ranks) {
+    if (peer > config_.rank) map_from(addresses_.at(peer), std::chrono::duration<double>(deadline - Clock::now()).count());
+    if (interrupted()) return;
+  }
+  Lock lock(mutex_);
+  for (const int peer : neighbours) {
+    if (std::find(local_ranks.begin(), local_ranks.end(), peer) == local_ranks.end()) link(peer);
+  }
+  const auto missing = [&] {
+    std::vector<int> ranks;
+    for (const int peer : local_ranks) {
+      if (peer != config_.rank && links_[static_cast<size_t>(peer)] == nullptr) ranks.push_back(peer);
+    }
+    for (const auto& [peer, link] : tcp_links_) {
+      if (!link->established()) ranks.push_back(peer);
+    }
+    return ranks;
+  };
+  for (auto ranks = missing(); !ranks.empty(); ranks = missing()) {
+    drive();
+    for (const int rank : ranks) {
+      const auto loss = losses_.find(rank);
+      if (loss != losses_.end()) {
+        throw Fault(FaultKind::rendezvous, "no connection with rank " + std::to_string(rank) + ": " + loss->second.why);
+      }
+    }
+    if (Clock::now() >= deadline) {
+      throw Fault(FaultKind::rendezvous, "no connection with rank " + std::to_string(ranks.front()) + " within " +
+                                             std::to_string(static_cast<int64_t>(timeout_s)) + " s");
+    }
+    changed_.wait_for(lock, std::chrono::milliseconds(5));
+    lock.unlock();
+    const bool stop = interrupted();
+    lock.lock();
+    if (stop) return;
+  }
+  poller_.remove(handover_socket_.get());
+  handover_socket_.reset();
+  segment_->close_fd();
+}
+
+// ---- one host ------------------------------------------------------------------------------
+
+void Context::map_from(const PeerAddress& peer, double timeout_s) {
+  const std::string whom = "rank " + std::to_string(peer.rank) + " of this host";
+  Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!socket.valid()) throw_errno(FaultKind::rendezvous, "socket");
+  timeval patience{};
+  patience.tv_sec = static_cast<time_t>(std::max(1.0, timeout_s));
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+  sockaddr_un address{};
+  const socklen_t length = abstract_address(peer.handover, address);
+  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
+    throw_errno(FaultKind::rendezvous, "connecting to " + whom);
+  }
+  if (!same_user(socket.get())) {
+    throw Fault(FaultKind::rendezvous, whom + " runs as another user; all ranks of a host must be one user's");
+  }
+  Greeting mine{.rank = config_.rank, .keep = neighbours_.contains(peer.rank) ? 1U : 0U};
+  std::memcpy(mine.proof.data(), greeting(config_.rank, peer.rank).data(), mine.proof.size());
+  Greeting theirs;
+  Descriptor memory;
+  if (!send_with_memory(socket.get(), mine, segment_->fd()) || !receive_with_memory(socket.get(), theirs, memory)) {
+    throw_errno(FaultKind::rendezvous, "exchanging memory with " + whom);
+  }
+  Sha256 want{};
+  std::memcpy(want.data(), greeting(peer.rank, config_.rank).data(), want.size());
+  if (theirs.rank != peer.rank || !equal_in_constant_time(theirs.proof, want)) {
+    throw Fault(FaultKind::rendezvous, whom + " has another secret");
+  }
+  const Lock lock(mutex_);
+  adopt_memory(peer.rank, memory);
+  if (mine.keep != 0) watch(peer.rank, std::move(socket));
+}
+
+void Context::on_handover_ready() {
+  for (;;) {
+    Descriptor visitor(::accept4(handover_socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!visitor.valid()) return;
+    if (!same_user(visitor.get())) continue;
+    const int fd = visitor.get();
+    visitors_[fd] = std::move(visitor);
+    poller_.add(fd, EPOLLIN, [this, fd](uint32_t) { on_visitor_ready(fd); });
+  }
+}
+
+void Context::on_visitor_ready(int fd) {
+  Descriptor socket = std::move(visitors_.at(fd));
+  visitors_.erase(fd);
+  poller_.remove(fd);
+  Greeting theirs;
+  Descriptor memory;
+  if (!receive_with_memory(socket.get(), theirs, memory)) return;
+  const bool local = std::find(local_ranks_.begin(), local_ranks_.end(), theirs.rank) != local_ranks_.end();
+  if (!local || theirs.rank >= config_.rank || links_[static_cast<size_t>(theirs.rank)] != nullptr) return;
+  Sha256 want{};
+  std::memcpy(want.data(), greeting(theirs.rank, config_.rank).data(), want.size());
+  if (!equal_in_constant_time(theirs.proof, want)) return;
+  Greeting mine{.rank = config_.rank, .keep = theirs.keep};
+  std::memcpy(mine.proof.data(), greeting(config_.rank, theirs.rank).data(), mine.proof.size());
+  adopt_memory(theirs.rank, memory);
+  if (send_with_memory(socket.get(), mine, segment_->fd()) && theirs.keep != 0) watch(theirs.rank, std::move(socket));
+  changed_.notify_all();
+}
+
+void Context::adopt_memory(int peer, const Descriptor& memory) {
+  struct stat status {};
+  if (::fstat(memory.get(), &status) != 0 || static_cast<size_t>(status.st_size) <= Mapping::kHeapStart) {
+    throw Fault(FaultKind::rendezvous, "rank " + std::to_string(peer) + " handed over something that is no segment");
+  }
+  const auto at = std::find(local_ranks_.begin(), local_ranks_.end(), peer);
+  ShmLink::Ends ends{
+      .own = segment_,
+      .theirs = std::make_unique<Mapping>(memory.get(), static_cast<size_t>(status.st_size)),
+      .own_index = local_index_,
+      .their_index = static_cast<uint32_t>(at - local_ranks_.begin()),
+      .their_bell = addresses_.at(peer).handover + "-bell",
+  };
+  auto link = std::make_unique<ShmLink>(peer, *this, *bell_, std::move(ends));
+  local_links_[link->their_index()] = link.get();
+  links_[static_cast<size_t>(peer)] = std::move(link);
+}
+
+void Context::watch(int peer, Descriptor socket) {
+  const int fd = socket.get();
+  watches_[peer] = std::move(socket);
+  poller_.add(fd, EPOLLIN | EPOLLRDHUP, [this, peer](uint32_t) { on_watch_ready(peer); });
+}
+
+void Context::on_watch_ready(int peer) {
+  const auto found = watches_.find(peer);
+  if (found == watches_.end()) return;
+  char word = 0;
+  const ssize_t got = ::recv(found->second.get(), &word, 1, MSG_DONTWAIT);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (got > 0) {
+    on_loss(peer, LossKind::left, "it ended normally or called shutdown");
+    return;
+  }
+  poller_.remove(found->second.get());
+  watches_.erase(found);
+  on_loss(peer, LossKind::died, "its process ended");
+}
+
+// ---- between hosts -------------------------------------------------------------------------
+
+TcpLink& Context::tcp_link(int peer) {
+  const auto found = addresses_.find(peer);
+  if (found == addresses_.end() || found->second.port == 0) {
+    throw Fault(FaultKind::state, "rank " + std::to_string(peer) + " gave no address to connect to");
+  }
+  auto made = std::make_unique<TcpLink>(peer, *this, poller_);
+  TcpLink& link = *made;
+  links_[static_cast<size_t>(peer)] = std::move(made);
+  tcp_links_[peer] = &link;
+  // The lower rank calls, the higher one waits to be called: both know that they belong together.
+  if (config_.rank < peer) {
+    const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(kCallTimeout_s));
+    link.call(found->second.host, found->second.port, {config_.rank, config_.size, config_.job, config_.secret}, deadline);
+  }
+  return link;
+}
+
+void Context::on_stranger() {
+  for (;;) {
+    Descriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket.valid()) return;
+    if (strangers_.size() >= kMostStrangers) {  // room for ranks, who prove themselves within milliseconds
+      const auto oldest = std::min_element(strangers_.begin(), strangers_.end(), [](const auto& a, const auto& b) {
+        return a.second->deadline() < b.second->deadline();
+      });
+      poller_.remove(oldest->first);
+      strangers_.erase(oldest);
+    }
+    const int fd = socket.get();
+    strangers_[fd] = std::make_unique<Handshake>(
+        std::move(socket), Handshake::Self{config_.rank, config_.size, config_.job, config_.secret},
+        Handshake::kAnyone, Clock::now() + kStrangerPatience);
+    poller_.add(fd, EPOLLIN, [this, fd](uint32_t) { on_handshake(fd); });
+  }
+}
+
+void Context::on_handshake(int fd) {
+  Handshake& handshake = *strangers_.at(fd);
+  const auto status = handshake.advance();
+  if (status == Handshake::Status::going) return;
+  poller_.remove(fd);
+  const auto over = std::move(strangers_.at(fd));
+  strangers_.erase(fd);
+  if (status == Handshake::Status::refused) return;
+  const int peer = over->peer();
+  const auto& known = addresses_.find(peer);
+  if (peer >= config_.rank || known == addresses_.end() || known->second.same_host) return;
+  auto& link = links_[static_cast<size_t>(peer)];
+  TcpLink& mine = link ? *tcp_links_.at(peer) : tcp_link(peer);
+  if (!mine.established() && !losses_.contains(peer)) mine.adopt(over->release());
+  changed_.notify_all();
+}
+
+void Context::expire_strangers() {
+  const auto now = Clock::now();
+  for (auto at = strangers_.begin(); at != strangers_.end();) {
+    if (now < at->second->deadline()) {
+      ++at;
+      continue;
+    }
+    poller_.remove(at->first);
+    at = strangers_.erase(at);
+  }
+}
+
+}  // namespace multiring

@@ -1,0 +1,63 @@
+#include "descriptor.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "fault.h"
+
+namespace multiring {
+namespace {
+
+constexpr int kMost = 65536;
+// One flag a descriptor number; plain atomics, because the child may touch nothing that locks.
+std::array<std::atomic<bool>, kMost> owned{};
+std::atomic<bool> forked{false};
+std::once_flag handler_once;
+
+void close_in_child() {
+  forked.store(true);
+  for (int fd = 0; fd < kMost; ++fd) {
+    if (owned[static_cast<size_t>(fd)].exchange(false)) ::close(fd);
+  }
+}
+
+}  // namespace
+
+void throw_errno(FaultKind kind, const std::string& call) {
+  const int code = errno;
+  throw Fault(kind, call + ": " + std::strerror(code) + " (errno " + std::to_string(code) + ")");
+}
+
+bool is_forked_child() { return forked.load(); }
+
+Descriptor::Descriptor(int fd) : fd_(fd) {
+  std::call_once(handler_once, [] { pthread_atfork(nullptr, nullptr, close_in_child); });
+  if (fd_ >= 0 && fd_ < kMost) owned[static_cast<size_t>(fd_)].store(true);
+}
+
+Descriptor::Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+
+Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
+  if (this != &other) {
+    reset();
+    fd_ = std::exchange(other.fd_, -1);
+  }
+  return *this;
+}
+
+void Descriptor::reset() {
+  const int fd = std::exchange(fd_, -1);
+  if (fd < 0) return;
+  // A forked child has closed it already, and the number may now be somebody else's.
+  if (fd >= kMost || owned[static_cast<size_t>(fd)].exchange(false)) ::close(fd);
+}
+
+}  // namespace multiring

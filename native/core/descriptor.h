@@ -1,0 +1,31 @@
+// Owned file descriptors that a forked child closes by itself.
+//
+// Data-loader workers fork without exec: an inherited socket would keep a dead rank's connection
+// open, and its death unseen. Every descriptor of the core is therefore owned by a Descriptor, and
+// one handler, run in the child, closes them all. The table is global because fork is.
+#pragma once
+
+namespace multiring {
+
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int fd);
+  Descriptor(Descriptor&& other) noexcept;
+  Descriptor& operator=(Descriptor&& other) noexcept;
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() { reset(); }
+
+  int get() const { return fd_; }
+  bool valid() const { return fd_ >= 0; }
+  void reset();
+
+ private:
+  int fd_ = -1;
+};
+
+// True in a process that was forked from one that had initialised the core.
+bool is_forked_child();
+
+}  // namespace multiring

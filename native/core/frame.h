@@ -1,0 +1,43 @@
+// What ranks tell each other: one fixed-size frame, the same over shared memory and sockets.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+namespace multiring {
+
+// Names one operation of one group; `group` holds (group, generation), `sequence` its place.
+struct OperationKey {
+  uint64_t group = 0;
+  uint64_t sequence = 0;
+  auto operator<=>(const OperationKey&) const = default;
+};
+
+enum class FrameKind : uint8_t {
+  round = 1,  // agreement: note = descriptor digest (16), conflict flag (1)
+  data = 2,   // shm: bytes at (offset, length) of the sender's segment; tcp: length bytes follow
+  taken = 3,  // the receiver took `length` bytes of the stream (shm: and slot is free again)
+  fail = 4,   // the operation failed on the sender: offset = lost rank, slot = LossKind
+  lost = 5,   // a rank died or left: offset = rank, slot = LossKind
+  where = 6,  // the sender waits for this operation: whom does the receiver wait for?
+  there = 7,  // answer to where: offset = rank that the answerer waits for (or itself: not arrived)
+};
+
+enum class LossKind : uint32_t { died = 1, left = 2 };
+
+struct Frame {
+  uint64_t group = 0;
+  uint64_t sequence = 0;
+  FrameKind kind{};
+  uint8_t round = 0;
+  uint16_t channel = 0;
+  uint32_t slot = 0;
+  uint64_t offset = 0;
+  uint64_t length = 0;
+  std::array<uint8_t, 24> note{};
+
+  OperationKey key() const { return {group, sequence}; }
+};
+static_assert(sizeof(Frame) == 64);
+
+}  // namespace multiring

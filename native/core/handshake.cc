@@ -1,0 +1,129 @@
+#include "handshake.h"
+
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "digest.h"
+#include "fault.h"
+
+namespace multiring {
+namespace {
+
+constexpr char kMagic[9] = "MULTIRNG";
+constexpr uint32_t kProtocol = 1;
+constexpr size_t kNonce = 16;
+constexpr size_t kProof = 32;
+constexpr size_t kHello = 8 + 4 + 4 + 4 + kNonce;  // magic, protocol, caller's rank, called rank, nonce
+
+void put(std::string& to, uint32_t value) { to.append(reinterpret_cast<const char*>(&value), sizeof value); }
+
+uint32_t get(const std::string& from, size_t at) {
+  uint32_t value = 0;
+  std::memcpy(&value, from.data() + at, sizeof value);
+  return value;
+}
+
+bool same(const std::string& got, const std::string& want) {
+  Sha256 a{};
+  Sha256 b{};
+  std::memcpy(a.data(), got.data(), kProof);
+  std::memcpy(b.data(), want.data(), kProof);
+  return equal_in_constant_time(a, b);
+}
+
+}  // namespace
+
+Handshake::Handshake(Descriptor socket, const Self& self, int peer, Clock::time_point deadline)
+    : socket_(std::move(socket)), self_(self), peer_(peer), calls_(peer != kAnyone), deadline_(deadline) {
+  const auto nonce = random_nonce();
+  own_nonce_.assign(reinterpret_cast<const char*>(nonce.data()), nonce.size());
+  if (!calls_) return;
+  outgoing_.append(kMagic, 8);
+  put(outgoing_, kProtocol);
+  put(outgoing_, static_cast<uint32_t>(self_.rank));
+  put(outgoing_, static_cast<uint32_t>(peer_));
+  outgoing_ += own_nonce_;
+}
+
+Handshake::Status Handshake::refuse(const std::string& why) {
+  why_ = why;
+  socket_.reset();
+  return Status::refused;
+}
+
+std::string Handshake::proof(const std::string& role) const {
+  const int caller = calls_ ? self_.rank : peer_;
+  const int called = calls_ ? peer_ : self_.rank;
+  std::string text = role + "|" + self_.job + "|" + std::to_string(caller) + "|" + std::to_string(called) + "|";
+  text += calls_ ? own_nonce_ + their_nonce_ : their_nonce_ + own_nonce_;
+  const Sha256 mac = hmac_sha256(self_.secret, text);
+  return {reinterpret_cast<const char*>(mac.data()), mac.size()};
+}
+
+bool Handshake::flush() {
+  while (!outgoing_.empty()) {
+    const ssize_t sent = ::send(socket_.get(), outgoing_.data(), outgoing_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0) {
+      if (errno == EAGAIN || errno == EINTR || errno == ENOTCONN || errno == EINPROGRESS) return true;
+      return false;
+    }
+    outgoing_.erase(0, static_cast<size_t>(sent));
+  }
+  return true;
+}
+
+// Reads up to `want` bytes in all, never more: what follows belongs to the link.
+bool Handshake::fill(size_t want) {
+  while (incoming_.size() < want) {
+    char buffer[128];
+    const ssize_t got = ::recv(socket_.get(), buffer, std::min(sizeof buffer, want - incoming_.size()), MSG_DONTWAIT);
+    if (got == 0) return false;
+    if (got < 0) return errno == EAGAIN || errno == EINTR || errno == ENOTCONN;
+    incoming_.append(buffer, static_cast<size_t>(got));
+  }
+  return true;
+}
+
+Handshake::Status Handshake::advance() {
+  if (!flush()) return refuse("the connection broke while proving the secret");
+  const size_t want = calls_ ? kNonce + kProof : (heard_first_ ? kProof : kHello);
+  if (!fill(want)) return refuse("the other side closed the connection instead of proving the secret");
+  if (incoming_.size() < want) return Status::going;
+  if (calls_) return on_answer();
+  return heard_first_ ? on_proof() : on_hello();
+}
+
+Handshake::Status Handshake::on_hello() {
+  if (incoming_.compare(0, 8, kMagic, 8) != 0) return refuse("not a multiring rank");
+  if (get(incoming_, 8) != kProtocol) return refuse("another multiring protocol");
+  const uint32_t caller = get(incoming_, 12);
+  if (caller >= static_cast<uint32_t>(self_.size) || get(incoming_, 16) != static_cast<uint32_t>(self_.rank)) {
+    return refuse("a rank that is not in this job");
+  }
+  peer_ = static_cast<int>(caller);
+  their_nonce_ = incoming_.substr(20, kNonce);
+  incoming_.clear();
+  heard_first_ = true;
+  outgoing_ = own_nonce_ + proof("called");
+  return advance();
+}
+
+Handshake::Status Handshake::on_answer() {
+  their_nonce_ = incoming_.substr(0, kNonce);
+  if (!same(incoming_.substr(kNonce), proof("called"))) return refuse("the other side has another secret");
+  incoming_.clear();
+  outgoing_ = proof("caller");
+  // 32 bytes on a fresh connection always fit its send buffer.
+  if (!flush() || !outgoing_.empty()) return refuse("the connection broke while proving the secret");
+  return Status::done;
+}
+
+Handshake::Status Handshake::on_proof() {
+  if (!same(incoming_, proof("caller"))) return refuse("the caller has another secret");
+  return Status::done;
+}
+
+}  // namespace multiring

@@ -1,0 +1,29 @@
+#include "link.h"
+
+namespace multiring {
+
+OutStream& Link::out(const StreamKey& key) {
+  const auto found = out_.find(key);
+  return found != out_.end() ? found->second : out_.emplace(key, fresh_out()).first->second;
+}
+
+void Link::offer(const StreamKey& key, const std::byte* data, size_t size) {
+  if (size == 0) return;
+  OutStream& stream = out(key);
+  stream.pending.push_back({data, size});
+  stream.offered += size;
+}
+
+bool Link::drained(const OperationKey& key) const {
+  for (auto at = out_.lower_bound({key, 0}); at != out_.end() && at->first.operation == key; ++at) {
+    if (!at->second.drained()) return false;
+  }
+  return true;
+}
+
+void Link::close(const OperationKey& key) {
+  out_.erase(out_.lower_bound({key, 0}), out_.upper_bound({key, UINT16_MAX}));
+  in_.erase(in_.lower_bound({key, 0}), in_.upper_bound({key, UINT16_MAX}));
+}
+
+}  // namespace multiring

@@ -1,0 +1,94 @@
+// The transport contract: what carries frames and byte streams between this rank and one peer.
+//
+// Streams are named by (operation, channel), one in each direction, and deliver bytes in order.
+// `offer` never blocks: the memory must stay readable until `out(key).drained()`. `in(key).pieces`
+// are views of what has arrived; `consume` hands them back, which is what lets the sender go on.
+// No data is sent before every rank of the operation has agreed to it, so a receiver's memory for
+// operations it has not posted is bounded by frames, never by payload.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "frame.h"
+
+namespace multiring {
+
+struct StreamKey {
+  OperationKey operation;
+  uint16_t channel = 0;
+  auto operator<=>(const StreamKey&) const = default;
+};
+
+// Bytes offered to a peer and not yet handed on.
+struct OutStream {
+  struct Piece {
+    const std::byte* data;
+    size_t size;
+  };
+  std::deque<Piece> pending;
+  uint64_t offered = 0;  // bytes
+  uint64_t taken = 0;    // bytes the offered memory is no longer needed for
+  uint64_t sent = 0;     // bytes handed to the wire (tcp: bounded by credit)
+  uint64_t credit = 0;   // tcp: bytes the peer has room for, counted from the stream's start
+  bool drained() const { return offered == taken; }
+};
+
+// Bytes that arrived and are not yet consumed.
+struct InStream {
+  struct Piece {
+    const std::byte* data;
+    size_t size;
+    size_t whole;   // size when it arrived
+    uint32_t slot;  // shm: the sender's staging slot, or kNoSlot
+    std::unique_ptr<std::byte[]> owned;  // tcp
+  };
+  std::deque<Piece> pieces;
+  uint64_t ungranted = 0;  // tcp: bytes consumed since the last credit
+};
+
+inline constexpr uint32_t kNoSlot = UINT32_MAX;
+
+// What a link tells the rank it belongs to.
+class LinkEvents {
+ public:
+  virtual ~LinkEvents() = default;
+  virtual void on_frame(int peer, const Frame& frame) = 0;  // every kind but data and taken
+  virtual void on_arrival(const OperationKey& key) = 0;     // the operation may have work to do
+  virtual void on_loss(int peer, LossKind kind, const std::string& why) = 0;
+};
+
+class Link {
+ public:
+  Link(int peer, LinkEvents& events) : peer_(peer), events_(events) {}
+  virtual ~Link() = default;
+  Link(const Link&) = delete;
+  Link& operator=(const Link&) = delete;
+
+  int peer() const { return peer_; }
+  OutStream& out(const StreamKey& key);
+  InStream& in(const StreamKey& key) { return in_[key]; }
+  void offer(const StreamKey& key, const std::byte* data, size_t size);
+
+  virtual void send(const Frame& frame) = 0;
+  virtual void consume(const StreamKey& key, InStream& stream, size_t size) = 0;
+  virtual bool pump() = 0;  // hands on what can be handed on without blocking; true if anything was
+  bool drained(const OperationKey& key) const;  // every byte offered for the operation was taken
+  virtual bool congested() const { return false; }  // frames wait for room that nobody announces
+  // Forgets the operation's streams; afterwards its memory is never touched again.
+  virtual void close(const OperationKey& key);
+
+ protected:
+  virtual OutStream fresh_out() const { return {}; }
+
+  const int peer_;
+  LinkEvents& events_;
+  std::map<StreamKey, OutStream> out_;
+  std::map<StreamKey, InStream> in_;
+};
+
+}  // namespace multiring

@@ -1,0 +1,283 @@
+#include "operation.h"
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <utility>
+
+namespace multiring {
+namespace {
+
+// Bytes one call of drive handles before it lets others have a turn; also keeps sources in cache.
+constexpr uint64_t kQuantum = 256 * 1024;
+constexpr uint64_t kTurn = 4 * kQuantum;
+constexpr uint16_t kExplainChannel = 0xff00;  // + round; schedules use channels below
+
+void put_u32(std::string& to, uint32_t value) { to.append(reinterpret_cast<const char*>(&value), sizeof value); }
+
+uint32_t get_u32(const std::string& from, size_t at) {
+  uint32_t value = 0;
+  std::memcpy(&value, from.data() + at, sizeof value);
+  return value;
+}
+
+std::string packed(const std::map<int, std::string>& descriptions) {
+  std::string body;
+  for (const auto& [rank, text] : descriptions) {
+    put_u32(body, static_cast<uint32_t>(rank));
+    put_u32(body, static_cast<uint32_t>(text.size()));
+    body += text;
+  }
+  std::string whole;
+  put_u32(whole, static_cast<uint32_t>(body.size()));
+  return whole + body;
+}
+
+void unpack(const std::string& whole, std::map<int, std::string>& into) {
+  size_t at = 4;
+  while (at + 8 <= whole.size()) {
+    const auto rank = static_cast<int>(get_u32(whole, at));
+    const size_t size = std::min<size_t>(get_u32(whole, at + 4), whole.size() - at - 8);
+    into.try_emplace(rank, whole, at + 8, size);
+    at += 8 + size;
+  }
+}
+
+}  // namespace
+
+Operation::Operation(OperationSpec spec, Host& host) : spec_(std::move(spec)), host_(host) {
+  descriptions_[host_.rank()] = spec_.description;
+  std::set<int> partners;
+  for (const Round& round : *spec_.rounds) partners.insert({round.to, round.from});
+  if (spec_.program) {
+    for (const Move& move : spec_.program->moves) partners.insert(move.peers.begin(), move.peers.end());
+  }
+  partners.erase(host_.rank());
+  partners_.assign(partners.begin(), partners.end());
+}
+
+Operation::~Operation() {
+  if (scratch_ != nullptr) host_.segment().release(scratch_);
+}
+
+bool Operation::involves(int rank) const {
+  return std::find(spec_.members.begin(), spec_.members.end(), rank) != spec_.members.end();
+}
+
+std::byte* Operation::address(uint8_t space, uint64_t offset) const {
+  return (space == 2 ? scratch_ : spec_.bases[space]) + offset;
+}
+
+void Operation::on_round(const Frame& frame) { notes_.insert_or_assign(frame.round, frame); }
+
+bool Operation::drive() {
+  bool any = false;
+  while (state_ == State::agreeing && agree()) any = true;
+  while (state_ == State::explaining && explain()) any = true;
+  if (state_ == State::running) any |= run();
+  if (state_ == State::draining) any |= drain();
+  if (any) {
+    moved = Clock::now();
+    culprit = -1;
+  }
+  return any;
+}
+
+bool Operation::drain() {
+  for (int peer : partners_) {
+    if (!host_.link(peer).drained(spec_.key)) return false;
+  }
+  finish(State::done);
+  return true;
+}
+
+bool Operation::agree() {
+  const auto& rounds = *spec_.rounds;
+  if (round_ == rounds.size()) {
+    agreed = Clock::now();
+    round_ = 0;
+    round_sent_ = false;
+    if (conflict_) {
+      state_ = State::explaining;
+      return true;
+    }
+    state_ = spec_.program ? State::running : State::draining;
+    if (spec_.program && spec_.program->scratch_bytes > 0) {
+      scratch_ = host_.segment().allocate(spec_.program->scratch_bytes);
+    }
+    return true;
+  }
+  const Round& round = rounds[round_];
+  bool moved_on = false;
+  if (!round_sent_) {
+    Frame note{.group = spec_.key.group, .sequence = spec_.key.sequence, .kind = FrameKind::round,
+               .round = static_cast<uint8_t>(round_)};
+    std::copy(spec_.digest.begin(), spec_.digest.end(), note.note.begin());
+    note.note[16] = conflict_ ? 1 : 0;
+    host_.link(round.to).send(note);
+    round_sent_ = true;
+    moved_on = true;
+  }
+  const auto found = notes_.find(static_cast<uint8_t>(round_));
+  if (found == notes_.end()) {
+    host_.link(round.from);  // connects it, if nothing has yet
+    return moved_on;
+  }
+  const auto& note = found->second.note;
+  conflict_ |= note[16] != 0 || !std::equal(spec_.digest.begin(), spec_.digest.end(), note.begin());
+  ++round_;
+  round_sent_ = false;
+  return true;
+}
+
+bool Operation::explain() {
+  const auto& rounds = *spec_.rounds;
+  if (round_ == rounds.size()) {
+    state_ = State::draining;
+    fault_ = FaultKind::mismatch;
+    return true;
+  }
+  const Round& round = rounds[round_];
+  const StreamKey key{spec_.key, static_cast<uint16_t>(kExplainChannel + round_)};
+  bool moved_on = false;
+  if (!round_sent_) {
+    told_.reserve(rounds.size());  // the strings' bytes must not move while links read them
+    told_.push_back(packed(descriptions_));
+    host_.link(round.to).offer(key, reinterpret_cast<const std::byte*>(told_.back().data()), told_.back().size());
+    host_.link(round.to).pump();
+    round_sent_ = true;
+    moved_on = true;
+  }
+  Link& link = host_.link(round.from);
+  InStream& stream = link.in(key);
+  while (!stream.pieces.empty()) {
+    const size_t size = stream.pieces.front().size;
+    heard_.append(reinterpret_cast<const char*>(stream.pieces.front().data), size);
+    link.consume(key, stream, size);
+    moved_on = true;
+  }
+  if (heard_.size() >= 4 && heard_.size() >= 4 + get_u32(heard_, 0)) {
+    unpack(heard_, descriptions_);
+    heard_.clear();
+    ++round_;
+    round_sent_ = false;
+    moved_on = true;
+  }
+  return moved_on;
+}
+
+bool Operation::run() {
+  const auto& moves = spec_.program->moves;
+  uint64_t budget = kTurn;
+  bool any = false;
+  while (next_ < moves.size() && budget > 0) {
+    const Move& move = moves[next_];
+    const uint64_t before = progress_;
+    const bool worked = step(move);
+    any |= worked;
+    if (progress_ < move.size) {
+      if (!worked) return any;
+      budget -= std::min(budget, progress_ - before);
+      continue;
+    }
+    if (host_.logs_moves()) {
+      log_.push_back({static_cast<uint32_t>(next_), progress_ * move.peers.size()});
+    }
+    budget -= std::min(budget, progress_ - before);
+    progress_ = 0;
+    ++next_;
+    any = true;
+  }
+  if (next_ == moves.size()) {
+    state_ = State::draining;
+    any = true;
+  }
+  return any;
+}
+
+bool Operation::step(const Move& move) {
+  if (move.size == 0) return true;
+  if (move.kind == MoveKind::send) {
+    for (int peer : move.peers) {
+      Link& link = host_.link(peer);
+      link.offer({spec_.key, move.channel}, address(move.source_space, move.source_offset), move.size);
+      link.pump();
+    }
+    progress_ = move.size;
+    return true;
+  }
+  return receive(move);
+}
+
+bool Operation::receive(const Move& move) {
+  const StreamKey key{spec_.key, move.channel};
+  const uint64_t element = size_of(spec_.program->dtype);
+  uint64_t ready = std::min(kQuantum, move.size - progress_);
+  const void* sources[256];
+  std::vector<const void*> many;
+  const void** source = sources;
+  if (move.peers.size() > 256) {
+    many.resize(move.peers.size());
+    source = many.data();
+  }
+  for (size_t i = 0; i < move.peers.size(); ++i) {
+    if (move.peers[i] == host_.rank()) {
+      source[i] = address(move.source_space, move.source_offset) + progress_;
+      continue;
+    }
+    InStream& stream = host_.link(move.peers[i]).in(key);
+    if (stream.pieces.empty()) return false;
+    source[i] = stream.pieces.front().data;
+    ready = std::min<uint64_t>(ready, stream.pieces.front().size);
+  }
+  ready -= ready % element;
+  if (ready == 0) return false;
+  std::byte* target = address(move.target_space, move.target_offset) + progress_;
+  const Program& program = *spec_.program;
+  if (move.kind == MoveKind::copy) {
+    if (target != source[0]) std::memcpy(target, source[0], ready);
+  } else {
+    combine(program.dtype, program.op, target, source, static_cast<int>(move.peers.size()), ready / element,
+            move.last ? program.divisor : 1);
+  }
+  for (int peer : move.peers) {
+    if (peer == host_.rank()) continue;
+    Link& link = host_.link(peer);
+    link.consume(key, link.in(key), ready);
+  }
+  progress_ += ready;
+  return true;
+}
+
+std::vector<int> Operation::waiting_for() const {
+  std::set<int> ranks;
+  if (state_ == State::agreeing || state_ == State::explaining) {
+    if (round_ < spec_.rounds->size()) ranks.insert((*spec_.rounds)[round_].from);
+  } else if (state_ == State::running) {
+    const Move& move = spec_.program->moves[next_];
+    for (int peer : move.peers) {
+      if (peer != host_.rank() && host_.link(peer).in({spec_.key, move.channel}).pieces.empty()) ranks.insert(peer);
+    }
+  } else if (state_ == State::draining) {
+    for (int peer : partners_) {
+      if (!host_.link(peer).drained(spec_.key)) ranks.insert(peer);
+    }
+  }
+  return {ranks.begin(), ranks.end()};
+}
+
+void Operation::finish(State state) {
+  for (int peer : partners_) host_.link(peer).close(spec_.key);
+  if (scratch_ != nullptr) host_.segment().release(std::exchange(scratch_, nullptr));
+  finished = Clock::now();
+  state_ = state;
+}
+
+void Operation::fail(FaultKind kind, const std::string& text) {
+  if (ended()) return;
+  fault_ = kind;
+  fault_text_ = text;
+  finish(State::failed);
+}
+
+}  // namespace multiring

@@ -1,0 +1,148 @@
+// One collective (or one message) in flight on this rank: agree, run the compiled moves, drain.
+//
+// An Operation never blocks: `drive` does what can be done now. It first agrees on the descriptor
+// with every rank of the operation, in the rounds the group's grid gives, so that no input is
+// overwritten before all ranks are known to mean the same thing. Where they do not, a second
+// exchange gathers every rank's description and the operation ends as a mismatch, inputs intact.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "combine.h"
+#include "fault.h"
+#include "link.h"
+#include "segment.h"
+
+namespace multiring {
+
+using Clock = std::chrono::steady_clock;
+using Digest = std::array<uint8_t, 16>;
+
+enum class MoveKind : uint8_t { send = 0, copy = 1, reduce = 2 };
+
+// One move of a Schedule, with extents resolved to bytes. Ranks are world ranks.
+struct Move {
+  MoveKind kind{};
+  bool last = false;  // reduce: every contribution is in, so an average divides here
+  uint16_t channel = 0;
+  uint8_t source_space = 0;  // 0 input, 1 output, 2 scratch
+  uint8_t target_space = 0;
+  uint64_t source_offset = 0;  // bytes
+  uint64_t target_offset = 0;
+  uint64_t size = 0;  // bytes
+  std::vector<int> peers;
+};
+
+// What the executor did, move by move; `index` is the move's place in the program.
+struct LogEntry {
+  uint32_t index;
+  uint64_t bytes;  // bytes that really went through it, summed over peers
+};
+
+// A Schedule compiled for one rank, one size and one type; immutable, shared by operations.
+struct Program {
+  std::vector<Move> moves;
+  uint64_t scratch_bytes = 0;
+  DType dtype = DType::u8;
+  ReduceOp op = ReduceOp::sum;
+  uint64_t divisor = 1;
+};
+
+// One round of agreement: a note goes to `to` and one comes from `from` (world ranks).
+struct Round {
+  int to;
+  int from;
+};
+
+struct OperationSpec {
+  OperationKey key;
+  std::vector<int> members;                          // world ranks
+  std::shared_ptr<const std::vector<Round>> rounds;  // empty for one rank
+  Digest digest{};
+  std::string description;  // shown to other ranks in a mismatch
+  std::shared_ptr<const Program> program;  // null: agree only (barrier, or a rank whose arguments are wrong)
+  std::array<std::byte*, 2> bases{};       // input, output
+  uint64_t user_bytes = 0;                 // for events
+  uint32_t name = 0;                       // for events
+};
+
+// The rank an operation lives on.
+class Host {
+ public:
+  virtual ~Host() = default;
+  virtual Link& link(int peer) = 0;  // connects when first asked
+  virtual Segment& segment() = 0;
+  virtual int rank() const = 0;
+  virtual bool logs_moves() const = 0;
+};
+
+class Operation {
+ public:
+  enum class State : uint8_t { agreeing, explaining, running, draining, done, failed };
+
+  Operation(OperationSpec spec, Host& host);
+  ~Operation();
+  Operation(const Operation&) = delete;
+  Operation& operator=(const Operation&) = delete;
+
+  bool drive();  // true if anything moved
+  void on_round(const Frame& frame);
+  void fail(FaultKind kind, const std::string& text);
+
+  bool ended() const { return state_ == State::done || state_ == State::failed; }
+  State state() const { return state_; }
+  const OperationSpec& spec() const { return spec_; }
+  std::vector<int> waiting_for() const;  // ranks whose frame or bytes would let it go on
+  bool involves(int rank) const;
+  const std::vector<int>& partners() const { return partners_; }
+
+  FaultKind fault() const { return fault_; }
+  const std::string& fault_text() const { return fault_text_; }
+  const std::map<int, std::string>& descriptions() const { return descriptions_; }  // after a mismatch
+  const std::vector<LogEntry>& log() const { return log_; }
+
+  Clock::time_point posted = Clock::now();
+  Clock::time_point moved = posted;  // last time anything moved
+  Clock::time_point agreed{};
+  Clock::time_point finished{};
+  int culprit = -1;  // whom the ranks we wait for say they wait for
+
+ private:
+  bool agree();
+  bool explain();
+  bool run();
+  bool drain();
+  bool step(const Move& move);
+  bool receive(const Move& move);
+  void finish(State state);
+  std::byte* address(uint8_t space, uint64_t offset) const;
+
+  OperationSpec spec_;
+  Host& host_;
+  std::vector<int> partners_;  // ranks this one talks to directly
+  State state_ = State::agreeing;
+  FaultKind fault_ = FaultKind::none;
+  std::string fault_text_;
+
+  size_t round_ = 0;
+  bool round_sent_ = false;
+  bool conflict_ = false;
+  std::map<uint8_t, Frame> notes_;  // rounds that arrived before their turn
+
+  std::map<int, std::string> descriptions_;
+  std::vector<std::string> told_;  // what each explain round sent; links read it until it is taken
+  std::string heard_;
+
+  size_t next_ = 0;       // move
+  uint64_t progress_ = 0;  // bytes of it
+  std::byte* scratch_ = nullptr;
+  std::vector<LogEntry> log_;
+};
+
+}  // namespace multiring

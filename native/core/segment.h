@@ -1,0 +1,82 @@
+// One rank's shared memory: a control page, a ring of frames from each local rank, and a heap.
+//
+// Each rank owns one sparse memfd; the other ranks of its host map it once. Allocation is local to
+// the owner and lives in private memory, so a rank that is killed leaves nothing half-changed that
+// another rank would read. Pages exist only once written.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "descriptor.h"
+#include "frame.h"
+
+namespace multiring {
+
+inline constexpr uint32_t kMaxLocalRanks = 1024;
+
+// Frames from one local rank to the segment's owner: one producer, one consumer.
+struct Ring {
+  static constexpr uint64_t kEntries = 126;
+  alignas(64) std::atomic<uint64_t> produced;
+  alignas(64) std::atomic<uint64_t> consumed;
+  alignas(64) Frame entries[kEntries];
+};
+static_assert(sizeof(Ring) == 8192);
+
+struct ControlPage {
+  static constexpr uint32_t kFutexSleeper = 1;   // a caller's thread sleeps on `sleepers`
+  static constexpr uint32_t kSocketSleeper = 2;  // the progress thread sleeps on its sockets
+  alignas(64) std::atomic<uint32_t> sleepers;
+  alignas(64) std::atomic<uint64_t> pending[kMaxLocalRanks / 64];  // bit i: ring i has news
+};
+static_assert(sizeof(ControlPage) <= 4096);
+
+// Any mapped segment, own or a peer's.
+class Mapping {
+ public:
+  Mapping(int fd, size_t bytes);
+  ~Mapping();
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+  std::byte* base() const { return base_; }
+  size_t bytes() const { return bytes_; }
+  ControlPage& control() const { return *reinterpret_cast<ControlPage*>(base_); }
+  Ring& ring_from(uint32_t local_index) const;
+  bool contains(const void* address, size_t bytes) const;
+
+  static constexpr size_t kHeapStart = 4096 + sizeof(Ring) * kMaxLocalRanks;
+
+ private:
+  std::byte* base_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// The segment this rank owns, with its allocator. Thread-safe.
+class Segment : public std::enable_shared_from_this<Segment> {
+ public:
+  explicit Segment(size_t bytes);
+
+  // Returns 64-byte aligned memory (4 KiB aligned from 64 KiB on); zero-filled only when fresh.
+  std::byte* allocate(size_t bytes);
+  void release(std::byte* block);
+
+  const Mapping& mapping() const { return *mapping_; }
+  int fd() const { return fd_.get(); }
+  void close_fd() { fd_.reset(); }  // once every local rank has mapped it
+  size_t used_bytes() const;
+
+ private:
+  Descriptor fd_;
+  std::unique_ptr<Mapping> mapping_;
+  mutable std::mutex mutex_;
+  std::map<size_t, size_t> free_;  // offset -> bytes, never adjacent
+  std::map<size_t, size_t> used_;
+};
+
+}  // namespace multiring

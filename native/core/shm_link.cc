@@ -1,0 +1,186 @@
+#include "shm_link.h"
+
+#include <linux/futex.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+
+#include "fault.h"
+
+namespace multiring {
+namespace {
+
+socklen_t abstract_address(const std::string& name, sockaddr_un& address) {
+  address = {};
+  address.sun_family = AF_UNIX;
+  const size_t length = std::min(name.size(), sizeof(address.sun_path) - 1);
+  std::memcpy(address.sun_path + 1, name.data(), length);  // a leading NUL makes it abstract
+  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
+}
+
+}  // namespace
+
+Bell::Bell(const std::string& own_name) : fd_(::socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)) {
+  if (!fd_.valid()) throw_errno(FaultKind::state, "socket for wake-ups");
+  sockaddr_un address{};
+  const socklen_t length = abstract_address(own_name, address);
+  if (::bind(fd_.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
+    throw_errno(FaultKind::state, "binding the wake-up socket @" + own_name);
+  }
+}
+
+void Bell::ring(const std::string& name) const {
+  sockaddr_un address{};
+  const socklen_t length = abstract_address(name, address);
+  // A full queue means the sleeper is being woken already; a missing one that it is gone.
+  [[maybe_unused]] const auto sent =
+      ::sendto(fd_.get(), "", 1, MSG_DONTWAIT | MSG_NOSIGNAL, reinterpret_cast<const sockaddr*>(&address), length);
+}
+
+void Bell::silence() const {
+  std::byte discard[64];
+  while (::recv(fd_.get(), discard, sizeof discard, MSG_DONTWAIT) >= 0) {
+  }
+}
+
+ShmLink::ShmLink(int peer, LinkEvents& events, const Bell& bell, Ends ends)
+    : Link(peer, events), bell_(bell), ends_(std::move(ends)) {}
+
+ShmLink::~ShmLink() {
+  if (staging_ != nullptr) ends_.own->release(staging_);
+}
+
+void ShmLink::wake() const {
+  auto& control = ends_.theirs->control();
+  const uint32_t bit = ends_.own_index;
+  control.pending[bit / 64].fetch_or(uint64_t{1} << (bit % 64), std::memory_order_seq_cst);
+  if (control.sleepers.load(std::memory_order_seq_cst) == 0) return;
+  const uint32_t sleepers = control.sleepers.exchange(0, std::memory_order_seq_cst);
+  if ((sleepers & ControlPage::kFutexSleeper) != 0) {
+    ::syscall(SYS_futex, &control.sleepers, FUTEX_WAKE, 1, nullptr, nullptr, 0);
+  } else if ((sleepers & ControlPage::kSocketSleeper) != 0) {
+    bell_.ring(ends_.their_bell);
+  }
+}
+
+bool ShmLink::push(const Frame& frame) {
+  Ring& ring = ends_.theirs->ring_from(ends_.own_index);
+  const uint64_t at = ring.produced.load(std::memory_order_relaxed);
+  if (at - ring.consumed.load(std::memory_order_acquire) >= Ring::kEntries) return false;
+  ring.entries[at % Ring::kEntries] = frame;
+  ring.produced.store(at + 1, std::memory_order_release);
+  wake();
+  return true;
+}
+
+void ShmLink::send(const Frame& frame) {
+  if (!backlog_.empty() || !push(frame)) backlog_.push_back(frame);
+}
+
+bool ShmLink::stage(const StreamKey& key, OutStream& stream) {
+  bool moved = false;
+  while (!stream.pending.empty()) {
+    auto& piece = stream.pending.front();
+    Frame frame{.group = key.operation.group, .sequence = key.operation.sequence, .kind = FrameKind::data,
+                .channel = key.channel};
+    const Mapping& own = ends_.own->mapping();
+    if (own.contains(piece.data, piece.size)) {
+      frame.slot = kNoSlot;
+      frame.offset = static_cast<uint64_t>(piece.data - own.base());
+      frame.length = piece.size;
+    } else {
+      if (staging_ == nullptr) {
+        staging_ = ends_.own->allocate(kSlotBytes * kSlots);
+        for (uint32_t slot = kSlots; slot-- > 0;) free_slots_.push_back(slot);
+      }
+      if (free_slots_.empty()) return moved;
+      frame.slot = free_slots_.back();
+      free_slots_.pop_back();
+      std::byte* at = staging_ + kSlotBytes * frame.slot;
+      frame.length = std::min(piece.size, kSlotBytes);
+      frame.offset = static_cast<uint64_t>(at - own.base());
+      std::memcpy(at, piece.data, frame.length);
+    }
+    piece.data += frame.length;
+    piece.size -= frame.length;
+    if (piece.size == 0) stream.pending.pop_front();
+    stream.sent += frame.length;
+    send(frame);
+    moved = true;
+  }
+  return moved;
+}
+
+bool ShmLink::pump() {
+  bool moved = false;
+  while (!backlog_.empty() && push(backlog_.front())) {
+    backlog_.pop_front();
+    moved = true;
+  }
+  for (auto& [key, stream] : out_) moved |= stage(key, stream);
+  return moved;
+}
+
+void ShmLink::take(const Frame& frame) {
+  const auto found = out_.find({frame.key(), frame.channel});
+  if (found != out_.end()) {
+    found->second.taken += frame.length;
+    events_.on_arrival(frame.key());
+  }
+  if (frame.slot < kSlots) free_slots_.push_back(frame.slot);
+}
+
+bool ShmLink::receive() {
+  Ring& ring = ends_.own->mapping().ring_from(ends_.their_index);
+  uint64_t at = ring.consumed.load(std::memory_order_relaxed);
+  const uint64_t end = ring.produced.load(std::memory_order_acquire);
+  const bool any = at != end;
+  for (; at != end; ++at) {
+    const Frame frame = ring.entries[at % Ring::kEntries];
+    ring.consumed.store(at + 1, std::memory_order_release);
+    if (frame.kind == FrameKind::taken) {
+      take(frame);
+    } else if (frame.kind == FrameKind::data) {
+      const size_t room = ends_.theirs->bytes();
+      if (frame.offset > room || frame.length > room - frame.offset) {
+        events_.on_loss(peer_, LossKind::died, "it offered bytes outside its segment");
+        return true;
+      }
+      in({frame.key(), frame.channel})
+          .pieces.push_back({ends_.theirs->base() + frame.offset, frame.length, frame.length, frame.slot, nullptr});
+      events_.on_arrival(frame.key());
+    } else {
+      events_.on_frame(peer_, frame);
+    }
+  }
+  return any;
+}
+
+void ShmLink::consume(const StreamKey& key, InStream& stream, size_t size) {
+  auto& piece = stream.pieces.front();
+  piece.data += size;
+  piece.size -= size;
+  if (piece.size > 0) return;
+  send({.group = key.operation.group, .sequence = key.operation.sequence, .kind = FrameKind::taken,
+        .channel = key.channel, .slot = piece.slot, .length = piece.whole});
+  stream.pieces.pop_front();
+}
+
+void ShmLink::close(const OperationKey& key) {
+  // Slots of pieces that were never consumed go back to their owner, or they would be lost to it.
+  for (auto at = in_.lower_bound({key, 0}); at != in_.end() && at->first.operation == key; ++at) {
+    for (const auto& piece : at->second.pieces) {
+      if (piece.slot == kNoSlot) continue;
+      send({.group = key.group, .sequence = key.sequence, .kind = FrameKind::taken, .channel = at->first.channel,
+            .slot = piece.slot, .length = piece.whole});
+    }
+  }
+  Link::close(key);
+}
+
+}  // namespace multiring

@@ -1,0 +1,65 @@
+// The shm engine: frames through rings in shared memory, payload read where it lies.
+//
+// Bytes inside the sender's segment are offered by (offset, length) and read in place by the peer:
+// no copy. Other memory is copied once into staging slots of the sender's segment.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "link.h"
+#include "segment.h"
+
+namespace multiring {
+
+// Wakes local ranks that sleep on their sockets: one datagram, no connection, no descriptor a peer.
+class Bell {
+ public:
+  explicit Bell(const std::string& own_name);  // abstract name to be rung at
+  int fd() const { return fd_.get(); }
+  void ring(const std::string& name) const;
+  void silence() const;  // discards what has arrived
+
+ private:
+  Descriptor fd_;
+};
+
+class ShmLink final : public Link {
+ public:
+  struct Ends {
+    std::shared_ptr<Segment> own;
+    std::unique_ptr<Mapping> theirs;
+    uint32_t own_index;    // this rank among its host's ranks
+    uint32_t their_index;  // the peer among them
+    std::string their_bell;
+  };
+  ShmLink(int peer, LinkEvents& events, const Bell& bell, Ends ends);
+  ~ShmLink() override;
+
+  void send(const Frame& frame) override;
+  void consume(const StreamKey& key, InStream& stream, size_t size) override;
+  bool pump() override;
+  void close(const OperationKey& key) override;
+  bool congested() const override { return !backlog_.empty(); }
+
+  bool receive();  // takes every frame out of the peer's ring; true if there was one
+  uint32_t their_index() const { return ends_.their_index; }
+
+ private:
+  static constexpr size_t kSlotBytes = 128 * 1024;
+  static constexpr uint32_t kSlots = 8;
+
+  bool push(const Frame& frame);
+  bool stage(const StreamKey& key, OutStream& stream);
+  void take(const Frame& frame);
+  void wake() const;
+
+  const Bell& bell_;
+  Ends ends_;
+  std::deque<Frame> backlog_;  // frames that found the ring full
+  std::byte* staging_ = nullptr;
+  std::vector<uint32_t> free_slots_;
+};
+
+}  // namespace multiring
