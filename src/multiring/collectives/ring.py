@@ -10,8 +10,8 @@ JPDC 69(2), 2009, doi:10.1016/j.jpdc.2008.09.002.
 
 import numpy as np
 
-from multiring.errors import ScheduleError
 from multiring.collectives.axes import over_axes
+from multiring.errors import ScheduleError
 from multiring.schedule import Accumulation, Effect, Frame, Kind, Moves, Pattern, Schedule
 
 

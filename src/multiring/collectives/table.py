@@ -8,7 +8,7 @@ from multiring.collectives.direct_ring import direct_ring
 from multiring.collectives.ring import ring
 from multiring.collectives.tree import tree_broadcast
 from multiring.errors import ScheduleError
-from multiring.schedule import Accumulation, Collective, Frame, Schedule
+from multiring.schedule import SUMS, Accumulation, Collective, Frame, Schedule
 
 Builder = Callable[[Frame, Accumulation], Schedule]
 
@@ -38,6 +38,8 @@ def algorithms_of(collective: Collective) -> tuple[str, ...]:
 def build(algorithm: str, frame: Frame, accumulation: Accumulation = Accumulation.SAME) -> Schedule:
     """Return the schedule of `frame.collective` by the algorithm of that name.
 
+    A collective that sums nothing accumulates nothing: `accumulation` is SAME there, whatever is asked.
+
     Raises:
         ScheduleError: there is no such algorithm for this collective, or it refuses `accumulation`.
     """
@@ -45,4 +47,4 @@ def build(algorithm: str, frame: Frame, accumulation: Accumulation = Accumulatio
     if builder is None:
         known = ", ".join(algorithms_of(frame.collective))
         raise ScheduleError(f"no algorithm {algorithm!r} for {frame.collective.value}; known are {known}")
-    return builder(frame, accumulation)
+    return builder(frame, accumulation if frame.collective in SUMS else Accumulation.SAME)

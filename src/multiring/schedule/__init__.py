@@ -1,6 +1,9 @@
 """What a Schedule is, the proof that it does what it promises, what it costs, and what it computes."""
 
+from multiring.schedule.check import check as check
+from multiring.schedule.check import check_moves as check_moves
 from multiring.schedule.frame import Frame as Frame
+from multiring.schedule.kinds import SUMS as SUMS
 from multiring.schedule.kinds import Accumulation as Accumulation
 from multiring.schedule.kinds import Collective as Collective
 from multiring.schedule.kinds import Kind as Kind
@@ -14,3 +17,4 @@ from multiring.schedule.moves import Moves as Moves
 from multiring.schedule.pattern import Effect as Effect
 from multiring.schedule.pattern import Pattern as Pattern
 from multiring.schedule.pattern import Phase as Phase
+from multiring.schedule.price import price as price

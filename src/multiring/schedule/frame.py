@@ -35,13 +35,13 @@ class Frame:
     shares: tuple[int, ...] = (1,)
 
     def __post_init__(self) -> None:
-        if not self.grid or any(size < 1 for size in self.grid):
+        if len(self.grid) == 0 or any(size < 1 for size in self.grid):
             raise ScheduleError(f"grid={self.grid}: want at least one axis, each of at least one rank")
         if sorted(self.order) != list(range(self.ranks)):
             raise ScheduleError(f"order={self.order}: want each of the {self.ranks} ranks of grid {self.grid} once")
         if not 0 <= self.root < self.ranks or (self.root and self.collective is not Collective.BROADCAST):
             raise ScheduleError(f"root={self.root}: want a rank below {self.ranks}, and 0 where nobody broadcasts")
-        if not self.shares or any(not isinstance(share, int) or share < 1 for share in self.shares):
+        if not self.shares or any(share < 1 or share != int(share) for share in self.shares):
             raise ScheduleError(f"shares={self.shares}: want a positive integer for every channel")
 
     @property
@@ -81,4 +81,5 @@ class Frame:
     def owners(self) -> NDArray[np.int32]:
         """Return the rank that owns each block: shape (ranks,)."""
         # Position numbers count the first axis fastest, block numbers the last.
-        return np.asarray(self.order, np.int32).reshape(self.grid[::-1]).T.ravel()
+        owners: NDArray[np.int32] = np.asarray(self.order, np.int32).reshape(self.grid[::-1]).T.ravel()
+        return owners

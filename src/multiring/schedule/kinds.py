@@ -35,3 +35,6 @@ class Collective(Enum):
     ALL_GATHER = "all_gather"
     BROADCAST = "broadcast"
     ALL_TO_ALL = "all_to_all"
+
+
+SUMS = frozenset({Collective.ALL_REDUCE, Collective.REDUCE_SCATTER})  # the collectives that reduce

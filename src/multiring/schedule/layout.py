@@ -100,13 +100,16 @@ def breaks_of(frame: Frame) -> NDArray[np.bool_]:
         return np.zeros(frame.ranks, np.bool_)
     if frame.channels > 1:
         return np.ones(frame.ranks, np.bool_)
-    return np.diff(frame.owners(), prepend=-1) != 1
+    breaks: NDArray[np.bool_] = np.diff(frame.owners(), prepend=-1) != 1
+    return breaks
 
 
 def extents_of(frame: Frame, rank: int, counts: Counts, used: NDArray[np.bool_]) -> Extents:
     """Return `rank`'s chunks in memory.
 
     Args:
+        frame: the frame of the schedule.
+        rank: whose chunks; only their sizes differ between ranks.
         counts: elements: of the whole buffer (all_reduce, broadcast), of each rank's block (reduce_scatter,
             all_gather), or sent to and received from each rank (all_to_all).
         used: which chunks the rank's moves touch; scratch is given to those only.
@@ -118,9 +121,9 @@ def extents_of(frame: Frame, rank: int, counts: Counts, used: NDArray[np.bool_])
     sizes = _sizes_of(frame, rank, counts)
     count = np.zeros(len(layout.slot), np.int64)
     offset = np.zeros(len(layout.slot), np.int64)
-    for space, by_slot in sizes.items():
+    for space, whole in sizes.items():
         chunks = np.flatnonzero(layout.space == space)
-        by_slot = by_slot.copy()
+        by_slot = whole.copy()
         if space is Space.SCRATCH:
             by_slot[layout.slot[chunks[~used[chunks]]]] = 0
         count[chunks] = by_slot[layout.slot[chunks]]
@@ -167,4 +170,5 @@ def split(elements: int, weights: Sequence[int]) -> NDArray[np.int64]:
     ends = np.cumsum(weights, dtype=np.int64)
     bounds = elements * ends // ends[-1] // GRAIN * GRAIN
     bounds[-1] = elements
-    return np.diff(bounds, prepend=0)
+    sizes: NDArray[np.int64] = np.diff(bounds, prepend=0)
+    return sizes

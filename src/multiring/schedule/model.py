@@ -75,6 +75,7 @@ class Schedule:
         """Return where `rank`'s chunks lie for buffers of these sizes (in elements).
 
         Args:
+            rank: whose chunks.
             counts: the whole buffer (all_reduce, broadcast), every rank's block (reduce_scatter, all_gather),
                 or `Splits` (all_to_all).
 

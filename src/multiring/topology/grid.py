@@ -56,7 +56,7 @@ def neighbours(grid: Sequence[int], order: Sequence[int], rank: int) -> tuple[in
     if rank not in order or len(order) != math.prod(grid):
         raise ArgumentError(f"rank {rank} on grid {tuple(grid)} with {len(order)} ranks: want one rank per position")
     position = order.index(rank)
-    found = set()
+    found: set[int] = set()
     for stride, size, at in zip(strides_of(grid), grid, coordinates_of(grid, position), strict=True):
         found.update(order[position + ((at + step) % size - at) * stride] for step in (-1, 1))
     return tuple(sorted(found - {rank}))
