@@ -1,8 +1,13 @@
 """What a Schedule is, the proof that it does what it promises, what it costs, and what it computes."""
 
+from multiring.schedule.arithmetic import OPS as OPS
+from multiring.schedule.arithmetic import accumulation_of as accumulation_of
+from multiring.schedule.arithmetic import combine as combine
 from multiring.schedule.check import check as check
 from multiring.schedule.check import check_moves as check_moves
 from multiring.schedule.frame import Frame as Frame
+from multiring.schedule.interpret import Interpretation as Interpretation
+from multiring.schedule.interpret import interpret as interpret
 from multiring.schedule.kinds import SUMS as SUMS
 from multiring.schedule.kinds import Accumulation as Accumulation
 from multiring.schedule.kinds import Collective as Collective

@@ -1,0 +1,86 @@
+"""What sum, average, min, max and product mean for each type: the reference that native kernels are tested against.
+
+Operands are combined left to right. Floats of 32 and 64 bits are combined in their own type, 16-bit floats (float16,
+bfloat16) in float32 and rounded once; integers wrap; averages divide before the one rounding. docs/algorithms.md
+has the table.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from multiring.errors import ArgumentError, ScheduleError
+from multiring.schedule.kinds import Accumulation
+
+Array = NDArray[Any]
+
+_COMBINE: Mapping[str, Callable[[Array, Array], Array]] = MappingProxyType(
+    {"sum": np.add, "average": np.add, "min": np.minimum, "max": np.maximum, "product": np.multiply}
+)
+_COMBINE_BOOLS: Mapping[str, Callable[[Array, Array], Array]] = MappingProxyType(
+    {"sum": np.logical_or, "min": np.logical_and, "max": np.logical_or, "product": np.logical_and}
+)
+
+OPS = tuple(_COMBINE)
+
+
+def accumulation_of(dtype: np.dtype[Any], op: str) -> Accumulation:
+    """Return the accumulation that `op` over arrays of `dtype` needs.
+
+    Raises:
+        ArgumentError: there is no such operation, or it has no meaning for this type.
+    """
+    if op not in OPS:
+        raise ArgumentError(f"op={op!r}: want one of {', '.join(OPS)}")
+    if not _is_float16(dtype) and dtype.kind not in "fiub":
+        raise ArgumentError(f"dtype={dtype}: want a float, an integer or bool")
+    if dtype.kind == "b" and op == "average":
+        raise ArgumentError("the average of bools is no bool: use op='sum' (any) or op='product' (all)")
+    if _is_float16(dtype) and op in {"sum", "average", "product"}:
+        return Accumulation.WIDE
+    if dtype.kind in "iu" and dtype.itemsize < 8 and op == "average":
+        return Accumulation.ONCE
+    return Accumulation.SAME
+
+
+def combine(operands: Sequence[Array], op: str, accumulation: Accumulation, ranks: int, *, last: bool) -> Array:
+    """Return what one REDUCE writes: `operands` combined left to right.
+
+    Args:
+        operands: arrays of one shape and type.
+        op: one of OPS.
+        accumulation: as the schedule states it.
+        ranks: how many contributions a complete average divides by.
+        last: whether all contributions are in now.
+
+    Raises:
+        ArgumentError: `op` has no meaning for the type.
+        ScheduleError: the schedule's accumulation would lose what `op` on this type needs.
+    """
+    dtype = operands[0].dtype
+    needed = accumulation_of(dtype, op)
+    if needed > accumulation:
+        raise ScheduleError(
+            f"{op} of {dtype} needs {needed.name.lower()} accumulation, the schedule has {accumulation.name.lower()}"
+        )
+    wide = dtype
+    if _is_float16(dtype):
+        wide = np.dtype(np.float32)
+    elif dtype.kind in "iu" and op == "average":
+        wide = np.dtype(np.int64 if dtype.kind == "i" else np.uint64)
+    table = _COMBINE_BOOLS if dtype.kind == "b" else _COMBINE
+    # Overflow to infinity, and integers that wrap, are results, not mistakes.
+    with np.errstate(all="ignore"):
+        total = reduce(table[op], [operand.astype(wide) for operand in operands])
+        if op == "average" and last:
+            total = total // wide.type(ranks) if wide.kind in "iu" else total / wide.type(ranks)
+        return total.astype(dtype)
+
+
+def _is_float16(dtype: np.dtype[Any]) -> bool:
+    # ml_dtypes registers bfloat16 as a type of its own kind.
+    return dtype.itemsize == 2 and (dtype.kind == "f" or dtype.name == "bfloat16")

@@ -1,0 +1,132 @@
+"""The interpreter: runs a schedule move by move on numpy arrays of all ranks. The one reference for native code.
+
+Slow and simple on purpose. A receiver reads out of its sender's memory as late as the executor may: when it takes the
+message. Scratch starts as noise.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from multiring.errors import ScheduleError
+from multiring.schedule.arithmetic import combine
+from multiring.schedule.kinds import Accumulation, Collective, Kind, Space
+from multiring.schedule.layout import Counts, Extents, Splits
+from multiring.schedule.model import Schedule
+from multiring.schedule.moves import Move, Moves
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Interpretation:
+    """What the ranks computed, and what each of them did, in its order."""
+
+    outputs: tuple[Array, ...]
+    log: tuple[tuple[Move, ...], ...]
+
+
+def interpret(
+    schedule: Schedule, arrays: Sequence[Array], op: str = "sum", counts: Sequence[Counts] | None = None
+) -> Interpretation:
+    """Return what `schedule` makes of `arrays`, which stay as they are.
+
+    Args:
+        schedule: what to run; it should have passed `check`.
+        arrays: every rank's array, one-dimensional: the input, or what is worked on in place.
+        op: how to combine; one of `OPS`.
+        counts: every rank's counts, as `Schedule.extents_of` takes them; by default what the arrays' sizes say,
+            blocks being equal.
+
+    Raises:
+        ArgumentError: `op` has no meaning for the arrays' type.
+        ScheduleError: `arrays` or `counts` do not fit the schedule, or the ranks wait for each other for ever.
+    """
+    if len(arrays) != schedule.ranks or (counts is not None and len(counts) != schedule.ranks):
+        raise ScheduleError(f"{len(arrays)} arrays, {counts} for {schedule.ranks} ranks: want one for each")
+    forms = sorted({(array.dtype.name, array.ndim) for array in arrays})
+    if len(forms) > 1 or forms[0][1] != 1:
+        raise ScheduleError(f"arrays of types and dimensions {forms}: want one type, one dimension")
+    every = _default_counts(schedule, [array.size for array in arrays]) if counts is None else counts
+    ranks = [
+        _Rank(schedule.moves_of(rank), schedule.extents_of(rank, every[rank]), array)
+        for rank, array in enumerate(arrays)
+    ]
+    _run(ranks, op, schedule.accumulation)
+    return Interpretation(tuple(rank.memory[Space.OUTPUT] for rank in ranks), tuple(tuple(rank.log) for rank in ranks))
+
+
+def _default_counts(schedule: Schedule, sizes: list[int]) -> list[Counts]:
+    if schedule.collective in {Collective.ALL_REDUCE, Collective.BROADCAST}:
+        return list(sizes)
+    if schedule.collective is Collective.ALL_GATHER:
+        return [sizes] * schedule.ranks
+    blocks = [size // schedule.ranks for size in sizes]
+    if schedule.collective is Collective.REDUCE_SCATTER:
+        return [[block] * schedule.ranks for block in blocks]
+    return [Splits(send=[block] * schedule.ranks, receive=blocks) for block in blocks]
+
+
+class _Rank:
+    """One rank's memory, and the moves it has done and has to do."""
+
+    def __init__(self, moves: Moves, extents: Extents, array: Array) -> None:
+        self.extents = extents
+        sizes = {space: int(extents.count[extents.space == space].sum()) for space in Space}
+        is_in_place = not (extents.space == Space.INPUT).any()
+        if array.size != sizes[Space.OUTPUT if is_in_place else Space.INPUT]:
+            raise ScheduleError(f"an array of {array.size} elements: its chunks have {sizes}")
+        noise = {space: np.full(size * array.itemsize, 0xA5, np.uint8) for space, size in sizes.items()}
+        self.memory = {space: raw.view(array.dtype) for space, raw in noise.items()}
+        self.memory[Space.OUTPUT if is_in_place else Space.INPUT] = array.copy()
+        self.todo = deque(moves.rows())
+        self.log: list[Move] = []
+
+    def view(self, first: int, span: int) -> Array:
+        """Return the memory of `span` chunks from `first` on."""
+        start = int(self.extents.offset[first])
+        stop = start + int(self.extents.count[first : first + span].sum())
+        return self.memory[Space(self.extents.space[first])][start:stop]
+
+
+def _run(ranks: list[_Rank], op: str, accumulation: Accumulation) -> None:
+    """Go round the ranks, each doing what it can, until all are done."""
+    offers: dict[tuple[int, int, int], deque[Array]] = {}
+    has_progress = True
+    while has_progress:
+        has_progress = False
+        for me, rank in enumerate(ranks):
+            while rank.todo and _execute(ranks, me, rank.todo[0], offers, (op, accumulation)):
+                rank.log.append(rank.todo.popleft())
+                has_progress = True
+    stuck = [me for me, rank in enumerate(ranks) if rank.todo]
+    if stuck:
+        raise ScheduleError(f"deadlock: ranks {stuck} wait for ever, rank {stuck[0]} in {ranks[stuck[0]].todo[0]}")
+
+
+def _execute(
+    ranks: list[_Rank],
+    me: int,
+    move: Move,
+    offers: dict[tuple[int, int, int], deque[Array]],
+    arithmetic: tuple[str, Accumulation],
+) -> bool:
+    """Do one move; return False, having done nothing, if a message it takes was not sent yet."""
+    rank = ranks[me]
+    if move.kind is Kind.SEND:
+        for peer in move.peers:
+            offers.setdefault((me, peer, move.channel), deque()).append(rank.view(move.src, move.span))
+        return True
+    routes = [(peer, me, move.channel) for peer in move.peers]
+    if not all(route[0] == me or offers.get(route) for route in routes):
+        return False
+    operands = [rank.view(move.src, move.span) if route[0] == me else offers[route].popleft() for route in routes]
+    target = rank.view(move.dst, move.span)
+    if any(operand.size != target.size for operand in operands):
+        raise ScheduleError(f"rank {me}: {move}: {[o.size for o in operands]} elements do not fit {target.size}")
+    target[...] = operands[0] if move.kind is Kind.COPY else combine(operands, *arithmetic, len(ranks), last=move.last)
+    return True
