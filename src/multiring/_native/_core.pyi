@@ -1,3 +1,188 @@
 """multiring's compiled core; import it through multiring._native."""
 
+from collections.abc import Sequence
+import enum
+from typing import Annotated
+
+import numpy
+from numpy.typing import NDArray
+
 VERSION: str = "0.1.0"
+
+class FaultKind(enum.Enum):
+    NONE = 0
+
+    ARGUMENT = 1
+
+    MISMATCH = 2
+
+    PEER_LOST = 3
+
+    STALL = 4
+
+    STATE = 5
+
+    RENDEZVOUS = 6
+
+class DType(enum.Enum):
+    int8 = 0
+
+    int16 = 1
+
+    int32 = 2
+
+    int64 = 3
+
+    uint8 = 4
+
+    uint16 = 5
+
+    uint32 = 6
+
+    uint64 = 7
+
+    float16 = 8
+
+    bfloat16 = 9
+
+    float32 = 10
+
+    float64 = 11
+
+    bool = 12
+
+class ReduceOp(enum.Enum):
+    sum = 0
+
+    min = 1
+
+    max = 2
+
+    product = 3
+
+class View:
+    @property
+    def address(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def device(self) -> int:
+        """DLPack device type; 1 is host memory."""
+
+    @property
+    def shape(self) -> list[int]: ...
+    @property
+    def strides(self) -> list[int]:
+        """In elements."""
+
+def view(arg: Annotated[NDArray, dict(writable=False)], /) -> View: ...
+def combine(dtype: DType, op: ReduceOp, target: int, sources: Sequence[int], count: int, divisor: int) -> None:
+    """dst = sources combined left to right; addresses of host memory."""
+
+def combine_isa() -> str: ...
+def force_isa(name: str) -> None: ...
+def hmac_sha256(arg0: bytes, arg1: bytes, /) -> bytes: ...
+
+class Program:
+    @property
+    def scratch_bytes(self) -> int: ...
+
+def make_program(
+    kind: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    last: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    channel: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    source_space: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    source_offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    target_space: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    target_offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    peer_start: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    peers: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    scratch_bytes: int,
+    dtype: DType,
+    op: ReduceOp,
+    divisor: int,
+) -> Program:
+    """
+    One rank's moves with offsets and sizes in bytes and peers as world ranks.
+    """
+
+class Rounds:
+    def __init__(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Rounds of agreement as (to, from) world ranks."""
+
+class OperationSpec:
+    def __init__(
+        self,
+        key: tuple[int, int],
+        members: Sequence[int],
+        rounds: Rounds,
+        digest: bytes,
+        description: str,
+        program: Program | None,
+        input: int,
+        output: int,
+        user_bytes: int,
+        name: int,
+    ) -> None: ...
+
+class Operation:
+    @property
+    def fault(self) -> FaultKind: ...
+    @property
+    def fault_text(self) -> str: ...
+    @property
+    def descriptions(self) -> dict[int, str]: ...
+    @property
+    def log(self) -> list[tuple[int, int]]: ...
+
+class Context:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        job: bytes,
+        secret: bytes,
+        segment_bytes: int,
+        stall_warn_s: float,
+        stall_timeout_s: float,
+        spin_s: float,
+        log_moves: bool,
+    ) -> None: ...
+    @property
+    def handover_name(self) -> str: ...
+    def listen(self, host: str, first_port: int, last_port: int) -> int:
+        """Listen at a numeric address on the first free port; returns the port."""
+
+    def connect(
+        self,
+        peers: Sequence[tuple[int, bool, str, str, int]],
+        local_ranks: Sequence[int],
+        neighbours: Sequence[int],
+        timeout_s: float,
+    ) -> None:
+        """peers: (rank, same host, hand-over name, tcp host, tcp port)."""
+
+    def allocate(self, bytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+        """Arena memory as bytes; freed with the last array that views it."""
+
+    def arena_bytes(self) -> int: ...
+    def holds(self, address: int, bytes: int) -> bool:
+        """Whether the memory lies in this rank's arena."""
+
+    def post(self, spec: OperationSpec, caller_waits: bool) -> Operation: ...
+    def wait(self, operation: Operation, timeout_s: float) -> bool: ...
+    def has_ended(self, operation: Operation) -> bool: ...
+    def stalled_on(self, operation: Operation) -> tuple[list[int], float]:
+        """Ranks waited for, and the seconds since anything moved."""
+
+    def losses(self) -> dict[int, tuple[bool, str]]:
+        """Ranks that are gone: (died rather than left, why)."""
+
+    def take_events(self) -> list[tuple[bool, int, int, int, int, int, int, int]]:
+        """
+        (is a wait, name, group, sequence, bytes, start ns, agreed ns, end ns) since the last call.
+        """
+
+    def dropped_events(self) -> int: ...
+    def close(self, grace_s: float) -> None: ...
