@@ -294,10 +294,11 @@ struct Case {
 };
 
 std::string describe(const Case& tried, int in_place, std::size_t shift, const Bytes& got) {
-    std::string text = std::string(multiring::combine_isa()) + " " + name_of(tried.dtype) + " " + name_of(tried.op) +
-                       " count " + std::to_string(tried.count()) + " sources " + std::to_string(tried.sources.size()) +
-                       " divisor " + std::to_string(tried.divisor) + " in place of " + std::to_string(in_place) +
-                       " shift " + std::to_string(shift);
+    char head[200];
+    std::snprintf(head, sizeof head, "%s %s %s: count %zu, sources %zu, divisor %llu, in place of %d, shift %zu",
+                  multiring::combine_isa(), name_of(tried.dtype), name_of(tried.op), tried.count(),
+                  tried.sources.size(), static_cast<unsigned long long>(tried.divisor), in_place, shift);
+    std::string text = head;
     for (std::size_t i = 0; i < tried.count(); ++i) {
         const Bits found = element(got, i, tried.size());
         const Bits wanted = element(tried.expected, i, tried.size());
