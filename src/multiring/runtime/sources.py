@@ -168,9 +168,10 @@ def _from_mpi(settings: Settings, foreign: Mapping[str, str]) -> Identity:
     mpi = _load_mpi()
     world = mpi.COMM_WORLD
     if (size is not None and world.Get_size() != size) or (rank is not None and world.Get_rank() != rank):
+        library = mpi.Get_library_version().split(",")[0].split("\n")[0]
         raise LaunchError(
             f"mpiexec says rank {rank} of {'several' if size is None else size}, mpi4py rank {world.Get_rank()} "
-            f"of {world.Get_size()}: mpi4py uses {mpi.Get_library_version().splitlines()[0]!r}, which is not this mpiexec's"
+            f"of {world.Get_size()}: mpi4py uses {library!r}, which is not this mpiexec's"
         )
     words = world.Dup()  # so that nothing of ours meets a message of the program's
     try:

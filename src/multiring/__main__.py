@@ -1,0 +1,8 @@
+"""`python -m multiring`: the same as the `multiring` command."""
+
+import sys
+
+from multiring.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

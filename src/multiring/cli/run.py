@@ -1,0 +1,39 @@
+"""multiring run: start a command as N ranks on this machine.
+
+Every output line is tagged with its rank. When a rank fails, its last lines are shown, the others are stopped,
+and its exit code is returned (128 + n for signal n). Nothing the job started is left behind.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from multiring.launch import CommandError, run_local
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.usage = "multiring run -n N [--log-dir DIR] [--] CMD..."
+    parser.add_argument("-n", dest="ranks", type=_count, required=True, metavar="N", help="how many ranks")
+    parser.add_argument("--log-dir", type=Path, metavar="DIR", help="also write DIR/rank-K.out and DIR/rank-K.err")
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="CMD...", help="what every rank runs")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit with the job's code; 127 where the command does not exist, 126 where it cannot be executed."""
+    program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
+    try:
+        return run_local(program, arguments.ranks, log_dir=arguments.log_dir)
+    except CommandError as error:
+        print(f"multiring: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _count(text: str) -> int:
+    try:
+        count = int(text)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} ranks make no job, want an integer >= 1")
+    return count

@@ -1,0 +1,4 @@
+"""Start ranks on this machine, and leave none behind."""
+
+from multiring.launch.local import CommandError as CommandError
+from multiring.launch.local import run_local as run_local

@@ -1,0 +1,61 @@
+"""Which cores each local rank gets, and with how many threads it computes."""
+
+import os
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+_CPU_ROOT = Path("/sys/devices/system/cpu")
+# OpenMP's variable is the one the others fall back to, so a user who sets it has decided for all of them.
+_THREADS = "OMP_NUM_THREADS"
+_MORE_THREADS = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+Core = tuple[int, int]  # package, core in it; several CPUs (hardware threads) may share one
+
+
+def cores_of_cpus(cpus: Sequence[int], root: Path = _CPU_ROOT) -> dict[int, Core]:
+    """Return the physical core of each of `cpus`; where the system does not say, each is its own."""
+    return {cpu: _core_of_cpu(cpu, root) for cpu in cpus}
+
+
+def _core_of_cpu(cpu: int, root: Path) -> Core:
+    topology = root / f"cpu{cpu}" / "topology"
+    try:
+        package = int((topology / "physical_package_id").read_text(encoding="ascii"))
+        return package, int((topology / "core_id").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return 0, cpu
+
+
+def share_cpus(core_of: Mapping[int, Core], ranks: int) -> list[frozenset[int]]:
+    """Return each rank's CPUs: neighbouring, disjoint and all used; or all of them for all where ranks are more.
+
+    Hardware threads of one core are kept together as far as the counts allow.
+    """
+    ordered = sorted(core_of, key=lambda cpu: (core_of[cpu], cpu))
+    if ranks > len(ordered):
+        return [frozenset(ordered)] * ranks
+    cuts = [rank * len(ordered) // ranks for rank in range(ranks + 1)]
+    return [frozenset(ordered[first:end]) for first, end in pairwise(cuts)]
+
+
+def threads_per_rank(core_of: Mapping[int, Core], ranks: int) -> int:
+    """Return how many threads every rank computes with: the physical cores of the smallest share.
+
+    The same number on all ranks, or one rank's arithmetic would differ from the others'.
+    """
+    if ranks > len(core_of):
+        return 1
+    return min(len({core_of[cpu] for cpu in share}) for share in share_cpus(core_of, ranks))
+
+
+def thread_variables(environment: Mapping[str, str], threads: int) -> dict[str, str]:
+    """Return what to add to `environment` so that numerical libraries use `threads`; the user's choice stands."""
+    if _THREADS in environment:
+        return {}
+    return {name: str(threads) for name in (_THREADS, *_MORE_THREADS) if name not in environment}
+
+
+def usable_cpus() -> list[int]:
+    """Return the CPUs this process may run on."""
+    return sorted(os.sched_getaffinity(0))

@@ -1,0 +1,63 @@
+"""The launcher's signals, as something to poll."""
+
+import os
+import signal
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, final
+
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@final
+class StopSignals:
+    """While entered: SIGINT, SIGTERM and SIGHUP are kept for `take`, and these and SIGCHLD wake a poll.
+
+    A signal that is ignored on entry (nohup, a shell's background job) stays ignored. Main thread only.
+    """
+
+    def __init__(self) -> None:
+        self._caught: list[int] = []
+        self._former: dict[int, Any] = {}
+
+    def __enter__(self) -> "StopSignals":
+        self.descriptor, self._wakeup = os.pipe()
+        os.set_blocking(self.descriptor, False)
+        os.set_blocking(self._wakeup, False)
+        self._former_wakeup = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+        for number in _STOPPING:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                self._handle(number, self._catch)
+        self._handle(signal.SIGCHLD, _wake_only)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, former in self._former.items():
+            signal.signal(number, former)
+        signal.set_wakeup_fd(self._former_wakeup)
+        os.close(self.descriptor)
+        os.close(self._wakeup)
+
+    def take(self) -> list[int]:
+        """Return the stop signals caught since the last call, oldest first."""
+        caught, self._caught = self._caught, []
+        return caught
+
+    def clear(self) -> None:
+        """Make `descriptor` unreadable until the next signal."""
+        try:
+            os.read(self.descriptor, 4096)
+        except BlockingIOError:
+            return
+
+    def _catch(self, number: int, _frame: FrameType | None) -> None:
+        self._caught.append(number)
+
+    def _handle(self, number: int, handler: Callable[[int, FrameType | None], None]) -> None:
+        self._former[number] = signal.signal(number, handler)
+
+
+def _wake_only(_number: int, _frame: FrameType | None) -> None:
+    """A handler must exist for the wake-up descriptor to be written."""
