@@ -82,12 +82,12 @@ void bind_context(nb::module_& m) {
       .def(
           "__init__",
           [](Context* self, int rank, int size, const nb::bytes& job, const nb::bytes& secret, size_t segment_bytes,
-             double stall_warn_s, double stall_timeout_s, double spin_s, bool log_moves) {
+             double stall_warn_s, double stall_timeout_s, bool log_moves) {
             new (self) Context(ContextConfig{rank, size, {job.c_str(), job.size()}, {secret.c_str(), secret.size()},
-                                             segment_bytes, stall_warn_s, stall_timeout_s, spin_s, log_moves});
+                                             segment_bytes, stall_warn_s, stall_timeout_s, log_moves});
           },
           nb::arg("rank"), nb::arg("size"), nb::arg("job"), nb::arg("secret"), nb::arg("segment_bytes"),
-          nb::arg("stall_warn_s"), nb::arg("stall_timeout_s"), nb::arg("spin_s"), nb::arg("log_moves"))
+          nb::arg("stall_warn_s"), nb::arg("stall_timeout_s"), nb::arg("log_moves"))
       .def_prop_ro("handover_name", &Context::handover_name)
       .def("listen", &Context::listen, nb::arg("host"), nb::arg("first_port"), nb::arg("last_port"),
            "Listen at a numeric address on the first free port; returns the port.")
@@ -120,7 +120,8 @@ void bind_context(nb::module_& m) {
           },
           "(is a wait, name, group, sequence, bytes, start ns, agreed ns, end ns) since the last call.")
       .def("dropped_events", &Context::dropped_events)
-      .def("close", &Context::close, nb::arg("grace_s"), nb::call_guard<nb::gil_scoped_release>());
+      .def("allow_spin", &Context::allow_spin, nb::arg("seconds"))
+      .def("close", &Context::close, nb::arg("grace_s"), nb::arg("announce"), nb::call_guard<nb::gil_scoped_release>());
 }
 
 }  // namespace multiring

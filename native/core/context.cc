@@ -72,7 +72,7 @@ Context::~Context() {
     progress_.detach();
     return;
   }
-  close(0);
+  close(0, false);
 }
 
 // ---- driving -------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ Context::Waited Context::wait(const std::shared_ptr<Operation>& operation, doubl
     caller_drives_ = true;
     auto& sleepers = segment_->mapping().control().sleepers;
     if ((sleepers.fetch_and(~ControlPage::kSocketSleeper) & ControlPage::kSocketSleeper) != 0) poller_.wake();
-    const auto spin_until = Clock::now() + as_duration(config_.spin_s);
+    const auto spin_until = Clock::now() + as_duration(spin_s_);
     while (!operation->ended()) {
       if (drive()) continue;
       const auto now = Clock::now();
@@ -436,7 +436,12 @@ Link& Context::link(int peer) {
 
 // ---- the end -------------------------------------------------------------------------------
 
-void Context::close(double grace_s) {
+void Context::allow_spin(double seconds) {
+  const Lock lock(mutex_);
+  spin_s_ = seconds;
+}
+
+void Context::close(double grace_s, bool announce) {
   const auto deadline = Clock::now() + as_duration(grace_s);
   {
     Lock lock(mutex_);
@@ -446,9 +451,11 @@ void Context::close(double grace_s) {
     changed_.wait_until(lock, deadline, [this] { return running_.empty(); });
     const Frame leave{.kind = FrameKind::lost, .slot = static_cast<uint32_t>(LossKind::left),
                       .offset = static_cast<uint64_t>(config_.rank)};
-    tell_everyone(leave);
-    for (const auto& [rank, socket] : watches_) {
-      [[maybe_unused]] const auto sent = ::send(socket.get(), "L", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (announce) {
+      tell_everyone(leave);
+      for (const auto& [rank, socket] : watches_) {
+        [[maybe_unused]] const auto sent = ::send(socket.get(), "L", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+      }
     }
     // Closing a socket with unread bytes would reset it, and with it what the peer has yet to read: say that nothing
     // more comes, and read on until the peers have hung up too, or a moment has passed.

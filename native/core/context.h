@@ -31,7 +31,6 @@ struct ContextConfig {
   size_t segment_bytes = size_t{1} << 36;
   double stall_warn_s = 60;
   double stall_timeout_s = 1800;
-  double spin_s = 0;  // longest spin of a blocked caller; 0: never
   bool log_moves = false;
 };
 
@@ -87,8 +86,12 @@ class Context final : public LinkEvents, public Host {
   std::map<int, Loss> losses();
   std::shared_ptr<Segment> own_segment() const { return segment_; }
 
-  // Lets operations in flight end for at most `grace_s`, tells the neighbours, and stops. Idempotent.
-  void close(double grace_s);
+  // How long a blocked caller spins before it sleeps; 0, as at the start: not at all.
+  void allow_spin(double seconds);
+
+  // Lets operations in flight end for at most `grace_s`, and stops. `announce`: the other ranks are told that this one
+  // left; without it they take its end for a death. Idempotent.
+  void close(double grace_s, bool announce);
 
   // Host
   Link& link(int peer) override;
@@ -146,6 +149,7 @@ class Context final : public LinkEvents, public Host {
   bool caller_drives_ = false;
   Clock::time_point last_caller_{};
   bool closing_ = false;
+  double spin_s_ = 0;
   bool stopped_ = false;
   std::thread progress_;
 

@@ -205,35 +205,13 @@ const std::vector<Bits>& special_values(DType dtype) {
     static const std::vector<Bits> f32{0x00000000, 0x80000000, 0x00000001, 0x807fffff, 0x00800000, 0x3f800000,
                                        0xbf800000, 0x4b800000, 0x33800000, 0x7f7fffff, 0xff7fffff, 0x7f800000,
                                        0xff800000, 0x7fc00000, 0xffc12345, 0x7f800001, 0x7fffffff};
-    static const std::vector<Bits> f64{0,
-                                       0x8000000000000000,
-                                       1,
-                                       0x800fffffffffffff,
-                                       0x0010000000000000,
-                                       0x3ff0000000000000,
-                                       0xbff0000000000000,
-                                       0x4340000000000000,
-                                       0x7fefffffffffffff,
-                                       0xffefffffffffffff,
-                                       0x7ff0000000000000,
-                                       0xfff0000000000000,
-                                       0x7ff8000000000000,
-                                       0xfff8000012345678,
-                                       0x7ff0000000000001};
-    static const std::vector<Bits> integers{0,
-                                            1,
-                                            0x7f,
-                                            0x80,
-                                            0xff,
-                                            0x7fff,
-                                            0x8000,
-                                            0xffff,
-                                            0x7fffffff,
-                                            0x80000000,
-                                            0xffffffff,
-                                            0x7fffffffffffffff,
-                                            0x8000000000000000,
-                                            0xffffffffffffffff};
+    static const std::vector<Bits> f64{
+        0, 0x8000000000000000, 1, 0x800fffffffffffff, 0x0010000000000000, 0x3ff0000000000000, 0xbff0000000000000,
+        0x4340000000000000, 0x7fefffffffffffff, 0xffefffffffffffff, 0x7ff0000000000000, 0xfff0000000000000,
+        0x7ff8000000000000, 0xfff8000012345678, 0x7ff0000000000001};
+    static const std::vector<Bits> integers{
+        0, 1, 0x7f, 0x80, 0xff, 0x7fff, 0x8000, 0xffff, 0x7fffffff, 0x80000000, 0xffffffff, 0x7fffffffffffffff,
+        0x8000000000000000, 0xffffffffffffffff};
     static const std::vector<Bits> booleans{0, 1, 1, 1, 1, 1, 1, 2, 0x80, 0xff};
     switch (dtype) {
         case DType::f16: return f16;
@@ -303,8 +281,9 @@ std::string describe(const Case& tried, int in_place, std::size_t shift, const B
         const Bits found = element(got, i, tried.size());
         const Bits wanted = element(tried.expected, i, tried.size());
         if (found == wanted) continue;
-        text += ": [" + std::to_string(i) + "] is " + hex(found) + ", should be " + hex(wanted) + ", of";
-        for (const Bits operand : tried.operands(i)) text += " " + hex(operand);
+        text.append(": [").append(std::to_string(i)).append("] is ").append(hex(found));
+        text.append(", should be ").append(hex(wanted)).append(", of");
+        for (const Bits operand : tried.operands(i)) text.append(" ").append(hex(operand));
         break;
     }
     return text;

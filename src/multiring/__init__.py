@@ -1,0 +1,39 @@
+"""Deep-learning training on many processors: collectives by proven schedules, for any framework.
+
+    import multiring
+
+    group = multiring.init()
+    group.all_reduce(gradients, op="average")
+
+`multiring run -n 2 python script.py` starts such a script on two ranks of this machine.
+"""
+
+from multiring.runtime import Event as Event
+from multiring.runtime import Group as Group
+from multiring.runtime import Handle as Handle
+from multiring.runtime import init as init
+from multiring.runtime import is_initialized as is_initialized
+from multiring.runtime import local_rank as local_rank
+from multiring.runtime import local_size as local_size
+from multiring.runtime import rank as rank
+from multiring.runtime import shutdown as shutdown
+from multiring.runtime import size as size
+from multiring.runtime import take_events as take_events
+from multiring.runtime import world as world
+from multiring.version import VERSION as __version__
+
+__all__ = [
+    "Event",
+    "Group",
+    "Handle",
+    "__version__",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "rank",
+    "shutdown",
+    "size",
+    "take_events",
+    "world",
+]

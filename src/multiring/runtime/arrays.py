@@ -1,0 +1,147 @@
+"""Arrays of any library as plain memory: address, shape, type; nothing is copied.
+
+What is accepted: NumPy arrays (bfloat16 by ml_dtypes), and anything that speaks DLPack or the buffer
+protocol, in host memory, dense. Dense means that the elements fill their memory without gaps; the order
+of the strides is free where a collective treats the array as one buffer (all_reduce, broadcast, send).
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from multiring._native import DType, view
+from multiring.errors import ArgumentError, UnsupportedError
+
+DTYPES: dict[str, DType] = {name: getattr(DType, name) for name in dir(DType) if not name.startswith("_")}
+_NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
+    name: np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+    for name in (
+        *("bool", "bfloat16", "float16", "float32", "float64"),
+        *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    )
+}
+_HOST = 1  # kDLCPU
+_DEVICES = {2: "CUDA", 3: "CUDA-pinned host", 4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROCm", 13: "CUDA-managed"}
+# Libraries whose arrays never change, though DLPack would hand out their memory to be written.
+_IMMUTABLE = ("jax", "jaxlib", "tensorflow")
+
+
+def numpy_dtype(kind: Any) -> np.dtype[Any]:
+    """Return the NumPy type that `kind`, a name or anything `numpy.dtype` takes, stands for; "bfloat16" is ml_dtypes'.
+
+    Raises:
+        ArgumentError: multiring moves no such type.
+    """
+    if isinstance(kind, str) and kind in _NUMPY_DTYPES:
+        return _NUMPY_DTYPES[kind]
+    try:
+        return _NUMPY_DTYPES[np.dtype(kind).name]
+    except (TypeError, KeyError):
+        raise ArgumentError(f"type {kind}: want one of {', '.join(sorted(_NUMPY_DTYPES))}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """An array as memory. Whoever holds the Buffer holds the memory."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]  # in elements
+    dtype: str
+    owner: object = field(repr=False)
+
+    @property
+    def count(self) -> int:
+        """How many elements there are."""
+        return math.prod(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return _NUMPY_DTYPES[self.dtype].itemsize
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all elements."""
+        return self.count * self.itemsize
+
+    @property
+    def layout(self) -> tuple[int, ...]:
+        """The dimensions longer than 1, slowest first; equal layouts and shapes mean equal order in memory."""
+        long = [dim for dim, size in enumerate(self.shape) if size > 1]
+        return tuple(sorted(long, key=lambda dim: -self.strides[dim]))
+
+    @property
+    def is_row_major(self) -> bool:
+        """Whether the last dimension is the fastest, so that leading rows are contiguous."""
+        return self.layout == tuple(sorted(self.layout))
+
+
+def buffer_of(array: Any, *, writes: bool) -> Buffer:
+    """Return `array`'s memory.
+
+    Args:
+        array: NumPy, DLPack or buffer protocol.
+        writes: whether the collective will write into it.
+
+    Raises:
+        ArgumentError: not an array, gaps between elements, another byte order, or `writes` and read-only.
+        UnsupportedError: it is not in host memory.
+    """
+    found = _of_numpy(array, writes) if isinstance(array, np.ndarray) else _of_other(array, writes)
+    if found.dtype not in _NUMPY_DTYPES:
+        raise ArgumentError(f"array of {found.dtype}: want one of {', '.join(sorted(_NUMPY_DTYPES))}")
+    expected = 1
+    for dim in reversed(found.layout):
+        if found.strides[dim] != expected:
+            raise ArgumentError(
+                f"array of shape {found.shape} and strides {found.strides} (in elements) has gaps or overlaps in "
+                "memory; want a dense one, such as its copy"
+            )
+        expected *= found.shape[dim]
+    return found
+
+
+def _of_numpy(array: "np.ndarray[Any, Any]", writes: bool) -> Buffer:
+    if not array.dtype.isnative:
+        raise ArgumentError(f"array of {array.dtype} in foreign byte order; want the machine's own")
+    if writes and not array.flags.writeable:
+        raise ArgumentError(f"array of shape {array.shape} is read-only; want one that can be written, such as a copy")
+    itemsize = array.dtype.itemsize or 1
+    if any(stride % itemsize for stride in array.strides):
+        raise ArgumentError(f"array with strides {array.strides} (in bytes) of {array.dtype}; want a dense one")
+    strides = tuple(stride // itemsize for stride in array.strides)
+    return Buffer(array.__array_interface__["data"][0], array.shape, strides, array.dtype.name, array)
+
+
+def _of_other(array: Any, writes: bool) -> Buffer:
+    kind = type(array)
+    if writes and kind.__module__.partition(".")[0] in _IMMUTABLE:
+        raise ArgumentError(f"{kind.__module__}.{kind.__qualname__} is immutable; want an array that can be written")
+    if hasattr(array, "__dlpack_device__"):
+        device = int(array.__dlpack_device__()[0])
+        if device != _HOST:
+            named = _DEVICES.get(device, f"DLPack device type {device}")
+            raise UnsupportedError(f"{kind.__qualname__} in {named} memory; multiring moves host memory only so far")
+    elif not hasattr(array, "__dlpack__"):
+        return _of_buffer(array, writes)
+    try:
+        seen = view(array)
+    except (TypeError, BufferError, RuntimeError, ValueError) as error:
+        raise ArgumentError(f"{kind.__qualname__} does not give its memory: {error}") from error
+    return Buffer(seen.address, tuple(seen.shape), tuple(seen.strides), seen.dtype, seen)
+
+
+def _of_buffer(array: Any, writes: bool) -> Buffer:
+    try:
+        memory = memoryview(array)
+    except TypeError:
+        raise ArgumentError(
+            f"{type(array).__qualname__} is no array; want NumPy, DLPack or the buffer protocol"
+        ) from None
+    if writes and memory.readonly:
+        raise ArgumentError(f"{type(array).__qualname__} is read-only; want memory that can be written")
+    return _of_numpy(np.asarray(memory), writes)

@@ -1,0 +1,44 @@
+"""Events: what every operation and every blocked call took, in one format."""
+
+from dataclasses import dataclass
+
+# The closed list of names; an event carries its index through the native core.
+NAMES = (
+    *("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier", "send", "recv"),
+    *("subgroup", "counts"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """One operation, or one stretch of a thread's time spent waiting for one.
+
+    Times are seconds of this host's monotonic clock. `agreed_s` is when every rank of the group had
+    arrived (None for a wait, and where they never did); `size_bytes` is the user's whole buffer.
+    """
+
+    kind: str  # "operation" or "wait"
+    name: str
+    group: int
+    operation: int  # its sequence number in the group
+    rank: int
+    start_s: float
+    agreed_s: float | None
+    end_s: float
+    size_bytes: int
+
+
+def event_of(raw: tuple[bool, int, int, int, int, int, int, int], rank: int) -> Event:
+    """Return the Event of one row of the native recorder."""
+    is_wait, name, group, sequence, size_bytes, start_ns, agreed_ns, end_ns = raw
+    return Event(
+        kind="wait" if is_wait else "operation",
+        name=NAMES[name],
+        group=group,
+        operation=sequence,
+        rank=rank,
+        start_s=start_ns * 1e-9,
+        agreed_s=agreed_ns * 1e-9 if agreed_ns else None,
+        end_s=end_ns * 1e-9,
+        size_bytes=size_bytes,
+    )

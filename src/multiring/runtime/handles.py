@@ -1,0 +1,118 @@
+"""Handles of operations in flight, and what a failed one means in words."""
+
+import logging
+import time
+from collections import defaultdict
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, Protocol
+
+from multiring._native import Context, FaultKind, Operation
+from multiring.errors import MismatchError, MultiringError, PeerLostError, StallError, StateError
+
+_log = logging.getLogger("multiring")
+
+
+class Handle(Protocol):
+    """An operation in flight. Its arrays belong to it until `wait` returned or raised."""
+
+    def done(self) -> bool:
+        """Whether `wait` would return, or raise, at once."""
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Return the operation's result once it has ended.
+
+        Args:
+            timeout: seconds; None waits until the operation ends or a stall is an error.
+
+        Raises:
+            TimeoutError: it is still in flight after `timeout`; it goes on, and may be waited for again.
+            MismatchError: the ranks asked for different things; inputs are intact.
+            PeerLostError: a rank it needs died or left; the contents are undefined.
+            StallError: a rank did not take part in time; the contents are undefined.
+        """
+
+
+class OperationHandle:
+    """The handle of one native operation."""
+
+    def __init__(self, context: Context, operation: Operation, title: str, stall_warn_s: float, result: Any) -> None:
+        self._context = context
+        self._operation = operation
+        self._title = title
+        self._stall_warn_s = stall_warn_s
+        self._result = result
+        self._warned = False
+
+    def done(self) -> bool:
+        """Whether `wait` would return, or raise, at once."""
+        return self._context.has_ended(self._operation)
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Return the operation's result once it has ended; see `Handle`."""
+        start = time.monotonic()
+        while True:
+            left = self._stall_warn_s if timeout is None else timeout - (time.monotonic() - start)
+            if self._context.wait(self._operation, max(0.0, min(left, self._stall_warn_s))):
+                break
+            self._warn_of_stall()
+            if timeout is not None and time.monotonic() - start >= timeout:
+                raise TimeoutError(f"{self._title} is still in flight after {timeout:g} s")
+        if self._operation.fault is not FaultKind.NONE:
+            raise failure_of(self._operation, self._title)
+        return self._result
+
+    def log(self) -> list[tuple[int, int]]:
+        """Return (index of the move, bytes moved) in the order of execution; empty unless moves are recorded."""
+        return [(index, size) for index, size in self._operation.log]
+
+    def _warn_of_stall(self) -> None:
+        ranks, quiet_s = self._context.stalled_on(self._operation)
+        if self._warned or quiet_s < self._stall_warn_s:
+            return
+        self._warned = True
+        _log.warning("%s: nothing has come from rank %s for %.0f s", self._title, ", ".join(map(str, ranks)), quiet_s)
+
+
+class ChainedHandle:
+    """The handle of an operation of several steps, which another thread takes one after the other."""
+
+    def __init__(self, future: "Future[Any]", title: str) -> None:
+        self._future = future
+        self._title = title
+
+    def done(self) -> bool:
+        """Whether `wait` would return, or raise, at once."""
+        return self._future.done()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Return the operation's result once it has ended; see `Handle`."""
+        try:
+            return self._future.result(timeout)
+        except FutureTimeoutError as error:  # the builtin one from Python 3.11 on
+            if self._future.done() and self._future.exception() is error:
+                raise
+            raise TimeoutError(f"{self._title} is still in flight after {timeout:g} s") from None
+
+
+def failure_of(operation: Operation, title: str) -> MultiringError:
+    """Return the error that says why `operation` failed."""
+    text = operation.fault_text
+    if operation.fault is FaultKind.MISMATCH:
+        return MismatchError(f"{title}: the ranks do not agree: {told_apart(operation.descriptions)}; inputs are intact")
+    if operation.fault is FaultKind.PEER_LOST:
+        return PeerLostError(f"{title}: {text}; the contents of its arrays are undefined")
+    if operation.fault is FaultKind.STALL:
+        return StallError(f"{title}: {text}; the contents of its arrays are undefined")
+    return StateError(f"{title}: {text}")
+
+
+def told_apart(descriptions: dict[int, str]) -> str:
+    """Return "rank 1: X; ranks 0, 2: Y", the smallest camp first: it is the likelier culprit."""
+    camps: dict[str, list[int]] = defaultdict(list)
+    for rank, text in sorted(descriptions.items()):
+        camps[text].append(rank)
+    ordered = sorted(camps.items(), key=lambda camp: (len(camp[1]), camp[1]))
+    return "; ".join(
+        f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}: {text}" for text, ranks in ordered
+    )

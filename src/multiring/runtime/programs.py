@@ -1,0 +1,178 @@
+"""Plans made ready to run: chosen, proven once per job, compiled for this rank, kept."""
+
+import hashlib
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from multiring._native import Program, ReduceOp, make_program
+from multiring.errors import ArgumentError
+from multiring.planner import Plan, choose
+from multiring.runtime.arrays import DTYPES, numpy_dtype
+from multiring.schedule import Accumulation, Collective, Extents, Kind, Moves, Schedule, Splits, check
+from multiring.topology import Topology
+
+OPS = ("sum", "average", "min", "max", "product")
+_NARROW_INTEGERS = frozenset({"int8", "int16", "int32", "uint8", "uint16", "uint32"})
+_HALVES = frozenset({"float16", "bfloat16"})
+_MOST_KEPT = 1024  # programs; a training run needs a few dozen
+
+Counts = int | tuple[int, ...] | Splits
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What decides a program, the same on every rank but for all_to_all's own splits."""
+
+    collective: Collective
+    dtype: str
+    counts: Counts  # elements, in the form Schedule.extents_of takes
+    total: int  # elements of the whole buffer, the longer side
+    op: str = "sum"
+    root: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A plan and this rank's program of it; the program alone runs."""
+
+    plan: Plan
+    program: Program
+    digest: bytes  # of the plan, to be agreed on
+
+
+def accumulation_of(dtype: str, op: str) -> Accumulation:
+    """Return how contributions of this type are combined (docs/algorithms.md).
+
+    Raises:
+        ArgumentError: an unknown operation, or the average of booleans, which has no meaning.
+    """
+    if op not in OPS:
+        raise ArgumentError(f"op={op!r}: want one of {', '.join(OPS)}")
+    if op == "average" and dtype == "bool":
+        raise ArgumentError("op='average' of bool: an average of truth values is none; cast, or use min, max or sum")
+    if dtype in _HALVES and op in ("sum", "average", "product"):
+        return Accumulation.WIDE
+    if dtype in _NARROW_INTEGERS and op == "average":
+        return Accumulation.ONCE
+    return Accumulation.SAME
+
+
+class Programs:
+    """The programs of one group on this rank. Not thread-safe: the group holds its lock."""
+
+    def __init__(self, topology: Topology, rank: int, ranks: tuple[int, ...]) -> None:
+        self._topology = topology
+        self._rank = rank
+        self._world_ranks = np.asarray(ranks, np.int32)
+        self._compiled: OrderedDict[Request, Compiled] = OrderedDict()
+        self._plans: dict[tuple[Any, ...], Plan] = {}
+        self._proven: set[bytes] = set()
+
+    def get(self, request: Request) -> Compiled:
+        """Return the program of `request`; the same request gets the same plan for as long as the group lives."""
+        found = self._compiled.get(request)
+        if found is None:
+            found = self._compile(request)
+            self._compiled[request] = found
+            if len(self._compiled) > _MOST_KEPT:
+                self._compiled.popitem(last=False)
+        else:
+            self._compiled.move_to_end(request)
+        return found
+
+    def _plan(self, request: Request) -> Plan:
+        accumulation = accumulation_of(request.dtype, request.op)
+        size_bytes = request.total * numpy_dtype(request.dtype).itemsize
+        key = (request.collective, accumulation, request.root, size_bytes)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = choose(request.collective, self._topology, size_bytes, accumulation, request.root)
+            if plan.schedule.digest() not in self._proven:
+                check(plan.schedule)
+                self._proven.add(plan.schedule.digest())
+            self._plans[key] = plan
+        return plan
+
+    def _compile(self, request: Request) -> Compiled:
+        plan = self._plan(request)
+        schedule = plan.schedule
+        moves = schedule.moves_of(self._rank)
+        program = compile_moves(
+            moves, schedule.extents_of(self._rank, request.counts), request.dtype, request.op, self._world_ranks
+        )
+        digest = hashlib.blake2b(schedule.digest() + plan.engine.encode(), digest_size=16).digest()
+        return Compiled(plan, program, digest)
+
+    def schedule_of(self, request: Request) -> Schedule:
+        """Return the schedule that runs for `request`."""
+        return self.get(request).plan.schedule
+
+
+def compile_moves(
+    moves: Moves, extents: Extents, dtype: str, op: str, world_ranks: NDArray[np.int32]
+) -> Program:
+    """Return one rank's moves with chunks resolved to bytes and peers to world ranks."""
+    itemsize = numpy_dtype(dtype).itemsize
+    ends = np.concatenate([[0], np.cumsum(extents.count)])
+    sends = moves.kind == Kind.SEND
+    first = np.where(sends, moves.src, moves.dst)
+    size = (ends[first + moves.span] - ends[first]) * itemsize
+    source = np.maximum(moves.src, 0)  # a move without a source never reads it
+    target = np.maximum(moves.dst, 0)
+    return make_program(
+        kind=moves.kind,
+        last=moves.last.astype(np.uint8),
+        channel=moves.channel,
+        source_space=extents.space[source],
+        source_offset=extents.offset[source] * itemsize,
+        target_space=extents.space[target],
+        target_offset=extents.offset[target] * itemsize,
+        size=size,
+        peer_start=moves.peer_start,
+        peers=world_ranks[moves.peers],
+        scratch_bytes=extents.scratch_count * itemsize,
+        dtype=DTYPES[dtype],
+        op=getattr(ReduceOp, "sum" if op == "average" else op),
+        divisor=len(world_ranks) if op == "average" else 1,
+    )
+
+
+def message_moves(rank: int, sender: int, receiver: int) -> Moves:
+    """Return the one move of a message between two ranks of a group: chunk 0, on channel 0."""
+    kind = Kind.SEND if rank == sender else Kind.COPY
+    peer = receiver if rank == sender else sender
+    return Moves(
+        kind=np.array([kind], np.uint8),
+        channel=np.zeros(1, np.uint16),
+        src=np.zeros(1, np.int32),
+        dst=np.zeros(1, np.int32),
+        span=np.ones(1, np.int32),
+        last=np.zeros(1, np.bool_),
+        peer_start=np.array([0, 1], np.int32),
+        peers=np.array([peer], np.int32),
+    )
+
+
+def agreement_rounds(grid: tuple[int, ...], order: tuple[int, ...], rank: int) -> list[tuple[int, int]]:
+    """Return the (to, from) ranks of each round of agreement on the grid, for `rank`.
+
+    Dissemination along each axis in turn: after the rounds of distance 1, 2, 4, ... on an axis of q ranks,
+    ceil(log2 q) of them, every rank has heard, directly or not, from all of its line; after the last axis, from
+    all (Hensgen, Finkel and Manber 1988, "Two algorithms for barrier synchronization").
+    """
+    rounds = []
+    position, stride = order.index(rank), 1
+    for size in grid:
+        at = position // stride % size
+        base = position - at * stride
+        distance = 1
+        while distance < size:
+            to, source = (at + distance) % size, (at - distance) % size
+            rounds.append((order[base + to * stride], order[base + source * stride]))
+            distance *= 2
+        stride *= size
+    return rounds

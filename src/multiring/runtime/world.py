@@ -1,0 +1,240 @@
+"""The world: one process's membership of its job, from `init` to `shutdown`."""
+
+import atexit
+import hashlib
+import os
+import platform
+import sys
+import threading
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from multiring._native import Context
+from multiring.errors import StateError, UnsupportedError
+from multiring.runtime.addresses import host_id, own_address
+from multiring.runtime.events import Event, event_of
+from multiring.runtime.group import Group, Rank
+from multiring.runtime.rendezvous import Rendezvous
+from multiring.runtime.sources import Identity, identify
+from multiring.settings import Settings, foreign_environment
+from multiring.topology import Topology, grid_of, neighbours
+
+# A caller spins this long before it sleeps, and only where every local rank can have a core of its own.
+_SPIN_S = 50e-6
+# At exit, operations in flight get this long: those that tell others of a wrong argument need it.
+_EXIT_GRACE_S = 2.0
+_MACHINES = ("x86_64", "aarch64")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class World:
+    """A job's ranks as this process sees them, and what carries its bytes."""
+
+    identity: Identity
+    settings: Settings
+    context: Context
+    group: Group
+    local_rank: int
+    local_size: int
+    pid: int
+    chains: list[Executor] = field(default_factory=list)
+
+    def take_events(self) -> list[Event]:
+        """Return what was recorded since the last call, oldest first; at most 65,536 are kept in between."""
+        return [event_of(raw, self.identity.rank) for raw in self.context.take_events()]
+
+    def close(self, grace_s: float, *, announce: bool) -> None:
+        """Leave the job; see `Context.close`."""
+        for chain in self.chains:
+            chain.shutdown(wait=False, cancel_futures=True)
+        self.context.close(grace_s, announce)
+
+
+class _Membership:
+    """The process's one world at a time, and the lock that keeps it one."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.world: World | None = None
+        self.exit_handler_set = False
+
+
+_membership = _Membership()
+
+
+def init(settings: Settings | None = None, **changes: Any) -> Group:
+    """Join the job, and return the group of all its ranks.
+
+    Who this process is comes from what started it: `multiring run`, mpiexec, torchrun or srun; without any of them
+    the job has one rank. Blocks until every rank has called it.
+
+    Args:
+        settings: by default the environment's.
+        changes: single settings by name that win over `settings`, such as `stall_timeout_s=20`.
+
+    Raises:
+        StateError: called twice without `shutdown` in between, or in a fork of a rank.
+        RendezvousError: the ranks did not find each other; every rank that could be reached raises the same.
+        ArgumentError: a setting or a launcher's variable makes no sense.
+        LaunchError: the launcher's ranks cannot meet as things are; the text says what to set or install.
+        UnsupportedError: another system than Linux on x86-64 or aarch64.
+    """
+    refuse_other_systems(platform.system(), platform.machine())
+    chosen = replace(settings or Settings.from_environment(), **changes)
+    with _membership.lock:
+        _refuse_fork(_membership.world)
+        if _membership.world is not None:
+            raise StateError("multiring.init() was called twice; call multiring.shutdown() in between")
+        _membership.world = _join(chosen)
+        if not _membership.exit_handler_set:
+            atexit.register(_leave_at_exit)
+            _membership.exit_handler_set = True
+        return _membership.world.group
+
+
+def shutdown() -> None:
+    """Leave the job. Arrays stay valid; groups and handles do not. Does nothing before `init`.
+
+    Local: others may still be at work, and learn that this rank left only if they wait for it.
+    """
+    with _membership.lock:
+        world = _membership.world
+        _membership.world = None
+        if world is not None and world.pid == os.getpid():
+            world.close(world.settings.stall_warn_s, announce=True)
+
+
+def current() -> World:
+    """Return the world this process is in.
+
+    Raises:
+        StateError: before `init`, after `shutdown`, or in a fork of a rank.
+    """
+    world = _membership.world
+    if world is None:
+        raise StateError("multiring is not initialised; call multiring.init() first")
+    _refuse_fork(world)
+    return world
+
+
+def is_initialized() -> bool:
+    """Return whether this process is in a job now."""
+    world = _membership.world
+    return world is not None and world.pid == os.getpid()
+
+
+def refuse_other_systems(system: str, machine: str) -> None:
+    """Raise UnsupportedError unless multiring runs on this system and processor."""
+    if system != "Linux" or machine not in _MACHINES:
+        raise UnsupportedError(f"multiring runs on Linux, x86-64 or aarch64; this is {system} on {machine}")
+
+
+def _refuse_fork(world: World | None) -> None:
+    if world is not None and world.pid != os.getpid():
+        raise StateError(
+            f"process {os.getpid()} was forked from rank {world.identity.rank} (process {world.pid}); "
+            "only the rank itself may communicate"
+        )
+
+
+def _leave_at_exit() -> None:
+    world = _membership.world
+    if world is None or world.pid != os.getpid():
+        return
+    _membership.world = None
+    # An uncaught error is no leave-taking: the other ranks are to hear that this one died.
+    world.close(_EXIT_GRACE_S, announce=getattr(sys, "last_type", None) is None)
+
+
+def _join(settings: Settings) -> World:
+    identity = identify(settings, foreign_environment())
+    own_host = settings.engine == "tcp"
+    with Rendezvous(identity, timeout_s=settings.init_timeout_s) as meeting:
+        context = Context(
+            rank=identity.rank,
+            size=identity.size,
+            job=identity.job.encode(),
+            secret=identity.secret,
+            segment_bytes=settings.segment_bytes,
+            stall_warn_s=settings.stall_warn_s,
+            stall_timeout_s=settings.stall_timeout_s,
+            log_moves=settings.log_moves,
+        )
+        try:
+            host = f"{host_id()} rank {identity.rank}" if own_host else host_id()
+            cores = sorted(os.sched_getaffinity(0))
+            cards = meeting.exchange({"host": host, "handover": context.handover_name, "cores": cores})
+            hosts = hosts_of([card["host"] for card in cards])
+            local_ranks = next(ranks for ranks in hosts if identity.rank in ranks)
+            addresses = [("", 0)] * identity.size
+            if len(hosts) > 1:
+                where = _listen(context, identity, settings)
+                addresses = [(card["address"], card["port"]) for card in meeting.exchange(where)]
+            grid, order = grid_of(Topology(hosts))
+            error = None
+            try:
+                context.connect(
+                    [
+                        (rank, rank in local_ranks, card["handover"], *addresses[rank])
+                        for rank, card in enumerate(cards)
+                        if rank != identity.rank
+                    ],
+                    list(local_ranks),
+                    list(neighbours(grid, order, identity.rank)),
+                    settings.init_timeout_s,
+                )
+            except (OSError, RuntimeError) as failure:
+                error = f"{type(failure).__name__}: {failure}"
+            meeting.agree(error)
+            shared = {core for rank in local_ranks for core in cards[rank]["cores"]}
+            if len(shared) >= len(local_ranks):
+                context.allow_spin(_SPIN_S)
+        except BaseException:
+            context.close(0.0, False)
+            raise
+    return _world(identity, settings, context, hosts, local_ranks)
+
+
+def _world(
+    identity: Identity,
+    settings: Settings,
+    context: Context,
+    hosts: tuple[tuple[int, ...], ...],
+    local_ranks: tuple[int, ...],
+) -> World:
+    chains: list[Executor] = []
+
+    def chain() -> Executor:
+        if not chains:
+            chains.append(ThreadPoolExecutor(1, thread_name_prefix="multiring-chain"))
+        return chains[0]
+
+    rank = Rank(context=context, world_rank=identity.rank, stall_warn_s=settings.stall_warn_s, chain=chain)
+    key = hashlib.blake2b(f"world|{identity.job}".encode(), digest_size=16).digest()
+    return World(
+        identity=identity,
+        settings=settings,
+        context=context,
+        group=Group(rank, tuple(range(identity.size)), hosts, key),
+        local_rank=local_ranks.index(identity.rank),
+        local_size=len(local_ranks),
+        pid=os.getpid(),
+        chains=chains,
+    )
+
+
+def hosts_of(names: list[str]) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks of each host, hosts in the order of their first rank; `names` has each rank's host."""
+    hosts: dict[str, list[int]] = {}
+    for rank, name in enumerate(names):
+        hosts.setdefault(name, []).append(rank)
+    return tuple(tuple(ranks) for ranks in hosts.values())
+
+
+def _listen(context: Context, identity: Identity, settings: Settings) -> dict[str, Any]:
+    # Ranks that met at an abstract socket are on one machine, and then nobody else is to reach them.
+    met_locally = identity.rendezvous.startswith("@")
+    address = "127.0.0.1" if met_locally and settings.interface is None else own_address(settings.interface)
+    first, last = settings.ports or (0, 0)
+    return {"address": address, "port": context.listen(address, first, last)}
