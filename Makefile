@@ -11,7 +11,7 @@ SOURCES := src tests examples benchmarks
 
 .PHONY: help
 help:  ## List these commands
-	@sed -n 's/^\([a-z-]*\):.*##/  make \1:/p' $(MAKEFILE_LIST) | column -t -s ':'
+	@sed -n 's/^\([a-z-]*\):.*## /\1@/p' $(MAKEFILE_LIST) | while IFS=@ read -r name text; do printf '  make %-13s%s\n' "$$name" "$$text"; done
 
 # --- what people run ---
 
