@@ -133,8 +133,6 @@ uint16_t Context::listen(const std::string& host, uint16_t first_port, uint16_t 
     ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &length);
     const Lock lock(mutex_);
     listener_ = std::move(socket);
-    poller_.add(listener_.get(), EPOLLIN, [this](uint32_t) { on_stranger(); });
-    poller_.wake();
     return ntohs(found->ai_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&address)->sin6_port
                                               : reinterpret_cast<sockaddr_in*>(&address)->sin_port);
   }
@@ -158,7 +156,9 @@ void Context::connect(const std::vector<PeerAddress>& peers, const std::vector<i
     if (own == local_ranks.end()) throw Fault(FaultKind::argument, "the local ranks lack this rank");
     local_index_ = static_cast<uint32_t>(own - local_ranks.begin());
     neighbours_ = {neighbours.begin(), neighbours.end()};
+    // Not before: who calls can only be told apart from a stranger once the ranks' addresses are known.
     poller_.add(handover_socket_.get(), EPOLLIN, [this](uint32_t) { on_handover_ready(); });
+    if (listener_.valid()) poller_.add(listener_.get(), EPOLLIN, [this](uint32_t) { on_stranger(); });
     poller_.wake();
   }
   for (const int peer : local_ranks) {

@@ -1,0 +1,253 @@
+// Ranks as threads of one process: operations over both engines, disagreement, departure; made for TSan and ASan.
+
+#include "core/context.h"
+
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <thread>
+
+#include "core/digest.h"
+
+using namespace multiring;
+
+namespace {
+
+std::atomic<int> passed{0};
+std::atomic<int> failed{0};
+
+void check(bool holds, const char* what) {
+  if (holds) {
+    ++passed;
+    return;
+  }
+  ++failed;
+  std::printf("FAILED: %s\n", what);
+}
+
+struct Job {
+  std::vector<std::unique_ptr<Context>> ranks;
+
+  Job(int size, bool one_host) {
+    for (int rank = 0; rank < size; ++rank) {
+      ranks.push_back(std::make_unique<Context>(ContextConfig{
+          .rank = rank, .size = size, .job = "test", .secret = "secret", .segment_bytes = size_t{1} << 28,
+          .stall_warn_s = 60, .stall_timeout_s = 60, .log_moves = true}));
+    }
+    std::vector<PeerAddress> addresses;
+    for (int rank = 0; rank < size; ++rank) {
+      Context& context = *ranks[static_cast<size_t>(rank)];
+      const uint16_t port = one_host ? uint16_t{0} : context.listen("127.0.0.1", 0, 0);
+      addresses.push_back({rank, one_host, context.handover_name(), "127.0.0.1", port});
+    }
+    in_parallel([&](int rank) {
+      std::vector<int> local;
+      std::vector<int> neighbours;
+      std::vector<PeerAddress> peers;
+      for (int peer = 0; peer < size; ++peer) {
+        if (one_host || peer == rank) local.push_back(peer);
+        if (peer == rank) continue;
+        neighbours.push_back(peer);
+        peers.push_back(addresses[static_cast<size_t>(peer)]);
+      }
+      ranks[static_cast<size_t>(rank)]->connect(peers, local, neighbours, 30, [] { return false; });
+      ranks[static_cast<size_t>(rank)]->allow_spin(one_host ? 20e-6 : 0);
+    });
+  }
+
+  int size() const { return static_cast<int>(ranks.size()); }
+  Context& operator[](int rank) { return *ranks[static_cast<size_t>(rank)]; }
+
+  void in_parallel(const std::function<void(int)>& work) {
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < size(); ++rank) threads.emplace_back(work, rank);
+    for (auto& thread : threads) thread.join();
+  }
+};
+
+std::shared_ptr<const std::vector<Round>> rounds_of(int rank, int size) {
+  auto rounds = std::make_shared<std::vector<Round>>();
+  for (int distance = 1; distance < size; distance *= 2) {
+    rounds->push_back({(rank + distance) % size, (rank + size - distance) % size});
+  }
+  return rounds;
+}
+
+// Direct reduce-scatter, then direct all-gather, of `count` int32 in place.
+std::shared_ptr<const Program> direct_all_reduce(int rank, int size, uint64_t count) {
+  auto program = std::make_shared<Program>();
+  program->dtype = DType::i32;
+  const auto at = [&](int part) { return count * static_cast<uint64_t>(part) / static_cast<uint64_t>(size) * 4; };
+  std::vector<int> all;
+  std::vector<int> others;
+  for (int peer = 0; peer < size; ++peer) {
+    all.push_back(peer);
+    if (peer != rank) others.push_back(peer);
+  }
+  const auto move = [&](MoveKind kind, int part, std::vector<int> peers) {
+    program->moves.push_back({.kind = kind, .last = kind == MoveKind::reduce, .channel = 0, .source_space = 1,
+                              .target_space = 1, .source_offset = at(part), .target_offset = at(part),
+                              .size = at(part + 1) - at(part), .peers = std::move(peers)});
+  };
+  for (const int peer : others) move(MoveKind::send, peer, {peer});
+  move(MoveKind::reduce, rank, all);
+  move(MoveKind::send, rank, others);
+  for (const int peer : others) move(MoveKind::copy, peer, {peer});
+  return program;
+}
+
+OperationSpec spec_of(int rank, int size, uint64_t sequence, std::shared_ptr<const Program> program, void* data,
+                      const std::string& description) {
+  OperationSpec spec;
+  spec.key = {1, sequence};
+  spec.members.resize(static_cast<size_t>(size));
+  std::iota(spec.members.begin(), spec.members.end(), 0);
+  spec.rounds = rounds_of(rank, size);
+  const Sha256 digest = sha256(description);
+  std::copy_n(digest.begin(), 16, spec.digest.begin());
+  spec.description = description;
+  spec.program = std::move(program);
+  spec.bases = {nullptr, static_cast<std::byte*>(data)};
+  return spec;
+}
+
+void wait_for(Context& context, const std::shared_ptr<Operation>& operation) {
+  while (context.wait(operation, 5) != Context::Waited::ended) {
+  }
+}
+
+void sums(int size, bool one_host, bool arena) {
+  Job job(size, one_host);
+  job.in_parallel([&](int rank) {
+    Context& context = job[rank];
+    for (const uint64_t count : {uint64_t{1}, uint64_t{1000}, uint64_t{300000}}) {
+      const size_t bytes = count * 4;
+      std::vector<int32_t> own(count);
+      std::byte* block = arena ? context.own_segment()->allocate(bytes) : nullptr;
+      auto* data = arena ? reinterpret_cast<int32_t*>(block) : own.data();
+      for (uint64_t turn = 0; turn < 5; ++turn) {
+        for (uint64_t i = 0; i < count; ++i) data[i] = static_cast<int32_t>(i) + rank;
+        const auto operation = context.post(
+            spec_of(rank, size, count * 10 + turn, direct_all_reduce(rank, size, count), data, "sum"), true);
+        wait_for(context, operation);
+        check(operation->fault() == FaultKind::none, "an all_reduce ends well");
+        bool right = true;
+        for (uint64_t i = 0; i < count; ++i) {
+          right &= data[i] == static_cast<int32_t>(i) * size + size * (size - 1) / 2;
+        }
+        check(right, "an all_reduce sums");
+        check(operation->log().size() == operation->spec().program->moves.size(), "every move is logged");
+      }
+      if (arena) context.own_segment()->release(block);
+    }
+  });
+  job.in_parallel([&](int rank) { job[rank].close(5, true); });
+}
+
+// Many operations in flight at once, waited for from two threads in opposite orders.
+void many_in_flight(bool one_host) {
+  constexpr int kSize = 3;
+  constexpr uint64_t kOperations = 40;
+  constexpr uint64_t kCount = 5000;
+  Job job(kSize, one_host);
+  job.in_parallel([&](int rank) {
+    Context& context = job[rank];
+    std::vector<std::vector<int32_t>> buffers(kOperations, std::vector<int32_t>(kCount, rank + 1));
+    std::vector<std::shared_ptr<Operation>> operations;
+    for (uint64_t i = 0; i < kOperations; ++i) {
+      operations.push_back(context.post(
+          spec_of(rank, kSize, i, direct_all_reduce(rank, kSize, kCount), buffers[i].data(), "sum"), false));
+    }
+    std::thread backwards([&] {
+      for (uint64_t i = kOperations; i-- > 0;) wait_for(context, operations[i]);
+    });
+    for (const auto& operation : operations) wait_for(context, operation);
+    backwards.join();
+    bool right = true;
+    for (const auto& buffer : buffers) {
+      for (const int32_t value : buffer) right &= value == 6;
+    }
+    check(right, "operations in flight together do not mix");
+  });
+  job.in_parallel([&](int rank) { job[rank].close(5, true); });
+}
+
+void disagreement(bool one_host) {
+  Job job(3, one_host);
+  job.in_parallel([&](int rank) {
+    Context& context = job[rank];
+    std::vector<int32_t> data(100, rank);
+    const auto operation = context.post(
+        spec_of(rank, 3, 1, direct_all_reduce(rank, 3, 100), data.data(), rank == 1 ? "another" : "one"), true);
+    wait_for(context, operation);
+    check(operation->fault() == FaultKind::mismatch, "a disagreement is a mismatch on every rank");
+    check(operation->descriptions().size() == 3, "every rank hears every description");
+    check(operation->descriptions().at(1) == "another", "the description is the rank's own");
+    check(data == std::vector<int32_t>(100, rank), "inputs are intact after a mismatch");
+    const auto next = context.post(spec_of(rank, 3, 2, direct_all_reduce(rank, 3, 100), data.data(), "sum"), true);
+    wait_for(context, next);
+    check(next->fault() == FaultKind::none && data[0] == 3, "the next operation works");
+  });
+  job.in_parallel([&](int rank) { job[rank].close(5, true); });
+}
+
+void departure(bool one_host, bool announce) {
+  Job job(3, one_host);
+  job.in_parallel([&](int rank) {
+    Context& context = job[rank];
+    if (rank == 2) {
+      context.close(0, announce);
+      return;
+    }
+    const auto operation = context.post(spec_of(rank, 3, 1, nullptr, nullptr, "barrier"), true);
+    wait_for(context, operation);
+    check(operation->fault() == FaultKind::peer_lost, "a rank that is gone is a lost peer to all");
+    check(operation->fault_text().find(announce ? "rank 2 left" : "rank 2 died") == 0, "and it is named");
+  });
+  job.in_parallel([&](int rank) { job[rank].close(1, true); });
+}
+
+void allocator() {
+  const auto segment = std::make_shared<Segment>(size_t{1} << 26);
+  std::vector<std::byte*> blocks;
+  for (size_t i = 1; i < 200; ++i) {
+    blocks.push_back(segment->allocate(i * 997));
+    std::memset(blocks.back(), static_cast<int>(i), i * 997);
+  }
+  bool apart = true;
+  for (size_t i = 1; i < 200; ++i) apart &= blocks[i - 1][i * 997 - 1] == static_cast<std::byte>(i);
+  check(apart, "blocks do not overlap");
+  for (size_t i = 0; i < blocks.size(); i += 2) segment->release(blocks[i]);
+  for (size_t i = 1; i < blocks.size(); i += 2) segment->release(blocks[i]);
+  check(segment->used_bytes() == 0, "everything was given back");
+  std::byte* whole = segment->allocate((size_t{1} << 26) - Mapping::kHeapStart);
+  segment->release(whole);
+  check(true, "and joined into one piece again");
+  bool refused = false;
+  try {
+    segment->allocate(size_t{1} << 27);
+  } catch (const Fault&) {
+    refused = true;
+  }
+  check(refused, "a full segment says so");
+}
+
+}  // namespace
+
+int main() {
+  allocator();
+  for (const bool one_host : {true, false}) {
+    for (const int size : {1, 2, 4}) {
+      sums(size, one_host, false);
+      sums(size, one_host, true);
+    }
+    many_in_flight(one_host);
+    disagreement(one_host);
+    departure(one_host, true);
+    departure(one_host, false);
+  }
+  std::printf("%d passed, %d failed\n", passed.load(), failed.load());
+  return failed == 0 ? 0 : 1;
+}
