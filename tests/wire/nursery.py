@@ -1,0 +1,351 @@
+"""The process that ranks are forked from: everything is imported once, so that a rank costs milliseconds.
+
+    nursery          one for all tests; has imported numpy and multiring, and never initialised it
+      supervisor     one for each job; starts the ranks, injects the faults, ends everybody
+        rank         runs the job's function, and ends as any Python process does
+
+Run by tests/wire/ranks.py, with a socket as standard input.
+"""
+
+import contextlib
+import ctypes
+import faulthandler
+import importlib
+import os
+import pickle
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from tests.wire.faults import Fault
+
+import multiring
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_TRACEBACK_S = 0.5  # how long a rank that hangs gets to say where
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """A job to run."""
+
+    module: str
+    function: str
+    arguments: tuple[Any, ...]
+    ranks: int
+    environments: tuple[dict[str, str], ...]  # by rank
+    faults: tuple[Fault, ...]
+    deadline_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How one rank ended. `value` is what its function returned, `error` what it raised."""
+
+    rank: int
+    value: Any
+    error: BaseException | None
+    exit_code: int  # -n: ended by signal n
+    stages: tuple[str, ...]
+    ended_s: float  # since the job's start
+    output: str
+    hung: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """How a job ended."""
+
+    outcomes: tuple[Outcome, ...]
+    fired_s: tuple[float | None, ...]  # by fault, since the job's start
+    orphans: int  # processes that ranks left behind; ended by now
+
+
+@dataclass(slots=True)
+class Here:
+    """What a rank's function gets to know of the rig."""
+
+    rank: int
+    size: int
+    _report: Connection
+
+    def join(self, **settings: Any) -> multiring.Group:
+        """Return the group of all ranks, having initialised multiring."""
+        return multiring.init(**settings)
+
+    def reach(self, stage: str) -> None:
+        """Tell the rig that this rank is at `stage`, where faults may wait for it."""
+        self._report.send(("stage", stage))
+
+
+def serve(door: socket.socket) -> None:
+    """Fork a supervisor for each request; return in ranks only, when their function has ended."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        word, fds, _, _ = socket.recv_fds(door, 1, 1)
+        if not word:
+            os._exit(0)
+        channel = Connection(fds[0])
+        request: Request = channel.recv()
+        try:
+            job = _find(request)
+        except Exception:  # noqa: BLE001 -- reported to the test that asked
+            channel.send(traceback.format_exc())
+            channel.close()
+            continue
+        if os.fork() == 0:
+            door.close()
+            run = _Supervisor(request, job, channel).run()
+            if run is None:
+                os._exit(0)
+            run()
+            return
+        channel.close()
+
+
+def _find(request: Request) -> Callable[..., Any]:
+    found: Any = importlib.import_module(request.module)
+    for name in request.function.split("."):
+        found = getattr(found, name)
+    job: Callable[..., Any] = found
+    return job
+
+
+@dataclass(slots=True)
+class _Child:
+    rank: int
+    pid: int
+    report: Connection
+    output: IO[bytes]
+    value: Any = None
+    error: BaseException | None = None
+    exit_code: int | None = None
+    ended_s: float = 0.0
+    stages: list[str] = field(default_factory=list)
+    frozen: bool = False
+    hung: bool = False
+
+
+class _Supervisor:
+    def __init__(self, request: Request, job: Callable[..., Any], channel: Connection) -> None:
+        self._request = request
+        self._job = job
+        self._channel = channel
+        self._children: list[_Child] = []
+        self._fired: list[float | None] = [None] * len(request.faults)
+        self._due: list[tuple[float, int]] = []  # (when, which fault)
+        self._start = time.monotonic()
+
+    def run(self) -> Callable[[], None] | None:
+        """Return None in the supervisor, once the job is over; in a rank what it has to do."""
+        os.setsid()
+        libc = ctypes.CDLL(None)
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        for rank in range(self._request.ranks):
+            if self._is_absent(rank):
+                continue
+            run = self._fork(rank, libc)
+            if run is not None:
+                signal.set_wakeup_fd(-1)
+                os.close(wake_read)
+                os.close(wake_write)
+                return run
+        self._watch(wake_read)
+        self._end_everyone()
+        self._channel.send(self._outcome())
+        return None
+
+    def _is_absent(self, rank: int) -> bool:
+        for index, fault in enumerate(self._request.faults):
+            if fault.rank == rank and fault.number is None:
+                self._fired[index] = 0.0
+                return True
+        return False
+
+    def _fork(self, rank: int, libc: ctypes.CDLL) -> Callable[[], None] | None:
+        ours, theirs = _pipe()
+        output = tempfile.TemporaryFile()  # noqa: SIM115 -- closed with the supervisor
+        pid = os.fork()
+        if pid:
+            theirs.close()
+            self._children.append(_Child(rank, pid, ours, output))
+            self._on_stage(self._children[-1], "started")
+            return None
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        for each in (ours, self._channel, *(child.report for child in self._children)):
+            each.close()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+        sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+        faulthandler.enable()
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        os.environ.update(self._request.environments[rank])
+        return lambda: _live(self._job, Here(rank, self._request.ranks, theirs), self._request.arguments)
+
+    # -- while the job runs
+
+    def _watch(self, wake_read: int) -> None:
+        deadline = self._start + self._request.deadline_s
+        while self._unfinished():
+            now = time.monotonic()
+            if now >= deadline:
+                self._explain_hang()
+                return
+            self._fire(now)
+            until = min([deadline, *(when for when, _ in self._due)])
+            sources: list[Any] = [child.report for child in self._children if not child.report.closed]
+            ready = wait([*sources, wake_read, self._channel], max(0.0, until - now))
+            if self._channel in ready:  # the test is gone
+                return
+            for child in self._children:
+                if child.report in ready:
+                    self._hear(child)
+            if wake_read in ready:
+                os.read(wake_read, 4096)
+                self._reap()
+
+    def _unfinished(self) -> bool:
+        return any(child.exit_code is None and not child.frozen for child in self._children)
+
+    def _hear(self, child: _Child) -> None:
+        try:
+            kind, *rest = child.report.recv()
+        except (EOFError, ConnectionResetError, pickle.UnpicklingError):
+            child.report.close()
+            return
+        if kind == "stage":
+            child.stages.append(rest[0])
+            self._on_stage(child, rest[0])
+        elif kind == "value":
+            child.value = rest[0]
+        else:
+            child.error = rest[0]
+
+    def _on_stage(self, child: _Child, stage: str) -> None:
+        for index, fault in enumerate(self._request.faults):
+            if fault.rank == child.rank and fault.stage == stage and self._fired[index] is None:
+                self._due.append((time.monotonic() + fault.delay_s, index))
+        self._fire(time.monotonic())
+
+    def _fire(self, now: float) -> None:
+        for when, index in [due for due in self._due if due[0] <= now]:
+            self._due.remove((when, index))
+            fault = self._request.faults[index]
+            for child in self._children:
+                if child.rank == fault.rank and child.exit_code is None and fault.number is not None:
+                    os.kill(child.pid, fault.number)
+                    self._fired[index] = time.monotonic() - self._start
+                    child.frozen |= fault.number is signal.SIGSTOP
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                for child in self._children:
+                    if child.pid == pid:
+                        child.exit_code = os.waitstatus_to_exitcode(status)
+                        child.ended_s = time.monotonic() - self._start
+
+    # -- afterwards
+
+    def _explain_hang(self) -> None:
+        for child in self._children:
+            if child.exit_code is None and not child.frozen:
+                child.hung = True
+                os.kill(child.pid, signal.SIGUSR1)
+        time.sleep(_TRACEBACK_S)
+
+    def _end_everyone(self) -> None:
+        for child in self._children:
+            if child.exit_code is None:
+                os.kill(child.pid, signal.SIGKILL)
+                _, status = os.waitpid(child.pid, 0)
+                child.exit_code = os.waitstatus_to_exitcode(status)
+                child.ended_s = time.monotonic() - self._start
+            while not child.report.closed and child.report.poll():
+                self._hear(child)
+
+    def _outcome(self) -> Report:
+        orphans = _end_orphans()
+        outcomes = []
+        for child in self._children:
+            child.output.seek(0)
+            outcomes.append(
+                Outcome(
+                    rank=child.rank,
+                    value=child.value,
+                    error=child.error,
+                    exit_code=child.exit_code or 0,
+                    stages=tuple(child.stages),
+                    ended_s=child.ended_s,
+                    output=child.output.read().decode(errors="replace"),
+                    hung=child.hung,
+                )
+            )
+        return Report(outcomes=tuple(outcomes), fired_s=tuple(self._fired), orphans=orphans)
+
+
+def _end_orphans() -> int:
+    """Kill what the ranks left behind, which is this process's since they ended; return how many there were."""
+    found: set[int] = set()
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            for entry in Path("/proc").iterdir():
+                if entry.name.isdecimal() and _parent_of(entry) == os.getpid():
+                    found.add(int(entry.name))
+                    os.kill(int(entry.name), signal.SIGKILL)
+            os.waitpid(-1, 0)
+    return len(found)
+
+
+def _parent_of(process: Path) -> int:
+    try:
+        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return -1
+
+
+def _pipe() -> tuple[Connection, Connection]:
+    read, write = os.pipe2(os.O_CLOEXEC)
+    return Connection(read, writable=False), Connection(write, readable=False)
+
+
+def _live(job: Callable[..., Any], here: Here, arguments: tuple[Any, ...]) -> None:
+    try:
+        value = job(here, *arguments)
+    except BaseException as error:
+        here._report.send(("error", _portable(error)))
+        raise
+    here._report.send(("value", value))
+
+
+def _portable(error: BaseException) -> BaseException:
+    try:
+        copy = pickle.loads(pickle.dumps(error))  # noqa: S301 -- our own
+    except Exception:  # noqa: BLE001 -- an error that cannot be pickled must still be told
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error if isinstance(copy, type(error)) else RuntimeError(f"{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    np.zeros(1)  # imported for the ranks
+    # As `__main__` this module's classes are not the ones that the tests unpickle.
+    from tests.wire import nursery
+
+    nursery.serve(socket.socket(fileno=os.dup(0)))

@@ -1,0 +1,143 @@
+"""The one way wire tests run ranks: n processes of a function, with a deadline; nobody's error is lost."""
+
+import atexit
+import itertools
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from tests.wire.faults import Fault
+from tests.wire.nursery import Here, Outcome, Report, Request
+
+from multiring.settings import environment_of
+
+DEADLINE_S = 60.0  # ten times what anything here takes on a loaded machine
+ENGINES = ("shm", "tcp")
+SECRET = "wire tests"  # noqa: S105 -- of jobs that live for a second
+
+_jobs = itertools.count()
+
+
+class RanksFailed(AssertionError):  # noqa: N818 -- several errors
+    """Ranks raised, hung or died that should not have: all of them, each with what it wrote."""
+
+    def __init__(self, outcomes: Sequence[Outcome]) -> None:
+        super().__init__(f"{len(outcomes)} ranks failed\n" + "\n".join(map(_shown, outcomes)))
+
+
+def run_ranks(
+    function: Callable[..., Any], ranks: int, *arguments: Any, engine: str = "shm", **options: Any
+) -> list[Any]:
+    """Return what `function(here, *arguments)` returns on each rank; see `report_of` for the options.
+
+    Raises:
+        RanksFailed: on any rank it raised, or did not end; or a process was left behind.
+    """
+    report = report_of(function, ranks, *arguments, engine=engine, **options)
+    failed = [each for each in report.outcomes if each.error or each.exit_code or each.hung]
+    if failed:
+        raise RanksFailed(failed)
+    assert report.orphans == 0, f"{report.orphans} processes were left behind"
+    return [outcome.value for outcome in report.outcomes]
+
+
+def report_of(
+    function: Callable[..., Any],
+    ranks: int,
+    *arguments: Any,
+    engine: str = "shm",
+    faults: Sequence[Fault] = (),
+    deadline_s: float = DEADLINE_S,
+    by_rank: Sequence[dict[str, Any]] | None = None,
+    **settings: Any,
+) -> Report:
+    """Run `function(here, *arguments)` on each rank and return how all of them ended, whatever that was.
+
+    Args:
+        function: of a module's top level; ranks import it by name.
+        ranks: how many.
+        arguments: for the function.
+        engine: "shm", or "tcp" for every rank being a host of its own.
+        faults: what happens to ranks; the test fails if one of them does not.
+        deadline_s: a rank that has not ended by then is killed and counted as hung.
+        by_rank: settings of single ranks.
+        settings: fields of `Settings` for all ranks.
+
+    Raises:
+        RanksFailed: a rank hung.
+    """
+    place = f"@multiring-test-{os.getpid()}-{next(_jobs)}"
+    common = {"size": ranks, "rendezvous": place, "secret": SECRET, "job": place[1:], "engine": engine, **settings}
+    own = by_rank or [{}] * ranks
+    request = Request(
+        module=function.__module__,
+        function=function.__qualname__,
+        arguments=arguments,
+        ranks=ranks,
+        environments=tuple(environment_of(**{"rank": rank, **common, **own[rank]}) for rank in range(ranks)),
+        faults=tuple(faults),
+        deadline_s=deadline_s,
+    )
+    report = _nursery().run(request)
+    hung = [outcome for outcome in report.outcomes if outcome.hung]
+    if hung:
+        raise RanksFailed(hung)
+    for fault, fired_s in zip(faults, report.fired_s, strict=True):
+        assert fired_s is not None, f"{fault} never happened; stages: {[each.stages for each in report.outcomes]}"
+    return report
+
+
+class _Nursery:
+    """The process that supervisors, and through them ranks, are forked from."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = {name: text for name, text in os.environ.items() if not name.startswith("MULTIRING_")}
+        environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+        environment["OPENBLAS_NUM_THREADS"] = environment["OMP_NUM_THREADS"] = "1"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.wire.nursery"],
+            cwd=Path(__file__).parents[2],
+            env=environment,
+            stdin=theirs.fileno(),
+            start_new_session=True,
+        )
+        theirs.close()
+        self._door = ours
+        atexit.register(self.close)
+
+    def run(self, request: Request) -> Report:
+        ours, theirs = socket.socketpair()
+        socket.send_fds(self._door, [b"j"], [theirs.fileno()])
+        theirs.close()
+        with Connection(ours.detach()) as channel:
+            channel.send(request)
+            if not channel.poll(request.deadline_s + 20):
+                raise AssertionError("the supervisor of the ranks hangs")
+            answer = channel.recv()
+        assert isinstance(answer, Report), answer
+        return answer
+
+    def close(self) -> None:
+        self._door.close()
+        self._process.wait(10)
+
+
+@cache
+def _nursery() -> _Nursery:
+    return _Nursery()
+
+
+def _shown(outcome: Outcome) -> str:
+    how = "hung" if outcome.hung else f"exit code {outcome.exit_code}"
+    error = "" if outcome.error is None else f", {type(outcome.error).__name__}: {outcome.error}"
+    return f"--- rank {outcome.rank}: {how}{error}; stages {outcome.stages}\n{outcome.output[-4000:]}"
+
+
+__all__ = ["DEADLINE_S", "ENGINES", "Here", "Outcome", "RanksFailed", "Report", "report_of", "run_ranks"]

@@ -1,0 +1,76 @@
+"""The rig itself: it must not lose an error, a hang or a fault, or every other wire test could lie."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from tests.wire.faults import absent, freeze, kill
+from tests.wire.ranks import Here, RanksFailed, report_of, run_ranks
+
+
+def number(here: Here, factor: int) -> int:
+    return here.rank * factor
+
+
+def test_values_come_back_by_rank() -> None:
+    assert run_ranks(number, 3, 10) == [0, 10, 20]
+
+
+def odd_ones_fail(here: Here) -> None:
+    if here.rank % 2:
+        raise ValueError(f"rank {here.rank} is odd")
+
+
+def test_every_error_is_shown() -> None:
+    with pytest.raises(RanksFailed, match=r"(?s)2 ranks failed.*rank 1 is odd.*rank 3 is odd"):
+        run_ranks(odd_ones_fail, 4)
+
+
+def sleep_on_rank_one(here: Here) -> None:
+    if here.rank == 1:
+        time.sleep(60)
+
+
+def test_hang_is_explained() -> None:
+    with pytest.raises(RanksFailed, match=r"(?s)1 ranks failed.*rank 1: hung.*sleep_on_rank_one"):
+        run_ranks(sleep_on_rank_one, 2, deadline_s=0.5)
+
+
+def pass_a_stage(here: Here) -> None:
+    here.reach("there")
+    time.sleep(60 if here.rank == 1 else 0)
+
+
+def test_fault_fires() -> None:
+    report = report_of(pass_a_stage, 2, faults=[kill(1).at("there").after(0.05)])
+    assert [outcome.exit_code for outcome in report.outcomes] == [0, -signal.SIGKILL]
+
+
+def test_fault_that_does_not_fire_fails_the_test() -> None:
+    with pytest.raises(AssertionError, match="never happened"):
+        report_of(number, 2, 1, faults=[kill(1).at("nowhere")])
+
+
+def test_frozen_rank_does_not_hold_the_job() -> None:
+    report = report_of(pass_a_stage, 2, faults=[freeze(1).at("there")], deadline_s=10)
+    assert [outcome.exit_code for outcome in report.outcomes] == [0, -signal.SIGKILL]
+
+
+def test_absent_rank_is_not_started() -> None:
+    report = report_of(number, 3, 1, faults=[absent(1)])
+    assert [outcome.rank for outcome in report.outcomes] == [0, 2]
+
+
+def leave_a_child(_: Here) -> int:
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+    return child
+
+
+def test_what_ranks_leave_behind_is_ended() -> None:
+    report = report_of(leave_a_child, 2)
+    assert report.orphans == 2
+    assert not any(Path(f"/proc/{outcome.value}").exists() for outcome in report.outcomes)
