@@ -33,6 +33,8 @@ from multiring.runtime.sources import Identity
 
 _MAX_STRANGERS = 256  # connections not yet joined; one more drops the oldest, which a rank survives by trying again
 _STRANGER_S = 10.0  # how long a connection may take to join
+_YOUNG_S = 0.5  # with no descriptor left, a stranger has at least this long to join
+_FULL_PAUSE_S = 0.005
 _LINGER_S = 1.0  # after trouble: how long ranks that still come are waited for, so that they hear of it too
 _FLUSH_S = 1.0  # how long the last words may take to leave
 _ADDRESS_TAKEN_S = 2.0  # a rank 0 that just ended may hold the address for a moment
@@ -152,7 +154,7 @@ class Server:
     def _tell(self, links: Iterable[_Link], payload: bytes, patience_s: float) -> list[int]:
         """Send `payload` to all; return the ranks that did not take it in time."""
         deadline = time.monotonic() + patience_s
-        with selectors.DefaultSelector() as writable:
+        with selectors.PollSelector() as writable:  # needs no descriptor, of which there may be none left
             for link in links:
                 if link.is_open and link.seal is not None and self._send(link, link.seal.close(payload)):
                     writable.register(link.sock, selectors.EVENT_WRITE, link)
@@ -212,10 +214,13 @@ class Server:
     def _cannot_accept(self, error: OSError) -> None:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             return  # the other end gave up before it was accepted
-        if self._strangers:
-            self._drop(next(iter(self._strangers)))
-        else:
+        oldest = next(iter(self._strangers), None)
+        if oldest is None:
             self._blame(f"rank 0 cannot hold more connections ({error.strerror}); raise its limit, see ulimit -n")
+        elif oldest.until - time.monotonic() < _STRANGER_S - _YOUNG_S:
+            self._drop(oldest)
+        else:
+            time.sleep(_FULL_PAUSE_S)  # it may be a rank about to join; the listener stays readable meanwhile
 
     def _receive(self, link: _Link) -> None:
         try:
