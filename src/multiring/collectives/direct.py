@@ -38,10 +38,10 @@ def _reduce_scatter(p: int, i: int) -> Moves:
 def _all_gather(p: int, i: int) -> Moves:
     if p == 1:
         return Moves.of(())
-    return _one_to_many_and_back(p, i, (i + np.arange(1, p)) % p, (i - np.arange(1, p)) % p)
+    return _one_to_many_and_back(i, (i + np.arange(1, p)) % p, (i - np.arange(1, p)) % p)
 
 
-def _one_to_many_and_back(p: int, i: int, to: NDArray[np.intp], taken: NDArray[np.intp]) -> Moves:
+def _one_to_many_and_back(i: int, to: NDArray[np.intp], taken: NDArray[np.intp]) -> Moves:
     """Return one SEND of part i to every coordinate in `to`, then a COPY of part j from each j in `taken`."""
     copies = len(taken)
     return Moves(
@@ -61,7 +61,7 @@ def _broadcast(p: int, i: int) -> Moves:
         return Moves.of(())
     if i == 0:
         nobody = np.zeros(0, np.intp)
-        return _one_to_many_and_back(p, 0, np.arange(1, p), nobody)
+        return _one_to_many_and_back(0, np.arange(1, p), nobody)
     zero = np.zeros(1, np.int32)
     return Moves(
         kind=np.array([Kind.COPY], np.uint8),

@@ -27,7 +27,11 @@ def choose(
     """Return the plan with the lowest price; among equals the one that the table of algorithms has first.
 
     Args:
+        collective: what the ranks do.
+        topology: where they are.
         size_bytes: the whole buffer, the longer side: all ranks' blocks.
+        accumulation: what the sum needs; see `accumulation_of`.
+        root: the rank that broadcasts.
 
     Raises:
         ArgumentError: `size_bytes` is negative.

@@ -1,8 +1,9 @@
 """What sum, average, min, max and product mean for each type: the reference that native kernels are tested against.
 
 Operands are combined left to right. Floats of 32 and 64 bits are combined in their own type, 16-bit floats (float16,
-bfloat16) in float32 and rounded once; integers wrap; averages divide before the one rounding. docs/algorithms.md
-has the table.
+bfloat16) in float32 and rounded once; integers wrap; averages divide before the one rounding. A NaN result is the
+type's positive quiet NaN, as processors differ in whose payload survives; min and max of equal operands (+0 and -0)
+are the later one. docs/algorithms.md has the table.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +19,22 @@ from multiring.schedule.kinds import Accumulation
 
 Array = NDArray[Any]
 
+
+def _least(left: Array, right: Array) -> Array:
+    return np.where((left < right) | _is_nan(left), left, right)
+
+
+def _greatest(left: Array, right: Array) -> Array:
+    return np.where((left > right) | _is_nan(left), left, right)
+
+
+def _is_nan(array: Array) -> NDArray[np.bool_]:
+    nans: NDArray[np.bool_] = array != array  # noqa: PLR0124 isnan refuses integers
+    return nans
+
+
 _COMBINE: Mapping[str, Callable[[Array, Array], Array]] = MappingProxyType(
-    {"sum": np.add, "average": np.add, "min": np.minimum, "max": np.maximum, "product": np.multiply}
+    {"sum": np.add, "average": np.add, "min": _least, "max": _greatest, "product": np.multiply}
 )
 _COMBINE_BOOLS: Mapping[str, Callable[[Array, Array], Array]] = MappingProxyType(
     {"sum": np.logical_or, "min": np.logical_and, "max": np.logical_or, "product": np.logical_and}
@@ -78,7 +93,11 @@ def combine(operands: Sequence[Array], op: str, accumulation: Accumulation, rank
         total = reduce(table[op], [operand.astype(wide) for operand in operands])
         if op == "average" and last:
             total = total // wide.type(ranks) if wide.kind in "iu" else total / wide.type(ranks)
-        return total.astype(dtype)
+        result: Array = total.astype(dtype)
+    nans = _is_nan(result)
+    if nans.any():
+        result[nans] = np.nan
+    return result
 
 
 def _is_float16(dtype: np.dtype[Any]) -> bool:

@@ -1,8 +1,8 @@
 """The proof of a Schedule: every axis pattern once, event by event, and a rule for composing axes.
 
 The rule. On a grid the collective is right, free of deadlock and of overwritten readers, if its phases are
-reduce-scatters along the axes in turn and all-gathers back (broadcasts: back), and along every axis, taken as a one-axis
-schedule by itself,
+reduce-scatters along the axes in turn and all-gathers back (broadcasts: back), and along every axis, taken as a
+one-axis schedule by itself,
 
 1. the reduce-scatter in place leaves coordinate i the complete part i, which nobody still reads;
 2. the all-gather takes part i of coordinate i to everyone;
@@ -28,7 +28,7 @@ from multiring.schedule.frame import Frame
 from multiring.schedule.kinds import Accumulation, Collective
 from multiring.schedule.layout import layout_of
 from multiring.schedule.model import Schedule
-from multiring.schedule.moves import Moves
+from multiring.schedule.moves import NOWHERE, Moves
 from multiring.schedule.pattern import Effect, Pattern, Phase
 from multiring.schedule.promise import promise_of, scattered_promise
 from multiring.schedule.prove import prove, prove_spans
@@ -87,6 +87,7 @@ def _prove_axis(collective: Collective, patterns: tuple[Pattern, ...], size: int
     """Prove what the rule asks of an axis of `size` ranks; `patterns` are its phases, in order."""
     roundings = 1 if once_per_axis else size
     for pattern in patterns:
+        _check_programs(pattern, size)
         if pattern.effect is Effect.REDUCE_SCATTER:
             in_place = Frame(collective=Collective.ALL_REDUCE, grid=(size,), order=tuple(range(size)))
             prove(scattered_promise(size), _line(in_place, (pattern,)))
@@ -95,6 +96,18 @@ def _prove_axis(collective: Collective, patterns: tuple[Pattern, ...], size: int
             prove(promise_of(gather, 0), _line(gather, (pattern,)))
     frame = Frame(collective=collective, grid=(size,), order=tuple(range(size)))
     prove(promise_of(frame, roundings), _line(frame, patterns))
+
+
+def _check_programs(pattern: Pattern, size: int) -> None:
+    """Raise ScheduleError unless the programs speak of single parts, as `Pattern` says; `expand` relies on it."""
+    parts = 1 if pattern.effect is Effect.BROADCAST else size
+    for at in range(size):
+        for index, move in enumerate(pattern.program(size, at).rows()):
+            named = {part for part in (move.src, move.dst) if part != NOWHERE}
+            if len(named) != 1 or not 0 <= min(named) < parts or move.span != 1 or move.channel != 0:
+                raise ScheduleError(f"{pattern.name}, coordinate {at} of {size}, move {index}: {move}: want one part")
+            if not all(0 <= peer < size for peer in move.peers):
+                raise ScheduleError(f"{pattern.name}, coordinate {at} of {size}, move {index}: {move}: no such peer")
 
 
 def _line(frame: Frame, patterns: tuple[Pattern, ...]) -> dict[int, Moves]:

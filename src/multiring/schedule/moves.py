@@ -97,12 +97,12 @@ class Moves:
 
     def rows(self) -> Iterator[Move]:
         """Yield the moves one by one."""
-        starts, peers = self.peer_start.tolist(), self.peers.tolist()
+        starts, peers, kinds = self.peer_start.tolist(), self.peers.tolist(), list(Kind)
         columns = (self.kind, self.channel, self.src, self.dst, self.span, self.last)
         for index, (kind, channel, src, dst, span, last) in enumerate(
             zip(*(column.tolist() for column in columns), strict=True)
         ):
-            yield Move(Kind(kind), channel, src, dst, span, last, tuple(peers[starts[index] : starts[index + 1]]))
+            yield Move(kinds[kind], channel, src, dst, span, last, tuple(peers[starts[index] : starts[index + 1]]))
 
 
 def _starts(counts: NDArray[np.integer]) -> NDArray[np.int32]:

@@ -165,27 +165,28 @@ class _Proof:
 
     def _take(self, rank: int, index: int, move: Move) -> None:
         before = self.clock[rank]
-        operands = [self._operand(rank, peer, move) for peer in move.peers]
-        after = before.copy() if len(operands) > 1 or move.src == NOWHERE else before
-        for peer, operand in zip(move.peers, operands, strict=True):
-            if peer != rank:
-                np.maximum(after, operand.clock, out=after)
-                after[peer] = max(after[peer], operand.executed)
-        self.clock[rank] = after
-        where = f"rank {rank}, move {index}: {_text(move)}"
-        for at, chunk in enumerate(range(move.dst, move.dst + move.span)):
+        try:
+            operands = [self._operand(rank, peer, move) for peer in move.peers]
+            after = before.copy() if any(peer != rank for peer in move.peers) else before
+            for peer, operand in zip(move.peers, operands, strict=True):
+                if peer != rank:
+                    np.maximum(after, operand.clock, out=after)
+                    after[peer] = max(after[peer], operand.executed)
+            self.clock[rank] = after
             # A COPY's bytes exist only once its message was sent. A REDUCE may begin to write with its first operand.
-            self._check_write(rank, chunk, after if move.kind is Kind.COPY else before, where)
-            self._write(rank, chunk, move, [(o.masks[at], o.home[at], o.roundings[at]) for o in operands], where)
+            known = after if move.kind is Kind.COPY else before
+            for at, chunk in enumerate(range(move.dst, move.dst + move.span)):
+                self._check_write(rank, chunk, known)
+                self._write(rank, chunk, move, [(o.masks[at], o.home[at], o.roundings[at]) for o in operands])
+        except ScheduleError as error:
+            raise ScheduleError(f"rank {rank}, move {index}: {_text(move)}: {error}") from None
 
     def _operand(self, rank: int, peer: int, move: Move) -> _Message:
         if peer == rank:
             return self._contents(rank, move, 0)
         message = self.in_flight[peer, rank, move.channel].popleft()
         if len(message.masks) != move.span:
-            raise ScheduleError(
-                f"rank {rank}: {_text(move)}: rank {peer} sends {len(message.masks)} chunks, it takes {move.span}"
-            )
+            raise ScheduleError(f"rank {peer} sends {len(message.masks)} chunks, it takes {move.span}")
         return message
 
     def _contents(self, rank: int, move: Move, executed: int) -> _Message:
@@ -199,38 +200,37 @@ class _Proof:
             executed,
         )
 
-    def _check_write(self, rank: int, chunk: int, clock: NDArray[np.int32], where: str) -> None:
+    def _check_write(self, rank: int, chunk: int, clock: NDArray[np.int32]) -> None:
         if self.promise.layout.space[chunk] == Space.INPUT:
-            raise ScheduleError(f"{where}: chunk {chunk} is INPUT, which nobody may write")
+            raise ScheduleError(f"chunk {chunk} is INPUT, which nobody may write")
         for peer, taker in self.readers[rank][chunk]:
             if clock[peer] <= taker:
                 raise ScheduleError(
-                    f"{where}: overwrites chunk {chunk}, which rank {peer} may still be reading in its move {taker}"
+                    f"overwrites chunk {chunk}, which rank {peer} may still be reading in its move {taker}"
                 )
         self.readers[rank][chunk].clear()
 
-    def _write(self, rank: int, chunk: int, move: Move, operands: list[tuple[int, int, int]], where: str) -> None:
+    def _write(self, rank: int, chunk: int, move: Move, operands: list[tuple[int, int, int]]) -> None:
         result, roundings = 0, 0
         for mask, home, rounded in operands:
             if home != self.promise.home[rank][chunk]:
-                raise ScheduleError(f"{where}: a piece of block {home} does not belong in chunk {chunk}")
+                raise ScheduleError(f"a piece of block {home} does not belong in chunk {chunk}")
             if mask == 0:
-                raise ScheduleError(f"{where}: nothing is in its own operand")
+                raise ScheduleError("nothing is in its own operand")
             if mask & result:
-                raise ScheduleError(f"{where}: ranks {_ranks(mask & result)} would be summed twice in chunk {chunk}")
+                raise ScheduleError(f"ranks {_ranks(mask & result)} would be summed twice in chunk {chunk}")
             result |= mask
             roundings = max(roundings, rounded)
         if move.kind is Kind.REDUCE:
             roundings += 1
             if roundings > self.promise.roundings:
                 raise ScheduleError(
-                    f"{where}: chunk {chunk} is rounded {roundings} times, this accumulation allows"
-                    f" {self.promise.roundings}"
+                    f"chunk {chunk} is rounded {roundings} times, this accumulation allows {self.promise.roundings}"
                 )
             if move.last != (result == self.promise.complete):
-                raise ScheduleError(f"{where}: last is {move.last}, but ranks {_ranks(result)} are in chunk {chunk}")
+                raise ScheduleError(f"last is {move.last}, but ranks {_ranks(result)} are in chunk {chunk}")
         if self.masks[rank][chunk] == result:
-            raise ScheduleError(f"{where}: chunk {chunk} holds that already")
+            raise ScheduleError(f"chunk {chunk} holds that already")
         self.masks[rank][chunk] = result
         self.roundings[rank][chunk] = roundings
 
@@ -242,7 +242,7 @@ class _Proof:
                         f"rank {rank} ends with {_ranks(self.masks[rank][chunk])} in chunk {chunk}, want {_ranks(mask)}"
                     )
                 if mask and self.promise.is_quiet:
-                    self._check_write(rank, chunk, self.clock[rank], f"rank {rank}, at its end")
+                    self._check_write(rank, chunk, self.clock[rank])
 
 
 def _ranks(mask: int) -> list[int]:

@@ -1,0 +1,366 @@
+"""`check` accepts what is right by its rule of composition, the proof of all moves agrees; both refuse what is wrong."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from time import perf_counter
+
+import numpy as np
+import pytest
+from tests.pure.schedules import GRIDS, all_moves, counts_for, every_schedule, frame_on
+
+from multiring.collectives import TABLE, build, direct, ring
+from multiring.errors import ScheduleError
+from multiring.schedule import (
+    Accumulation,
+    Collective,
+    Effect,
+    Frame,
+    Kind,
+    Move,
+    Moves,
+    Pattern,
+    Phase,
+    Schedule,
+    check,
+    check_moves,
+)
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_the_rule_and_the_proof_of_all_moves_accept_every_schedule(grid: tuple[int, ...]) -> None:
+    for schedule in every_schedule(grid):
+        check(schedule)
+        check_moves(schedule, all_moves(schedule))
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "ring", "direct_ring"])
+def test_a_thousand_ranks_take_a_moment(algorithm: str) -> None:
+    started = perf_counter()
+    schedule = build(algorithm, frame_on(Collective.ALL_REDUCE, (32, 32)))
+    check(schedule)
+    schedule.moves_of(1023)
+    # Ten times the 2 s that are promised: tests assert no speed, only that nothing is quadratic in all ranks.
+    assert perf_counter() - started < 20
+
+
+def test_nothing_grows_with_all_moves_of_a_large_schedule() -> None:
+    schedule = build("direct_ring", frame_on(Collective.ALL_REDUCE, (6, 24, 190)))
+    assert schedule.ranks == 27_360
+    check_free = schedule.moves_of(12_345)
+    assert len(check_free) == (5 + 1 + 1 + 5) + 4 * 23 + 4 * 189
+
+
+# --- composition: what the rule refuses, the proof of all moves refuses too ---
+
+
+def _both_refuse(schedule: Schedule, match: str) -> None:
+    with pytest.raises(ScheduleError, match=match):
+        check(schedule)
+    with pytest.raises(ScheduleError):
+        check_moves(schedule, all_moves(schedule))
+
+
+def test_phases_out_of_order_are_refused() -> None:
+    good = build("direct", frame_on(Collective.ALL_REDUCE, (2, 3)))
+    scatter1, scatter2, gather2, gather1 = good.phases
+    for phases in (
+        (scatter2, scatter1, gather2, gather1),
+        (scatter1, scatter2, gather1, gather2),
+        (scatter1, scatter2, gather2),
+        (scatter1, gather2, gather1),
+        (scatter1, scatter2),
+        (scatter1, scatter1, scatter2, gather2, gather1),
+        (),
+    ):
+        _both_refuse(replace(good, phases=phases), "do not compose")
+
+
+def test_an_exchange_over_several_axes_is_refused() -> None:
+    schedule = build("direct", frame_on(Collective.ALL_TO_ALL, (6,)))
+    on_grid = replace(schedule, frame=replace(schedule.frame, grid=(2, 3)))
+    with pytest.raises(ScheduleError, match="do not compose"):
+        check(on_grid)
+
+
+def _shifted(program: Callable[[int, int], Moves], by: int, p: int, i: int) -> Moves:
+    moves = program(p, i)
+    shift = {
+        name: np.where(parts < 0, parts, (parts + by) % p) for name, parts in (("src", moves.src), ("dst", moves.dst))
+    }
+    return replace(moves, src=shift["src"].astype(np.int32), dst=shift["dst"].astype(np.int32))
+
+
+def test_a_scatter_and_a_gather_that_only_fit_each_other_are_refused_on_a_grid() -> None:
+    # The sum of part i lands at coordinate i - 1, and is gathered from there: an all-reduce on one axis, but what a
+    # second axis would reduce in between is not complete.
+    scatter = Pattern("scatter", Effect.REDUCE_SCATTER, partial(_shifted, ring.REDUCE_SCATTER.program, 1))
+    gather = Pattern("gather", Effect.ALL_GATHER, partial(_shifted, ring.ALL_GATHER.program, 1))
+    alone = Schedule(
+        algorithm="shifted",
+        frame=frame_on(Collective.ALL_REDUCE, (4,)),
+        phases=(Phase(0, scatter), Phase(0, gather)),
+    )
+    check_moves(alone, all_moves(alone))
+    with pytest.raises(ScheduleError):
+        check(alone)
+    phases = tuple(Phase(axis, scatter) for axis in (0, 1)) + tuple(Phase(axis, gather) for axis in (1, 0))
+    _both_refuse(replace(alone, frame=frame_on(Collective.ALL_REDUCE, (4, 4)), phases=phases), "ends with")
+
+
+def _eager_scatter(p: int, i: int) -> Moves:
+    """As direct, but the finished part is offered to the next coordinate, which takes it when it is done itself."""
+    moves = direct.REDUCE_SCATTER.program(p, i)
+    offer = Move(Kind.SEND, 0, i, -1, 1, False, ((i + 1) % p,))
+    take = Move(Kind.COPY, 0, -1, (i - 1) % p, 1, False, ((i - 1) % p,))
+    return Moves.of([*moves.rows(), offer, take])
+
+
+def test_a_part_that_is_still_read_when_the_next_axis_begins_is_refused() -> None:
+    eager = Pattern("eager", Effect.REDUCE_SCATTER, _eager_scatter)
+    phases = (Phase(0, eager), Phase(1, eager), Phase(1, direct.ALL_GATHER), Phase(0, direct.ALL_GATHER))
+    on_grid = Schedule(algorithm="eager", frame=frame_on(Collective.ALL_REDUCE, (3, 3)), phases=phases)
+    _both_refuse(on_grid, "may still be reading")
+
+
+# --- accumulation ---
+
+
+def test_a_ring_rounds_too_often_for_wide_accumulation() -> None:
+    for grid in ((3,), (2, 3)):
+        schedule = build("ring", frame_on(Collective.ALL_REDUCE, grid))
+        _both_refuse(replace(schedule, accumulation=Accumulation.WIDE), "rounded 2 times")
+
+
+def test_two_axes_round_too_often_for_a_single_accumulation() -> None:
+    schedule = build("direct", frame_on(Collective.ALL_REDUCE, (2, 3)))
+    _both_refuse(replace(schedule, accumulation=Accumulation.ONCE), "not accumulated once")
+    check(build("direct", frame_on(Collective.ALL_REDUCE, (6,)), Accumulation.ONCE))
+
+
+# --- the form of moves, one by one ---
+
+SEND_0_TO_1 = Move(Kind.SEND, 0, 0, -1, 1, False, (1,))
+REDUCE_0_FROM_1 = Move(Kind.REDUCE, 0, 0, 0, 1, True, (0, 1))
+TWO = frame_on(Collective.ALL_REDUCE, (2,))
+
+
+@pytest.mark.parametrize(
+    ("move", "match"),
+    [
+        (SEND_0_TO_1._replace(peers=(2,)), "there are 2 ranks"),
+        (SEND_0_TO_1._replace(peers=(-1,)), "there are 2 ranks"),
+        (SEND_0_TO_1._replace(channel=1), "there are 1 channels"),
+        (SEND_0_TO_1._replace(peers=(0,)), "other ranks as peers"),
+        (SEND_0_TO_1._replace(peers=()), "other ranks as peers"),
+        (SEND_0_TO_1._replace(dst=1), "other ranks as peers"),
+        (SEND_0_TO_1._replace(src=-1), "other ranks as peers"),
+        (SEND_0_TO_1._replace(last=True), "only a REDUCE"),
+        (Move(Kind.COPY, 0, -1, 0, 1, False, (1, 1)), "a COPY has one peer"),
+        (Move(Kind.COPY, 0, 0, 1, 1, False, (1,)), "a COPY has one peer"),
+        (Move(Kind.COPY, 0, -1, 1, 1, False, (0,)), "a COPY has one peer"),
+        (Move(Kind.COPY, 0, 0, 0, 1, False, (0,)), "onto themselves"),
+        (Move(Kind.COPY, 0, 0, 1, 2, False, (0,)), "not contiguous"),
+        (REDUCE_0_FROM_1._replace(peers=(0,)), "a REDUCE has two peers"),
+        (REDUCE_0_FROM_1._replace(peers=(0, 0, 1)), "a REDUCE has two peers"),
+        (REDUCE_0_FROM_1._replace(src=-1), "a REDUCE has two peers"),
+        (REDUCE_0_FROM_1._replace(dst=-1), "a REDUCE has two peers"),
+        (REDUCE_0_FROM_1._replace(peers=(1, 1)), "a REDUCE has two peers"),
+        (SEND_0_TO_1._replace(src=2), "not contiguous"),
+        (SEND_0_TO_1._replace(src=-2), "not contiguous"),
+        (SEND_0_TO_1._replace(span=0), "not contiguous"),
+        (SEND_0_TO_1._replace(span=3), "not contiguous"),
+    ],
+)
+def test_a_malformed_move_is_named(move: Move, match: str) -> None:
+    schedule = build("direct", TWO)
+    with pytest.raises(ScheduleError, match=match):
+        check_moves(schedule, {0: Moves.of([move]), 1: Moves.of([])})
+
+
+def test_overlapping_src_and_dst_are_refused() -> None:
+    schedule = build("direct", frame_on(Collective.ALL_REDUCE, (3,)))
+    programs = {0: Moves.of([Move(Kind.COPY, 0, 0, 1, 2, False, (0,))]), 1: Moves.of([]), 2: Moves.of([])}
+    with pytest.raises(ScheduleError, match="overlap"):
+        check_moves(schedule, programs)
+
+
+def test_spans_across_a_gap_in_memory_are_refused() -> None:
+    # Shuffled, neighbouring blocks are not neighbours in the user's buffer; INPUT and OUTPUT never are.
+    schedule = build("direct", frame_on(Collective.ALL_GATHER, (5,), shuffled=True))
+    programs = all_moves(schedule)
+    programs[0] = Moves.of([*programs[0].rows(), Move(Kind.SEND, 0, 0, -1, 2, False, (1,))])
+    with pytest.raises(ScheduleError, match="not contiguous"):
+        check_moves(schedule, programs)
+
+
+def test_every_rank_needs_a_program() -> None:
+    schedule = build("direct", TWO)
+    with pytest.raises(ScheduleError, match=r"ranks \[0\]: want 0 to 1"):
+        check_moves(schedule, {0: schedule.moves_of(0)})
+
+
+# --- what programs do wrong together ---
+
+
+def _refused(frame: Frame, programs: list[list[Move]], match: str) -> None:
+    schedule = build("direct", frame)
+    with pytest.raises(ScheduleError, match=match):
+        check_moves(schedule, {rank: Moves.of(moves) for rank, moves in enumerate(programs)})
+
+
+def test_a_cycle_of_waiting_ranks_is_a_deadlock() -> None:
+    take = Move(Kind.COPY, 0, -1, 0, 1, False, (1,))
+    give = Move(Kind.SEND, 0, 1, -1, 1, False, (1,))
+    mirror = [take._replace(dst=1, peers=(0,)), give._replace(src=0, peers=(0,))]
+    _refused(TWO, [[take, give], mirror], "deadlock: rank 0 waits for ever in move 0")
+
+
+def test_a_message_nobody_takes_is_named() -> None:
+    _refused(TWO, [[SEND_0_TO_1], []], "rank 0 sends 1 messages to rank 1 on channel 0, which takes 0")
+
+
+def test_a_message_of_another_size_is_named() -> None:
+    both = [Move(Kind.COPY, 0, -1, 0, 2, False, (0,))]
+    _refused(TWO, [[SEND_0_TO_1], both], "rank 0 sends 1 chunks, it takes 2")
+
+
+def test_reading_what_nobody_wrote_is_named() -> None:
+    frame = frame_on(Collective.BROADCAST, (2,))
+    _refused(frame, [[SEND_0_TO_1], [Move(Kind.COPY, 0, -1, 0, 1, False, (0,))]], "nothing is in chunk 0")
+    scatter = frame_on(Collective.REDUCE_SCATTER, (2,))
+    own_scratch = Move(Kind.REDUCE, 0, 3, 2, 1, True, (0, 1))
+    _refused(scatter, [[own_scratch], [Move(Kind.SEND, 0, 0, -1, 1, False, (0,))]], "nothing is in its own operand")
+
+
+def test_writing_the_input_is_named() -> None:
+    frame = frame_on(Collective.REDUCE_SCATTER, (2,))
+    programs = [[Move(Kind.SEND, 0, 1, -1, 1, False, (1,))], [Move(Kind.REDUCE, 0, 1, 1, 1, True, (0, 1))]]
+    _refused(frame, programs, "INPUT, which nobody may write")
+
+
+def test_overwriting_what_a_slow_reader_may_still_read_is_named() -> None:
+    # Rank 0 offers chunk 0 and at once receives into it: rank 1 may take the new bytes for the old ones.
+    frame = frame_on(Collective.ALL_REDUCE, (2,))
+    first = [SEND_0_TO_1, Move(Kind.REDUCE, 0, 0, 0, 1, True, (0, 1))]
+    second = [Move(Kind.SEND, 0, 0, -1, 1, False, (0,)), Move(Kind.REDUCE, 0, 0, 0, 1, True, (0, 1))]
+    _refused(frame, [first, second], "overwrites chunk 0, which rank 0 may still be reading in its move 1")
+
+
+def test_a_reduce_may_begin_to_write_before_its_last_operand_is_in() -> None:
+    # Rank 2's message proves that rank 1 has read chunk 0; but rank 0 may add rank 1's operand before it comes.
+    frame = frame_on(Collective.ALL_REDUCE, (3,))
+    first = [SEND_0_TO_1, Move(Kind.REDUCE, 0, 0, 0, 1, True, (0, 1, 2))]
+    second = [
+        Move(Kind.SEND, 0, 0, -1, 1, False, (0,)),
+        Move(Kind.REDUCE, 0, 0, 0, 1, False, (0, 1)),
+        Move(Kind.SEND, 0, 1, -1, 1, False, (2,)),
+    ]
+    third = [Move(Kind.REDUCE, 0, 1, 1, 1, False, (1, 2)), Move(Kind.SEND, 0, 0, -1, 1, False, (0,))]
+    _refused(frame, [first, second, third], "overwrites chunk 0")
+
+
+# --- mutations: every single one of every move is caught ---
+
+
+def mutants_of(moves: list[Move], ranks: int, chunks: int) -> list[tuple[str, list[Move]]]:
+    """Return every program that differs from `moves` in one move: dropped, doubled, or wrong in one field."""
+    found = []
+    for index, move in enumerate(moves):
+        head, tail = moves[:index], moves[index + 1 :]
+        found.append((f"drop {index}", head + tail))
+        found.append((f"double {index}", [*head, move, move, *tail]))
+        found += [(f"{index}: {move} becomes {wrong}", [*head, wrong, *tail]) for wrong in _wrong(move, ranks, chunks)]
+    return found
+
+
+def _wrong(move: Move, ranks: int, chunks: int) -> list[Move]:
+    wrong = [move._replace(kind=kind) for kind in Kind if kind is not move.kind]
+    wrong += [move._replace(src=chunk) for chunk in range(-1, chunks) if chunk != move.src]
+    wrong += [move._replace(dst=chunk) for chunk in range(-1, chunks) if chunk != move.dst]
+    wrong += [move._replace(span=span) for span in (move.span - 1, move.span + 1)]
+    wrong += [move._replace(last=not move.last), move._replace(channel=move.channel + 1)]
+    for at, peer in enumerate(move.peers):
+        others = [(*move.peers[:at], other, *move.peers[at + 1 :]) for other in range(ranks) if other != peer]
+        others.append(move.peers[:at] + move.peers[at + 1 :])
+        others.append((*move.peers, peer))
+        wrong += [move._replace(peers=peers) for peers in others]
+    return wrong
+
+
+def _is_the_same_read(program: list[Move], mutant: list[Move]) -> bool:
+    """Whether the mutant only sends the own block of an all_gather from INPUT, not from its copy in OUTPUT.
+
+    The bytes are the same and nobody writes either place afterwards: another right program, and the only one.
+    """
+    pairs = [(before, after) for before, after in zip(program, mutant, strict=False) if before != after]
+    opening = program[0]
+    return (
+        len(program) == len(mutant)
+        and len(pairs) == 1
+        and opening.kind is Kind.COPY
+        and pairs[0][0].kind is Kind.SEND
+        and pairs[0][0].src == opening.dst
+        and pairs[0][1] == pairs[0][0]._replace(src=opening.src)
+    )
+
+
+def _survivors(schedule: Schedule, rank: int, mutants: list[tuple[str, list[Move]]]) -> list[str]:
+    programs, found = all_moves(schedule), []
+    original = list(programs[rank].rows())
+    for name, mutant in mutants:
+        try:
+            check_moves(schedule, {**programs, rank: Moves.of(mutant)})
+        except ScheduleError:
+            continue
+        if schedule.collective is not Collective.ALL_GATHER or not _is_the_same_read(original, mutant):
+            found.append(name)
+    return found
+
+
+SMALL = [(2,), (3,), (4,), (2, 2), (2, 3), (2, 1, 2)]
+
+
+@pytest.mark.parametrize("grid", SMALL, ids=str)
+@pytest.mark.parametrize(("collective", "algorithm"), TABLE, ids=lambda value: getattr(value, "value", value))
+def test_every_single_mutation_of_a_small_schedule_is_caught(
+    collective: Collective, algorithm: str, grid: tuple[int, ...]
+) -> None:
+    schedule = build(algorithm, frame_on(collective, grid))
+    chunks = len(schedule.extents_of(0, counts_for(schedule)[0]).count)
+    # Up to four ranks all of them are mutated; beyond, the first and the last, which is enough by symmetry.
+    for rank in range(schedule.ranks) if schedule.ranks <= 4 else (0, schedule.ranks - 1):
+        mutants = mutants_of(list(schedule.moves_of(rank).rows()), schedule.ranks, chunks)
+        assert _survivors(schedule, rank, mutants) == []
+
+
+@pytest.mark.parametrize("grid", [(17,), (4, 4), (2, 3, 2)], ids=str)
+@pytest.mark.parametrize(("collective", "algorithm"), TABLE, ids=lambda value: getattr(value, "value", value))
+def test_random_mutations_of_larger_schedules_are_caught(
+    collective: Collective, algorithm: str, grid: tuple[int, ...]
+) -> None:
+    schedule = build(algorithm, frame_on(collective, grid, shuffled=True, shares=(2, 1)))
+    chunks = len(schedule.extents_of(0, counts_for(schedule)[0]).count)
+    generator = np.random.default_rng(len(grid))
+    for rank in generator.integers(0, schedule.ranks, 2).tolist():
+        mutants = mutants_of(list(schedule.moves_of(rank).rows()), schedule.ranks, chunks)
+        assert _survivors(schedule, rank, [mutants[at] for at in generator.choice(len(mutants), 8)]) == []
+
+
+def _mutated(program: Callable[[int, int], Moves], at: int, mutant: list[Move], p: int, i: int) -> Moves:
+    return Moves.of(mutant) if i == at and p == 3 else program(p, i)
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), TABLE, ids=lambda value: getattr(value, "value", value))
+def test_the_rule_catches_every_single_mutation_of_every_pattern(collective: Collective, algorithm: str) -> None:
+    schedule = build(algorithm, frame_on(collective, (3,)))
+    for number, phase in enumerate(schedule.phases):
+        for at in range(3):
+            program = list(phase.pattern.program(3, at).rows())
+            for name, mutant in mutants_of(program, ranks=3, chunks=3):
+                wrong = replace(phase.pattern, program=partial(_mutated, phase.pattern.program, at, mutant))
+                phases = list(schedule.phases)
+                phases[number] = Phase(0, wrong)
+                with pytest.raises(ScheduleError):  # noqa: PT012 the second line names the mutant that passed
+                    check(replace(schedule, phases=tuple(phases)))
+                    pytest.fail(name)
