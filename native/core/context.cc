@@ -1,10 +1,6 @@
 #include "context.h"
 
-#include <arpa/inet.h>
 #include <linux/futex.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -21,8 +17,8 @@ namespace multiring {
 namespace {
 
 constexpr size_t kMostEvents = 1 << 16;
-constexpr size_t kMostStrangers = 64;
-constexpr auto kStrangerPatience = std::chrono::seconds(5);
+// A rank's last words travel for at most about this long behind the news of its end.
+constexpr auto kLastWords = std::chrono::milliseconds(100);
 constexpr auto kCongestedSleep = std::chrono::milliseconds(1);
 
 std::string random_name() {
@@ -64,12 +60,12 @@ Context::Context(ContextConfig config)
   bell_ = std::make_unique<Bell>(handover_name_ + "-bell");
   poller_.add(bell_->fd(), EPOLLIN, [this](uint32_t) { bell_->silence(); });
   open_handover();
-  progress_ = std::thread([this] { progress_loop(); });
+  progress_ = std::make_unique<std::thread>([this] { progress_loop(); });
 }
 
 Context::~Context() {
   if (is_forked_child()) {  // the thread exists in the parent only
-    progress_.detach();
+    [[maybe_unused]] const auto* parents = progress_.release();
     return;
   }
   close(0, false);
@@ -164,8 +160,10 @@ bool Context::drive() {
   for (const auto& link : links_) {
     if (link) any |= link->pump();
   }
-  // Only once nothing moves any more is it sure that a lost rank's last words have been heard.
-  if (!any && (unsettled_ || !new_losses_.empty())) any = settle_losses();
+  // Only once nothing moves any more is it sure that a lost rank's last words have been heard; but operations of
+  // others may keep moving for ever.
+  const bool news = unsettled_ || !new_losses_.empty();
+  if (news && (!any || Clock::now() - oldest_new_loss_ > kLastWords)) any |= settle_losses();
   return any;
 }
 
@@ -232,6 +230,7 @@ Context::Waited Context::wait(const std::shared_ptr<Operation>& operation, doubl
     while (!operation->ended()) {
       if (drive()) continue;
       const auto now = Clock::now();
+      if (now >= next_tick_) tick();
       if (now >= deadline) {
         result = Waited::timed_out;
         break;
@@ -306,7 +305,7 @@ void Context::on_frame(int peer, const Frame& frame) {
     // Somebody else's word must not overtake what a rank that left has said on its own connection.
     const auto own = tcp_links_.find(lost);
     if (lost != peer && kind == LossKind::left && own != tcp_links_.end() && own->second->established()) return;
-    new_losses_.push_back({lost, {kind, "as rank " + std::to_string(peer) + " found"}});
+    note_loss(lost, kind, "as rank " + std::to_string(peer) + " found");
     return;
   }
   const auto found = running_.find(frame.key());
@@ -339,12 +338,17 @@ void Context::on_frame(int peer, const Frame& frame) {
     operation.culprit = static_cast<int>(frame.offset);
   } else if (frame.kind == FrameKind::fail) {
     const auto lost = static_cast<int>(frame.offset);
-    new_losses_.push_back({lost, {static_cast<LossKind>(frame.slot), "as rank " + std::to_string(peer) + " found"}});
+    note_loss(lost, static_cast<LossKind>(frame.slot), "as rank " + std::to_string(peer) + " found");
     doomed_.insert(frame.key());
   }
 }
 
-void Context::on_loss(int peer, LossKind kind, const std::string& why) { new_losses_.push_back({peer, {kind, why}}); }
+void Context::on_loss(int peer, LossKind kind, const std::string& why) { note_loss(peer, kind, why); }
+
+void Context::note_loss(int lost, LossKind kind, const std::string& why) {
+  if (new_losses_.empty()) oldest_new_loss_ = Clock::now();
+  new_losses_.push_back({lost, {kind, why}});
+}
 
 void Context::tell_everyone(const Frame& frame) {
   for (const auto& link : links_) {
@@ -473,7 +477,7 @@ void Context::close(double grace_s, bool announce) {
     poller_.wake();
     changed_.notify_all();
   }
-  progress_.join();
+  progress_->join();
   const Lock lock(mutex_);
   watches_.clear();
   visitors_.clear();

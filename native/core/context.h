@@ -100,7 +100,7 @@ class Context final : public LinkEvents, public Host {
   bool logs_moves() const override { return config_.log_moves; }
   // LinkEvents
   void on_frame(int peer, const Frame& frame) override;
-  void on_arrival(const OperationKey&) override {}
+  bool expects(const OperationKey& key) const override { return running_.contains(key); }
   void on_loss(int peer, LossKind kind, const std::string& why) override;
 
  private:
@@ -111,7 +111,7 @@ class Context final : public LinkEvents, public Host {
   bool receive_local();
   void end_of(const std::shared_ptr<Operation>& operation);
   bool settle_losses();
-  void learn_of_loss(int lost, LossKind kind, const std::string& why);
+  void note_loss(int lost, LossKind kind, const std::string& why);
   void tell_everyone(const Frame& frame);
   void tell_members(const Operation& operation, int lost, LossKind kind);
   void fail_for(Operation& operation, int lost, const Loss& loss);
@@ -151,7 +151,7 @@ class Context final : public LinkEvents, public Host {
   bool closing_ = false;
   double spin_s_ = 0;
   bool stopped_ = false;
-  std::thread progress_;
+  std::unique_ptr<std::thread> progress_;
 
   std::map<int, PeerAddress> addresses_;
   std::vector<int> local_ranks_;
@@ -171,6 +171,7 @@ class Context final : public LinkEvents, public Host {
   std::map<int, Loss> losses_;
   std::vector<std::pair<int, Loss>> new_losses_;  // found while links or operations are at work
   std::set<OperationKey> doomed_;                 // some member can never finish these
+  Clock::time_point oldest_new_loss_{};
   bool unsettled_ = false;                        // a loss is known that operations were not checked for
   Clock::time_point next_tick_{};
   std::vector<Event> events_;

@@ -6,15 +6,14 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstddef>
 #include <cstring>
 #include <utility>
 
+#include "abstract_socket.h"
 #include "context.h"
 #include "digest.h"
 
@@ -24,14 +23,6 @@ namespace {
 constexpr size_t kMostStrangers = 64;
 constexpr auto kStrangerPatience = std::chrono::seconds(5);
 constexpr double kCallTimeout_s = 30;
-
-socklen_t abstract_address(const std::string& name, sockaddr_un& address) {
-  address = {};
-  address.sun_family = AF_UNIX;
-  const size_t length = std::min(name.size(), sizeof(address.sun_path) - 1);
-  std::memcpy(address.sun_path + 1, name.data(), length);
-  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
-}
 
 // What a rank says when it hands over its segment; `proof` shows that it knows the job's secret.
 struct Greeting {
@@ -93,9 +84,8 @@ std::string Context::greeting(int from, int to) const {
 void Context::open_handover() {
   handover_socket_ = Descriptor(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!handover_socket_.valid()) throw_errno(FaultKind::state, "socket for handing over memory");
-  sockaddr_un address{};
-  const socklen_t length = abstract_address(handover_name_, address);
-  if (::bind(handover_socket_.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
+  const AbstractAddress address(handover_name_);
+  if (::bind(handover_socket_.get(), address.get(), address.length) != 0 ||
       ::listen(handover_socket_.get(), static_cast<int>(kMaxLocalRanks)) != 0) {
     throw_errno(FaultKind::state, "listening at @" + handover_name_);
   }
@@ -212,9 +202,8 @@ void Context::map_from(const PeerAddress& peer, double timeout_s) {
   patience.tv_sec = static_cast<time_t>(std::max(1.0, timeout_s));
   ::setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
   ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
-  sockaddr_un address{};
-  const socklen_t length = abstract_address(peer.handover, address);
-  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
+  const AbstractAddress address(peer.handover);
+  if (::connect(socket.get(), address.get(), address.length) != 0) {
     throw_errno(FaultKind::rendezvous, "connecting to " + whom);
   }
   if (!same_user(socket.get())) {

@@ -58,7 +58,7 @@ class LinkEvents {
  public:
   virtual ~LinkEvents() = default;
   virtual void on_frame(int peer, const Frame& frame) = 0;  // every kind but data and taken
-  virtual void on_arrival(const OperationKey& key) = 0;     // the operation may have work to do
+  virtual bool expects(const OperationKey& key) const = 0;  // whether the operation is in flight here
   virtual void on_loss(int peer, LossKind kind, const std::string& why) = 0;
 };
 

@@ -3,43 +3,28 @@
 #include <linux/futex.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <cstring>
 
+#include "abstract_socket.h"
 #include "fault.h"
 
 namespace multiring {
-namespace {
-
-socklen_t abstract_address(const std::string& name, sockaddr_un& address) {
-  address = {};
-  address.sun_family = AF_UNIX;
-  const size_t length = std::min(name.size(), sizeof(address.sun_path) - 1);
-  std::memcpy(address.sun_path + 1, name.data(), length);  // a leading NUL makes it abstract
-  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
-}
-
-}  // namespace
-
 Bell::Bell(const std::string& own_name) : fd_(::socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)) {
   if (!fd_.valid()) throw_errno(FaultKind::state, "socket for wake-ups");
-  sockaddr_un address{};
-  const socklen_t length = abstract_address(own_name, address);
-  if (::bind(fd_.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
+  const AbstractAddress address(own_name);
+  if (::bind(fd_.get(), address.get(), address.length) != 0) {
     throw_errno(FaultKind::state, "binding the wake-up socket @" + own_name);
   }
 }
 
 void Bell::ring(const std::string& name) const {
-  sockaddr_un address{};
-  const socklen_t length = abstract_address(name, address);
+  const AbstractAddress address(name);
   // A full queue means the sleeper is being woken already; a missing one that it is gone.
   [[maybe_unused]] const auto sent =
-      ::sendto(fd_.get(), "", 1, MSG_DONTWAIT | MSG_NOSIGNAL, reinterpret_cast<const sockaddr*>(&address), length);
+      ::sendto(fd_.get(), "", 1, MSG_DONTWAIT | MSG_NOSIGNAL, address.get(), address.length);
 }
 
 void Bell::silence() const {
@@ -128,10 +113,7 @@ bool ShmLink::pump() {
 
 void ShmLink::take(const Frame& frame) {
   const auto found = out_.find({frame.key(), frame.channel});
-  if (found != out_.end()) {
-    found->second.taken += frame.length;
-    events_.on_arrival(frame.key());
-  }
+  if (found != out_.end()) found->second.taken += frame.length;
   if (frame.slot < kSlots) free_slots_.push_back(frame.slot);
 }
 
@@ -151,9 +133,12 @@ bool ShmLink::receive() {
         events_.on_loss(peer_, LossKind::died, "it offered bytes outside its segment");
         return true;
       }
+      if (!events_.expects(frame.key())) {  // the operation failed here; its bytes are nobody's any more
+        give_back(frame.key(), frame.channel, frame.slot, frame.length);
+        continue;
+      }
       in({frame.key(), frame.channel})
           .pieces.push_back({ends_.theirs->base() + frame.offset, frame.length, frame.length, frame.slot, nullptr});
-      events_.on_arrival(frame.key());
     } else {
       events_.on_frame(peer_, frame);
     }
@@ -166,18 +151,20 @@ void ShmLink::consume(const StreamKey& key, InStream& stream, size_t size) {
   piece.data += size;
   piece.size -= size;
   if (piece.size > 0) return;
-  send({.group = key.operation.group, .sequence = key.operation.sequence, .kind = FrameKind::taken,
-        .channel = key.channel, .slot = piece.slot, .length = piece.whole});
+  give_back(key.operation, key.channel, piece.slot, piece.whole);
   stream.pieces.pop_front();
+}
+
+void ShmLink::give_back(const OperationKey& key, uint16_t channel, uint32_t slot, uint64_t size) {
+  send({.group = key.group, .sequence = key.sequence, .kind = FrameKind::taken, .channel = channel, .slot = slot,
+        .length = size});
 }
 
 void ShmLink::close(const OperationKey& key) {
   // Slots of pieces that were never consumed go back to their owner, or they would be lost to it.
   for (auto at = in_.lower_bound({key, 0}); at != in_.end() && at->first.operation == key; ++at) {
     for (const auto& piece : at->second.pieces) {
-      if (piece.slot == kNoSlot) continue;
-      send({.group = key.group, .sequence = key.sequence, .kind = FrameKind::taken, .channel = at->first.channel,
-            .slot = piece.slot, .length = piece.whole});
+      if (piece.slot != kNoSlot) give_back(key, at->first.channel, piece.slot, piece.whole);
     }
   }
   Link::close(key);

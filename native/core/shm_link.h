@@ -53,6 +53,7 @@ class ShmLink final : public Link {
   bool push(const Frame& frame);
   bool stage(const StreamKey& key, OutStream& stream);
   void take(const Frame& frame);
+  void give_back(const OperationKey& key, uint16_t channel, uint32_t slot, uint64_t size);
   void wake() const;
 
   const Bell& bell_;

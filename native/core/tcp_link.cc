@@ -160,10 +160,7 @@ bool TcpLink::flush() {
       left -= step;
       if (chunk.sent < chunk.size) break;
       if (chunk.payload != nullptr) --queued_data_;
-      if (chunk.stream != nullptr) {
-        chunk.stream->taken += chunk.size - sizeof(Frame);
-        events_.on_arrival(chunk.frame.key());
-      }
+      if (chunk.stream != nullptr) chunk.stream->taken += chunk.size - sizeof(Frame);
       queue_.pop_front();
     }
     refill();
@@ -244,9 +241,12 @@ void TcpLink::deliver() {
   header_got_ = 0;
   if (frame.kind == FrameKind::data) {
     const std::byte* data = payload_.get();
+    if (!events_.expects(frame.key())) {  // the operation failed here; its bytes are nobody's any more
+      payload_.reset();
+      return;
+    }
     in({frame.key(), frame.channel}).pieces.push_back({data, frame.length, frame.length, kNoSlot, std::move(payload_)});
     payload_.reset();
-    events_.on_arrival(frame.key());
   } else if (frame.kind == FrameKind::taken) {
     const auto found = out_.find({frame.key(), frame.channel});
     if (found != out_.end()) found->second.credit += frame.length;
