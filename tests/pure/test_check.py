@@ -1,4 +1,4 @@
-"""`check` accepts what is right by its rule of composition, the proof of all moves agrees; both refuse what is wrong."""
+"""`check`, by its rule of composition, and the proof of all moves accept what is right and refuse what is wrong."""
 
 from collections.abc import Callable
 from dataclasses import replace

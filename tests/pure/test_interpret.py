@@ -117,12 +117,12 @@ def test_operations_on_small_numbers(dtype: np.dtype[Any]) -> None:
 
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 def test_integer_sums_and_products_wrap_and_averages_do_not(dtype: np.dtype[Any]) -> None:
-    top: int = int(np.iinfo(dtype).max)
-    bits: int = 8 * dtype.itemsize
+    top = int(np.iinfo(dtype).max)
+    turn = 1 << 8 * dtype.itemsize
 
     def wrapped(value: int) -> int:
-        low = value % 2**bits
-        return low - 2**bits if dtype.kind == "i" and low >= 2 ** (bits - 1) else low
+        low = value % turn
+        return low - turn if dtype.kind == "i" and low >= turn // 2 else low
 
     assert _all_reduced([[top], [top], [3]], dtype, "sum").tolist() == [wrapped(2 * top + 3)]
     assert _all_reduced([[top], [top], [3]], dtype, "product").tolist() == [wrapped(top * top * 3)]

@@ -76,6 +76,8 @@ def links_of(schedule: Schedule, topology: Topology) -> list[Link]:
 
     A host's ranks share its way out: as many as send to another host along that axis.
     """
+    if len(topology.hosts) == 1:
+        return [topology.shm] * len(schedule.grid)
     host_of = np.asarray(topology.host_of())
     links = []
     for axis in range(len(schedule.grid)):

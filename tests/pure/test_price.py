@@ -1,0 +1,120 @@
+"""`price` equals the closed forms of docs/algorithms.md, and an evaluation of all ranks' moves."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from tests.pure.schedules import all_moves, frame_on
+
+from multiring.collectives import TABLE, build
+from multiring.errors import ScheduleError
+from multiring.schedule import Collective, Schedule, price
+from multiring.schedule.price import finish_time
+from multiring.topology import SHM, TCP, Link
+
+LINKS = [
+    Link(latency_s=2e-6, overhead_s=1e-6, bandwidth_bytes_per_s=8e9, reduce_bytes_per_s=5e9),
+    Link(latency_s=30e-6, overhead_s=4e-6, bandwidth_bytes_per_s=1e9, reduce_bytes_per_s=6e9),
+    Link(latency_s=50e-6, overhead_s=7e-6, bandwidth_bytes_per_s=3e8, reduce_bytes_per_s=7e9),
+    Link(latency_s=9e-6, overhead_s=0, bandwidth_bytes_per_s=2e9, reduce_bytes_per_s=3e9),
+]
+SIZES = [0, 8, 100_000, 64 << 20]
+
+
+def _price_of_all(schedule: Schedule, size_bytes: float, links: Sequence[Link]) -> float:
+    """The oracle: when the last rank is done, from all ranks' own moves; it knows no symmetry."""
+
+    def routing(rank: int, peer: int) -> tuple[int, object, object]:
+        here, there = schedule.frame.coordinates_of(rank), schedule.frame.coordinates_of(peer)
+        (axis,) = [each for each, (a, b) in enumerate(zip(here, there, strict=True)) if a != b]
+        return axis, (rank, peer), (peer, rank)
+
+    blocks = 1 if schedule.collective is Collective.BROADCAST else schedule.ranks
+    return finish_time(all_moves(schedule), size_bytes / blocks, links, routing)
+
+
+@pytest.mark.parametrize("grid", [(1,), (2,), (5,), (13,), (1, 1), (2, 3), (4, 4), (3, 1, 2), (2, 2, 2, 2)], ids=str)
+@pytest.mark.parametrize(("collective", "algorithm"), TABLE, ids=lambda value: getattr(value, "value", value))
+def test_one_rank_stands_for_all(collective: Collective, algorithm: str, grid: tuple[int, ...]) -> None:
+    schedule = build(algorithm, frame_on(collective, grid))
+    links = LINKS[: len(schedule.grid)]
+    for size_bytes in SIZES:
+        assert price(schedule, size_bytes, links) == pytest.approx(
+            _price_of_all(schedule, size_bytes, links), rel=1e-12
+        )
+
+
+def _scatter(algorithm: str, p: int, n: float, link: Link) -> float:
+    """The closed form of a reduce-scatter of n bytes along an axis of p."""
+    if p == 1:
+        return 0
+    part = n / p
+    message = link.overhead_s + part / link.bandwidth_bytes_per_s
+    if algorithm == "ring":
+        return (p - 1) * (link.latency_s + message + part / link.reduce_bytes_per_s)
+    return link.latency_s + (p - 1) * message + part / link.reduce_bytes_per_s
+
+
+def _gather(algorithm: str, p: int, n: float, link: Link) -> float:
+    if p == 1:
+        return 0
+    message = link.overhead_s + n / p / link.bandwidth_bytes_per_s
+    return (p - 1) * (link.latency_s + message) if algorithm == "ring" else link.latency_s + (p - 1) * message
+
+
+@pytest.mark.parametrize("grid", [(1,), (2,), (7,), (2, 3), (4, 16, 4), (3, 1, 2, 5)], ids=str)
+@pytest.mark.parametrize("algorithm", ["direct", "ring", "direct_ring"])
+def test_all_reduce_costs_its_closed_form(algorithm: str, grid: tuple[int, ...]) -> None:
+    schedule = build(algorithm, frame_on(Collective.ALL_REDUCE, grid))
+    for n in SIZES:
+        want = 0.0
+        for axis, p in enumerate(grid):
+            on_axis = {"direct_ring": "ring" if axis else "direct"}.get(algorithm, algorithm)
+            left = n / math.prod(grid[:axis])
+            want += _scatter(on_axis, p, left, LINKS[axis]) + _gather(on_axis, p, left, LINKS[axis])
+        assert price(schedule, n, LINKS[: len(grid)]) == pytest.approx(want, rel=1e-12)
+
+
+def test_rings_cost_what_the_design_says() -> None:
+    # T = 2 sum_i [(p_i - 1) alpha_i + ((p_i - 1) / p_i) (N / prod_{j<i} p_j) / B_i], without the time to reduce.
+    grid, n = (4, 16, 4), 256e6
+    links = [replace(link, reduce_bytes_per_s=math.inf) for link in LINKS[:3]]
+    want = 2 * sum(
+        (p - 1) * (link.latency_s + link.overhead_s)
+        + (p - 1) / p * (n / math.prod(grid[:axis])) / link.bandwidth_bytes_per_s
+        for axis, (p, link) in enumerate(zip(grid, links, strict=True))
+    )
+    assert price(build("ring", frame_on(Collective.ALL_REDUCE, grid)), n, links) == pytest.approx(want, rel=1e-12)
+
+
+@pytest.mark.parametrize("p", [1, 2, 5, 8, 17])
+def test_broadcasts_and_exchanges_cost_their_closed_forms(p: int) -> None:
+    for n in SIZES:
+        link = LINKS[1]
+        whole, block = (link.overhead_s + size / link.bandwidth_bytes_per_s for size in (n, n / p))
+        direct = build("direct", frame_on(Collective.BROADCAST, (p,)))
+        assert price(direct, n, [link]) == pytest.approx((p > 1) * link.latency_s + (p - 1) * whole, rel=1e-12)
+        # Power of two: the longest path is every time the first child.
+        if p & (p - 1) == 0:
+            tree = build("tree", frame_on(Collective.BROADCAST, (p,)))
+            assert price(tree, n, [link]) == pytest.approx((p.bit_length() - 1) * (link.latency_s + whole), rel=1e-12)
+        exchange = build("direct", frame_on(Collective.ALL_TO_ALL, (p,)))
+        own = n / p / link.reduce_bytes_per_s
+        want = max(own, (p > 1) * link.latency_s + (p - 1) * block)
+        # The own block is copied while the first message is on its way; what comes later does not wait for it.
+        first = own if p == 1 else max(own, link.latency_s + block)
+        assert price(exchange, n, [link]) == pytest.approx(max(want, first), rel=1e-12)
+
+
+def test_channels_share_a_link() -> None:
+    one = build("ring", frame_on(Collective.ALL_REDUCE, (4,)))
+    two = build("ring", frame_on(Collective.ALL_REDUCE, (4,), shares=(3, 1)))
+    assert price(one, 1e6, [SHM]) == price(two, 1e6, [SHM])
+
+
+def test_every_axis_needs_its_link() -> None:
+    schedule = build("ring", frame_on(Collective.ALL_REDUCE, (2, 2)))
+    for links in ([], [SHM], [SHM, TCP, TCP]):
+        with pytest.raises(ScheduleError, match=f"{len(links)} links for grid"):
+            price(schedule, 1e6, links)

@@ -1,0 +1,80 @@
+"""Settings come from the environment, parsed strictly: a value that makes no sense is an error, never a default."""
+
+from dataclasses import FrozenInstanceError, fields
+
+import pytest
+
+from multiring.errors import ArgumentError
+from multiring.settings import Settings
+
+VALUES = {
+    "MULTIRING_RANK": ("3", 3, ["-1", "x", "", "1.5"]),
+    "MULTIRING_SIZE": ("4", 4, ["-1", "four"]),
+    "MULTIRING_LOCAL_RANK": ("1", 1, ["-1"]),
+    "MULTIRING_LOCAL_SIZE": ("2", 2, ["-2"]),
+    "MULTIRING_RENDEZVOUS": ("host:1234", "host:1234", []),
+    "MULTIRING_SECRET": ("hush", "hush", []),
+    "MULTIRING_SECRET_FILE": ("/run/secret", "/run/secret", []),
+    "MULTIRING_JOB": ("job-7", "job-7", []),
+    "MULTIRING_ENGINE": ("tcp", "tcp", ["TCP", "nccl", ""]),
+    "MULTIRING_INTERFACE": ("eth0", "eth0", []),
+    "MULTIRING_PORTS": ("5000-5010", (5000, 5010), ["5010-5000", "x", "1-70000", "-5", "1-2-3"]),
+    "MULTIRING_INIT_TIMEOUT_S": ("2.5", 2.5, ["0", "-1", "nan", "soon"]),
+    "MULTIRING_STALL_WARN_S": ("1", 1.0, ["0"]),
+    "MULTIRING_STALL_TIMEOUT_S": ("9", 9.0, ["nan"]),
+    "MULTIRING_SEGMENT_BYTES": ("4096", 4096, ["-4096", "4k"]),
+    "MULTIRING_LOG_MOVES": ("yes", True, ["maybe", "", "2"]),
+}
+
+
+def test_every_setting_is_tested_here() -> None:
+    assert {each.metadata["name"] for each in fields(Settings)} == set(VALUES)
+    assert all(each.metadata["meaning"] for each in fields(Settings))
+
+
+def test_an_empty_environment_gives_the_defaults() -> None:
+    settings = Settings.from_environment({})
+    assert settings == Settings()
+    assert (settings.rank, settings.engine, settings.init_timeout_s) == (None, "auto", 300.0)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_value_is_parsed_or_named(name: str) -> None:
+    text, want, wrong = VALUES[name]
+    (attribute,) = [each.name for each in fields(Settings) if each.metadata["name"] == name]
+    assert getattr(Settings.from_environment({name: text}), attribute) == want
+    for bad in wrong:
+        with pytest.raises(ArgumentError, match=f"{name}='{bad}': want "):
+            Settings.from_environment({name: bad})
+
+
+def test_the_words_for_yes_and_no() -> None:
+    for text in ("1", "true", "True", "yes"):
+        assert Settings.from_environment({"MULTIRING_LOG_MOVES": text}).log_moves is True
+    for text in ("0", "false", "no", "NO"):
+        assert Settings.from_environment({"MULTIRING_LOG_MOVES": text}).log_moves is False
+
+
+def test_one_port_is_a_range() -> None:
+    assert Settings.from_environment({"MULTIRING_PORTS": "80"}).ports == (80, 80)
+
+
+def test_a_misspelt_setting_is_named_with_the_known_ones() -> None:
+    with pytest.raises(ArgumentError, match="unknown setting MULTIRING_ENGIN='tcp'; known are .*MULTIRING_ENGINE"):
+        Settings.from_environment({"MULTIRING_ENGIN": "tcp"})
+
+
+def test_others_variables_are_not_read() -> None:
+    assert Settings.from_environment({"RANK": "x", "PATH": "", "multiring_rank": "x"}) == Settings()
+
+
+def test_this_processs_environment_is_read_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MULTIRING_RANK", "11")
+    assert Settings.from_environment().rank == 11
+    monkeypatch.setenv("MULTIRING_RANK", "12")
+    assert Settings.from_environment().rank == 12
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Settings().rank = 1  # type: ignore[misc]  # what must not work
