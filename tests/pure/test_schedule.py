@@ -1,8 +1,9 @@
 """The values a schedule consists of: frames, moves, layouts, extents, digests."""
 
 from dataclasses import FrozenInstanceError, replace
+from itertools import pairwise
 from subprocess import run
-from sys import executable
+from sys import executable, path
 
 import numpy as np
 import pytest
@@ -136,7 +137,7 @@ def test_an_even_split_covers_the_buffer_at_whole_vectors(elements: int, p: int,
     schedule = build("ring", frame_on(Collective.ALL_REDUCE, (p,), shares=tuple(shares)))
     spans = _spans_of_space(schedule, 0, elements, Space.OUTPUT)
     assert sum(count for _, count in spans) == elements
-    assert all(start + count == following for (start, count), (following, _) in zip(spans, spans[1:], strict=False))
+    assert all(start + count == following for (start, count), (following, _) in pairwise(spans))
     assert all(start % 16 == 0 for start, count in spans if count)
     # Every piece is within two grains of its exact share.
     exact = sorted(elements * share / sum(shares) / p for share in shares for _ in range(p))
@@ -169,7 +170,7 @@ def test_scratch_is_as_large_as_what_is_written_there() -> None:
     counts = [10, 20, 30, 40]
     for algorithm, grid, want in [
         ("direct", (4,), 0),  # reduced straight to OUTPUT
-        ("ring", (4,), 100 - 20),  # every block but the own
+        ("ring", (4,), 30 + 40),  # partial sums: neither the own block nor the one that is sent on as it came
         ("direct", (2, 2), 20 + 40),  # rank 1 is left with blocks 1 and 3 after the first axis
     ]:
         schedule = build(algorithm, frame_on(Collective.REDUCE_SCATTER, grid))
@@ -243,9 +244,7 @@ def test_digests_are_the_same_in_every_process_and_version() -> None:
 
 
 def _other_hash_seed() -> dict[str, str]:
-    import sys
-
-    return {"PYTHONHASHSEED": "12345", "PYTHONPATH": ":".join(sys.path)}
+    return {"PYTHONHASHSEED": "12345", "PYTHONPATH": ":".join(path)}
 
 
 def test_a_schedule_says_what_it_does() -> None:

@@ -60,7 +60,7 @@ def test_one_port_is_a_range() -> None:
 
 
 def test_a_misspelt_setting_is_named_with_the_known_ones() -> None:
-    with pytest.raises(ArgumentError, match="unknown setting MULTIRING_ENGIN='tcp'; known are .*MULTIRING_ENGINE"):
+    with pytest.raises(ArgumentError, match=r"unknown setting MULTIRING_ENGIN='tcp'; known are .*MULTIRING_ENGINE"):
         Settings.from_environment({"MULTIRING_ENGIN": "tcp"})
 
 
