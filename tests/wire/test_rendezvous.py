@@ -37,7 +37,7 @@ def place(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(autouse=True)
 def _short_linger(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks of a test come at once; rank 0 need not wait a second for more of them."""
-    monkeypatch.setattr(rendezvous_server, "_LINGER_S", 0.4)
+    monkeypatch.setattr(rendezvous_server, "_LINGER_S", 0.25)
 
 
 def free_place(kind: str = "local") -> str:
@@ -151,7 +151,7 @@ def test_a_missing_rank_is_named_on_every_rank_that_came(place: str) -> None:
 
 
 def test_rank_0_judges_who_is_late(place: str) -> None:
-    patient, hasty = meeting(0, 3, place, timeout_s=1.0), meeting(1, 3, place, timeout_s=0.1)
+    patient, hasty = meeting(0, 3, place, timeout_s=0.6), meeting(1, 3, place, timeout_s=0.1)
     text = the_text_of(run_ranks(patient, hasty))
     assert "rank 2 did not arrive" in text
 
@@ -182,7 +182,7 @@ def test_a_wrong_secret_is_refused_and_the_job_goes_on(place: str) -> None:
 
 
 def test_a_rank_with_a_wrong_secret_is_missing_and_rank_0_says_who_was_refused(place: str) -> None:
-    outcomes = run_ranks(meeting(0, 2, place, timeout_s=0.8), meeting(1, 2, place, secret=b"guess"))
+    outcomes = run_ranks(meeting(0, 2, place, timeout_s=0.5), meeting(1, 2, place, secret=b"guess"))
     told, refused = map(str, outcomes)
     assert "rank 1 did not arrive" in told
     assert "refused meanwhile" in told
@@ -191,7 +191,7 @@ def test_a_rank_with_a_wrong_secret_is_missing_and_rank_0_says_who_was_refused(p
 
 
 def test_another_jobs_rank_is_refused_and_the_job_goes_on(place: str) -> None:
-    outcomes = run_ranks(meeting(0, 2, place, timeout_s=0.6), meeting(1, 2, place, job="other"))
+    outcomes = run_ranks(meeting(0, 2, place, timeout_s=0.4), meeting(1, 2, place, job="other"))
     assert "rank 1 did not arrive" in str(outcomes[0])
     assert str(outcomes[1]) == "this is job 'job', it belongs to job 'other'"
 
@@ -313,7 +313,7 @@ def rank_process() -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
 
 
 def kill_soon(process: "subprocess.Popen[bytes]", number: int) -> None:
-    time.sleep(0.4)
+    time.sleep(0.25)
     process.send_signal(number)
 
 
@@ -499,7 +499,7 @@ def test_more_ranks_than_descriptors_is_an_error_that_says_so(
 ) -> None:
     place = free_place()
     rank_process(0, 20, place, SMALL)
-    outcomes = run_ranks(*[meeting(rank, 20, place, timeout_s=3.0) for rank in range(1, 20)])
+    outcomes = run_ranks(*[meeting(rank, 20, place, timeout_s=1.5) for rank in range(1, 20)])
     assert any("rank 0 cannot hold more connections" in text and "ulimit -n" in text for text in texts_of(outcomes))
 
 

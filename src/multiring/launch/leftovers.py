@@ -17,6 +17,7 @@ from multiring.settings import environment_of
 _PROC = Path("/proc")
 _FIRST_PAUSE_S = 0.01
 _LONGEST_PAUSE_S = 0.1
+_ZOMBIE_STATES = ("Z", "X")
 _KILLED_S = 2.0  # how long a killed process may take to disappear
 
 
@@ -72,9 +73,25 @@ def _signal_all(job: str, groups: list[int], number: int) -> None:
 def _wait_until_gone(job: str, groups: list[int], patience_s: float) -> bool:
     deadline = time.monotonic() + patience_s
     pause_s = _FIRST_PAUSE_S
-    while job_processes(job) or any(signal_group(group, 0) for group in groups):
+    while job_processes(job) or _has_living(groups):
         if time.monotonic() >= deadline:
             return False
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
     return True
+
+
+def _has_living(groups: list[int]) -> bool:
+    """Return whether someone in `groups` is more than a zombie, which only its parent can remove."""
+    return bool(groups) and any(
+        group in groups and state not in _ZOMBIE_STATES
+        for state, group in map(_state_and_group, _PROC.glob("[0-9]*/stat"))
+    )
+
+
+def _state_and_group(stat: Path) -> tuple[str, int]:
+    try:
+        state, _, group = stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[:3]
+    except OSError:
+        return "X", 0  # it ended meanwhile
+    return state, int(group)
