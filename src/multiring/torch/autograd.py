@@ -1,0 +1,31 @@
+"""What sharing gradients needs of torch's autograd and torch keeps private: one place to look after an upgrade."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def call_after_backward(callback: Callable[[], None]) -> None:
+    """Have `callback` called at the end of the backward that is going on; what it raises, backward raises.
+
+    Also used by PyTorch's own DistributedDataParallel (torch/csrc/distributed/c10d/reducer.cpp) and FSDP.
+    """
+    torch.autograd.Variable._execution_engine.queue_callback(callback)  # noqa: SLF001
+
+
+def is_within_backward() -> bool:
+    """Return whether a node of some backward is at work, as around the backward of a reentrant checkpoint."""
+    return torch._C._current_autograd_node() is not None  # noqa: SLF001
+
+
+def add_gradient_hook(parameter: Tensor, hook: Callable[[Tensor], None]) -> Any:
+    """Have `hook` called each time `parameter.grad` has changed; the handle returned has `remove()`."""
+    return parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call] # torch's own
+
+
+def gradient_hooks(parameter: Tensor) -> list[Any]:
+    """Return the hooks of `parameter`, also those of other libraries."""
+    hooks: dict[int, Any] | None = parameter._post_accumulate_grad_hooks  # noqa: SLF001
+    return list((hooks or {}).values())

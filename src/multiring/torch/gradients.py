@@ -1,0 +1,256 @@
+"""Gradients in the arena, reduced while backward runs.
+
+Every parameter's gradient has a place in a bucket. Where autograd hands over a fresh tensor (`.grad` was None), a hook
+copies it there, while it is still in the cache, and makes `.grad` that place; from then on autograd adds to it in
+place. A bucket starts once all its gradients are in and the one before it has started, so that the order is the same on
+all ranks, whatever order backward takes. At the end of backward a callback starts the rest and waits for all of them.
+"""
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from multiring.errors import ArgumentError, StateError, UnsupportedError
+from multiring.runtime import Group, Handle
+from multiring.torch.autograd import add_gradient_hook, call_after_backward, gradient_hooks, is_within_backward
+from multiring.torch.buckets import lay_out
+from multiring.torch.tensors import Shared, allocate, dense_strides, described
+
+OPS = ("average", "sum")
+_ANEW = "The ranks may be out of step; make the DistributedOptimizer anew on every rank"
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """One parameter's gradient."""
+
+    name: str
+    parameter: Tensor
+    view: Tensor  # its place in the arena, with the parameter's shape and order of strides
+    bucket: "_Bucket"
+    flag: int  # index of its flag in the bucket
+    has_arrived: bool = False  # in the backward that is going on
+    is_reduced: bool = False  # what is in its place came out of a reduction
+
+
+@dataclass(slots=True, eq=False)
+class _Bucket:
+    memory: Shared
+    slots: list[_Slot]
+    missing: int = 0  # gradients, in the backward that is going on
+
+
+class GradientSharing:
+    """The gradients of some parameters, which the ranks of a group reduce together, backward by backward.
+
+    It works as long as somebody holds it: the parameters' hooks do not.
+    """
+
+    def __init__(
+        self, parameters: Sequence[tuple[str, Tensor]], group: Group, *, op: str, bucket_bytes: int, passes: int
+    ) -> None:
+        """Give each of `parameters` its place; local.
+
+        Args:
+            parameters: names and leaf tensors that require a gradient, in the order in which the model uses them.
+            group: of this object alone, as the order of operations in it is.
+            op: one of OPS.
+            bucket_bytes: see `lay_out`.
+            passes: how many backwards add up before the gradients are reduced.
+        """
+        self._group = group
+        self._op = op
+        self._passes = passes
+        self._buckets: list[_Bucket] = []
+        self._slots: list[_Slot] = []
+        for layout in lay_out([parameter for _, parameter in parameters], bucket_bytes):
+            memory = allocate(group, layout.count, layout.dtype)
+            bucket = _Bucket(memory, [])
+            for place, (index, offset) in enumerate(zip(layout.members, layout.offsets, strict=True)):
+                name, parameter = parameters[index]
+                view = memory.tensor[offset:].as_strided(parameter.shape, dense_strides(parameter), offset)
+                bucket.slots.append(_Slot(name, parameter, view, bucket, layout.flags_offset + place))
+            self._buckets.append(bucket)
+            self._slots += bucket.slots
+        self._handles: list[Handle] = []  # of the buckets that have started
+        self._passes_done = 0  # since the last reduction
+        self._is_open = False  # a backward is going on, or broke off
+        self._is_called_back = False  # at the end of it
+        self._is_shared = False  # the gradients are the same on all ranks
+        this = weakref.ref(self)
+        self._hooks = [
+            add_gradient_hook(slot.parameter, _Arrival(this, index)) for index, slot in enumerate(self._slots)
+        ]
+
+    def names(self) -> dict[int, str]:
+        """Return the parameters' names, by the parameters' `id`."""
+        return {id(slot.parameter): slot.name for slot in self._slots}
+
+    def close(self) -> None:
+        """Let go of the parameters; what their gradients hold stays."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def synchronize(self) -> None:
+        """Reduce the gradients now, unless that has happened since they were last used up.
+
+        A rank that ran no backward has none of its own, and gets the others'.
+        """
+        if self._is_open:
+            raise StateError(
+                "a backward began and did not end as one: it raised an error, or it ended within a reentrant "
+                "checkpoint (pass use_reentrant=False) and left parameters without a gradient. " + _ANEW
+            )
+        if not self._is_shared:
+            self._open()
+            self._reduce()
+
+    def use_up(self) -> None:
+        """Reduce the gradients unless that has happened; the optimizer then takes a step with them."""
+        self.synchronize()
+        self._is_shared = False
+
+    def forget(self) -> None:
+        """Take note that the gradients were set to zero, or to None."""
+        self._is_shared = False
+        for slot in self._slots:
+            slot.is_reduced = False
+
+    # ---- while backward runs ----
+
+    def take(self, index: int) -> None:
+        """Take the gradient that autograd just put into, or added to, a parameter's `.grad`."""
+        slot = self._slots[index]
+        if not self._is_open:
+            self._open()
+        if not self._is_called_back:
+            call_after_backward(self._end_pass)
+            self._is_called_back = True
+        if slot.has_arrived:
+            raise StateError(
+                f"parameter {slot.name} got a second gradient before the backward that brought the first had ended: "
+                "that one raised an error, or a reentrant checkpoint uses the parameter twice (pass "
+                "use_reentrant=False). " + _ANEW
+            )
+        slot.has_arrived = True
+        self._bring_in(slot)
+        slot.bucket.missing -= 1
+        if self._passes_done + 1 == self._passes:
+            self._start_complete()
+
+    def _open(self) -> None:
+        self._is_open = True
+        self._handles.clear()
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.slots)
+        for slot in self._slots:
+            slot.has_arrived = False
+
+    def _end_pass(self) -> None:
+        self._is_called_back = False
+        # After a reentrant checkpoint's own backward, the outer one may bring more.
+        if is_within_backward() and any(bucket.missing for bucket in self._buckets):
+            return
+        self._passes_done += 1
+        if self._passes_done == self._passes:
+            self._reduce()
+        self._is_open = False
+
+    def _bring_in(self, slot: _Slot) -> None:
+        """Put what the parameter's `.grad` holds into its place, and make it `.grad`; zeros where it is None."""
+        gradient = slot.parameter.grad
+        if gradient is None:
+            slot.view.zero_()
+        elif gradient is not slot.view:
+            _check(slot, gradient)
+            slot.view.copy_(gradient)
+            slot.parameter.grad = slot.view
+        elif slot.is_reduced and self._op == "sum":
+            raise StateError(
+                f"the gradient of {slot.name} is a sum over the ranks already; to sum it again would count it "
+                f"{self._group.size} times. Call optimizer.zero_grad() first, or pass backward_passes_per_step"
+            )
+        slot.is_reduced = False
+        slot.bucket.memory.array[slot.flag] = gradient is not None
+
+    def _start_complete(self) -> None:
+        while len(self._handles) < len(self._buckets) and not self._buckets[len(self._handles)].missing:
+            self._start()
+
+    def _start(self) -> None:
+        bucket = self._buckets[len(self._handles)]
+        self._handles.append(self._group.all_reduce_async(bucket.memory.array, self._op))
+
+    def _reduce(self) -> None:
+        """Start the buckets that have not started yet, wait for all, and close the pass."""
+        for bucket in self._buckets[len(self._handles) :]:
+            for slot in bucket.slots:
+                if not slot.has_arrived:
+                    self._bring_in(slot)
+            self._start()
+        for handle in self._handles:
+            handle.wait()
+        for slot in self._slots:
+            if slot.parameter.grad is None and slot.bucket.memory.array[slot.flag]:
+                slot.parameter.grad = slot.view
+            slot.is_reduced = slot.parameter.grad is not None
+        self._passes_done = 0
+        self._is_open = False
+        self._is_shared = True
+
+
+class _Arrival:
+    """The hook of one parameter."""
+
+    __slots__ = ("_index", "sharing")
+
+    def __init__(self, sharing: "weakref.ref[GradientSharing]", index: int) -> None:
+        self.sharing = sharing
+        self._index = index
+
+    def __call__(self, _parameter: Tensor) -> None:
+        sharing = self.sharing()
+        if sharing is not None:
+            sharing.take(self._index)
+
+
+def take_over(parameters: Sequence[tuple[str, Tensor]]) -> None:
+    """Close every sharing that `parameters` are in: a gradient is shared once.
+
+    Raises:
+        ArgumentError: such a sharing has parameters that are not among these; nothing was closed.
+    """
+    ours = {id(parameter) for _, parameter in parameters}
+    sharings: dict[int, tuple[str, GradientSharing]] = {}
+    for name, parameter in parameters:
+        found = [hook.sharing() for hook in gradient_hooks(parameter) if isinstance(hook, _Arrival)]
+        sharings |= {id(sharing): (name, sharing) for sharing in found if sharing is not None}
+    for name, sharing in sharings.values():
+        others = [other for key, other in sharing.names().items() if key not in ours]
+        if others:
+            raise ArgumentError(
+                f"parameter {name} is shared by another DistributedOptimizer, which has {others[0]} too; want all of "
+                "its parameters, or none"
+            )
+    for _, sharing in sharings.values():
+        sharing.close()
+
+
+def _check(slot: _Slot, gradient: Tensor) -> None:
+    if gradient.requires_grad:
+        raise UnsupportedError(
+            f"the gradient of {slot.name} is itself differentiable (create_graph=True); that graph would be lost"
+        )
+    if gradient.layout != torch.strided:
+        kind = str(gradient.layout).removeprefix("torch.")
+        raise UnsupportedError(
+            f"the gradient of {slot.name} is {kind}; want a dense one, such as of Embedding(sparse=False)"
+        )
+    if gradient.shape != slot.view.shape or gradient.dtype != slot.view.dtype:
+        raise StateError(
+            f"the gradient of {slot.name} is {described(gradient)}, but was {described(slot.view)} when the "
+            "DistributedOptimizer was made; make it anew on every rank"
+        )

@@ -1,0 +1,186 @@
+"""DistributedOptimizer: an optimizer whose gradients are those of all ranks."""
+
+import copyreg
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from multiring.errors import ArgumentError, UnsupportedError
+from multiring.runtime import Group, world
+from multiring.runtime.arrays import numpy_dtype
+from multiring.torch.buckets import BUCKET_BYTES
+from multiring.torch.gradients import OPS, GradientSharing, take_over
+from multiring.torch.likeness import require_alike, told_to_others
+from multiring.torch.tensors import dense_strides, described, dtype_name, refuse_elsewhere
+
+Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+_Named = tuple[tuple[str, Tensor], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Options:
+    group: Group
+    op: str
+    bucket_bytes: int
+    backward_passes_per_step: int
+
+
+class _Distributed(torch.optim.Optimizer):
+    """What a distributed optimizer has beyond the class it was made from; its place is before that one."""
+
+    _plain: type[torch.optim.Optimizer]
+    _options: _Options
+    _sharing: GradientSharing
+    _named: _Named | None
+
+    def synchronize(self) -> None:
+        """Return when the gradients are those of all ranks; nothing to do after a backward has ended."""
+        self._sharing.synchronize()
+
+    def step_is_next(self) -> None:
+        """Return when the gradients are those of all ranks, and take note that a step uses them up."""
+        self._sharing.use_up()
+
+    def stop_sharing(self) -> None:
+        """Let go of the parameters."""
+        self._sharing.close()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 -- torch's signature
+        super().zero_grad(set_to_none)
+        self._sharing.forget()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As in torch; every rank has to."""
+        super().add_param_group(param_group)
+        self._sharing = _share(self, self._options, self._named)
+
+    def __reduce_ex__(self, _protocol: Any) -> Any:
+        """A copy is a plain optimizer: two cannot share one gradient."""
+        return copyreg.__newobj__, (self._plain,), self.__getstate__()  # type: ignore[attr-defined] # absent in typeshed
+
+
+def DistributedOptimizer(  # noqa: N802 -- Horovod's name
+    optimizer: Optimizer,
+    named_parameters: Iterable[tuple[str, Tensor]] | None = None,
+    *,
+    op: str = "average",
+    bucket_bytes: int = BUCKET_BYTES,
+    backward_passes_per_step: int = 1,
+    group: Group | None = None,
+) -> Optimizer:
+    """Make `optimizer`'s gradients those of all ranks from the end of each backward on, and return it.
+
+    Every rank calls it, with the same parameters. The optimizer stays the object it was, and of its class: schedulers
+    and checkpoints made with it go on working. What a rank has no gradient for counts as zero; a `.grad` stays None
+    where no rank has one. Called again, it makes the sharing anew, as parameters that begin to require a gradient need.
+
+    Args:
+        optimizer: any but LBFGS, which decides by the loss of one rank.
+        named_parameters: as `model.named_parameters()` gives them, in the order in which the model uses them: names for
+            errors, and the order for buckets. All of the optimizer's, and perhaps more.
+        op: "average"; or "sum", where each rank's loss is divided by the number of samples of all ranks.
+        bucket_bytes: how much is reduced at once.
+        backward_passes_per_step: how many backwards add up before their sum is reduced; a step reduces in any case.
+        group: the ranks to share with; by default all.
+
+    Raises:
+        ArgumentError: an option makes no sense; a parameter has no name, another's, or a type that cannot be moved.
+        MismatchError: on every rank: their parameters or options differ.
+        UnsupportedError: a parameter on a GPU, or an optimizer that cannot be distributed.
+        StateError: before `init`.
+    """
+    whole = group or world()
+    with told_to_others(whole, "DistributedOptimizer"):
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise UnsupportedError("LBFGS decides by the loss, which each rank has its own of")
+        if op not in OPS:
+            raise ArgumentError(f"op={op!r}: want one of {', '.join(OPS)}")
+        if bucket_bytes < 1 or backward_passes_per_step < 1:
+            raise ArgumentError(f"{bucket_bytes=}, {backward_passes_per_step=}: want 1 or more")
+        named = None if named_parameters is None else _named(named_parameters)
+        if named is not None:
+            _require_names(optimizer, named)
+    options = _Options(group=whole, op=op, bucket_bytes=bucket_bytes, backward_passes_per_step=backward_passes_per_step)
+    sharing = _share(optimizer, options, named)
+    if not isinstance(optimizer, _Distributed):
+        kind = type(optimizer)
+        optimizer.register_step_pre_hook(_before_step)
+        members = {"_plain": kind, "__doc__": kind.__doc__, "__module__": kind.__module__}
+        optimizer.__class__ = cast("type[Optimizer]", type(kind.__name__, (_Distributed, kind), members))
+    vars(optimizer).update(_options=options, _named=named, _sharing=sharing)
+    return optimizer
+
+
+def _before_step(optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    # `arguments` has the optimizer itself in front. A closure runs its backwards later, and they reduce.
+    closure = keywords.get("closure", arguments[1] if len(arguments) > 1 else None)
+    if isinstance(optimizer, _Distributed) and closure is None:
+        optimizer.step_is_next()
+
+
+def _share(optimizer: torch.optim.Optimizer, options: _Options, named: _Named | None) -> GradientSharing:
+    with told_to_others(options.group, "DistributedOptimizer"):
+        parameters = _trained(optimizer, named)
+        for name, parameter in parameters:
+            refuse_elsewhere(parameter, f"parameter {name}")
+            numpy_dtype(dtype_name(parameter.dtype))
+    passes = options.backward_passes_per_step
+    lines = [f"op={options.op!r}, bucket_bytes={options.bucket_bytes}, backward_passes_per_step={passes}"]
+    lines += [f"{name}, {described(parameter, dense_strides(parameter))}" for name, parameter in parameters]
+    require_alike(options.group, "DistributedOptimizer", lines)
+    if isinstance(optimizer, _Distributed):
+        optimizer.stop_sharing()
+    take_over(parameters)
+    # A group of its own: its buckets keep their order, whatever else the ranks do meanwhile.
+    own = cast("Group", options.group.subgroup(range(options.group.size)))
+    return GradientSharing(
+        parameters if own.size > 1 else (),  # one rank's gradients are those of all ranks as they are
+        own,
+        op=options.op,
+        bucket_bytes=options.bucket_bytes,
+        passes=passes,
+    )
+
+
+def _named(named_parameters: Iterable[tuple[str, Tensor]]) -> _Named:
+    named = tuple(named_parameters)
+    for each in cast("tuple[Any, ...]", named):
+        if not (isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], str)):
+            raise ArgumentError(
+                f"named_parameters has a {type(each).__name__}; want (name, tensor), as model.named_parameters() has"
+            )
+    names = Counter(name for name, _ in named)
+    name, count = next(iter(names.most_common(1)), ("", 0))
+    if count > 1:
+        raise ArgumentError(f"named_parameters has {name} {count} times; want each name once")
+    return named
+
+
+def _trained(optimizer: torch.optim.Optimizer, named: _Named | None) -> list[tuple[str, Tensor]]:
+    """Return the optimizer's parameters that require a gradient: those of `named` in its order, then the others."""
+    own = _placed(optimizer)
+    wanted = {id(parameter) for _, parameter in own if parameter.requires_grad}
+    chosen: dict[int, tuple[str, Tensor]] = {}
+    for name, parameter in [*(named or ()), *own]:
+        if id(parameter) in wanted:
+            chosen.setdefault(id(parameter), (name, parameter))
+    return list(chosen.values())
+
+
+def _require_names(optimizer: torch.optim.Optimizer, named: _Named) -> None:
+    known = {id(parameter) for _, parameter in named}
+    for place, parameter in _placed(optimizer):
+        if id(parameter) not in known:
+            raise ArgumentError(f"named_parameters lacks the optimizer's {place}, {described(parameter)}")
+
+
+def _placed(optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:
+    return [
+        (f'param_groups[{i}]["params"][{j}]', parameter)
+        for i, param_group in enumerate(optimizer.param_groups)
+        for j, parameter in enumerate(param_group["params"])
+    ]
