@@ -83,7 +83,8 @@ void Context::progress_loop() {
     // Peers ring this thread only once no caller has driven for a second: a bell for each of a caller's quick
     // operations would cost the peers more than the operations.
     const bool callers_rest = !caller_drives_ && (!running_.empty() || seconds_since(last_caller_) > 1);
-    int timeout_ms = running_.empty() && strangers_.empty() && callers_rest ? -1 : 1000;
+    const bool idle = running_.empty() && strangers_.empty() && !listener_rests_;
+    int timeout_ms = idle && callers_rest ? -1 : 1000;
     if (moved) {
       timeout_ms = 0;
     } else if (callers_rest) {
@@ -94,11 +95,25 @@ void Context::progress_loop() {
     const int count = poller_.wait(ready.data(), static_cast<int>(ready.size()), timeout_ms);
     lock.lock();
     segment_->mapping().control().sleepers.fetch_and(~ControlPage::kSocketSleeper, std::memory_order_seq_cst);
-    for (int i = 0; i < count; ++i) poller_.dispatch(ready[static_cast<size_t>(i)]);
+    for (int i = 0; i < count; ++i) dispatch(ready[static_cast<size_t>(i)]);
     if (count > 0 && caller_drives_) {
       drive();  // what came over sockets; the caller is woken if it was for its operation
       wake_self();
     }
+  }
+}
+
+void Context::dispatch(const Poller::Ready& ready) {
+  try {
+    poller_.dispatch(ready);
+  } catch (const std::exception& error) {  // no memory to map a peer's segment, no watch left for a socket
+    broken_ = error.what();
+    const auto running = running_;
+    for (const auto& [key, operation] : running) {
+      fail_alone(*operation, broken_);
+      end_of(operation);
+    }
+    changed_.notify_all();
   }
 }
 
@@ -190,6 +205,7 @@ std::shared_ptr<Operation> Context::post(OperationSpec spec, bool caller_waits) 
   if (is_forked_child()) throw Fault(FaultKind::state, "this process was forked from a rank; only the rank may communicate");
   const Lock lock(mutex_);
   if (closing_) throw Fault(FaultKind::state, "multiring was shut down");
+  if (!broken_.empty()) throw Fault(FaultKind::state, broken_);
   const OperationKey key = spec.key;
   if (running_.contains(key)) throw Fault(FaultKind::state, "an operation with this key is in flight");
   auto operation = std::make_shared<Operation>(std::move(spec), static_cast<Host&>(*this));
@@ -411,6 +427,7 @@ void Context::tick() {
   next_tick_ = now + std::chrono::milliseconds(std::clamp<int64_t>(static_cast<int64_t>(config_.stall_warn_s * 250), 10, 1000));
   for (const auto& [rank, link] : tcp_links_) link->expire();
   expire_strangers();
+  listen_again();
   const auto running = running_;
   for (const auto& [key, operation] : running) {
     const double quiet_s = seconds_since(operation->moved);

@@ -107,6 +107,7 @@ class Context final : public LinkEvents, public Host {
   using Lock = std::unique_lock<std::mutex>;
 
   void progress_loop();
+  void dispatch(const Poller::Ready& ready);
   bool drive();
   bool receive_local();
   void end_of(const std::shared_ptr<Operation>& operation);
@@ -135,6 +136,7 @@ class Context final : public LinkEvents, public Host {
   // Connections between hosts.
   TcpLink& tcp_link(int peer);
   void on_stranger();
+  void listen_again();
   void on_handshake(int fd);
   void expire_strangers();
 
@@ -151,6 +153,7 @@ class Context final : public LinkEvents, public Host {
   bool closing_ = false;
   double spin_s_ = 0;
   bool stopped_ = false;
+  std::string broken_;  // what went wrong on the progress thread; nothing can be relied on after it
   std::unique_ptr<std::thread> progress_;
 
   std::map<int, PeerAddress> addresses_;
@@ -162,6 +165,7 @@ class Context final : public LinkEvents, public Host {
   std::map<int, TcpLink*> tcp_links_;
   Descriptor handover_socket_;
   Descriptor listener_;
+  bool listener_rests_ = false;  // no descriptor was left for another connection
   std::map<int, Descriptor> visitors_;  // accepted hand-over sockets that have said nothing yet
   std::map<int, Descriptor> watches_;   // rank -> socket whose end tells of its death
   std::map<int, std::unique_ptr<Handshake>> strangers_;

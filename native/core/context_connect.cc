@@ -171,6 +171,7 @@ void Context::connect(const std::vector<PeerAddress>& peers, const std::vector<i
   };
   for (auto ranks = missing(); !ranks.empty(); ranks = missing()) {
     drive();
+    if (!broken_.empty()) throw Fault(FaultKind::rendezvous, broken_);
     for (const int rank : ranks) {
       const auto loss = losses_.find(rank);
       if (loss != losses_.end()) {
@@ -317,7 +318,13 @@ TcpLink& Context::tcp_link(int peer) {
 void Context::on_stranger() {
   for (;;) {
     Descriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!socket.valid()) return;
+    if (!socket.valid()) {
+      if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return;
+      // Out of descriptors or memory: the waiting connection would wake us again and again.
+      poller_.remove(listener_.get());
+      listener_rests_ = true;
+      return;
+    }
     if (strangers_.size() >= kMostStrangers) {  // room for ranks, who prove themselves within milliseconds
       const auto oldest = std::min_element(strangers_.begin(), strangers_.end(), [](const auto& a, const auto& b) {
         return a.second->deadline() < b.second->deadline();
@@ -331,6 +338,11 @@ void Context::on_stranger() {
         Handshake::kAnyone, Clock::now() + kStrangerPatience);
     poller_.add(fd, EPOLLIN, [this, fd](uint32_t) { on_handshake(fd); });
   }
+}
+
+void Context::listen_again() {
+  if (!std::exchange(listener_rests_, false)) return;
+  poller_.add(listener_.get(), EPOLLIN, [this](uint32_t) { on_stranger(); });
 }
 
 void Context::on_handshake(int fd) {
