@@ -64,10 +64,8 @@ def _wanted(schedule: Schedule, arrays: list[Array], block: int = 5) -> list[Arr
     return [np.concatenate([sends[i][j] for i in range(p)]) for j in range(p)]
 
 
-@pytest.mark.parametrize(
-    "grid", [(1,), (2,), (5,), (9,), (1, 1), (2, 3), (4, 2), (3, 1, 2), (2, 2, 2), (2, 2, 1, 2)], ids=str
-)
-@pytest.mark.parametrize("block", [0, 1, 7, 40])
+@pytest.mark.parametrize("grid", [(1,), (2,), (5,), (1, 1), (2, 3), (4, 2), (3, 1, 2), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize("block", [0, 7, 40])
 def test_every_schedule_computes_what_numpy_does(grid: tuple[int, ...], block: int) -> None:
     for schedule in every_schedule(grid):
         arrays = _inputs(schedule, np.dtype(np.int64), block)
