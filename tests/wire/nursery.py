@@ -42,6 +42,7 @@ class Request:
     function: str
     arguments: tuple[Any, ...]
     ranks: int
+    engine: str
     environments: tuple[dict[str, str], ...]  # by rank
     faults: tuple[Fault, ...]
     deadline_s: float
@@ -76,10 +77,14 @@ class Here:
 
     rank: int
     size: int
+    engine: str
     _report: Connection
 
     def join(self, **settings: Any) -> multiring.Group:
         """Return the group of all ranks, having initialised multiring."""
+        if self.engine == "shm+tcp":  # hosts of two ranks each
+            world = importlib.import_module("multiring.runtime.world")
+            vars(world)["host_id"] = lambda: f"host {self.rank // 2}"
         return multiring.init(**settings)
 
     def reach(self, stage: str) -> None:
@@ -194,7 +199,7 @@ class _Supervisor:
         faulthandler.enable()
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         os.environ.update(self._request.environments[rank])
-        return lambda: _live(self._job, Here(rank, self._request.ranks, theirs), self._request.arguments)
+        return lambda: _live(self._job, Here(rank, self._request.ranks, self._request.engine, theirs), self._request.arguments)
 
     # -- while the job runs
 

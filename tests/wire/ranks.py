@@ -18,7 +18,7 @@ from tests.wire.nursery import Here, Outcome, Report, Request
 from multiring.settings import environment_of
 
 DEADLINE_S = 60.0  # ten times what anything here takes on a loaded machine
-ENGINES = ("shm", "tcp")
+ENGINES = ("shm", "tcp", "shm+tcp")
 SECRET = "wire tests"  # noqa: S105 -- of jobs that live for a second
 
 _jobs = itertools.count()
@@ -63,7 +63,7 @@ def report_of(
         function: of a module's top level; ranks import it by name.
         ranks: how many.
         arguments: for the function.
-        engine: "shm", or "tcp" for every rank being a host of its own.
+        engine: "shm", "tcp" for every rank being a host of its own, or "shm+tcp" for two ranks a host.
         faults: what happens to ranks; the test fails if one of them does not.
         deadline_s: a rank that has not ended by then is killed and counted as hung.
         by_rank: settings of single ranks.
@@ -73,13 +73,15 @@ def report_of(
         RanksFailed: a rank hung.
     """
     place = f"@multiring-test-{os.getpid()}-{next(_jobs)}"
-    common = {"size": ranks, "rendezvous": place, "secret": SECRET, "job": place[1:], "engine": engine, **settings}
+    common = {"size": ranks, "rendezvous": place, "secret": SECRET, "job": place[1:], "engine": "tcp" if engine == "tcp" else "auto"}
+    common |= settings
     own = by_rank or [{}] * ranks
     request = Request(
         module=function.__module__,
         function=function.__qualname__,
         arguments=arguments,
         ranks=ranks,
+        engine=engine,
         environments=tuple(environment_of(**{"rank": rank, **common, **own[rank]}) for rank in range(ranks)),
         faults=tuple(faults),
         deadline_s=deadline_s,

@@ -71,7 +71,8 @@ class Buffer:
     @property
     def layout(self) -> tuple[int, ...]:
         """The dimensions longer than 1, slowest first; equal layouts and shapes mean equal order in memory."""
-        long = [dim for dim, size in enumerate(self.shape) if size > 1]
+        # Libraries give an array of nothing any strides.
+        long = [dim for dim, size in enumerate(self.shape) if size > 1] if self.count else []
         return tuple(sorted(long, key=lambda dim: -self.strides[dim]))
 
     @property

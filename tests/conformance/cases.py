@@ -1,0 +1,274 @@
+"""What a transport and its Group must do, as values: each case has its inputs, its oracle and its schedule.
+
+The oracle is independent of the library: numpy in extended precision within a bound, or exact integers.
+"""
+
+import hashlib
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import multiring
+from multiring.runtime.arrays import numpy_dtype
+from multiring.runtime.programs import OPS, Request
+from multiring.schedule import Collective, Schedule, Splits, interpret
+
+Array = NDArray[Any]
+
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+DTYPES = (*INTEGERS, *FLOATS, "bool")
+# Unit roundoff of one addition, and of storing the result: 16-bit floats are added in float32.
+ADDS = {"float16": 2.0**-24, "bfloat16": 2.0**-24, "float32": 2.0**-24, "float64": 2.0**-53}
+STORES = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
+SMALLEST = {"float16": 2.0**-25, "bfloat16": 2.0**-134, "float32": 2.0**-150, "float64": 0.0}  # half a subnormal
+
+# One staging slot of the shm engine holds 128 KiB, one window of the tcp engine 2 MiB.
+OVER_A_SLOT, OVER_A_WINDOW = (128 << 10) + 12_347, (2 << 20) + 123_457  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One operation that all ranks do. `rows` is what each rank's array has (all_gather, all_to_all: each its own)."""
+
+    collective: Collective
+    dtype: str
+    op: str
+    rows: int
+    width: int = 1
+    in_arena: bool = False
+    seed: int = 0
+    root: int = 0
+
+    def splits(self, ranks: int) -> NDArray[np.int64]:
+        """Return how many rows rank i sends to rank j, of an all_to_all: about `rows` in all, some of them zero."""
+        random = np.random.default_rng([self.seed, 11])
+        weights = random.integers(0, 3, (ranks, ranks))
+        return weights * self.rows // ranks
+
+    def own_rows(self, rank: int, ranks: int) -> int:
+        """Return how many rows `rank` brings."""
+        if self.collective is Collective.ALL_GATHER:
+            return self.rows * ((rank + self.seed) % ranks) // max(ranks - 1, 1)  # one rank has none
+        if self.collective is Collective.ALL_TO_ALL:
+            return int(self.splits(ranks)[rank].sum())
+        return self.rows
+
+    def operand(self, rank: int, ranks: int) -> Array:
+        """Return what `rank` brings: the same in every process."""
+        return operand(self.dtype, self.op, (self.own_rows(rank, ranks), self.width), (self.seed, rank))
+
+    def run(self, group: multiring.Group, array: Array) -> Array:
+        """Do it, and return this rank's result."""
+        if self.collective is Collective.ALL_REDUCE:
+            group.all_reduce(array, self.op)
+            return array
+        if self.collective is Collective.BROADCAST:
+            group.broadcast(array, self.root)
+            return array
+        before = array.copy()
+        if self.collective is Collective.REDUCE_SCATTER:
+            result = group.reduce_scatter(array, op=self.op)
+        elif self.collective is Collective.ALL_GATHER:
+            result = group.all_gather(array)
+        else:
+            result = group.all_to_all(array, splits=self.splits(group.size)[group.rank].tolist())
+        assert array.tobytes() == before.tobytes(), f"{self}: the input was changed"
+        out: Array = result
+        return out
+
+    def request(self, rank: int, ranks: int) -> Request:
+        """Return what the Group asks its programs for."""
+        rows = [self.own_rows(each, ranks) for each in range(ranks)]
+        counts: Any = self.rows * self.width
+        total = counts
+        if self.collective is Collective.REDUCE_SCATTER:
+            counts = tuple(self.width * each for each in even_rows(self.rows, ranks))
+        elif self.collective is Collective.ALL_GATHER:
+            counts = tuple(self.width * each for each in rows)
+            total = sum(counts)
+        elif self.collective is Collective.ALL_TO_ALL:
+            splits = self.splits(ranks) * self.width
+            counts = Splits(tuple(splits[rank].tolist()), tuple(splits[:, rank].tolist()))
+            total = int(splits.sum()) // ranks
+        return Request(self.collective, self.dtype, counts, total, self.op, self.root)
+
+    def reference(self, schedule: Schedule, rank: int, ranks: int) -> Array:
+        """Return what the interpreter makes of the schedule, on `rank`: the bits that must come out."""
+        operands = [self.operand(each, ranks).reshape(-1) for each in range(ranks)]
+        counts = [self.request(each, ranks).counts for each in range(ranks)]
+        return interpret(schedule, operands, self.op, counts).outputs[rank].reshape(-1, self.width)
+
+    def check(self, result: Array, rank: int, ranks: int, axes: int) -> None:
+        """Compare `result` with the oracle; `axes` is how often the schedule may round."""
+        operands = [self.operand(each, ranks) for each in range(ranks)]
+        if self.collective is Collective.ALL_GATHER:
+            assert_same(result, np.concatenate(operands), self)
+        elif self.collective is Collective.BROADCAST:
+            assert_same(result, operands[self.root], self)
+        elif self.collective is Collective.ALL_TO_ALL:
+            ends = np.cumsum(self.splits(ranks), axis=1)
+            starts = ends - self.splits(ranks)
+            sent = [operands[each][starts[each, rank] : ends[each, rank]] for each in range(ranks)]
+            assert_same(result, np.concatenate(sent), self)
+        else:
+            if self.collective is Collective.REDUCE_SCATTER:
+                rows = even_rows(self.rows, ranks)
+                start = sum(rows[:rank])
+                operands = [each[start : start + rows[rank]] for each in operands]
+            check_reduced(result, operands, self.op, axes, self)
+
+
+def even_rows(rows: int, ranks: int) -> list[int]:
+    """Return what reduce_scatter leaves each rank with."""
+    return [rows // ranks + (rank < rows % ranks) for rank in range(ranks)]
+
+
+@lru_cache(maxsize=32)
+def operand(dtype: str, op: str, shape: tuple[int, ...], seed: tuple[int, ...]) -> Array:
+    """Return a random array, read-only; of integers in their whole range, so that sums wrap."""
+    array = _random(np.random.default_rng(seed), numpy_dtype(dtype), shape, op)
+    array.setflags(write=False)
+    return array
+
+
+def _random(random: np.random.Generator, kind: np.dtype[Any], shape: tuple[int, ...], op: str) -> Array:
+    if kind == np.bool_:
+        booleans: Array = random.integers(0, 2, shape).astype(kind)
+        return booleans
+    if kind.name in FLOATS:
+        numbers = random.uniform(0.5, 1.5, shape) if op == "product" else random.standard_normal(shape)
+        floats: Array = numbers.astype(kind)
+        return floats
+    info = np.iinfo(kind)
+    return random.integers(info.min, info.max, shape, kind, endpoint=True)
+
+
+def check_reduced(result: Array, operands: list[Array], op: str, axes: int, what: object) -> None:
+    """Compare a reduction with exact integers, or with extended precision within the bound of docs/algorithms.md."""
+    name = result.dtype.name
+    if name not in FLOATS:
+        assert_same(result, exact(operands, op), what)
+        return
+    wide = np.stack([each.astype(np.longdouble) for each in operands])
+    if op in ("min", "max"):
+        assert_same(result, (wide.min(0) if op == "min" else wide.max(0)).astype(result.dtype), what)
+        return
+    ranks = len(operands)
+    want = wide.prod(0) if op == "product" else wide.sum(0)
+    scale = np.abs(want) if op == "product" else np.abs(wide).sum(0)
+    if op == "average":
+        want, scale = want / ranks, scale / ranks
+    # Of a product's operands each may have been rounded before: roundings add up over the ranks, not the axes.
+    rounded = ranks if op == "product" and axes > 1 else axes
+    relative = ranks * ADDS[name] + rounded * STORES[name]
+    bound = relative / (1 - relative) * scale + axes * SMALLEST[name]
+    far = np.abs(result.astype(np.longdouble) - want) > bound
+    assert not far.any(), (
+        f"{what}: {far.sum()} of {far.size} beyond the bound, first {result[far][0]} for {want[far][0]}"
+    )
+
+
+def exact(operands: list[Array], op: str) -> Array:
+    """Return the reduction of integers or bools: sums and products modulo 2^bits, averages rounded down."""
+    kind = operands[0].dtype
+    if kind == np.bool_:
+        meets: Any = np.logical_and if op in ("min", "product") else np.logical_or
+        truths: Array = meets.reduce(operands)
+        return truths
+    stack = np.stack(operands).astype(object)  # Python's integers, which never overflow
+    reduce: Any = {"min": np.minimum, "max": np.maximum, "product": np.multiply}.get(op, np.add)
+    total: Array = reduce.reduce(stack)
+    # An average of 64 bits is of the wrapped sum: there is no wider type to sum in.
+    if op != "average" or kind.itemsize == 8:
+        total = wrapped(total, 8 * kind.itemsize, is_signed=kind.kind == "i")
+    if op == "average":
+        total = total // len(operands)
+    return total.astype(kind)
+
+
+def wrapped(numbers: Array, bits: int, *, is_signed: bool) -> Array:
+    """Return Python integers modulo 2^bits, in the type's range."""
+    low = 1 << (bits - 1) if is_signed else 0
+    found: Array = (numbers + low) % (1 << bits) - low
+    return found
+
+
+def assert_same(result: Array, want: Array, what: object) -> None:
+    """Compare shape, type and every bit."""
+    assert (result.shape, result.dtype) == (want.shape, want.dtype), (
+        f"{what}: {result.shape} {result.dtype}, want {want.shape}"
+    )
+    if result.tobytes() != np.ascontiguousarray(want).tobytes():
+        differ = bits_of(result) != bits_of(want)
+        places = np.flatnonzero(differ)
+        raise AssertionError(
+            f"{what}: {len(places)} of {result.size} differ, first at {places[0]}: "
+            f"{result.reshape(-1)[places[0]]}, want {want.reshape(-1)[places[0]]}"
+        )
+
+
+def bits_of(array: Array) -> Array:
+    """Return the elements' bit patterns, flat."""
+    bits: Array = np.ascontiguousarray(array).reshape(-1).view(f"u{array.dtype.itemsize}")
+    return bits
+
+
+def digest_of(array: Array) -> bytes:
+    """Return a few bytes that stand for all bits."""
+    return hashlib.blake2b(array.tobytes(), digest_size=8).digest()
+
+
+def place(group: multiring.Group, array: Array, *, in_arena: bool) -> Array:
+    """Return a copy of `array` in the arena, or in ordinary memory."""
+    if not in_arena:
+        return array.copy()
+    copy = group.allocate(array.shape, array.dtype)
+    copy[...] = array
+    return copy
+
+
+REDUCES = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER)
+
+
+def all_cases(ranks: int) -> Iterator[Case]:
+    """Yield every collective with every type, operation, size and memory that means something."""
+    unseeded = itertools.chain(_arithmetic(), _sizes(), _types(), _roots(ranks))
+    for seed, case in enumerate(unseeded):
+        yield replace(case, seed=seed)
+
+
+def _arithmetic() -> Iterator[Case]:
+    for collective, dtype, op, (rows, in_arena) in itertools.product(
+        REDUCES, DTYPES, OPS, ((1, False), (7, True), (1000, False))
+    ):
+        if (dtype, op) != ("bool", "average"):
+            yield Case(collective, dtype, op, rows, in_arena=in_arena)
+
+
+def _sizes() -> Iterator[Case]:
+    shapes = ((0, 1), (0, 3), (1, 1), (7, 2), (1000, 1), (33, 5))
+    large = [*((OVER_A_SLOT, dtype) for dtype in ("float32", "bfloat16", "uint8")), (OVER_A_WINDOW, "float32")]
+    for collective, in_arena in itertools.product(Collective, (False, True)):
+        for rows, width in shapes:
+            yield Case(collective, "float32", "sum", rows, width, in_arena=in_arena)
+        for size_bytes, dtype in large:
+            rows = math.ceil(size_bytes / numpy_dtype(dtype).itemsize)
+            yield Case(collective, dtype, "sum", rows, in_arena=in_arena)
+
+
+def _types() -> Iterator[Case]:
+    for collective, dtype, in_arena in itertools.product(Collective, DTYPES, (False, True)):
+        if collective not in REDUCES:
+            yield Case(collective, dtype, "sum", 50, 3, in_arena=in_arena)
+
+
+def _roots(ranks: int) -> Iterator[Case]:
+    for root, rows in itertools.product(range(ranks), (5, 5000)):
+        yield Case(Collective.BROADCAST, "int16", "sum", rows, root=root)
