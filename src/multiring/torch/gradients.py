@@ -106,7 +106,8 @@ class GradientSharing:
             )
         if not self._is_shared:
             self._open()
-            self._reduce()
+            self._start_rest()
+            self._finish()
 
     def use_up(self) -> None:
         """Reduce the gradients unless that has happened; the optimizer then takes a step with them."""
@@ -155,9 +156,12 @@ class GradientSharing:
         if is_within_backward() and any(bucket.missing for bucket in self._buckets):
             return
         self._passes_done += 1
-        if self._passes_done == self._passes:
-            self._reduce()
-        self._is_open = False
+        if self._passes_done < self._passes:
+            self._is_open = False
+            return
+        self._start_rest()
+        # Last of all: other sharings in this backward start theirs before anybody waits, as their order may differ.
+        call_after_backward(self._finish)
 
     def _bring_in(self, slot: _Slot) -> None:
         """Put what the parameter's `.grad` holds into its place, and make it `.grad`; zeros where it is None."""
@@ -184,13 +188,14 @@ class GradientSharing:
         bucket = self._buckets[len(self._handles)]
         self._handles.append(self._group.all_reduce_async(bucket.memory.array, self._op))
 
-    def _reduce(self) -> None:
-        """Start the buckets that have not started yet, wait for all, and close the pass."""
+    def _start_rest(self) -> None:
         for bucket in self._buckets[len(self._handles) :]:
             for slot in bucket.slots:
                 if not slot.has_arrived:
                     self._bring_in(slot)
             self._start()
+
+    def _finish(self) -> None:
         for handle in self._handles:
             handle.wait()
         for slot in self._slots:
