@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 import multiring
 from multiring.runtime.arrays import numpy_dtype
-from multiring.runtime.programs import OPS, Request
-from multiring.schedule import Collective, Schedule, Splits, interpret
+from multiring.runtime.programs import Request
+from multiring.schedule import OPS, Collective, Schedule, Splits, interpret
 
 Array = NDArray[Any]
 
@@ -227,11 +227,9 @@ def digest_of(array: Array) -> bytes:
 
 def place(group: multiring.Group, array: Array, *, in_arena: bool) -> Array:
     """Return a copy of `array` in the arena, or in ordinary memory."""
-    if not in_arena:
-        return array.copy()
-    copy = group.allocate(array.shape, array.dtype)
-    copy[...] = array
-    return copy
+    memory: Array = group.allocate(array.shape, array.dtype) if in_arena else np.empty_like(array)
+    memory[...] = array
+    return memory
 
 
 REDUCES = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER)

@@ -28,7 +28,7 @@ def compare_logs(here: Here) -> int:
         request = case.request(here.rank, here.size)
         schedule = group._programs.schedule_of(request)
         case.run(group, place(group, case.operand(here.rank, here.size), in_arena=case.in_arena))
-        handle, _ = group._held[-1]
+        handle = group._held[-1]
         want = expected_log(schedule.moves_of(here.rank), schedule.extents_of(here.rank, request.counts), case)
         assert handle.log() == want, f"{case}: did {handle.log()}, the schedule has {want}"
         compared += len(want)
@@ -55,7 +55,7 @@ def test_log_equals_schedule(engine: str, ranks: int) -> None:
 def no_log(here: Here) -> list[tuple[int, int]]:
     group = here.join()
     group.all_reduce(np.ones(10))
-    handle, _ = group._held[-1]
+    handle = group._held[-1]
     return handle.log()
 
 

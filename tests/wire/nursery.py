@@ -199,7 +199,8 @@ class _Supervisor:
         faulthandler.enable()
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         os.environ.update(self._request.environments[rank])
-        return lambda: _live(self._job, Here(rank, self._request.ranks, self._request.engine, theirs), self._request.arguments)
+        here = Here(rank, self._request.ranks, self._request.engine, theirs)
+        return lambda: _live(self._job, here, self._request.arguments)
 
     # -- while the job runs
 
@@ -277,9 +278,11 @@ class _Supervisor:
         time.sleep(_TRACEBACK_S)
 
     def _end_everyone(self) -> None:
+        running = [child for child in self._children if child.exit_code is None]
+        for child in running:
+            os.kill(child.pid, signal.SIGKILL)
         for child in self._children:
-            if child.exit_code is None:
-                os.kill(child.pid, signal.SIGKILL)
+            if child in running:
                 _, status = os.waitpid(child.pid, 0)
                 child.exit_code = os.waitstatus_to_exitcode(status)
                 child.ended_s = time.monotonic() - self._start

@@ -73,8 +73,8 @@ def report_of(
         RanksFailed: a rank hung.
     """
     place = f"@multiring-test-{os.getpid()}-{next(_jobs)}"
-    common = {"size": ranks, "rendezvous": place, "secret": SECRET, "job": place[1:], "engine": "tcp" if engine == "tcp" else "auto"}
-    common |= settings
+    common = {"size": ranks, "rendezvous": place, "secret": SECRET, "job": place[1:], **settings}
+    common["engine"] = "tcp" if engine == "tcp" else "auto"
     own = by_rank or [{}] * ranks
     request = Request(
         module=function.__module__,

@@ -8,6 +8,10 @@ NAMES = (
     *("subgroup", "counts"),
 )
 
+# An operation of several steps, such as finding the sizes and then moving the bytes, takes one sequence number for
+# each. All operations have as many, so that ranks that called different ones are not out of step afterwards.
+STEPS = 2
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
@@ -20,7 +24,7 @@ class Event:
     kind: str  # "operation" or "wait"
     name: str
     group: int
-    operation: int  # its sequence number in the group
+    operation: int  # its place among the group's; counts at 1
     rank: int
     start_s: float
     agreed_s: float | None
@@ -35,7 +39,7 @@ def event_of(raw: tuple[bool, int, int, int, int, int, int, int], rank: int) -> 
         kind="wait" if is_wait else "operation",
         name=NAMES[name],
         group=group,
-        operation=sequence,
+        operation=sequence // STEPS,
         rank=rank,
         start_s=start_ns * 1e-9,
         agreed_s=agreed_ns * 1e-9 if agreed_ns else None,

@@ -2,9 +2,10 @@
 
 import hashlib
 import math
+import operator
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 from multiring._native import Context, OperationSpec, Program, Rounds
 from multiring.errors import ArgumentError, StateError
 from multiring.runtime.arrays import Buffer, buffer_of, numpy_dtype
-from multiring.runtime.events import NAMES
+from multiring.runtime.events import NAMES, STEPS
 from multiring.runtime.handles import ChainedHandle, Handle, OperationHandle
 from multiring.runtime.programs import Programs, Request, agreement_rounds, compile_moves, message_moves
 from multiring.schedule import Collective, Extents, Schedule, Space, Splits
@@ -74,7 +75,7 @@ class Group:
         self._lock = threading.Lock()
         self._sequence = 0
         self._messages: dict[tuple[int, int, int], int] = {}
-        self._held: deque[tuple[OperationHandle, object]] = deque()
+        self._held: deque[OperationHandle] = deque()
 
     @property
     def rank(self) -> int:
@@ -110,9 +111,7 @@ class Group:
         Raises:
             ArgumentError: a negative dimension, an unknown type, or the rank's segment is full.
         """
-        dims = (shape,) if isinstance(shape, int) else tuple(shape)
-        if any(dim < 0 for dim in dims):
-            raise ArgumentError(f"shape {dims}: want dimensions >= 0")
+        dims = tuple(_number("shape", dim, 0) for dim in (shape if isinstance(shape, Iterable) else (shape,)))
         kind = numpy_dtype(dtype)
         size = math.prod(dims) * kind.itemsize
         return self._context.allocate(size)[:size].view(kind).reshape(dims)
@@ -156,7 +155,7 @@ class Group:
     def _start_broadcast(self, array: Array, root: int, *, waits: bool) -> Handle:
         sequence = self._next()
         with self._told("broadcast", sequence):
-            self._check_rank("root", root)
+            root = self._rank_of("root", root)
             buffer = buffer_of(array, writes=self._own != root)
             request = Request(Collective.BROADCAST, buffer.dtype, buffer.count, buffer.count, root=root)
             title = f"broadcast from rank {root} {_shown(buffer)}"
@@ -197,32 +196,28 @@ class Group:
             array: shape (n_r, ...), row-major; the ranks may differ in n_r only.
             out: shape (sum of n_r, ...), row-major; a new array in the arena by default.
         """
-        sequences = self._next(), self._next()
-        return self._start_all_gather(sequences, array, out, waits=True)()
+        return self._start_all_gather(self._next(), array, out, waits=True)()
 
     def all_gather_async(self, array: Array, out: Array | None = None) -> Handle:
         """Start an `all_gather`."""
-        sequences = self._next(), self._next()
-        return self._chain("all_gather", self._start_all_gather(sequences, array, out, waits=False))
+        return self._chain("all_gather", self._start_all_gather(self._next(), array, out, waits=False))
 
-    def _start_all_gather(
-        self, sequences: tuple[int, int], array: Array, out: Array | None, *, waits: bool
-    ) -> Callable[[], Array]:
-        with self._told("all_gather", sequences[0]):
+    def _start_all_gather(self, sequence: int, array: Array, out: Array | None, *, waits: bool) -> Callable[[], Array]:
+        with self._told("all_gather", sequence):
             buffer = _rows(buffer_of(array, writes=False))
             inner = "x".join(map(str, buffer.shape[1:])) or "scalar"
-            gathered = self._counts(sequences[0], f"all_gather of {buffer.dtype} rows of {inner}", buffer.shape[:1], waits)
+            gathered = self._counts(sequence, f"all_gather of {buffer.dtype} rows of {inner}", buffer.shape[:1], waits)
 
         def finish() -> Array:
             rows = [int(row) for row in gathered.wait()]
-            with self._told("all_gather", sequences[1]):
+            with self._told("all_gather", sequence + 1):
                 width = math.prod(buffer.shape[1:])
                 whole = self._out(out, (sum(rows), *buffer.shape[1:]), buffer.dtype)
                 counts = tuple(row * width for row in rows)
                 request = Request(Collective.ALL_GATHER, buffer.dtype, counts, sum(counts))
                 title = f"all_gather of {buffer.dtype} rows of {inner}"
                 buffers = (buffer, buffer_of(whole, writes=True))
-                handle = self._run("all_gather", sequences[1], title, request, buffers, whole, waits=True)
+                handle = self._run("all_gather", sequence + 1, title, request, buffers, whole, waits=True)
             return handle.wait()
 
         return finish
@@ -235,27 +230,25 @@ class Group:
             out: shape (rows received, ...), row-major; a new array in the arena by default.
             splits: how many rows go to each rank; without it n must be a multiple of the group's size.
         """
-        sequences = self._next(), self._next()
-        return self._start_all_to_all(sequences, array, out, splits, waits=True)()
+        return self._start_all_to_all(self._next(), array, out, splits, waits=True)()
 
     def all_to_all_async(self, array: Array, out: Array | None = None, splits: Sequence[int] | None = None) -> Handle:
         """Start an `all_to_all`."""
-        sequences = self._next(), self._next()
-        return self._chain("all_to_all", self._start_all_to_all(sequences, array, out, splits, waits=False))
+        return self._chain("all_to_all", self._start_all_to_all(self._next(), array, out, splits, waits=False))
 
     def _start_all_to_all(
-        self, sequences: tuple[int, int], array: Array, out: Array | None, splits: Sequence[int] | None, *, waits: bool
+        self, sequence: int, array: Array, out: Array | None, splits: Sequence[int] | None, *, waits: bool
     ) -> Callable[[], Array]:
-        with self._told("all_to_all", sequences[0]):
+        with self._told("all_to_all", sequence):
             buffer = _rows(buffer_of(array, writes=False))
             sent = self._splits(buffer, splits)
             title = f"all_to_all of {buffer.dtype} rows of {'x'.join(map(str, buffer.shape[1:])) or 'scalar'}"
-            exchanged = self._counts(sequences[0], title, sent, waits)
+            exchanged = self._counts(sequence, title, sent, waits)
 
         def finish() -> Array:
             table = np.asarray(exchanged.wait()).reshape(self.size, self.size)
             received = [int(rows) for rows in table[:, self._own]]
-            with self._told("all_to_all", sequences[1]):
+            with self._told("all_to_all", sequence + 1):
                 width = math.prod(buffer.shape[1:])
                 whole = self._out(out, (sum(received), *buffer.shape[1:]), buffer.dtype)
                 counts = Splits(tuple(rows * width for rows in sent), tuple(rows * width for rows in received))
@@ -263,7 +256,7 @@ class Group:
                 total = int(table.sum()) * width // self.size
                 request = Request(Collective.ALL_TO_ALL, buffer.dtype, counts, total)
                 buffers = (buffer, buffer_of(whole, writes=True))
-                handle = self._run("all_to_all", sequences[1], title, request, buffers, whole, waits=True)
+                handle = self._run("all_to_all", sequence + 1, title, request, buffers, whole, waits=True)
             return handle.wait()
 
         return finish
@@ -301,15 +294,14 @@ class Group:
         return self._start_message("recv", array, source, tag, waits=False)
 
     def _start_message(self, name: str, array: Array, peer: int, tag: int, *, waits: bool) -> Handle:
-        self._check_rank("to" if name == "send" else "source", peer)
+        peer = self._rank_of("to" if name == "send" else "source", peer)
         if peer == self._own:
             raise ArgumentError(f"{name}: rank {peer} is this rank itself; copy the array instead")
-        if not isinstance(tag, int) or tag < 0:
-            raise ArgumentError(f"tag={tag!r}: want an integer >= 0")
+        tag = _number("tag", tag, 0)
         sender, receiver = (self._own, peer) if name == "send" else (peer, self._own)
         with self._lock:
             number = self._messages.get((sender, receiver, tag), 0)
-            self._messages[sender, receiver, tag] = number + 1
+            self._messages[sender, receiver, tag] = number + STEPS
         pair = Rounds([(self._ranks[peer], self._ranks[peer])])
         key = (_identifier(self._key, "message", sender, receiver, tag), number)
         members = [self._ranks[self._own], self._ranks[peer]]
@@ -339,9 +331,7 @@ class Group:
         """
         sequence = self._next()
         with self._told("subgroup", sequence):
-            chosen = tuple(int(rank) for rank in ranks)
-            for rank in chosen:
-                self._check_rank("ranks", rank)
+            chosen = tuple(self._rank_of("ranks", rank) for rank in ranks)
             if not chosen or len(set(chosen)) != len(chosen):
                 raise ArgumentError(f"ranks={list(chosen)}: want at least one, none twice")
             call = _Call("subgroup", f"subgroup of ranks {list(chosen)}")
@@ -369,12 +359,11 @@ class Group:
 
     def _next(self) -> int:
         with self._lock:
-            self._sequence += 1
+            self._sequence += STEPS
             return self._sequence
 
-    def _check_rank(self, what: str, rank: int) -> None:
-        if not isinstance(rank, int) or not 0 <= rank < self.size:
-            raise ArgumentError(f"{what}={rank!r}: want a rank of this group, 0 to {self.size - 1}")
+    def _rank_of(self, what: str, rank: int) -> int:
+        return _number(what, rank, 0, self.size - 1)
 
     def _run(
         self,
@@ -420,13 +409,15 @@ class Group:
             name=_NAME_INDEX[call.name],
         )
         operation = self._context.post(spec, waits)
-        title = f"{call.description} (operation {sequence} of the group of {self.size})"
-        handle = OperationHandle(self._context, operation, title, self._rank.stall_warn_s, result)
+        title = f"{call.description} (operation {sequence // STEPS} of the group of {self.size})"
+        handle = OperationHandle(
+            self._context, operation, title, stall_warn_s=self._rank.stall_warn_s, result=result, memory=buffers
+        )
         # Whoever drops a handle must not free memory that ranks still read and write.
         with self._lock:
-            while self._held and self._held[0][0].done():
+            while self._held and self._held[0].done():
                 self._held.popleft()
-            self._held.append((handle, buffers))
+            self._held.append(handle)
         return handle
 
     def _told(self, name: str, sequence: int, **post: Any) -> "_Told":
@@ -449,8 +440,8 @@ class Group:
             if rows % self.size:
                 raise ArgumentError(f"{rows} rows for {self.size} ranks: want a multiple, or splits")
             return [rows // self.size] * self.size
-        sent = [int(each) for each in splits]
-        if len(sent) != self.size or any(each < 0 for each in sent) or sum(sent) != rows:
+        sent = [_number("splits", each, 0) for each in splits]
+        if len(sent) != self.size or sum(sent) != rows:
             raise ArgumentError(f"splits={sent}: want {self.size} numbers >= 0 that add up to the {rows} rows")
         return sent
 
@@ -497,6 +488,17 @@ def _rows(buffer: Buffer) -> Buffer:
 def _shown(buffer: Buffer) -> str:
     order = "" if buffer.is_row_major else f", dimensions by stride {buffer.layout}"
     return f"{buffer.dtype} of shape {buffer.shape}{order}"
+
+
+def _number(what: str, value: object, least: int, most: int | None = None) -> int:
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]  # what it refuses is what is asked for here
+    except TypeError:
+        number = least - 1
+    if number < least or (most is not None and number > most):
+        wanted = f"an integer >= {least}" if most is None else f"a rank of this group, {least} to {most}"
+        raise ArgumentError(f"{what}={value!r}: want {wanted}")
+    return number
 
 
 def _identifier(key: bytes, *parts: object) -> int:

@@ -36,12 +36,15 @@ class Handle(Protocol):
 class OperationHandle:
     """The handle of one native operation."""
 
-    def __init__(self, context: Context, operation: Operation, title: str, stall_warn_s: float, result: Any) -> None:
+    def __init__(
+        self, context: Context, operation: Operation, title: str, *, stall_warn_s: float, result: Any, memory: object
+    ) -> None:
         self._context = context
         self._operation = operation
         self._title = title
         self._stall_warn_s = stall_warn_s
         self._result = result
+        self._memory = memory  # what the ranks read and write; held until the operation has ended
         self._warned = False
 
     def done(self) -> bool:
@@ -58,6 +61,7 @@ class OperationHandle:
             self._warn_of_stall()
             if timeout is not None and time.monotonic() - start >= timeout:
                 raise TimeoutError(f"{self._title} is still in flight after {timeout:g} s")
+        self._memory = None
         if self._operation.fault is not FaultKind.NONE:
             raise failure_of(self._operation, self._title)
         return self._result
@@ -99,7 +103,9 @@ def failure_of(operation: Operation, title: str) -> MultiringError:
     """Return the error that says why `operation` failed."""
     text = operation.fault_text
     if operation.fault is FaultKind.MISMATCH:
-        return MismatchError(f"{title}: the ranks do not agree: {told_apart(operation.descriptions)}; inputs are intact")
+        return MismatchError(
+            f"{title}: the ranks do not agree: {told_apart(operation.descriptions)}; inputs are intact"
+        )
     if operation.fault is FaultKind.PEER_LOST:
         return PeerLostError(f"{title}: {text}; the contents of its arrays are undefined")
     if operation.fault is FaultKind.STALL:

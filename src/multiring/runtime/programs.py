@@ -12,12 +12,21 @@ from multiring._native import Program, ReduceOp, make_program
 from multiring.errors import ArgumentError
 from multiring.planner import Plan, choose
 from multiring.runtime.arrays import DTYPES, numpy_dtype
-from multiring.schedule import Accumulation, Collective, Extents, Kind, Moves, Schedule, Splits, check
+from multiring.schedule import (
+    OPS,
+    SUMS,
+    Accumulation,
+    Collective,
+    Extents,
+    Kind,
+    Moves,
+    Schedule,
+    Splits,
+    accumulation_of,
+    check,
+)
 from multiring.topology import Topology
 
-OPS = ("sum", "average", "min", "max", "product")
-_NARROW_INTEGERS = frozenset({"int8", "int16", "int32", "uint8", "uint16", "uint32"})
-_HALVES = frozenset({"float16", "bfloat16"})
 _MOST_KEPT = 1024  # programs; a training run needs a few dozen
 
 Counts = int | tuple[int, ...] | Splits
@@ -34,6 +43,10 @@ class Request:
     op: str = "sum"
     root: int = 0
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.op, str):  # it may not even be hashable
+            raise ArgumentError(f"op={self.op!r}: want one of {', '.join(OPS)}")
+
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
@@ -42,23 +55,6 @@ class Compiled:
     plan: Plan
     program: Program
     digest: bytes  # of the plan, to be agreed on
-
-
-def accumulation_of(dtype: str, op: str) -> Accumulation:
-    """Return how contributions of this type are combined (docs/algorithms.md).
-
-    Raises:
-        ArgumentError: an unknown operation, or the average of booleans, which has no meaning.
-    """
-    if op not in OPS:
-        raise ArgumentError(f"op={op!r}: want one of {', '.join(OPS)}")
-    if op == "average" and dtype == "bool":
-        raise ArgumentError("op='average' of bool: an average of truth values is none; cast, or use min, max or sum")
-    if dtype in _HALVES and op in ("sum", "average", "product"):
-        return Accumulation.WIDE
-    if dtype in _NARROW_INTEGERS and op == "average":
-        return Accumulation.ONCE
-    return Accumulation.SAME
 
 
 class Programs:
@@ -85,8 +81,10 @@ class Programs:
         return found
 
     def _plan(self, request: Request) -> Plan:
-        accumulation = accumulation_of(request.dtype, request.op)
-        size_bytes = request.total * numpy_dtype(request.dtype).itemsize
+        dtype = numpy_dtype(request.dtype)
+        sums = request.collective in SUMS
+        accumulation = accumulation_of(dtype, request.op) if sums else Accumulation.SAME
+        size_bytes = request.total * dtype.itemsize
         key = (request.collective, accumulation, request.root, size_bytes)
         plan = self._plans.get(key)
         if plan is None:
@@ -112,9 +110,7 @@ class Programs:
         return self.get(request).plan.schedule
 
 
-def compile_moves(
-    moves: Moves, extents: Extents, dtype: str, op: str, world_ranks: NDArray[np.int32]
-) -> Program:
+def compile_moves(moves: Moves, extents: Extents, dtype: str, op: str, world_ranks: NDArray[np.int32]) -> Program:
     """Return one rank's moves with chunks resolved to bytes and peers to world ranks."""
     itemsize = numpy_dtype(dtype).itemsize
     ends = np.concatenate([[0], np.cumsum(extents.count)])

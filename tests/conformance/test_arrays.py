@@ -1,0 +1,165 @@
+"""Arrays of other libraries and other layouts are worked on where they lie."""
+
+import array
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.wire.ranks import ENGINES, Here, run_ranks
+
+import multiring
+
+
+def other_libraries(here: Here) -> list[Any]:
+    """Sum over ranks 1 + rank in each kind of array, and show that the array itself changed."""
+    group = here.join()
+    found: list[Any] = []
+    tensors = [
+        torch.full((2, 3), 1.0 + here.rank),
+        torch.full((5,), 1.0 + here.rank, dtype=torch.bfloat16),
+        torch.full((4,), 1 + here.rank, dtype=torch.int32),
+        torch.full((), 1.0 + here.rank, dtype=torch.float64),
+        torch.full((2, 3, 4, 5), 1.0 + here.rank).to(memory_format=torch.channels_last),
+        torch.full((6, 4), 1.0 + here.rank).T,
+    ]
+    for tensor in tensors:
+        address = tensor.data_ptr()
+        group.all_reduce(tensor)
+        assert tensor.data_ptr() == address
+        found.append(set(tensor.to(torch.float64).reshape(-1).tolist()))
+    numbers = array.array("f", [1.0 + here.rank] * 7)
+    group.all_reduce(numbers)
+    found.append(set(numbers))
+    raw = bytearray([1 + here.rank] * 9)
+    group.all_reduce(raw)
+    found.append(set(raw))
+    group.all_reduce(memoryview(raw)[3:6], "min")
+    return found
+
+
+@pytest.mark.parametrize("engine", ["shm", "tcp"])
+def test_other_libraries(engine: str) -> None:
+    for found in run_ranks(other_libraries, 3, engine=engine):
+        assert found == [{6}] * 8
+
+
+def layouts(here: Here) -> list[Any]:
+    """Every element of an array of any dense layout meets its counterpart."""
+    group = here.join()
+    plain = np.arange(24, dtype=np.float32).reshape(2, 3, 4) * (1 + here.rank)
+    total = np.arange(24, dtype=np.float32).reshape(2, 3, 4) * sum(range(1, here.size + 1))
+    views = [
+        np.asfortranarray(plain),
+        np.ascontiguousarray(plain.transpose(1, 2, 0)).transpose(2, 0, 1),
+        plain.copy()[:, np.newaxis],
+        plain.copy()[np.newaxis].transpose(3, 2, 1, 0),
+    ]
+    for view in views:
+        group.all_reduce(view)
+    np.testing.assert_array_equal(views[0], total)
+    np.testing.assert_array_equal(views[1], total)
+    np.testing.assert_array_equal(views[2][:, 0], total)
+    np.testing.assert_array_equal(views[3][..., 0], total.transpose(2, 1, 0))
+    sent = np.asfortranarray(plain)
+    group.broadcast(sent, root=1)
+    np.testing.assert_array_equal(sent, np.arange(24, dtype=np.float32).reshape(2, 3, 4) * 2)
+    part = np.zeros((6, 4), np.float32)
+    part[2:4] = 1  # rows of a larger array are dense
+    group.all_reduce(part[2:4])
+    return part.tolist()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_layouts(engine: str) -> None:
+    want = [[0.0] * 4] * 2 + [[3.0] * 4] * 2 + [[0.0] * 4] * 2
+    assert run_ranks(layouts, 3, engine=engine) == [want] * 3
+
+
+def outputs(here: Here) -> list[Any]:
+    """Results go where the caller says, and read-only inputs are fine where nothing is written."""
+    group = here.join()
+    mine = np.full((2, 2), here.rank, np.int16)
+    mine.setflags(write=False)
+    gathered = np.empty((2 * here.size, 2), np.int16)
+    assert group.all_gather(mine, out=gathered) is gathered
+    own = group.allocate((1, 3), "float64")
+    assert group.reduce_scatter(np.ones((here.size, 3)), out=own, op="average") is own
+    swapped = torch.empty(here.size, dtype=torch.int64)
+    assert group.all_to_all(torch.arange(here.size), out=swapped) is swapped
+    group.broadcast(mine if here.rank == 0 else gathered[:2])  # the root's is only read
+    return [gathered.tolist(), own.tolist(), swapped.tolist()]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_outputs(engine: str) -> None:
+    for rank, (gathered, own, swapped) in enumerate(run_ranks(outputs, 2, engine=engine)):
+        assert gathered[2:] == [[1, 1], [1, 1]]
+        assert own == [[1.0, 1.0, 1.0]]
+        assert swapped == [rank, rank]
+
+
+SPECIAL = np.array([[1, np.nan, np.inf, -np.inf, 0.0, 3e4], [np.nan, 1, -np.inf, -np.inf, -0.0, 3e4]])
+
+
+def special_values(here: Here) -> list[str]:
+    """NaN wins over everything, infinities and overflow are results, and the bits are those of the reference."""
+    group = here.join()
+    found = []
+    for dtype in ("float16", "bfloat16", "float32", "float64"):
+        for op in ("sum", "min", "max", "product", "average"):
+            values = group.allocate(6, dtype)
+            values[:] = np.array([[1, np.nan, np.inf, -np.inf, 0.0, 3e4], [np.nan, 1, -np.inf, -np.inf, -0.0, 3e4]])[
+                here.rank
+            ]
+            group.all_reduce(values, op)
+            found.append(values.tobytes().hex())
+    return found
+
+
+def test_special_values() -> None:
+    shm, tcp = (run_ranks(special_values, 2, engine=engine) for engine in ("shm", "tcp"))
+    assert shm[0] == shm[1] == tcp[0] == tcp[1]
+    single = np.frombuffer(bytes.fromhex(shm[0][10]), np.float32)
+    np.testing.assert_array_equal(single, np.array([np.nan, np.nan, np.nan, -np.inf, 0.0, 6e4], np.float32))
+    largest = np.frombuffer(bytes.fromhex(shm[0][12]), np.float32)
+    np.testing.assert_array_equal(largest, np.array([np.nan, np.nan, np.inf, -np.inf, 0.0, 3e4], np.float32))
+
+
+def arena(here: Here) -> list[Any]:
+    """Arena memory is 64-byte aligned, given back with the last view of it, and never handed out twice."""
+    group = here.join()
+    context = group._context
+    start = context.arena_bytes()
+    arrays = [group.allocate(count, "float32") for count in (1, 17, 100_000, 0)]
+    assert all(each.ctypes.data % 64 == 0 and context.holds(each.ctypes.data, each.nbytes) for each in arrays)
+    for number, each in enumerate(arrays):
+        each[...] = number
+    assert [set(each.tolist()) for each in arrays] == [{0.0}, {1.0}, {2.0}, set()]
+    held = context.arena_bytes() - start
+    view = arrays[2][10:20]
+    del each
+    arrays.clear()
+    less = context.arena_bytes() - start
+    del view
+    return [held >= 400_000, less >= 400_000, context.arena_bytes() - start, context.holds(id(group), 1)]
+
+
+def test_arena() -> None:
+    assert run_ranks(arena, 1) == [[True, True, 0, False]]
+
+
+def full_arena(here: Here) -> str:
+    group = here.join(segment_bytes=1 << 27)
+    with pytest.raises(multiring.errors.ArgumentError) as refused:
+        group.allocate(1 << 27, "uint8")
+    total = np.ones(100)
+    group.all_reduce(total)  # and it goes on
+    assert (total == here.size).all()
+    return str(refused.value)
+
+
+def test_full_arena() -> None:
+    for text in run_ranks(full_arena, 2):
+        assert "no room for 134217728 bytes" in text
+        assert "MULTIRING_SEGMENT_BYTES" in text
