@@ -93,6 +93,8 @@ class GradientSharing:
         """Let go of the parameters; what their gradients hold stays."""
         for hook in self._hooks:
             hook.remove()
+        self._slots.clear()
+        self._buckets.clear()
 
     def synchronize(self) -> None:
         """Reduce the gradients now, unless that has happened since they were last used up.
@@ -144,6 +146,7 @@ class GradientSharing:
 
     def _open(self) -> None:
         self._is_open = True
+        self._is_shared = False
         self._handles.clear()
         for bucket in self._buckets:
             bucket.missing = len(bucket.slots)
@@ -220,6 +223,12 @@ class _Arrival:
         sharing = self.sharing()
         if sharing is not None:
             sharing.take(self._index)
+
+
+def is_shared(parameter: Tensor) -> bool:
+    """Return whether some sharing has `parameter`."""
+    hooks = gradient_hooks(parameter)
+    return any(isinstance(hook, _Arrival) and hook.sharing() is not None for hook in hooks)
 
 
 def take_over(parameters: Sequence[tuple[str, Tensor]]) -> None:

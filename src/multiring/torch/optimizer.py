@@ -9,11 +9,11 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from multiring.errors import ArgumentError, UnsupportedError
+from multiring.errors import ArgumentError, StateError, UnsupportedError
 from multiring.runtime import Group, world
 from multiring.runtime.arrays import numpy_dtype
 from multiring.torch.buckets import BUCKET_BYTES
-from multiring.torch.gradients import OPS, GradientSharing, take_over
+from multiring.torch.gradients import OPS, GradientSharing, is_shared, take_over
 from multiring.torch.likeness import require_alike, told_to_others
 from multiring.torch.tensors import dense_strides, described, dtype_name, refuse_elsewhere
 
@@ -44,6 +44,15 @@ class _Distributed(torch.optim.Optimizer):
     def step_is_next(self) -> None:
         """Return when the gradients are those of all ranks, and take note that a step uses them up."""
         self._sharing.use_up()
+        if self._options.group.size == 1:
+            return
+        for param_group in self.param_groups:
+            for parameter in param_group["params"]:
+                if parameter.grad is not None and not is_shared(parameter):
+                    raise StateError(
+                        f"a parameter, {described(parameter)}, has a gradient now, and had none to expect when the "
+                        "DistributedOptimizer was made: the ranks do not share it. Make it anew on every rank"
+                    )
 
     def stop_sharing(self) -> None:
         """Let go of the parameters."""

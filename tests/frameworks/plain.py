@@ -1,0 +1,69 @@
+"""The oracle: models and samples that every process can make alike, and what plain torch does with them."""
+
+import gc
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch._dynamo  # the first step of any optimizer would import it: once here, not in every rank
+from tests.wire.ranks import Here
+from torch import Tensor, nn
+
+import multiring
+
+FEATURES, CLASSES = 16, 5
+
+
+def join(here: Here) -> multiring.Group:
+    """Return the group of all ranks, each of which computes with one thread and takes warnings for errors."""
+    gc.freeze()  # or the collection at exit copies every page of torch's modules that the ranks were forked with
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    return here.join()
+
+
+def network(dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Sequential:
+    """Return the same small convolutional network in every process; it has biases, a scalar and an odd-sized layer."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        *(nn.Conv2d(1, 3, 3, padding=1), nn.Tanh()),
+        *(nn.Conv2d(3, 4, 3, padding=1), nn.Tanh(), nn.Flatten()),
+        *(nn.Linear(4 * FEATURES, 7), nn.PReLU(), nn.Linear(7, CLASSES)),
+    ).to(dtype)
+
+
+def samples(seed: int, count: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    """Return `count` images of 4 x 4 and their labels, which a network can learn."""
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randn(count, 1, 4, 4, dtype=torch.float64, generator=generator)
+    teacher = torch.randn(FEATURES, CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(77))
+    return images.to(dtype), (images.flatten(1) @ teacher).argmax(1)
+
+
+def loss_of(model: nn.Module, seed: int, count: int = 6) -> Tensor:
+    """Return the mean loss of `model` on `samples(seed, count)`."""
+    dtype = next(model.parameters()).dtype
+    images, labels = samples(seed, count, dtype)
+    loss: Tensor = nn.functional.cross_entropy(model(images).to(torch.promote_types(dtype, torch.float32)), labels)
+    return loss
+
+
+def backward(loss: Tensor, **options: Any) -> None:
+    """Run `loss.backward()`."""
+    loss.backward(**options)  # type: ignore[no-untyped-call] # torch's own
+
+
+def gradients(model: nn.Module) -> list[Tensor | None]:
+    """Return copies of what the parameters' gradients hold."""
+    return [None if each.grad is None else each.grad.detach().clone() for each in model.parameters()]
+
+
+def mean_gradients(make: Callable[[], nn.Module], losses: Sequence[Callable[[nn.Module], Tensor]]) -> list[Tensor]:
+    """Return the mean of the losses' gradients, each from a plain backward of a model of its own."""
+    columns = []
+    for loss in losses:
+        model = make()
+        backward(loss(model))
+        columns.append([torch.zeros_like(each) if each.grad is None else each.grad for each in model.parameters()])
+    return [torch.stack(column).double().mean(0).to(column[0].dtype) for column in zip(*columns, strict=True)]
