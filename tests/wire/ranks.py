@@ -116,9 +116,9 @@ class _Nursery:
 
     def run(self, request: Request) -> Report:
         ours, theirs = socket.socketpair()
-        socket.send_fds(self._door, [b"j"], [theirs.fileno()])
-        theirs.close()
         with Connection(ours.detach()) as channel:
+            with theirs:
+                socket.send_fds(self._door, [b"j"], [theirs.fileno()])
             channel.send(request)
             if not channel.poll(request.deadline_s + 20):
                 raise AssertionError("the supervisor of the ranks hangs")

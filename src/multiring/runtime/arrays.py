@@ -92,7 +92,7 @@ def buffer_of(array: Any, *, writes: bool) -> Buffer:
         ArgumentError: not an array, gaps between elements, another byte order, or `writes` and read-only.
         UnsupportedError: it is not in host memory.
     """
-    found = _of_numpy(array, writes) if isinstance(array, np.ndarray) else _of_other(array, writes)
+    found = _of_numpy(array, writes=writes) if isinstance(array, np.ndarray) else _of_other(array, writes=writes)
     if found.dtype not in _NUMPY_DTYPES:
         raise ArgumentError(f"array of {found.dtype}: want one of {', '.join(sorted(_NUMPY_DTYPES))}")
     expected = 1
@@ -106,7 +106,7 @@ def buffer_of(array: Any, *, writes: bool) -> Buffer:
     return found
 
 
-def _of_numpy(array: "np.ndarray[Any, Any]", writes: bool) -> Buffer:
+def _of_numpy(array: "np.ndarray[Any, Any]", *, writes: bool) -> Buffer:
     if not array.dtype.isnative:
         raise ArgumentError(f"array of {array.dtype} in foreign byte order; want the machine's own")
     if writes and not array.flags.writeable:
@@ -118,25 +118,40 @@ def _of_numpy(array: "np.ndarray[Any, Any]", writes: bool) -> Buffer:
     return Buffer(array.__array_interface__["data"][0], array.shape, strides, array.dtype.name, array)
 
 
-def _of_other(array: Any, writes: bool) -> Buffer:
+def _of_other(array: Any, *, writes: bool) -> Buffer:
     kind = type(array)
     if writes and kind.__module__.partition(".")[0] in _IMMUTABLE:
         raise ArgumentError(f"{kind.__module__}.{kind.__qualname__} is immutable; want an array that can be written")
     if hasattr(array, "__dlpack_device__"):
-        device = int(array.__dlpack_device__()[0])
+        device = _device_of(array)
         if device != _HOST:
             named = _DEVICES.get(device, f"DLPack device type {device}")
             raise UnsupportedError(f"{kind.__qualname__} in {named} memory; multiring moves host memory only so far")
     elif not hasattr(array, "__dlpack__"):
-        return _of_buffer(array, writes)
+        return _of_buffer(array, writes=writes)
     try:
         seen = view(array)
-    except (TypeError, BufferError, RuntimeError, ValueError) as error:
-        raise ArgumentError(f"{kind.__qualname__} does not give its memory: {error}") from error
+    except TypeError:  # says what view takes, not what the array's library refused
+        raise ArgumentError(f"{kind.__qualname__} does not give its memory: {_refusal_of(array)}") from None
     return Buffer(seen.address, tuple(seen.shape), tuple(seen.strides), seen.dtype, seen)
 
 
-def _of_buffer(array: Any, writes: bool) -> Buffer:
+def _device_of(array: Any) -> int:
+    try:
+        return int(array.__dlpack_device__()[0])
+    except ValueError as error:  # torch's meta tensors, which have no memory
+        raise UnsupportedError(f"{type(array).__qualname__}: {error}") from None
+
+
+def _refusal_of(array: Any) -> str:
+    try:
+        array.__dlpack__()
+    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
+        return str(error)
+    return "its __dlpack__ gives a tensor that cannot be written or has no plain type"
+
+
+def _of_buffer(array: Any, *, writes: bool) -> Buffer:
     try:
         memory = memoryview(array)
     except TypeError:
@@ -145,4 +160,4 @@ def _of_buffer(array: Any, writes: bool) -> Buffer:
         ) from None
     if writes and memory.readonly:
         raise ArgumentError(f"{type(array).__qualname__} is read-only; want memory that can be written")
-    return _of_numpy(np.asarray(memory), writes)
+    return _of_numpy(np.asarray(memory), writes=writes)

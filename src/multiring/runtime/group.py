@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from multiring._native import Context, OperationSpec, Program, Rounds
+from multiring._native import Context, Operation, OperationSpec, Program, Rounds
 from multiring.errors import ArgumentError, StateError
 from multiring.runtime.arrays import Buffer, buffer_of, numpy_dtype
 from multiring.runtime.events import NAMES, STEPS
@@ -75,7 +75,7 @@ class Group:
         self._lock = threading.Lock()
         self._sequence = 0
         self._messages: dict[tuple[int, int, int], int] = {}
-        self._held: deque[OperationHandle] = deque()
+        self._held: deque[tuple[Operation, list[object]]] = deque()
 
     @property
     def rank(self) -> int:
@@ -410,14 +410,15 @@ class Group:
         )
         operation = self._context.post(spec, waits)
         title = f"{call.description} (operation {sequence // STEPS} of the group of {self.size})"
+        memory: list[object] = [*buffers]
         handle = OperationHandle(
-            self._context, operation, title, stall_warn_s=self._rank.stall_warn_s, result=result, memory=buffers
+            self._context, operation, title, stall_warn_s=self._rank.stall_warn_s, result=result, memory=memory
         )
         # Whoever drops a handle must not free memory that ranks still read and write.
         with self._lock:
-            while self._held and self._held[0].done():
+            while self._held and self._context.has_ended(self._held[0][0]):
                 self._held.popleft()
-            self._held.append(handle)
+            self._held.append((operation, memory))
         return handle
 
     def _told(self, name: str, sequence: int, **post: Any) -> "_Told":

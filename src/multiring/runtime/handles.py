@@ -37,14 +37,21 @@ class OperationHandle:
     """The handle of one native operation."""
 
     def __init__(
-        self, context: Context, operation: Operation, title: str, *, stall_warn_s: float, result: Any, memory: object
+        self,
+        context: Context,
+        operation: Operation,
+        title: str,
+        *,
+        stall_warn_s: float,
+        result: Any,
+        memory: list[object],
     ) -> None:
         self._context = context
         self._operation = operation
         self._title = title
         self._stall_warn_s = stall_warn_s
         self._result = result
-        self._memory = memory  # what the ranks read and write; held until the operation has ended
+        self._memory = memory  # what the ranks read and write; emptied once the operation has ended
         self._warned = False
 
     def done(self) -> bool:
@@ -61,7 +68,7 @@ class OperationHandle:
             self._warn_of_stall()
             if timeout is not None and time.monotonic() - start >= timeout:
                 raise TimeoutError(f"{self._title} is still in flight after {timeout:g} s")
-        self._memory = None
+        self._memory.clear()
         if self._operation.fault is not FaultKind.NONE:
             raise failure_of(self._operation, self._title)
         return self._result

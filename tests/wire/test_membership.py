@@ -1,0 +1,308 @@
+"""Joining and leaving: in which order, how often, in which process, and with whom."""
+
+import atexit
+import gc
+import os
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.wire.faults import absent
+from tests.wire.ranks import ENGINES, Here, report_of, run_ranks
+
+import multiring
+from multiring.errors import RendezvousError, StateError
+
+
+def edge(here: Here) -> list[Any]:
+    group = here.join()
+    assert multiring.is_initialized()
+    assert multiring.world() is group
+    found = [multiring.rank(), multiring.size(), multiring.local_rank(), multiring.local_size(), *group.ranks]
+    multiring.shutdown()
+    assert not multiring.is_initialized()
+    return found
+
+
+@pytest.mark.parametrize(("engine", "local_size"), [("shm", 4), ("tcp", 1), ("shm+tcp", 2)])
+def test_public_edge(engine: str, local_size: int) -> None:
+    assert run_ranks(edge, 4, engine=engine) == [
+        [rank, 4, rank % local_size, local_size, 0, 1, 2, 3] for rank in range(4)
+    ]
+
+
+def alone(_: Here) -> list[Any]:
+    """Without any launcher there is one rank, for which everything works."""
+    for name in [name for name in os.environ if name.startswith("MULTIRING_")]:
+        del os.environ[name]
+    group = multiring.init()
+    array = np.arange(4.0)
+    group.all_reduce(array, "average")
+    group.broadcast(array)
+    group.barrier()
+    part = group.subgroup([0])
+    assert part is not None
+    return [group.size, array.tolist(), group.all_gather(array).tolist(), part.all_to_all(array).tolist()]
+
+
+def test_no_launcher() -> None:
+    (found,) = run_ranks(alone, 1)
+    assert found == [1, [0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3]]
+
+
+def wrong_moments(here: Here) -> list[str]:
+    """Return what each call says that comes too early, too late, or twice."""
+    told = []
+
+    def note(call: Any) -> None:
+        with pytest.raises(StateError) as refused:
+            call()
+        told.append(str(refused.value))
+
+    for call in (multiring.rank, multiring.size, multiring.local_rank, multiring.local_size, multiring.world):
+        note(call)
+    multiring.shutdown()  # does nothing
+    group = here.join()
+    note(multiring.init)
+    group.barrier()  # the first membership is untouched
+    handle = group.all_reduce_async(np.ones(3))
+    handle.wait()
+    multiring.shutdown()
+    multiring.shutdown()
+    handle.wait()
+    note(multiring.rank)
+    note(group.barrier)
+    note(lambda: group.all_reduce(np.ones(3)))
+    note(lambda: group.all_reduce([1]))
+    return told
+
+
+@pytest.mark.parametrize("engine", ["shm", "tcp"])
+def test_wrong_moments(engine: str) -> None:
+    for told in run_ranks(wrong_moments, 2, engine=engine):
+        assert set(told[:5]) == {"multiring is not initialised; call multiring.init() first"}
+        assert told[5] == "multiring.init() was called twice; call multiring.shutdown() in between"
+        assert told[6] == told[0]
+        assert told[7:] == ["multiring was shut down"] * 3
+
+
+def forks(here: Here) -> list[str]:
+    """Use multiring in a fork of a rank, in each way there is; the rank itself goes on unharmed."""
+    group = here.join()
+    array = group.allocate(1000, "float32")
+    array[...] = here.rank
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            told = []
+            for call in (multiring.rank, multiring.init, group.barrier, lambda: group.all_reduce(array)):
+                try:
+                    call()
+                except StateError as error:
+                    told.append(str(error))
+            assert (array == here.rank).all()  # memory stays readable
+            multiring.shutdown()
+            told.append(str(multiring.is_initialized()))
+            os.write(write, "\n".join(told).encode())
+        except BaseException:  # noqa: BLE001 -- told to the rank
+            os.write(write, traceback.format_exc().encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    group.all_reduce(array)
+    assert (array == sum(range(here.size))).all()
+    with os.fdopen(read) as pipe:
+        return pipe.read().split("\n")
+
+
+@pytest.mark.parametrize("engine", ["shm", "tcp"])
+def test_use_after_fork(engine: str) -> None:
+    for rank, told in enumerate(run_ranks(forks, 2, engine=engine)):
+        assert len(told) == 5, told
+        for text in told[:2]:
+            assert f"was forked from rank {rank} (process " in text
+            assert text.endswith("; only the rank itself may communicate")
+        assert told[2] == told[3] == "this process was forked from a rank; only the rank may communicate"
+        assert told[4] == "False"
+
+
+def worker_exits(here: Here) -> bool:
+    """A fork that ends by itself, with Python's own exit handlers, is no rank leaving."""
+    group = here.join()
+    child = os.fork()
+    if child == 0:
+        atexit._run_exitfuncs()
+        os._exit(0)
+    os.waitpid(child, 0)
+    total = np.ones(10)
+    group.all_reduce(total)
+    return bool((total == here.size).all())
+
+
+@pytest.mark.parametrize("engine", ["shm", "tcp"])
+def test_worker_exits(engine: str) -> None:
+    assert run_ranks(worker_exits, 3, engine=engine) == [True] * 3
+
+
+def usage() -> dict[str, int]:
+    """Return how many descriptors, threads and mappings this process has."""
+    gc.collect()
+    own = Path("/proc/self")
+    return {
+        "descriptors": len(list((own / "fd").iterdir())),
+        "threads": len(list((own / "task").iterdir())),
+        "maps": len((own / "maps").read_text().splitlines()),
+    }
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def again_and_again(here: Here, times: int) -> tuple[dict[str, int], dict[str, int], int, int]:
+    """Join, work and leave; return what the process used early and late, and its resident bytes."""
+    early: dict[str, int] = {}
+    resident = []
+    for turn in range(times):
+        group = here.join()
+        kept = group.allocate(1 << 13, "float32")
+        kept[...] = 1
+        group.all_reduce(kept)
+        group.all_gather_async(np.ones(3)).wait()
+        assert group.all_gather(np.full(2, here.rank)).tolist() == [rank for rank in range(here.size) for _ in range(2)]
+        context = group._context
+        multiring.shutdown()
+        assert (kept == here.size).all(), "an array did not survive shutdown"
+        kept += 1
+        assert context.arena_bytes() == kept.nbytes
+        del kept
+        assert context.arena_bytes() == 0
+        del group, context
+        resident.append(resident_bytes())
+        if turn == times // 5:
+            early = usage()
+    return early, usage(), resident[times // 5], resident[-1]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_hundred_times(engine: str) -> None:
+    for early, late, resident_early, resident_late in run_ranks(again_and_again, 3, 100, engine=engine):
+        assert early == late
+        assert resident_late - resident_early < 4 << 20
+
+
+def arrays_outlive(here: Here) -> bool:
+    """Arrays of one membership are ordinary arrays in the next, and go in the end."""
+    group = here.join()
+    old = group.allocate(1 << 20, "float32")
+    old[...] = here.rank
+    multiring.shutdown()
+    assert (old == here.rank).all()
+    group = here.join()
+    assert not group._context.holds(old.ctypes.data, old.nbytes)
+    group.all_reduce(old)
+    mapped, before = old.nbytes, resident_bytes()
+    del old
+    gc.collect()
+    return before - resident_bytes() > mapped // 2
+
+
+def test_arrays_outlive_shutdown() -> None:
+    assert run_ranks(arrays_outlive, 2) == [True, True]
+
+
+def late_shutdown(here: Here) -> bool:
+    """Rank 0 leaves while the others still have operations that do not need it any more."""
+    group = here.join()
+    rest = group.subgroup(range(1, here.size))
+    array = np.full(200_000, 1.0)
+    group.all_reduce(array)
+    if rest is not None:
+        for _ in range(20):
+            rest.all_reduce(array, "average")
+    multiring.shutdown()
+    return bool((array == here.size).all())
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_leaving_early_harms_nobody(engine: str) -> None:
+    assert run_ranks(late_shutdown, 4, engine=engine) == [True] * 4
+
+
+def leave_with_work_in_flight(here: Here) -> list[str]:
+    """Rank 1 never takes part; the others' shutdown ends what is in flight, and says so."""
+    group = here.join(stall_warn_s=0.2)
+    if here.rank == 1:
+        threading.Event().wait(1.0)
+        return []
+    handle = group.all_reduce_async(np.ones(4))
+    multiring.shutdown()  # waits stall_warn_s for it
+    with pytest.raises(StateError) as ended:
+        handle.wait()
+    return [str(ended.value)]
+
+
+def test_shutdown_ends_what_is_in_flight() -> None:
+    told, _ = run_ranks(leave_with_work_in_flight, 2)
+    assert told == ["all_reduce sum float64 of shape (4,) (operation 1 of the group of 2): multiring was shut down"]
+
+
+# -- those who never become members
+
+
+def join(here: Here) -> int:
+    return here.join().size
+
+
+def test_rank_that_never_comes() -> None:
+    report = report_of(join, 3, faults=[absent(1)], init_timeout_s=1)
+    for outcome in report.outcomes:
+        assert isinstance(outcome.error, RendezvousError)
+        assert "rank 1" in str(outcome.error)
+
+
+@pytest.mark.parametrize("engine", ["shm", "tcp"])
+def test_wrong_secret(engine: str) -> None:
+    own = [{}, {"secret": "another"}, {}]
+    report = report_of(join, 3, engine=engine, by_rank=own, init_timeout_s=2)
+    for outcome in report.outcomes:
+        assert isinstance(outcome.error, RendezvousError)
+        assert "secret" in str(outcome.error), outcome.error
+
+
+def other_version(here: Here) -> int:
+    if here.rank == 1:
+        from multiring.runtime import rendezvous  # noqa: PLC0415 -- to change it on one rank only
+
+        defaults = rendezvous.Rendezvous.__init__.__kwdefaults__
+        assert defaults is not None
+        defaults["version"] = "9.9"
+    return here.join().size
+
+
+def test_different_versions() -> None:
+    report = report_of(other_version, 2, init_timeout_s=2)
+    for outcome in report.outcomes:
+        assert isinstance(outcome.error, RendezvousError)
+        assert "9.9" in str(outcome.error)
+        assert multiring.__version__ in str(outcome.error)
+
+
+def nothing_left(here: Here) -> list[str]:
+    """Failing to join leaves no descriptor, and joining works afterwards."""
+    before = {entry.name for entry in Path("/proc/self/fd").iterdir()}
+    with pytest.raises(RendezvousError):
+        here.join(size=3, init_timeout_s=0.3)
+    after = {entry.name for entry in Path("/proc/self/fd").iterdir()}
+    group = here.join(job="second", rendezvous=os.environ["MULTIRING_RENDEZVOUS"] + "-second")
+    group.barrier()
+    return sorted(after - before)
+
+
+def test_joining_after_a_failure() -> None:
+    assert run_ranks(nothing_left, 2) == [[], []]
