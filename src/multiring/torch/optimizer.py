@@ -1,6 +1,5 @@
 """DistributedOptimizer: an optimizer whose gradients are those of all ranks."""
 
-import copyreg
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -69,7 +68,7 @@ class _Distributed(torch.optim.Optimizer):
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
         """A copy is a plain optimizer: two cannot share one gradient."""
-        return copyreg.__newobj__, (self._plain,), self.__getstate__()  # type: ignore[attr-defined] # absent in typeshed
+        return _plain_copy, (self._plain,), self.__getstate__()
 
 
 def DistributedOptimizer(  # noqa: N802 -- Horovod's name
@@ -122,6 +121,10 @@ def DistributedOptimizer(  # noqa: N802 -- Horovod's name
         optimizer.__class__ = cast("type[Optimizer]", type(kind.__name__, (_Distributed, kind), members))
     vars(optimizer).update(_options=options, _named=named, _sharing=sharing)
     return optimizer
+
+
+def _plain_copy(kind: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    return kind.__new__(kind)
 
 
 def _before_step(optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:

@@ -1,0 +1,329 @@
+"""What is in `.grad`, and when: each case compares with plain backwards of all ranks' losses."""
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from tests.frameworks.plain import backward, gradients, join, loss_of, mean_gradients, network
+from tests.frameworks.sharing import BOUNDS, expect, sgd
+from tests.wire.ranks import Here, run_ranks
+from torch import Tensor, nn
+
+import multiring
+import multiring.torch as mt
+
+
+@pytest.mark.parametrize("engine", ["shm", "tcp"])
+@pytest.mark.parametrize("bucket_bytes", [1, 700, 25 << 20])
+def test_backward_leaves_average(bucket_bytes: int, engine: str) -> None:
+    run_ranks(leave_average, 3, bucket_bytes, engine=engine)
+
+
+def leave_average(here: Here, bucket_bytes: int) -> None:
+    join(here)
+    model = network()
+    optimizer = sgd(model, bucket_bytes=bucket_bytes)
+    for set_to_none in (True, False, True):
+        backward(loss_of(model, here.rank))
+        expect(model, [0, 1, 2])
+        places = [each.grad.data_ptr() for each in model.parameters() if each.grad is not None]
+        optimizer.synchronize()
+        expect(model, [0, 1, 2])
+        optimizer.zero_grad(set_to_none=set_to_none)
+        backward(loss_of(model, here.rank + 10))
+        expect(model, [10, 11, 12])
+        # In the arena both times: autograd's own tensors are not kept, and not reduced.
+        assert places == [each.grad.data_ptr() for each in model.parameters() if each.grad is not None]
+        assert all(place % 64 == 0 for place in places)
+        model.zero_grad(set_to_none=not set_to_none)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_types(dtype: torch.dtype) -> None:
+    run_ranks(leave_average_of, 2, dtype)
+
+
+def leave_average_of(here: Here, dtype: torch.dtype) -> None:
+    join(here)
+    model = network(dtype)
+    sgd(model)
+    backward(loss_of(model, here.rank))
+    expect(model, [0, 1], lambda: network(dtype))
+
+
+def test_types_in_one_model() -> None:
+    run_ranks(leave_average_of_mixed_types, 2)
+
+
+def mixed() -> nn.Module:
+    model = network(torch.float32)
+    model[5].to(torch.float64)
+    model[0].to(torch.bfloat16)
+    return model
+
+
+def mixed_loss(model: nn.Module, seed: int) -> Tensor:
+    value = torch.randn(2, 1, 4, 4, generator=torch.Generator().manual_seed(seed))
+    for layer in model.children():
+        value = layer(value.to(next((each.dtype for each in layer.parameters()), value.dtype)))
+    return value.square().mean()
+
+
+def leave_average_of_mixed_types(here: Here) -> None:
+    join(here)
+    model = mixed()
+    sgd(model, bucket_bytes=64)
+    backward(mixed_loss(model, here.rank))
+    wanted = mean_gradients(mixed, [lambda model, seed=seed: mixed_loss(model, seed) for seed in range(2)])  # type: ignore[misc]
+    for parameter, mean in zip(model.parameters(), wanted, strict=True):
+        assert parameter.grad is not None
+        assert parameter.grad.dtype == parameter.dtype
+        assert torch.allclose(parameter.grad, mean, rtol=BOUNDS[parameter.dtype], atol=1e-4)
+
+
+def test_strides_are_the_parameters() -> None:
+    run_ranks(leave_average_with_strides, 2)
+
+
+def leave_average_with_strides(here: Here) -> None:
+    join(here)
+    model = network().to(memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's own
+    transposed = nn.Linear(3, 5, dtype=torch.float64)
+    transposed.weight = nn.Parameter(torch.ones(3, 5, dtype=torch.float64).t())
+    model.append(transposed)
+    sgd(model)
+    for _ in range(2):
+        backward(loss_of(model[:-1], here.rank) + transposed(torch.full((3,), float(here.rank)).double()).sum())
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            assert parameter.grad.stride() == parameter.stride()
+        expect(model[:-1], [0, 1])
+        assert transposed.weight.grad is not None
+        assert transposed.weight.grad.eq(0.5).all()
+        model.zero_grad(set_to_none=False)
+
+
+# ---- several backwards, or fewer ----
+
+
+def test_backwards_add_up() -> None:
+    run_ranks(add_up, 2)
+
+
+def add_up(here: Here) -> None:
+    join(here)
+    for op, scale in (("average", 1.0), ("sum", 2.0)):
+        model = network()
+        optimizer = sgd(model, op=op, backward_passes_per_step=3)
+        for set_to_none in (True, False):
+            for step in range(2):
+                backward(loss_of(model, here.rank + 10 * step))
+                own = gradients(model)
+            if set_to_none:  # the third one reduces; with a step the two before would do
+                assert all(torch.equal(one, other) for one, other in zip(own, gradients(model), strict=True))  # type: ignore[arg-type]
+                backward(loss_of(model, here.rank + 20))
+                expect(model, [0, 1, 10, 11, 20, 21], scale=3 * scale)
+            else:
+                optimizer.synchronize()
+                expect(model, [0, 1, 10, 11], scale=2 * scale)
+            optimizer.zero_grad(set_to_none=set_to_none)
+
+
+def test_two_backwards_that_reduce_each() -> None:
+    run_ranks(reduce_twice, 3)
+
+
+def reduce_twice(here: Here) -> None:
+    join(here)
+    model = network()
+    sgd(model, bucket_bytes=256)
+    backward(loss_of(model, here.rank))
+    backward(loss_of(model, here.rank + 10))
+    expect(model, [0, 1, 2, 10, 11, 12], scale=2.0)
+
+
+def test_rank_without_samples_gets_the_others_gradients() -> None:
+    run_ranks(step_without_backward, 3)
+
+
+def step_without_backward(here: Here) -> None:
+    join(here)
+    model = network()
+    optimizer = sgd(model, op="sum")
+    for step in range(3):
+        if here.rank != step:
+            backward(loss_of(model, here.rank))
+        optimizer.synchronize()
+        expect(model, [rank for rank in range(3) if rank != step], scale=2.0)
+        optimizer.zero_grad()
+
+
+def test_step_reduces_what_a_backward_did_not() -> None:
+    digests = run_ranks(step_after_gradients_by_hand, 2)
+    assert digests[0] == digests[1] == -0.15
+
+
+def step_after_gradients_by_hand(here: Here) -> float:
+    join(here)
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    optimizer = sgd(model)
+    model.weight.grad = torch.full((1, 1), 1.0 + here.rank)
+    optimizer.step()
+    return round(model.weight.item(), 6)
+
+
+class Branches(nn.Module):
+    """Layers, of which a backward uses some, in some order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.layers = nn.ModuleList(nn.Linear(2, 1, dtype=torch.float64) for _ in range(4))
+
+    def slopes(self) -> list[float | None]:
+        """Return one element of each layer's gradient."""
+        gradients = [layer.get_parameter("weight").grad for layer in self.layers]
+        return [None if each is None else each[0, 0].item() for each in gradients]
+
+    def forward(self, use: list[int], value: float) -> Tensor:
+        at = torch.full((2,), value, dtype=torch.float64)
+        return torch.stack([self.layers[layer](at).sum() for layer in use]).sum()
+
+
+def test_parameters_without_a_gradient() -> None:
+    run_ranks(use_some, 2)
+
+
+def use_some(here: Here) -> None:
+    join(here)
+    for op, divisor in (("average", 2.0), ("sum", 1.0)):
+        for bucket_bytes in (1, 100, 1 << 20):
+            model = Branches()
+            optimizer = sgd(model, op=op, bucket_bytes=bucket_bytes)
+            for set_to_none in (True, True):
+                backward(model([[0, 1], [2, 1]][here.rank], 1.0 + here.rank))
+                # Layer 0 by rank 0, 1 by both, 2 by rank 1, 3 by none: as one process would have it.
+                assert model.slopes() == [1 / divisor, 3 / divisor, 2 / divisor, None]
+                optimizer.zero_grad(set_to_none=set_to_none)
+            for each in model.parameters():
+                each.grad = None if here.rank else torch.zeros_like(each)
+            backward(model([0], 1.0))
+            assert all(each.grad is not None for each in model.parameters())
+
+
+def test_order_of_gradients_may_differ() -> None:
+    run_ranks(arrive_in_any_order, 3)
+
+
+def arrive_in_any_order(here: Here) -> None:
+    join(here)
+    model = Branches()
+    optimizer = sgd(model, bucket_bytes=1)
+    for step in range(4):
+        order = [(layer * 3 + here.rank + step) % 4 for layer in range(4)]
+        backward(model(order, 1.0 + here.rank))
+        assert model.slopes() == [2.0] * 4
+        optimizer.zero_grad(set_to_none=bool(step % 2))
+
+
+def test_two_optimizers_do_not_mix() -> None:
+    run_ranks(train_two_models, 2)
+
+
+def train_two_models(here: Here) -> None:
+    group = join(here)
+    first, second = network(seed=1), network(seed=2)
+    optimizers = sgd(first, bucket_bytes=300), sgd(second, bucket_bytes=300)
+    for step in range(3):
+        losses = [loss_of(first[: 7 + step % 2], here.rank), loss_of(second, here.rank + 5)]
+        # One backward for both, its halves in another order on each rank; parameters without a gradient at its end.
+        backward(losses[here.rank] + losses[1 - here.rank])
+        value = torch.ones(3)
+        assert mt.allreduce(value, op="sum").tolist() == [2.0] * 3
+        expect(second, [5, 6], lambda: network(seed=2))
+        if step % 2:
+            expect(first, [0, 1], lambda: network(seed=1))
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+    group.barrier()
+
+
+# ---- while backward runs ----
+
+
+class Stamp(torch.autograd.Function):
+    """Notes when backward comes by, after giving the ranks time to reduce what is there already."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, times: list[float]) -> Tensor:
+        ctx.times = times
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        time.sleep(0.1)
+        ctx.times.append(time.monotonic())
+        return gradients[0], None
+
+
+def test_buckets_are_reduced_while_backward_runs() -> None:
+    for early, late in run_ranks(note_times, 2):
+        assert early == [True, True]
+        assert late == [True, True]
+
+
+def note_times(here: Here) -> tuple[list[bool], list[bool]]:
+    join(here)
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    model = nn.Sequential(first, second)
+    sgd(model, bucket_bytes=100)
+    multiring.take_events()
+    times: list[float] = []
+    backward(second(Stamp.apply(first(torch.ones(2, 4)), times)).sum())  # type: ignore[no-untyped-call]
+    operations = [each for each in multiring.take_events() if each.kind == "operation" and each.name == "all_reduce"]
+    operations.sort(key=lambda each: each.operation)
+    assert len(operations) == 4
+    # The second layer's bias and weight have been reduced before backward reaches the first layer.
+    return [each.end_s < times[0] for each in operations[:2]], [each.start_s > times[0] for each in operations[2:]]
+
+
+def test_one_rank_is_left_alone() -> None:
+    run_ranks(train_alone, 1)
+
+
+def train_alone(here: Here) -> None:
+    join(here)
+    model = network()
+    optimizer = sgd(model, op="sum")
+    multiring.take_events()
+    backward(loss_of(model, 0))
+    expect(model, [0])
+    backward(loss_of(model, 1))
+    expect(model, [0, 1], scale=2.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    assert multiring.take_events() == []
+    assert all(not each._post_accumulate_grad_hooks for each in model.parameters())
+
+
+def test_after_shutdown_and_init() -> None:
+    run_ranks(init_again, 2)
+
+
+def init_again(here: Here) -> None:
+    join(here)
+    model = network()
+    optimizer = sgd(model)
+    backward(loss_of(model, here.rank))
+    multiring.shutdown()
+    expect(model, [0, 1])
+    optimizer.zero_grad()
+    with pytest.raises(multiring.errors.StateError):
+        backward(loss_of(model, here.rank))
+    multiring.init()
+    model.zero_grad()
+    mt.DistributedOptimizer(optimizer, model.named_parameters())
+    backward(loss_of(model, here.rank))
+    expect(model, [0, 1])
