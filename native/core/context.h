@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "digest.h"
 #include "operation.h"
 #include "poller.h"
 #include "shm_link.h"
@@ -57,6 +58,15 @@ struct Event {
   int64_t start_ns;   // steady clock
   int64_t agreed_ns;  // operation: when every rank had arrived; 0: never
   int64_t end_ns;
+};
+
+// What a rank says when it hands over its segment; `proof` shows that it knows the job's secret.
+struct Greeting {
+  int32_t rank = -1;
+  uint32_t keep = 0;  // the connection stays, so that its end tells of the other's death
+  Sha256 proof{};
+  uint64_t witness_address = 0;  // a word of the rank's own memory, to try whether it can be read
+  uint64_t witness = 0;
 };
 
 class Context final : public LinkEvents, public Host {
@@ -128,8 +138,9 @@ class Context final : public LinkEvents, public Host {
   void on_handover_ready();
   void on_visitor_ready(int fd);
   void map_from(const PeerAddress& peer, double timeout_s);
-  std::string greeting(int from, int to) const;
-  void adopt_memory(int peer, const Descriptor& memory);
+  Sha256 proof_of(int from, int to) const;
+  Greeting greeting_to(int peer) const;
+  void adopt_memory(const Descriptor& memory, const Greeting& theirs, int pid);
   void watch(int peer, Descriptor socket);
   void on_watch_ready(int peer);
 
@@ -142,6 +153,7 @@ class Context final : public LinkEvents, public Host {
 
   const ContextConfig config_;
   std::string handover_name_;
+  uint64_t witness_ = 0;  // random; peers read it to learn whether they can read this process
   std::shared_ptr<Segment> segment_;
   std::unique_ptr<Bell> bell_;
   Poller poller_;

@@ -212,6 +212,8 @@ bool Operation::step(const Move& move) {
 bool Operation::receive(const Move& move) {
   const StreamKey key{spec_.key, move.channel};
   const uint64_t element = size_of(spec_.program->dtype);
+  std::byte* target = address(move.target_space, move.target_offset) + progress_;
+  bool own = false;
   uint64_t ready = std::min(kQuantum, move.size - progress_);
   const void* sources[256];
   std::vector<const void*> many;
@@ -223,19 +225,24 @@ bool Operation::receive(const Move& move) {
   for (size_t i = 0; i < move.peers.size(); ++i) {
     if (move.peers[i] == host_.rank()) {
       source[i] = address(move.source_space, move.source_offset) + progress_;
+      own = true;
       continue;
     }
-    InStream& stream = host_.link(move.peers[i]).in(key);
-    if (stream.pieces.empty()) return false;
-    source[i] = stream.pieces.front().data;
-    ready = std::min<uint64_t>(ready, stream.pieces.front().size);
+    Link& link = host_.link(move.peers[i]);
+    if (move.kind == MoveKind::copy) {
+      ready = link.copy(link.in(key), target, ready);
+      continue;
+    }
+    const auto bytes = link.peek(link.in(key), ready);
+    source[i] = bytes.data();
+    ready = bytes.size();
+    if (ready == 0) return false;
   }
+  const Program& program = *spec_.program;
   ready -= ready % element;
   if (ready == 0) return false;
-  std::byte* target = address(move.target_space, move.target_offset) + progress_;
-  const Program& program = *spec_.program;
   if (move.kind == MoveKind::copy) {
-    if (target != source[0]) std::memcpy(target, source[0], ready);
+    if (own) std::memcpy(target, source[0], ready);
   } else {
     combine(program.dtype, program.op, target, source, static_cast<int>(move.peers.size()), ready / element,
             move.last ? program.divisor : 1);
