@@ -313,6 +313,16 @@ std::map<int, Loss> Context::losses() {
   return losses_;
 }
 
+std::vector<int> Context::read_by() {
+  const Lock lock(mutex_);
+  receive_local();
+  std::vector<int> ranks;
+  for (const ShmLink* link : local_links_) {
+    if (link != nullptr && link->is_read_by_peer()) ranks.push_back(link->peer());
+  }
+  return ranks;
+}
+
 // ---- frames and losses ---------------------------------------------------------------------
 
 void Context::on_frame(int peer, const Frame& frame) {

@@ -33,6 +33,8 @@ struct ContextConfig {
   double stall_warn_s = 60;
   double stall_timeout_s = 1800;
   bool log_moves = false;
+  bool lower = true;         // false: every program runs move by move
+  bool read_peers = true;    // false: ordinary memory goes through staging slots, as where the kernel forbids reading
 };
 
 // Where a rank can be met.
@@ -94,6 +96,7 @@ class Context final : public LinkEvents, public Host {
   std::vector<Event> take_events();
   uint64_t dropped_events();
   std::map<int, Loss> losses();
+  std::vector<int> read_by();  // ranks of this host that can read this rank's ordinary memory
   std::shared_ptr<Segment> own_segment() const { return segment_; }
 
   // How long a blocked caller spins before it sleeps; 0, as at the start: not at all.
@@ -108,6 +111,7 @@ class Context final : public LinkEvents, public Host {
   Segment& segment() override { return *segment_; }
   int rank() const override { return config_.rank; }
   bool logs_moves() const override { return config_.log_moves; }
+  bool lowers() const override { return config_.lower; }
   // LinkEvents
   void on_frame(int peer, const Frame& frame) override;
   bool expects(const OperationKey& key) const override { return running_.contains(key); }

@@ -268,7 +268,7 @@ void Context::adopt_memory(const Descriptor& memory, const Greeting& theirs, int
       .own_index = local_index_,
       .their_index = static_cast<uint32_t>(at - local_ranks_.begin()),
       .their_bell = addresses_.at(peer).handover + "-bell",
-      .their_pid = pid,
+      .their_pid = config_.read_peers ? pid : 0,
       .their_witness = theirs.witness_address,
       .their_witness_value = theirs.witness,
   };

@@ -80,6 +80,8 @@ class Link {
   void offer(const StreamKey& key, const std::byte* data, size_t size);
 
   virtual void send(const Frame& frame) = 0;
+  // `size` bytes at `offset` of the peer's segment; null: none of it can be reached from here.
+  virtual std::byte* reach(uint64_t, uint64_t) const { return nullptr; }
   // The stream's next bytes, at most `most`, readable in place until consumed; empty: nothing has arrived.
   virtual std::span<const std::byte> peek(InStream& stream, size_t most);
   // Copies at most `most` of the stream's next bytes to `target`; returns how many. They still are to be consumed.

@@ -85,6 +85,11 @@ void ShmLink::send(const Frame& frame) {
   if (!backlog_.empty() || !push(frame)) backlog_.push_back(frame);
 }
 
+std::byte* ShmLink::reach(uint64_t offset, uint64_t size) const {
+  const size_t room = ends_.theirs->bytes();
+  return offset <= room && size <= room - offset ? ends_.theirs->base() + offset : nullptr;
+}
+
 bool ShmLink::stage(const StreamKey& key, OutStream& stream) {
   bool moved = false;
   while (!stream.pending.empty()) {
@@ -152,9 +157,10 @@ bool ShmLink::receive() {
     } else if (frame.kind == FrameKind::reads) {
       is_read_ = true;
     } else if (frame.kind == FrameKind::data) {
-      const size_t room = ends_.theirs->bytes();
       const bool foreign = frame.slot == kForeign;
-      if (!foreign && (frame.offset > room || frame.length > room - frame.offset)) {
+      const std::byte* data =
+          foreign ? reinterpret_cast<const std::byte*>(frame.offset) : reach(frame.offset, frame.length);
+      if (data == nullptr) {
         events_.on_loss(peer_, LossKind::died, "it offered bytes outside its segment");
         return true;
       }
@@ -163,8 +169,7 @@ bool ShmLink::receive() {
         continue;
       }
       in({frame.key(), frame.channel})
-          .pieces.push_back({foreign ? reinterpret_cast<const std::byte*>(frame.offset) : ends_.theirs->base() + frame.offset,
-                             frame.length, frame.length, frame.slot, nullptr});
+          .pieces.push_back({data, frame.length, frame.length, frame.slot, nullptr});
     } else {
       events_.on_frame(peer_, frame);
     }
@@ -182,6 +187,10 @@ std::span<const std::byte> ShmLink::peek(InStream& stream, size_t most) {
   if (stream.pieces.empty() || stream.pieces.front().slot != kForeign) return Link::peek(stream, most);
   const auto& piece = stream.pieces.front();
   if (stream.fetched_size == 0) {
+    if (!stream.fetched && !spare_.empty()) {  // fresh memory would cost a page fault every 4 KiB
+      stream.fetched = std::move(spare_.back());
+      spare_.pop_back();
+    }
     if (!stream.fetched) stream.fetched = std::make_unique_for_overwrite<std::byte[]>(kFetchBytes);
     const size_t size = std::min({piece.size, most, kFetchBytes});
     if (!fetch(piece.data, stream.fetched.get(), size)) return {};
@@ -219,6 +228,7 @@ void ShmLink::give_back(const OperationKey& key, uint16_t channel, uint32_t slot
 void ShmLink::close(const OperationKey& key) {
   // Slots of pieces that were never consumed go back to their owner, or they would be lost to it.
   for (auto at = in_.lower_bound({key, 0}); at != in_.end() && at->first.operation == key; ++at) {
+    if (at->second.fetched) spare_.push_back(std::move(at->second.fetched));
     for (const auto& piece : at->second.pieces) {
       if (piece.slot < kSlots) give_back(key, at->first.channel, piece.slot, piece.whole);
     }

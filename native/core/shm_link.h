@@ -42,6 +42,7 @@ class ShmLink final : public Link {
   ~ShmLink() override;
 
   void send(const Frame& frame) override;
+  std::byte* reach(uint64_t offset, uint64_t size) const override;
   std::span<const std::byte> peek(InStream& stream, size_t most) override;
   size_t copy(InStream& stream, std::byte* target, size_t most) override;
   void consume(const StreamKey& key, InStream& stream, size_t size) override;
@@ -51,13 +52,12 @@ class ShmLink final : public Link {
 
   bool receive();  // takes every frame out of the peer's ring; true if there was one
   uint32_t their_index() const { return ends_.their_index; }
-  const Mapping& their_memory() const { return *ends_.theirs; }
   bool is_read_by_peer() const { return is_read_; }
 
  private:
   static constexpr size_t kSlotBytes = 128 * 1024;
   static constexpr uint32_t kSlots = 8;
-  static constexpr size_t kFetchBytes = 128 * 1024;  // small enough to stay in cache until it is combined
+  static constexpr size_t kFetchBytes = 512 * 1024;  // small enough to stay in cache until it is combined
 
   bool push(const Frame& frame);
   bool stage(const StreamKey& key, OutStream& stream);
@@ -69,6 +69,7 @@ class ShmLink final : public Link {
   const Bell& bell_;
   Ends ends_;
   std::deque<Frame> backlog_;  // frames that found the ring full
+  std::vector<std::unique_ptr<std::byte[]>> spare_;  // buffers for foreign bytes, of streams that have ended
   bool is_read_ = false;  // the peer has said that it can read this rank's own memory
   std::byte* staging_ = nullptr;
   std::vector<uint32_t> free_slots_;
