@@ -82,12 +82,13 @@ void bind_context(nb::module_& m) {
       .def(
           "__init__",
           [](Context* self, int rank, int size, const nb::bytes& job, const nb::bytes& secret, size_t segment_bytes,
-             double stall_warn_s, double stall_timeout_s, bool log_moves) {
+             double stall_warn_s, double stall_timeout_s, bool log_moves, bool lower, bool read_peers) {
             new (self) Context(ContextConfig{rank, size, {job.c_str(), job.size()}, {secret.c_str(), secret.size()},
-                                             segment_bytes, stall_warn_s, stall_timeout_s, log_moves});
+                                             segment_bytes, stall_warn_s, stall_timeout_s, log_moves, lower, read_peers});
           },
           nb::arg("rank"), nb::arg("size"), nb::arg("job"), nb::arg("secret"), nb::arg("segment_bytes"),
-          nb::arg("stall_warn_s"), nb::arg("stall_timeout_s"), nb::arg("log_moves"))
+          nb::arg("stall_warn_s"), nb::arg("stall_timeout_s"), nb::arg("log_moves"), nb::arg("lower"),
+          nb::arg("read_peers"))
       .def_prop_ro("handover_name", &Context::handover_name)
       .def("listen", &Context::listen, nb::arg("host"), nb::arg("first_port"), nb::arg("last_port"),
            "Listen at a numeric address on the first free port; returns the port.")
@@ -104,6 +105,8 @@ void bind_context(nb::module_& m) {
       .def("has_ended", &Context::has_ended, nb::arg("operation"), nb::call_guard<nb::gil_scoped_release>())
       .def("stalled_on", &Context::stalled_on, nb::arg("operation"), nb::call_guard<nb::gil_scoped_release>(),
            "Ranks waited for, and the seconds since anything moved.")
+      .def("read_by", &Context::read_by, nb::call_guard<nb::gil_scoped_release>(),
+           "Ranks of this host that read this rank's ordinary memory in place.")
       .def("losses", [](Context& context) {
             std::map<int, std::tuple<bool, std::string>> out;
             for (const auto& [rank, loss] : context.losses()) out[rank] = {loss.kind == LossKind::died, loss.why};

@@ -30,12 +30,13 @@ std::shared_ptr<Program> make_program(Column<uint8_t> kind, Column<uint8_t> last
                                       Column<uint8_t> source_space, Column<int64_t> source_offset,
                                       Column<uint8_t> target_space, Column<int64_t> target_offset,
                                       Column<int64_t> size, Column<int32_t> peer_start, Column<int32_t> peers,
-                                      uint64_t scratch_bytes, DType dtype, ReduceOp op, uint64_t divisor) {
+                                      uint64_t scratch_bytes, DType dtype, ReduceOp op, uint64_t divisor, Lowering lowering) {
   auto program = std::make_shared<Program>();
   program->scratch_bytes = scratch_bytes;
   program->dtype = dtype;
   program->op = op;
   program->divisor = divisor;
+  program->lowering = lowering;
   program->moves.resize(kind.shape(0));
   for (size_t i = 0; i < kind.shape(0); ++i) {
     Move& move = program->moves[i];
@@ -55,11 +56,12 @@ std::shared_ptr<Program> make_program(Column<uint8_t> kind, Column<uint8_t> last
 }  // namespace
 
 void bind_operations(nb::module_& m) {
+  nb::enum_<Lowering>(m, "Lowering").value("NONE", Lowering::none).value("SLICE", Lowering::slice);
   nb::class_<Program>(m, "Program").def_prop_ro("scratch_bytes", [](const Program& p) { return p.scratch_bytes; });
   m.def("make_program", &make_program, nb::arg("kind"), nb::arg("last"), nb::arg("channel"), nb::arg("source_space"),
         nb::arg("source_offset"), nb::arg("target_space"), nb::arg("target_offset"), nb::arg("size"),
         nb::arg("peer_start"), nb::arg("peers"), nb::arg("scratch_bytes"), nb::arg("dtype"), nb::arg("op"),
-        nb::arg("divisor"), "One rank's moves with offsets and sizes in bytes and peers as world ranks.");
+        nb::arg("divisor"), nb::arg("lowering"), "One rank's moves with offsets and sizes in bytes and peers as world ranks.");
   nb::class_<Rounds>(m, "Rounds").def(
       "__init__",
       [](Rounds* self, const std::vector<std::pair<int, int>>& pairs) {
@@ -72,13 +74,14 @@ void bind_operations(nb::module_& m) {
       .def(
           "__init__",
           [](OperationSpec* self, std::pair<uint64_t, uint64_t> key, std::vector<int> members, const Rounds& rounds,
-             const nb::bytes& digest, std::string description, std::shared_ptr<Program> program, uintptr_t input,
+             bool at_once, const nb::bytes& digest, std::string description, std::shared_ptr<Program> program, uintptr_t input,
              uintptr_t output, uint64_t user_bytes, uint32_t name) {
             if (digest.size() != 16) throw Fault(FaultKind::argument, "a digest has 16 bytes");
             new (self) OperationSpec();
             self->key = {key.first, key.second};
             self->members = std::move(members);
             self->rounds = rounds.list;
+            self->at_once = at_once;
             std::copy_n(reinterpret_cast<const uint8_t*>(digest.c_str()), 16, self->digest.begin());
             self->description = std::move(description);
             self->program = std::move(program);
@@ -86,7 +89,7 @@ void bind_operations(nb::module_& m) {
             self->user_bytes = user_bytes;
             self->name = name;
           },
-          nb::arg("key"), nb::arg("members"), nb::arg("rounds"), nb::arg("digest"), nb::arg("description"),
+          nb::arg("key"), nb::arg("members"), nb::arg("rounds"), nb::arg("at_once"), nb::arg("digest"), nb::arg("description"),
           nb::arg("program").none(), nb::arg("input"), nb::arg("output"), nb::arg("user_bytes"), nb::arg("name"));
   // Read only once the operation has ended: until then another thread changes it.
   nb::class_<Operation>(m, "Operation")
@@ -94,8 +97,8 @@ void bind_operations(nb::module_& m) {
       .def_prop_ro("fault_text", &Operation::fault_text)
       .def_prop_ro("descriptions", &Operation::descriptions)
       .def_prop_ro("log", [](const Operation& operation) {
-        std::vector<std::tuple<uint32_t, uint64_t>> entries;
-        for (const auto& entry : operation.log()) entries.emplace_back(entry.index, entry.bytes);
+        std::vector<std::tuple<Lowering, uint32_t, uint64_t>> entries;
+        for (const auto& entry : operation.log()) entries.emplace_back(entry.lowering, entry.index, entry.bytes);
         return entries;
       });
 }

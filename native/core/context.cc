@@ -56,6 +56,8 @@ const char* verb(LossKind kind) { return kind == LossKind::died ? "died" : "left
 
 Context::Context(ContextConfig config)
     : config_(std::move(config)), handover_name_(random_name()), links_(static_cast<size_t>(config_.size)) {
+  const auto nonce = random_nonce();
+  std::memcpy(&witness_, nonce.data(), sizeof witness_);
   segment_ = std::make_shared<Segment>(config_.segment_bytes);
   bell_ = std::make_unique<Bell>(handover_name_ + "-bell");
   poller_.add(bell_->fd(), EPOLLIN, [this](uint32_t) { bell_->silence(); });
@@ -309,6 +311,16 @@ uint64_t Context::dropped_events() {
 std::map<int, Loss> Context::losses() {
   const Lock lock(mutex_);
   return losses_;
+}
+
+std::vector<int> Context::read_by() {
+  const Lock lock(mutex_);
+  receive_local();
+  std::vector<int> ranks;
+  for (const ShmLink* link : local_links_) {
+    if (link != nullptr && link->is_read_by_peer()) ranks.push_back(link->peer());
+  }
+  return ranks;
 }
 
 // ---- frames and losses ---------------------------------------------------------------------

@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "digest.h"
 #include "operation.h"
 #include "poller.h"
 #include "shm_link.h"
@@ -32,6 +33,8 @@ struct ContextConfig {
   double stall_warn_s = 60;
   double stall_timeout_s = 1800;
   bool log_moves = false;
+  bool lower = true;         // false: every program runs move by move
+  bool read_peers = true;    // false: ordinary memory goes through staging slots, as where the kernel forbids reading
 };
 
 // Where a rank can be met.
@@ -59,6 +62,15 @@ struct Event {
   int64_t end_ns;
 };
 
+// What a rank says when it hands over its segment; `proof` shows that it knows the job's secret.
+struct Greeting {
+  int32_t rank = -1;
+  uint32_t keep = 0;  // the connection stays, so that its end tells of the other's death
+  Sha256 proof{};
+  uint64_t witness_address = 0;  // a word of the rank's own memory, to try whether it can be read
+  uint64_t witness = 0;
+};
+
 class Context final : public LinkEvents, public Host {
  public:
   explicit Context(ContextConfig config);
@@ -84,6 +96,7 @@ class Context final : public LinkEvents, public Host {
   std::vector<Event> take_events();
   uint64_t dropped_events();
   std::map<int, Loss> losses();
+  std::vector<int> read_by();  // ranks of this host that can read this rank's ordinary memory
   std::shared_ptr<Segment> own_segment() const { return segment_; }
 
   // How long a blocked caller spins before it sleeps; 0, as at the start: not at all.
@@ -98,6 +111,7 @@ class Context final : public LinkEvents, public Host {
   Segment& segment() override { return *segment_; }
   int rank() const override { return config_.rank; }
   bool logs_moves() const override { return config_.log_moves; }
+  bool lowers() const override { return config_.lower; }
   // LinkEvents
   void on_frame(int peer, const Frame& frame) override;
   bool expects(const OperationKey& key) const override { return running_.contains(key); }
@@ -128,8 +142,9 @@ class Context final : public LinkEvents, public Host {
   void on_handover_ready();
   void on_visitor_ready(int fd);
   void map_from(const PeerAddress& peer, double timeout_s);
-  std::string greeting(int from, int to) const;
-  void adopt_memory(int peer, const Descriptor& memory);
+  Sha256 proof_of(int from, int to) const;
+  Greeting greeting_to(int peer) const;
+  void adopt_memory(const Descriptor& memory, const Greeting& theirs, int pid);
   void watch(int peer, Descriptor socket);
   void on_watch_ready(int peer);
 
@@ -142,6 +157,7 @@ class Context final : public LinkEvents, public Host {
 
   const ContextConfig config_;
   std::string handover_name_;
+  uint64_t witness_ = 0;  // random; peers read it to learn whether they can read this process
   std::shared_ptr<Segment> segment_;
   std::unique_ptr<Bell> bell_;
   Poller poller_;

@@ -24,13 +24,6 @@ constexpr size_t kMostStrangers = 64;
 constexpr auto kStrangerPatience = std::chrono::seconds(5);
 constexpr double kCallTimeout_s = 30;
 
-// What a rank says when it hands over its segment; `proof` shows that it knows the job's secret.
-struct Greeting {
-  int32_t rank = -1;
-  uint32_t keep = 0;  // the connection stays, so that its end tells of the other's death
-  Sha256 proof{};
-};
-
 bool send_with_memory(int socket, const Greeting& greeting, int memory) {
   iovec part{const_cast<Greeting*>(&greeting), sizeof greeting};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
@@ -67,18 +60,27 @@ bool receive_with_memory(int socket, Greeting& greeting, Descriptor& memory) {
   return got == sizeof greeting && memory.valid();
 }
 
-bool same_user(int socket) {
+ucred credentials_of(int socket) {
   ucred credentials{};
   socklen_t length = sizeof credentials;
-  return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0 && credentials.uid == ::geteuid();
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) credentials.uid = static_cast<uid_t>(-1);
+  return credentials;
 }
+
+bool same_user(int socket) { return credentials_of(socket).uid == ::geteuid(); }
 
 }  // namespace
 
-std::string Context::greeting(int from, int to) const {
-  const Sha256 proof = hmac_sha256(
-      config_.secret, "handover|" + config_.job + "|" + std::to_string(from) + "|" + std::to_string(to));
-  return {reinterpret_cast<const char*>(proof.data()), proof.size()};
+Sha256 Context::proof_of(int from, int to) const {
+  return hmac_sha256(config_.secret,
+                     "handover|" + config_.job + "|" + std::to_string(from) + "|" + std::to_string(to));
+}
+
+Greeting Context::greeting_to(int peer) const {
+  return {.rank = config_.rank,
+          .proof = proof_of(config_.rank, peer),
+          .witness_address = reinterpret_cast<uint64_t>(&witness_),
+          .witness = witness_};
 }
 
 void Context::open_handover() {
@@ -210,20 +212,18 @@ void Context::map_from(const PeerAddress& peer, double timeout_s) {
   if (!same_user(socket.get())) {
     throw Fault(FaultKind::rendezvous, whom + " runs as another user; all ranks of a host must be one user's");
   }
-  Greeting mine{.rank = config_.rank, .keep = neighbours_.contains(peer.rank) ? 1U : 0U};
-  std::memcpy(mine.proof.data(), greeting(config_.rank, peer.rank).data(), mine.proof.size());
+  Greeting mine = greeting_to(peer.rank);
+  mine.keep = neighbours_.contains(peer.rank) ? 1U : 0U;
   Greeting theirs;
   Descriptor memory;
   if (!send_with_memory(socket.get(), mine, segment_->fd()) || !receive_with_memory(socket.get(), theirs, memory)) {
     throw_errno(FaultKind::rendezvous, "exchanging memory with " + whom);
   }
-  Sha256 want{};
-  std::memcpy(want.data(), greeting(peer.rank, config_.rank).data(), want.size());
-  if (theirs.rank != peer.rank || !equal_in_constant_time(theirs.proof, want)) {
+  if (theirs.rank != peer.rank || !equal_in_constant_time(theirs.proof, proof_of(peer.rank, config_.rank))) {
     throw Fault(FaultKind::rendezvous, whom + " has another secret");
   }
   const Lock lock(mutex_);
-  adopt_memory(peer.rank, memory);
+  adopt_memory(memory, theirs, credentials_of(socket.get()).pid);
   if (mine.keep != 0) watch(peer.rank, std::move(socket));
 }
 
@@ -247,17 +247,16 @@ void Context::on_visitor_ready(int fd) {
   if (!receive_with_memory(socket.get(), theirs, memory)) return;
   const bool local = std::find(local_ranks_.begin(), local_ranks_.end(), theirs.rank) != local_ranks_.end();
   if (!local || theirs.rank >= config_.rank || links_[static_cast<size_t>(theirs.rank)] != nullptr) return;
-  Sha256 want{};
-  std::memcpy(want.data(), greeting(theirs.rank, config_.rank).data(), want.size());
-  if (!equal_in_constant_time(theirs.proof, want)) return;
-  Greeting mine{.rank = config_.rank, .keep = theirs.keep};
-  std::memcpy(mine.proof.data(), greeting(config_.rank, theirs.rank).data(), mine.proof.size());
-  adopt_memory(theirs.rank, memory);
+  if (!equal_in_constant_time(theirs.proof, proof_of(theirs.rank, config_.rank))) return;
+  Greeting mine = greeting_to(theirs.rank);
+  mine.keep = theirs.keep;
+  adopt_memory(memory, theirs, credentials_of(socket.get()).pid);
   if (send_with_memory(socket.get(), mine, segment_->fd()) && theirs.keep != 0) watch(theirs.rank, std::move(socket));
   changed_.notify_all();
 }
 
-void Context::adopt_memory(int peer, const Descriptor& memory) {
+void Context::adopt_memory(const Descriptor& memory, const Greeting& theirs, int pid) {
+  const int peer = theirs.rank;
   struct stat status {};
   if (::fstat(memory.get(), &status) != 0 || static_cast<size_t>(status.st_size) <= Mapping::kHeapStart) {
     throw Fault(FaultKind::rendezvous, "rank " + std::to_string(peer) + " handed over something that is no segment");
@@ -269,6 +268,9 @@ void Context::adopt_memory(int peer, const Descriptor& memory) {
       .own_index = local_index_,
       .their_index = static_cast<uint32_t>(at - local_ranks_.begin()),
       .their_bell = addresses_.at(peer).handover + "-bell",
+      .their_pid = config_.read_peers ? pid : 0,
+      .their_witness = theirs.witness_address,
+      .their_witness_value = theirs.witness,
   };
   auto link = std::make_unique<ShmLink>(peer, *this, *bell_, std::move(ends));
   local_links_[link->their_index()] = link.get();

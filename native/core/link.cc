@@ -1,5 +1,8 @@
 #include "link.h"
 
+#include <algorithm>
+#include <cstring>
+
 namespace multiring {
 
 OutStream& Link::out(const StreamKey& key) {
@@ -12,6 +15,18 @@ void Link::offer(const StreamKey& key, const std::byte* data, size_t size) {
   OutStream& stream = out(key);
   stream.pending.push_back({data, size});
   stream.offered += size;
+}
+
+std::span<const std::byte> Link::peek(InStream& stream, size_t most) {
+  if (stream.pieces.empty()) return {};
+  const auto& piece = stream.pieces.front();
+  return {piece.data, std::min(piece.size, most)};
+}
+
+size_t Link::copy(InStream& stream, std::byte* target, size_t most) {
+  const auto bytes = peek(stream, most);
+  if (!bytes.empty()) std::memcpy(target, bytes.data(), bytes.size());
+  return bytes.size();
 }
 
 bool Link::drained(const OperationKey& key) const {

@@ -12,6 +12,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "frame.h"
@@ -41,17 +42,21 @@ struct OutStream {
 // Bytes that arrived and are not yet consumed.
 struct InStream {
   struct Piece {
-    const std::byte* data;
+    const std::byte* data;  // here, or in the peer's own memory (kForeign)
     size_t size;
     size_t whole;   // size when it arrived
-    uint32_t slot;  // shm: the sender's staging slot, or kNoSlot
+    uint32_t slot;  // shm: the sender's staging slot, kNoSlot or kForeign
     std::unique_ptr<std::byte[]> owned;  // tcp
   };
   std::deque<Piece> pieces;
+  std::unique_ptr<std::byte[]> fetched;  // the first bytes of a foreign piece
+  const std::byte* fetched_from = nullptr;
+  size_t fetched_size = 0;
   uint64_t ungranted = 0;  // tcp: bytes consumed since the last credit
 };
 
-inline constexpr uint32_t kNoSlot = UINT32_MAX;
+inline constexpr uint32_t kNoSlot = UINT32_MAX;       // bytes in the sender's segment
+inline constexpr uint32_t kForeign = UINT32_MAX - 1;  // bytes at an address of the sender's own memory
 
 // What a link tells the rank it belongs to.
 class LinkEvents {
@@ -75,6 +80,12 @@ class Link {
   void offer(const StreamKey& key, const std::byte* data, size_t size);
 
   virtual void send(const Frame& frame) = 0;
+  // `size` bytes at `offset` of the peer's segment; null: none of it can be reached from here.
+  virtual std::byte* reach(uint64_t, uint64_t) const { return nullptr; }
+  // The stream's next bytes, at most `most`, readable in place until consumed; empty: nothing has arrived.
+  virtual std::span<const std::byte> peek(InStream& stream, size_t most);
+  // Copies at most `most` of the stream's next bytes to `target`; returns how many. They still are to be consumed.
+  virtual size_t copy(InStream& stream, std::byte* target, size_t most);
   virtual void consume(const StreamKey& key, InStream& stream, size_t size) = 0;
   virtual bool pump() = 0;  // hands on what can be handed on without blocking; true if anything was
   bool drained(const OperationKey& key) const;  // every byte offered for the operation was taken

@@ -9,8 +9,10 @@ namespace multiring {
 namespace {
 
 // Bytes one call of drive handles before it lets others have a turn; also keeps sources in cache.
-constexpr uint64_t kQuantum = 256 * 1024;
+constexpr uint64_t kQuantum = 512 * 1024;
 constexpr uint64_t kTurn = 4 * kQuantum;
+constexpr uint8_t kParting = 0x80;          // + round: the sender is done with everybody's buffers
+constexpr uint64_t kSliceBlock = 16 * 1024;  // stays in the first-level cache between combining and writing
 constexpr uint16_t kExplainChannel = 0xff00;  // + round; schedules use channels below
 
 void put_u32(std::string& to, uint32_t value) { to.append(reinterpret_cast<const char*>(&value), sizeof value); }
@@ -75,6 +77,8 @@ bool Operation::drive() {
   while (state_ == State::agreeing && agree()) any = true;
   while (state_ == State::explaining && explain()) any = true;
   if (state_ == State::running) any |= run();
+  if (state_ == State::slicing) any |= slice();
+  if (state_ == State::parting) any |= part();
   if (state_ == State::draining) any |= drain();
   if (any) {
     moved = Clock::now();
@@ -102,6 +106,7 @@ bool Operation::agree() {
       return true;
     }
     state_ = spec_.program ? State::running : State::draining;
+    if (spec_.program && choose_lowering()) return true;
     if (spec_.program && spec_.program->scratch_bytes > 0) {
       scratch_ = host_.segment().allocate(spec_.program->scratch_bytes);
     }
@@ -110,11 +115,8 @@ bool Operation::agree() {
   const Round& round = rounds[round_];
   bool moved_on = false;
   if (!round_sent_) {
-    Frame note{.group = spec_.key.group, .sequence = spec_.key.sequence, .kind = FrameKind::round,
-               .round = static_cast<uint8_t>(round_)};
-    std::copy(spec_.digest.begin(), spec_.digest.end(), note.note.begin());
-    note.note[16] = conflict_ ? 1 : 0;
-    host_.link(round.to).send(note);
+    const size_t until = spec_.at_once ? rounds.size() : round_ + 1;
+    for (size_t i = round_; i < until; ++i) host_.link(rounds[i].to).send(note_of(i));
     round_sent_ = true;
     moved_on = true;
   }
@@ -126,7 +128,82 @@ bool Operation::agree() {
   const auto& note = found->second.note;
   conflict_ |= note[16] != 0 || !std::equal(spec_.digest.begin(), spec_.digest.end(), note.begin());
   ++round_;
-  round_sent_ = false;
+  round_sent_ = spec_.at_once;
+  return true;
+}
+
+Frame Operation::note_of(size_t round) const {
+  Frame note{.group = spec_.key.group, .sequence = spec_.key.sequence, .kind = FrameKind::round,
+             .round = static_cast<uint8_t>(round)};
+  std::copy(spec_.digest.begin(), spec_.digest.end(), note.note.begin());
+  note.note[16] = conflict_ ? 1 : 0;
+  const Mapping& arena = host_.segment().mapping();
+  if (spec_.program && arena.contains(spec_.bases[1], spec_.user_bytes)) {
+    note.offset = static_cast<uint64_t>(spec_.bases[1] - arena.base());  // never 0: there the control page lies
+  }
+  return note;
+}
+
+// Whether all ranks run the program as a lowering: they have all heard the same of each other.
+bool Operation::choose_lowering() {
+  if (!spec_.at_once || spec_.program->lowering != Lowering::slice || !host_.lowers()) return false;
+  const auto is_reduce = [](const Move& move) { return move.kind == MoveKind::reduce; };
+  const auto& moves = spec_.program->moves;
+  const auto found = std::find_if(moves.begin(), moves.end(), is_reduce);
+  if (found == moves.end() || note_of(0).offset == 0) return false;
+  std::map<int, uint64_t> offsets;
+  for (size_t i = 0; i < spec_.rounds->size(); ++i) {
+    offsets[(*spec_.rounds)[i].from] = notes_.at(static_cast<uint8_t>(i)).offset;
+  }
+  for (const int peer : found->peers) {
+    const bool own = peer == host_.rank();
+    std::byte* at = own ? spec_.bases[1] : host_.link(peer).reach(offsets[peer], spec_.user_bytes);
+    if (at == nullptr || (!own && offsets[peer] == 0)) {
+      reached_.clear();
+      return false;
+    }
+    reached_.push_back(at);
+  }
+  sliced_ = &*found;
+  state_ = State::slicing;
+  return true;
+}
+
+bool Operation::slice() {
+  const Program& program = *spec_.program;
+  std::vector<const void*> sources(reached_.size());
+  for (uint64_t budget = kTurn; budget > 0 && progress_ < sliced_->size;) {
+    const uint64_t size = std::min(kSliceBlock, sliced_->size - progress_);
+    const uint64_t at = sliced_->target_offset + progress_;
+    for (size_t i = 0; i < reached_.size(); ++i) sources[i] = reached_[i] + at;
+    std::byte* own = spec_.bases[1] + at;
+    combine(program.dtype, program.op, own, sources.data(), static_cast<int>(sources.size()),
+            size / size_of(program.dtype), program.divisor);
+    for (std::byte* buffer : reached_) {
+      if (buffer + at != own) std::memcpy(buffer + at, own, size);
+    }
+    progress_ += size;
+    budget -= std::min(budget, size);
+  }
+  if (progress_ < sliced_->size) return true;
+  if (host_.logs_moves()) {
+    log_.push_back({Lowering::slice, static_cast<uint32_t>(sliced_ - program.moves.data()), progress_});
+  }
+  for (size_t i = 0; i < spec_.rounds->size(); ++i) {
+    Frame note = note_of(i);
+    note.round = static_cast<uint8_t>(kParting + i);
+    host_.link((*spec_.rounds)[i].to).send(note);
+  }
+  state_ = State::parting;
+  return true;
+}
+
+// Done once everybody is done with this rank's buffer.
+bool Operation::part() {
+  for (; round_ < spec_.rounds->size(); ++round_) {
+    if (!notes_.contains(static_cast<uint8_t>(kParting + round_))) return false;
+  }
+  finish(State::done);
   return true;
 }
 
@@ -181,7 +258,7 @@ bool Operation::run() {
       continue;
     }
     if (host_.logs_moves()) {
-      log_.push_back({static_cast<uint32_t>(next_), progress_ * move.peers.size()});
+      log_.push_back({Lowering::none, static_cast<uint32_t>(next_), progress_ * move.peers.size()});
     }
     budget -= std::min(budget, progress_ - before);
     progress_ = 0;
@@ -212,6 +289,8 @@ bool Operation::step(const Move& move) {
 bool Operation::receive(const Move& move) {
   const StreamKey key{spec_.key, move.channel};
   const uint64_t element = size_of(spec_.program->dtype);
+  std::byte* target = address(move.target_space, move.target_offset) + progress_;
+  bool own = false;
   uint64_t ready = std::min(kQuantum, move.size - progress_);
   const void* sources[256];
   std::vector<const void*> many;
@@ -223,19 +302,24 @@ bool Operation::receive(const Move& move) {
   for (size_t i = 0; i < move.peers.size(); ++i) {
     if (move.peers[i] == host_.rank()) {
       source[i] = address(move.source_space, move.source_offset) + progress_;
+      own = true;
       continue;
     }
-    InStream& stream = host_.link(move.peers[i]).in(key);
-    if (stream.pieces.empty()) return false;
-    source[i] = stream.pieces.front().data;
-    ready = std::min<uint64_t>(ready, stream.pieces.front().size);
+    Link& link = host_.link(move.peers[i]);
+    if (move.kind == MoveKind::copy) {
+      ready = link.copy(link.in(key), target, ready);
+      continue;
+    }
+    const auto bytes = link.peek(link.in(key), ready);
+    source[i] = bytes.data();
+    ready = bytes.size();
+    if (ready == 0) return false;
   }
+  const Program& program = *spec_.program;
   ready -= ready % element;
   if (ready == 0) return false;
-  std::byte* target = address(move.target_space, move.target_offset) + progress_;
-  const Program& program = *spec_.program;
   if (move.kind == MoveKind::copy) {
-    if (target != source[0]) std::memcpy(target, source[0], ready);
+    if (own) std::memcpy(target, source[0], ready);
   } else {
     combine(program.dtype, program.op, target, source, static_cast<int>(move.peers.size()), ready / element,
             move.last ? program.divisor : 1);
@@ -251,7 +335,7 @@ bool Operation::receive(const Move& move) {
 
 std::vector<int> Operation::waiting_for() const {
   std::set<int> ranks;
-  if (state_ == State::agreeing || state_ == State::explaining) {
+  if (state_ == State::agreeing || state_ == State::explaining || state_ == State::parting) {
     if (round_ < spec_.rounds->size()) ranks.insert((*spec_.rounds)[round_].from);
   } else if (state_ == State::running) {
     const Move& move = spec_.program->moves[next_];

@@ -39,8 +39,17 @@ struct Move {
   std::vector<int> peers;
 };
 
+// How a program may run other than move by move; each has a differential test against that.
+enum class Lowering : uint8_t {
+  none,
+  // A direct all_reduce whose buffers all lie in arenas: each rank combines its slice of all buffers and writes the
+  // result into all of them. One pass over the memory, where the moves make two.
+  slice,
+};
+
 // What the executor did, move by move; `index` is the move's place in the program.
 struct LogEntry {
+  Lowering lowering;  // of the whole program; then `index` is the move that says which extents
   uint32_t index;
   uint64_t bytes;  // bytes that really went through it, summed over peers
 };
@@ -52,6 +61,7 @@ struct Program {
   DType dtype = DType::u8;
   ReduceOp op = ReduceOp::sum;
   uint64_t divisor = 1;
+  Lowering lowering = Lowering::none;
 };
 
 // One round of agreement: a note goes to `to` and one comes from `from` (world ranks).
@@ -64,6 +74,7 @@ struct OperationSpec {
   OperationKey key;
   std::vector<int> members;                          // world ranks
   std::shared_ptr<const std::vector<Round>> rounds;  // empty for one rank
+  bool at_once = false;  // every rank tells every other directly, all rounds at the same time
   Digest digest{};
   std::string description;  // shown to other ranks in a mismatch
   std::shared_ptr<const Program> program;  // null: agree only (barrier, or a rank whose arguments are wrong)
@@ -80,11 +91,12 @@ class Host {
   virtual Segment& segment() = 0;
   virtual int rank() const = 0;
   virtual bool logs_moves() const = 0;
+  virtual bool lowers() const = 0;  // false: move by move, for tests
 };
 
 class Operation {
  public:
-  enum class State : uint8_t { agreeing, explaining, running, draining, done, failed };
+  enum class State : uint8_t { agreeing, explaining, running, slicing, parting, draining, done, failed };
 
   Operation(OperationSpec spec, Host& host);
   ~Operation();
@@ -118,6 +130,10 @@ class Operation {
   bool explain();
   bool run();
   bool drain();
+  Frame note_of(size_t round) const;
+  bool choose_lowering();
+  bool slice();
+  bool part();
   bool step(const Move& move);
   bool receive(const Move& move);
   void finish(State state);
@@ -139,6 +155,8 @@ class Operation {
   std::vector<std::string> told_;  // what each explain round sent; links read it until it is taken
   std::string heard_;
 
+  std::vector<std::byte*> reached_;  // slice: everybody's buffer, in the order of summation
+  const Move* sliced_ = nullptr;     // slice: the reduction that says what this rank's is
   size_t next_ = 0;       // move
   uint64_t progress_ = 0;  // bytes of it
   std::byte* scratch_ = nullptr;

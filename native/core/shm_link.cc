@@ -3,6 +3,7 @@
 #include <linux/futex.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +13,16 @@
 #include "fault.h"
 
 namespace multiring {
+namespace {
+
+bool read_foreign(int pid, const std::byte* from, void* to, size_t size) {
+  iovec here{to, size};
+  iovec there{const_cast<std::byte*>(from), size};
+  return ::process_vm_readv(pid, &here, 1, &there, 1, 0) == static_cast<ssize_t>(size);
+}
+
+}  // namespace
+
 Bell::Bell(const std::string& own_name) : fd_(::socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)) {
   if (!fd_.valid()) throw_errno(FaultKind::state, "socket for wake-ups");
   const AbstractAddress address(own_name);
@@ -34,7 +45,14 @@ void Bell::silence() const {
 }
 
 ShmLink::ShmLink(int peer, LinkEvents& events, const Bell& bell, Ends ends)
-    : Link(peer, events), bell_(bell), ends_(std::move(ends)) {}
+    : Link(peer, events), bell_(bell), ends_(std::move(ends)) {
+  uint64_t value = 0;
+  const auto* witness = reinterpret_cast<const std::byte*>(ends_.their_witness);
+  if (ends_.their_pid > 0 && read_foreign(ends_.their_pid, witness, &value, sizeof value) &&
+      value == ends_.their_witness_value) {
+    send({.kind = FrameKind::reads});
+  }
+}
 
 ShmLink::~ShmLink() {
   if (staging_ != nullptr) ends_.own->release(staging_);
@@ -67,6 +85,11 @@ void ShmLink::send(const Frame& frame) {
   if (!backlog_.empty() || !push(frame)) backlog_.push_back(frame);
 }
 
+std::byte* ShmLink::reach(uint64_t offset, uint64_t size) const {
+  const size_t room = ends_.theirs->bytes();
+  return offset <= room && size <= room - offset ? ends_.theirs->base() + offset : nullptr;
+}
+
 bool ShmLink::stage(const StreamKey& key, OutStream& stream) {
   bool moved = false;
   while (!stream.pending.empty()) {
@@ -77,6 +100,10 @@ bool ShmLink::stage(const StreamKey& key, OutStream& stream) {
     if (own.contains(piece.data, piece.size)) {
       frame.slot = kNoSlot;
       frame.offset = static_cast<uint64_t>(piece.data - own.base());
+      frame.length = piece.size;
+    } else if (is_read_) {
+      frame.slot = kForeign;
+      frame.offset = reinterpret_cast<uint64_t>(piece.data);
       frame.length = piece.size;
     } else {
       if (staging_ == nullptr) {
@@ -127,9 +154,13 @@ bool ShmLink::receive() {
     ring.consumed.store(at + 1, std::memory_order_release);
     if (frame.kind == FrameKind::taken) {
       take(frame);
+    } else if (frame.kind == FrameKind::reads) {
+      is_read_ = true;
     } else if (frame.kind == FrameKind::data) {
-      const size_t room = ends_.theirs->bytes();
-      if (frame.offset > room || frame.length > room - frame.offset) {
+      const bool foreign = frame.slot == kForeign;
+      const std::byte* data =
+          foreign ? reinterpret_cast<const std::byte*>(frame.offset) : reach(frame.offset, frame.length);
+      if (data == nullptr) {
         events_.on_loss(peer_, LossKind::died, "it offered bytes outside its segment");
         return true;
       }
@@ -138,7 +169,7 @@ bool ShmLink::receive() {
         continue;
       }
       in({frame.key(), frame.channel})
-          .pieces.push_back({ends_.theirs->base() + frame.offset, frame.length, frame.length, frame.slot, nullptr});
+          .pieces.push_back({data, frame.length, frame.length, frame.slot, nullptr});
     } else {
       events_.on_frame(peer_, frame);
     }
@@ -146,8 +177,42 @@ bool ShmLink::receive() {
   return any;
 }
 
+bool ShmLink::fetch(const std::byte* from, std::byte* to, size_t size) {
+  if (read_foreign(ends_.their_pid, from, to, size)) return true;
+  events_.on_loss(peer_, LossKind::died, std::string("its memory cannot be read: ") + std::strerror(errno));
+  return false;
+}
+
+std::span<const std::byte> ShmLink::peek(InStream& stream, size_t most) {
+  if (stream.pieces.empty() || stream.pieces.front().slot != kForeign) return Link::peek(stream, most);
+  const auto& piece = stream.pieces.front();
+  if (stream.fetched_size == 0) {
+    if (!stream.fetched && !spare_.empty()) {  // fresh memory would cost a page fault every 4 KiB
+      stream.fetched = std::move(spare_.back());
+      spare_.pop_back();
+    }
+    if (!stream.fetched) stream.fetched = std::make_unique_for_overwrite<std::byte[]>(kFetchBytes);
+    const size_t size = std::min({piece.size, most, kFetchBytes});
+    if (!fetch(piece.data, stream.fetched.get(), size)) return {};
+    stream.fetched_size = size;
+    stream.fetched_from = stream.fetched.get();
+  }
+  return {stream.fetched_from, std::min(stream.fetched_size, most)};
+}
+
+size_t ShmLink::copy(InStream& stream, std::byte* target, size_t most) {
+  const bool foreign = !stream.pieces.empty() && stream.pieces.front().slot == kForeign && stream.fetched_size == 0;
+  if (!foreign) return Link::copy(stream, target, most);
+  const auto& piece = stream.pieces.front();
+  const size_t size = std::min(piece.size, most);
+  return fetch(piece.data, target, size) ? size : 0;
+}
+
 void ShmLink::consume(const StreamKey& key, InStream& stream, size_t size) {
   auto& piece = stream.pieces.front();
+  const size_t from_fetched = std::min(size, stream.fetched_size);
+  stream.fetched_size -= from_fetched;
+  stream.fetched_from += from_fetched;
   piece.data += size;
   piece.size -= size;
   if (piece.size > 0) return;
@@ -163,8 +228,9 @@ void ShmLink::give_back(const OperationKey& key, uint16_t channel, uint32_t slot
 void ShmLink::close(const OperationKey& key) {
   // Slots of pieces that were never consumed go back to their owner, or they would be lost to it.
   for (auto at = in_.lower_bound({key, 0}); at != in_.end() && at->first.operation == key; ++at) {
+    if (at->second.fetched) spare_.push_back(std::move(at->second.fetched));
     for (const auto& piece : at->second.pieces) {
-      if (piece.slot != kNoSlot) give_back(key, at->first.channel, piece.slot, piece.whole);
+      if (piece.slot < kSlots) give_back(key, at->first.channel, piece.slot, piece.whole);
     }
   }
   Link::close(key);

@@ -1,7 +1,8 @@
 // The shm engine: frames through rings in shared memory, payload read where it lies.
 //
-// Bytes inside the sender's segment are offered by (offset, length) and read in place by the peer:
-// no copy. Other memory is copied once into staging slots of the sender's segment.
+// Bytes inside the sender's segment are offered by (offset, length) and read in place by the peer: no copy. Other
+// memory is read by the peer straight from where it lies, one copy, if the kernel lets it (process_vm_readv; each pair
+// tries once); else it is copied into staging slots of the sender's segment, and out again.
 #pragma once
 
 #include <memory>
@@ -33,11 +34,17 @@ class ShmLink final : public Link {
     uint32_t own_index;    // this rank among its host's ranks
     uint32_t their_index;  // the peer among them
     std::string their_bell;
+    int their_pid;           // 0: of another pid namespace, its memory cannot be read
+    uint64_t their_witness;  // address of their witness word, and what it holds
+    uint64_t their_witness_value;
   };
   ShmLink(int peer, LinkEvents& events, const Bell& bell, Ends ends);
   ~ShmLink() override;
 
   void send(const Frame& frame) override;
+  std::byte* reach(uint64_t offset, uint64_t size) const override;
+  std::span<const std::byte> peek(InStream& stream, size_t most) override;
+  size_t copy(InStream& stream, std::byte* target, size_t most) override;
   void consume(const StreamKey& key, InStream& stream, size_t size) override;
   bool pump() override;
   void close(const OperationKey& key) override;
@@ -45,20 +52,25 @@ class ShmLink final : public Link {
 
   bool receive();  // takes every frame out of the peer's ring; true if there was one
   uint32_t their_index() const { return ends_.their_index; }
+  bool is_read_by_peer() const { return is_read_; }
 
  private:
   static constexpr size_t kSlotBytes = 128 * 1024;
   static constexpr uint32_t kSlots = 8;
+  static constexpr size_t kFetchBytes = 512 * 1024;  // small enough to stay in cache until it is combined
 
   bool push(const Frame& frame);
   bool stage(const StreamKey& key, OutStream& stream);
   void take(const Frame& frame);
+  bool fetch(const std::byte* from, std::byte* to, size_t size);
   void give_back(const OperationKey& key, uint16_t channel, uint32_t slot, uint64_t size);
   void wake() const;
 
   const Bell& bell_;
   Ends ends_;
   std::deque<Frame> backlog_;  // frames that found the ring full
+  std::vector<std::unique_ptr<std::byte[]>> spare_;  // buffers for foreign bytes, of streams that have ended
+  bool is_read_ = false;  // the peer has said that it can read this rank's own memory
   std::byte* staging_ = nullptr;
   std::vector<uint32_t> free_slots_;
 };

@@ -30,11 +30,11 @@ void check(bool holds, const char* what) {
 struct Job {
   std::vector<std::unique_ptr<Context>> ranks;
 
-  Job(int size, bool one_host) {
+  Job(int size, bool one_host, bool plain = false) {
     for (int rank = 0; rank < size; ++rank) {
       ranks.push_back(std::make_unique<Context>(ContextConfig{
           .rank = rank, .size = size, .job = "test", .secret = "secret", .segment_bytes = size_t{1} << 28,
-          .stall_warn_s = 60, .stall_timeout_s = 60, .log_moves = true}));
+          .stall_warn_s = 60, .stall_timeout_s = 60, .log_moves = true, .lower = !plain, .read_peers = !plain}));
     }
     std::vector<PeerAddress> addresses;
     for (int rank = 0; rank < size; ++rank) {
@@ -67,9 +67,9 @@ struct Job {
   }
 };
 
-std::shared_ptr<const std::vector<Round>> rounds_of(int rank, int size) {
+std::shared_ptr<const std::vector<Round>> rounds_of(int rank, int size, bool at_once) {
   auto rounds = std::make_shared<std::vector<Round>>();
-  for (int distance = 1; distance < size; distance *= 2) {
+  for (int distance = 1; distance < size; distance = at_once ? distance + 1 : distance * 2) {
     rounds->push_back({(rank + distance) % size, (rank + size - distance) % size});
   }
   return rounds;
@@ -79,6 +79,7 @@ std::shared_ptr<const std::vector<Round>> rounds_of(int rank, int size) {
 std::shared_ptr<const Program> direct_all_reduce(int rank, int size, uint64_t count) {
   auto program = std::make_shared<Program>();
   program->dtype = DType::i32;
+  program->lowering = Lowering::slice;
   const auto at = [&](int part) { return count * static_cast<uint64_t>(part) / static_cast<uint64_t>(size) * 4; };
   std::vector<int> all;
   std::vector<int> others;
@@ -99,17 +100,23 @@ std::shared_ptr<const Program> direct_all_reduce(int rank, int size, uint64_t co
 }
 
 OperationSpec spec_of(int rank, int size, uint64_t sequence, std::shared_ptr<const Program> program, void* data,
-                      const std::string& description) {
+                      const std::string& description, bool at_once = false) {
   OperationSpec spec;
   spec.key = {1, sequence};
   spec.members.resize(static_cast<size_t>(size));
   std::iota(spec.members.begin(), spec.members.end(), 0);
-  spec.rounds = rounds_of(rank, size);
+  spec.rounds = rounds_of(rank, size, at_once);
+  spec.at_once = at_once;
   const Sha256 digest = sha256(description);
   std::copy_n(digest.begin(), 16, spec.digest.begin());
   spec.description = description;
   spec.program = std::move(program);
   spec.bases = {nullptr, static_cast<std::byte*>(data)};
+  if (spec.program) {
+    for (const Move& move : spec.program->moves) {
+      spec.user_bytes = std::max(spec.user_bytes, move.target_offset + move.size);
+    }
+  }
   return spec;
 }
 
@@ -118,8 +125,8 @@ void wait_for(Context& context, const std::shared_ptr<Operation>& operation) {
   }
 }
 
-void sums(int size, bool one_host, bool arena) {
-  Job job(size, one_host);
+void sums(int size, bool one_host, bool arena, bool plain) {
+  Job job(size, one_host, plain);
   job.in_parallel([&](int rank) {
     Context& context = job[rank];
     for (const uint64_t count : {uint64_t{1}, uint64_t{1000}, uint64_t{300000}}) {
@@ -130,7 +137,7 @@ void sums(int size, bool one_host, bool arena) {
       for (uint64_t turn = 0; turn < 5; ++turn) {
         for (uint64_t i = 0; i < count; ++i) data[i] = static_cast<int32_t>(i) + rank;
         const auto operation = context.post(
-            spec_of(rank, size, count * 10 + turn, direct_all_reduce(rank, size, count), data, "sum"), true);
+            spec_of(rank, size, count * 10 + turn, direct_all_reduce(rank, size, count), data, "sum", one_host), true);
         wait_for(context, operation);
         check(operation->fault() == FaultKind::none, "an all_reduce ends well");
         bool right = true;
@@ -138,7 +145,9 @@ void sums(int size, bool one_host, bool arena) {
           right &= data[i] == static_cast<int32_t>(i) * size + size * (size - 1) / 2;
         }
         check(right, "an all_reduce sums");
-        check(operation->log().size() == operation->spec().program->moves.size(), "every move is logged");
+        const bool lowered = one_host && arena && !plain;
+        check(operation->log().size() == (lowered ? 1 : operation->spec().program->moves.size()), "all that ran is logged");
+        check(operation->log().front().lowering == (lowered ? Lowering::slice : Lowering::none), "as what it ran");
       }
       if (arena) context.own_segment()->release(block);
     }
@@ -240,8 +249,10 @@ int main() {
   allocator();
   for (const bool one_host : {true, false}) {
     for (const int size : {1, 2, 4}) {
-      sums(size, one_host, false);
-      sums(size, one_host, true);
+      for (const bool plain : {false, true}) {
+        sums(size, one_host, false, plain);
+        sums(size, one_host, true, plain);
+      }
     }
     many_in_flight(one_host);
     disagreement(one_host);

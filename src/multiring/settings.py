@@ -99,6 +99,16 @@ class Settings:
         "bytes",
         "address space of one rank's shared memory; pages are only used once written",
     )
+    lower: bool = _setting(
+        "MULTIRING_LOWER", _boolean, True, "0 or 1", "0 runs every schedule move by move, without fused kernels (for tests)"
+    )
+    read_peers: bool = _setting(
+        "MULTIRING_READ_PEERS",
+        _boolean,
+        True,
+        "0 or 1",
+        "0 copies ordinary memory through shared memory although the kernel would let ranks read each other's",
+    )
     log_moves: bool = _setting(
         "MULTIRING_LOG_MOVES", _boolean, False, "0 or 1", "record every executed move (for tests)"
     )

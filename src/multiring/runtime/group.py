@@ -70,7 +70,11 @@ class Group:
         topology = Topology(hosts)
         self._grid, self._order = grid_of(topology)
         self._programs = Programs(topology, self._own, ranks)
-        pairs = agreement_rounds(self._grid, self._order, self._own)
+        self._at_once = len(hosts) == 1 and len(ranks) <= 16
+        if self._at_once:
+            pairs = [((self._own + k) % len(ranks), (self._own - k) % len(ranks)) for k in range(1, len(ranks))]
+        else:
+            pairs = agreement_rounds(self._grid, self._order, self._own)
         self._rounds = Rounds([(ranks[to], ranks[source]) for to, source in pairs])
         self._lock = threading.Lock()
         self._sequence = 0
@@ -400,6 +404,7 @@ class Group:
             key=key or (self._id, sequence),
             members=list(members or self._ranks),
             rounds=rounds or self._rounds,
+            at_once=rounds is None and self._at_once,
             digest=digest,
             description=call.description,
             program=program,

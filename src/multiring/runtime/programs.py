@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from multiring._native import Program, ReduceOp, make_program
+from multiring._native import Lowering, Program, ReduceOp, make_program
 from multiring.errors import ArgumentError
 from multiring.planner import Plan, choose
 from multiring.runtime.arrays import DTYPES, numpy_dtype
@@ -100,7 +100,7 @@ class Programs:
         schedule = plan.schedule
         moves = schedule.moves_of(self._rank)
         program = compile_moves(
-            moves, schedule.extents_of(self._rank, request.counts), request.dtype, request.op, self._world_ranks
+            moves, schedule.extents_of(self._rank, request.counts), request.dtype, request.op, self._world_ranks, lowering=lowering_of(plan)
         )
         digest = hashlib.blake2b(schedule.digest() + plan.engine.encode(), digest_size=16).digest()
         return Compiled(plan, program, digest)
@@ -110,7 +110,24 @@ class Programs:
         return self.get(request).plan.schedule
 
 
-def compile_moves(moves: Moves, extents: Extents, dtype: str, op: str, world_ranks: NDArray[np.int32]) -> Program:
+def lowering_of(plan: Plan) -> Lowering:
+    """Return how the native core may run `plan` at once; whether it does is decided with the buffers at hand."""
+    schedule = plan.schedule
+    one_line = len(schedule.grid) == 1 and schedule.algorithm == "direct"
+    if plan.engine == "shm" and one_line and schedule.collective is Collective.ALL_REDUCE:
+        return Lowering.SLICE
+    return Lowering.NONE
+
+
+def compile_moves(
+    moves: Moves,
+    extents: Extents,
+    dtype: str,
+    op: str,
+    world_ranks: NDArray[np.int32],
+    *,
+    lowering: Lowering = Lowering.NONE,
+) -> Program:
     """Return one rank's moves with chunks resolved to bytes and peers to world ranks."""
     itemsize = numpy_dtype(dtype).itemsize
     ends = np.concatenate([[0], np.cumsum(extents.count)])
@@ -134,6 +151,7 @@ def compile_moves(moves: Moves, extents: Extents, dtype: str, op: str, world_ran
         dtype=DTYPES[dtype],
         op=getattr(ReduceOp, "sum" if op == "average" else op),
         divisor=len(world_ranks) if op == "average" else 1,
+        lowering=lowering,
     )
 
 

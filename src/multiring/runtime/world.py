@@ -21,7 +21,7 @@ from multiring.settings import Settings, foreign_environment
 from multiring.topology import Topology, grid_of, neighbours
 
 # A caller spins this long before it sleeps, and only where every local rank can have a core of its own.
-_SPIN_S = 50e-6
+_SPIN_S = 1000e-6
 # At exit, operations in flight get this long: those that tell others of a wrong argument need it.
 _EXIT_GRACE_S = 2.0
 _MACHINES = ("x86_64", "aarch64")
@@ -160,6 +160,8 @@ def _join(settings: Settings) -> World:
             stall_warn_s=settings.stall_warn_s,
             stall_timeout_s=settings.stall_timeout_s,
             log_moves=settings.log_moves,
+            lower=settings.lower,
+            read_peers=settings.read_peers,
         )
         try:
             host = f"{host_id()} rank {identity.rank}" if own_host else host_id()
