@@ -1,0 +1,60 @@
+"""The example as people run it: alone, and under `multiring run`."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "digits_torch.py"
+LAST_LINE = re.compile(
+    r"test accuracy (?P<accuracy>[\d.]+)%, \d+ images/s, waiting [\d.]+% of [\d.]+ s, (?P<ranks>\d+) ranks?"
+)
+
+
+def digits(ranks: int, *options: str, script: Path = EXAMPLE) -> subprocess.CompletedProcess[str]:
+    """Run the example; 0 `ranks` are one without a launcher."""
+    launcher = ["-m", "multiring", "run", "-n", str(ranks), "--", sys.executable] if ranks else []
+    return subprocess.run(
+        [sys.executable, *launcher, str(script), *options], capture_output=True, text=True, timeout=110, check=False
+    )
+
+
+def last_line(done: subprocess.CompletedProcess[str]) -> re.Match[str]:
+    assert done.returncode == 0, done.stderr
+    found = LAST_LINE.search(done.stdout.splitlines()[-1])
+    assert found, done.stdout
+    return found
+
+
+def test_two_ranks_learn_digits() -> None:
+    found = last_line(digits(2, "--epochs", "8"))
+    assert int(found["ranks"]) == 2
+    assert float(found["accuracy"]) >= 97.0
+
+
+def test_runs_without_launcher() -> None:
+    found = last_line(digits(0, "--steps", "30"))
+    assert int(found["ranks"]) == 1
+
+
+def test_shards_may_be_uneven_and_empty() -> None:
+    """The epoch's last batch has 1 image for 3 ranks."""
+    assert int(last_line(digits(3, "--steps", "6", "--batch", "359", "--dtype", "float64"))["ranks"]) == 3
+
+
+def test_check_fails_without_sharing() -> None:
+    done = digits(2, "--steps", "3", "--no-sharing")
+    assert done.returncode == 1
+    assert re.search(r"step 1: the ranks' parameters differ: rank 0 [0-9a-f]{16}, rank 1 [0-9a-f]{16}", done.stderr)
+
+
+def test_check_fails_when_shards_overlap(tmp_path: Path) -> None:
+    """The example with another line where it takes its shard: both ranks train on the same half of each batch."""
+    right, wrong = "batch[mt.rank() :: mt.size()]", "batch[0 :: mt.size()]"
+    text = EXAMPLE.read_text()
+    assert text.count(right) == 1
+    changed = tmp_path / "changed.py"
+    changed.write_text(text.replace(right, wrong))
+    done = digits(2, "--epochs", "1", script=changed)
+    assert done.returncode == 1
+    assert "the ranks' shards overlap, or miss images" in done.stderr

@@ -1,0 +1,53 @@
+"""Which gradients share a bucket; no ranks needed."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from multiring.torch.buckets import ALIGNMENT_BYTES, FIRST_BUCKET_BYTES, lay_out
+
+SHAPES = st.tuples(st.sampled_from([torch.float32, torch.float64, torch.bfloat16]), st.integers(0, 3000))
+
+
+def meta(dtype: torch.dtype, count: int) -> Tensor:
+    return torch.empty(count, dtype=dtype, device="meta")
+
+
+@given(st.lists(SHAPES, max_size=30), st.sampled_from([1, 4096, 25 << 20]))
+def test_every_gradient_has_a_place_of_its_own(shapes: list[tuple[torch.dtype, int]], bucket_bytes: int) -> None:
+    parameters = [meta(*shape) for shape in shapes]
+    buckets = lay_out(parameters, bucket_bytes)
+    assert sorted(index for bucket in buckets for index in bucket.members) == list(range(len(shapes)))
+    for bucket in buckets:
+        size = bucket.dtype.itemsize
+        ends = [offset + shapes[index][1] for index, offset in zip(bucket.members, bucket.offsets, strict=True)]
+        assert {shapes[index][0] for index in bucket.members} == {bucket.dtype}
+        assert all(offset * size % ALIGNMENT_BYTES == 0 for offset in bucket.offsets)
+        assert all(end <= offset for end, offset in zip(ends, [*bucket.offsets[1:], bucket.flags_offset], strict=True))
+        assert bucket.count == bucket.flags_offset + len(bucket.members)
+        assert len(bucket.members) == 1 or bucket.flags_offset * size <= bucket_bytes
+
+
+@given(st.lists(SHAPES, max_size=30), st.sampled_from([1, 4096]))
+def test_buckets_complete_in_the_order_they_start(shapes: list[tuple[torch.dtype, int]], bucket_bytes: int) -> None:
+    """When gradients come in reverse order of the parameters."""
+    buckets = lay_out([meta(*shape) for shape in shapes], bucket_bytes)
+    assert all(list(bucket.members) == sorted(bucket.members, reverse=True) for bucket in buckets)
+    assert all(one.members[-1] > other.members[-1] for one, other in pairwise(buckets))
+
+
+@pytest.mark.parametrize(
+    ("bucket_bytes", "members"),
+    [
+        (25 << 20, [(9, 8, 7, 6), (5, 4, 3, 2, 1, 0)]),
+        (1 << 20, [(9, 8, 7, 6), (5, 4, 3, 2), (1, 0)]),
+        (1 << 19, [(9, 8), (7, 6), (5, 4), (3, 2), (1, 0)]),
+    ],
+)
+def test_first_bucket_is_small(bucket_bytes: int, members: list[tuple[int, ...]]) -> None:
+    quarter = meta(torch.float32, FIRST_BUCKET_BYTES // 16)
+    assert [bucket.members for bucket in lay_out([quarter] * 10, bucket_bytes)] == members
