@@ -1,0 +1,151 @@
+"""Ranks that die in every situation: each survivor is told who it was, at once, and nothing is left behind.
+
+The long form, with hundreds of deaths under `multiring run`, is benchmarks/evidence.py.
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.wire.faults import kill
+from tests.wire.ranks import Here, Report, report_of
+
+import multiring
+from multiring.errors import MultiringError, PeerLostError, RendezvousError
+
+TOLD_S = 20.0  # a survivor is told within milliseconds; ten times what the issue allows
+STAGES = ("init", "collective", "messages", "barrier", "shutdown")
+
+
+def live(here: Here, stage: str, workers: int) -> tuple[str, str, float]:
+    """Come to `stage`, where one rank dies; return what this rank was told, and when by the host's clock."""
+    if stage == "init":
+        here.reach(stage)
+    try:
+        group = here.join(init_timeout_s=2)
+        children = [fork_a_worker() for _ in range(workers)]
+        if stage == "init":
+            group.barrier()
+        try:
+            reach(here, group, stage)
+        finally:
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+    except MultiringError as error:
+        return type(error).__name__, str(error), time.monotonic()
+    return "", "", time.monotonic()
+
+
+def fork_a_worker() -> int:
+    """Start what a data loader starts: a process with everything its parent had open."""
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    return child
+
+
+def reach(here: Here, group: multiring.Group, stage: str) -> None:
+    array = np.ones(300_000, np.float32)
+    group.all_reduce(array)
+    if stage == "shutdown":
+        here.reach(stage)
+        multiring.shutdown()
+        time.sleep(0.3)
+        return
+    here.reach(stage)
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        if stage == "collective":
+            group.all_reduce(array, "average")
+        elif stage == "barrier":
+            group.barrier()
+        elif stage == "messages":
+            handle = group.recv_async(array, (group.rank - 1) % group.size)
+            group.send(np.ones(300_000, np.float32), (group.rank + 1) % group.size)
+            handle.wait()
+
+
+def kinds(report: Report, victim: int, *, named: bool = True) -> list[Any]:
+    """Check what every survivor of `victim` was told, and that nothing else went wrong.
+
+    Whoever waits for one of the survivors only may be told that this one left instead: `named` is False.
+    """
+    dead = report.outcomes[victim]
+    assert dead.exit_code == -signal.SIGKILL
+    found = []
+    for outcome in report.outcomes:
+        if outcome is dead:
+            continue
+        assert outcome.error is None, outcome
+        assert outcome.ended_s - dead.ended_s < TOLD_S
+        kind, text, _ = outcome.value
+        found.append(kind)
+        if kind and named:
+            assert f"rank {victim}" in text, text
+    return found
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("engine", "ranks"), [("shm", 2), ("shm", 3), ("tcp", 3), ("shm+tcp", 4)])
+@pytest.mark.parametrize("stage", ["collective", "messages", "barrier"])
+def test_death_at_work(stage: str, engine: str, ranks: int, workers: int) -> None:
+    victim = (ranks + workers) % ranks
+    fault = kill(victim).at(stage).after(0.05)
+    report = report_of(live, ranks, stage, workers, engine=engine, faults=[fault])
+    assert kinds(report, victim, named=stage != "messages") == [PeerLostError.__name__] * (ranks - 1)
+    assert report.orphans == workers  # the dead rank's own
+
+
+@pytest.mark.parametrize(("engine", "victim"), [("shm", 0), ("shm", 1), ("tcp", 0), ("tcp", 1)])
+def test_death_in_init(engine: str, victim: int) -> None:
+    """At whatever point of init it happens: in the rendezvous, while memory is mapped, after it."""
+    for delay_s in (0, 0.006, 0.02):
+        report = report_of(live, 3, "init", 0, engine=engine, faults=[kill(victim).at("init").after(delay_s)])
+        for kind in kinds(report, victim):
+            assert kind in (RendezvousError.__name__, PeerLostError.__name__)
+
+
+@pytest.mark.parametrize("engine", ["shm", "tcp"])
+def test_death_in_shutdown(engine: str) -> None:
+    """Those that left already cannot be harmed."""
+    report = report_of(live, 3, "shutdown", 0, engine=engine, faults=[kill(1).at("shutdown").after(0.002)])
+    assert kinds(report, 1) == ["", ""]
+
+
+def test_two_deaths_at_once() -> None:
+    faults = [kill(0).at("collective").after(0.05), kill(2).at("collective").after(0.05)]
+    report = report_of(live, 4, "collective", 0, faults=faults)
+    for outcome in (report.outcomes[1], report.outcomes[3]):
+        kind, text, _ = outcome.value
+        assert kind == PeerLostError.__name__
+        assert "rank 0 died" in text or "rank 2 died" in text
+
+
+def traces() -> set[str]:
+    """Return the abstract Unix sockets of multiring, all TCP sockets but in TIME_WAIT, and files in shared memory."""
+    unix = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "@multiring" in line}
+    time_wait = "06"
+    tcp = {
+        " ".join(line.split()[1:4])
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]
+        if line.split()[3] != time_wait
+    }
+    files = {entry.name for entry in Path("/dev/shm").iterdir()}  # noqa: S108 -- where leftovers would be
+    return unix | tcp | files
+
+
+@pytest.mark.parametrize("engine", ["shm", "tcp"])
+def test_nothing_is_left(engine: str) -> None:
+    before = traces()
+    report = report_of(live, 3, "collective", 1, engine=engine, faults=[kill(1).at("collective").after(0.03)])
+    assert report.orphans == 1
+    deadline = time.monotonic() + 10
+    while traces() - before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not traces() - before
