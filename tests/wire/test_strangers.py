@@ -26,7 +26,7 @@ def visit(port: int, count: int, seed: int) -> int:
 def gets_through(port: int, words: bytes) -> bool:
     """Return whether the port says more than what a caller needs to prove itself: a nonce and a proof."""
     answer = b""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as line, contextlib.suppress(ConnectionError):
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as line, contextlib.suppress(OSError):
         line.sendall(words)
         if len(words) % 3 == 0:
             line.shutdown(socket.SHUT_WR)
