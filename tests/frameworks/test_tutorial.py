@@ -1,0 +1,51 @@
+"""docs/tutorial.md, run as it stands: each saved script, each console command, and what it prints."""
+
+import re
+import subprocess
+import sys
+from itertools import groupby
+from pathlib import Path
+
+TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
+BLOCK = re.compile(r"(?:[Ss]ave (?:it|this) as `(?P<file>[\w.]+)`[^`]*)?```(?P<kind>\w*)\n(?P<text>.*?)```", re.DOTALL)
+PROGRAMS = {"python": [sys.executable], "multiring": [sys.executable, "-m", "multiring"]}
+
+
+def test_tutorial_prints_what_it_says(tmp_path: Path) -> None:
+    ran = []
+    for block in BLOCK.finditer(TUTORIAL.read_text()):
+        if block["kind"] == "python" and block["file"]:
+            (tmp_path / block["file"]).write_text(block["text"])
+        if block["kind"] == "console":
+            for command, wanted in commands(block["text"]):
+                ran.append(command)
+                lines = run(command, tmp_path)
+                assert prints(lines, wanted), (command, lines)
+    assert len(ran) == 6
+
+
+def commands(text: str) -> list[tuple[str, list[str]]]:
+    """Return each command of a console block with the lines that follow it."""
+    found: list[tuple[str, list[str]]] = []
+    for line in text.splitlines():
+        if line.startswith("$ "):
+            found.append((line[2:], []))
+        else:
+            found[-1][1].append(line)
+    return found
+
+
+def run(command: str, where: Path) -> list[str]:
+    words = [word for each in command.split() for word in PROGRAMS.get(each, [each])]
+    done = subprocess.run(
+        words, cwd=where, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=100, check=False
+    )
+    return done.stdout.splitlines()
+
+
+def prints(lines: list[str], wanted: list[str]) -> bool:
+    """Whether `lines` are those of `wanted`, where "..." stands for any."""
+    if "..." not in wanted:
+        return lines == wanted
+    pieces = [list(piece) for is_gap, piece in groupby(wanted, lambda line: line == "...") if not is_gap]
+    return all(any(lines[i : i + len(piece)] == piece for i in range(len(lines))) for piece in pieces)
