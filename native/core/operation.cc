@@ -227,10 +227,9 @@ bool Operation::explain() {
   }
   Link& link = host_.link(round.from);
   InStream& stream = link.in(key);
-  while (!stream.pieces.empty()) {
-    const size_t size = stream.pieces.front().size;
-    heard_.append(reinterpret_cast<const char*>(stream.pieces.front().data), size);
-    link.consume(key, stream, size);
+  for (auto bytes = link.peek(stream, kQuantum); !bytes.empty(); bytes = link.peek(stream, kQuantum)) {
+    heard_.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    link.consume(key, stream, bytes.size());
     moved_on = true;
   }
   if (heard_.size() >= 4 && heard_.size() >= 4 + get_u32(heard_, 0)) {

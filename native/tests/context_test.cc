@@ -167,7 +167,7 @@ void many_in_flight(bool one_host) {
     std::vector<std::shared_ptr<Operation>> operations;
     for (uint64_t i = 0; i < kOperations; ++i) {
       operations.push_back(context.post(
-          spec_of(rank, kSize, i, direct_all_reduce(rank, kSize, kCount), buffers[i].data(), "sum"), false));
+          spec_of(rank, kSize, i, direct_all_reduce(rank, kSize, kCount), buffers[i].data(), "sum", one_host), false));
     }
     std::thread backwards([&] {
       for (uint64_t i = kOperations; i-- > 0;) wait_for(context, operations[i]);
@@ -189,13 +189,13 @@ void disagreement(bool one_host) {
     Context& context = job[rank];
     std::vector<int32_t> data(100, rank);
     const auto operation = context.post(
-        spec_of(rank, 3, 1, direct_all_reduce(rank, 3, 100), data.data(), rank == 1 ? "another" : "one"), true);
+        spec_of(rank, 3, 1, direct_all_reduce(rank, 3, 100), data.data(), rank == 1 ? "another" : "one", one_host), true);
     wait_for(context, operation);
     check(operation->fault() == FaultKind::mismatch, "a disagreement is a mismatch on every rank");
     check(operation->descriptions().size() == 3, "every rank hears every description");
     check(operation->descriptions().at(1) == "another", "the description is the rank's own");
     check(data == std::vector<int32_t>(100, rank), "inputs are intact after a mismatch");
-    const auto next = context.post(spec_of(rank, 3, 2, direct_all_reduce(rank, 3, 100), data.data(), "sum"), true);
+    const auto next = context.post(spec_of(rank, 3, 2, direct_all_reduce(rank, 3, 100), data.data(), "sum", one_host), true);
     wait_for(context, next);
     check(next->fault() == FaultKind::none && data[0] == 3, "the next operation works");
   });
@@ -210,7 +210,7 @@ void departure(bool one_host, bool announce) {
       context.close(0, announce);
       return;
     }
-    const auto operation = context.post(spec_of(rank, 3, 1, nullptr, nullptr, "barrier"), true);
+    const auto operation = context.post(spec_of(rank, 3, 1, nullptr, nullptr, "barrier", one_host), true);
     wait_for(context, operation);
     check(operation->fault() == FaultKind::peer_lost, "a rank that is gone is a lost peer to all");
     check(operation->fault_text().find(announce ? "rank 2 left" : "rank 2 died") == 0, "and it is named");

@@ -100,7 +100,11 @@ class Settings:
         "address space of one rank's shared memory; pages are only used once written",
     )
     lower: bool = _setting(
-        "MULTIRING_LOWER", _boolean, True, "0 or 1", "0 runs every schedule move by move, without fused kernels (for tests)"
+        "MULTIRING_LOWER",
+        _boolean,
+        True,
+        "0 or 1",
+        "0 runs every schedule move by move, without fused kernels (for tests)",
     )
     read_peers: bool = _setting(
         "MULTIRING_READ_PEERS",

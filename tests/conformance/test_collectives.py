@@ -22,7 +22,7 @@ def conform(here: Here, every: int) -> list[tuple[Case, bytes]]:
     group = here.join()
     results = []
     for number, case in enumerate(itertools.islice(all_cases(here.size), None, None, every)):
-        schedule = group._programs.schedule_of(case.request(here.rank, here.size))
+        schedule = group._calls.schedule_of(case.request(here.rank, here.size))
         array = place(group, case.operand(here.rank, here.size), in_arena=case.in_arena)
         result = case.run(group, array)
         # Where all ranks have the same, equal digests carry one rank's check to the others.
@@ -39,6 +39,14 @@ def test_every_collective(engine: str, ranks: int) -> None:
     by_rank = run_ranks(conform, ranks, 1, engine=engine)
     assert len(by_rank[0]) > 400
     _assert_same_on_all(by_rank)
+
+
+@pytest.mark.parametrize("path", [{"lower": False}, {"read_peers": False}, {"lower": False, "read_peers": False}])
+def test_every_way_through_a_host(path: dict[str, bool]) -> None:
+    """Fused kernels and single copies are what runs by default; the bits are the same without them."""
+    slow, fast = run_ranks(conform, 3, 3, **path), run_ranks(conform, 3, 3)
+    assert slow == fast
+    _assert_same_on_all(slow)
 
 
 @pytest.mark.parametrize(("engine", "ranks"), LARGER_PLACES)

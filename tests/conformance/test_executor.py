@@ -22,27 +22,27 @@ CASES = [
 
 def compare_logs(here: Here) -> int:
     """Return how many moves the executor's log and the Schedule had in common: all of them."""
-    group = here.join(log_moves=True)
+    group = here.join(log_moves=True, lower=False)
     compared = 0
     for case in CASES:
         request = case.request(here.rank, here.size)
-        schedule = group._programs.schedule_of(request)
+        schedule = group._calls.schedule_of(request)
         case.run(group, place(group, case.operand(here.rank, here.size), in_arena=case.in_arena))
-        operation, _ = group._held[-1]
+        log = group._calls.latest.log
         want = expected_log(schedule.moves_of(here.rank), schedule.extents_of(here.rank, request.counts), case)
-        assert operation.log == want, f"{case}: did {operation.log}, the schedule has {want}"
+        assert log == want, f"{case}: did {log}, the schedule has {want}"
         compared += len(want)
     return compared
 
 
-def expected_log(moves: Any, extents: Any, case: Case) -> list[tuple[int, int]]:
-    """Return (move, bytes over all its peers) as the Schedule has them."""
+def expected_log(moves: Any, extents: Any, case: Case) -> list[tuple[None, int, int]]:
+    """Return (no lowering, move, bytes over all its peers) as the Schedule has them."""
     itemsize = case.operand(0, 2).itemsize
     want = []
     for index, move in enumerate(moves.rows()):
         first = move.src if move.kind is Kind.SEND else move.dst
         size = int(extents.count[first : first + move.span].sum()) * itemsize
-        want.append((index, size * len(move.peers)))
+        want.append((None, index, size * len(move.peers)))
     return want
 
 
@@ -52,11 +52,35 @@ def test_log_equals_schedule(engine: str, ranks: int) -> None:
     assert min(run_ranks(compare_logs, ranks, engine=engine)) > len(CASES)
 
 
-def no_log(here: Here) -> list[tuple[int, int]]:
+def lowered_and_not(here: Here) -> tuple[list[Any], list[Any]]:
+    """Return the logs of an all_reduce between arenas, and of the same on ordinary memory."""
+    group = here.join(log_moves=True)
+    logs = []
+    for array in (group.allocate(1000, "float32"), np.empty(1000, np.float32)):
+        array[:] = here.rank
+        group.all_reduce(array)
+        assert (array == sum(range(here.size))).all()
+        logs.append(group._calls.latest.log)
+    return logs[0], logs[1]
+
+
+@pytest.mark.parametrize("engine", ["shm", "tcp"])
+def test_only_arenas_of_one_host_are_lowered_and_the_log_says_so(engine: str) -> None:
+    for arena, ordinary in run_ranks(lowered_and_not, 3, engine=engine):
+        if engine == "shm":
+            ((lowering, _, size_bytes),) = arena
+            assert lowering == "slice"
+            assert 1200 <= size_bytes <= 1500  # a third of 4,000, cut at multiples of 64
+        else:
+            assert all(lowering is None for lowering, _, _ in arena)
+        assert len(ordinary) > 1
+        assert all(lowering is None for lowering, _, _ in ordinary)
+
+
+def no_log(here: Here) -> list[Any]:
     group = here.join()
     group.all_reduce(np.ones(10))
-    operation, _ = group._held[-1]
-    return operation.log
+    return list(group._calls.latest.log)
 
 
 def test_log_is_empty_unless_asked_for() -> None:

@@ -175,7 +175,7 @@ def again_and_again(here: Here, times: int) -> tuple[dict[str, int], dict[str, i
         group.all_reduce(kept)
         group.all_gather_async(np.ones(3)).wait()
         assert group.all_gather(np.full(2, here.rank)).tolist() == [rank for rank in range(here.size) for _ in range(2)]
-        context = group._context
+        context = group._calls.membership.context
         multiring.shutdown()
         assert (kept == here.size).all(), "an array did not survive shutdown"
         kept += 1
@@ -192,6 +192,8 @@ def again_and_again(here: Here, times: int) -> tuple[dict[str, int], dict[str, i
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_hundred_times(engine: str) -> None:
     for early, late, resident_early, resident_late in run_ranks(again_and_again, 3, 100, engine=engine):
+        # The C library may split its own heap's mapping once in a while; a leak would show eighty times.
+        assert late.pop("maps") - early.pop("maps") < 8
         assert early == late
         assert resident_late - resident_early < 4 << 20
 
@@ -204,7 +206,7 @@ def arrays_outlive(here: Here) -> bool:
     multiring.shutdown()
     assert (old == here.rank).all()
     group = here.join()
-    assert not group._context.holds(old.ctypes.data, old.nbytes)
+    assert not group._calls.membership.context.holds(old.ctypes.data, old.nbytes)
     group.all_reduce(old)
     mapped, before = old.nbytes, resident_bytes()
     del old

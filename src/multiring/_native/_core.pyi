@@ -83,6 +83,11 @@ def combine_isa() -> str: ...
 def force_isa(name: str) -> None: ...
 def hmac_sha256(arg0: bytes, arg1: bytes, /) -> bytes: ...
 
+class Lowering(enum.Enum):
+    NONE = 0
+
+    SLICE = 1
+
 class Program:
     @property
     def scratch_bytes(self) -> int: ...
@@ -102,6 +107,7 @@ def make_program(
     dtype: DType,
     op: ReduceOp,
     divisor: int,
+    lowering: Lowering,
 ) -> Program:
     """
     One rank's moves with offsets and sizes in bytes and peers as world ranks.
@@ -117,6 +123,7 @@ class OperationSpec:
         key: tuple[int, int],
         members: Sequence[int],
         rounds: Rounds,
+        at_once: bool,
         digest: bytes,
         description: str,
         program: Program | None,
@@ -134,7 +141,7 @@ class Operation:
     @property
     def descriptions(self) -> dict[int, str]: ...
     @property
-    def log(self) -> list[tuple[int, int]]: ...
+    def log(self) -> list[tuple[Lowering, int, int]]: ...
 
 class Context:
     def __init__(
@@ -147,6 +154,8 @@ class Context:
         stall_warn_s: float,
         stall_timeout_s: float,
         log_moves: bool,
+        lower: bool,
+        read_peers: bool,
     ) -> None: ...
     @property
     def handover_name(self) -> str: ...
@@ -174,6 +183,9 @@ class Context:
     def has_ended(self, operation: Operation) -> bool: ...
     def stalled_on(self, operation: Operation) -> tuple[list[int], float]:
         """Ranks waited for, and the seconds since anything moved."""
+
+    def read_by(self) -> list[int]:
+        """Ranks of this host that read this rank's ordinary memory in place."""
 
     def losses(self) -> dict[int, tuple[bool, str]]:
         """Ranks that are gone: (died rather than left, why)."""

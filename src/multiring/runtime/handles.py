@@ -5,9 +5,9 @@ import time
 from collections import defaultdict
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from multiring._native import Context, FaultKind, Operation
+from multiring._native import Context, FaultKind, Lowering, Operation
 from multiring.errors import MismatchError, MultiringError, PeerLostError, StallError, StateError
 
 _log = logging.getLogger("multiring")
@@ -33,52 +33,71 @@ class Handle(Protocol):
         """
 
 
+class Executed(NamedTuple):
+    """One entry of the executor's log: a move of the Schedule, or a lowering of all of it on one move's extents."""
+
+    lowering: str | None
+    move: int  # its place among the rank's moves
+    size_bytes: int  # over all its peers; of a lowering: of the extents
+
+
+class Flight:
+    """A native operation, and the memory that ranks read and write until it has ended."""
+
+    def __init__(self, context: Context, operation: Operation, memory: object) -> None:
+        self.context = context
+        self.operation = operation
+        self._memory: object | None = memory
+
+    def done(self) -> bool:
+        """Whether the operation has ended."""
+        return self.context.has_ended(self.operation)
+
+    def land(self) -> None:
+        """Let go of the memory; the operation has ended."""
+        self._memory = None
+
+    @property
+    def log(self) -> list[Executed]:
+        """Return what the executor did, in its order; empty unless the setting `log_moves` is on."""
+        return [
+            Executed(lowering.name.lower() if lowering is not Lowering.NONE else None, move, size)
+            for lowering, move, size in self.operation.log
+        ]
+
+
 class OperationHandle:
     """The handle of one native operation."""
 
-    def __init__(
-        self,
-        context: Context,
-        operation: Operation,
-        title: str,
-        *,
-        stall_warn_s: float,
-        result: Any,
-        memory: list[object],
-    ) -> None:
-        self._context = context
-        self._operation = operation
+    def __init__(self, flight: Flight, title: str, stall_warn_s: float, result: Any) -> None:
+        self._flight = flight
         self._title = title
         self._stall_warn_s = stall_warn_s
         self._result = result
-        self._memory = memory  # what the ranks read and write; emptied once the operation has ended
         self._warned = False
 
     def done(self) -> bool:
         """Whether `wait` would return, or raise, at once."""
-        return self._context.has_ended(self._operation)
+        return self._flight.done()
 
     def wait(self, timeout: float | None = None) -> Any:
         """Return the operation's result once it has ended; see `Handle`."""
+        flight = self._flight
         start = time.monotonic()
         while True:
             left = self._stall_warn_s if timeout is None else timeout - (time.monotonic() - start)
-            if self._context.wait(self._operation, max(0.0, min(left, self._stall_warn_s))):
+            if flight.context.wait(flight.operation, max(0.0, min(left, self._stall_warn_s))):
                 break
             self._warn_of_stall()
             if timeout is not None and time.monotonic() - start >= timeout:
                 raise TimeoutError(f"{self._title} is still in flight after {timeout:g} s")
-        self._memory.clear()
-        if self._operation.fault is not FaultKind.NONE:
-            raise failure_of(self._operation, self._title)
+        flight.land()
+        if flight.operation.fault is not FaultKind.NONE:
+            raise failure_of(flight.operation, self._title)
         return self._result
 
-    def log(self) -> list[tuple[int, int]]:
-        """Return (index of the move, bytes moved) in the order of execution; empty unless moves are recorded."""
-        return [(index, size) for index, size in self._operation.log]
-
     def _warn_of_stall(self) -> None:
-        ranks, quiet_s = self._context.stalled_on(self._operation)
+        ranks, quiet_s = self._flight.context.stalled_on(self._flight.operation)
         if self._warned or quiet_s < self._stall_warn_s:
             return
         self._warned = True

@@ -20,7 +20,6 @@ from multiring.schedule import (
     Extents,
     Kind,
     Moves,
-    Schedule,
     Splits,
     accumulation_of,
     check,
@@ -100,14 +99,15 @@ class Programs:
         schedule = plan.schedule
         moves = schedule.moves_of(self._rank)
         program = compile_moves(
-            moves, schedule.extents_of(self._rank, request.counts), request.dtype, request.op, self._world_ranks, lowering=lowering_of(plan)
+            moves,
+            schedule.extents_of(self._rank, request.counts),
+            request.dtype,
+            request.op,
+            self._world_ranks,
+            lowering=lowering_of(plan),
         )
         digest = hashlib.blake2b(schedule.digest() + plan.engine.encode(), digest_size=16).digest()
         return Compiled(plan, program, digest)
-
-    def schedule_of(self, request: Request) -> Schedule:
-        """Return the schedule that runs for `request`."""
-        return self.get(request).plan.schedule
 
 
 def lowering_of(plan: Plan) -> Lowering:
@@ -169,6 +169,11 @@ def message_moves(rank: int, sender: int, receiver: int) -> Moves:
         peer_start=np.array([0, 1], np.int32),
         peers=np.array([peer], np.int32),
     )
+
+
+def direct_rounds(ranks: int, rank: int) -> list[tuple[int, int]]:
+    """Return the (to, from) ranks with which `rank` meets every other rank."""
+    return [((rank + distance) % ranks, (rank - distance) % ranks) for distance in range(1, ranks)]
 
 
 def agreement_rounds(grid: tuple[int, ...], order: tuple[int, ...], rank: int) -> list[tuple[int, int]]:

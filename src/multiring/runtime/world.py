@@ -13,8 +13,9 @@ from typing import Any
 from multiring._native import Context
 from multiring.errors import StateError, UnsupportedError
 from multiring.runtime.addresses import host_id, own_address
+from multiring.runtime.calls import Membership
 from multiring.runtime.events import Event, event_of
-from multiring.runtime.group import Group, Rank
+from multiring.runtime.group import Group
 from multiring.runtime.rendezvous import Rendezvous
 from multiring.runtime.sources import Identity, identify
 from multiring.settings import Settings, foreign_environment
@@ -51,7 +52,7 @@ class World:
         self.context.close(grace_s, announce)
 
 
-class _Membership:
+class _Current:
     """The process's one world at a time, and the lock that keeps it one."""
 
     def __init__(self) -> None:
@@ -60,7 +61,7 @@ class _Membership:
         self.exit_handler_set = False
 
 
-_membership = _Membership()
+_current = _Current()
 
 
 def init(settings: Settings | None = None, **changes: Any) -> Group:
@@ -82,15 +83,15 @@ def init(settings: Settings | None = None, **changes: Any) -> Group:
     """
     refuse_other_systems(platform.system(), platform.machine())
     chosen = replace(settings or Settings.from_environment(), **changes)
-    with _membership.lock:
-        _refuse_fork(_membership.world)
-        if _membership.world is not None:
+    with _current.lock:
+        _refuse_fork(_current.world)
+        if _current.world is not None:
             raise StateError("multiring.init() was called twice; call multiring.shutdown() in between")
-        _membership.world = _join(chosen)
-        if not _membership.exit_handler_set:
+        _current.world = _join(chosen)
+        if not _current.exit_handler_set:
             atexit.register(_leave_at_exit)
-            _membership.exit_handler_set = True
-        return _membership.world.group
+            _current.exit_handler_set = True
+        return _current.world.group
 
 
 def shutdown() -> None:
@@ -98,9 +99,9 @@ def shutdown() -> None:
 
     Local: others may still be at work, and learn that this rank left only if they wait for it.
     """
-    with _membership.lock:
-        world = _membership.world
-        _membership.world = None
+    with _current.lock:
+        world = _current.world
+        _current.world = None
         if world is not None and world.pid == os.getpid():
             world.close(world.settings.stall_warn_s, announce=True)
 
@@ -111,7 +112,7 @@ def current() -> World:
     Raises:
         StateError: before `init`, after `shutdown`, or in a fork of a rank.
     """
-    world = _membership.world
+    world = _current.world
     if world is None:
         raise StateError("multiring is not initialised; call multiring.init() first")
     _refuse_fork(world)
@@ -120,7 +121,7 @@ def current() -> World:
 
 def is_initialized() -> bool:
     """Return whether this process is in a job now."""
-    world = _membership.world
+    world = _current.world
     return world is not None and world.pid == os.getpid()
 
 
@@ -139,10 +140,10 @@ def _refuse_fork(world: World | None) -> None:
 
 
 def _leave_at_exit() -> None:
-    world = _membership.world
+    world = _current.world
     if world is None or world.pid != os.getpid():
         return
-    _membership.world = None
+    _current.world = None
     # An uncaught error is no leave-taking: the other ranks are to hear that this one died.
     world.close(_EXIT_GRACE_S, announce=getattr(sys, "last_type", None) is None)
 
@@ -212,13 +213,13 @@ def _world(
             chains.append(ThreadPoolExecutor(1, thread_name_prefix="multiring-chain"))
         return chains[0]
 
-    rank = Rank(context=context, world_rank=identity.rank, stall_warn_s=settings.stall_warn_s, chain=chain)
+    membership = Membership(context=context, world_rank=identity.rank, stall_warn_s=settings.stall_warn_s, chain=chain)
     key = hashlib.blake2b(f"world|{identity.job}".encode(), digest_size=16).digest()
     return World(
         identity=identity,
         settings=settings,
         context=context,
-        group=Group(rank, tuple(range(identity.size)), hosts, key),
+        group=Group(membership, tuple(range(identity.size)), hosts, key),
         local_rank=local_ranks.index(identity.rank),
         local_size=len(local_ranks),
         pid=os.getpid(),

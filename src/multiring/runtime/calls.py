@@ -1,0 +1,192 @@
+"""Calls: what all operations of a group have in common, whatever they compute.
+
+Their order, the descriptor the ranks agree on, what is held while they are in flight, and how a rank whose
+arguments are wrong tells the others.
+"""
+
+import hashlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from multiring._native import Context, OperationSpec, Program, Rounds
+from multiring.errors import StateError
+from multiring.runtime.arrays import Buffer, numpy_dtype
+from multiring.runtime.events import NAMES, STEPS
+from multiring.runtime.handles import Flight, OperationHandle
+from multiring.runtime.programs import Programs, Request, agreement_rounds, direct_rounds
+from multiring.schedule import Schedule
+from multiring.topology import Topology, grid_of
+
+# Up to here every rank of a host tells every other at once: one exchange, and all know where all buffers lie.
+_AT_ONCE_MOST = 16
+_NAME_INDEX = {name: index for index, name in enumerate(NAMES)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Membership:
+    """What every group of one process shares."""
+
+    context: Context
+    world_rank: int
+    stall_warn_s: float
+    chain: Callable[[], Executor]  # the thread that takes the later steps of operations with several
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """One operation's place: its number, and the ranks it is agreed with."""
+
+    name: str
+    key: tuple[int, int]
+    members: Sequence[int]  # world ranks
+    rounds: Rounds
+    at_once: bool  # all rounds at the same time: every rank tells every other
+
+    @property
+    def number(self) -> int:
+        """The operation's place among those of its group, or of its line of messages."""
+        return self.key[1] // STEPS
+
+    def second_step(self, name: str) -> "Call":
+        """Return the place of the same operation's second step."""
+        return replace(self, name=name, key=(self.key[0], self.key[1] + 1))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """What an operation does once it is agreed on; nothing, for a barrier."""
+
+    program: Program | None = None
+    plan_digest: bytes = b""
+    size_bytes: int = 0
+    input: Buffer | None = None
+    output: Buffer | None = None
+    result: Any = None
+
+
+class Calls:
+    """The operations of one group on this rank."""
+
+    def __init__(
+        self, membership: Membership, ranks: tuple[int, ...], hosts: tuple[tuple[int, ...], ...], key: bytes
+    ) -> None:
+        self.membership = membership
+        self.ranks = ranks
+        self.own = ranks.index(membership.world_rank)
+        topology = Topology(hosts)
+        self.grid, order = grid_of(topology)
+        self.programs = Programs(topology, self.own, ranks)
+        self._key = key
+        self._id = identifier(key)
+        self._at_once = len(hosts) == 1 and len(ranks) <= _AT_ONCE_MOST
+        pairs = direct_rounds(len(ranks), self.own) if self._at_once else agreement_rounds(self.grid, order, self.own)
+        self._rounds = Rounds([(ranks[to], ranks[source]) for to, source in pairs])
+        self._lock = threading.Lock()
+        self._sequence = 0
+        self._messages: dict[tuple[int, int, int], int] = {}
+        self._in_flight: deque[Flight] = deque()
+
+    def next(self, name: str) -> Call:
+        """Return the group's next operation; the order of these calls is the order the ranks agree on."""
+        with self._lock:
+            self._sequence += STEPS
+            key = (self._id, self._sequence)
+        return Call(name=name, key=key, members=self.ranks, rounds=self._rounds, at_once=self._at_once)
+
+    def message(self, name: str, sender: int, receiver: int, tag: int) -> Call:
+        """Return the next message from `sender` to `receiver` under `tag`; one of them is this rank."""
+        with self._lock:
+            number = self._messages.get((sender, receiver, tag), 0)
+            self._messages[sender, receiver, tag] = number + STEPS
+        peer = self.ranks[receiver if self.own == sender else sender]
+        key = (identifier(self._key, "message", sender, receiver, tag), number)
+        members = (self.ranks[self.own], peer)
+        return Call(name=name, key=key, members=members, rounds=Rounds([(peer, peer)]), at_once=False)
+
+    @contextmanager
+    def telling(self, call: Call) -> Iterator[None]:
+        """Tell the other ranks of `call` when the block fails here: they raise instead of waiting for this one."""
+        try:
+            yield
+        except StateError:  # there is nobody to talk to
+            raise
+        except Exception as error:
+            self.post(call, f"{call.name} failed with {type(error).__name__}: {error}", Work(), waits=False)
+            raise
+
+    def run(
+        self,
+        call: Call,
+        title: str,
+        request: Request,
+        buffers: tuple[Buffer | None, Buffer],
+        result: Any,
+        *,
+        waits: bool,
+    ) -> OperationHandle:
+        """Start the program of `request` on (input, output); see `post`."""
+        with self._lock:
+            compiled = self.programs.get(request)
+        work = Work(
+            program=compiled.program,
+            plan_digest=compiled.digest,
+            size_bytes=request.total * numpy_dtype(request.dtype).itemsize,
+            input=buffers[0],
+            output=buffers[1],
+            result=result,
+        )
+        return self.post(call, title, work, waits=waits)
+
+    def post(self, call: Call, title: str, work: Work, *, waits: bool) -> OperationHandle:
+        """Start `work`, once all ranks of `call` have come with the same title and plan.
+
+        `title` says in words what the ranks must agree on; other ranks are shown it where they do not. `waits` says
+        that this thread waits for the handle next, so that no other need be woken.
+        """
+        membership = self.membership
+        spec = OperationSpec(
+            key=call.key,
+            members=call.members,
+            rounds=call.rounds,
+            at_once=call.at_once,
+            digest=hashlib.blake2b(title.encode() + work.plan_digest, digest_size=16).digest(),
+            description=title,
+            program=work.program,
+            input=work.input.address if work.input else 0,
+            output=work.output.address if work.output else 0,
+            user_bytes=work.size_bytes,
+            name=_NAME_INDEX[call.name],
+        )
+        flight = Flight(membership.context, membership.context.post(spec, waits), (work.input, work.output))
+        # Whoever drops a handle must not free memory that ranks still read and write.
+        with self._lock:
+            while self._in_flight and self._in_flight[0].done():
+                self._in_flight.popleft()
+            self._in_flight.append(flight)
+        title = f"{title} (operation {call.number} of the group of {len(self.ranks)})"
+        return OperationHandle(flight, title, membership.stall_warn_s, work.result)
+
+    @property
+    def latest(self) -> Flight:
+        """The operation posted last, ended or not; for tests and tools."""
+        with self._lock:
+            return self._in_flight[-1]
+
+    def schedule_of(self, request: Request) -> Schedule:
+        """Return the schedule that runs for `request`."""
+        with self._lock:
+            return self.programs.get(request).plan.schedule
+
+    def subgroup_key(self, call: Call, ranks: Sequence[int]) -> bytes:
+        """Return what names the group that `call` makes of `ranks`, the same on every rank."""
+        return hashlib.blake2b(self._key + repr((call.number, tuple(ranks))).encode(), digest_size=16).digest()
+
+
+def identifier(key: bytes, *parts: object) -> int:
+    """Return 64 bits that name a group, or a line of messages in it."""
+    return int.from_bytes(hashlib.blake2b(key + repr(parts).encode(), digest_size=8).digest(), "little")
