@@ -3,51 +3,14 @@
 The long form, with 10,000 frames, is benchmarks/evidence.py.
 """
 
-import contextlib
-import random
 import socket
-import struct
 import time
-from collections.abc import Iterator
 
 import numpy as np
 from tests.wire.ranks import Here, run_ranks
+from tests.wire.strangers import listening_port, visit
 
 FRAMES = 1000
-MAGIC = b"MULTIRNG"
-NONCE_AND_PROOF = 16 + 32  # bytes
-
-
-def visit(port: int, count: int, seed: int) -> int:
-    """Say `count` random and truncated frames at the port, each on its own connection; return how many got through."""
-    return sum(gets_through(port, words) for words in frames(random.Random(seed), count))  # noqa: S311 -- noise
-
-
-def gets_through(port: int, words: bytes) -> bool:
-    """Return whether the port says more than what a caller needs to prove itself: a nonce and a proof."""
-    answer = b""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as line, contextlib.suppress(OSError):
-        line.sendall(words)
-        if len(words) % 3 == 0:
-            line.shutdown(socket.SHUT_WR)
-            while more := line.recv(4096):
-                answer += more
-    return len(answer) > NONCE_AND_PROOF
-
-
-def frames(noise: random.Random, count: int) -> Iterator[bytes]:
-    """Yield what a stranger may say: noise, hellos that are cut off, and right hellos with wrong proofs."""
-    for number in range(count):
-        hello = MAGIC + struct.pack("<III", 1, noise.randrange(4), noise.randrange(4)) + noise.randbytes(16)
-        kinds = (
-            noise.randbytes(noise.randrange(200)),
-            hello[: noise.randrange(len(hello))],
-            hello + noise.randbytes(noise.randrange(100)),
-            MAGIC + noise.randbytes(noise.randrange(64)),
-            noise.randbytes(64) * 20,
-            hello.replace(b"\x01", b"\x02"),
-        )
-        yield kinds[number % len(kinds)]
 
 
 def work_while_visited(here: Here) -> tuple[int, int, bool]:
@@ -73,21 +36,6 @@ def work_while_visited(here: Here) -> tuple[int, int, bool]:
         gone.wait()
     group.all_reduce(total)
     return got_through, sums, bool((total == here.size).all())
-
-
-def listening_port() -> int:
-    """Return the port that this process listens at."""
-    for number in range(3, 1000):
-        try:
-            found = socket.socket(fileno=number)
-        except OSError:
-            continue
-        try:
-            if found.family == socket.AF_INET and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                return int(found.getsockname()[1])
-        finally:
-            found.detach()
-    raise AssertionError("nobody listens")
 
 
 def test_strangers_are_refused() -> None:

@@ -1,0 +1,123 @@
+"""A job under `multiring run`, as the evidence needs it: watched from outside, harmed, and searched for leftovers."""
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from multiring.settings import inherited_environment
+
+ROOT = Path(__file__).parents[1]
+RANK = ROOT / "benchmarks" / "evidence_rank.py"
+MARK = "EVIDENCE_JOB"  # an environment variable that every process of a job inherits
+
+Word = dict[str, Any]
+
+
+class Job:
+    """`multiring run -n ranks -- python evidence_rank.py task ...`, whose ranks report in JSON words."""
+
+    def __init__(self, ranks: int, task: str, *arguments: object, **settings: object) -> None:
+        self._mark = secrets.token_hex(8)
+        self._folder = tempfile.TemporaryDirectory(prefix="evidence-")
+        self.words = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.words.bind(f"{self._folder.name}/words")
+        self.heard: list[Word] = []
+        self.before = traces()
+        environment = {
+            **inherited_environment(),
+            **{name.upper(): str(value) for name, value in settings.items()},
+            MARK: self._mark,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),
+        }
+        command = [sys.executable, str(RANK), self._folder.name, task, *map(str, arguments)]
+        self._output = Path(self._folder.name) / "output"
+        self.start = time.monotonic()
+        with self._output.open("wb") as output:
+            self.launcher = subprocess.Popen(  # noqa: S603 -- our own
+                [sys.executable, "-m", "multiring", "run", "-n", str(ranks), "--", *command],
+                env=environment,
+                stdout=output,
+                stderr=output,
+            )
+
+    def __enter__(self) -> "Job":  # noqa: PYI034 -- Self came with Python 3.11
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.launcher.kill()
+        self.launcher.wait()
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.words.close()
+        self._folder.cleanup()
+
+    @property
+    def output(self) -> str:
+        """What the launcher and its ranks wrote so far."""
+        return self._output.read_text(errors="replace")
+
+    def tell(self, word: str) -> None:
+        """Leave a word that ranks look for."""
+        (Path(self._folder.name) / word).touch()
+
+    def wait_for(self, enough: Callable[[list[Word]], bool], timeout_s: float) -> None:
+        """Listen until `enough(heard)`.
+
+        Raises:
+            TimeoutError: it is not enough after `timeout_s`, or the job ended before.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not enough(self.heard):
+            self.words.settimeout(0.1)
+            try:
+                self.heard.append(json.loads(self.words.recv(1 << 16)))
+            except TimeoutError:
+                if self.launcher.poll() is not None or time.monotonic() > deadline:
+                    raise TimeoutError(f"heard {self.heard[-4:]} only; output:\n{self.output[-4000:]}") from None
+
+    def processes(self) -> list[int]:
+        """Return the processes of this job that are still there."""
+        mark = f"{MARK}={self._mark}".encode()
+        return [
+            int(entry.name)
+            for entry in Path("/proc").iterdir()
+            if entry.name.isdecimal() and int(entry.name) != self.launcher.pid and mark in _environment(entry)
+        ]
+
+    def leftovers(self, within_s: float) -> list[str]:
+        """Return what is left of the job after `within_s` at most: processes, sockets, files of shared memory."""
+        deadline = time.monotonic() + within_s
+        while True:
+            left = [f"process {pid}" for pid in self.processes()] + sorted(traces() - self.before)
+            if not left or time.monotonic() > deadline:
+                return left
+            time.sleep(0.05)
+
+
+def traces() -> set[str]:
+    """Return multiring's abstract Unix sockets, TCP sockets but in TIME_WAIT, and files of shared memory."""
+    unix = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "@multiring" in line}
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    time_wait = "06"
+    tcp = {" ".join(["tcp", *row[1:4]]) for row in rows if row[3] != time_wait}
+    return unix | tcp | {f"/dev/shm/{entry.name}" for entry in Path("/dev/shm").iterdir()}  # noqa: S108
+
+
+def _environment(process: Path) -> bytes:
+    try:
+        return (process / "environ").read_bytes()
+    except OSError:
+        return b""  # it ended, or it is another user's

@@ -1,0 +1,110 @@
+"""What one rank of a job does for the evidence: python evidence_rank.py FOLDER TASK ...
+
+Needs NumPy only. It reports in JSON words to FOLDER/words, and looks there for words to it.
+"""
+
+import hashlib
+import json
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tests.conformance.cases import check_reduced, operand
+from tests.wire.strangers import listening_port
+
+import multiring
+from multiring.settings import Settings
+
+FOREVER_S = 60.0
+
+
+def main() -> None:
+    """Run the task."""
+    folder, task, *arguments = sys.argv[1:]
+    tasks = {"die": die, "join": join, "sums": sums, "open": stay_open}
+    tasks[task](Path(folder), *arguments)
+
+
+def tell(folder: Path, **word: Any) -> None:
+    """Report."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
+        line.connect(f"{folder}/words")
+        line.send(json.dumps(word).encode())
+
+
+def die(folder: Path, stage: str, victim: str, workers: str) -> None:
+    """Report from `stage`, where somebody kills the victim, and try to go on."""
+    rank = Settings.from_environment().rank
+    here = {"rank": rank, "pid": os.getpid(), "stage": stage}
+    if stage == "init" and rank == int(victim):
+        tell(folder, **here)
+    group = multiring.init()
+    for _ in range(int(workers)):
+        if os.fork() == 0:  # as a data loader's worker
+            time.sleep(FOREVER_S)
+            os._exit(0)
+    array = group.allocate(300_000, "float32")
+    array[...] = 1
+    group.all_reduce(array)
+    if group.rank == int(victim) and stage != "init":
+        tell(folder, **here)
+    if stage == "shutdown":
+        multiring.shutdown()
+        time.sleep(0.5)
+        return
+    until = time.monotonic() + FOREVER_S
+    while time.monotonic() < until:
+        if stage == "barrier":
+            group.barrier()
+        else:
+            group.all_reduce(array, "average")
+
+
+def join(folder: Path) -> None:
+    """Join, sum, and report when init returned and how many descriptors there are."""
+    group = multiring.init()
+    joined_s = time.monotonic()
+    total = np.full(1000, group.rank + 1, np.int64)
+    group.all_reduce(total)
+    opened = len(list(Path("/proc/self/fd").iterdir()))
+    group.barrier()
+    right = bool((total == group.size * (group.size + 1) // 2).all())
+    tell(folder, rank=group.rank, joined_s=joined_s, right=right, descriptors=opened, grid=group.grid)
+
+
+def sums(folder: Path, cases: str) -> None:
+    """Sum random float32 and bfloat16 arrays, compare with the oracle, and report all bits in brief."""
+    group = multiring.init()
+    digest = hashlib.blake2b(digest_size=16)
+    sizes = np.random.default_rng(0).integers(1, 100_000, int(cases))
+    for number, count in enumerate(sizes.tolist()):
+        dtype, op = ("float32", "bfloat16")[number % 2], ("sum", "average")[number // 2 % 2]
+        operands = [operand(dtype, op, (count,), (number, rank)) for rank in range(group.size)]
+        array = group.allocate(count, dtype) if number % 3 else np.empty_like(operands[0])
+        array[...] = operands[group.rank]
+        group.all_reduce(array, op)
+        check_reduced(array, operands, op, len(group.grid), f"case {number}")
+        digest.update(array.tobytes())
+    tell(folder, rank=group.rank, cases=len(sizes), digest=digest.hexdigest())
+
+
+def stay_open(folder: Path) -> None:
+    """Report the listening port, and sum until told to stop; report whether all sums were right."""
+    group = multiring.init()
+    tell(folder, rank=group.rank, port=listening_port())
+    total, turns, going = np.ones(10_000), 0, np.ones(1)
+    while going[0]:
+        group.all_reduce(total, "average")
+        going[0] = not (folder / "stop").exists()
+        group.all_reduce(going, "max")
+        turns += 1
+    group.all_reduce(total)
+    tell(folder, rank=group.rank, turns=turns, right=bool((total == group.size).all()))
+
+
+if __name__ == "__main__":
+    main()
