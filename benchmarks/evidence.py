@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script: the tests
 from benchmarks.evidence_job import ROOT, Job, Word
 from tests.wire.strangers import visit
 
-from multiring.collectives import build
+from multiring.collectives import algorithms_of, build
 from multiring.schedule import Collective, Frame, check
 
 DEATH_S, GONE_S, JOIN_S, CHECK_S = 5.0, 10.0, 20.0, 2.0  # floors

@@ -53,9 +53,7 @@ class Job:
     def __enter__(self) -> "Job":  # noqa: PYI034 -- Self came with Python 3.11
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.launcher.kill()
         self.launcher.wait()
         for pid in self.processes():

@@ -25,7 +25,7 @@ FOREVER_S = 60.0
 def main() -> None:
     """Run the task."""
     folder, task, *arguments = sys.argv[1:]
-    tasks = {"die": die, "join": join, "sums": sums, "open": stay_open}
+    tasks: dict[str, Any] = {"die": die, "join": join, "sums": sums, "open": stay_open}
     tasks[task](Path(folder), *arguments)
 
 
