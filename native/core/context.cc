@@ -376,6 +376,7 @@ void Context::on_loss(int peer, LossKind kind, const std::string& why) { note_lo
 void Context::note_loss(int lost, LossKind kind, const std::string& why) {
   if (new_losses_.empty()) oldest_new_loss_ = Clock::now();
   new_losses_.push_back({lost, {kind, why}});
+  changed_.notify_all();  // whoever closes waits for its peers to hang up
 }
 
 void Context::tell_everyone(const Frame& frame) {
