@@ -54,11 +54,6 @@ def backward(loss: Tensor, **options: Any) -> None:
     loss.backward(**options)  # type: ignore[no-untyped-call] # torch's own
 
 
-def gradients(model: nn.Module) -> list[Tensor | None]:
-    """Return copies of what the parameters' gradients hold."""
-    return [None if each.grad is None else each.grad.detach().clone() for each in model.parameters()]
-
-
 def mean_gradients(make: Callable[[], nn.Module], losses: Sequence[Callable[[nn.Module], Tensor]]) -> list[Tensor]:
     """Return the mean of the losses' gradients, each from a plain backward of a model of its own."""
     columns = []

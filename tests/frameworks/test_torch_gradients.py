@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.frameworks.plain import backward, gradients, join, loss_of, mean_gradients, network
+from tests.frameworks.plain import backward, join, loss_of, mean_gradients, network
 from tests.frameworks.sharing import BOUNDS, expect, sgd
 from tests.wire.ranks import Here, run_ranks
 from torch import Tensor, nn
@@ -117,17 +117,32 @@ def add_up(here: Here) -> None:
         model = network()
         optimizer = sgd(model, op=op, backward_passes_per_step=3)
         for set_to_none in (True, False):
-            for step in range(2):
-                backward(loss_of(model, here.rank + 10 * step))
-                own = gradients(model)
-            if set_to_none:  # the third one reduces; with a step the two before would do
-                assert all(torch.equal(one, other) for one, other in zip(own, gradients(model), strict=True))  # type: ignore[arg-type]
-                backward(loss_of(model, here.rank + 20))
-                expect(model, [0, 1, 10, 11, 20, 21], scale=3 * scale)
-            else:
-                optimizer.synchronize()
-                expect(model, [0, 1, 10, 11], scale=2 * scale)
+            backward(loss_of(model, here.rank))
+            backward(loss_of(model, here.rank + 10))
+            expect(model, [here.rank, here.rank + 10], scale=2.0)
+            backward(loss_of(model, here.rank + 20))
+            expect(model, [0, 1, 10, 11, 20, 21], scale=3 * scale)
             optimizer.zero_grad(set_to_none=set_to_none)
+        # Two of three, and then it is time for a step.
+        backward(loss_of(model, here.rank))
+        backward(loss_of(model, here.rank + 10))
+        optimizer.synchronize()
+        expect(model, [0, 1, 10, 11], scale=2 * scale)
+
+
+def test_backwards_after_a_step_that_was_left_out() -> None:
+    run_ranks(leave_step_out, 2)
+
+
+def leave_step_out(here: Here) -> None:
+    """As loss scaling does after an overflow; here nothing is set to zero either."""
+    join(here)
+    model = network()
+    optimizer = sgd(model, backward_passes_per_step=2)
+    for seed in (0, 10, 20):
+        backward(loss_of(model, here.rank + seed))
+    optimizer.synchronize()
+    expect(model, [0, 1, 10, 11, 20, 21], scale=3.0)
 
 
 def test_two_backwards_that_reduce_each() -> None:

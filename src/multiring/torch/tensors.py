@@ -34,8 +34,8 @@ def refuse_elsewhere(tensor: Tensor, name: str) -> None:
     """
     if tensor.device.type != "cpu":
         raise UnsupportedError(f"{name} is on {tensor.device}; multiring moves host memory only so far: use .cpu()")
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
+    if tensor.layout != torch.strided:
+        kind = str(tensor.layout).removeprefix("torch.")
         raise UnsupportedError(f"{name} is {kind}; want a dense tensor")
 
 
