@@ -41,22 +41,27 @@ Bytes allocate(Context& context, size_t bytes) {
   return Bytes(start, {bytes}, owner);
 }
 
-void connect(Context& context, const std::vector<PeerTuple>& peers, const std::vector<int>& local_ranks,
-             const std::vector<int>& neighbours, double timeout_s) {
+bool connect(Context& context, const std::vector<PeerTuple>& peers, const std::vector<int>& local_ranks,
+             const std::vector<int>& neighbours, double timeout_s, const nb::callable& disturbed) {
   std::vector<PeerAddress> addresses;
   for (const auto& [rank, same_host, handover, host, port] : peers) {
     addresses.push_back({rank, same_host, handover, host, static_cast<uint16_t>(port)});
   }
-  bool stop = false;
+  bool raised = false;
+  bool connected = false;
+  auto next_look = Clock::now();
   {
     const nb::gil_scoped_release release;
-    context.connect(addresses, local_ranks, neighbours, timeout_s, [&stop] {
+    connected = context.connect(addresses, local_ranks, neighbours, timeout_s, [&] {
+      if (Clock::now() < next_look) return false;
+      next_look = Clock::now() + std::chrono::milliseconds(50);
       const nb::gil_scoped_acquire acquire;
-      stop = PyErr_CheckSignals() != 0;
-      return stop;
+      raised = PyErr_CheckSignals() != 0;
+      return raised || nb::cast<bool>(disturbed());
     });
   }
-  if (stop) throw nb::python_error();
+  if (raised) throw nb::python_error();
+  return connected;
 }
 
 // True once the operation has ended; false after `timeout_s`.
@@ -93,7 +98,7 @@ void bind_context(nb::module_& m) {
       .def("listen", &Context::listen, nb::arg("host"), nb::arg("first_port"), nb::arg("last_port"),
            "Listen at a numeric address on the first free port; returns the port.")
       .def("connect", &connect, nb::arg("peers"), nb::arg("local_ranks"), nb::arg("neighbours"), nb::arg("timeout_s"),
-           "peers: (rank, same host, hand-over name, tcp host, tcp port).")
+           nb::arg("disturbed"), "False when `disturbed` returned True first. peers: (rank, same host, hand-over name, tcp host, tcp port).")
       .def("allocate", &allocate, nb::arg("bytes"), "Arena memory as bytes; freed with the last array that views it.")
       .def("arena_bytes", [](Context& context) { return context.own_segment()->used_bytes(); })
       .def("holds", [](Context& context, uintptr_t address, size_t bytes) {

@@ -50,7 +50,7 @@ void cpu_relax() {
 #endif
 }
 
-const char* verb(LossKind kind) { return kind == LossKind::died ? "died" : "left the job"; }
+const char* verb(LossKind kind) { return kind == LossKind::left ? "left the job" : "died"; }
 
 }  // namespace
 
@@ -209,6 +209,10 @@ std::shared_ptr<Operation> Context::post(OperationSpec spec, bool caller_waits) 
   if (closing_) throw Fault(FaultKind::state, "multiring was shut down");
   if (!broken_.empty()) throw Fault(FaultKind::state, broken_);
   const OperationKey key = spec.key;
+  const auto stalled = stalled_groups_.find(key.group);
+  if (stalled != stalled_groups_.end()) {
+    throw Fault(FaultKind::stall, "the group is unusable: in an earlier operation " + stalled->second);
+  }
   if (running_.contains(key)) throw Fault(FaultKind::state, "an operation with this key is in flight");
   auto operation = std::make_shared<Operation>(std::move(spec), static_cast<Host&>(*this));
   running_[key] = operation;
@@ -366,8 +370,10 @@ void Context::on_frame(int peer, const Frame& frame) {
     operation.culprit = static_cast<int>(frame.offset);
   } else if (frame.kind == FrameKind::fail) {
     const auto lost = static_cast<int>(frame.offset);
-    note_loss(lost, static_cast<LossKind>(frame.slot), "as rank " + std::to_string(peer) + " found");
-    doomed_.insert(frame.key());
+    const auto kind = static_cast<LossKind>(frame.slot);
+    doomed_.try_emplace(frame.key(), lost, kind);
+    if (kind != LossKind::silent) note_loss(lost, kind, "as rank " + std::to_string(peer) + " found");
+    unsettled_ = true;
   }
 }
 
@@ -385,31 +391,54 @@ void Context::tell_everyone(const Frame& frame) {
   }
 }
 
-// Fails what cannot be finished without the ranks that are gone. A rank that died takes every operation it belongs
-// to with it. One that left had finished its own part, so only those that still wait for it can never end.
+// Fails what cannot be finished without the ranks that are gone.
 bool Context::settle_losses() {
   unsettled_ = false;
   for (const auto& [lost, loss] : std::exchange(new_losses_, {})) {
-    const bool known = losses_.contains(lost);
-    if (!losses_.try_emplace(lost, loss).second && known) continue;
+    const auto [known, is_new] = losses_.try_emplace(lost, loss);
+    if (!is_new) continue;
+    loss_order_.push_back(lost);
     if (closing_) continue;
     tell_everyone({.kind = FrameKind::lost, .slot = static_cast<uint32_t>(loss.kind), .offset = static_cast<uint64_t>(lost)});
   }
   bool any = false;
   const auto running = running_;  // failing changes it
-  for (const auto& [key, operation] : running) {
-    const auto waits = operation->waiting_for();
-    for (const auto& [lost, loss] : losses_) {
-      if (!operation->involves(lost)) continue;
-      const bool waits_for_it = std::find(waits.begin(), waits.end(), lost) != waits.end();
-      if (loss.kind == LossKind::left && !waits_for_it && !doomed_.contains(key)) continue;
-      fail_for(*operation, lost, loss);
-      end_of(operation);
-      any = true;
+  for (const auto& [key, operation] : running) any |= settle(operation);
+  return any;
+}
+
+// A rank that died takes every operation it belongs to with it. One that left had finished its own part, so only those
+// that still wait for it can never end. The cause named is what another member failed for, else the first death learned
+// of, else a leave-taking: ranks that raise because of a death end their programs too.
+bool Context::settle(const std::shared_ptr<Operation>& operation) {
+  const auto doomed = doomed_.find(operation->spec().key);
+  if (doomed != doomed_.end()) {
+    const auto [lost, kind] = doomed->second;
+    if (kind == LossKind::silent) {
+      fail_stalled(*operation, lost);
+    } else {
+      const auto known = losses_.find(lost);
+      fail_for(*operation, lost, known != losses_.end() ? known->second : Loss{kind, "as another rank found"});
+    }
+    end_of(operation);
+    return true;
+  }
+  const auto waits = operation->waiting_for();
+  int cause = -1;
+  for (const int lost : loss_order_) {
+    if (!operation->involves(lost)) continue;
+    const bool died = losses_.at(lost).kind == LossKind::died;
+    const bool waits_for_it = std::find(waits.begin(), waits.end(), lost) != waits.end();
+    if (died) {
+      cause = lost;
       break;
     }
+    if (waits_for_it && cause < 0) cause = lost;
   }
-  return any;
+  if (cause < 0) return false;
+  fail_for(*operation, cause, losses_.at(cause));
+  end_of(operation);
+  return true;
 }
 
 void Context::tell_members(const Operation& operation, int lost, LossKind kind) {
@@ -426,6 +455,13 @@ void Context::fail_for(Operation& operation, int lost, const Loss& loss) {
   tell_members(operation, lost, loss.kind);
   operation.fail(FaultKind::peer_lost,
                  "rank " + std::to_string(lost) + " " + verb(loss.kind) + " (" + loss.why + ")");
+}
+
+void Context::fail_stalled(Operation& operation, int silent) {
+  const std::string text = "nothing came from rank " + std::to_string(silent) + " for " +
+                           std::to_string(static_cast<int64_t>(seconds_since(operation.moved))) + " s";
+  stalled_groups_.try_emplace(operation.spec().key.group, text);
+  operation.fail(FaultKind::stall, text);
 }
 
 // This rank cannot go on with the operation, so nobody can.
@@ -447,11 +483,9 @@ void Context::tick() {
     if (quiet_s < config_.stall_warn_s / 2 && quiet_s < config_.stall_timeout_s / 4) continue;
     const auto waits = operation->waiting_for();
     if (quiet_s >= config_.stall_timeout_s) {
-      std::string who;
-      const auto named = operation->culprit >= 0 ? std::vector<int>{operation->culprit} : waits;
-      for (const int rank : named) who += (who.empty() ? "" : ", ") + std::to_string(rank);
-      operation->fail(FaultKind::stall, "nothing came from rank " + who + " for " +
-                                            std::to_string(static_cast<int64_t>(quiet_s)) + " s");
+      const int silent = operation->culprit >= 0 || waits.empty() ? operation->culprit : waits.front();
+      tell_members(*operation, silent, LossKind::silent);
+      fail_stalled(*operation, silent);
       end_of(operation);
       continue;
     }

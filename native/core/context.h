@@ -81,8 +81,8 @@ class Context final : public LinkEvents, public Host {
   uint16_t listen(const std::string& host, uint16_t first_port, uint16_t last_port);
 
   // Maps every rank of this host and connects to `neighbours`. `local_ranks` lists this host's ranks, own one
-  // included, the same on all of them. Raises FaultKind::rendezvous.
-  void connect(const std::vector<PeerAddress>& peers, const std::vector<int>& local_ranks,
+  // included, the same on all of them. False: `interrupted` said to stop. Raises FaultKind::rendezvous.
+  bool connect(const std::vector<PeerAddress>& peers, const std::vector<int>& local_ranks,
                const std::vector<int>& neighbours, double timeout_s, const std::function<bool()>& interrupted);
 
   // `caller_waits`: `wait` follows at once on this thread, so nobody else need be woken.
@@ -126,10 +126,12 @@ class Context final : public LinkEvents, public Host {
   bool receive_local();
   void end_of(const std::shared_ptr<Operation>& operation);
   bool settle_losses();
+  bool settle(const std::shared_ptr<Operation>& operation);
   void note_loss(int lost, LossKind kind, const std::string& why);
   void tell_everyone(const Frame& frame);
   void tell_members(const Operation& operation, int lost, LossKind kind);
   void fail_for(Operation& operation, int lost, const Loss& loss);
+  void fail_stalled(Operation& operation, int silent);
   void fail_alone(Operation& operation, const std::string& why);
   void tick();
   bool may_sleep(uint32_t sleeper);
@@ -190,7 +192,9 @@ class Context final : public LinkEvents, public Host {
   std::map<OperationKey, std::vector<Frame>> early_;  // frames for operations not posted yet
   std::map<int, Loss> losses_;
   std::vector<std::pair<int, Loss>> new_losses_;  // found while links or operations are at work
-  std::set<OperationKey> doomed_;                 // some member can never finish these
+  std::vector<int> loss_order_;                   // lost ranks as they were learned of
+  std::map<OperationKey, std::pair<int, LossKind>> doomed_;  // what some member could not finish, and for whom
+  std::map<uint64_t, std::string> stalled_groups_;           // which ranks took part in what is not known there any more
   Clock::time_point oldest_new_loss_{};
   bool unsettled_ = false;                        // a loss is known that operations were not checked for
   Clock::time_point next_tick_{};

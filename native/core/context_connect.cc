@@ -131,7 +131,7 @@ uint16_t Context::listen(const std::string& host, uint16_t first_port, uint16_t 
   throw Fault(FaultKind::argument, "an empty range of ports");
 }
 
-void Context::connect(const std::vector<PeerAddress>& peers, const std::vector<int>& local_ranks,
+bool Context::connect(const std::vector<PeerAddress>& peers, const std::vector<int>& local_ranks,
                       const std::vector<int>& neighbours, double timeout_s,
                       const std::function<bool()>& interrupted) {
   const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
@@ -155,7 +155,7 @@ void Context::connect(const std::vector<PeerAddress>& peers, const std::vector<i
   }
   for (const int peer : local_ranks) {
     if (peer > config_.rank) map_from(addresses_.at(peer), std::chrono::duration<double>(deadline - Clock::now()).count());
-    if (interrupted()) return;
+    if (interrupted()) return false;
   }
   Lock lock(mutex_);
   for (const int peer : neighbours) {
@@ -188,11 +188,12 @@ void Context::connect(const std::vector<PeerAddress>& peers, const std::vector<i
     lock.unlock();
     const bool stop = interrupted();
     lock.lock();
-    if (stop) return;
+    if (stop) return false;
   }
   poller_.remove(handover_socket_.get());
   handover_socket_.reset();
   segment_->close_fd();
+  return true;
 }
 
 // ---- one host ------------------------------------------------------------------------------

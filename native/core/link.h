@@ -35,6 +35,7 @@ struct OutStream {
   uint64_t offered = 0;  // bytes
   uint64_t taken = 0;    // bytes the offered memory is no longer needed for
   uint64_t sent = 0;     // bytes handed to the wire (tcp: bounded by credit)
+  uint32_t staged = 0;   // shm: staging slots it holds
   uint64_t credit = 0;   // tcp: bytes the peer has room for, counted from the stream's start
   bool drained() const { return offered == taken; }
 };

@@ -55,7 +55,7 @@ ShmLink::ShmLink(int peer, LinkEvents& events, const Bell& bell, Ends ends)
 }
 
 ShmLink::~ShmLink() {
-  if (staging_ != nullptr) ends_.own->release(staging_);
+  for (std::byte* slot : slots_) ends_.own->release(slot);
 }
 
 void ShmLink::wake() const {
@@ -106,14 +106,11 @@ bool ShmLink::stage(const StreamKey& key, OutStream& stream) {
       frame.offset = reinterpret_cast<uint64_t>(piece.data);
       frame.length = piece.size;
     } else {
-      if (staging_ == nullptr) {
-        staging_ = ends_.own->allocate(kSlotBytes * kSlots);
-        for (uint32_t slot = kSlots; slot-- > 0;) free_slots_.push_back(slot);
-      }
-      if (free_slots_.empty()) return moved;
+      if (!find_slot(stream)) return moved;
       frame.slot = free_slots_.back();
       free_slots_.pop_back();
-      std::byte* at = staging_ + kSlotBytes * frame.slot;
+      ++stream.staged;
+      std::byte* at = slots_[frame.slot];
       frame.length = std::min(piece.size, kSlotBytes);
       frame.offset = static_cast<uint64_t>(at - own.base());
       std::memcpy(at, piece.data, frame.length);
@@ -128,6 +125,16 @@ bool ShmLink::stage(const StreamKey& key, OutStream& stream) {
   return moved;
 }
 
+// A stream that holds no slot is entitled to one: if others could keep it from any, two operations that each wait for a
+// third rank's bytes could hold all slots of the links that would bring them.
+bool ShmLink::find_slot(const OutStream& stream) {
+  if (!free_slots_.empty()) return true;
+  if (slots_.size() >= kSlots && stream.staged > 0) return false;
+  free_slots_.push_back(static_cast<uint32_t>(slots_.size()));
+  slots_.push_back(ends_.own->allocate(kSlotBytes));
+  return true;
+}
+
 bool ShmLink::pump() {
   bool moved = false;
   while (!backlog_.empty() && push(backlog_.front())) {
@@ -140,8 +147,12 @@ bool ShmLink::pump() {
 
 void ShmLink::take(const Frame& frame) {
   const auto found = out_.find({frame.key(), frame.channel});
-  if (found != out_.end()) found->second.taken += frame.length;
-  if (frame.slot < kSlots) free_slots_.push_back(frame.slot);
+  const bool slot = frame.slot < slots_.size();
+  if (found != out_.end()) {
+    found->second.taken += frame.length;
+    if (slot) --found->second.staged;
+  }
+  if (slot) free_slots_.push_back(frame.slot);
 }
 
 bool ShmLink::receive() {
@@ -230,7 +241,7 @@ void ShmLink::close(const OperationKey& key) {
   for (auto at = in_.lower_bound({key, 0}); at != in_.end() && at->first.operation == key; ++at) {
     if (at->second.fetched) spare_.push_back(std::move(at->second.fetched));
     for (const auto& piece : at->second.pieces) {
-      if (piece.slot < kSlots) give_back(key, at->first.channel, piece.slot, piece.whole);
+      if (piece.slot < kForeign) give_back(key, at->first.channel, piece.slot, piece.whole);
     }
   }
   Link::close(key);

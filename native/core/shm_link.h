@@ -56,12 +56,13 @@ class ShmLink final : public Link {
 
  private:
   static constexpr size_t kSlotBytes = 128 * 1024;
-  static constexpr uint32_t kSlots = 8;
+  static constexpr uint32_t kSlots = 8;  // more only where a stream would otherwise have none
   static constexpr size_t kFetchBytes = 512 * 1024;  // small enough to stay in cache until it is combined
 
   bool push(const Frame& frame);
   bool stage(const StreamKey& key, OutStream& stream);
   void take(const Frame& frame);
+  bool find_slot(const OutStream& stream);
   bool fetch(const std::byte* from, std::byte* to, size_t size);
   void give_back(const OperationKey& key, uint16_t channel, uint32_t slot, uint64_t size);
   void wake() const;
@@ -71,7 +72,7 @@ class ShmLink final : public Link {
   std::deque<Frame> backlog_;  // frames that found the ring full
   std::vector<std::unique_ptr<std::byte[]>> spare_;  // buffers for foreign bytes, of streams that have ended
   bool is_read_ = false;  // the peer has said that it can read this rank's own memory
-  std::byte* staging_ = nullptr;
+  std::vector<std::byte*> slots_;
   std::vector<uint32_t> free_slots_;
 };
 

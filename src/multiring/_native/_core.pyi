@@ -1,6 +1,6 @@
 """multiring's compiled core; import it through multiring._native."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import enum
 from typing import Annotated
 
@@ -168,8 +168,11 @@ class Context:
         local_ranks: Sequence[int],
         neighbours: Sequence[int],
         timeout_s: float,
-    ) -> None:
-        """peers: (rank, same host, hand-over name, tcp host, tcp port)."""
+        disturbed: Callable,
+    ) -> bool:
+        """
+        False when `disturbed` returned True first. peers: (rank, same host, hand-over name, tcp host, tcp port).
+        """
 
     def allocate(self, bytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
         """Arena memory as bytes; freed with the last array that views it."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from multiring._native import Context, OperationSpec, Program, Rounds
-from multiring.errors import StateError
+from multiring.errors import StallError, StateError
 from multiring.runtime.arrays import Buffer, numpy_dtype
 from multiring.runtime.events import NAMES, STEPS
 from multiring.runtime.handles import Flight, OperationHandle
@@ -113,7 +113,7 @@ class Calls:
         """Tell the other ranks of `call` when the block fails here: they raise instead of waiting for this one."""
         try:
             yield
-        except StateError:  # there is nobody to talk to
+        except (StateError, StallError):  # there is nobody to talk to
             raise
         except Exception as error:
             self.post(call, f"{call.name} failed with {type(error).__name__}: {error}", Work(), waits=False)

@@ -22,6 +22,9 @@ class _Alone:
     def exchange(self, card: Message) -> list[Message]:
         return [decode(encode(card))]
 
+    def disturbed(self) -> bool:
+        return False
+
     def fail(self, text: str) -> None:
         """Nobody is there to be told."""
 
@@ -81,6 +84,13 @@ class Rendezvous:
         """
         return self._end.exchange(card)
 
+    def disturbed(self) -> bool:
+        """Return whether the job is known to have failed elsewhere; the next `exchange` or `agree` then says why.
+
+        Never blocks; for a rank that is busy between two exchanges.
+        """
+        return self._end.disturbed()
+
     def agree(self, error: str | None) -> None:
         """Return when every rank is fine.
 
@@ -88,7 +98,7 @@ class Rendezvous:
             error: what went wrong on this rank; None where nothing did.
 
         Raises:
-            RendezvousError: something went wrong on some rank; the same words on all, each rank named.
+            RendezvousError: something went wrong on some rank; the same words on all, the rank named.
         """
         errors = [card["error"] for card in self.exchange({"error": error})]
         failed = [f"rank {rank}: {text}" for rank, text in enumerate(errors) if text is not None]

@@ -1,6 +1,7 @@
 """Every other rank's end of the rendezvous: find rank 0, prove who we are, then one card a round."""
 
 import os
+import select
 import socket
 import time
 
@@ -111,6 +112,10 @@ class Client:
         self._talk.say({"card": card})
         cards: list[Message] = self._talk.hear()["cards"]
         return cards
+
+    def disturbed(self) -> bool:
+        """Return whether rank 0 has spoken, or gone, unasked: then something is wrong."""
+        return self._talk is not None and bool(select.select([self._talk.line.sock], [], [], 0)[0])
 
     def fail(self, text: str) -> None:
         """Tell rank 0, if it was found, that this rank gives up."""

@@ -86,7 +86,7 @@ class Server:
     def exchange(self, card: Message) -> list[Message]:
         """Wait for the card of every rank, then give all of them to all; see `Rendezvous.exchange`."""
         self._round += 1
-        self._cards = {0: card}
+        self._take_card(0, card)
         if self._round > 1:
             self._deadline = time.monotonic() + self._timeout_s
         while self._trouble is None and len(self._cards) < self._identity.size:
@@ -103,7 +103,13 @@ class Server:
             self._trouble = f"{_ranks_text(slow)} did not take the answer within {self._timeout_s:g} s"
             self._end_in_trouble(linger_s=0.0)
         cards: list[Message] = decode(payload)["cards"]
+        self._cards = {}
         return cards
+
+    def disturbed(self) -> bool:
+        """Handle what has come in between two rounds; return whether the job has ended in trouble."""
+        self._serve(time.monotonic())
+        return self._trouble is not None
 
     def fail(self, text: str) -> None:
         """Tell every rank that rank 0 gives up; ranks that are not here yet get a moment to come."""
@@ -300,7 +306,13 @@ class Server:
         elif link.rank in self._cards or not isinstance(message.get("card"), dict):
             raise FrameError("an unexpected message")
         else:
-            self._cards[link.rank] = message["card"]
+            self._take_card(link.rank, message["card"])
+
+    def _take_card(self, rank: int, card: Message) -> None:
+        self._cards[rank] = card
+        # Nobody need wait for the others' cards to hear it, and some may be waiting for the one that failed.
+        if card.get("error") is not None:
+            self._blame(f"rank {rank}: {card['error']}")
 
     def _answer(self, link: _Link, message: Message) -> None:
         if link.seal is not None:

@@ -177,7 +177,7 @@ def _join(settings: Settings) -> World:
             grid, order = grid_of(Topology(hosts))
             error = None
             try:
-                context.connect(
+                connected = context.connect(
                     [
                         (rank, rank in local_ranks, card["handover"], *addresses[rank])
                         for rank, card in enumerate(cards)
@@ -186,7 +186,10 @@ def _join(settings: Settings) -> World:
                     list(local_ranks),
                     list(neighbours(grid, order, identity.rank)),
                     settings.init_timeout_s,
+                    meeting.disturbed,
                 )
+                if not connected:
+                    error = "it gave up connecting because another rank had failed"
             except (OSError, RuntimeError) as failure:
                 error = f"{type(failure).__name__}: {failure}"
             meeting.agree(error)
