@@ -98,7 +98,7 @@ class Rendezvous:
             error: what went wrong on this rank; None where nothing did.
 
         Raises:
-            RendezvousError: something went wrong on some rank; the same words on all, the rank named.
+            RendezvousError: something went wrong on some rank; the same words on all, the first one named.
         """
         errors = [card["error"] for card in self.exchange({"error": error})]
         failed = [f"rank {rank}: {text}" for rank, text in enumerate(errors) if text is not None]
