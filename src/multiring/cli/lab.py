@@ -6,6 +6,7 @@ Nothing of a lab outlives the command. Needs root.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     options = Options(
         launcher=Launcher(arguments.launcher),
-        name=arguments.name,
+        name=arguments.name or f"lab-{os.getpid()}",
         log_dir=arguments.log_dir,
         faults=tuple(parse_timed(seconds, words, plan) for seconds, words in arguments.at),
     )

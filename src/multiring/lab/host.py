@@ -30,6 +30,7 @@ from multiring.lab.namespaces import (
 
 AGENT = "/dev/shm/.multiring-lab/ssh"  # noqa: S108 -- on the host's own tmpfs, which only root and its processes see
 _KEPT = (Space.MOUNT, Space.UTS, Space.IPC, Space.NET)
+_SHOWN = (*_KEPT, Space.PID)
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- the place shared memory is at
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _READY = b"+"
@@ -65,11 +66,10 @@ class Host:
         Raises:
             UnsupportedError: it cannot be made; the text says what was refused.
         """
-        word = self._channel.recv(_WORD_BYTES)
+        word, descriptors, _, _ = socket.recv_fds(self._channel, _WORD_BYTES, len(_SHOWN))
+        self._spaces = dict(zip(_SHOWN, descriptors, strict=False))
         if word != _READY:
             raise UnsupportedError(f"cannot make {self.name}: {word.decode() or 'its keeper was killed'}")
-        for space in (*_KEPT, Space.PID):
-            self._spaces[space] = open_namespace(space, f"/proc/{self._pid}/ns")
 
     @property
     def network(self) -> int:
@@ -146,7 +146,11 @@ def _keep(channel: socket.socket, name: str, hosts_file: str) -> None:
         except OSError as error:
             channel.send(f"{error.strerror} ({error.filename})".encode())
             os._exit(1)
-        channel.send(_READY)
+        # Handed over, not opened by the other end: that may know this process by another number than /proc does.
+        spaces = [open_namespace(space) for space in _SHOWN]
+        socket.send_fds(channel, [_READY], spaces)
+        for descriptor in spaces:
+            os.close(descriptor)
         while word := channel.recv(_WORD_BYTES):
             with contextlib.suppress(ProcessLookupError):  # there is no other process
                 os.kill(-1, word[0])

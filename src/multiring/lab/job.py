@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from multiring.errors import LaunchError, MultiringError
+from multiring.lab.apart import FORWARDED, run_apart
 from multiring.lab.door import Caller, Door, Message, open_host_door, open_lab_door
 from multiring.lab.faults import Fault, Kind, TimedFault, parse_fault
 from multiring.lab.launchers import Launcher, Process, processes_of
-from multiring.lab.machine import Lab
+from multiring.lab.machine import Lab, require_root
 from multiring.lab.namespaces import Space, inside
 from multiring.lab.plan import Plan
 from multiring.launch.cores import cores_of_cpus, share_cpus, threads_per_rank, usable_cpus
-from multiring.launch.job import Job, Start, check_can_run, check_command, environment_of_process
+from multiring.launch.job import Job, Member, Start, check_can_run, check_command, environment_of_process
 from multiring.launch.leftovers import signal_group
 from multiring.launch.local import job_name
 from multiring.settings import Settings, inherited_environment
@@ -33,7 +34,7 @@ class Options:
     """How a job runs in a lab. `name` is where `ask_lab` finds it; `faults` come by themselves."""
 
     launcher: Launcher = Launcher.MULTIRING
-    name: str | None = None
+    name: str = "lab"
     log_dir: Path | None = None
     faults: tuple[TimedFault, ...] = ()
 
@@ -63,8 +64,13 @@ def run_lab(plan: Plan, command: Sequence[str], options: Options | None = None) 
     if options.launcher is Launcher.MPIEXEC:
         version = _version_of_mpiexec(environment)
     processes = processes_of(plan, options.launcher, command, version, place)
-    with Lab(plan) as lab:
-        return LabJob(lab, processes, environment, options).run()
+
+    def work() -> int:
+        with Lab(plan) as lab:
+            return LabJob(lab, processes, environment, options).run()
+
+    require_root()
+    return run_apart(work)
 
 
 def _version_of_mpiexec(environment: dict[str, str]) -> str:
@@ -118,11 +124,11 @@ class LabJob(Job):
         super().__init__(_starts(lab, processes, environment), options.log_dir)
         self._lab = lab
         self._host_of = [process.host for process in processes]
-        self._name = options.name or f"lab-{os.getpid()}"
+        self._name = options.name
         self._due = sorted(options.faults, key=lambda timed: timed.at_s)
         self._doors: list[Door] = []
         self._errands: list[_Errand] = []
-        self._begin: float | None = None  # when all processes were started
+        self._begin = 0.0  # when the last process was started, by the monotonic clock
 
     def run(self) -> int:
         """As `Job.run`; where nobody survived the faults, what a shell says of a killed process."""
@@ -130,6 +136,7 @@ class LabJob(Job):
         return code or (128 + signal.SIGKILL if all(member.is_excused for member in self._members) else 0)
 
     def _open(self, stack: contextlib.ExitStack) -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)  # handled from here on
         self._add_door(stack, open_lab_door(self._name, self._on_fault))
         for host in self._lab.hosts:
             with inside(host.network, Space.NET):
@@ -139,6 +146,10 @@ class LabJob(Job):
         self._doors.append(door)
         stack.callback(door.close)
 
+    def _born(self, member: Member) -> None:
+        self._begin = time.monotonic()
+        member.known_as = _number_outside(member.pid)
+
     def _watch_more(self, poll: selectors.BaseSelector) -> None:
         for door in self._doors:
             door.watch(poll)
@@ -146,12 +157,10 @@ class LabJob(Job):
     # -- faults
 
     def _wake_at(self) -> float | None:
-        return self._begin + self._due[0].at_s if self._due and self._begin is not None else None
+        return self._begin + self._due[0].at_s if self._due else None
 
     def _do_more(self) -> None:
-        now = time.monotonic()
-        self._begin = now if self._begin is None else self._begin
-        while self._due and self._begin + self._due[0].at_s <= now:
+        while self._due and self._begin + self._due[0].at_s <= time.monotonic():
             fault = self._due.pop(0).fault
             try:
                 self._apply(fault)
@@ -215,6 +224,16 @@ class LabJob(Job):
             signal_group(errand.process.pid, signal.SIGKILL)
             errand.process.wait()
         self._errands.clear()
+
+
+def _number_outside(pid: int) -> int:
+    """Return the number that /proc, mounted outside, has for this process's child."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        lines = Path(f"/proc/self/fdinfo/{descriptor}").read_text(encoding="ascii").splitlines()
+    finally:
+        os.close(descriptor)
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pid:"))
 
 
 def _hang_up(process: "subprocess.Popen[bytes]") -> None:

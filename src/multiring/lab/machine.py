@@ -13,6 +13,14 @@ from multiring.lab.network import Network
 from multiring.lab.plan import Plan, host_name
 
 
+def require_root() -> None:
+    """Raise UnsupportedError unless this process is root's."""
+    if os.geteuid() != 0:
+        raise UnsupportedError(
+            f"multiring lab makes network namespaces and needs root, this is user {os.geteuid()}: run it with sudo"
+        )
+
+
 @final
 class Lab:
     """A context manager: the lab is up inside. Nothing of it outlives the process, or the thread, that entered it.
@@ -28,10 +36,7 @@ class Lab:
         self._stack = ExitStack()
 
     def __enter__(self) -> "Lab":
-        if os.geteuid() != 0:
-            raise UnsupportedError(
-                f"multiring lab makes network namespaces and needs root: run it with sudo (this is user {os.geteuid()})"
-            )
+        require_root()
         with ExitStack() as stack:
             hosts_file = self.plan.hosts_file()
             for host in range(self.plan.hosts):

@@ -41,6 +41,9 @@ class CommandError(LaunchError):
         super().__init__(message)
         self.exit_code = exit_code
 
+    def __reduce__(self) -> tuple[type["CommandError"], tuple[str, int]]:
+        return type(self), (str(self), self.exit_code)
+
 
 def check_can_run(what: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
     """Raise unless `command` can be started from here with `environment`.
@@ -108,6 +111,7 @@ class Member:
     err: RankStream
     code: int | None = None
     is_excused: bool = False
+    known_as: int = 0  # its process's number to the user, where that is another
 
     @property
     def pid(self) -> int:
@@ -177,7 +181,7 @@ class Job:
     def _open(self, stack: contextlib.ExitStack) -> None:
         """Make what the processes need; `stack` takes it down after their end."""
 
-    def _born(self, pid: int) -> None:
+    def _born(self, member: Member) -> None:
         """A process was started."""
 
     def _reaped(self, pid: int) -> None:
@@ -207,7 +211,7 @@ class Job:
                 self._members.append(self._start(start))
             except OSError as error:
                 raise self._start_error(start, error) from None
-            self._born(self._members[-1].pid)
+            self._born(self._members[-1])
 
     def _start(self, start: Start) -> Member:
         logs = [self._open_log(start, kind) for kind in ("out", "err")]
@@ -324,7 +328,7 @@ class Job:
             self._settle_until = time.monotonic() + (self._patience_s or _SETTLE_S)
 
     def _stop_because_of(self, cause: Member) -> None:
-        self._say(f"{cause.name} (pid {cause.pid}) failed: {cause.ending}")
+        self._say(f"{cause.name} (pid {cause.known_as or cause.pid}) failed: {cause.ending}")
         lines = cause.err.last_lines
         self._say("its last lines on stderr:" if lines else "it wrote nothing on stderr")
         self._err.add(b"".join(b"    " + line + b"\n" for line in lines))

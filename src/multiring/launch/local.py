@@ -11,7 +11,7 @@ from pathlib import Path
 from multiring.errors import ArgumentError
 from multiring.launch.cores import cores_of_cpus, share_cpus, threads_per_rank, usable_cpus
 from multiring.launch.guard import Guard
-from multiring.launch.job import Job, Start, check_can_run, environment_of_process
+from multiring.launch.job import Job, Member, Start, check_can_run, environment_of_process
 from multiring.launch.leftovers import end_leftovers, job_processes, signal_processes
 from multiring.settings import Settings, inherited_environment
 
@@ -82,8 +82,8 @@ class _LocalJob(Job):
         self._guard = Guard(self._name)
         stack.callback(self._guard.dismiss)
 
-    def _born(self, pid: int) -> None:
-        self._guard.watch(pid)
+    def _born(self, member: Member) -> None:
+        self._guard.watch(member.pid)
 
     def _reaped(self, pid: int) -> None:
         self._guard.forget(pid)
