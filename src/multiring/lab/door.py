@@ -144,14 +144,18 @@ class _Hearing:
             self._caller.answer(error=f"not understood: {error!r}")
 
 
+def check_lab_name(name: str) -> None:
+    """Raise ArgumentError unless a lab can be called `name`."""
+    if not 1 <= len(os.fsencode(name)) <= _NAME_BYTES or not name.isprintable() or " " in name:
+        raise ArgumentError(f"a lab cannot be called {name!r}, want 1 to {_NAME_BYTES} bytes without spaces")
+
+
 def open_lab_door(name: str, answer: Callable[[Caller, Message], None]) -> Door:
     """Return the door of the lab `name`.
 
     Raises:
-        ArgumentError: the name is too long, or another running lab has it.
+        ArgumentError: another running lab has the name.
     """
-    if not 1 <= len(os.fsencode(name)) <= _NAME_BYTES:
-        raise ArgumentError(f"a lab cannot be called {name!r}, want 1 to {_NAME_BYTES} bytes")
     try:
         return Door(f"\0{_PREFIX}{name}", answer)
     except OSError as error:

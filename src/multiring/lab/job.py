@@ -13,7 +13,7 @@ from pathlib import Path
 
 from multiring.errors import LaunchError, MultiringError
 from multiring.lab.apart import FORWARDED, run_apart
-from multiring.lab.door import Caller, Door, Message, open_host_door, open_lab_door
+from multiring.lab.door import Caller, Door, Message, check_lab_name, open_host_door, open_lab_door
 from multiring.lab.faults import Fault, Kind, TimedFault, parse_fault
 from multiring.lab.launchers import Launcher, Process, processes_of
 from multiring.lab.machine import Lab, require_root
@@ -31,12 +31,19 @@ _VERSION_S = 30.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """How a job runs in a lab. `name` is where `ask_lab` finds it; `faults` come by themselves."""
+    """How a job runs in a lab. `name` is where `ask_lab` finds it; `faults` come by themselves.
+
+    Raises:
+        ArgumentError: no lab can have that name.
+    """
 
     launcher: Launcher = Launcher.MULTIRING
     name: str = "lab"
     log_dir: Path | None = None
     faults: tuple[TimedFault, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_lab_name(self.name)
 
 
 def run_lab(plan: Plan, command: Sequence[str], options: Options | None = None) -> int:

@@ -17,9 +17,10 @@ from multiring.lab.namespaces import Space, inside, inside_new, open_namespace
 from multiring.lab.plan import Plan, Rate, rail_name, rate_text
 
 BUCKET, WIRE, SWITCH = "tbf", "veth", "bridge"
-# A bucket as small as timers on a busy machine allow: what is in it is sent for free. At a gigabit per second
+# A bucket as small as timers on a busy machine allow (1 ms loses a tenth of two gigabit links on two cores, 2 ms
+# none; docs/decisions/0010-lab.md): what is in it is sent for free. From half a gigabit per second on
 # it holds the largest packet TCP hands down (64 KiB), which then need not be cut up in software.
-_BURST_S = 1e-3
+_BURST_S = 2e-3
 _LEAST_BURST_BYTES = 4096
 # What a switch holds for a port that is overrun.
 _QUEUE_S = 25e-3
