@@ -94,7 +94,7 @@ class LabRun:
                     found.append(f"{entry} -> {entry.readlink()}")
         interfaces, mounts = traces_of_network()
         found += [f"interface {name}" for name in interfaces - self.before[0]]
-        found += [f"mount {line}" for line in mounts if line not in self.before[1] and "pytest" not in line]
+        found += [f"mount {line}" for line in mounts if line not in self.before[1]]
         return found
 
     def left_after(self, seconds: float) -> list[str]:
@@ -116,7 +116,7 @@ class LabRun:
 # How a lab can end: what its ranks do, who is signalled with what, and the exit code.
 ENDINGS: dict[str, tuple[str, str, int, int]] = {
     "normally": ("sleep 0.2", "nobody", 0, 0),
-    "by a failure": ("sleep 0.1; exit $MULTIRING_RANK", "nobody", 0, 1),
+    "by a failure": ("[ $MULTIRING_RANK != 1 ] || exit 3; sleep 1000", "nobody", 0, 3),
     "by Ctrl-C": ("sleep 1000", "lab", signal.SIGINT, 130),
     "by SIGTERM": ("sleep 1000", "lab", signal.SIGTERM, 143),
     "by SIGHUP": ("sleep 1000", "lab", signal.SIGHUP, 129),
@@ -150,7 +150,7 @@ def end(ending: str, delay_s: float = 0.0) -> LabRun:
                 "lab": lambda: lab.process.pid,
                 "first": lambda: lab.keepers()[0],
                 "keeper": lambda: lab.keepers()[1],
-                "slot": lambda: next(pid for pid in lab.members() if b"echo" in _command(pid)),
+                "slot": lambda: next(pid for pid in lab.members() if command_of(pid).startswith(b"sh\0-c")),
             }
             if whom != "nobody":
                 os.kill(target[whom](), number)
@@ -162,5 +162,8 @@ def end(ending: str, delay_s: float = 0.0) -> LabRun:
     return lab
 
 
-def _command(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
+def command_of(pid: int) -> bytes:
+    """Return a process's command line, empty where it ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""

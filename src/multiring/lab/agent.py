@@ -6,6 +6,7 @@ It asks the lab to start the command with this process's environment, folder, in
 exit code. Run as a program by itself, without the package: a launcher starts one for each host, and it is to be quick.
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -41,7 +42,8 @@ def main(arguments: list[str]) -> int:
             connection.connect(_DOOR)
             line = json.dumps(request).encode() + b"\n"
             sent = socket.send_fds(connection, [line], [0, 1, 2])
-            connection.sendall(line[sent:])
+            with contextlib.suppress(BrokenPipeError):  # it has answered already
+                connection.sendall(line[sent:])
             answer = json.loads(connection.makefile("rb").readline() or '{"error": "the lab ended"}')
     except (OSError, ValueError) as error:
         answer = {"error": str(error)}

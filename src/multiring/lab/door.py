@@ -195,6 +195,8 @@ def ask_lab(name: str | None, **words: object) -> None:
             answer = connection.makefile("rb").readline()
         except ConnectionRefusedError:
             raise ArgumentError(f"no lab {name!r}; running: {_text(running)}") from None
+        except (BrokenPipeError, ConnectionResetError):
+            answer = b""
         except OSError as error:
             raise LaunchError(f"lab {name!r} does not answer: {error}") from None
     if not answer:

@@ -16,7 +16,8 @@ from multiring.errors import LaunchError, UnsupportedError
 from multiring.lab.namespaces import Space, inside, inside_new, open_namespace
 from multiring.lab.plan import Plan, Rate, rail_name, rate_text
 
-BUCKET, WIRE, SWITCH = "tbf", "veth", "bridge"
+_ROOT = 0xFFFFFFFF  # TC_H_ROOT of <linux/pkt_sched.h>
+_BUCKET, _WIRE, _SWITCH = "tbf", "veth", "bridge"
 # A bucket as small as timers on a busy machine allow (1 ms loses a tenth of two gigabit links on two cores, 2 ms
 # none; docs/decisions/0010-lab.md): what is in it is sent for free. From half a gigabit per second on
 # it holds the largest packet TCP hands down (64 KiB), which then need not be cut up in software.
@@ -111,9 +112,9 @@ def _index(netlink: Any, name: str) -> int:
 
 
 def _add_bridge(netlink: Any, name: str) -> int:
-    with _explained(f"bridges ({SWITCH})", "CONFIG_BRIDGE"):
+    with _explained(f"bridges ({_SWITCH})", "CONFIG_BRIDGE"):
         # Snooping would have it wait for multicast queries; there is no loop for spanning trees to break.
-        netlink.link("add", ifname=name, kind=SWITCH, br_mcast_snooping=0, br_stp_state=0)
+        netlink.link("add", ifname=name, kind=_SWITCH, br_mcast_snooping=0, br_stp_state=0)
     index = _index(netlink, name)
     netlink.link("set", index=index, state="up")
     return index
@@ -122,8 +123,8 @@ def _add_bridge(netlink: Any, name: str) -> int:
 def _add_link(netlink: Any, name: str, peer: str, space: int | None) -> int:
     """Make a link with one end `name` here and the other in `space` (None: here too), and return this end."""
     other: dict[str, Any] = {"ifname": peer} if space is None else {"ifname": peer, "net_ns_fd": space}
-    with _explained(f"virtual interfaces ({WIRE})", "CONFIG_VETH"):
-        netlink.link("add", ifname=name, kind=WIRE, peer=other)
+    with _explained(f"virtual interfaces ({_WIRE})", "CONFIG_VETH"):
+        netlink.link("add", ifname=name, kind=_WIRE, peer=other)
     return _index(netlink, name)
 
 
@@ -141,14 +142,14 @@ def _join(netlink: Any, bridge: int, core: int, name: str, rate: Rate | None) ->
 def _shape(netlink: Any, index: int, rate: Rate | None) -> None:
     """Let at most `rate` leave through an interface."""
     if rate is None:
-        if any(qdisc.get_attr("TCA_KIND") == BUCKET for qdisc in netlink.get_qdiscs(index=index)):
-            netlink.tc("del", index=index, root=True)
+        if any(qdisc.get_attr("TCA_KIND") == _BUCKET for qdisc in netlink.get_qdiscs(index=index)):
+            netlink.tc("del", index=index, parent=_ROOT)
         return
     bytes_per_s = rate // 8
     burst = max(round(bytes_per_s * _BURST_S), _LEAST_BURST_BYTES)
     queue = max(round(bytes_per_s * _QUEUE_S), _LEAST_QUEUE_BYTES)
-    with _explained(f"the token bucket filter ({BUCKET}), so no rate of {rate_text(rate)}", "CONFIG_NET_SCH_TBF"):
-        netlink.tc("replace", BUCKET, index, rate=bytes_per_s, burst=burst, limit=queue + burst)
+    with _explained(f"token bucket filter ({_BUCKET}), so no rate of {rate_text(rate)}", "CONFIG_NET_SCH_TBF"):
+        netlink.tc("replace", _BUCKET, index, rate=bytes_per_s, burst=burst, limit=queue + burst)
 
 
 @contextmanager
