@@ -1,0 +1,81 @@
+"""multiring lab: run a command on virtual hosts of this machine, with wires of a chosen speed between them.
+
+Hosts are called host0, host1, ..., their interfaces rail0, rail1, ...; rates are like 1gbit or 250mbit, both ways.
+`multiring lab fault` does something to a lab that runs: freeze, thaw or kill a host, cut, slow or mend its links.
+Nothing of a lab outlives the command. Needs root.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from multiring.errors import ArgumentError
+from multiring.lab import Launcher, Options, Plan, ask_lab, parse_rate, parse_timed, run_lab
+from multiring.lab.faults import USAGE
+from multiring.launch import CommandError
+
+_FAULTS = "; ".join(USAGE.values())
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.usage = "multiring lab --hosts H [OPTIONS] -- CMD...\n       multiring lab fault [--lab NAME] FAULT..."
+    parser.add_argument("--hosts", type=int, metavar="H", help="how many hosts")
+    parser.add_argument("--slots", type=int, default=1, metavar="S", help="how many ranks on each (default 1)")
+    parser.add_argument("--link", metavar="RATE", help="speed of every host's rail0 (default: no limit)")
+    parser.add_argument("--rail", action="append", default=[], metavar="RATE", help="one more rail of that speed")
+    parser.add_argument(
+        "--rack", type=int, default=1, metavar="R", help="how many racks the hosts stand in (default 1)"
+    )
+    parser.add_argument("--uplink", metavar="RATE", help="speed of each rack's uplink, per rail (default: no limit)")
+    parser.add_argument(
+        "--launcher",
+        choices=[launcher.value for launcher in Launcher],
+        default="multiring",
+        help="who starts the ranks",
+    )
+    parser.add_argument(
+        "--at", nargs=2, action="append", default=[], metavar=("SECONDS", "FAULT"), help=f"a fault to come: {_FAULTS}"
+    )
+    parser.add_argument("--name", help="what the lab is called (default: lab-PID)")
+    parser.add_argument("--log-dir", type=Path, metavar="DIR", help="also write each process's output to files in DIR")
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="CMD...", help="what every rank runs")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit with the job's code; 127 where the command does not exist, 126 where it cannot be executed."""
+    program = arguments.program
+    if program[:1] == ["fault"]:
+        return _fault(program[1:])
+    if arguments.hosts is None:
+        raise ArgumentError("how many hosts? say --hosts H")
+    rails = [arguments.link, *arguments.rail]
+    plan = Plan(
+        hosts=arguments.hosts,
+        slots=arguments.slots,
+        rails=tuple(None if rate is None else parse_rate(rate) for rate in rails),
+        racks=arguments.rack,
+        uplink=None if arguments.uplink is None else parse_rate(arguments.uplink),
+    )
+    options = Options(
+        launcher=Launcher(arguments.launcher),
+        name=arguments.name or f"lab-{os.getpid()}",
+        log_dir=arguments.log_dir,
+        faults=tuple(parse_timed(seconds, words, plan) for seconds, words in arguments.at),
+    )
+    try:
+        return run_lab(plan, program[1:] if program[:1] == ["--"] else program, options)
+    except CommandError as error:
+        print(f"multiring: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _fault(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="multiring lab fault", description="Do something to a lab that runs.")
+    parser.add_argument("--lab", metavar="NAME", help="which lab (default: the one that runs)")
+    parser.add_argument("fault", nargs="+", metavar="FAULT", help=_FAULTS)
+    arguments = parser.parse_args(words)
+    ask_lab(arguments.lab, fault=arguments.fault)
+    return 0

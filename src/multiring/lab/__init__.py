@@ -1,0 +1,14 @@
+"""Virtual hosts on this machine, with wires of a chosen speed between them, and faults on request. Needs root."""
+
+from multiring.lab.door import ask_lab as ask_lab
+from multiring.lab.door import running_labs as running_labs
+from multiring.lab.faults import Fault as Fault
+from multiring.lab.faults import TimedFault as TimedFault
+from multiring.lab.faults import parse_fault as parse_fault
+from multiring.lab.faults import parse_timed as parse_timed
+from multiring.lab.job import Options as Options
+from multiring.lab.job import run_lab as run_lab
+from multiring.lab.launchers import Launcher as Launcher
+from multiring.lab.machine import Lab as Lab
+from multiring.lab.plan import Plan as Plan
+from multiring.lab.plan import parse_rate as parse_rate

@@ -1,0 +1,57 @@
+"""ssh, as far as launchers need it: run a command on another host of the lab this process is in.
+
+    agent.py [-OPTIONS] HOST COMMAND...
+
+It asks the lab to start the command with this process's environment, folder, input and output, and ends with its
+exit code. Run as a program by itself, without the package: a launcher starts one for each host, and it is to be quick.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import sys
+
+_DOOR = "\0multiring-lab"  # the same in door.py
+_TAKE_A_VALUE = "BbcDEeFIiJLlmOopQRSWw"  # options of ssh(1)
+_FAILED = 255  # what ssh says when it is not the command that failed
+
+
+def host_and_command(arguments: list[str]) -> tuple[str, str]:
+    """Return the host and the shell's command line in `arguments`, which are ssh's.
+
+    Raises:
+        ValueError: there is no host or no command.
+    """
+    rest = list(arguments)
+    while rest and rest[0].startswith("-"):
+        option = rest.pop(0)
+        if len(option) == 2 and option[1] in _TAKE_A_VALUE and rest:
+            rest.pop(0)
+    if len(rest) < 2:
+        raise ValueError(f"want HOST COMMAND..., got {arguments}")
+    return rest[0].rpartition("@")[2], " ".join(rest[1:])
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command and return its exit code, or 255 where it could not be run."""
+    try:
+        host, command = host_and_command(arguments)
+        request = {"host": host, "command": command, "folder": os.getcwd(), "environment": dict(os.environ)}  # noqa: PTH109, TID251 -- handed on as they are
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(_DOOR)
+            line = json.dumps(request).encode() + b"\n"
+            sent = socket.send_fds(connection, [line], [0, 1, 2])
+            with contextlib.suppress(BrokenPipeError):  # it has answered already
+                connection.sendall(line[sent:])
+            answer = json.loads(connection.makefile("rb").readline() or '{"error": "the lab ended"}')
+    except (OSError, ValueError) as error:
+        answer = {"error": str(error)}
+    if "error" in answer:
+        sys.stderr.write(f"multiring lab: {answer['error']}\n")
+        return _FAILED
+    return int(answer["code"])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

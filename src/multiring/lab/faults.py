@@ -1,0 +1,90 @@
+"""What can be done to a running lab, as a value: read from words, carried out elsewhere."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from multiring.errors import ArgumentError
+from multiring.lab.plan import Plan, Rate, host_name, parse_rate, rail_name, rate_text
+
+
+class Kind(Enum):
+    """A fault, or what undoes one. The value is how it is spelt."""
+
+    FREEZE = "freeze"
+    THAW = "thaw"
+    KILL = "kill"
+    CUT = "cut"
+    SLOW = "slow"
+    MEND = "mend"
+
+
+USAGE = {
+    Kind.FREEZE: "freeze HOST",
+    Kind.THAW: "thaw HOST",
+    Kind.KILL: "kill HOST",
+    Kind.CUT: "cut HOST [RAIL]",
+    Kind.SLOW: "slow HOST RATE [RAIL]",
+    Kind.MEND: "mend HOST [RAIL]",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """A fault of `host`, or of its links on `rails`; `rate` is what `SLOW` slows them to."""
+
+    kind: Kind
+    host: int
+    rails: tuple[int, ...] = ()
+    rate: Rate | None = None
+
+    def __str__(self) -> str:
+        rate = [] if self.rate is None else [rate_text(self.rate)]
+        return " ".join([self.kind.value, host_name(self.host), *rate, *map(rail_name, self.rails)])
+
+
+@dataclass(frozen=True, slots=True)
+class TimedFault:
+    """A fault that comes by itself, `at_s` seconds after the command was started."""
+
+    at_s: float
+    fault: Fault
+
+
+def parse_fault(words: Sequence[str], plan: Plan) -> Fault:
+    """Return the fault that `words`, like ("slow", "host1", "10mbit"), mean in a lab of `plan`.
+
+    Raises:
+        ArgumentError: they mean none; the text has what does.
+    """
+    spelt = {kind.value: kind for kind in Kind}
+    if not words or words[0] not in spelt:
+        raise ArgumentError(f"no fault {' '.join(words)!r}, want one of: {'; '.join(USAGE.values())}")
+    kind = spelt[words[0]]
+    usage = USAGE[kind].split()
+    needed = [word for word in usage if not word.startswith("[")]
+    if not len(needed) <= len(words) <= len(usage):
+        raise ArgumentError(f"no fault {' '.join(words)!r}, want {USAGE[kind]}")
+    rate = parse_rate(words[2]) if kind is Kind.SLOW else None
+    if kind in (Kind.FREEZE, Kind.THAW, Kind.KILL):
+        rails: tuple[int, ...] = ()
+    elif len(words) == len(usage):
+        rails = (plan.rail_named(words[-1]),)
+    else:
+        rails = tuple(range(plan.num_rails))
+    return Fault(kind=kind, host=plan.host_named(words[1]), rails=rails, rate=rate)
+
+
+def parse_timed(seconds: str, words: str, plan: Plan) -> TimedFault:
+    """Return the fault `words` at `seconds`, both as the user wrote them.
+
+    Raises:
+        ArgumentError: one of them makes no sense.
+    """
+    try:
+        at_s = float(seconds)
+    except ValueError:
+        at_s = -1.0
+    if not 0 <= at_s < float("inf"):
+        raise ArgumentError(f"a fault cannot come at {seconds!r}, want seconds after the start, like 2.5")
+    return TimedFault(at_s, parse_fault(words.split(), plan))

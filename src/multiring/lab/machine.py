@@ -1,0 +1,83 @@
+"""A running lab: hosts and the wires between them, and what can be done to both."""
+
+import os
+import signal
+from contextlib import ExitStack
+from types import TracebackType
+from typing import final
+
+from multiring.errors import StateError, UnsupportedError
+from multiring.lab.faults import Fault, Kind
+from multiring.lab.host import Host
+from multiring.lab.network import Network
+from multiring.lab.plan import Plan, host_name
+
+
+def require_root() -> None:
+    """Raise UnsupportedError unless this process is root's."""
+    if os.geteuid() != 0:
+        raise UnsupportedError(
+            f"multiring lab makes network namespaces and needs root, this is user {os.geteuid()}: run it with sudo"
+        )
+
+
+@final
+class Lab:
+    """A context manager: the lab is up inside. Nothing of it outlives the process, or the thread, that entered it.
+
+    Raises:
+        UnsupportedError: not root, or the kernel lacks something; the text says what.
+        LaunchError: pyroute2 is not installed.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.hosts: list[Host] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "Lab":
+        require_root()
+        with ExitStack() as stack:
+            hosts_file = self.plan.hosts_file()
+            for host in range(self.plan.hosts):
+                self.hosts.append(Host(host_name(host), hosts_file))
+                stack.callback(self.hosts[-1].close)
+            for made in self.hosts:
+                made.wait_until_up()
+            self._network = Network(self.plan, [made.network for made in self.hosts])
+            stack.callback(self._network.close)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def apply(self, fault: Fault) -> None:
+        """Let `fault` happen now.
+
+        Raises:
+            StateError: the host was killed before.
+        """
+        host = self.hosts[fault.host]
+        if not host.is_alive:
+            raise StateError(f"cannot {fault.kind.value} {host.name}: it was killed")
+        match fault.kind:
+            case Kind.FREEZE:
+                host.signal_all(signal.SIGSTOP)
+            case Kind.THAW:
+                host.signal_all(signal.SIGCONT)
+            case Kind.KILL:
+                host.kill()
+            case Kind.CUT | Kind.SLOW | Kind.MEND:
+                for rail in fault.rails:
+                    self._change_link(fault, rail)
+
+    def _change_link(self, fault: Fault, rail: int) -> None:
+        if fault.kind is Kind.SLOW:
+            self._network.set_rate(fault.host, rail, fault.rate)
+            return
+        self._network.set_link(fault.host, rail, is_up=fault.kind is Kind.MEND)
+        if fault.kind is Kind.MEND:
+            self._network.set_rate(fault.host, rail, self.plan.rails[rail])

@@ -1,0 +1,400 @@
+"""Run a job's processes on this machine: one thread, one loop, nothing left behind.
+
+The life of a job: running -> (a process failed) settling -> stopping -> over. Settling exists because a rank that
+dies slowly, say while its interpreter shuts down, is overtaken by the ranks that miss it and raise PeerLostError:
+their failure is a consequence, and the cause gets a moment to come forward.
+"""
+
+import contextlib
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, BinaryIO, cast
+
+from multiring.errors import ArgumentError, LaunchError, PeerLostError, RendezvousError, StateError, UnsupportedError
+from multiring.launch.cores import thread_variables
+from multiring.launch.leftovers import signal_group
+from multiring.launch.output import Outlet, RankStream
+from multiring.launch.signals import StopSignals
+from multiring.settings import environment_of
+
+_SETTLE_S = 1.0
+_GRACE_S = 2.0  # from asking the processes to stop to killing them
+_LEAST_GRACE_S = 0.3  # what processes found last are given
+_CONSEQUENCES = tuple(f"{kind.__module__}.{kind.__qualname__}".encode() for kind in (PeerLostError, RendezvousError))
+_BROKEN_PIPE_CODE = 128 + signal.SIGPIPE
+
+
+class CommandError(LaunchError):
+    """The command cannot be run; `exit_code` is what a shell would return: 127 not found, 126 not executable."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+    def __reduce__(self) -> tuple[type["CommandError"], tuple[str, int]]:
+        return type(self), (str(self), self.exit_code)
+
+
+def check_can_run(what: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Raise unless `command` can be started from here with `environment`.
+
+    Raises:
+        ArgumentError: there is no command.
+        CommandError: it does not exist or cannot be executed.
+        UnsupportedError: this is not Linux.
+        StateError: not called from the main thread.
+    """
+    if not sys.platform.startswith("linux"):
+        raise UnsupportedError(f"{what} works on Linux only, this is {sys.platform}")
+    if threading.current_thread() is not threading.main_thread():
+        raise StateError(f"{what} must be called from the main thread: it handles signals")
+    if not command:
+        raise ArgumentError("no command to run")
+    check_command(command[0], environment)
+
+
+def check_command(program: str, environment: Mapping[str, str]) -> None:
+    """Raise CommandError unless a shell with `environment` would find and execute `program`."""
+    path = environment.get("PATH", os.defpath)
+    if shutil.which(program, path=path) is not None:
+        return
+    if shutil.which(program, mode=os.F_OK, path=path) is None and not Path(program).is_dir():
+        where = "" if "/" in program else f" on PATH ({path})"
+        raise CommandError(f"command not found: {program!r}{where}", 127)
+    raise CommandError(f"cannot execute {program!r}: it is a directory, or not executable by this user", 126)
+
+
+def environment_of_process(environment: Mapping[str, str], threads: int, **settings: object) -> dict[str, str]:
+    """Return `environment` for a process that computes with `threads` and reads `settings`, given by field name."""
+    made = {"PYTHONUNBUFFERED": "1", **environment, **thread_variables(environment, threads)}
+    for name in environment_of(secret_file=""):
+        made.pop(name, None)  # an outer job's; this one's secret is given in full
+    return made | environment_of(**settings)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """A process to start. `name` is what messages call it: a kind and, where there are several, a number.
+
+    `prepare` runs in it between fork and exec; `birthplace` is entered by this process while it forks.
+    """
+
+    name: str
+    tag: str
+    log_name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    prepare: Callable[[], None]
+    birthplace: Callable[[], AbstractContextManager[object]] = nullcontext
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A started process of the job. `code` is None while it runs, then its exit code, or -n for signal n.
+
+    `is_excused`: its end was asked for, and counts as no failure.
+    """
+
+    name: str
+    process: "subprocess.Popen[bytes]"
+    out: RankStream
+    err: RankStream
+    code: int | None = None
+    is_excused: bool = False
+    known_as: int = 0  # its process's number to the user, where that is another
+
+    @property
+    def pid(self) -> int:
+        """Its process, and the process group it leads."""
+        return self.process.pid
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended otherwise than it should."""
+        return self.code not in (None, 0) and not self.is_excused
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether it failed because it lost another rank, by its own last words."""
+        return self.has_failed and any(line.startswith(_CONSEQUENCES) for line in self.err.last_lines)
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell would say: 128 + n for signal n."""
+        code = self.code or 0
+        return code if code >= 0 else 128 - code
+
+    @property
+    def ending(self) -> str:
+        """How it ended, in words."""
+        if self.code is None:
+            return "is running"
+        if self.code >= 0:
+            return f"exit code {self.code}"
+        try:
+            return f"killed by {signal.Signals(-self.code).name}"
+        except ValueError:
+            return f"killed by signal {-self.code}"
+
+
+class Job:
+    """The loop and its state. A subclass says what the processes stand on, and what ends those that they leave."""
+
+    def __init__(self, starts: Sequence[Start], log_dir: Path | None) -> None:
+        self._starts = starts
+        self._log_dir = log_dir
+        self._out, self._err = Outlet(1), Outlet(2)
+        self._members: list[Member] = []
+        self._failed: list[Member] = []  # in the order found
+        self._patience_s = 0.0  # how long others may go on after a failure that is no consequence
+        self._settle_until: float | None = None
+        self._kill_at: float | None = None  # set once the job is being stopped
+        self._killed = False
+        self._code: int | None = None  # decided by the first failure or signal
+
+    def run(self) -> int:
+        """Run to the end and return the job's exit code; nothing of the job is left then."""
+        with contextlib.ExitStack() as stack:
+            self._signals = stack.enter_context(StopSignals())
+            self._open(stack)
+            # However this ends, and also by a bug of ours: first the processes, then what they stand on.
+            stack.callback(self._end_everyone)
+            self._start_all()
+            while self._running():
+                self._turn()
+            self._end_everyone()
+            self._write_all()
+        return self._code or 0
+
+    # -- what a subclass says
+
+    def _open(self, stack: contextlib.ExitStack) -> None:
+        """Make what the processes need; `stack` takes it down after their end."""
+
+    def _born(self, member: Member) -> None:
+        """A process was started."""
+
+    def _reaped(self, pid: int) -> None:
+        """A process was reaped: its number may come to mean something else."""
+
+    def _stop_leftovers(self, known: set[int]) -> None:
+        """Ask what the processes started, less `known`, to end."""
+
+    def _end_leftovers(self, grace_s: float) -> None:
+        """Leave nothing of what the processes started; give it `grace_s` seconds if it was asked already."""
+
+    def _watch_more(self, poll: selectors.BaseSelector) -> None:
+        """Register what else the loop serves: data is a callable without arguments."""
+
+    def _wake_at(self) -> float | None:
+        """Return when, by the monotonic clock, `_do_more` has something to do; None: not until something happens."""
+        return None
+
+    def _do_more(self) -> None:
+        """Do what is due; called on every turn."""
+
+    # -- starting
+
+    def _start_all(self) -> None:
+        for start in self._starts:
+            try:
+                self._members.append(self._start(start))
+            except OSError as error:
+                raise self._start_error(start, error) from None
+            self._born(self._members[-1])
+
+    def _start(self, start: Start) -> Member:
+        logs = [self._open_log(start, kind) for kind in ("out", "err")]
+        with start.birthplace():
+            process = subprocess.Popen(  # noqa: S603 -- running the user's command is what this is for
+                start.command,
+                bufsize=0,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=start.environment,
+                start_new_session=True,  # a group of its own, with what it will start
+                preexec_fn=start.prepare,  # noqa: PLW1509 -- this process has one thread
+            )
+        tag = start.tag.encode()
+        # Both are pipes, as asked for above.
+        out = RankStream(cast("IO[bytes]", process.stdout), tag, self._out, logs[0])
+        err = RankStream(cast("IO[bytes]", process.stderr), tag, self._err, logs[1])
+        return Member(start.name, process, out, err)
+
+    def _open_log(self, start: Start, kind: str) -> BinaryIO | None:
+        if self._log_dir is None:
+            return None
+        path = self._log_dir / f"{start.log_name}.{kind}"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return path.open("wb", buffering=0)
+        except OSError as error:
+            raise LaunchError(f"cannot write {path}: {error.strerror}") from None
+
+    def _start_error(self, start: Start, error: OSError) -> LaunchError:
+        program = start.command[0]
+        if isinstance(error, FileNotFoundError):
+            return CommandError(f"cannot execute {program!r}: its interpreter does not exist", 127)
+        if isinstance(error, (PermissionError, IsADirectoryError)) or "Exec format" in str(error):
+            return CommandError(f"cannot execute {program!r}: {error.strerror}", 126)
+        kind = start.name.partition(" ")[0]
+        return LaunchError(f"started {len(self._members)} of {len(self._starts)} {kind}s, then: {error.strerror}")
+
+    # -- one turn of the loop
+
+    def _running(self) -> list[Member]:
+        return [member for member in self._members if member.code is None]
+
+    def _turn(self) -> None:
+        self._poll(self._next_wake())
+        self._reap()
+        self._do_more()
+        self._watch_outlets()
+        for number in self._signals.take():
+            self._on_signal(number)
+        now = time.monotonic()
+        if self._settle_until is not None and self._kill_at is None and now >= self._settle_until:
+            self._stop_because_of(self._failed[0])
+        if self._kill_at is not None and now >= self._kill_at and not self._killed:
+            self._kill()
+
+    def _next_wake(self) -> float | None:
+        own = self._settle_until if self._kill_at is None else None if self._killed else self._kill_at
+        return min((at for at in (own, self._wake_at()) if at is not None), default=None)
+
+    def _poll(self, wake: float | None) -> None:
+        """Move what can be moved, and return at the latest when `wake`, by the monotonic clock, has come."""
+        with selectors.PollSelector() as poll:
+            poll.register(self._signals.descriptor, selectors.EVENT_READ, self._signals.clear)
+            for outlet in (self._out, self._err):
+                if not outlet.is_empty:
+                    poll.register(outlet.descriptor, selectors.EVENT_WRITE, outlet.write_some)
+            for member in self._members:
+                for stream in (member.out, member.err):
+                    if stream.is_open and not stream.outlet.is_full:
+                        poll.register(stream.descriptor, selectors.EVENT_READ, stream.read_some)
+            self._watch_more(poll)
+            for key, _ in poll.select(None if wake is None else max(0.0, wake - time.monotonic())):
+                key.data()
+
+    def _watch_outlets(self) -> None:
+        for member in self._members:
+            for stream in (member.out, member.err):
+                if stream.log_failure is not None:
+                    self._say(f"{member.name}'s log is cut off: {stream.log_failure.strerror}")
+                    stream.log_failure = None
+        failure, self._out.failure_to_report = self._out.failure_to_report, None
+        if isinstance(failure, BrokenPipeError):
+            self._say("nobody reads the output any more")
+            if self._kill_at is None:
+                self._stop(_BROKEN_PIPE_CODE)
+        elif failure is not None:
+            self._say(f"the ranks' output is cut off: {failure.strerror}")
+
+    # -- processes that end
+
+    def _reap(self) -> None:
+        for member in self._running():
+            pid, status = os.waitpid(member.pid, os.WNOHANG)
+            if pid == 0:
+                continue
+            member.code = member.process.returncode = os.waitstatus_to_exitcode(status)
+            self._reaped(member.pid)
+            member.out.drain()
+            member.err.drain()
+            if member.has_failed:
+                self._failed.append(member)
+        if self._failed and self._code is None:
+            self._judge()
+
+    def _judge(self) -> None:
+        cause = next((member for member in self._failed if not member.is_consequence), None)
+        if not self._running():
+            self._stop_because_of(cause or self._failed[0])
+        elif cause is not None and not self._patience_s:
+            self._stop_because_of(cause)
+        elif self._settle_until is None:
+            self._settle_until = time.monotonic() + (self._patience_s or _SETTLE_S)
+
+    def _stop_because_of(self, cause: Member) -> None:
+        self._say(f"{cause.name} (pid {cause.known_as or cause.pid}) failed: {cause.ending}")
+        lines = cause.err.last_lines
+        self._say("its last lines on stderr:" if lines else "it wrote nothing on stderr")
+        self._err.add(b"".join(b"    " + line + b"\n" for line in lines))
+        for member in self._members:
+            if member.code == 0:
+                self._say(f"{member.name} had ended normally (exit code 0) before that")
+            elif member.has_failed and member is not cause:
+                self._say(f"{member.name} failed too: {member.ending}")
+        self._stop(cause.exit_code)
+
+    # -- stopping the others
+
+    def _on_signal(self, number: int) -> None:
+        if self._kill_at is not None:
+            self._kill_at = time.monotonic()  # asked twice
+            return
+        self._say(f"{signal.Signals(number).name} received")
+        self._stop(128 + number, number)
+
+    def _stop(self, code: int, number: int = signal.SIGTERM) -> None:
+        self._code = code
+        self._kill_at = time.monotonic() + _GRACE_S
+        running = self._running()
+        if running:
+            self._say(f"stopping {_text_of(running)}")
+        for member in running:
+            signal_group(member.pid, number)
+            signal_group(member.pid, signal.SIGCONT)  # a stopped process hears nothing
+        self._stop_leftovers({member.pid for member in running})
+
+    def _kill(self) -> None:
+        self._killed = True
+        running = self._running()
+        if running:
+            self._say(f"killing {_text_of(running)}, which did not stop")
+        for member in running:
+            signal_group(member.pid, signal.SIGKILL)
+
+    def _end_everyone(self) -> None:
+        """Leave no process of the job, whatever state it is in."""
+        for member in self._running():
+            signal_group(member.pid, signal.SIGKILL)
+            member.code = member.process.returncode = os.waitstatus_to_exitcode(os.waitpid(member.pid, 0)[1])
+            self._reaped(member.pid)
+        kill_at = time.monotonic() + _GRACE_S if self._kill_at is None else self._kill_at
+        self._end_leftovers(max(kill_at - time.monotonic(), _LEAST_GRACE_S))
+
+    # -- output
+
+    def _say(self, text: str) -> None:
+        self._err.add(f"multiring: {text}\n".encode())
+
+    def _write_all(self) -> None:
+        """Hand on what is left; a slow reader is waited for, unless a signal says not to."""
+        for member in self._members:
+            for stream in (member.out, member.err):
+                stream.drain()
+                stream.close()
+        while not (self._out.is_empty and self._err.is_empty) and not self._signals.take():
+            self._poll(None)
+
+
+def _text_of(members: Sequence[Member]) -> str:
+    kind, _, _ = members[0].name.partition(" ")
+    if len(members) == 1:
+        return members[0].name
+    numbers = ", ".join(member.name.partition(" ")[2] for member in members[:16])
+    more = f" and {len(members) - 16} more" if len(members) > 16 else ""
+    return f"{kind}s {numbers}{more}"

@@ -1,0 +1,440 @@
+"""`multiring lab` for real: hosts, wires and faults are what they claim, and nothing outlives any ending."""
+
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+from pyroute2 import IPRoute, NetlinkError
+from tests.wire.lab_rig import ENDINGS, LabRun, command_of, end
+from tests.wire.test_launchers import SUM, mpi_job
+
+from multiring.cli import main
+from multiring.errors import ArgumentError, LaunchError, StateError, UnsupportedError
+from multiring.lab import Lab, Plan, ask_lab, network, parse_fault, running_labs
+from multiring.lab.apart import run_apart
+from multiring.lab.goodput import Flow, goodput
+from multiring.lab.host import AGENT, Host
+from multiring.lab.plan import Rate
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="virtual hosts need root")
+
+MEGABIT = 10**6
+LEFT_S = 2.0  # the kernel takes namespaces down in the background
+
+
+def run_in(lab: Lab, host: int, *command: str) -> str:
+    """Return what `command` prints on a host."""
+    with lab.hosts[host].birthplace():
+        prepare = lab.hosts[host].preparation(Path("/"))
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=prepare)  # noqa: PLW1509 -- one thread
+    return process.communicate(timeout=30)[0]
+
+
+def fault(lab: Lab, words: str) -> None:
+    lab.apply(parse_fault(words.split(), lab.plan))
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., LabRun]]:
+    started: list[LabRun] = []
+
+    def make(*arguments: str, **variables: str) -> LabRun:
+        started.append(LabRun(*arguments, **variables))
+        return started[-1]
+
+    yield make
+    for lab in started:
+        lab.close()
+
+
+# -- what is left
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_nothing_is_left_of_a_lab_that_ended(ending: str) -> None:
+    lab = end(ending, delay_s=0.4 if "starts" in ending else 0.0)
+    assert lab.left_after(LEFT_S) == []
+
+
+def test_a_frozen_host_ends_with_its_lab(start: Callable[..., LabRun]) -> None:
+    lab = start("--hosts", "2", "--at", "0", "freeze host1", "sh", "-c", "echo up; sleep 1000")
+    lab.wait_for_lines(1)
+    lab.process.terminate()
+    assert lab.finish() == 143
+    assert lab.left_after(LEFT_S) == []
+
+
+# -- what a host is
+
+
+LOOK = """
+import json, os, socket
+from pathlib import Path
+print(json.dumps({
+    "name": socket.gethostname(),
+    "address": socket.gethostbyname(socket.gethostname()),
+    "interfaces": sorted(name for _, name in socket.if_nameindex()),
+    "sys": sorted(os.listdir("/sys/class/net")),
+    "shm": os.listdir("/dev/shm"),
+    "pids": sorted(int(p.name) for p in Path("/proc").iterdir() if p.name.isdecimal()),
+    "ipc": os.readlink("/proc/self/ns/ipc"),
+    "folder": os.getcwd(),
+    "rank": [os.environ[f"MULTIRING_{n}"] for n in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "RENDEZVOUS")],
+}))
+Path("/dev/shm/mine").touch()
+"""
+
+
+def test_a_host_has_its_own_of_everything(
+    start: Callable[..., LabRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lab = start("--hosts", "3", "--rail", "100mbit", "--log-dir", "logs", sys.executable, "-c", LOOK)
+    assert lab.finish() == 0, lab.err
+    seen = [json.loads((tmp_path / "logs" / f"rank-{rank}.out").read_text()) for rank in range(3)]
+    for host, found in enumerate(seen):
+        assert found["name"] == f"host{host}"
+        assert found["address"] == f"10.77.0.{host + 1}"
+        assert found["interfaces"] == found["sys"] == ["lo", "rail0", "rail1"]
+        assert found["shm"] == [Path(AGENT).parent.name]
+        assert found["pids"] == [1, 2]
+        assert found["folder"] == str(tmp_path)
+        assert found["rank"] == [str(host), "3", "0", "1", "host0:29400"]
+    assert len({found["ipc"] for found in seen} | {str(Path("/proc/self/ns/ipc").readlink())}) == 4
+    assert not Path("/dev/shm/mine").exists()  # noqa: S108 -- that it is not there is the point
+    assert f"[2] {json.dumps(seen[2])}\n" in lab.out
+
+
+def test_eight_hosts_are_up_in_time() -> None:
+    begin = time.monotonic()
+    with Lab(Plan(hosts=8, rails=(1000 * MEGABIT, 250 * MEGABIT), racks=2, uplink=500 * MEGABIT)):
+        assert time.monotonic() - begin < 5  # measured: 0.4 s
+
+
+def test_labs_do_not_know_each_other(start: Callable[..., LabRun]) -> None:
+    names = [f"test-{os.getpid()}-{number}" for number in range(2)]
+    labs = [start("--hosts", "2", "--name", name, "sh", "-c", "echo up; sleep 1000") for name in names]
+    for lab in labs:
+        lab.wait_for_lines(2)
+    assert set(names) <= set(running_labs())
+    assert not labs[0].namespaces & labs[1].namespaces
+    again = start("--hosts", "1", "--name", names[0], "true")
+    assert again.finish() == 2
+    assert f"a lab cannot be called '{names[0]}': Address already in use; running: " in again.err
+    ask_lab(names[0], fault=["kill", "host0"])
+    with pytest.raises(StateError, match="cannot freeze host0: it was killed"):
+        ask_lab(names[0], fault=["freeze", "host0"])
+    ask_lab(names[1], fault=["freeze", "host0"])
+    for lab in labs:
+        lab.process.terminate()
+        assert lab.finish() == 143
+    assert not set(names) & set(running_labs())
+
+
+# -- wires
+
+
+@pytest.mark.parametrize("rate", [20 * MEGABIT, 200 * MEGABIT])
+def test_a_link_carries_its_rate_both_ways(rate: Rate) -> None:
+    with Lab(Plan(hosts=2, rails=(rate,))) as lab:
+        for found in goodput(lab, [Flow(0, 1), Flow(1, 0)], seconds=1.0, drain_s=0.5):
+            # 1448 of 1514 bytes are payload; what waited for a lost packet arrives at once, and may just count.
+            assert 0.75 * rate < found * 8 < 1.1 * rate
+
+
+def test_racks_share_an_uplink_and_rails_do_not_share() -> None:
+    plan = Plan(hosts=4, rails=(80 * MEGABIT, 20 * MEGABIT), racks=2, uplink=40 * MEGABIT)
+    with Lab(plan) as lab:
+        within, *between = goodput(lab, [Flow(1, 0), Flow(0, 2), Flow(1, 3)], seconds=1.0, drain_s=0.5)
+        assert 60 * MEGABIT < within * 8 < 82 * MEGABIT
+        assert 30 * MEGABIT < sum(between) * 8 < 41 * MEGABIT
+        both = goodput(lab, [Flow(0, 1, 0), Flow(0, 1, 1)], seconds=1.0, drain_s=0.5)
+        assert both[0] * 8 > 60 * MEGABIT
+        assert 15 * MEGABIT < both[1] * 8 < 21 * MEGABIT
+
+
+# -- faults
+
+TRY_TO_REACH = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], 9), timeout=0.5)
+except OSError as error:
+    sys.stdout.write(type(error).__name__)
+"""
+
+
+def test_links_are_slowed_cut_and_mended() -> None:
+    with Lab(Plan(hosts=2, rails=(100 * MEGABIT, None))) as lab:
+        fault(lab, "slow host1 5mbit")
+        for rail in range(2):
+            there, back = goodput(lab, [Flow(0, 1, rail), Flow(1, 0, rail)], seconds=1.0, drain_s=0.5)
+            assert max(there, back) * 8 < 6 * MEGABIT
+        fault(lab, "cut host1 rail0")
+        assert run_in(lab, 1, "cat", "/sys/class/net/rail0/carrier", "/sys/class/net/rail1/carrier") == "0\n1\n"
+        assert run_in(lab, 1, sys.executable, "-S", "-c", TRY_TO_REACH, "10.77.0.1") == "TimeoutError"
+        assert run_in(lab, 1, sys.executable, "-S", "-c", TRY_TO_REACH, "10.77.1.1") == "ConnectionRefusedError"
+        fault(lab, "mend host1")
+        slow, fast = goodput(lab, [Flow(0, 1, 0), Flow(0, 1, 1)], seconds=0.5, drain_s=0.5)
+        assert 60 * MEGABIT < slow * 8 < 102 * MEGABIT
+        assert fast * 8 > 400 * MEGABIT
+
+
+def test_a_flow_that_dies_is_an_error() -> None:
+    with (
+        Lab(Plan(hosts=2, rails=(1 * MEGABIT,))) as lab,
+        pytest.raises(LaunchError, match="nothing arrived from host0"),
+    ):
+        goodput(lab, [Flow(0, 1)], seconds=0.0, drain_s=0.0)
+
+
+def test_a_host_is_frozen_thawed_and_killed() -> None:
+    with Lab(Plan(hosts=2)) as lab:
+        host = lab.hosts[1]
+        with host.birthplace():
+            process = subprocess.Popen(["/bin/sleep", "1000"], preexec_fn=host.preparation(Path("/")))  # noqa: PLW1509 -- one thread
+        stat = Path(f"/proc/{process.pid}/stat")
+        fault(lab, "freeze host1")
+        assert state_within(stat, "T")
+        fault(lab, "thaw host1")
+        assert state_within(stat, "S")
+        fault(lab, "kill host1")
+        assert process.wait(5) == -signal.SIGKILL
+        for words in ("thaw host1", "slow host1 1mbit", "kill host1"):
+            with pytest.raises(StateError, match=f"cannot {words.split()[0]} host1: it was killed"):
+                fault(lab, words)
+
+
+def state_within(stat: Path, wanted: str) -> bool:
+    deadline = time.monotonic() + 5
+    while stat.read_text().rpartition(")")[2].split()[0] != wanted:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_a_keeper_somebody_killed_is_missed() -> None:
+    with Lab(Plan(hosts=1)) as lab:
+        os.kill(lab.hosts[0]._pid, signal.SIGKILL)
+        with pytest.raises(StateError, match="host0 is gone: somebody killed its keeper"):
+            fault(lab, "freeze host0")
+
+
+LOOP = """
+import sys, time, numpy as np, multiring
+group = multiring.init()
+array = np.zeros(1000)
+sys.stdout.write("up\\n")
+sys.stdout.flush()
+while True:
+    group.all_reduce(array)
+    time.sleep(0.01)
+"""
+
+
+def test_every_survivor_of_a_killed_host_tells_of_it(start: Callable[..., LabRun]) -> None:
+    name = f"test-{os.getpid()}"
+    lab = start("--hosts", "3", "--slots", "2", "--name", name, sys.executable, "-c", LOOP)
+    lab.wait_for_lines(6)
+    assert main(["lab", "fault", "--lab", name, "kill", "host1"]) == 0
+    begin = time.monotonic()
+    assert lab.finish() == 1
+    assert time.monotonic() - begin < 5
+    assert "multiring: lab: kill host1\n" in lab.err
+    errors = [line for line in lab.err.splitlines() if "] multiring.errors.PeerLostError" in line]
+    assert {line.partition("]")[0] for line in errors} == {"[0", "[1", "[4", "[5"}
+    assert any("rank 2" in line or "rank 3" in line for line in errors)
+
+
+def test_faults_come_by_themselves(start: Callable[..., LabRun]) -> None:
+    times = ("--at", "0.4", "kill host0", "--at", "0.2", "slow host1 1mbit", "--at", "0.5", "mend host0")
+    lab = start("--hosts", "2", *times, "sh", "-c", "sleep 0.8")
+    assert lab.finish() == 0
+    said = [line.removeprefix("multiring: lab: ") for line in lab.err.splitlines()]
+    assert said == ["slow host1 1mbit rail0", "kill host0", "cannot mend host0: it was killed"]
+
+
+def test_a_lab_with_nobody_left_was_killed(start: Callable[..., LabRun]) -> None:
+    lab = start("--hosts", "1", "--at", "0.1", "kill host0", "sleep", "1000")
+    assert lab.finish() == 137
+
+
+# -- launchers
+
+
+@pytest.mark.parametrize("launcher", ["multiring", "mpich", "openmpi", "torchrun"])
+def test_ranks_on_several_hosts_sum_up(start: Callable[..., LabRun], tmp_path: Path, launcher: str) -> None:
+    script = tmp_path / "sum.py"
+    script.write_text(SUM)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    variables = {"PATH": path}
+    name = launcher
+    if launcher in ("mpich", "openmpi"):
+        prefix, variables = mpi_job(launcher)
+        variables = {key: text for key, text in variables.items() if os.environ.get(key) != text}
+        variables["PATH"], name = f"{Path(prefix[0]).parent}:{path}", "mpiexec"
+    options = ("--hosts", "3", "--slots", "2", "--link", "1gbit", "--launcher", name)
+    lab = start(*options, "--", sys.executable, str(script), **variables)
+    assert lab.finish() == 0, lab.err
+    lines = sorted(line[line.index("ranks") :] for line in lab.out.splitlines() if "ranks" in line)
+    assert lines == sorted(f"ranks 6 local {local} 2 sum 21.0" for local in (0, 1) for _ in range(3))
+    assert lab.left_after(LEFT_S) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "words"),
+    [
+        ("ssh host1 'hostname; exit 7'", 7, "[0] host1\n"),
+        ("ssh host1 'kill -9 $$'", 137, ""),
+        ("ssh host9 true", 255, "no host 'host9' in this lab"),
+        ("cd /dev/shm; mkdir gone; cd gone; ssh host1 true", 255, "preexec_fn"),
+        ("ssh host1", 255, "want HOST COMMAND"),
+        ("sleep 0.4; ssh host2 true", 255, "host2: no route to host"),
+    ],
+)
+def test_a_host_runs_commands_on_another(start: Callable[..., LabRun], command: str, code: int, words: str) -> None:
+    path = f"PATH={Path(AGENT).parent}:$PATH"
+    script = f"[ $MULTIRING_RANK = 0 ] || exec sleep 2; {path}; {command}"
+    lab = start("--hosts", "3", "--at", "0.1", "kill host2", "sh", "-c", script)
+    assert lab.finish() == code, lab.err
+    assert words in lab.out + lab.err
+
+
+def test_a_command_elsewhere_ends_with_who_asked_for_it(start: Callable[..., LabRun]) -> None:
+    asks = f"[ $MULTIRING_RANK = 1 ] && exec sleep 1000; {AGENT} host1 'echo up; exec sleep 1003' & wait"
+    lab = start("--hosts", "2", "sh", "-c", asks)
+    lab.wait_for_lines(1)
+    assert any(command_of(pid) == b"sleep\x001003\x00" for pid in lab.members())
+    (agent,) = [pid for pid in lab.members() if b"agent.py" in command_of(pid)]
+    os.kill(agent, signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while any(command_of(pid) == b"sleep\x001003\x00" for pid in lab.members()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_nobody_else_may_speak_to_a_lab(start: Callable[..., LabRun]) -> None:
+    name = f"test-{os.getpid()}"
+    lab = start("--hosts", "1", "--name", name, "sh", "-c", "echo up; sleep 1000")
+    lab.wait_for_lines(1)
+    ask = f"""
+import os, sys
+os.setuid(65534)
+from multiring.lab.door import ask_lab
+try:
+    ask_lab({name!r}, fault=["kill", "host0"])
+except Exception as error:
+    sys.exit(f"{{type(error).__name__}}: {{error}}")
+"""
+    # Imported before the user changes: another one may not be able to read this tree.
+    program = "import multiring.lab\n" + ask
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert "LaunchError: lab" in done.stderr
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(f"\0multiring-lab-{name}")
+        stranger.sendall(b'["kill"]\n')
+        assert b"not understood" in stranger.recv(1000)
+    with pytest.raises(StateError, match="no fault 'melt'"):
+        ask_lab(name, fault=["melt"])
+
+
+def accept_and_close(listener: socket.socket) -> None:
+    listener.accept()[0].close()
+
+
+@pytest.mark.parametrize(
+    ("is_mute", "words"), [(True, "does not answer: timed out"), (False, "did not answer: it ended")]
+)
+def test_a_lab_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, words: str, *, is_mute: bool) -> None:
+    name = f"test-{os.getpid()}-mute"
+    monkeypatch.setattr("multiring.lab.door._ANSWER_S", 0.2)
+    with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor(1) as threads:
+        listener.bind(f"\0multiring-lab-{name}")
+        listener.listen()
+        if not is_mute:
+            threads.submit(accept_and_close, listener)
+        with pytest.raises(LaunchError, match=words):
+            ask_lab(name, fault=["kill", "host0"])
+
+
+# -- the process it is all done in
+
+
+def test_what_is_done_apart_ends_as_if_it_was_not(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_apart(lambda: 7) == 7
+    assert run_apart(os.getpid) == 1
+    with pytest.raises(ArgumentError, match="no host 'x'"):
+        run_apart(partial(Plan(hosts=1).host_named, "x"))
+    assert run_apart(lambda: 1 // 0) == 1
+    assert "ZeroDivisionError" in capfd.readouterr().err
+
+
+# -- what the kernel lacks
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ("_WIRE", "no virtual interfaces.*CONFIG_VETH"),
+        ("_SWITCH", "no bridges.*CONFIG_BRIDGE"),
+    ],
+)
+def test_a_kernel_without_something_is_told_what(monkeypatch: pytest.MonkeyPatch, part: str, words: str) -> None:
+    monkeypatch.setattr(network, part, "nonesuch")
+    with pytest.raises(UnsupportedError, match=f"this kernel has {words}"), Lab(Plan(hosts=1, rails=(5 * MEGABIT,))):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "words"),
+    [
+        (errno.ENOENT, UnsupportedError, r"no token bucket filter \(tbf\), so no rate of 5mbit: .*CONFIG_NET_SCH_TBF"),
+        (errno.ENOBUFS, NetlinkError, "full"),
+    ],
+)
+def test_a_kernel_without_token_buckets(
+    monkeypatch: pytest.MonkeyPatch, code: int, error: type[Exception], words: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise NetlinkError(code, "full")
+
+    monkeypatch.setattr(IPRoute, "tc", refuse, raising=False)  # found by __getattr__ otherwise
+    with pytest.raises(error, match=words), Lab(Plan(hosts=1, rails=(5 * MEGABIT,))):
+        pass
+
+
+def test_a_system_that_refuses_a_host_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multiring.lab.host._SHARED_MEMORY", Path("/no/such/place"))
+    with pytest.raises(
+        UnsupportedError, match=r"cannot make host0: No such file or directory \(mount /no/such/place\)"
+    ):
+        Lab(Plan(hosts=1)).__enter__()
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted", "unshare")
+
+    monkeypatch.setattr("multiring.lab.namespaces.unshare", refuse)
+    with pytest.raises(UnsupportedError, match="cannot make a virtual host: Operation not permitted"):
+        Host("host0", "")
+
+
+def test_run_lab_says_what_its_process_may_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted", "unshare")
+
+    monkeypatch.setattr("multiring.lab.namespaces.unshare", refuse)
+    assert main(["lab", "--hosts", "1", "true"]) == 2
+    assert "cannot make a PID namespace: Operation not permitted" in capsys.readouterr().err
