@@ -1,6 +1,7 @@
 """What is in `.grad`, and when: each case compares with plain backwards of all ranks' losses."""
 
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -122,7 +123,7 @@ def add_up(here: Here) -> None:
             expect(model, [here.rank, here.rank + 10], scale=2.0)
             backward(loss_of(model, here.rank + 20))
             expect(model, [0, 1, 10, 11, 20, 21], scale=3 * scale)
-            optimizer.zero_grad(set_to_none=set_to_none)
+            (model if set_to_none else optimizer).zero_grad(set_to_none=set_to_none)
         # Two of three, and then it is time for a step.
         backward(loss_of(model, here.rank))
         backward(loss_of(model, here.rank + 10))
@@ -247,19 +248,26 @@ def test_two_optimizers_do_not_mix() -> None:
     run_ranks(train_two_models, 2)
 
 
+def first_layers(seed: int, count: int) -> nn.Module:
+    return network(seed=seed)[:count]
+
+
 def train_two_models(here: Here) -> None:
     group = join(here)
     first, second = network(seed=1), network(seed=2)
     optimizers = sgd(first, bucket_bytes=300), sgd(second, bucket_bytes=300)
-    for step in range(3):
-        losses = [loss_of(first[: 7 + step % 2], here.rank), loss_of(second, here.rank + 5)]
-        # One backward for both, its halves in another order on each rank; parameters without a gradient at its end.
-        backward(losses[here.rank] + losses[1 - here.rank])
+    for step in range(4):
+        # One backward for both. Which comes first differs between the ranks, and both have gradients to wait for at its
+        # end: those that the last layers would have, if they were used.
+        used = 7 + step % 2
+        losses = {}
+        for which in (0, 1) if here.rank else (1, 0):
+            losses[which] = loss_of((first, second)[which][:used], here.rank + 5 * which)
+        backward(losses[0] + losses[1])
         value = torch.ones(3)
         assert mt.allreduce(value, op="sum").tolist() == [2.0] * 3
-        expect(second, [5, 6], lambda: network(seed=2))
-        if step % 2:
-            expect(first, [0, 1], lambda: network(seed=1))
+        expect(first[:used], [0, 1], partial(first_layers, 1, used))
+        expect(second[:used], [5, 6], partial(first_layers, 2, used))
         for optimizer in optimizers:
             optimizer.zero_grad()
     group.barrier()

@@ -10,6 +10,7 @@ from tests.frameworks.sharing import expect, expect_same_parameters, sgd
 from tests.wire.ranks import Here, run_ranks
 from torch import nn
 
+import multiring
 import multiring.torch as mt
 
 
@@ -152,13 +153,15 @@ def unfreeze(here: Here) -> None:
     backward(loss_of(model, here.rank))
     expect(model, [0, 1], scale=2.0)
     model[5].requires_grad_(False)
-    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1, dtype=torch.float64))]})
     # Another optimizer takes the parameters over; the first may still step.
     second = torch.optim.Adam([*model.parameters(), optimizer.param_groups[1]["params"][0]])
     second = mt.DistributedOptimizer(second)
     for each in (optimizer, second):
         model.zero_grad()
+        multiring.take_events()
         backward(loss_of(model, here.rank))
+        assert sum(event.kind == "operation" for event in multiring.take_events()) == 1
         expect_of_trained(model)
         each.step()
     expect_same_parameters(model)
