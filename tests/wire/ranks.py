@@ -86,7 +86,9 @@ def report_of(
         faults=tuple(faults),
         deadline_s=deadline_s,
     )
-    report = _nursery().run(request)
+    # With torch loaded a fork and an end take seconds, which only tests of torch are to pay.
+    with_torch = "torch" in vars(sys.modules[function.__module__])
+    report = _nursery(with_torch=with_torch).run(request)
     hung = [outcome for outcome in report.outcomes if outcome.hung]
     if hung:
         raise RanksFailed(hung)
@@ -132,7 +134,7 @@ class _Nursery:
 
 
 @cache
-def _nursery() -> _Nursery:
+def _nursery(*, with_torch: bool) -> _Nursery:  # noqa: ARG001 -- a key
     return _Nursery()
 
 
