@@ -7,6 +7,7 @@
 Run by tests/wire/ranks.py, with a socket as standard input.
 """
 
+import atexit
 import contextlib
 import ctypes
 import faulthandler
@@ -17,6 +18,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -45,6 +47,7 @@ class Request:
     engine: str
     environments: tuple[dict[str, str], ...]  # by rank
     faults: tuple[Fault, ...]
+    with_torch: bool
     deadline_s: float
 
 
@@ -200,7 +203,8 @@ class _Supervisor:
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         os.environ.update(self._request.environments[rank])
         here = Here(rank, self._request.ranks, self._request.engine, theirs)
-        return lambda: _live(self._job, here, self._request.arguments)
+        live = _live_and_end_quickly if self._request.with_torch else _live
+        return lambda: live(self._job, here, self._request.arguments)
 
     # -- while the job runs
 
@@ -341,6 +345,20 @@ def _live(job: Callable[..., Any], here: Here, arguments: tuple[Any, ...]) -> No
         here._report.send(("error", _portable(error)))
         raise
     here._report.send(("value", value))
+
+
+def _live_and_end_quickly(job: Callable[..., Any], here: Here, arguments: tuple[Any, ...]) -> None:
+    """As `_live`, without tearing down the modules: torch's would be copied from the nursery first, for seconds."""
+    code = 0
+    try:
+        _live(job, here, arguments)
+    except BaseException:  # noqa: BLE001 -- what the interpreter does with it
+        code = 1
+        sys.last_type, sys.last_value, sys.last_traceback = sys.exc_info()
+        traceback.print_exc()
+    threading._shutdown()  # type: ignore[attr-defined]  # what the interpreter calls at its end
+    atexit._run_exitfuncs()
+    os._exit(code)
 
 
 def _portable(error: BaseException) -> BaseException:

@@ -84,11 +84,11 @@ def report_of(
         engine=engine,
         environments=tuple(environment_of(**{"rank": rank, **common, **own[rank]}) for rank in range(ranks)),
         faults=tuple(faults),
+        # With torch loaded a fork and an end cost a lot, which only tests of torch are to pay.
+        with_torch="torch" in vars(sys.modules[function.__module__]),
         deadline_s=deadline_s,
     )
-    # With torch loaded a fork and an end take seconds, which only tests of torch are to pay.
-    with_torch = "torch" in vars(sys.modules[function.__module__])
-    report = _nursery(with_torch=with_torch).run(request)
+    report = _nursery(with_torch=request.with_torch).run(request)
     hung = [outcome for outcome in report.outcomes if outcome.hung]
     if hung:
         raise RanksFailed(hung)
