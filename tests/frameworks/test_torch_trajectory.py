@@ -61,6 +61,7 @@ def train_ranks(here: Here, dtype: str, op: str, weights: str) -> Trajectory:
 
 @functools.cache
 def single(dtype: str) -> Trajectory:
+    torch.set_num_threads(1)
     return trained(dtype, 0, 1, "none", "whole batch")
 
 

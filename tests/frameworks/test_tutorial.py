@@ -1,5 +1,6 @@
 """docs/tutorial.md, run as it stands: each saved script, each console command, and what it prints."""
 
+import os
 import re
 import subprocess
 import sys
@@ -8,6 +9,8 @@ from pathlib import Path
 
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
 BLOCK = re.compile(r"(?:[Ss]ave (?:it|this) as `(?P<file>[\w.]+)`[^`]*)?```(?P<kind>\w*)\n(?P<text>.*?)```", re.DOTALL)
+# Threads that wait for each other on cores that others use take minutes.
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 PROGRAMS = {"python": [sys.executable], "multiring": [sys.executable, "-m", "multiring"]}
 
 
@@ -38,7 +41,14 @@ def commands(text: str) -> list[tuple[str, list[str]]]:
 def run(command: str, where: Path) -> list[str]:
     words = [word for each in command.split() for word in PROGRAMS.get(each, [each])]
     done = subprocess.run(
-        words, cwd=where, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=100, check=False
+        words,
+        cwd=where,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=ONE_THREAD,
+        timeout=100,
+        check=False,
     )
     return done.stdout.splitlines()
 
