@@ -28,8 +28,9 @@ bench: build  ## All-reduce on this machine, against Gloo
 	python benchmarks/one_host.py
 
 .PHONY: evidence
-evidence: build  ## The long form of the tests: hundreds of deaths, 64 ranks, strangers
+evidence: build  ## The long form of the tests: hundreds of deaths, 64 ranks, strangers; the lab (as root)
 	python benchmarks/evidence.py
+	python benchmarks/evidence_lab.py
 
 # --- what has to pass ---
 
