@@ -14,7 +14,7 @@ from tests.wire.faults import absent
 from tests.wire.ranks import ENGINES, Here, report_of, run_ranks
 
 import multiring
-from multiring.errors import RendezvousError, StateError
+from multiring.errors import LaunchError, RendezvousError, StateError
 
 
 def edge(here: Here) -> list[Any]:
@@ -32,6 +32,17 @@ def test_public_edge(engine: str, local_size: int) -> None:
     assert run_ranks(edge, 4, engine=engine) == [
         [rank, 4, rank % local_size, local_size, 0, 1, 2, 3] for rank in range(4)
     ]
+
+
+def shared_memory_only(here: Here) -> str:
+    with pytest.raises(LaunchError) as raised:
+        here.join(engine="shm")
+    return str(raised.value)
+
+
+def test_shm_between_hosts_is_refused() -> None:
+    for text in run_ranks(shared_memory_only, 4, engine="shm+tcp"):
+        assert text == "MULTIRING_ENGINE=shm, but the ranks are on 2 hosts: ((0, 1), (2, 3)); want auto"
 
 
 def alone(_: Here) -> list[Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from multiring._native import Context
-from multiring.errors import StateError, UnsupportedError
+from multiring.errors import LaunchError, StateError, UnsupportedError
 from multiring.runtime.addresses import host_id, own_address
 from multiring.runtime.calls import Membership
 from multiring.runtime.events import Event, event_of
@@ -21,8 +21,9 @@ from multiring.runtime.sources import Identity, identify
 from multiring.settings import Settings, foreign_environment
 from multiring.topology import Topology, grid_of, neighbours
 
-# A caller spins this long before it sleeps, and only where every local rank can have a core of its own.
-_SPIN_S = 1000e-6
+# A caller spins this long before it sleeps, and only where every local rank can have a core of its own
+# (docs/decisions/0004-one-host.md).
+_SPIN_S = 1e-3
 # At exit, operations in flight get this long: those that tell others of a wrong argument need it.
 _EXIT_GRACE_S = 2.0
 _MACHINES = ("x86_64", "aarch64")
@@ -169,6 +170,8 @@ def _join(settings: Settings) -> World:
             cores = sorted(os.sched_getaffinity(0))
             cards = meeting.exchange({"host": host, "handover": context.handover_name, "cores": cores})
             hosts = hosts_of([card["host"] for card in cards])
+            if settings.engine == "shm" and len(hosts) > 1:
+                raise LaunchError(f"MULTIRING_ENGINE=shm, but the ranks are on {len(hosts)} hosts: {hosts}; want auto")
             local_ranks = next(ranks for ranks in hosts if identity.rank in ranks)
             addresses = [("", 0)] * identity.size
             if len(hosts) > 1:
