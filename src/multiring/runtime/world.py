@@ -169,9 +169,7 @@ def _join(settings: Settings) -> World:
             host = f"{host_id()} rank {identity.rank}" if own_host else host_id()
             cores = sorted(os.sched_getaffinity(0))
             cards = meeting.exchange({"host": host, "handover": context.handover_name, "cores": cores})
-            hosts = hosts_of([card["host"] for card in cards])
-            if settings.engine == "shm" and len(hosts) > 1:
-                raise LaunchError(f"MULTIRING_ENGINE=shm, but the ranks are on {len(hosts)} hosts: {hosts}; want auto")
+            hosts = _hosts_for(settings.engine, [card["host"] for card in cards])
             local_ranks = next(ranks for ranks in hosts if identity.rank in ranks)
             addresses = [("", 0)] * identity.size
             if len(hosts) > 1:
@@ -231,6 +229,13 @@ def _world(
         pid=os.getpid(),
         chains=chains,
     )
+
+
+def _hosts_for(engine: str, names: list[str]) -> tuple[tuple[int, ...], ...]:
+    hosts = hosts_of(names)
+    if engine == "shm" and len(hosts) > 1:
+        raise LaunchError(f"MULTIRING_ENGINE=shm, but the ranks are on {len(hosts)} hosts: {hosts}; want auto")
+    return hosts
 
 
 def hosts_of(names: list[str]) -> tuple[tuple[int, ...], ...]:
