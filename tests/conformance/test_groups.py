@@ -149,3 +149,46 @@ def meet_at_barrier(here: Here) -> tuple[float, float]:
 def test_nobody_leaves_a_barrier_early(engine: str) -> None:
     times = run_ranks(meet_at_barrier, 4, engine=engine)
     assert max(arrived for arrived, _ in times) <= min(left for _, left in times)
+
+
+def large_and_crossed(here: Here) -> bool:
+    """Large operations of two groups, started in opposite orders: neither may take what the other needs to go on."""
+    world = here.join()
+    groups = [subgroup(world, range(here.size)) for _ in range(2)]
+    for _ in range(10):
+        arrays = [np.full(1_000_000, 1.0, np.float32) for _ in groups]
+        order = (0, 1) if here.rank % 2 else (1, 0)
+        handles = [groups[index].all_reduce_async(arrays[index]) for index in order]
+        for handle in handles:
+            handle.wait()
+        assert all((array == here.size).all() for array in arrays)
+    return True
+
+
+@pytest.mark.parametrize("engine", ["shm", "tcp", "shm copying"])
+def test_large_operations_of_two_groups(engine: str) -> None:
+    way: dict[str, Any] = {"engine": engine.split(maxsplit=1)[0], "read_peers": engine != "shm copying"}
+    assert all(run_ranks(large_and_crossed, 3, **way))
+
+
+def unposted(here: Here) -> bool:
+    """An operation that the other rank has not started yet holds up nothing else, however large it is."""
+    world = here.join()
+    other = subgroup(world, range(here.size))
+    large, letter, small = np.ones(2_000_000), np.ones(2_000_000), np.ones(1000)
+    if here.rank == 0:
+        handle = other.all_reduce_async(large)
+        message = other.send_async(letter, 1)
+    for _ in range(20):
+        world.all_reduce(small, "average")
+    if here.rank == 1:
+        message = other.recv_async(letter, 0)
+        handle = other.all_reduce_async(large)
+    message.wait()
+    handle.wait()
+    return bool((large == here.size).all() and (small == 1).all())
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_unposted_operation_blocks_nothing(engine: str) -> None:
+    assert all(run_ranks(unposted, 2, engine=engine))

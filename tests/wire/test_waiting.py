@@ -70,7 +70,7 @@ def test_silent_rank_is_named(name: str, engine: str) -> None:
 
 
 def culprit_beyond(here: Here) -> str:
-    """Rank 3 is silent; those that only wait for ranks that wait for it name it too."""
+    """Rank 3 is silent; those that wait for ranks that wait for it, and that give up before, name it too."""
     group = here.join(stall_warn_s=0.2, stall_timeout_s=1.5)
     group.barrier()
     if here.rank == 3:
@@ -78,7 +78,6 @@ def culprit_beyond(here: Here) -> str:
         return ""
     with pytest.raises(MultiringError) as stalled:
         group.all_reduce(np.ones(100))
-    time.sleep(2)  # nobody is to hear of this rank's leaving before it has waited long enough itself
     return f"{type(stalled.value).__name__}: {stalled.value}"
 
 
