@@ -115,12 +115,13 @@ uint16_t Context::listen(const std::string& host, uint16_t first_port, uint16_t 
     } else {
       reinterpret_cast<sockaddr_in*>(&address)->sin_port = number;
     }
-    if (::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), found->ai_addrlen) != 0) {
+    // Two that may reuse an address can both bind it; the second to listen is refused.
+    if (::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), found->ai_addrlen) != 0 ||
+        ::listen(socket.get(), 1024) != 0) {
       if (errno == EADDRINUSE && port < last_port) continue;
       throw_errno(FaultKind::argument, "binding " + host + ", ports " + std::to_string(first_port) + " to " +
                                            std::to_string(last_port));
     }
-    if (::listen(socket.get(), 1024) != 0) throw_errno(FaultKind::state, "listen");
     socklen_t length = sizeof address;
     ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &length);
     const Lock lock(mutex_);

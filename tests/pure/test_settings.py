@@ -24,6 +24,8 @@ VALUES = {
     "MULTIRING_STALL_TIMEOUT_S": ("9", 9.0, ["nan"]),
     "MULTIRING_SEGMENT_BYTES": ("4096", 4096, ["-4096", "4k"]),
     "MULTIRING_LOG_MOVES": ("yes", True, ["maybe", "", "2"]),
+    "MULTIRING_LOWER": ("0", False, ["off", ""]),
+    "MULTIRING_READ_PEERS": ("no", False, ["never"]),
 }
 
 
