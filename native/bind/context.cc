@@ -128,6 +128,8 @@ void bind_context(nb::module_& m) {
           },
           "(is a wait, name, group, sequence, bytes, start ns, agreed ns, end ns) since the last call.")
       .def("dropped_events", &Context::dropped_events)
+      .def("settled", &Context::settled, nb::arg("timeout_s"), nb::call_guard<nb::gil_scoped_release>(),
+           "True once nothing is in flight and every frame has been handed on.")
       .def("allow_spin", &Context::allow_spin, nb::arg("seconds"))
       .def("close", &Context::close, nb::arg("grace_s"), nb::arg("announce"), nb::call_guard<nb::gil_scoped_release>());
 }

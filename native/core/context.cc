@@ -89,9 +89,9 @@ void Context::progress_loop() {
     int timeout_ms = idle && callers_rest ? -1 : 1000;
     if (moved) {
       timeout_ms = 0;
-    } else if (callers_rest) {
+    } else {
       if (congested()) timeout_ms = 1;
-      if (!may_sleep(ControlPage::kSocketSleeper)) timeout_ms = 0;
+      if (callers_rest && !may_sleep(ControlPage::kSocketSleeper)) timeout_ms = 0;
     }
     lock.unlock();
     const int count = poller_.wait(ready.data(), static_cast<int>(ready.size()), timeout_ms);
@@ -110,6 +110,8 @@ void Context::dispatch(const Poller::Ready& ready) {
     poller_.dispatch(ready);
   } catch (const std::exception& error) {  // no memory to map a peer's segment, no watch left for a socket
     broken_ = error.what();
+    tell_everyone({.kind = FrameKind::lost, .slot = static_cast<uint32_t>(LossKind::died),
+                   .offset = static_cast<uint64_t>(config_.rank)});
     const auto running = running_;
     for (const auto& [key, operation] : running) {
       fail_alone(*operation, broken_);
@@ -142,7 +144,9 @@ void Context::wake_self() {
 
 bool Context::congested() const {
   return std::any_of(local_links_.begin(), local_links_.end(),
-                     [](const ShmLink* link) { return link != nullptr && link->congested(); });
+                     [this](const ShmLink* link) {
+                       return link != nullptr && link->congested() && !losses_.contains(link->peer());
+                     });
 }
 
 bool Context::receive_local() {
@@ -194,11 +198,11 @@ void Context::end_of(const std::shared_ptr<Operation>& operation) {
 }
 
 void Context::record(const Event& event) {
-  if (events_.size() < kMostEvents) {
-    events_.push_back(event);
-  } else {
+  if (events_.size() == kMostEvents) {
+    events_.pop_front();
     ++dropped_events_;
   }
+  events_.push_back(event);
 }
 
 // ---- operations ----------------------------------------------------------------------------
@@ -250,12 +254,18 @@ Context::Waited Context::wait(const std::shared_ptr<Operation>& operation, doubl
     if ((sleepers.fetch_and(~ControlPage::kSocketSleeper) & ControlPage::kSocketSleeper) != 0) poller_.wake();
     const auto spin_until = Clock::now() + as_duration(spin_s_);
     while (!operation->ended()) {
-      if (drive()) continue;
+      const bool driven = drive();
+      if (operation->ended()) break;
       const auto now = Clock::now();
       if (now >= next_tick_) tick();
       if (now >= deadline) {
         result = Waited::timed_out;
         break;
+      }
+      if (driven) {
+        lock.unlock();  // between two turns others may post, or ask
+        lock.lock();
+        continue;
       }
       if (now < spin_until) {
         lock.unlock();  // let posters and the progress thread in
@@ -281,7 +291,7 @@ Context::Waited Context::wait(const std::shared_ptr<Operation>& operation, doubl
     }
     caller_drives_ = false;
     last_caller_ = Clock::now();
-    if (!running_.empty()) poller_.wake();  // the rest is the progress thread's again
+    if (!running_.empty() || congested()) poller_.wake();  // the rest is the progress thread's again
     changed_.notify_all();
     break;
   }
@@ -304,7 +314,8 @@ std::pair<std::vector<int>, double> Context::stalled_on(const Operation& operati
 
 std::vector<Event> Context::take_events() {
   const Lock lock(mutex_);
-  return std::exchange(events_, {});
+  const auto taken = std::exchange(events_, {});
+  return {taken.begin(), taken.end()};
 }
 
 uint64_t Context::dropped_events() {
@@ -371,8 +382,10 @@ void Context::on_frame(int peer, const Frame& frame) {
   } else if (frame.kind == FrameKind::fail) {
     const auto lost = static_cast<int>(frame.offset);
     const auto kind = static_cast<LossKind>(frame.slot);
-    doomed_.try_emplace(frame.key(), lost, kind);
-    if (kind != LossKind::silent) note_loss(lost, kind, "as rank " + std::to_string(peer) + " found");
+    int64_t quiet_s = 0;
+    std::memcpy(&quiet_s, frame.note.data(), sizeof quiet_s);
+    doomed_.try_emplace(frame.key(), Doom{lost, kind, quiet_s});
+    if (kind == LossKind::died || kind == LossKind::left) note_loss(lost, kind, "as rank " + std::to_string(peer) + " found");
     unsettled_ = true;
   }
 }
@@ -413,9 +426,11 @@ bool Context::settle_losses() {
 bool Context::settle(const std::shared_ptr<Operation>& operation) {
   const auto doomed = doomed_.find(operation->spec().key);
   if (doomed != doomed_.end()) {
-    const auto [lost, kind] = doomed->second;
+    const auto [lost, kind, quiet_s] = doomed->second;
     if (kind == LossKind::silent) {
-      fail_stalled(*operation, lost);
+      fail_stalled(*operation, lost, quiet_s);
+    } else if (kind == LossKind::unable) {
+      operation->fail(FaultKind::state, "rank " + std::to_string(lost) + " could not go on with it; its own error says why");
     } else {
       const auto known = losses_.find(lost);
       fail_for(*operation, lost, known != losses_.end() ? known->second : Loss{kind, "as another rank found"});
@@ -441,13 +456,15 @@ bool Context::settle(const std::shared_ptr<Operation>& operation) {
   return true;
 }
 
-void Context::tell_members(const Operation& operation, int lost, LossKind kind) {
+void Context::tell_members(const Operation& operation, int lost, LossKind kind, int64_t quiet_s) {
   const OperationKey key = operation.spec().key;
   for (const int peer : operation.spec().members) {
     Link* known = peer == config_.rank ? nullptr : links_[static_cast<size_t>(peer)].get();
     if (known == nullptr || losses_.contains(peer)) continue;
-    known->send({.group = key.group, .sequence = key.sequence, .kind = FrameKind::fail,
-                 .slot = static_cast<uint32_t>(kind), .offset = static_cast<uint64_t>(lost)});
+    Frame frame{.group = key.group, .sequence = key.sequence, .kind = FrameKind::fail,
+                .slot = static_cast<uint32_t>(kind), .offset = static_cast<uint64_t>(lost)};
+    std::memcpy(frame.note.data(), &quiet_s, sizeof quiet_s);
+    known->send(frame);
   }
 }
 
@@ -457,16 +474,16 @@ void Context::fail_for(Operation& operation, int lost, const Loss& loss) {
                  "rank " + std::to_string(lost) + " " + verb(loss.kind) + " (" + loss.why + ")");
 }
 
-void Context::fail_stalled(Operation& operation, int silent) {
-  const std::string text = "nothing came from rank " + std::to_string(silent) + " for " +
-                           std::to_string(static_cast<int64_t>(seconds_since(operation.moved))) + " s";
+void Context::fail_stalled(Operation& operation, int silent, int64_t quiet_s) {
+  const std::string who = silent == config_.rank ? "this rank" : "rank " + std::to_string(silent);
+  const std::string text = "nothing came from " + who + " for " + std::to_string(quiet_s) + " s";
   stalled_groups_.try_emplace(operation.spec().key.group, text);
   operation.fail(FaultKind::stall, text);
 }
 
 // This rank cannot go on with the operation, so nobody can.
 void Context::fail_alone(Operation& operation, const std::string& why) {
-  tell_members(operation, config_.rank, LossKind::left);
+  tell_members(operation, config_.rank, LossKind::unable);
   operation.fail(FaultKind::state, why);
 }
 
@@ -484,8 +501,9 @@ void Context::tick() {
     const auto waits = operation->waiting_for();
     if (quiet_s >= config_.stall_timeout_s) {
       const int silent = operation->culprit >= 0 || waits.empty() ? operation->culprit : waits.front();
-      tell_members(*operation, silent, LossKind::silent);
-      fail_stalled(*operation, silent);
+      const auto whole_s = static_cast<int64_t>(quiet_s);
+      tell_members(*operation, silent, LossKind::silent, whole_s);
+      fail_stalled(*operation, silent, whole_s);
       end_of(operation);
       continue;
     }
@@ -504,6 +522,17 @@ Link& Context::link(int peer) {
 
 // ---- the end -------------------------------------------------------------------------------
 
+bool Context::settled(double timeout_s) {
+  const auto deadline = Clock::now() + as_duration(timeout_s);
+  Lock lock(mutex_);
+  poller_.wake();
+  while (!running_.empty() || congested()) {
+    if (Clock::now() >= deadline) return false;
+    changed_.wait_until(lock, std::min(deadline, Clock::now() + kCongestedSleep));
+  }
+  return true;
+}
+
 void Context::allow_spin(double seconds) {
   const Lock lock(mutex_);
   spin_s_ = seconds;
@@ -516,7 +545,9 @@ void Context::close(double grace_s, bool announce) {
     if (stopped_) return;
     closing_ = true;
     poller_.wake();
-    changed_.wait_until(lock, deadline, [this] { return running_.empty(); });
+    while ((!running_.empty() || congested()) && Clock::now() < deadline) {
+      changed_.wait_until(lock, std::min(deadline, Clock::now() + kCongestedSleep));
+    }
     const Frame leave{.kind = FrameKind::lost, .slot = static_cast<uint32_t>(LossKind::left),
                       .offset = static_cast<uint64_t>(config_.rank)};
     if (announce) {

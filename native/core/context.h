@@ -7,6 +7,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -99,6 +100,9 @@ class Context final : public LinkEvents, public Host {
   std::vector<int> read_by();  // ranks of this host that can read this rank's ordinary memory
   std::shared_ptr<Segment> own_segment() const { return segment_; }
 
+  // True once nothing is in flight and every frame has been handed on; false after `timeout_s`.
+  bool settled(double timeout_s);
+
   // How long a blocked caller spins before it sleeps; 0, as at the start: not at all.
   void allow_spin(double seconds);
 
@@ -129,9 +133,9 @@ class Context final : public LinkEvents, public Host {
   bool settle(const std::shared_ptr<Operation>& operation);
   void note_loss(int lost, LossKind kind, const std::string& why);
   void tell_everyone(const Frame& frame);
-  void tell_members(const Operation& operation, int lost, LossKind kind);
+  void tell_members(const Operation& operation, int lost, LossKind kind, int64_t quiet_s = 0);
   void fail_for(Operation& operation, int lost, const Loss& loss);
-  void fail_stalled(Operation& operation, int silent);
+  void fail_stalled(Operation& operation, int silent, int64_t quiet_s);
   void fail_alone(Operation& operation, const std::string& why);
   void tick();
   bool may_sleep(uint32_t sleeper);
@@ -193,12 +197,17 @@ class Context final : public LinkEvents, public Host {
   std::map<int, Loss> losses_;
   std::vector<std::pair<int, Loss>> new_losses_;  // found while links or operations are at work
   std::vector<int> loss_order_;                   // lost ranks as they were learned of
-  std::map<OperationKey, std::pair<int, LossKind>> doomed_;  // what some member could not finish, and for whom
+  struct Doom {
+    int rank;
+    LossKind kind;
+    int64_t quiet_s;
+  };
+  std::map<OperationKey, Doom> doomed_;  // what some member could not finish, and for whom
   std::map<uint64_t, std::string> stalled_groups_;           // which ranks took part in what is not known there any more
   Clock::time_point oldest_new_loss_{};
   bool unsettled_ = false;                        // a loss is known that operations were not checked for
   Clock::time_point next_tick_{};
-  std::vector<Event> events_;
+  std::deque<Event> events_;  // the newest
   uint64_t dropped_events_ = 0;
 };
 

@@ -17,15 +17,16 @@ enum class FrameKind : uint8_t {
   round = 1,  // agreement: note = descriptor digest (16), conflict flag (1)
   data = 2,   // shm: bytes at (offset, length) of the sender's segment, or of its own memory; tcp: length bytes follow
   taken = 3,  // the receiver took `length` bytes of the stream (shm: and slot is free again)
-  fail = 4,   // the operation failed on the sender: offset = rank it lost, slot = LossKind
+  fail = 4,   // the operation failed on the sender: offset = rank it lost, slot = LossKind,
+              // note = seconds of silence (8)
   lost = 5,   // a rank died or left: offset = rank, slot = LossKind
   where = 6,  // the sender waits for this operation: whom does the receiver wait for?
   there = 7,  // answer to where: offset = rank that the answerer waits for (or itself: not arrived)
   reads = 8,  // shm: the sender of this frame can read the receiver's own memory
 };
 
-// `silent` is no loss of a rank, only of an operation it did not come to.
-enum class LossKind : uint32_t { died = 1, left = 2, silent = 3 };
+// `silent` and `unable` are no loss of a rank, only of an operation: one it did not come to, or could not go on with.
+enum class LossKind : uint32_t { died = 1, left = 2, silent = 3, unable = 4 };
 
 struct Frame {
   uint64_t group = 0;

@@ -318,7 +318,7 @@ bool Operation::receive(const Move& move) {
   ready -= ready % element;
   if (ready == 0) return false;
   if (move.kind == MoveKind::copy) {
-    if (own) std::memcpy(target, source[0], ready);
+    if (own && target != source[0]) std::memcpy(target, source[0], ready);
   } else {
     combine(program.dtype, program.op, target, source, static_cast<int>(move.peers.size()), ready / element,
             move.last ? program.divisor : 1);
@@ -358,6 +358,8 @@ void Operation::finish(State state) {
 
 void Operation::fail(FaultKind kind, const std::string& text) {
   if (ended()) return;
+  // Ranks that have not heard of the failure may go on writing into this rank's buffer.
+  if (state_ == State::slicing || state_ == State::parting) host_.segment().condemn(spec_.bases[1]);
   fault_ = kind;
   fault_text_ = text;
   finish(State::failed);

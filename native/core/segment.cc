@@ -55,6 +55,7 @@ Segment::Segment(size_t bytes) {
 std::byte* Segment::allocate(size_t bytes) {
   const size_t want = round_up(bytes == 0 ? 1 : bytes, 64);
   const size_t align = want >= 64 * 1024 ? kPage : 64;
+  if (is_forked_child()) throw Fault(FaultKind::state, "this process was forked from a rank; only the rank may allocate");
   const std::lock_guard lock(mutex_);
   for (auto [offset, room] : free_) {
     const size_t start = round_up(offset, align);
@@ -71,10 +72,12 @@ std::byte* Segment::allocate(size_t bytes) {
 }
 
 void Segment::release(std::byte* block) {
+  if (is_forked_child()) return;
   const std::lock_guard lock(mutex_);
   const auto found = used_.find(static_cast<size_t>(block - mapping_->base()));
   if (found == used_.end()) throw Fault(FaultKind::argument, "released a block that is not allocated");
   auto [start, size] = *found;
+  if (condemned_.contains(start)) return;
   used_.erase(found);
   if (size >= kReturnToKernel) ::madvise(mapping_->base() + start, size / kPage * kPage, MADV_REMOVE);
   auto next = free_.lower_bound(start);
@@ -90,6 +93,13 @@ void Segment::release(std::byte* block) {
     }
   }
   free_[start] = size;
+}
+
+void Segment::condemn(const std::byte* address) {
+  const std::lock_guard lock(mutex_);
+  const auto offset = static_cast<size_t>(address - mapping_->base());
+  const auto after = used_.upper_bound(offset);
+  if (after != used_.begin()) condemned_.insert(std::prev(after)->first);
 }
 
 size_t Segment::used_bytes() const {

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 
 #include "descriptor.h"
 #include "frame.h"
@@ -64,7 +65,9 @@ class Segment : public std::enable_shared_from_this<Segment> {
 
   // Returns 64-byte aligned memory (4 KiB aligned from 64 KiB on); zero-filled only when fresh.
   std::byte* allocate(size_t bytes);
-  void release(std::byte* block);
+  void release(std::byte* block);  // in a forked child nothing: the memory is the parent's
+  // Never hands out again the block that holds `address`: another rank may still write into it.
+  void condemn(const std::byte* address);
 
   const Mapping& mapping() const { return *mapping_; }
   int fd() const { return fd_.get(); }
@@ -77,6 +80,7 @@ class Segment : public std::enable_shared_from_this<Segment> {
   mutable std::mutex mutex_;
   std::map<size_t, size_t> free_;  // offset -> bytes, never adjacent
   std::map<size_t, size_t> used_;
+  std::set<size_t> condemned_;  // offsets of blocks that stay used for good
 };
 
 }  // namespace multiring

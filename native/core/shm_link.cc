@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 
 #include "abstract_socket.h"
@@ -130,8 +131,8 @@ bool ShmLink::stage(const StreamKey& key, OutStream& stream) {
 bool ShmLink::find_slot(const OutStream& stream) {
   if (!free_slots_.empty()) return true;
   if (slots_.size() >= kSlots && stream.staged > 0) return false;
-  free_slots_.push_back(static_cast<uint32_t>(slots_.size()));
   slots_.push_back(ends_.own->allocate(kSlotBytes));
+  free_slots_.push_back(static_cast<uint32_t>(slots_.size() - 1));
   return true;
 }
 
@@ -190,7 +191,10 @@ bool ShmLink::receive() {
 
 bool ShmLink::fetch(const std::byte* from, std::byte* to, size_t size) {
   if (read_foreign(ends_.their_pid, from, to, size)) return true;
-  events_.on_loss(peer_, LossKind::died, std::string("its memory cannot be read: ") + std::strerror(errno));
+  // Memory that is no longer there belonged to an operation that failed over there: the news of it is on its way.
+  if (errno != EFAULT) {
+    events_.on_loss(peer_, LossKind::died, std::string("its memory cannot be read: ") + std::strerror(errno));
+  }
   return false;
 }
 

@@ -6,7 +6,7 @@ over the environment, the environment over the default. A value that cannot be p
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -117,6 +117,21 @@ class Settings:
         "MULTIRING_LOG_MOVES", _boolean, False, "0 or 1", "record every executed move (for tests)"
     )
 
+    def changed(self, **values: Any) -> "Settings":
+        """Return these settings with some of them changed, by field name.
+
+        Raises:
+            ArgumentError: there is no such setting, or its value makes no sense.
+        """
+        known = {f.name: f for f in fields(self)}
+        parsed: dict[str, Any] = {}
+        for name, value in values.items():
+            if name not in known:
+                raise ArgumentError(f"unknown setting {name}={value!r}; known are {', '.join(sorted(known))}")
+            text = "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            parsed[name] = None if value is None else _parsed(known[name], name, text)
+        return replace(self, **parsed)
+
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "Settings":
         """Return the settings in `environment` (default: this process's).
@@ -133,11 +148,15 @@ class Settings:
             if name not in known:
                 raise ArgumentError(f"unknown setting {name}={text!r}; known are {', '.join(sorted(known))}")
             setting = known[name]
-            try:
-                values[setting.name] = setting.metadata["parse"](text)
-            except (ValueError, KeyError):
-                raise ArgumentError(f"{name}={text!r}: want {setting.metadata['wanted']}") from None
+            values[setting.name] = _parsed(setting, name, text)
         return cls(**values)
+
+
+def _parsed(setting: "Field[Any]", name: str, text: str) -> Any:
+    try:
+        return setting.metadata["parse"](text)
+    except (ValueError, KeyError):
+        raise ArgumentError(f"{name}={text!r}: want {setting.metadata['wanted']}") from None
 
 
 def environment_of(**values: object) -> dict[str, str]:

@@ -7,8 +7,7 @@ arguments are wrong tells the others.
 import hashlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,7 +33,6 @@ class Membership:
     context: Context
     world_rank: int
     stall_warn_s: float
-    chain: Callable[[], Executor]  # the thread that takes the later steps of operations with several
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

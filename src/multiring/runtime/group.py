@@ -10,7 +10,7 @@ import numpy as np
 from multiring.errors import ArgumentError
 from multiring.runtime.arrays import Buffer, buffer_of, numpy_dtype
 from multiring.runtime.calls import Call, Calls, Membership, Work
-from multiring.runtime.handles import ChainedHandle, Handle
+from multiring.runtime.handles import Handle, in_background
 from multiring.runtime.programs import Request, compile_moves, message_moves
 from multiring.schedule import Collective, Extents, Schedule, Space, Splits
 
@@ -144,7 +144,7 @@ class Group:
             buffer = _rows(buffer_of(array, writes=False))
             rows = [buffer.shape[0] // self.size + (r < buffer.shape[0] % self.size) for r in range(self.size)]
             width = math.prod(buffer.shape[1:])
-            out = self._out(out, (rows[self._own], *buffer.shape[1:]), buffer.dtype)
+            out = self._out(out, (rows[self._own], *buffer.shape[1:]), buffer)
             counts = tuple(each * width for each in rows)
             request = Request(Collective.REDUCE_SCATTER, buffer.dtype, counts, buffer.count, op)
             title = f"reduce_scatter {op} {_shown(buffer)}"
@@ -178,7 +178,7 @@ class Group:
             call = counting.second_step("all_gather")
             with self._calls.telling(call):
                 width = math.prod(buffer.shape[1:])
-                whole = self._out(out, (sum(rows), *buffer.shape[1:]), buffer.dtype)
+                whole = self._out(out, (sum(rows), *buffer.shape[1:]), buffer)
                 counts = tuple(row * width for row in rows)
                 request = Request(Collective.ALL_GATHER, buffer.dtype, counts, sum(counts))
                 title = f"all_gather of {buffer.dtype} rows of {inner}"
@@ -218,7 +218,7 @@ class Group:
             call = counting.second_step("all_to_all")
             with self._calls.telling(call):
                 width = math.prod(buffer.shape[1:])
-                whole = self._out(out, (sum(received), *buffer.shape[1:]), buffer.dtype)
+                whole = self._out(out, (sum(received), *buffer.shape[1:]), buffer)
                 counts = Splits(tuple(rows * width for rows in sent), tuple(rows * width for rows in received))
                 # The plan must not depend on one rank's splits: every rank prices the job's mean buffer.
                 total = int(table.sum()) * width // self.size
@@ -327,7 +327,7 @@ class Group:
         return self._calls.run(call, title, request, buffers, table, waits=waits)
 
     def _chain(self, title: str, finish: Callable[[], Array]) -> Handle:
-        return ChainedHandle(self._calls.membership.chain().submit(finish), title)
+        return in_background(finish, title)
 
     def _splits(self, buffer: Buffer, splits: Sequence[int] | None) -> list[int]:
         rows = buffer.shape[0]
@@ -340,12 +340,18 @@ class Group:
             raise ArgumentError(f"splits={sent}: want {self.size} numbers >= 0 that add up to the {rows} rows")
         return sent
 
-    def _out(self, out: Array | None, shape: tuple[int, ...], dtype: str) -> Array:
+    def _out(self, out: Array | None, shape: tuple[int, ...], source: Buffer) -> Array:
+        dtype = source.dtype
         if out is None:
             return self.allocate(shape, dtype)
         found = buffer_of(out, writes=True)
         if found.shape != shape or found.dtype != dtype or not found.is_row_major:
             raise ArgumentError(f"out of shape {found.shape}, {found.dtype}: want shape {shape}, {dtype}, row-major")
+        overlap = min(found.address + found.size_bytes, source.address + source.size_bytes)
+        if overlap > max(found.address, source.address):
+            raise ArgumentError(
+                "out shares memory with the array; want memory of its own, as ranks still read the array"
+            )
         return out
 
 

@@ -1,8 +1,10 @@
 """Handles of operations in flight, and what a failed one means in words."""
 
 import logging
+import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, NamedTuple, Protocol
@@ -102,6 +104,24 @@ class OperationHandle:
             return
         self._warned = True
         _log.warning("%s: nothing has come from rank %s for %.0f s", self._title, ", ".join(map(str, ranks)), quiet_s)
+
+
+def in_background(steps: Callable[[], Any], title: str) -> "ChainedHandle":
+    """Run `steps`, each of which may wait for other ranks, and return their handle.
+
+    Each call has a thread of its own: were they to share one, operations of different groups would wait for each other.
+    A daemon, because the interpreter waits for other threads before it lets a rank take its leave.
+    """
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(steps())
+        except BaseException as error:  # noqa: BLE001 -- whoever waits gets it
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=f"multiring {title}", daemon=True).start()
+    return ChainedHandle(future, title)
 
 
 class ChainedHandle:

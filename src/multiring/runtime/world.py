@@ -6,8 +6,8 @@ import os
 import platform
 import sys
 import threading
-from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+import time
+from dataclasses import dataclass
 from typing import Any
 
 from multiring._native import Context
@@ -26,6 +26,7 @@ from multiring.topology import Topology, grid_of, neighbours
 _SPIN_S = 1e-3
 # At exit, operations in flight get this long: those that tell others of a wrong argument need it.
 _EXIT_GRACE_S = 2.0
+_SIGNAL_CHECK_S = 0.2  # longest time between two looks for Ctrl-C
 _MACHINES = ("x86_64", "aarch64")
 
 
@@ -40,17 +41,19 @@ class World:
     local_rank: int
     local_size: int
     pid: int
-    chains: list[Executor] = field(default_factory=list)
 
     def take_events(self) -> list[Event]:
         """Return what was recorded since the last call, oldest first; at most 65,536 are kept in between."""
         return [event_of(raw, self.identity.rank) for raw in self.context.take_events()]
 
     def close(self, grace_s: float, *, announce: bool) -> None:
-        """Leave the job; see `Context.close`."""
-        for chain in self.chains:
-            chain.shutdown(wait=False, cancel_futures=True)
-        self.context.close(grace_s, announce)
+        """Leave the job once what is in flight has ended, after `grace_s` in any case. Ctrl-C ends the waiting."""
+        deadline = time.monotonic() + grace_s
+        try:
+            while not self.context.settled(_SIGNAL_CHECK_S) and time.monotonic() < deadline:
+                pass
+        finally:
+            self.context.close(0.5, announce)
 
 
 class _Current:
@@ -83,7 +86,7 @@ def init(settings: Settings | None = None, **changes: Any) -> Group:
         UnsupportedError: another system than Linux on x86-64 or aarch64.
     """
     refuse_other_systems(platform.system(), platform.machine())
-    chosen = replace(settings or Settings.from_environment(), **changes)
+    chosen = (Settings.from_environment() if settings is None else settings).changed(**changes)
     with _current.lock:
         _refuse_fork(_current.world)
         if _current.world is not None:
@@ -98,7 +101,8 @@ def init(settings: Settings | None = None, **changes: Any) -> Group:
 def shutdown() -> None:
     """Leave the job. Arrays stay valid; groups and handles do not. Does nothing before `init`.
 
-    Local: others may still be at work, and learn that this rank left only if they wait for it.
+    Local: others may still be at work, and learn that this rank left only if they wait for it. Waits for operations in
+    flight, at most MULTIRING_STALL_WARN_S; those that have not ended by then fail.
     """
     with _current.lock:
         world = _current.world
@@ -210,14 +214,7 @@ def _world(
     hosts: tuple[tuple[int, ...], ...],
     local_ranks: tuple[int, ...],
 ) -> World:
-    chains: list[Executor] = []
-
-    def chain() -> Executor:
-        if not chains:
-            chains.append(ThreadPoolExecutor(1, thread_name_prefix="multiring-chain"))
-        return chains[0]
-
-    membership = Membership(context=context, world_rank=identity.rank, stall_warn_s=settings.stall_warn_s, chain=chain)
+    membership = Membership(context=context, world_rank=identity.rank, stall_warn_s=settings.stall_warn_s)
     key = hashlib.blake2b(f"world|{identity.job}".encode(), digest_size=16).digest()
     return World(
         identity=identity,
@@ -227,7 +224,6 @@ def _world(
         local_rank=local_ranks.index(identity.rank),
         local_size=len(local_ranks),
         pid=os.getpid(),
-        chains=chains,
     )
 
 
