@@ -4,7 +4,7 @@ import signal
 
 from hypothesis import settings
 
-# Whoever starts the tests in the background (nohup, a shell's &) has them ignore these, and so all processes they start.
+# Whoever starts the tests in the background (nohup, a shell's &) has them ignore these, and all processes they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
