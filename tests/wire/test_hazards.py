@@ -3,6 +3,7 @@
 import gc
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -78,11 +79,12 @@ def overlapping(here: Here) -> list[str]:
     array = group.allocate((6, 2), "float32")
     array[:] = 1
     told = []
-    for call in (
+    calls: list[Callable[[], Any]] = [
         lambda: group.reduce_scatter(array, out=array[2 * here.rank : 2 * here.rank + 2]),
         lambda: group.all_to_all(array, out=array),
         lambda: group.all_gather(array[2 * here.rank : 2 * here.rank + 2], out=array),
-    ):
+    ]
+    for call in calls:
         with pytest.raises(ArgumentError) as raised:
             call()
         told.append(str(raised.value))
