@@ -10,6 +10,7 @@ import argparse
 import os
 import platform
 import random
+import signal
 import statistics
 import sys
 import time
@@ -28,6 +29,9 @@ UP_S = 5.0
 
 def main() -> int:
     """Run the endings, then the starts."""
+    # Started in the background (nohup, a shell's &) it ignores these, and so would the labs, which are to end by them.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--endings", type=int, default=50, help="how many labs to end")
     parser.add_argument("--starts", type=int, default=10, help="how often to start eight hosts")

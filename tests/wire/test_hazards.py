@@ -3,7 +3,6 @@
 import gc
 import os
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -79,7 +78,7 @@ def overlapping(here: Here) -> list[str]:
     array = group.allocate((6, 2), "float32")
     array[:] = 1
     told = []
-    calls: list[Callable[[], Any]] = [
+    calls: list[Any] = [
         lambda: group.reduce_scatter(array, out=array[2 * here.rank : 2 * here.rank + 2]),
         lambda: group.all_to_all(array, out=array),
         lambda: group.all_gather(array[2 * here.rank : 2 * here.rank + 2], out=array),
