@@ -147,7 +147,13 @@ class Client:
     def _dial(self) -> socket.socket:
         remaining_s = max(self._deadline - time.monotonic(), _FIRST_PAUSE_S)
         if isinstance(self._address, TcpAddress):
-            return socket.create_connection((self._address.host, self._address.port), min(remaining_s, _DIAL_S))
+            sock = socket.create_connection((self._address.host, self._address.port), min(remaining_s, _DIAL_S))
+            if sock.getsockname() == sock.getpeername():
+                # While nobody listens at a port of this host that the kernel also hands out, one may get that very port
+                # and be connected with oneself; keeping it would keep rank 0 from listening there.
+                sock.close()
+                raise _AttemptError("nobody listens there yet")
+            return sock
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.settimeout(remaining_s)
