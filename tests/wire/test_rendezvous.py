@@ -116,7 +116,7 @@ def test_one_address_serves_one_meeting_after_the_other(place: str) -> None:
         return [meeting(number, 3, place)() for _ in range(30)]
 
     outcomes = run_ranks(*[lambda n=n: rank(n) for n in range(3)])
-    assert all(len(outcome) == 30 for outcome in outcomes), outcomes
+    assert all(isinstance(outcome, list) and len(outcome) == 30 for outcome in outcomes), outcomes
 
 
 def test_rank_0_may_come_last(place: str) -> None:
