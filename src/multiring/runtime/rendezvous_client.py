@@ -148,7 +148,12 @@ class Client:
         remaining_s = max(self._deadline - time.monotonic(), _FIRST_PAUSE_S)
         if isinstance(self._address, TcpAddress):
             sock = socket.create_connection((self._address.host, self._address.port), min(remaining_s, _DIAL_S))
-            if sock.getsockname() == sock.getpeername():
+            try:
+                with_itself = sock.getsockname() == sock.getpeername()
+            except OSError:  # reset in the meantime
+                sock.close()
+                raise
+            if with_itself:
                 # While nobody listens at a port of this host that the kernel also hands out, one may get that very port
                 # and be connected with oneself; keeping it would keep rank 0 from listening there.
                 sock.close()
