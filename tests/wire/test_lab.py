@@ -145,27 +145,28 @@ def test_labs_do_not_know_each_other(start: Callable[..., LabRun]) -> None:
 # What a wire carries at most is the kernel's doing; how close a busy machine comes to it is a benchmark's business.
 
 
-def carried_at_most(bytes_per_s: float, rate: float) -> bool:
-    """Return whether something came through, and no more than `rate` bits; what waited in a buffer may count too."""
-    return 0 < bytes_per_s * 8 < 1.3 * rate
+def carried_at_most(bytes_per_s: float, bits_per_s: float) -> bool:
+    """Return whether something came through, and no more than that."""
+    return 0 < bytes_per_s * 8 < bits_per_s
 
 
 @pytest.mark.parametrize("rate", [20 * MEGABIT, 200 * MEGABIT])
 def test_a_link_carries_its_rate_both_ways(rate: Rate) -> None:
     with Lab(Plan(hosts=2, rails=(rate,))) as lab:
         for found in goodput(lab, [Flow(0, 1), Flow(1, 0)], seconds=1.0, drain_s=0.5):
-            assert carried_at_most(found, rate)
+            # What waited for a lost packet arrives at once, and may just count.
+            assert carried_at_most(found, 1.1 * rate)
 
 
 def test_racks_share_an_uplink_and_rails_do_not_share() -> None:
     plan = Plan(hosts=4, rails=(80 * MEGABIT, 20 * MEGABIT), racks=2, uplink=40 * MEGABIT)
     with Lab(plan) as lab:
         within, *between = goodput(lab, [Flow(1, 0), Flow(0, 2), Flow(1, 3)], seconds=1.0, drain_s=0.5)
-        assert carried_at_most(within, 80 * MEGABIT)
-        assert carried_at_most(sum(between), 40 * MEGABIT)
+        assert carried_at_most(within, 82 * MEGABIT)
+        assert carried_at_most(sum(between), 41 * MEGABIT)
         both = goodput(lab, [Flow(0, 1, 0), Flow(0, 1, 1)], seconds=1.0, drain_s=0.5)
-        assert carried_at_most(both[0], 80 * MEGABIT)
-        assert carried_at_most(both[1], 20 * MEGABIT)
+        assert carried_at_most(both[0], 82 * MEGABIT)
+        assert carried_at_most(both[1], 21 * MEGABIT)
 
 
 # -- faults
@@ -184,14 +185,14 @@ def test_links_are_slowed_cut_and_mended() -> None:
         fault(lab, "slow host1 5mbit")
         for rail in range(2):
             there, back = goodput(lab, [Flow(0, 1, rail), Flow(1, 0, rail)], seconds=1.0, drain_s=0.5)
-            assert carried_at_most(max(there, back), 5 * MEGABIT)
+            assert carried_at_most(max(there, back), 6 * MEGABIT)
         fault(lab, "cut host1 rail0")
         assert run_in(lab, 1, "cat", "/sys/class/net/rail0/carrier", "/sys/class/net/rail1/carrier") == "0\n1\n"
         assert run_in(lab, 1, sys.executable, "-S", "-c", TRY_TO_REACH, "10.77.0.1") == "TimeoutError"
         assert run_in(lab, 1, sys.executable, "-S", "-c", TRY_TO_REACH, "10.77.1.1") == "ConnectionRefusedError"
         fault(lab, "mend host1")
         slow, fast = goodput(lab, [Flow(0, 1, 0), Flow(0, 1, 1)], seconds=0.5, drain_s=0.5)
-        assert carried_at_most(slow, 100 * MEGABIT)
+        assert carried_at_most(slow, 102 * MEGABIT)
         assert fast > slow
 
 

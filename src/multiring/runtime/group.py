@@ -12,7 +12,7 @@ from multiring.runtime.arrays import Buffer, buffer_of, numpy_dtype
 from multiring.runtime.calls import Call, Calls, Membership, Work
 from multiring.runtime.handles import Handle, in_background
 from multiring.runtime.programs import Request, compile_moves, message_moves
-from multiring.schedule import Collective, Extents, Schedule, Space, Splits
+from multiring.schedule import Collective, Extents, Space, Splits
 
 Array = Any  # NumPy, DLPack or buffer protocol; see runtime/arrays.py
 
@@ -305,13 +305,6 @@ class Group:
             tuple(host for host in hosts if host),
             self._calls.subgroup_key(call, chosen),
         )
-
-    # ---- for tests and tools ----
-
-    def schedule_of_all_reduce(self, array: Array, op: str = "sum") -> Schedule:
-        """Return the schedule that `all_reduce(array, op)` runs; local."""
-        buffer = buffer_of(array, writes=True)
-        return self._calls.schedule_of(Request(Collective.ALL_REDUCE, buffer.dtype, buffer.count, buffer.count, op))
 
     # ---- the common path ----
 
