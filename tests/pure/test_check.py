@@ -176,7 +176,7 @@ TWO = frame_on(Collective.ALL_REDUCE, (2,))
         (REDUCE_0_FROM_1._replace(src=-1), "a REDUCE has two peers"),
         (REDUCE_0_FROM_1._replace(dst=-1), "a REDUCE has two peers"),
         (REDUCE_0_FROM_1._replace(peers=(1, 1)), "a REDUCE has two peers"),
-        (SEND_0_TO_1._replace(src=2), "not contiguous"),
+        (SEND_0_TO_1._replace(src=4), "not contiguous"),
         (SEND_0_TO_1._replace(src=-2), "not contiguous"),
         (SEND_0_TO_1._replace(span=0), "not contiguous"),
         (SEND_0_TO_1._replace(span=3), "not contiguous"),
@@ -298,10 +298,11 @@ def _wrong(move: Move, ranks: int, chunks: int) -> list[Move]:
     return wrong
 
 
-def _is_the_same_read(program: list[Move], mutant: list[Move]) -> bool:
-    """Whether the mutant only sends the own block of an all_gather from INPUT, not from its copy in OUTPUT.
+def _is_the_same_read(collective: Collective, program: list[Move], mutant: list[Move]) -> bool:
+    """Whether the mutant only reads what the opening copied at the place it was copied from.
 
-    The bytes are the same and nobody writes either place afterwards: another right program, and the only one.
+    An all_gather may send its own block from INPUT; an exchange may combine its own operand out of OUTPUT, but must not
+    send it from there. The bytes are the same and nobody has written either place: the only other right programs.
     """
     pairs = [(before, after) for before, after in zip(program, mutant, strict=False) if before != after]
     opening = program[0]
@@ -309,7 +310,7 @@ def _is_the_same_read(program: list[Move], mutant: list[Move]) -> bool:
         len(program) == len(mutant)
         and len(pairs) == 1
         and opening.kind is Kind.COPY
-        and pairs[0][0].kind is Kind.SEND
+        and pairs[0][0].kind is (Kind.SEND if collective is Collective.ALL_GATHER else Kind.REDUCE)
         and pairs[0][0].src == opening.dst
         and pairs[0][1] == pairs[0][0]._replace(src=opening.src)
     )
@@ -323,7 +324,7 @@ def _survivors(schedule: Schedule, rank: int, mutants: list[tuple[str, list[Move
             check_moves(schedule, {**programs, rank: Moves.of(mutant)})
         except ScheduleError:
             continue
-        if schedule.collective is not Collective.ALL_GATHER or not _is_the_same_read(original, mutant):
+        if not _is_the_same_read(schedule.collective, original, mutant):
             found.append(name)
     return found
 

@@ -118,3 +118,13 @@ def test_every_axis_needs_its_link() -> None:
     for links in ([], [SHM], [SHM, TCP, TCP]):
         with pytest.raises(ScheduleError, match=f"{len(links)} links for grid"):
             price(schedule, 1e6, links)
+
+
+@pytest.mark.parametrize("p", [2, 3, 8, 17])
+def test_an_exchange_costs_its_closed_form(p: int) -> None:
+    schedule = build("exchange", frame_on(Collective.ALL_REDUCE, (p,)))
+    for n in SIZES:
+        link = LINKS[0]
+        message = link.overhead_s + n / link.bandwidth_bytes_per_s
+        want = link.latency_s + (p - 1) * message + 2 * n / link.reduce_bytes_per_s
+        assert price(schedule, n, [link]) == pytest.approx(want, rel=1e-12)

@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 from multiring.collectives.direct import direct, direct_all_to_all, direct_broadcast
 from multiring.collectives.direct_ring import direct_ring
+from multiring.collectives.exchange import exchange
 from multiring.collectives.ring import ring
 from multiring.collectives.tree import tree_broadcast
 from multiring.errors import ScheduleError
@@ -15,6 +16,7 @@ Builder = Callable[[Frame, Accumulation], Schedule]
 TABLE: Mapping[tuple[Collective, str], Builder] = MappingProxyType(
     {
         (Collective.ALL_REDUCE, "direct"): direct,
+        (Collective.ALL_REDUCE, "exchange"): exchange,
         (Collective.ALL_REDUCE, "ring"): ring,
         (Collective.ALL_REDUCE, "direct_ring"): direct_ring,
         (Collective.REDUCE_SCATTER, "direct"): direct,

@@ -1,5 +1,7 @@
 """The proof of a Schedule: every axis pattern once, event by event, and a rule for composing axes.
 
+A one-axis all-reduce by a single pattern is proven as it stands. For the rest:
+
 The rule. On a grid the collective is right, free of deadlock and of overwritten readers, if its phases are
 reduce-scatters along the axes in turn and all-gathers back (broadcasts: back), and along every axis, taken as a
 one-axis schedule by itself,
@@ -75,6 +77,8 @@ def _check_phases(schedule: Schedule) -> None:
         Collective.ALL_TO_ALL: [(0, Effect.ALL_TO_ALL)],
     }[schedule.collective]
     got = [(phase.axis, phase.pattern.effect) for phase in schedule.phases]
+    if schedule.collective is Collective.ALL_REDUCE and got == [(0, Effect.ALL_REDUCE)] and len(axes) == 1:
+        return
     if got != want or (schedule.collective is Collective.ALL_TO_ALL and len(axes) > 1):
         phases = ", ".join(f"{effect.value} along axis {axis + 1}" for axis, effect in got)
         raise ScheduleError(f"{schedule}: phases {phases or 'none'} do not compose to {schedule.collective.value}")
@@ -100,7 +104,7 @@ def _prove_axis(collective: Collective, patterns: tuple[Pattern, ...], size: int
 
 def _check_programs(pattern: Pattern, size: int) -> None:
     """Raise ScheduleError unless the programs speak of single parts, as `Pattern` says; `expand` relies on it."""
-    parts = 1 if pattern.effect is Effect.BROADCAST else size
+    parts = 1 if pattern.effect in {Effect.BROADCAST, Effect.ALL_REDUCE} else size
     for at in range(size):
         for index, move in enumerate(pattern.program(size, at).rows()):
             named = {part for part in (move.src, move.dst) if part != NOWHERE}

@@ -24,7 +24,7 @@ class _Places:
 
     before: int  # of blocks this phase has not yet written
     after: int  # of blocks this phase has written
-    finished: int | None = None  # first chunk of OUTPUT where the own block goes, if this phase completes it
+    finished: int | None = None  # first chunk of OUTPUT where what this phase completes goes; None: where it stood
     scattered: bool = True  # whether the breaks of the user's buffer matter
 
 
@@ -40,7 +40,7 @@ def expand(frame: Frame, phases: Sequence[Phase], rank: int) -> Moves:
     for index, phase in enumerate(busy):
         if phase.pattern.effect is Effect.BROADCAST and not _has_it(frame, phase.axis, coordinates):
             continue
-        places = _places_of(frame, is_first=index == 0, is_final=index == len(busy) - 1)
+        places = _places_of(frame, phase, is_first=index == 0, is_final=index == len(busy) - 1)
         completes = not any(later.pattern.effect is Effect.REDUCE_SCATTER for later in busy[index + 1 :])
         pieces.append(_phase(frame, phase, rank, places, completes=completes))
     return Moves.concatenate(pieces)
@@ -70,8 +70,10 @@ def _opening(frame: Frame, rank: int, coordinates: tuple[int, ...], *, copies: b
     )
 
 
-def _places_of(frame: Frame, *, is_first: bool, is_final: bool) -> _Places:
+def _places_of(frame: Frame, phase: Phase, *, is_first: bool, is_final: bool) -> _Places:
     bases = bases_of(frame)
+    if phase.pattern.effect is Effect.ALL_REDUCE:
+        return _Places(before=bases.output, after=bases.scratch, finished=bases.output)
     if frame.collective is Collective.REDUCE_SCATTER:
         return _Places(
             before=bases.input if is_first else bases.scratch,
@@ -87,18 +89,20 @@ def _places_of(frame: Frame, *, is_first: bool, is_final: bool) -> _Places:
 def _phase(frame: Frame, phase: Phase, rank: int, places: _Places, *, completes: bool) -> Moves:
     axis, size = phase.axis, frame.grid[phase.axis]
     coordinates, line = frame.coordinates_of(rank), frame.line_of(rank, axis)
-    at, first, width, blocks = coordinates[axis], 0, 1, frame.ranks
+    at, first, width, blocks, cuts = coordinates[axis], 0, 1, frame.ranks, size
     if phase.pattern.effect is Effect.BROADCAST:
         # The pattern's coordinate 0 is the root.
         turn = frame.coordinates_of(frame.root)[axis]
-        at, line, blocks = (at - turn) % size, np.roll(line, -turn), 1
+        at, line, blocks, cuts = (at - turn) % size, np.roll(line, -turn), 1, 1
+    elif phase.pattern.effect is Effect.ALL_REDUCE:
+        width, cuts = blocks, 1
     elif phase.pattern.effect is not Effect.ALL_TO_ALL:
         width = frame.width_of(axis)
         first = sum(coordinates[earlier] * frame.width_of(earlier) for earlier in range(axis))
     program = phase.pattern.program(size, at)
     parts = np.maximum(program.src, program.dst)
     breaks = breaks_of(frame)[:blocks] if places.scattered else np.zeros(blocks, np.bool_)
-    starts, spans, first_run, runs = _runs(breaks, first, width, blocks if blocks == 1 else size)
+    starts, spans, first_run, runs = _runs(breaks, first, width, cuts)
 
     channels = frame.channels
     repeats = runs[parts] * channels
@@ -110,7 +114,9 @@ def _phase(frame: Frame, phase: Phase, rank: int, places: _Places, *, completes:
     src = np.where(written, places.after, places.before) + block
     dst = places.after + block
     if places.finished is not None:
-        dst = np.where(parts[row] == at, places.finished + channel, dst)
+        whole = phase.pattern.effect is Effect.ALL_REDUCE
+        completed = program.last[row] if whole else parts[row] == at
+        dst = np.where(completed, places.finished + (block if whole else channel), dst)
     rows = program.take(row)
     return Moves(
         kind=rows.kind,

@@ -4,7 +4,7 @@ A chunk is one channel's piece of one block, in one space. Within a space chunks
 a gap in the order of their slots, so two chunks are contiguous exactly when their slots are consecutive,
 whatever the sizes turn out to be. With p ranks and K channels the chunks are numbered, channel by channel:
 
-    all_reduce       OUTPUT p K
+    all_reduce       OUTPUT p K, SCRATCH p K
     broadcast        OUTPUT K
     reduce_scatter   INPUT p K, OUTPUT K (the own block), SCRATCH p K
     all_gather       INPUT K (the own block), OUTPUT p K
@@ -67,7 +67,7 @@ def bases_of(frame: Frame) -> Bases:
     """Return where each space's chunk numbers begin."""
     one, all_blocks = frame.channels, frame.channels * frame.ranks
     return {
-        Collective.ALL_REDUCE: Bases(output=0),
+        Collective.ALL_REDUCE: Bases(output=0, scratch=all_blocks),
         Collective.BROADCAST: Bases(output=0),
         Collective.REDUCE_SCATTER: Bases(input=0, output=all_blocks, scratch=all_blocks + one),
         Collective.ALL_GATHER: Bases(input=0, output=one),
@@ -82,7 +82,7 @@ def layout_of(frame: Frame) -> Layout:
     # A block's pieces for the channels lie side by side, and blocks follow each other by rank.
     by_rank = (frame.owners().astype(np.int64) * frame.channels + own[:, np.newaxis]).ravel()
     pieces = {
-        Collective.ALL_REDUCE: ((Space.OUTPUT, in_turn),),
+        Collective.ALL_REDUCE: ((Space.OUTPUT, in_turn), (Space.SCRATCH, in_turn)),
         Collective.BROADCAST: ((Space.OUTPUT, own),),
         Collective.REDUCE_SCATTER: ((Space.INPUT, by_rank), (Space.OUTPUT, own), (Space.SCRATCH, in_turn)),
         Collective.ALL_GATHER: ((Space.INPUT, own), (Space.OUTPUT, by_rank)),
@@ -138,8 +138,11 @@ def _sizes_of(frame: Frame, rank: int, counts: Counts) -> dict[Space, NDArray[np
     if frame.collective in {Collective.ALL_REDUCE, Collective.BROADCAST}:
         if not isinstance(counts, int) or counts < 0:
             raise ScheduleError(f"counts={counts!r}: {frame.collective.value} wants one number of elements >= 0")
-        blocks = (1,) * (frame.ranks if frame.collective is Collective.ALL_REDUCE else 1)
-        return {Space.OUTPUT: np.concatenate([split(int(n), blocks) for n in split(counts, frame.shares)])}
+        if frame.collective is Collective.BROADCAST:
+            return {Space.OUTPUT: split(counts, frame.shares)}
+        blocks = (1,) * frame.ranks
+        pieces = np.concatenate([split(int(n), blocks) for n in split(counts, frame.shares)])
+        return {Space.OUTPUT: pieces, Space.SCRATCH: pieces}
     if frame.collective is Collective.ALL_TO_ALL:
         if not isinstance(counts, Splits):
             raise ScheduleError(f"counts={counts!r}: all_to_all wants Splits(send, receive)")

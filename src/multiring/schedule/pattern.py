@@ -13,6 +13,7 @@ class Effect(Enum):
     REDUCE_SCATTER = "reduce_scatter"  # coordinate i ends with the sum of all parts i
     ALL_GATHER = "all_gather"  # coordinate i starts with part i; all end with all parts
     BROADCAST = "broadcast"  # coordinate 0 starts with the one part; all end with it
+    ALL_REDUCE = "all_reduce"  # all end with the sum of the one part there is, which is copied aside first
     ALL_TO_ALL = "all_to_all"  # coordinate i ends with part i of every other, as its part j from j
 
 

@@ -39,7 +39,9 @@ def promise_of(frame: Frame, roundings: int) -> Promise:
     sums = frame.collective in SUMS
     everyone = (1 << ranks) - 1
     home, start, want = [], [], []
-    scratch_home = (frame.owners()[np.newaxis, :] * channels + np.arange(channels)[:, np.newaxis]).ravel().tolist()
+    scratch_home = list(range(ranks * channels))
+    if frame.collective is not Collective.ALL_REDUCE:  # whose blocks go by number everywhere
+        scratch_home = (frame.owners() * channels + np.arange(channels)[:, np.newaxis]).ravel().tolist()
     for rank in range(ranks):
         blocks = [
             _home(frame, rank, Space(space), scratch_home[slot] if space == Space.SCRATCH else slot)
