@@ -64,8 +64,9 @@ bool connect(Context& context, const std::vector<PeerTuple>& peers, const std::v
   return connected;
 }
 
-// True once the operation has ended; false after `timeout_s`.
-bool wait(Context& context, const std::shared_ptr<Operation>& operation, double timeout_s) {
+}  // namespace
+
+bool wait_for(Context& context, const std::shared_ptr<Operation>& operation, double timeout_s) {
   const auto start = Clock::now();
   for (;;) {
     const double left = timeout_s - std::chrono::duration<double>(Clock::now() - start).count();
@@ -79,8 +80,6 @@ bool wait(Context& context, const std::shared_ptr<Operation>& operation, double 
     if (left <= kSignalCheck_s && waited == Context::Waited::timed_out) return false;
   }
 }
-
-}  // namespace
 
 void bind_context(nb::module_& m) {
   nb::class_<Context>(m, "Context")
@@ -106,7 +105,7 @@ void bind_context(nb::module_& m) {
           },
           nb::arg("address"), nb::arg("bytes"), "Whether the memory lies in this rank's arena.")
       .def("post", &Context::post, nb::arg("spec"), nb::arg("caller_waits"), nb::call_guard<nb::gil_scoped_release>())
-      .def("wait", &wait, nb::arg("operation"), nb::arg("timeout_s"))
+      .def("wait", &wait_for, nb::arg("operation"), nb::arg("timeout_s"))
       .def("has_ended", &Context::has_ended, nb::arg("operation"), nb::call_guard<nb::gil_scoped_release>())
       .def("stalled_on", &Context::stalled_on, nb::arg("operation"), nb::call_guard<nb::gil_scoped_release>(),
            "Ranks waited for, and the seconds since anything moved.")

@@ -10,5 +10,6 @@ NB_MODULE(_core, m) {
   multiring::bind_faults(m);
   multiring::bind_arrays(m);
   multiring::bind_operations(m);
+  multiring::bind_repeats(m);
   multiring::bind_context(m);
 }

@@ -22,10 +22,6 @@ namespace {
 template <typename T>
 using Column = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-struct Rounds {
-  std::shared_ptr<const std::vector<Round>> list;
-};
-
 std::shared_ptr<Program> make_program(Column<uint8_t> kind, Column<uint8_t> last, Column<uint16_t> channel,
                                       Column<uint8_t> source_space, Column<int64_t> source_offset,
                                       Column<uint8_t> target_space, Column<int64_t> target_offset,
@@ -56,7 +52,7 @@ std::shared_ptr<Program> make_program(Column<uint8_t> kind, Column<uint8_t> last
 }  // namespace
 
 void bind_operations(nb::module_& m) {
-  nb::enum_<Lowering>(m, "Lowering").value("NONE", Lowering::none).value("SLICE", Lowering::slice);
+  nb::enum_<Lowering>(m, "Lowering").value("NONE", Lowering::none).value("SLICE", Lowering::slice).value("EXCHANGE", Lowering::exchange);
   nb::class_<Program>(m, "Program").def_prop_ro("scratch_bytes", [](const Program& p) { return p.scratch_bytes; });
   m.def("make_program", &make_program, nb::arg("kind"), nb::arg("last"), nb::arg("channel"), nb::arg("source_space"),
         nb::arg("source_offset"), nb::arg("target_space"), nb::arg("target_offset"), nb::arg("size"),
@@ -75,7 +71,7 @@ void bind_operations(nb::module_& m) {
           "__init__",
           [](OperationSpec* self, std::pair<uint64_t, uint64_t> key, std::vector<int> members, const Rounds& rounds,
              bool at_once, const nb::bytes& digest, std::string description, std::shared_ptr<Program> program, uintptr_t input,
-             uintptr_t output, uint64_t user_bytes, uint32_t name) {
+             uintptr_t output, uint64_t user_bytes, uint32_t name, std::shared_ptr<Exchange> exchange, bool meets) {
             if (digest.size() != 16) throw Fault(FaultKind::argument, "a digest has 16 bytes");
             new (self) OperationSpec();
             self->key = {key.first, key.second};
@@ -88,11 +84,16 @@ void bind_operations(nb::module_& m) {
             self->bases = {reinterpret_cast<std::byte*>(input), reinterpret_cast<std::byte*>(output)};
             self->user_bytes = user_bytes;
             self->name = name;
+            self->exchange = std::move(exchange);
+            self->meets = meets;
           },
           nb::arg("key"), nb::arg("members"), nb::arg("rounds"), nb::arg("at_once"), nb::arg("digest"), nb::arg("description"),
-          nb::arg("program").none(), nb::arg("input"), nb::arg("output"), nb::arg("user_bytes"), nb::arg("name"));
+          nb::arg("program").none(), nb::arg("input"), nb::arg("output"), nb::arg("user_bytes"), nb::arg("name"),
+          nb::arg("exchange").none(), nb::arg("meets"));
   // Read only once the operation has ended: until then another thread changes it.
   nb::class_<Operation>(m, "Operation")
+      .def_prop_ro("title", [](const Operation& operation) { return operation.spec().description; })
+      .def_prop_ro("sequence", [](const Operation& operation) { return operation.spec().key.sequence; })
       .def_prop_ro("fault", &Operation::fault)
       .def_prop_ro("fault_text", &Operation::fault_text)
       .def_prop_ro("descriptions", &Operation::descriptions)

@@ -19,6 +19,7 @@ namespace {
 constexpr size_t kMostEvents = 1 << 16;
 // A rank's last words travel for at most about this long behind the news of its end.
 constexpr auto kLastWords = std::chrono::milliseconds(100);
+constexpr auto kMeetingSpin = std::chrono::microseconds(20);  // with the caller's locks held
 constexpr auto kCongestedSleep = std::chrono::milliseconds(1);
 
 std::string random_name() {
@@ -125,13 +126,14 @@ void Context::dispatch(const Poller::Ready& ready) {
 bool Context::may_sleep(uint32_t sleeper) {
   ControlPage& control = segment_->mapping().control();
   control.sleepers.fetch_or(sleeper, std::memory_order_seq_cst);
-  for (const auto& word : control.pending) {
-    if (word.load(std::memory_order_seq_cst) != 0) {
-      control.sleepers.fetch_and(~sleeper, std::memory_order_seq_cst);
-      return false;
-    }
-  }
-  return true;
+  if (!has_news()) return true;
+  control.sleepers.fetch_and(~sleeper, std::memory_order_seq_cst);
+  return false;
+}
+
+bool Context::has_news() const {
+  const auto& pending = segment_->mapping().control().pending;
+  return std::any_of(std::begin(pending), std::end(pending), [](const auto& word) { return word.load(std::memory_order_seq_cst) != 0; });
 }
 
 // Wakes whichever thread of this process sleeps for peers' news; mutex held.
@@ -167,8 +169,14 @@ bool Context::receive_local() {
 
 bool Context::drive() {
   bool any = receive_local();
+  const Operation* exchanging = nullptr;
   for (auto at = running_.begin(); at != running_.end();) {
     const auto operation = at->second;
+    // To the other ranks, a group's later operation means that this rank is done with the slots.
+    if (exchanging != nullptr && exchanging->spec().key.group == at->first.group) {
+      ++at;
+      continue;
+    }
     try {
       any |= operation->drive();
     } catch (const std::exception& error) {  // no memory for scratch, an address that cannot be reached
@@ -176,7 +184,11 @@ bool Context::drive() {
       fail_alone(*operation, error.what());
     }
     ++at;
-    if (operation->ended()) end_of(operation);
+    if (operation->ended()) {
+      end_of(operation);
+    } else if (operation->state() == Operation::State::exchanging) {
+      exchanging = operation.get();
+    }
   }
   for (const auto& link : links_) {
     if (link) any |= link->pump();
@@ -218,7 +230,23 @@ std::shared_ptr<Operation> Context::post(OperationSpec spec, bool caller_waits) 
     throw Fault(FaultKind::stall, "the group is unusable: in an earlier operation " + stalled->second);
   }
   if (running_.contains(key)) throw Fault(FaultKind::state, "an operation with this key is in flight");
+  const bool exchanges = may_exchange(spec, key.group);
   auto operation = std::make_shared<Operation>(std::move(spec), static_cast<Host&>(*this));
+  if (exchanges) {
+    operation->begin_exchange(false);
+    ring_waiting(*operation->spec().exchange);
+  }
+  begin(operation);
+  if (caller_drives_) {
+    wake_self();
+  } else if (!caller_waits) {
+    poller_.wake();
+  }
+  return operation;
+}
+
+void Context::begin(const std::shared_ptr<Operation>& operation) {
+  const OperationKey key = operation->spec().key;
   running_[key] = operation;
   const auto early = early_.find(key);
   if (early != early_.end()) {
@@ -227,12 +255,57 @@ std::shared_ptr<Operation> Context::post(OperationSpec spec, bool caller_waits) 
     for (const Frame& frame : frames) on_frame(static_cast<int>(frame.length), frame);
   }
   if (!losses_.empty()) unsettled_ = true;
-  if (caller_drives_) {
-    wake_self();
-  } else if (!caller_waits) {
-    poller_.wake();
+}
+
+bool Context::may_exchange(const OperationSpec& spec, uint64_t group) const {
+  if (!spec.meets || !config_.lower || !spec.exchange || !spec.exchange->ready()) return false;
+  const auto later = running_.lower_bound({group, 0});
+  return later == running_.end() || later->first.group != group;
+}
+
+void Context::ring_waiting(const Exchange& exchange) {
+  exchange.ring_waiting([this](int rank) {
+    for (const ShmLink* link : local_links_) {
+      if (link != nullptr && link->peer() == rank) link->wake();
+    }
+  });
+}
+
+Context::Attempt Context::meet(const OperationSpec& model, uint64_t group, std::atomic<uint64_t>& sequence, uint64_t steps,
+                               std::byte* data) {
+  if (is_forked_child()) throw Fault(FaultKind::state, "this process was forked from a rank; only the rank may communicate");
+  const Lock lock(mutex_, std::try_to_lock);
+  if (!lock || closing_ || !broken_.empty() || !losses_.empty() || stalled_groups_.contains(group)) return {};
+  if (has_news()) drive();
+  if (config_.log_moves || !may_exchange(model, group)) return {};
+  const OperationKey key{group, sequence.fetch_add(steps) + steps};
+  const auto start = Clock::now();
+  const auto until = start + std::min<Clock::duration>(kMeetingSpin, as_duration(spin_s_));
+  const size_t bytes = model.program ? model.user_bytes : 0;
+  model.exchange->publish(key.sequence, model.digest, data, bytes);
+  ring_waiting(*model.exchange);
+  for (int turn = 1;; ++turn) {
+    const auto seen = model.exchange->look(key.sequence, model.digest);
+    if (seen == Exchange::Seen::all) {
+      if (model.program) combine_published(*model.program, *model.exchange, key.sequence, data, bytes);
+      last_caller_ = Clock::now();
+      const int64_t end = nanoseconds(last_caller_);
+      record({Event::Kind::operation, model.name, key, model.user_bytes, nanoseconds(start), end, end});
+      record({Event::Kind::wait, model.name, key, 0, nanoseconds(start), 0, end});
+      return {true, nullptr};
+    }
+    if (seen == Exchange::Seen::different) break;
+    if (turn % 16 == 0 && (has_news() || Clock::now() > until)) break;
+    cpu_relax();
   }
-  return operation;
+  OperationSpec spec = model;
+  spec.key = key;
+  spec.bases[1] = data;
+  const auto operation = std::make_shared<Operation>(std::move(spec), static_cast<Host&>(*this));
+  operation->begin_exchange(true);
+  begin(operation);
+  if (caller_drives_) wake_self();
+  return {false, operation};
 }
 
 Context::Waited Context::wait(const std::shared_ptr<Operation>& operation, double timeout_s) {

@@ -6,6 +6,7 @@
 // so that tests can run ranks as threads.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -88,6 +89,14 @@ class Context final : public LinkEvents, public Host {
 
   // `caller_waits`: `wait` follows at once on this thread, so nobody else need be woken.
   std::shared_ptr<Operation> post(OperationSpec spec, bool caller_waits);
+  // The blocking call again that `model` describes, on `data`, under the group's next sequence number: where all ranks
+  // come within a few microseconds it is done when this returns. Else the operation, for `wait`; neither: nothing was
+  // begun, because somebody is at work here or the operation cannot meet.
+  struct Attempt {
+    bool is_done = false;
+    std::shared_ptr<Operation> operation;
+  };
+  Attempt meet(const OperationSpec& model, uint64_t group, std::atomic<uint64_t>& sequence, uint64_t steps, std::byte* data);
   enum class Waited : uint8_t { ended, timed_out, interrupted };
   Waited wait(const std::shared_ptr<Operation>& operation, double timeout_s);
   bool has_ended(const Operation& operation);
@@ -138,6 +147,10 @@ class Context final : public LinkEvents, public Host {
   void fail_stalled(Operation& operation, int silent, int64_t quiet_s);
   void fail_alone(Operation& operation, const std::string& why);
   void tick();
+  bool may_exchange(const OperationSpec& spec, uint64_t group) const;
+  void begin(const std::shared_ptr<Operation>& operation);
+  void ring_waiting(const Exchange& exchange);
+  bool has_news() const;
   bool may_sleep(uint32_t sleeper);
   void wake_self();
   void record(const Event& event);

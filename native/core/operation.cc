@@ -1,6 +1,7 @@
 #include "operation.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cstring>
 #include <set>
 #include <utility>
@@ -13,6 +14,7 @@ constexpr uint64_t kQuantum = 512 * 1024;
 constexpr uint64_t kTurn = 4 * kQuantum;
 constexpr uint8_t kParting = 0x80;          // + round: the sender is done with everybody's buffers
 constexpr uint64_t kSliceBlock = 16 * 1024;  // stays in the first-level cache between combining and writing
+constexpr size_t kSlotsAt = 17;  // in a note: 7 bytes, where the sender has its exchange slots
 constexpr uint16_t kExplainChannel = 0xff00;  // + round; schedules use channels below
 
 void put_u32(std::string& to, uint32_t value) { to.append(reinterpret_cast<const char*>(&value), sizeof value); }
@@ -47,6 +49,18 @@ void unpack(const std::string& whole, std::map<int, std::string>& into) {
 
 }  // namespace
 
+void combine_published(const Program& program, const Exchange& exchange, uint64_t sequence, std::byte* target, size_t bytes) {
+  const auto& moves = program.moves;
+  const auto found =
+      std::find_if(moves.begin(), moves.end(), [](const Move& move) { return move.kind == MoveKind::reduce; });
+  if (found == moves.end() || bytes == 0) return;
+  std::array<const void*, 64> sources;
+  assert(found->peers.size() <= sources.size());
+  for (size_t i = 0; i < found->peers.size(); ++i) sources[i] = exchange.payload(found->peers[i], sequence);
+  combine(program.dtype, program.op, target, sources.data(), static_cast<int>(found->peers.size()),
+          bytes / size_of(program.dtype), program.divisor);
+}
+
 Operation::Operation(OperationSpec spec, Host& host) : spec_(std::move(spec)), host_(host) {
   descriptions_[host_.rank()] = spec_.description;
   std::set<int> partners;
@@ -74,6 +88,7 @@ void Operation::on_round(const Frame& frame) { notes_.insert_or_assign(frame.rou
 
 bool Operation::drive() {
   bool any = false;
+  if (state_ == State::exchanging) any |= exchange();
   while (state_ == State::agreeing && agree()) any = true;
   while (state_ == State::explaining && explain()) any = true;
   if (state_ == State::running) any |= run();
@@ -85,6 +100,51 @@ bool Operation::drive() {
     culprit = -1;
   }
   return any;
+}
+
+void Operation::begin_exchange(bool is_published) {
+  state_ = State::exchanging;
+  host_.segment().mapping().control().exchanging.fetch_add(1, std::memory_order_seq_cst);
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // now the slots may be looked at; see Exchange::ring_waiting
+  if (!is_published) spec_.exchange->publish(spec_.key.sequence, spec_.digest, spec_.bases[1], spec_.program ? spec_.user_bytes : 0);
+}
+
+void Operation::leave_exchange(State state) {
+  host_.segment().mapping().control().exchanging.fetch_sub(1, std::memory_order_relaxed);
+  state_ = state;
+}
+
+bool Operation::exchange() {
+  const Exchange& slots = *spec_.exchange;
+  const auto seen = slots.look(spec_.key.sequence, spec_.digest);
+  if (!notes_.empty() || seen == Exchange::Seen::different) {
+    leave_exchange(State::agreeing);
+    return true;
+  }
+  if (seen == Exchange::Seen::missing) return false;
+  agreed = Clock::now();
+  if (spec_.program) combine_published(*spec_.program, slots, spec_.key.sequence, spec_.bases[1], spec_.user_bytes);
+  if (spec_.program && host_.logs_moves()) {
+    const auto reduction = static_cast<uint32_t>(spec_.program->moves.size() - 1);
+    log_.push_back({Lowering::exchange, reduction, spec_.user_bytes});
+  }
+  leave_exchange(State::draining);
+  finish(State::done);
+  return true;
+}
+
+// All ranks have been heard of, and with that where each has its slots.
+void Operation::learn_slots() {
+  if (!spec_.exchange || !spec_.at_once || spec_.exchange->ready()) return;
+  for (size_t i = 0; i < spec_.rounds->size(); ++i) {
+    const int from = (*spec_.rounds)[i].from;
+    uint64_t offset = 0;
+    std::memcpy(&offset, notes_.at(static_cast<uint8_t>(i)).note.data() + kSlotsAt, 7);
+    std::byte* control = host_.link(from).reach(0, sizeof(ControlPage));
+    std::byte* slots = offset == 0 ? nullptr : host_.link(from).reach(offset, Exchange::bytes());
+    if (slots == nullptr || control == nullptr) continue;
+    spec_.exchange->learn(from, slots, *reinterpret_cast<ControlPage*>(control));
+  }
 }
 
 bool Operation::drain() {
@@ -99,6 +159,7 @@ bool Operation::agree() {
   const auto& rounds = *spec_.rounds;
   if (round_ == rounds.size()) {
     agreed = Clock::now();
+    learn_slots();
     round_ = 0;
     round_sent_ = false;
     if (conflict_) {
@@ -137,6 +198,10 @@ Frame Operation::note_of(size_t round) const {
              .round = static_cast<uint8_t>(round)};
   std::copy(spec_.digest.begin(), spec_.digest.end(), note.note.begin());
   note.note[16] = conflict_ ? 1 : 0;
+  if (spec_.exchange) {
+    const uint64_t slots = spec_.exchange->offset();
+    std::memcpy(note.note.data() + kSlotsAt, &slots, 7);
+  }
   const Mapping& arena = host_.segment().mapping();
   if (spec_.program && arena.contains(spec_.bases[1], spec_.user_bytes)) {
     note.offset = static_cast<uint64_t>(spec_.bases[1] - arena.base());  // never 0: there the control page lies
@@ -334,6 +399,7 @@ bool Operation::receive(const Move& move) {
 
 std::vector<int> Operation::waiting_for() const {
   std::set<int> ranks;
+  if (state_ == State::exchanging) return spec_.exchange->missing(spec_.key.sequence);
   if (state_ == State::agreeing || state_ == State::explaining || state_ == State::parting) {
     if (round_ < spec_.rounds->size()) ranks.insert((*spec_.rounds)[round_].from);
   } else if (state_ == State::running) {
@@ -358,6 +424,7 @@ void Operation::finish(State state) {
 
 void Operation::fail(FaultKind kind, const std::string& text) {
   if (ended()) return;
+  if (state_ == State::exchanging) leave_exchange(State::draining);
   // Ranks that have not heard of the failure may go on writing into this rank's buffer.
   if (state_ == State::slicing || state_ == State::parting) host_.segment().condemn(spec_.bases[1]);
   fault_ = kind;

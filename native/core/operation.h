@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "combine.h"
+#include "exchange.h"
 #include "fault.h"
 #include "link.h"
 #include "segment.h"
@@ -22,7 +23,6 @@
 namespace multiring {
 
 using Clock = std::chrono::steady_clock;
-using Digest = std::array<uint8_t, 16>;
 
 enum class MoveKind : uint8_t { send = 0, copy = 1, reduce = 2 };
 
@@ -45,6 +45,9 @@ enum class Lowering : uint8_t {
   // A direct all_reduce whose buffers all lie in arenas: each rank combines its slice of all buffers and writes the
   // result into all of them. One pass over the memory, where the moves make two.
   slice,
+  // An all_reduce by exchange of buffers that fit the group's slots: publish, combine everybody's. One step, and no
+  // agreement before it: the slots hold the descriptors too.
+  exchange,
 };
 
 // What the executor did, move by move; `index` is the move's place in the program.
@@ -74,6 +77,8 @@ struct OperationSpec {
   OperationKey key;
   std::vector<int> members;                          // world ranks
   std::shared_ptr<const std::vector<Round>> rounds;  // empty for one rank
+  std::shared_ptr<Exchange> exchange;  // the group's, where all of it is on one host; null: none
+  bool meets = false;  // may meet there: a blocking call, a lowering that can, a payload that fits
   bool at_once = false;  // every rank tells every other directly, all rounds at the same time
   Digest digest{};
   std::string description;  // shown to other ranks in a mismatch
@@ -94,15 +99,20 @@ class Host {
   virtual bool lowers() const = 0;  // false: move by move, for tests
 };
 
+// Combines what all ranks have published for `sequence` into `target`.
+void combine_published(const Program& program, const Exchange& exchange, uint64_t sequence, std::byte* target, size_t bytes);
+
 class Operation {
  public:
-  enum class State : uint8_t { agreeing, explaining, running, slicing, parting, draining, done, failed };
+  enum class State : uint8_t { exchanging, agreeing, explaining, running, slicing, parting, draining, done, failed };
 
   Operation(OperationSpec spec, Host& host);
   ~Operation();
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
+  // Instead of agreeing first: meets the others in the slots. `is_published`: this rank's is written already.
+  void begin_exchange(bool is_published);
   bool drive();  // true if anything moved
   void on_round(const Frame& frame);
   void fail(FaultKind kind, const std::string& text);
@@ -126,6 +136,9 @@ class Operation {
   int culprit = -1;  // whom the ranks we wait for say they wait for
 
  private:
+  bool exchange();
+  void leave_exchange(State state);
+  void learn_slots();
   bool agree();
   bool explain();
   bool run();

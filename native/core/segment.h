@@ -34,6 +34,8 @@ struct ControlPage {
   static constexpr uint32_t kSocketSleeper = 2;  // the progress thread sleeps on its sockets
   alignas(64) std::atomic<uint32_t> sleepers;
   alignas(64) std::atomic<uint64_t> pending[kMaxLocalRanks / 64];  // bit i: ring i has news
+  // How many operations wait for slots of an Exchange; a line of its own, as every small operation of a peer looks.
+  alignas(64) std::atomic<uint32_t> exchanging;
 };
 static_assert(sizeof(ControlPage) <= 4096);
 

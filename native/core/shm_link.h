@@ -50,6 +50,7 @@ class ShmLink final : public Link {
   void close(const OperationKey& key) override;
   bool congested() const override { return !backlog_.empty(); }
 
+  void wake() const;  // has the peer look what there is, also where it sleeps
   bool receive();  // takes every frame out of the peer's ring; true if there was one
   uint32_t their_index() const { return ends_.their_index; }
   bool is_read_by_peer() const { return is_read_; }
@@ -65,7 +66,6 @@ class ShmLink final : public Link {
   bool find_slot(const OutStream& stream);
   bool fetch(const std::byte* from, std::byte* to, size_t size);
   void give_back(const OperationKey& key, uint16_t channel, uint32_t slot, uint64_t size);
-  void wake() const;
 
   const Bell& bell_;
   Ends ends_;

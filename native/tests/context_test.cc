@@ -30,11 +30,11 @@ void check(bool holds, const char* what) {
 struct Job {
   std::vector<std::unique_ptr<Context>> ranks;
 
-  Job(int size, bool one_host, bool plain = false) {
+  Job(int size, bool one_host, bool plain = false, bool logs = true) {
     for (int rank = 0; rank < size; ++rank) {
       ranks.push_back(std::make_unique<Context>(ContextConfig{
           .rank = rank, .size = size, .job = "test", .secret = "secret", .segment_bytes = size_t{1} << 28,
-          .stall_warn_s = 60, .stall_timeout_s = 60, .log_moves = true, .lower = !plain, .read_peers = !plain}));
+          .stall_warn_s = 60, .stall_timeout_s = 60, .log_moves = logs, .lower = !plain, .read_peers = !plain}));
     }
     std::vector<PeerAddress> addresses;
     for (int rank = 0; rank < size; ++rank) {
@@ -96,6 +96,25 @@ std::shared_ptr<const Program> direct_all_reduce(int rank, int size, uint64_t co
   move(MoveKind::reduce, rank, all);
   move(MoveKind::send, rank, others);
   for (const int peer : others) move(MoveKind::copy, peer, {peer});
+  return program;
+}
+
+// Copy aside, send the copy to all, combine everybody's, of `count` int32 in place.
+std::shared_ptr<const Program> exchange_all_reduce(int rank, int size, uint64_t count) {
+  auto program = std::make_shared<Program>();
+  program->dtype = DType::i32;
+  program->lowering = Lowering::exchange;
+  program->scratch_bytes = count * 4;
+  std::vector<int> all;
+  std::vector<int> others;
+  for (int peer = 0; peer < size; ++peer) {
+    all.push_back(peer);
+    if (peer != rank) others.push_back(peer);
+  }
+  program->moves.push_back({.kind = MoveKind::copy, .source_space = 1, .target_space = 2, .size = count * 4, .peers = {rank}});
+  program->moves.push_back({.kind = MoveKind::send, .source_space = 2, .size = count * 4, .peers = others});
+  program->moves.push_back(
+      {.kind = MoveKind::reduce, .last = true, .source_space = 2, .target_space = 1, .size = count * 4, .peers = all});
   return program;
 }
 
@@ -202,6 +221,80 @@ void disagreement(bool one_host) {
   job.in_parallel([&](int rank) { job[rank].close(5, true); });
 }
 
+// Small operations, each rank meeting in the slots or telling the ordinary way as its own dice fall.
+void exchanges(int size) {
+  constexpr uint64_t kOperations = 600;
+  constexpr uint64_t kCount = 50;
+  Job job(size, true, false, false);
+  job.in_parallel([&](int rank) {
+    Context& context = job[rank];
+    std::vector<int> members(static_cast<size_t>(size));
+    std::iota(members.begin(), members.end(), 0);
+    const auto slots = std::make_shared<Exchange>(rank, members, 1, context.own_segment());
+    const auto program = exchange_all_reduce(rank, size, kCount);
+    std::atomic<uint64_t> sequence{0};
+    uint32_t dice = static_cast<uint32_t>(rank) + 1;
+    bool right = true;
+    std::vector<std::vector<int32_t>> buffers(kOperations, std::vector<int32_t>(kCount));
+    std::vector<std::shared_ptr<Operation>> later;
+    for (uint64_t i = 0; i < kOperations; ++i) {
+      auto& data = buffers[i];
+      std::fill(data.begin(), data.end(), static_cast<int32_t>(i) + rank);
+      dice = dice * 1664525 + 1013904223;
+      const bool waits = i > kOperations / 2 || (dice >> 16) % 4 != 0;  // the second half is met by everyone
+      auto spec = spec_of(rank, size, 0, program, data.data(), "sum", true);
+      spec.exchange = slots;
+      spec.meets = waits;
+      Context::Attempt attempt;
+      if (waits) attempt = context.meet(spec, 1, sequence, 1, reinterpret_cast<std::byte*>(data.data()));
+      if (attempt.is_done) continue;
+      if (!attempt.operation) {
+        spec.key.sequence = ++sequence;
+        attempt.operation = context.post(std::move(spec), waits);
+      }
+      if (waits) {
+        wait_for(context, attempt.operation);
+      } else {
+        later.push_back(attempt.operation);
+      }
+    }
+    for (const auto& operation : later) wait_for(context, operation);
+    for (uint64_t i = 0; i < kOperations; ++i) {
+      for (const int32_t value : buffers[i]) right &= value == static_cast<int32_t>(i) * size + size * (size - 1) / 2;
+    }
+    check(right, "every way of meeting gives the sum");
+    check(slots->ready(), "and the slots were known");
+  });
+  job.in_parallel([&](int rank) { job[rank].close(5, true); });
+}
+
+// In the slots too, ranks that mean different things are told, and go on.
+void disagreement_in_slots() {
+  Job job(3, true, false, false);
+  job.in_parallel([&](int rank) {
+    Context& context = job[rank];
+    const auto slots = std::make_shared<Exchange>(rank, std::vector<int>{0, 1, 2}, 1, context.own_segment());
+    std::vector<int32_t> data(10, rank);
+    const auto post = [&](uint64_t sequence, const char* description, bool meets) {
+      auto spec = spec_of(rank, 3, sequence, exchange_all_reduce(rank, 3, 10), data.data(), description, true);
+      spec.exchange = slots;
+      spec.meets = meets;
+      const auto operation = context.post(std::move(spec), true);
+      wait_for(context, operation);
+      return operation;
+    };
+    check(post(1, "sum", false)->fault() == FaultKind::none && data[0] == 3, "the first is agreed on");
+    for (const bool meets : {true, false}) {
+      data.assign(10, rank);
+      const auto wrong = post(meets ? 2 : 3, rank == 1 ? "another" : "one", meets || rank != 1);
+      check(wrong->fault() == FaultKind::mismatch && wrong->descriptions().at(1) == "another", "a disagreement in slots is told");
+      check(data == std::vector<int32_t>(10, rank), "inputs are intact after it");
+    }
+    check(post(4, "sum", true)->fault() == FaultKind::none && data[0] == 3, "and the next operation meets");
+  });
+  job.in_parallel([&](int rank) { job[rank].close(5, true); });
+}
+
 void departure(bool one_host, bool announce) {
   Job job(3, one_host);
   job.in_parallel([&](int rank) {
@@ -247,6 +340,9 @@ void allocator() {
 
 int main() {
   allocator();
+  exchanges(2);
+  exchanges(4);
+  disagreement_in_slots();
   for (const bool one_host : {true, false}) {
     for (const int size : {1, 2, 4}) {
       for (const bool plain : {false, true}) {

@@ -30,6 +30,9 @@ def conform(here: Here, every: int) -> list[tuple[Case, bytes]]:
         schedule = group._calls.schedule_of(case.request(here.rank, here.size))
         array = place(group, case.operand(here.rank, here.size), in_arena=case.in_arena)
         result = case.run(group, array)
+        if case.collective is Collective.ALL_REDUCE:  # the same call again takes another way
+            again = place(group, case.operand(here.rank, here.size), in_arena=case.in_arena)
+            assert_same(case.run(group, again), result, case)
         # Where all ranks have the same, equal digests carry one rank's check to the others.
         if case.collective not in SAME_ON_ALL or number % here.size == here.rank:
             case.check(result, here.rank, here.size, len(schedule.grid))

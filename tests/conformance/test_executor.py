@@ -56,7 +56,7 @@ def lowered_and_not(here: Here) -> tuple[list[Any], list[Any]]:
     """Return the logs of an all_reduce between arenas, and of the same on ordinary memory."""
     group = here.join(log_moves=True)
     logs = []
-    for array in (group.allocate(1000, "float32"), np.empty(1000, np.float32)):
+    for array in (group.allocate(10_000, "float32"), np.empty(10_000, np.float32)):
         array[:] = here.rank
         group.all_reduce(array)
         assert (array == sum(range(here.size))).all()
@@ -70,7 +70,7 @@ def test_only_arenas_of_one_host_are_lowered_and_the_log_says_so(engine: str) ->
         if engine == "shm":
             ((lowering, _, size_bytes),) = arena
             assert lowering == "slice"
-            assert 1200 <= size_bytes <= 1500  # a third of 4,000, cut at multiples of 64
+            assert 13_200 <= size_bytes <= 13_500  # a third of 40,000, cut at multiples of 64
         else:
             assert all(lowering is None for lowering, _, _ in arena)
         assert len(ordinary) > 1

@@ -22,7 +22,9 @@ def test_every_collective_has_an_algorithm() -> None:
 
 
 def test_an_unknown_algorithm_lists_the_known_ones() -> None:
-    with pytest.raises(ScheduleError, match="no algorithm 'tree' for all_reduce; known are direct, exchange, ring, direct_ring"):
+    with pytest.raises(
+        ScheduleError, match="no algorithm 'tree' for all_reduce; known are direct, exchange, ring, direct_ring"
+    ):
         build("tree", frame_on(Collective.ALL_REDUCE, (2,)))
 
 

@@ -3,12 +3,14 @@
 from multiring._native._core import VERSION as VERSION
 from multiring._native._core import Context as Context
 from multiring._native._core import DType as DType
+from multiring._native._core import Exchange as Exchange
 from multiring._native._core import FaultKind as FaultKind
 from multiring._native._core import Lowering as Lowering
 from multiring._native._core import Operation as Operation
 from multiring._native._core import OperationSpec as OperationSpec
 from multiring._native._core import Program as Program
 from multiring._native._core import ReduceOp as ReduceOp
+from multiring._native._core import Repeats as Repeats
 from multiring._native._core import Rounds as Rounds
 from multiring._native._core import combine as combine
 from multiring._native._core import combine_isa as combine_isa

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 import enum
-from typing import Annotated
+from typing import Annotated, Final
 
 import numpy
 from numpy.typing import NDArray
@@ -88,6 +88,8 @@ class Lowering(enum.Enum):
 
     SLICE = 1
 
+    EXCHANGE = 2
+
 class Program:
     @property
     def scratch_bytes(self) -> int: ...
@@ -131,9 +133,15 @@ class OperationSpec:
         output: int,
         user_bytes: int,
         name: int,
+        exchange: Exchange | None,
+        meets: bool,
     ) -> None: ...
 
 class Operation:
+    @property
+    def title(self) -> str: ...
+    @property
+    def sequence(self) -> int: ...
     @property
     def fault(self) -> FaultKind: ...
     @property
@@ -142,6 +150,33 @@ class Operation:
     def descriptions(self) -> dict[int, str]: ...
     @property
     def log(self) -> list[tuple[Lowering, int, int]]: ...
+
+class Exchange:
+    def __init__(self, context: Context, members: Sequence[int], steps: int) -> None:
+        """The slots in which ranks of one host meet."""
+
+    CAPACITY: Final[int] = ...
+    """Bytes of payload."""
+
+class Repeats:
+    def __init__(
+        self, context: object, group: int, exchange: Exchange | None, steps: int, patience_s: float, array_type: object
+    ) -> None: ...
+    def next(self) -> int:
+        """The group's next sequence number."""
+
+    @property
+    def exchange(self) -> Exchange: ...
+    def remember(self, spec: OperationSpec, array: object | None, op: object | None) -> None:
+        """From now on `all_reduce`, or `barrier`, knows calls like this one."""
+
+    def all_reduce(self, name: int, array: object | None, op: object | None) -> object:
+        """
+        True: done. An Operation: it goes on, or has failed. None: nothing was begun, the call is not known.
+        """
+
+    def barrier(self, name: int) -> object:
+        """As all_reduce."""
 
 class Context:
     def __init__(

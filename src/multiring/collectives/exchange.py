@@ -32,7 +32,7 @@ ALL_REDUCE = Pattern("exchange_all_reduce", Effect.ALL_REDUCE, _all_reduce)
 
 
 def exchange(frame: Frame, accumulation: Accumulation) -> Schedule:
-    """Return the all_reduce in which every pair of ranks exchanges its whole buffers; it lays the grid out as one axis."""
+    """Return the all_reduce in which every pair of ranks exchanges whole buffers; it lays the grid out as one axis."""
     return Schedule(
         algorithm="exchange",
         frame=replace(frame, grid=(frame.ranks,)),

@@ -12,13 +12,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from multiring._native import Context, OperationSpec, Program, Rounds
+import numpy as np
+
+from multiring._native import Context, Exchange, Lowering, Operation, OperationSpec, Program, Repeats, Rounds
 from multiring.errors import StallError, StateError
 from multiring.runtime.arrays import Buffer, numpy_dtype
 from multiring.runtime.events import NAMES, STEPS
 from multiring.runtime.handles import Flight, OperationHandle
 from multiring.runtime.programs import Programs, Request, agreement_rounds, direct_rounds
-from multiring.schedule import Schedule
+from multiring.schedule import Collective, Schedule
 from multiring.topology import Topology, grid_of
 
 # Up to here every rank of a host tells every other at once: one exchange, and all know where all buffers lie.
@@ -44,6 +46,7 @@ class Call:
     members: Sequence[int]  # world ranks
     rounds: Rounds
     at_once: bool  # all rounds at the same time: every rank tells every other
+    exchange: Exchange | None = None  # the group's slots for small messages
 
     @property
     def number(self) -> int:
@@ -61,7 +64,9 @@ class Work:
 
     program: Program | None = None
     plan_digest: bytes = b""
+    meets: bool = False  # whether it can be done in the slots
     size_bytes: int = 0
+    repeated: tuple[Any, str] | None = None  # (array, op) of a call that may come again; array None: of a barrier
     input: Buffer | None = None
     output: Buffer | None = None
     result: Any = None
@@ -85,16 +90,24 @@ class Calls:
         pairs = direct_rounds(len(ranks), self.own) if self._at_once else agreement_rounds(self.grid, order, self.own)
         self._rounds = Rounds([(ranks[to], ranks[source]) for to, source in pairs])
         self._lock = threading.Lock()
-        self._sequence = 0
+        slots = self._at_once and len(ranks) > 1
+        exchange = Exchange(membership.context, list(ranks), STEPS) if slots else None
+        self.repeats = Repeats(
+            membership.context, self._id, exchange, STEPS, membership.stall_warn_s, array_type=np.ndarray
+        )
         self._messages: dict[tuple[int, int, int], int] = {}
         self._in_flight: deque[Flight] = deque()
 
     def next(self, name: str) -> Call:
         """Return the group's next operation; the order of these calls is the order the ranks agree on."""
-        with self._lock:
-            self._sequence += STEPS
-            key = (self._id, self._sequence)
-        return Call(name=name, key=key, members=self.ranks, rounds=self._rounds, at_once=self._at_once)
+        return Call(
+            name=name,
+            key=(self._id, self.repeats.next()),
+            members=self.ranks,
+            rounds=self._rounds,
+            at_once=self._at_once,
+            exchange=self.repeats.exchange,
+        )
 
     def message(self, name: str, sender: int, receiver: int, tag: int) -> Call:
         """Return the next message from `sender` to `receiver` under `tag`; one of them is this rank."""
@@ -130,10 +143,13 @@ class Calls:
         """Start the program of `request` on (input, output); see `post`."""
         with self._lock:
             compiled = self.programs.get(request)
+        size_bytes = request.total * numpy_dtype(request.dtype).itemsize
         work = Work(
             program=compiled.program,
             plan_digest=compiled.digest,
-            size_bytes=request.total * numpy_dtype(request.dtype).itemsize,
+            meets=compiled.lowering is Lowering.EXCHANGE and size_bytes <= Exchange.CAPACITY,
+            repeated=(buffers[1].owner, request.op) if request.collective is Collective.ALL_REDUCE else None,
+            size_bytes=size_bytes,
             input=buffers[0],
             output=buffers[1],
             result=result,
@@ -159,6 +175,8 @@ class Calls:
             output=work.output.address if work.output else 0,
             user_bytes=work.size_bytes,
             name=_NAME_INDEX[call.name],
+            exchange=call.exchange,
+            meets=work.meets and waits,
         )
         flight = Flight(membership.context, membership.context.post(spec, waits), (work.input, work.output))
         # Whoever drops a handle must not free memory that ranks still read and write.
@@ -166,8 +184,28 @@ class Calls:
             while self._in_flight and self._in_flight[0].done():
                 self._in_flight.popleft()
             self._in_flight.append(flight)
-        title = f"{title} (operation {call.number} of the group of {len(self.ranks)})"
-        return OperationHandle(flight, title, membership.stall_warn_s, work.result)
+        if waits and work.repeated is not None:
+            self.repeats.remember(spec, *work.repeated)
+        return self._handle_of(flight, title, call.number, work.result)
+
+    def again(self, name: str, array: Any = None, op: str = "sum") -> bool:
+        """Make a blocking call that was made before, which is cheap; False: it was not, and nothing was done."""
+        index = _NAME_INDEX[name]
+        found = self.repeats.barrier(index) if array is None else self.repeats.all_reduce(index, array, op)
+        if found is None:
+            return False
+        if isinstance(found, Operation):
+            self._resume(found, array).wait()
+        return True
+
+    def _resume(self, operation: Operation, array: Any) -> OperationHandle:
+        """Return the handle of a repeated call that is still in flight, or has failed."""
+        flight = Flight(self.membership.context, operation, array)
+        return self._handle_of(flight, operation.title, operation.sequence // STEPS, None)
+
+    def _handle_of(self, flight: Flight, title: str, number: int, result: Any) -> OperationHandle:
+        title = f"{title} (operation {number} of the group of {len(self.ranks)})"
+        return OperationHandle(flight, title, self.membership.stall_warn_s, result)
 
     @property
     def latest(self) -> Flight:

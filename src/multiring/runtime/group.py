@@ -87,7 +87,8 @@ class Group:
             array: any shape, the same on all ranks, as is the order of its strides.
             op: "sum", "average", "min", "max" or "product" (docs/algorithms.md: by type).
         """
-        self._start_all_reduce(array, op, waits=True).wait()
+        if not self._calls.again("all_reduce", array, op):
+            self._start_all_reduce(array, op, waits=True).wait()
 
     def all_reduce_async(self, array: Array, op: str = "sum") -> Handle:
         """Start an `all_reduce`."""
@@ -231,14 +232,16 @@ class Group:
 
     def barrier(self) -> None:
         """Return once every rank has called it."""
-        self._start_barrier(waits=True).wait()
+        if not self._calls.again("barrier"):
+            self._start_barrier(waits=True).wait()
 
     def barrier_async(self) -> Handle:
         """Start a `barrier`."""
         return self._start_barrier(waits=False)
 
     def _start_barrier(self, *, waits: bool) -> Handle:
-        return self._calls.post(self._calls.next("barrier"), "barrier", Work(), waits=waits)
+        work = Work(meets=True, repeated=(None, "sum"))
+        return self._calls.post(self._calls.next("barrier"), "barrier", work, waits=waits)
 
     # ---- messages ----
 

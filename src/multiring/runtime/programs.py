@@ -53,6 +53,7 @@ class Compiled:
 
     plan: Plan
     program: Program
+    lowering: Lowering
     digest: bytes  # of the plan, to be agreed on
 
 
@@ -107,7 +108,7 @@ class Programs:
             lowering=lowering_of(plan),
         )
         digest = hashlib.blake2b(schedule.digest() + plan.engine.encode(), digest_size=16).digest()
-        return Compiled(plan, program, digest)
+        return Compiled(plan, program, lowering_of(plan), digest)
 
 
 def lowering_of(plan: Plan) -> Lowering:
@@ -116,6 +117,8 @@ def lowering_of(plan: Plan) -> Lowering:
     one_line = len(schedule.grid) == 1 and schedule.algorithm == "direct"
     if plan.engine == "shm" and one_line and schedule.collective is Collective.ALL_REDUCE:
         return Lowering.SLICE
+    if plan.engine == "shm" and schedule.algorithm == "exchange":
+        return Lowering.EXCHANGE
     return Lowering.NONE
 
 

@@ -1,0 +1,182 @@
+// Blocking calls of a group that have been made before, made again without Python in between.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "bind.h"
+#include "core/exchange.h"
+
+namespace nb = nanobind;
+
+namespace multiring {
+namespace {
+
+constexpr size_t kMostKept = 256;
+constexpr int kMostDims = 4;
+
+// What tells two calls apart; the ranks agree on more (the plan), which follows from it.
+struct Shape {
+  uint32_t name = 0;
+  char format = 0;  // of the buffer protocol, native byte order
+  uint8_t op = 0;
+  int8_t dims = 0;
+  std::array<Py_ssize_t, kMostDims> sizes{};
+  bool operator==(const Shape&) const = default;
+};
+
+// The memory of a NumPy array, as long as it is dense, row-major and can be written.
+class Memory {
+ public:
+  explicit Memory(PyObject* array) {
+    if (PyObject_GetBuffer(array, &view_, PyBUF_ND | PyBUF_FORMAT | PyBUF_WRITABLE) != 0) {
+      PyErr_Clear();
+      return;
+    }
+    held_ = true;
+  }
+  ~Memory() {
+    if (held_) PyBuffer_Release(&view_);
+  }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  bool describe(Shape& shape) const {
+    if (!held_ || view_.ndim > kMostDims || view_.format == nullptr || view_.format[0] == 0 || view_.format[1] != 0) return false;
+    shape.format = view_.format[0];
+    shape.dims = static_cast<int8_t>(view_.ndim);
+    std::copy_n(view_.shape, view_.ndim, shape.sizes.begin());
+    return true;
+  }
+  std::byte* data() const { return static_cast<std::byte*>(view_.buf); }
+
+ private:
+  Py_buffer view_{};
+  bool held_ = false;
+};
+
+bool op_of(PyObject* op, uint8_t& index) {
+  static constexpr std::array<std::string_view, 5> kOps{"sum", "average", "min", "max", "product"};
+  if (!PyUnicode_CheckExact(op)) return false;
+  Py_ssize_t size = 0;
+  const char* text = PyUnicode_AsUTF8AndSize(op, &size);
+  if (text == nullptr) {
+    PyErr_Clear();
+    return false;
+  }
+  const auto found = std::find(kOps.begin(), kOps.end(), std::string_view(text, static_cast<size_t>(size)));
+  index = static_cast<uint8_t>(found - kOps.begin());
+  return found != kOps.end();
+}
+
+class Repeats {
+ public:
+  Repeats(nb::object context, uint64_t group, std::shared_ptr<Exchange> exchange, uint64_t steps, double patience_s, nb::object array_type)
+      : owner_(std::move(context)), context_(nb::cast<Context&>(owner_)), group_(group), exchange_(std::move(exchange)), steps_(steps),
+        patience_s_(patience_s), array_type_(std::move(array_type)) {}
+
+  uint64_t next() { return sequence_.fetch_add(steps_) + steps_; }
+  std::shared_ptr<Exchange> exchange() const { return exchange_; }
+
+  // From now on a call like that of `array` runs as `spec`, under other sequence numbers.
+  void remember(const OperationSpec& spec, nb::handle array, nb::handle op) {
+    if (context_.logs_moves()) return;  // a repeated call leaves no log behind
+    Shape shape{.name = spec.name};
+    if (!array.is_none() && !shape_of(array, op, shape)) return;
+    if (array.is_none()) shape.dims = -1;
+    if (find(shape) != nullptr) return;
+    if (known_.size() == kMostKept) known_.erase(known_.begin());
+    known_.emplace_back(shape, spec);
+  }
+
+  nb::object all_reduce(uint32_t name, nb::handle array, nb::handle op) {
+    Shape shape{.name = name};
+    if (Py_TYPE(array.ptr()) != reinterpret_cast<PyTypeObject*>(array_type_.ptr()) || !op_of(op.ptr(), shape.op)) return nb::none();
+    const Memory memory(array.ptr());
+    if (!memory.describe(shape)) return nb::none();
+    return run(shape, memory.data(), array);
+  }
+
+  nb::object barrier(uint32_t name) { return run(Shape{.name = name, .dims = -1}, nullptr, nb::none()); }
+
+ private:
+  bool shape_of(nb::handle array, nb::handle op, Shape& shape) const {
+    if (Py_TYPE(array.ptr()) != reinterpret_cast<PyTypeObject*>(array_type_.ptr()) || !op_of(op.ptr(), shape.op)) return false;
+    return Memory(array.ptr()).describe(shape);
+  }
+
+  const OperationSpec* find(const Shape& shape) {
+    for (auto at = known_.rbegin(); at != known_.rend(); ++at) {
+      if (at->first == shape) return &at->second;
+    }
+    return nullptr;
+  }
+
+  // True: done. An operation: it goes on, or failed. None: not begun.
+  nb::object run(const Shape& shape, std::byte* data, nb::handle array) {
+    const OperationSpec* model = find(shape);
+    if (model == nullptr) return nb::none();
+    std::shared_ptr<Operation> operation;
+    if (model->meets) {
+      auto attempt = context_.meet(*model, group_, sequence_, steps_, data);
+      if (attempt.is_done) return nb::bool_(true);
+      operation = std::move(attempt.operation);
+    }
+    if (!operation) {
+      OperationSpec spec = *model;
+      spec.key = {group_, next()};
+      spec.bases[1] = data;
+      const nb::gil_scoped_release release;
+      operation = context_.post(std::move(spec), true);
+    }
+    // Whatever a signal's handler raises, the memory belongs to the operation until it has ended.
+    std::erase_if(held_, [&](const auto& held) { return context_.has_ended(*held.first); });
+    held_.emplace_back(operation, nb::borrow(array));
+    if (!wait_for(context_, operation, patience_s_) || operation->fault() != FaultKind::none) return nb::cast(operation);
+    std::erase_if(held_, [&](const auto& held) { return held.first == operation; });  // others may have come meanwhile
+    return nb::bool_(true);
+  }
+
+  nb::object owner_;
+  Context& context_;
+  const uint64_t group_;
+  const std::shared_ptr<Exchange> exchange_;
+  const uint64_t steps_;
+  const double patience_s_;
+  const nb::object array_type_;
+  std::atomic<uint64_t> sequence_{0};
+  std::vector<std::pair<Shape, OperationSpec>> known_;  // newest last
+  std::vector<std::pair<std::shared_ptr<Operation>, nb::object>> held_;
+};
+
+}  // namespace
+
+void bind_repeats(nb::module_& m) {
+  nb::class_<Exchange>(m, "Exchange")
+      .def(
+          "__init__",
+          [](Exchange* self, Context& context, const std::vector<int>& members, uint64_t steps) {
+            new (self) Exchange(context.rank(), members, steps, context.own_segment());
+          },
+          nb::arg("context"), nb::arg("members"), nb::arg("steps"), "The slots in which ranks of one host meet.")
+      .def_prop_ro_static("CAPACITY", [](nb::handle) { return Exchange::kCapacity; }, "Bytes of payload.");
+  nb::class_<Repeats>(m, "Repeats")
+      .def(nb::init<nb::object, uint64_t, std::shared_ptr<Exchange>, uint64_t, double, nb::object>(), nb::arg("context"),
+           nb::arg("group"), nb::arg("exchange").none(), nb::arg("steps"), nb::arg("patience_s"), nb::arg("array_type"))
+      .def("next", &Repeats::next, "The group's next sequence number.")
+      .def_prop_ro("exchange", &Repeats::exchange)
+      .def("remember", &Repeats::remember, nb::arg("spec"), nb::arg("array").none(), nb::arg("op").none(),
+           "From now on `all_reduce`, or `barrier`, knows calls like this one.")
+      .def("all_reduce", &Repeats::all_reduce, nb::arg("name"), nb::arg("array").none(), nb::arg("op").none(),
+           "True: done. An Operation: it goes on, or has failed. None: nothing was begun, the call is not known.")
+      .def("barrier", &Repeats::barrier, nb::arg("name"), "As all_reduce.");
+}
+
+}  // namespace multiring

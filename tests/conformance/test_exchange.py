@@ -1,0 +1,169 @@
+"""Small messages of one host meet in slots, by choice of each rank; whatever the others choose, the result is one."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.conformance.cases import Case, assert_same, place
+from tests.wire.faults import kill
+from tests.wire.ranks import Here, report_of, run_ranks
+
+from multiring.errors import MismatchError, MultiringError, PeerLostError
+from multiring.runtime.arrays import numpy_dtype
+from multiring.schedule import Collective
+
+
+def met_in_slots(here: Here) -> list[Any]:
+    """Return the logs of blocking calls of the sizes around the slots' capacity."""
+    group = here.join(log_moves=True)
+    group.barrier()  # from here on everyone knows where the slots are
+    logs = []
+    for dtype, size_bytes in (("float32", 4), ("bfloat16", 1000), ("float64", 4000)):
+        case = Case(Collective.ALL_REDUCE, dtype, "average", size_bytes // numpy_dtype(dtype).itemsize, seed=size_bytes)
+        array = place(group, case.operand(here.rank, here.size), in_arena=False)
+        case.run(group, array)
+        schedule = group._calls.schedule_of(case.request(here.rank, here.size))
+        assert_same(array, case.reference(schedule, here.rank, here.size), case)
+        logs.append((group._calls.latest.log, size_bytes, schedule.algorithm))
+    group.all_reduce_async(np.ones(1)).wait()
+    logs.append((group._calls.latest.log, 8, "async"))
+    return logs
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_blocking_calls_of_small_arrays_are_lowered_to_an_exchange(ranks: int) -> None:
+    for *blocking, asynchronous in run_ranks(met_in_slots, ranks):
+        for log, size_bytes, algorithm in blocking:
+            assert algorithm == "exchange"
+            assert log == [("exchange", 2, size_bytes)]  # the third move, which combines
+        assert [lowering for lowering, *_ in asynchronous[0]] == [None] * 3
+
+
+def own_choice(here: Here, seed: int) -> int:
+    """Do the same operations as the others, each blocking or not by this rank's own dice; return how many."""
+    group, shared, own = here.join(), np.random.default_rng(seed), np.random.default_rng([seed, here.rank])
+    half = group.subgroup(list(range(max(here.size - 1, 2))))
+    groups = [group] if half is None else [group, half]
+    waiting: list[tuple[Any, np.ndarray[Any, Any], float]] = []
+    for number in range(400):
+        which, count = (
+            shared.integers(0, 2),
+            int(shared.choice([1, 16, 700, 5000, 20_000], p=[0.3, 0.3, 0.2, 0.1, 0.1])),
+        )
+        also_barrier = shared.integers(0, 8) == 0
+        if which >= len(groups):
+            continue
+        chosen = groups[which]
+        array = np.full(count, float(number + chosen.rank))
+        want = number * chosen.size + chosen.size * (chosen.size - 1) / 2
+        if also_barrier:
+            chosen.barrier()
+        if own.integers(0, 2):
+            chosen.all_reduce(array)
+            assert (array == want).all(), f"operation {number}: {array[0]}, want {want}"
+        else:
+            waiting.append((chosen.all_reduce_async(array), array, want))
+        if own.integers(0, 4) == 0:
+            _finish(waiting)
+    _finish(waiting)
+    return 400
+
+
+def _finish(waiting: list[tuple[Any, "np.ndarray[Any, Any]", float]]) -> None:
+    for handle, array, want in waiting:
+        handle.wait()
+        assert (array == want).all(), f"{array[0]}, want {want}"
+    waiting.clear()
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_every_rank_may_block_or_not_as_it_likes(ranks: int, seed: int) -> None:
+    assert run_ranks(own_choice, ranks, seed) == [400] * ranks
+
+
+def many_threads(here: Here) -> float:
+    """Let threads work in groups of their own at the same time, all with small blocking calls; return the sum."""
+    world = here.join()
+    groups = [world.subgroup(list(range(here.size))) for _ in range(4)]
+    sums = [0.0] * len(groups)
+
+    def work(index: int) -> None:
+        group, array = groups[index], np.zeros(10)
+        assert group is not None
+        for number in range(200):
+            array[:] = number
+            group.all_reduce(array)
+            sums[index] += array[0]
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(groups))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(sums)
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    assert run_ranks(many_threads, 3) == [4 * 3 * 199 * 100.0] * 3
+
+
+def disagree(here: Here) -> list[str]:
+    """Come to the same place with something else, in every way; return what this rank was told."""
+    group = here.join()
+    odd = here.rank == 1
+    told = []
+    for _ in range(2):  # the second time every call is a repeated one
+        mine = np.full(4, 1.0 + here.rank)
+        wrong_calls: list[Any] = [
+            lambda mine=mine: group.all_reduce(mine, "max" if odd else "sum"),
+            lambda mine=mine: group.all_reduce(mine[:3] if odd else mine),
+            lambda mine=mine: group.barrier() if odd else group.all_reduce(mine),
+            lambda mine=mine: group.all_reduce(np.ones(100_000)) if odd else group.all_reduce(mine),
+            lambda mine=mine: group.all_reduce_async(mine.astype(np.float32)).wait() if odd else group.all_reduce(mine),
+            lambda mine=mine: group.all_reduce(mine, "xor") if odd else group.barrier(),
+        ]
+        for call in wrong_calls:
+            try:
+                call()
+            except MultiringError as error:
+                told.append(f"{type(error).__name__}: {error}")
+            assert (mine == 1 + here.rank).all(), "the input was changed"
+            total = np.ones(4)
+            group.all_reduce(total)
+            assert (total == here.size).all(), "the group is not usable"
+    return told
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_that_differ_are_told_and_go_on(ranks: int) -> None:
+    for rank, told in enumerate(run_ranks(disagree, ranks)):
+        assert len(told) == 12
+        for at, text in enumerate(told):
+            is_own = rank == 1 and at % 6 == 5
+            assert text.startswith("ArgumentError" if is_own else MismatchError.__name__), text
+        assert "rank 1: all_reduce max float64 of shape (4,)" in told[0]
+        assert "rank 1: barrier" in told[8]
+
+
+def die_meanwhile(here: Here) -> str:
+    """Wait in a repeated small call for a rank that dies."""
+    group, array = here.join(), np.ones(4)
+    for _ in range(10):
+        group.all_reduce(array)
+        array[:] = 1
+    here.reach("warm")
+    try:
+        for _ in range(1_000_000):
+            group.all_reduce(array)
+            array[:] = 1
+    except PeerLostError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_a_death_is_told_to_those_who_wait_in_slots() -> None:
+    report = report_of(die_meanwhile, 3, faults=[kill(2).at("warm")])
+    for outcome in report.outcomes[:2]:
+        assert "rank 2 died" in str(outcome.value), outcome
