@@ -11,7 +11,7 @@ namespace multiring {
 // The slots are never given back: a peer may still be reading the last operation's when this rank is done with the group.
 Exchange::Exchange(int rank, std::vector<int> members, uint64_t steps, std::shared_ptr<Segment> segment)
     : rank_(rank), steps_(steps) {
-  std::byte* block = segment->allocate(bytes());
+  std::byte* block = segment->reserve(bytes());
   offset_ = static_cast<uint64_t>(block - segment->mapping().base());
   own_ = reinterpret_cast<Slot*>(block);
   for (size_t i = 0; i < 2; ++i) {

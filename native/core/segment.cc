@@ -71,6 +71,13 @@ std::byte* Segment::allocate(size_t bytes) {
                                        std::to_string(mapping_->bytes()) + " (MULTIRING_SEGMENT_BYTES)");
 }
 
+std::byte* Segment::reserve(size_t bytes) {
+  std::byte* block = allocate(bytes);
+  const std::lock_guard lock(mutex_);
+  used_.erase(static_cast<size_t>(block - mapping_->base()));
+  return block;
+}
+
 void Segment::release(std::byte* block) {
   if (is_forked_child()) return;
   const std::lock_guard lock(mutex_);

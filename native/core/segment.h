@@ -67,6 +67,8 @@ class Segment : public std::enable_shared_from_this<Segment> {
 
   // Returns 64-byte aligned memory (4 KiB aligned from 64 KiB on); zero-filled only when fresh.
   std::byte* allocate(size_t bytes);
+  // The same for good: it is nobody's to release, and no user's memory.
+  std::byte* reserve(size_t bytes);
   void release(std::byte* block);  // in a forked child nothing: the memory is the parent's
   // Never hands out again the block that holds `address`: another rank may still write into it.
   void condemn(const std::byte* address);
