@@ -166,23 +166,23 @@ def _combined(case: Case, ranks: int, start: int, stop: int) -> Array:
 
 
 def verify(case: Case, rank: int, got: Array, want: Array) -> None:
-    """Return where `got` is `want`, to the bit pattern's value.
+    """Return where `got` is `want`, every element.
 
     Raises:
-        SystemExit: it is not; names the library and the first element that differs.
+        SystemExit: it is not; names the library and the first element that differs, and leaves that as the answer.
     """
     if got.shape != want.shape or got.dtype != want.dtype:
-        raise SystemExit(
-            f"{case.library}: {case.collective} on rank {rank} gave {got.dtype} of shape {got.shape}, "
-            f"want {want.dtype} of shape {want.shape}"
-        )
-    wrong = np.flatnonzero(got != want)
-    if wrong.size:
+        what = f"got {got.dtype} of shape {got.shape}, want {want.dtype} of shape {want.shape}"
+    else:
+        wrong = np.flatnonzero(got != want)
+        if not wrong.size:
+            return
         first = int(wrong[0])
-        raise SystemExit(
-            f"{case.library}: wrong result: {case.collective} {case.op} of {case.count} {case.dtype}: on rank {rank} "
-            f"{wrong.size} of {want.size} elements differ, the first is [{first}]: got {got[first]}, want {want[first]}"
-        )
+        what = f"{wrong.size} of {want.size} elements differ, the first is [{first}]: got {got[first]}, "
+        what += f"want {want[first]}"
+    text = f"{case.library} has a wrong result: {case.collective} {case.op} of {case.count} {case.dtype}, rank {rank}: "
+    _write(case, rank, {"wrong": text + what})
+    raise SystemExit(text + what)
 
 
 def rest_value(case: Case) -> int:
