@@ -144,7 +144,7 @@ def expected(case: Case, rank: int, ranks: int) -> Array:
 
 
 def _values(case: Case, rank: int, ranks: int, start: int, stop: int) -> Array:
-    levels = (np.arange(_PERIOD) * 7 + rank * 5) % _PERIOD % _LEVELS
+    levels = np.random.default_rng(rank).integers(0, _LEVELS, _PERIOD)
     if case.op == "product":
         levels = 1 + (levels == 0)  # ones, and few twos: powers of two are exact
     elif case.op == "average":
