@@ -1,14 +1,14 @@
 """Put one question to several libraries, in turns: verify, then time, then say how sure the difference is."""
 
+import os
 import shutil
 import statistics
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from multiring.bench.cases import Question
+from multiring.bench.cases import Question, size_text
 from multiring.bench.job import JobError, Jobs, Start, answers
 from multiring.bench.machine import OtherWork
 from multiring.bench.statistics import Interval, median_interval, ratio_interval
@@ -20,6 +20,8 @@ OURS = "multiring"
 BOUND = "bound"
 _PROBE_CALLS = 10
 _LEAST_CALLS, _MOST_CALLS = 10, 5000
+_LEAST_WARMUP = 3
+_MEMORY_SHARE = 0.7
 
 
 class Library(Protocol):
@@ -42,7 +44,9 @@ class Library(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manner:
-    """How to time. `seconds` is about what a job's timed calls take; `calls`, where given, how many they are instead.
+    """How to time.
+
+    `seconds` is about what a job's timed calls take, `warm_s` those before; `calls`, where given, how many are timed.
 
     Raises:
         ArgumentError: there can be no such timing.
@@ -52,7 +56,7 @@ class Manner:
     alternations: int = 7
     seconds: float = 0.5
     calls: int | None = None
-    warmup: int = 3
+    warm_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.alternations < 1:
@@ -72,7 +76,8 @@ class Timing:
     seconds: list[float] = field(default_factory=list)
     version: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
-    calls: int = 0
+    calls: int = _PROBE_CALLS
+    warmup: int = _LEAST_WARMUP
 
     @property
     def median_s(self) -> float:
@@ -163,7 +168,6 @@ class Bench:
         """Return a timing without figures, but with the number of calls that are to be timed."""
         ours = library.name == OURS
         timing = Timing(library.name, library.engine, self._manner.buffers if ours else "ordinary")
-        timing.calls = self._manner.calls or _PROBE_CALLS
         timing.not_offered = library.refusal(self._case(library, timing, question, pool_bytes))
         if not timing.not_offered:
             self._tell(f"verifying {library.name}")
@@ -171,8 +175,10 @@ class Bench:
         if timing.seconds:
             (probed_s,) = timing.seconds
             timing.seconds.clear()
-            fitting = int(self._manner.seconds / max(probed_s, 1e-9))
-            timing.calls = self._manner.calls or min(max(fitting, _LEAST_CALLS), _MOST_CALLS)
+            per_s = 1 / max(probed_s, 1e-9)
+            fitting = min(max(int(self._manner.seconds * per_s), _LEAST_CALLS), _MOST_CALLS)
+            timing.calls = self._manner.calls or fitting
+            timing.warmup = max(int(self._manner.warm_s * per_s), _LEAST_WARMUP)
         return timing
 
     def _time(self, library: Library, timing: Timing, question: Question, pool_bytes: int) -> None:
@@ -209,7 +215,7 @@ class Bench:
             buffers=timing.buffers,
             pool_bytes=pool_bytes,
             calls=timing.calls,
-            warmup=self._manner.warmup,
+            warmup=timing.warmup,
             cores=cores_for(question.ranks) if question.hosts == 1 else (),
         )
 
@@ -221,27 +227,14 @@ def cores_for(ranks: int) -> tuple[int, ...]:
     return tuple(cpus[:ranks]) if ranks <= len(cpus) else ()
 
 
-@dataclass(frozen=True, slots=True)
-class OwnWorker:
-    """A library in multiring's own environment, its ranks started by `launcher`: a command line up to the ranks'.
-
-    `launcher` is called with the number of ranks.
-    """
-
-    name: str
-    engine: str
-    script: str
-    launcher: Callable[[int], tuple[str, ...]]
-    refuses: Callable[[Case], str] = lambda _: ""
-
-    def refusal(self, case: Case) -> str:
-        """Return why it does not do `case`."""
-        return self.refuses(case)
-
-    def start(self, case_file: Path, ranks: int) -> Start:
-        """Return what starts its job."""
-        worker = Path(__file__).parent / "workers" / self.script
-        return Start(
-            command=(*self.launcher(ranks), sys.executable, str(worker), str(case_file)),
-            variables={"OMP_NUM_THREADS": "1"},
+def check_memory(question: Question, pool_bytes: int) -> None:
+    """Raise ArgumentError where the ranks' buffers would not fit into this machine's memory."""
+    # Input and output may be two, and verifying makes as many again of one buffer.
+    needed = question.ranks * (2 * max(pool_bytes, question.size_bytes) + 4 * question.size_bytes)
+    present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > _MEMORY_SHARE * present:
+        raise ArgumentError(
+            f"{question.ranks} ranks with {size_text(max(pool_bytes, question.size_bytes))} of buffers each need about "
+            f"{needed / 2**30:.1f} GiB, this machine has {present / 2**30:.1f}: want fewer ranks, smaller sizes or "
+            "another --pool-mib"
         )

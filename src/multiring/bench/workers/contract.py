@@ -120,7 +120,7 @@ def output_count(case: Case, ranks: int) -> int:
 
 def num_buffers(case: Case) -> int:
     """Return how many buffers (or pairs of input and output) the calls rotate over."""
-    return max(1, -(-case.pool_bytes // max(case.size_bytes, 1)))
+    return max(1, -(-case.pool_bytes // case.size_bytes)) if case.size_bytes else 1
 
 
 def inputs(case: Case, rank: int, ranks: int) -> Array:
