@@ -41,7 +41,7 @@ def why_not_publishable(comparison: Comparison) -> list[str]:
     if comparison.other_cores > QUIET_CORES:
         reasons.append(f"other work took {comparison.other_cores:.0%} of a core, more than {QUIET_CORES:.0%}")
     if not comparison.ours.interval.is_sure:
-        reasons.append(f"{len(comparison.ours.seconds)} alternations give no 95 % interval, want at least 6")
+        reasons.append(f"no 95 % interval from {len(comparison.ours.seconds)} alternations, want at least 6")
     return reasons
 
 
@@ -132,7 +132,7 @@ def lines_of(comparison: Comparison) -> list[str]:
         f"  {timing.library}: not offered: {timing.not_offered}" for timing in comparison.timings if timing.not_offered
     ]
     if comparison.bound_bytes_per_s:
-        lines.append(f"  bound {comparison.bound_bytes_per_s / 1e9:.2f} GB/s")
+        lines.append(f"  bound {comparison.bound_bytes_per_s / 1e9:.3g} GB/s")
     lines += [f"  not publishable: {reason}" for reason in why_not_publishable(comparison)]
     return lines
 
@@ -149,8 +149,8 @@ def _row(comparison: Comparison, timing: Timing) -> tuple[str, ...]:
         timing.buffers,
         _time_text(own.middle),
         f"[{_time_text(own.low)}, {_time_text(own.high)}]",
-        f"{algbw:.2f}",
-        f"{algbw * comparison.question.bus_factor:.2f}",
+        f"{algbw:.3g}",
+        f"{algbw * comparison.question.bus_factor:.3g}",
         f"{algbw * 1e9 / share:.0%}" if share else "-",
         f"{ratio.middle:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else "",
     )

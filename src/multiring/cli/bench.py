@@ -1,7 +1,7 @@
-"""multiring bench: time a collective beside other libraries, each verified first, alternating in one run.
+"""multiring bench: time a collective, or a training step, beside other libraries, alternating in one run.
 
-`multiring bench all_reduce --help` has the options; `multiring bench --install PEER,...` makes the environments of
-libraries that cannot share multiring's.
+Everything is verified before it is timed. `multiring bench all_reduce --help` has the options; `--install PEER,...`
+makes the environments of libraries that cannot share multiring's.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from multiring.bench.machine import commit, hardware, ping_pong_us
 from multiring.bench.plot import check_plot, plot
 from multiring.bench.records import Circumstances, lines_of, records_of, settings_lines
 from multiring.bench.workers.contract import COLLECTIVES, DTYPES, OPS
-from multiring.cli import bench_lab
+from multiring.cli import bench_lab, bench_step
 from multiring.errors import ArgumentError
 
 _SIZES = "64,64KiB,1MiB,8MiB,64MiB"
@@ -34,6 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for collective in COLLECTIVES:
         text = f"Time {collective} beside other libraries, each verified first, alternating in one run."
         _add_options(kinds.add_parser(collective, help=f"time {collective}", description=text))
+
+    text = "Time a training step beside DistributedDataParallel and beside no communication."
+    bench_step.add_arguments(kinds.add_parser("step", help="time a training step", description=text))
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -74,9 +77,9 @@ def run(arguments: argparse.Namespace) -> int:
             install(name, print)
         return 0
     if arguments.kind is None:
-        raise ArgumentError(f"what is to be timed? Name one of {', '.join(COLLECTIVES)}")
+        raise ArgumentError(f"what is to be timed? Name step, or one of {', '.join(COLLECTIVES)}")
     try:
-        return _bench(arguments)
+        return bench_step.run(arguments) if arguments.kind == "step" else _bench(arguments)
     except WrongResultError as error:
         print(f"multiring: {error}", file=sys.stderr)
         return _WRONG
@@ -115,12 +118,12 @@ def _bench(arguments: argparse.Namespace) -> int:
         _tell(f"left out: {line}")
     if not arguments.json:
         print("\n".join(circumstances.lines()), flush=True)
-    goodput = None if plan is None else bench_lab.goodput_of(plan)
+    wires = None if plan is None else bench_lab.wires_of(plan)
     made: list[Comparison] = []
     with Jobs(arguments.deadline_s) as jobs:
         bench = Bench(jobs, chosen, manner, _tell if sys.stderr.isatty() else None)
         for question, pool_bytes in cases:
-            bound = None if plan is None or goodput is None else bench_lab.bound(question, plan, goodput)
+            bound = None if plan is None or wires is None else bench_lab.bound(question, plan, wires)
             made.append(bench.compare(question, pool_bytes, bound))
             _show(made[-1], circumstances, as_json=arguments.json)
     if not arguments.json:

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from dataclasses import dataclass
 
 from multiring.bench.cases import Question
 from multiring.bench.libraries import LabCommand
@@ -67,34 +68,72 @@ def network_text(plan: Plan) -> str:
     return f"lab of {plan.hosts} hosts x {plan.slots} ranks, links of {rails}{racks}"
 
 
-def goodput_of(plan: Plan) -> float | None:
-    """Return the bytes per second that plain sockets get out of a host, all hosts sending to the next one, all rails.
+@dataclass(frozen=True, slots=True)
+class Wires:
+    """What plain sockets get out of a lab, in bytes per second: a host's links together, and a rack's uplinks."""
 
-    None for one host, and where racks share uplinks: a ring does not show what those carry.
-    """
-    if plan.hosts == 1 or plan.racks > 1:
+    host: float
+    rack: float | None
+
+
+def wires_of(plan: Plan) -> Wires | None:
+    """Measure a lab's wires, all hosts sending at the same time; None for one host, which has none to send over."""
+    if plan.hosts == 1:
         return None
-    flows = [Flow(host, (host + 1) % plan.hosts, rail) for rail in range(plan.num_rails) for host in range(plan.hosts)]
+    in_rack = {
+        host: [each for each in range(plan.hosts) if plan.rack_of(each) == plan.rack_of(host)]
+        for host in range(plan.hosts)
+    }
+    neighbours = [(host, _next(in_rack[host], host)) for host in range(plan.hosts) if len(in_rack[host]) > 1]
+    # So far is always in another rack: none has more hosts than that.
+    stride = -(-plan.hosts // plan.racks)
+    across = [(host, (host + stride) % plan.hosts) for host in range(plan.hosts)] if plan.racks > 1 else []
+    rack = None
     with Lab(plan) as lab:
-        rates = goodput(lab, flows)
-    hosts = [sum(rates[flow] for flow in range(host, len(flows), plan.hosts)) for host in range(plan.hosts)]
-    return min(hosts)
+        host = min(_rates(lab, neighbours).values(), default=float("inf"))
+        if across:
+            rates = _rates(lab, across)
+            leaving = [sum(rates[each] for each in rates if plan.rack_of(each) == at) for at in range(plan.racks)]
+            rack = min(leaving)
+    return Wires(host, rack)
 
 
-def bound(question: Question, plan: Plan, goodput_bytes_per_s: float) -> float | None:
-    """Return the algbw at which a host's link is full, whatever the algorithm.
+def _next(hosts: list[int], host: int) -> int:
+    return hosts[(hosts.index(host) + 1) % len(hosts)]
+
+
+def _rates(lab: Lab, pairs: list[tuple[int, int]]) -> dict[int, float]:
+    """Return what each sender of `pairs` (hosts: from, to) gets over all rails together."""
+    flows = [Flow(source, target, rail) for rail in range(lab.plan.num_rails) for source, target in pairs]
+    rates = goodput(lab, flows) if flows else []
+    totals: dict[int, float] = {}
+    for flow, rate in zip(flows, rates, strict=True):
+        totals[flow.source] = totals.get(flow.source, 0.0) + rate
+    return totals
+
+
+def bound(question: Question, plan: Plan, wires: Wires) -> float | None:
+    """Return the algbw at which a host's links, or a rack's uplinks, are full, whatever the algorithm.
 
     With H hosts and n bytes a rank, at least so many bytes leave, or enter, some host: all_reduce 2n(H - 1)/H
     (Patarasuk & Yuan, JPDC 69(2), 2009, doi:10.1016/j.jpdc.2008.09.002, with hosts for ranks: within them nothing is
-    sent), reduce_scatter and all_gather n(H - 1)/H, broadcast n, all_to_all n(H - 1)/H of each of its slots.
+    sent), reduce_scatter and all_gather n(H - 1)/H, broadcast n, all_to_all n(H - 1)/H of each of its ranks. The same
+    goes for racks.
     """
-    others = (plan.hosts - 1) / plan.hosts
+    bounds = [_bound(question.collective, plan.hosts, plan.slots, wires.host)]
+    if wires.rack is not None:
+        bounds.append(_bound(question.collective, plan.racks, plan.slots * (plan.hosts // plan.racks), wires.rack))
+    known = [each for each in bounds if each is not None]
+    return min(known) if known else None
+
+
+def _bound(collective: str, parties: int, ranks_of_each: int, bytes_per_s: float) -> float | None:
+    others = (parties - 1) / parties
     shares = {
         "all_reduce": 2 * others,
         "reduce_scatter": others,
         "all_gather": others,
         "broadcast": 1.0,
-        "all_to_all": others * plan.slots,
+        "all_to_all": others * ranks_of_each,
     }
-    share = shares.get(question.collective)
-    return None if share is None else goodput_bytes_per_s / share
+    return bytes_per_s / shares[collective] if collective in shares else None
