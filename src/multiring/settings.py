@@ -7,6 +7,7 @@ over the environment, the environment over the default. A value that cannot be p
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -116,6 +117,13 @@ class Settings:
     log_moves: bool = _setting(
         "MULTIRING_LOG_MOVES", _boolean, False, "0 or 1", "record every executed move (for tests)"
     )
+    bench_peers: str | None = _setting(
+        "MULTIRING_BENCH_PEERS",
+        str,
+        None,
+        "a path",
+        "folder of the libraries the bench measures against; peers in multiring's cache folder where not set",
+    )
 
     def changed(self, **values: Any) -> "Settings":
         """Return these settings with some of them changed, by field name.
@@ -201,6 +209,16 @@ def foreign_environment(environment: Mapping[str, str] | None = None) -> dict[st
     """Return those of `FOREIGN_VARIABLES` that `environment` (default: this process's) sets to something."""
     source = os.environ if environment is None else environment
     return {name: source[name] for name in FOREIGN_VARIABLES if source.get(name)}
+
+
+def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
+    """Return the folder for what can be made again, multiring's in the user's.
+
+    Source: XDG Base Directory Specification 0.8: $XDG_CACHE_HOME where it is an absolute path, else $HOME/.cache.
+    """
+    source = os.environ if environment is None else environment
+    chosen = Path(source.get("XDG_CACHE_HOME", ""))
+    return (chosen if chosen.is_absolute() else Path.home() / ".cache") / "multiring"
 
 
 def inherited_environment() -> dict[str, str]:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from multiring.bench.install import installed
+
 ROOT = Path(__file__).parents[2]
-MPI = ROOT / ".venv" / "mpi"
 LIBRARY = {"mpich": "libmpi.so.12", "openmpi": "libmpi.so.40"}
 DIGITS = [str(ROOT / "examples" / "digits_torch.py"), "--epochs", "1"]
 SUM = """
@@ -30,9 +31,7 @@ def environment(**changes: str) -> dict[str, str]:
 
 def mpi_job(mpi: str) -> tuple[list[str], dict[str, str]]:
     """Return the command prefix and environment that start two ranks under that MPI."""
-    home = MPI / mpi
-    if not (home / "bin" / "mpiexec").exists():
-        pytest.fail(f"{home} is missing; `make build` installs it")
+    home = installed(mpi)
     changes = {"MPI4PY_LIBMPI": str(home / "lib" / LIBRARY[mpi])}
     prefix = [str(home / "bin" / "mpiexec"), "-n", "2"]
     if mpi == "openmpi":

@@ -1,0 +1,233 @@
+"""What multiring promises of one host, one `multiring bench` a line, and what holds.
+
+    python benchmarks/floors.py [--only NAME,...] [--again] [--list]
+
+Each line's records are kept in build/floors/NAME.jsonl: a line that was measured is not measured again unless --again
+says so, so that a long run can be broken off and gone on with. A floor holds where the median ratio reaches it. Exit
+code 1 where one does not hold. Figures of a machine that did other work meanwhile are marked, and prove nothing.
+"""
+
+import argparse
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "build" / "floors"
+PEERS = "gloo,mpich,openmpi,horovod"
+MIB = 2**20
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One floor. `figure` is what was measured, as text."""
+
+    what: str
+    figure: str
+    floor: str
+    aim: str
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One command after `multiring bench`, and what its records have to show."""
+
+    name: str
+    commands: tuple[str, ...]
+    judge: Callable[[list[Record]], Iterable[Verdict]]
+
+
+def ours(records: list[Record], size_bytes: int, **fields: object) -> Record:
+    """Return multiring's record of a size."""
+    wanted = {"library": "multiring", "size_bytes": size_bytes, **fields}
+    (record,) = [each for each in records if all(each.get(name) == value for name, value in wanted.items())]
+    return record
+
+
+def peers(records: list[Record], size_bytes: int, *names: str, **fields: object) -> list[Record]:
+    """Return the peers' records of a size that have figures; those named, or all."""
+    return [
+        each
+        for each in records
+        if each["size_bytes"] == size_bytes
+        and each["library"] != "multiring"
+        and (not names or each["library"] in names)
+        and "median_s" in each
+        and all(each.get(name) == value for name, value in fields.items())
+    ]
+
+
+def ratios(peer: Record, own: Record) -> list[float]:
+    """Return how many times faster `own` was, one an alternation."""
+    return [their / our for their, our in zip(peer["seconds"], own["seconds"], strict=True)]
+
+
+def against_best(sizes: dict[int, tuple[float, float]], *names: str) -> Callable[[list[Record]], Iterable[Verdict]]:
+    """Return what judges size -> (floor, aim) by the ratio to the fastest of the peers (of those named)."""
+
+    def judge(records: list[Record]) -> Iterable[Verdict]:
+        for size_bytes, (floor, aim) in sizes.items():
+            own = ours(records, size_bytes)
+            best = min(peers(records, size_bytes, *names), key=lambda record: float(record["median_s"]))
+            taken = ratios(best, own)
+            middle = statistics.median(taken)
+            # The records' own interval is that of the best of all peers; the range is wider than any of 95 %.
+            figure = f"{middle:.2f} x {best['library']} [{min(taken):.2f}, {max(taken):.2f}]"
+            yield Verdict(f"{size_bytes / MIB:g} MiB", figure, f"{floor:g} x", f"{aim:g} x", middle >= floor)
+
+    return judge
+
+
+def latency(records: list[Record]) -> Iterable[Verdict]:
+    """Judge 64 B: at most twice the faster MPI's time."""
+    own = ours(records, 64)
+    best = min(peers(records, 64, "mpich", "openmpi"), key=lambda record: float(record["median_s"]))
+    times = 1 / statistics.median(ratios(best, own))
+    figure = f"{own['median_s'] * 1e6:.2f} us, {times:.2f} x {best['library']}'s"
+    yield Verdict("64 B", figure, "<= 2 x", "1 x", times <= 2)
+
+
+def half_the_bytes(records: list[Record]) -> Iterable[Verdict]:
+    """Judge bfloat16 against float32, the same number of elements: two commands' records."""
+    single, half = ours(records, 64 * MIB, dtype="float32"), ours(records, 32 * MIB, dtype="bfloat16")
+    times = single["median_s"] / half["median_s"]
+    yield Verdict("16 Mi elements", f"{times:.2f} x float32", "1.7 x", "1.9 x", times >= 1.7)
+
+
+def faster(size_bytes: int) -> Callable[[list[Record]], Iterable[Verdict]]:
+    """Return what judges whether ours beats the fastest peer at all."""
+
+    def judge(records: list[Record]) -> Iterable[Verdict]:
+        best = min(peers(records, size_bytes), key=lambda record: float(record["median_s"]))
+        ratio = statistics.median(ratios(best, ours(records, size_bytes)))
+        yield Verdict(f"{size_bytes / MIB:g} MiB", f"{ratio:.2f} x {best['library']}", "> 1 x", "", ratio > 1)
+
+    return judge
+
+
+def three_of_four(records: list[Record]) -> Iterable[Verdict]:
+    """Judge the other collectives: three faster than the best peer, the fourth within 10 %."""
+    figures = {}
+    for collective in ("reduce_scatter", "all_gather", "broadcast", "all_to_all"):
+        own = ours(records, 8 * MIB, collective=collective)
+        best = min(peers(records, 8 * MIB, collective=collective), key=lambda record: float(record["median_s"]))
+        figures[collective] = statistics.median(ratios(best, own))
+        text = f"{figures[collective]:.2f} x {best['library']}"
+        yield Verdict(f"{collective} 8 MiB", text, "0.9 x", "> 1 x", figures[collective] >= 0.9)
+    faster = sum(figure > 1 for figure in figures.values())
+    yield Verdict("faster than the best", f"{faster} of 4", "3 of 4", "4 of 4", faster >= 3)
+
+
+TWO = f"--ranks 2 --against {PEERS}"
+LINES = (
+    Line(
+        "arena",
+        (f"all_reduce {TWO} --buffers arena --sizes 1MiB,8MiB,64MiB --pool-mib 0",),
+        against_best({1 * MIB: (3.5, 5), 8 * MIB: (2.5, 3), 64 * MIB: (5, 6)}),
+    ),
+    Line(
+        "ordinary",
+        (f"all_reduce {TWO} --buffers ordinary --sizes 1MiB,8MiB,64MiB --pool-mib 0",),
+        against_best({1 * MIB: (0.9, 1.1), 8 * MIB: (1.05, 1.2), 64 * MIB: (2, 2.2)}),
+    ),
+    Line(
+        "ordinary-gloo",
+        ("all_reduce --against gloo --buffers ordinary --sizes 64KiB,256KiB,1MiB,4MiB,16MiB,64MiB --pool-mib 0",),
+        against_best({size * MIB // 16: (3, 4) for size in (1, 4, 16, 64, 256, 1024)}, "gloo"),
+    ),
+    Line(
+        "four-ranks",
+        (f"all_reduce --ranks 4 --against {PEERS} --buffers arena --sizes 8MiB,64MiB --pool-mib 0",),
+        against_best({8 * MIB: (3.5, 4), 64 * MIB: (5, 6.5)}),
+    ),
+    Line("latency", ("all_reduce --ranks 2 --against mpich,openmpi --sizes 64 --calls 5000 --pool-mib 0",), latency),
+    Line(
+        "bfloat16",
+        (
+            "all_reduce --ranks 2 --against gloo --buffers arena --sizes 64MiB --pool-mib 0",
+            "all_reduce --ranks 2 --against gloo --buffers arena --sizes 32MiB --dtype bfloat16 --pool-mib 0",
+        ),
+        half_the_bytes,
+    ),
+    Line(
+        "pool",
+        (f"all_reduce {TWO} --buffers arena --sizes 1MiB,8MiB,64MiB --pool-mib 512 --no-one",),
+        against_best({1 * MIB: (3, 4), 8 * MIB: (2, 2.5), 64 * MIB: (3, 4)}),
+    ),
+    Line(
+        "shared-window",
+        ("all_reduce --ranks 2 --against mpich_window,openmpi_window --buffers arena --sizes 8MiB --pool-mib 0",),
+        faster(8 * MIB),
+    ),
+    Line(
+        "others",
+        tuple(
+            f"{collective} {TWO} --buffers arena --sizes 8MiB --pool-mib 0"
+            for collective in ("reduce_scatter", "all_gather", "broadcast", "all_to_all")
+        ),
+        three_of_four,
+    ),
+)
+
+
+def measured(line: Line, *, again: bool) -> list[Record]:
+    """Return the line's records, measured now or before."""
+    kept = KEPT / f"{line.name}.jsonl"
+    if again or not kept.exists():
+        KEPT.mkdir(parents=True, exist_ok=True)
+        texts = []
+        for command in line.commands:
+            words = [sys.executable, "-m", "multiring", "bench", *shlex.split(command), "--json"]
+            done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)  # noqa: S603 -- our own
+            if done.returncode != 0:
+                raise SystemExit(f"{line.name}: multiring bench {command}: exit code {done.returncode}")
+            texts.append(done.stdout)
+        unfinished = kept.with_suffix(".new")
+        unfinished.write_text("".join(texts), encoding="utf-8")
+        unfinished.replace(kept)
+    return [json.loads(text) for text in kept.read_text(encoding="utf-8").splitlines()]
+
+
+def main() -> int:
+    """Print every floor and whether it holds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [line.name for line in LINES]
+    parser.add_argument("--only", metavar="NAME,...", default=",".join(names), help=", ".join(names))
+    parser.add_argument("--again", action="store_true", help="measure although there are records")
+    parser.add_argument("--list", action="store_true", help="print the commands and measure nothing")
+    args = parser.parse_args()
+    chosen = args.only.split(",")
+    if unknown := [name for name in chosen if name not in names]:
+        parser.error(f"unknown {', '.join(unknown)}; known are {', '.join(names)}")
+    held = True
+    for line in (line for line in LINES if line.name in chosen):
+        print(line.name, flush=True)
+        for command in line.commands:
+            print(f"  multiring bench {command}", flush=True)
+        if args.list:
+            continue
+        records = measured(line, again=args.again)
+        for verdict in line.judge(records):
+            held &= verdict.holds
+            aim = f", aim {verdict.aim}" if verdict.aim else ""
+            word = "holds " if verdict.holds else "MISSED"
+            print(f"    {word} {verdict.what}: {verdict.figure} (floor {verdict.floor}{aim})")
+        commits = {record["commit"] for record in records if "commit" in record}
+        print(f"    at commit {', '.join(sorted(commits))}")
+        if not all(record.get("publishable", True) for record in records):
+            most = max(record.get("other_cores", 0.0) for record in records)
+            print(f"    not publishable: other work took up to {most:.0%} of a core, or the alternations were too few")
+    return 0 if held else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Collectives and training steps, timed beside other libraries in one run."""

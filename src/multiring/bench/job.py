@@ -1,0 +1,179 @@
+"""Run the bench's jobs one after the other, with a deadline each, and leave nothing of them behind."""
+
+import contextlib
+import json
+import os
+import secrets
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, final
+
+from multiring.errors import LaunchError, MultiringError
+from multiring.launch.guard import Guard
+from multiring.launch.leftovers import end_leftovers, job_processes, signal_group
+from multiring.launch.signals import StopSignals
+from multiring.settings import environment_of, inherited_environment
+
+_GRACE_S = 6.0  # a launcher gives its ranks 2 s, and a lab is taken down after them
+_LEFTOVERS_S = 2.0
+_SHOWN_BYTES = 1 << 14
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """One process that starts all ranks of a job: a launcher's command line, and what to add to the environment."""
+
+    command: tuple[str, ...]
+    variables: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What one rank left: seconds of each call, or (`not_offered`) why there are none."""
+
+    seconds: tuple[float, ...] = ()
+    version: str = ""
+    settings: Mapping[str, str]
+    not_offered: str = ""
+    wrong: str = ""
+
+
+class WrongResultError(MultiringError, RuntimeError):
+    """A library computed something else than NumPy does; nothing of it was timed."""
+
+
+class JobError(LaunchError):
+    """A job failed, or did not end in time; the text has what its processes wrote."""
+
+
+class StoppedError(MultiringError, RuntimeError):
+    """A signal ended the bench; `exit_code` is what a shell says."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"{signal.Signals(number).name} received")
+        self.exit_code = 128 + number
+
+
+@final
+class Jobs:
+    """A context manager: jobs are run inside; whatever ends it, even kill -9, none is left.
+
+    `folder` is a new directory, removed at the end, where jobs find their cases and leave their answers. Main thread
+    only: signals are handled.
+    """
+
+    def __init__(self, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
+        self._name = f"bench-{secrets.token_hex(8)}"
+
+    def __enter__(self) -> "Jobs":
+        with contextlib.ExitStack() as stack:
+            self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="multiring-bench-")))
+            self._guard = Guard(self._name)
+            stack.callback(self._guard.dismiss)
+            self._signals = stack.enter_context(StopSignals())
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def run(self, title: str, start: Start) -> None:
+        """Run a job to its end; `title` is what messages call it.
+
+        Raises:
+            JobError: it cannot be started, ended otherwise than with 0, or not before the deadline.
+            StoppedError: SIGINT, SIGTERM or SIGHUP came; the job has been ended.
+        """
+        environment = inherited_environment() | dict(start.variables) | environment_of(job=self._name)
+        output = self.folder / "output"
+        with output.open("wb") as sink:
+            try:
+                process = subprocess.Popen(  # noqa: S603 -- a launcher and a worker of ours
+                    start.command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=sink,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise JobError(f"{title}: cannot start {start.command[0]!r}: {error.strerror}") from None
+        self._guard.watch(process.pid)
+        number, in_time = None, True
+        try:
+            number, in_time = self._wait(process)
+        finally:
+            if process.returncode is None:
+                _end(process)
+            self._guard.forget(process.pid)
+            if job_processes(self._name):
+                end_leftovers(self._name, (), _LEFTOVERS_S)
+        if number is not None:
+            raise StoppedError(number)
+        if not in_time or process.returncode != 0:
+            how = f"exit code {process.returncode}" if in_time else f"no end within {self._deadline_s:g} s"
+            raise JobError(f"{title}: {how}; {_shown(output)}\nits command was: {' '.join(start.command)}")
+
+    def _wait(self, process: "subprocess.Popen[bytes]") -> tuple[int | None, bool]:
+        """Return the signal that came meanwhile, and whether the process ended, or the signal came, in time."""
+        end = time.monotonic() + self._deadline_s
+        poll = select.poll()
+        poll.register(self._signals.descriptor, select.POLLIN)
+        while process.poll() is None:
+            left_s = end - time.monotonic()
+            if left_s <= 0:
+                return None, False
+            poll.poll(left_s * 1e3)
+            self._signals.clear()
+            if caught := self._signals.take():
+                return caught[0], True
+        return None, True
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Ask a launcher to end its job, and kill what does not."""
+    signal_group(process.pid, signal.SIGTERM)
+    try:
+        process.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        signal_group(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _shown(output: Path) -> str:
+    with output.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - _SHOWN_BYTES, 0))
+        text = file.read().decode(errors="replace").rstrip()
+    if not text:
+        return "it wrote nothing"
+    cut = f" (the last {_SHOWN_BYTES} of {size} bytes)" if size > _SHOWN_BYTES else ""
+    return f"its processes wrote{cut}:\n" + "\n".join(f"    {line}" for line in text.splitlines())
+
+
+def answers(folder: Path, ranks: int) -> list[Answer]:
+    """Return what the ranks of a job left in `folder`, as far as they got.
+
+    Raises:
+        WrongResultError: one of them had a wrong result.
+    """
+    found = []
+    for rank in range(ranks):
+        path = folder / f"rank-{rank}.json"
+        if path.exists():
+            fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            found.append(Answer(**{"settings": {}, **fields}))
+    for answer in found:
+        if answer.wrong:
+            raise WrongResultError(answer.wrong)
+    return found

@@ -1,0 +1,147 @@
+"""What the bench times, as `compare` wants it: multiring, its bound, and the peers; on one host or in a lab."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from multiring.bench.compare import BOUND, OURS, Library
+from multiring.bench.job import Start
+from multiring.bench.peers import Peer, command_of, peer_named, python_of
+from multiring.bench.workers.contract import Case
+from multiring.errors import ArgumentError, LaunchError
+from multiring.settings import inherited_environment
+
+WORKERS = Path(__file__).parent / "workers"
+_IN_LAB = {"gloo": "multiring", "mpich": "mpiexec", "openmpi": "mpiexec"}
+
+
+def engine_of(peer: Peer) -> str:
+    """Return what carries a peer's bytes."""
+    if peer.worker.name == "shared_window.py":
+        return "memory"
+    return {"gloo": "tcp", "horovod": "gloo"}.get(peer.name, "mpi")
+
+
+# The libraries whose own collectives these are; the others are asked for by name.
+USUAL = ("gloo", "mpich", "openmpi", "horovod")
+
+# A launcher of `multiring lab` by its name -> the command line up to the ranks' own.
+LabCommand = Callable[[str], tuple[str, ...]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnWorker:
+    """A library in multiring's own environment; `lab`, where given, starts its ranks instead of `multiring run`."""
+
+    name: str
+    engine: str
+    worker: Path
+    lab: LabCommand | None = None
+
+    def refusal(self, case: Case) -> str:
+        """Return why it does not do `case`."""
+        if self.name == BOUND and case.collective == "barrier":
+            return "a barrier moves no bytes"
+        return ""
+
+    def start(self, case_file: Path, ranks: int) -> Start:
+        """Return what starts its job."""
+        launcher: tuple[str, ...] = (sys.executable, "-m", "multiring", "run", "-n", str(ranks), "--")
+        if self.lab is not None:
+            launcher = self.lab("multiring")
+        command = (*launcher, sys.executable, str(self.worker), str(case_file))
+        return Start(command=command, variables={"OMP_NUM_THREADS": "1"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeerOnHost:
+    """A peer, started on this host as it starts its own."""
+
+    peer: Peer
+
+    @property
+    def name(self) -> str:
+        """What the command line calls it."""
+        return self.peer.name
+
+    @property
+    def engine(self) -> str:
+        """What carries its bytes."""
+        return engine_of(self.peer)
+
+    def refusal(self, case: Case) -> str:  # noqa: ARG002 -- its worker knows better
+        """Return "": its worker says what it does not do."""
+        return ""
+
+    def start(self, case_file: Path, ranks: int) -> Start:
+        """Return what starts its job."""
+        return command_of(self.peer, ranks, self.peer.worker, case_file)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeerInLab:
+    """A peer whose ranks a lab starts, under the launcher it has there."""
+
+    peer: Peer
+    lab: LabCommand
+
+    @property
+    def name(self) -> str:
+        """What the command line calls it."""
+        return self.peer.name
+
+    @property
+    def engine(self) -> str:
+        """What carries its bytes."""
+        return engine_of(self.peer)
+
+    def refusal(self, case: Case) -> str:  # noqa: ARG002 -- the same for all
+        """Return why it cannot run in a lab."""
+        return "" if self.peer.name in _IN_LAB else "the lab has no launcher for it"
+
+    def start(self, case_file: Path, ranks: int) -> Start:
+        """Return what starts its job; the mpiexec of its own environment comes first on PATH."""
+        python = python_of(self.peer)
+        direct = command_of(self.peer, ranks, self.peer.worker, case_file)
+        # What follows the case's file is what was set, for the worker to write down.
+        words = direct.command[direct.command.index(str(self.peer.worker)) :]
+        launcher = _IN_LAB[self.peer.name]
+        path = f"{python.parent}:{inherited_environment().get('PATH', '')}"
+        before = (str(python), "-m", "mpi4py") if launcher == "mpiexec" else (str(python),)
+        variables = {**direct.variables, "PATH": path}
+        if self.peer.name == "openmpi":
+            # https://docs.open-mpi.org/en/v5.0.x/mca.html: a parameter is set on mpiexec's command line, or like this.
+            variables |= {f"OMPI_MCA_{name}": value for name, _, value in (word.partition("=") for word in words[2:])}
+        return Start(command=(*self.lab(launcher), *before, *words), variables=variables)
+
+
+def libraries(against: Sequence[str] | None, lab: LabCommand | None = None) -> tuple[list[Library], list[str]]:
+    """Return multiring, the peers and, on one host, the bound; and a line on each peer that is left out.
+
+    Args:
+        against: peers by name, or None for the usual ones that are installed.
+        lab: how a lab's launcher is called, where the ranks are to run in one.
+
+    Raises:
+        ArgumentError: an unknown peer, or one named twice.
+        LaunchError: a peer that was asked for is not installed; names the command that installs it.
+    """
+    engine = "shm" if lab is None else "shm+tcp"
+    chosen: list[Library] = [OwnWorker(name=OURS, engine=engine, worker=WORKERS / "multiring_worker.py", lab=lab)]
+    left_out = []
+    if against is not None and len(set(against)) != len(against):
+        raise ArgumentError(f"--against {','.join(against)} names one twice")
+    for name in USUAL if against is None else against:
+        peer = peer_named(name)
+        try:
+            python_of(peer)
+        except LaunchError as error:
+            if against is not None:
+                raise
+            left_out.append(str(error))
+            continue
+        chosen.append(PeerOnHost(peer=peer) if lab is None else PeerInLab(peer=peer, lab=lab))
+    if lab is None:
+        chosen.append(OwnWorker(name=BOUND, engine="memory", worker=WORKERS / "bound.py"))
+    return chosen, left_out

@@ -1,0 +1,122 @@
+"""What the figures were taken on, and whether anything else ran there meanwhile."""
+
+import os
+import platform
+import resource
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from multiring.version import VERSION
+
+QUIET_CORES = 0.05  # other work above this share of one core makes figures not publishable
+_GIT_S = 10.0
+_BUSY_COLUMNS = (0, 1, 2, 7)  # user, nice, system, steal; interrupts may be our own packets'
+_TURNS = 2000
+
+
+def hardware() -> str:
+    """Return this machine in one line: processor, cores this process may use, last-level cache, memory, kernel."""
+    cores = len(os.sched_getaffinity(0))
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    parts = [
+        _processor(),
+        f"{cores} cores",
+        _last_level_cache(),
+        f"{memory_gib:.0f} GiB",
+        f"Linux {platform.release()}",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return f"{value.strip()} ({platform.machine()})"
+    return platform.machine()
+
+
+def _last_level_cache() -> str:
+    sizes = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/level"))
+    if not sizes:
+        return ""
+    last = max(sizes, key=lambda path: int(path.read_text(encoding="ascii")))
+    size = (last.parent / "size").read_text(encoding="ascii").strip()
+    return f"L{last.read_text(encoding='ascii').strip()} {size}"
+
+
+def commit() -> str:
+    """Return the commit this package was started from, with "-dirty" where files differ; else its version."""
+    here = Path(__file__).parent
+    tracked = _git(here, "ls-files", "--error-unmatch", Path(__file__).name)
+    described = _git(here, "describe", "--always", "--dirty", "--abbrev=12") if tracked else None
+    return described or f"multiring {VERSION}"
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(  # noqa: S603 -- our own words
+            ["git", "-C", str(folder), *words],  # noqa: S607 -- whichever git is there
+            capture_output=True,
+            text=True,
+            timeout=_GIT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def ping_pong_us(turns: int = _TURNS) -> float:
+    """Return the microseconds of one round trip over two pipes between two processes: the machine's own pace."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as echo:  # noqa: S607 -- any
+        there, back = echo.stdin, echo.stdout
+        if there is None or back is None:
+            raise AssertionError("both are pipes, as asked for above")
+        there.write(b"x")
+        back.read(1)  # it runs now
+        start = time.perf_counter()
+        for _ in range(turns):
+            there.write(b"x")
+            back.read(1)
+        return (time.perf_counter() - start) / turns * 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    at_s: float
+    busy_s: float  # all processes of the machine, and what the hypervisor took
+    own_s: float  # this process and its descendants that have ended
+
+
+class OtherWork:
+    """A meter of processor time that neither this process nor its children spent, from its making on.
+
+    A child counts once it has been waited for: read the meter while none runs.
+    """
+
+    def __init__(self) -> None:
+        self._start = _read()
+
+    def cores(self) -> float:
+        """Return how many cores other work took on average so far; 0.05 is 5 % of one."""
+        now = _read()
+        other_s = (now.busy_s - self._start.busy_s) - (now.own_s - self._start.own_s)
+        return max(other_s, 0.0) / max(now.at_s - self._start.at_s, 1e-9)
+
+    def is_quiet(self) -> bool:
+        """Whether figures taken since may be published."""
+        return self.cores() <= QUIET_CORES
+
+
+def _read() -> _Reading:
+    own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    columns = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0].split()[1:]
+    ticks = sum(int(columns[column]) for column in _BUSY_COLUMNS if column < len(columns))
+    return _Reading(
+        time.monotonic(),
+        ticks / os.sysconf("SC_CLK_TCK"),
+        sum(usage.ru_utime + usage.ru_stime for usage in own),
+    )

@@ -1,0 +1,226 @@
+"""The libraries the bench measures against: how a job of each is started on one host, and what is set for it.
+
+Every library is given the settings its own documentation has for one host and that were seen to help, no others: each
+with its reason and source, and with the result it belongs to. A rank is bound by its worker, to the core that the
+case names, as every library's ranks are; launchers are told to bind nothing.
+"""
+
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from multiring.bench import workers
+from multiring.bench.install import installed
+from multiring.bench.job import Start
+from multiring.bench.workers.contract import Case
+from multiring.errors import ArgumentError, LaunchError
+from multiring.settings import inherited_environment
+
+WORKERS = Path(workers.__file__).parent
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Knob:
+    """A setting of a library, when it is set (by case and number of ranks), why, and who says so."""
+
+    name: str
+    value: str
+    when: Callable[[Case, int], bool]
+    why: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Peer:
+    """A library the bench can measure: its worker, its environment (None: multiring's own) and its settings."""
+
+    name: str
+    worker: Path
+    environment: str | None
+    launcher: Callable[["Peer", Path, int, Mapping[str, str]], Start]
+    knobs: tuple[Knob, ...] = ()
+
+    def settings(self, case: Case, ranks: int) -> dict[str, str]:
+        """Return what is set for it in this case."""
+        return {knob.name: knob.value for knob in self.knobs if knob.when(case, ranks)}
+
+
+def python_of(peer: Peer) -> Path:
+    """Return the Python that the peer's worker runs under.
+
+    Raises:
+        LaunchError: the peer is not installed; names the command that installs it.
+    """
+    if peer.environment is not None:
+        return installed(peer.environment) / "bin" / "python"
+    if importlib.util.find_spec("torch") is None:
+        raise LaunchError(
+            f"{peer.name} is not installed: it comes with torch, which {sys.executable} does not have; "
+            f"install it with: {sys.executable} -m pip install torch"
+        )
+    return Path(sys.executable)
+
+
+def command_of(peer: Peer, ranks: int, worker: Path, case_file: Path) -> Start:
+    """Return how to start `worker` as `ranks` ranks of that library, all on this host, on the case in `case_file`.
+
+    Raises:
+        LaunchError: the peer is not installed; names the command that installs it.
+    """
+    python = python_of(peer)
+    fields = json.loads(case_file.read_text(encoding="utf-8"))
+    case = Case(**{**fields, "cores": tuple(fields["cores"])})
+    settings = peer.settings(case, ranks)
+    start = peer.launcher(peer, python, ranks, settings)
+    # Those who read the result see what was set: the worker writes these words into it.
+    words = (str(worker), str(case_file), *(f"{name}={value}" for name, value in settings.items()))
+    return Start(command=(*start.command, *words), variables={"OMP_NUM_THREADS": "1", **start.variables})
+
+
+def peer_named(name: str) -> Peer:
+    """Return the peer of that name.
+
+    Raises:
+        ArgumentError: there is none; lists those there are.
+    """
+    if name not in PEERS:
+        raise ArgumentError(f"unknown library {name!r}, want one of {', '.join(PEERS)}")
+    return PEERS[name]
+
+
+# ---- how each is started ----
+
+
+def _gloo(_: Peer, python: Path, ranks: int, settings: Mapping[str, str]) -> Start:
+    command = (str(python), "-m", "multiring", "run", "-n", str(ranks), "--", str(python))
+    return Start(command=command, variables=settings)
+
+
+def _mpich(_: Peer, python: Path, ranks: int, settings: Mapping[str, str]) -> Start:
+    command = (str(python.parent / "mpiexec"), "-n", str(ranks), "-bind-to", "none", str(python), *_ABORTING)
+    return Start(command=command, variables=settings)
+
+
+def _openmpi(_: Peer, python: Path, ranks: int, settings: Mapping[str, str]) -> Start:
+    options = ("-n", str(ranks), "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none")
+    parameters = (word for name, value in settings.items() for word in ("--mca", name, value))
+    command = (str(python.parent / "mpiexec"), *options, *parameters, str(python), *_ABORTING)
+    variables = {
+        # https://docs.open-mpi.org/en/v5.0.x/launching-apps/localhost.html: refuses root unless told twice.
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
+    return Start(command=command, variables=variables)
+
+
+def _horovod(_: Peer, python: Path, ranks: int, settings: Mapping[str, str]) -> Start:
+    command = (str(python.parent / "horovodrun"), "--gloo", "-np", str(ranks), "-H", f"localhost:{ranks}", str(python))
+    path = f"{python.parent}:{inherited_environment().get('PATH', '')}"
+    return Start(command=command, variables={**settings, "PATH": path, "TF_CPP_MIN_LOG_LEVEL": "2"})
+
+
+# A rank that fails ends the job, where MPI alone would wait for it: https://mpi4py.readthedocs.io/en/stable/mpi4py.run.html
+_ABORTING = ("-m", "mpi4py")
+
+
+# ---- what is set for each ----
+
+
+def _always(case: Case, ranks: int) -> bool:  # noqa: ARG001 -- a Knob's `when`
+    return True
+
+
+def _oversubscribed(case: Case, ranks: int) -> bool:
+    return ranks > (len(set(case.cores)) or len(os.sched_getaffinity(0)))
+
+
+def _small_sum(case: Case, ranks: int) -> bool:
+    return case.collective == "all_reduce" and case.size_bytes <= 2048 and not _oversubscribed(case, ranks)
+
+
+# What MPICH's wheel says of its variables: `mpivars`, beside its mpiexec. Left as they are, since they were seen to be
+# best so or to make no difference: CMA (on), the POSIX and device collectives, the network module, binding.
+_MPICH = (
+    Knob(
+        name="MPIR_CVAR_CH4_PROGRESS_THROTTLE",
+        value="1",
+        when=_oversubscribed,
+        why="more ranks than cores: those that poll sleep now and then",
+        source="mpivars of MPICH 5.0.2; https://github.com/pmodels/mpich/blob/main/src/mpid/ch4/src/ch4_progress.h",
+    ),
+    Knob(
+        name="MPIR_CVAR_CH4_PROGRESS_THROTTLE_NO_PROGRESS_COUNT",
+        value="64",
+        when=_oversubscribed,
+        why="polls without progress before such a sleep; the default is 4096",
+        source="mpivars of MPICH 5.0.2; https://github.com/pmodels/mpich/blob/main/src/mpid/ch4/src/ch4_progress.h",
+    ),
+    Knob(
+        name="MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM",
+        value="recursive_doubling",
+        when=_small_sum,
+        why="a third faster than the automatic choice up to MPIR_CVAR_ALLREDUCE_SHORT_MSG_SIZE, slower above",
+        source="mpivars of MPICH 5.0.2",
+    ),
+    Knob(
+        name="MPIR_CVAR_DEVICE_COLLECTIVES",
+        value="none",
+        when=_small_sum,
+        why="or the algorithm above is not asked for",
+        source="mpivars of MPICH 5.0.2",
+    ),
+)
+# Left as they are, for the same reason: single copies by CMA (on), ob1 over sm (what it takes), han and tuned with the
+# algorithms they choose, binding (https://docs.open-mpi.org/en/v5.0.x/tuning-apps/networking/shared-memory.html).
+_OPENMPI = (
+    Knob(
+        name="mpi_yield_when_idle",
+        value="1",
+        when=_oversubscribed,
+        why="more ranks than cores: a rank that waits gives its core to the one it waits for",
+        source="https://docs.open-mpi.org/en/v5.0.x/launching-apps/scheduling.html#oversubscribing-nodes",
+    ),
+)
+_HOROVOD = (
+    Knob(
+        name="HOROVOD_CYCLE_TIME",
+        value="0.1",
+        when=_always,
+        why="milliseconds between two looks for tensors to reduce; the default of 1 is most of a small one's time",
+        source="https://horovod.readthedocs.io/en/stable/tensor-fusion.html",
+    ),
+)
+
+PEERS: dict[str, Peer] = {
+    peer.name: peer
+    for peer in (
+        Peer(name="gloo", worker=WORKERS / "gloo.py", environment=None, launcher=_gloo),
+        Peer(name="mpich", worker=WORKERS / "mpi.py", environment="mpich", launcher=_mpich, knobs=_MPICH),
+        Peer(name="openmpi", worker=WORKERS / "mpi.py", environment="openmpi", launcher=_openmpi, knobs=_OPENMPI),
+        Peer(
+            name="horovod",
+            worker=WORKERS / "horovod_eager.py",
+            environment="horovod",
+            launcher=_horovod,
+            knobs=_HOROVOD,
+        ),
+        Peer(
+            name="mpich_window",
+            worker=WORKERS / "shared_window.py",
+            environment="mpich",
+            launcher=_mpich,
+            knobs=_MPICH[:2],
+        ),
+        Peer(
+            name="openmpi_window",
+            worker=WORKERS / "shared_window.py",
+            environment="openmpi",
+            launcher=_openmpi,
+            knobs=_OPENMPI,
+        ),
+    )
+}

@@ -1,0 +1,63 @@
+"""Medians, and how sure they are, without assuming a distribution."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from multiring.errors import ArgumentError
+
+WANTED_LEVEL = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A median and its confidence interval. `level` is what the interval really has, from 0 to 1."""
+
+    low: float
+    middle: float
+    high: float
+    level: float
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the interval has at least 95 %; fewer than 6 values cannot give that."""
+        return self.level >= WANTED_LEVEL
+
+
+def median_interval(values: Sequence[float]) -> Interval:
+    """Return the median of `values` and the narrowest interval between two of them that has 95 %, else their range.
+
+    The k-th smallest and the k-th largest of n independent values enclose the median of what they were drawn from with
+    probability 1 - 2 * sum over i < k of C(n, i) / 2**n, whatever the distribution (exact order statistics: Conover,
+    Practical Nonparametric Statistics, 3rd edition 1999, section 3.2). k = 1 has 93.75 % at n = 5 and 98.4 % at n = 7.
+
+    Raises:
+        ArgumentError: there are no values.
+    """
+    if not values:
+        raise ArgumentError("no median of no values, want at least 1")
+    ordered, n = sorted(values), len(values)
+    k = 1
+    while 2 * (k + 1) <= n and _level(n, k + 1) >= WANTED_LEVEL:
+        k += 1
+    return Interval(ordered[k - 1], statistics.median(ordered), ordered[-k], _level(n, k))
+
+
+def ratio_interval(theirs: Sequence[float], ours: Sequence[float]) -> Interval:
+    """Return how many times `ours` is faster: `median_interval` of theirs / ours, one ratio an alternation.
+
+    Args:
+        theirs: seconds of each alternation, above 0.
+        ours: seconds of the same alternations.
+
+    Raises:
+        ArgumentError: not equally many, or none.
+    """
+    if len(theirs) != len(ours):
+        raise ArgumentError(f"{len(theirs)} and {len(ours)} alternations make no ratios, want equally many")
+    return median_interval([their / our for their, our in zip(theirs, ours, strict=True)])
+
+
+def _level(n: int, k: int) -> float:
+    return 1.0 - 2.0 * sum(math.comb(n, i) for i in range(k)) / 2.0**n

@@ -1,0 +1,226 @@
+"""Time a training step with multiring, with DistributedDataParallel and with no communication at all, in turns."""
+
+import json
+import shutil
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from multiring.bench.job import JobError, Jobs, Start, WrongResultError
+from multiring.bench.machine import OtherWork
+from multiring.bench.statistics import Interval, median_interval, ratio_interval
+from multiring.bench.workers.step_case import ANSWER, DDP, DTYPES, INDEPENDENT, NETWORKS, OURS, StepCase
+from multiring.errors import ArgumentError
+
+WORKER = Path(__file__).parent / "workers" / "step_worker.py"
+PEERS = (DDP,)
+LEAST_IMAGE = 64  # below, nothing is left for the last layers to look at
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepQuestion:
+    """Which step. `batch`: samples a rank, None for what NETWORKS has; `image_size`: pixels of an image's side.
+
+    Raises:
+        ArgumentError: there is no such network or type, or a number makes no sense.
+    """
+
+    network: str
+    ranks: int = 2
+    hosts: int = 1
+    threads: int = 1
+    batch: int | None = None
+    dtype: str = "bfloat16"
+    image_size: int = 224
+
+    def __post_init__(self) -> None:
+        for value, known, what in ((self.network, NETWORKS, "network"), (self.dtype, DTYPES, "type")):
+            if value not in known:
+                raise ArgumentError(f"unknown {what} {value!r}, want one of {', '.join(known)}")
+        for name, least in (("ranks", 2), ("threads", 1), ("batch", 1), ("image_size", LEAST_IMAGE)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ArgumentError(f"{name.replace('_', ' ')} {value}: want at least {least}")
+
+    @property
+    def samples(self) -> int:
+        """Samples of a rank's batch."""
+        return NETWORKS[self.network] if self.batch is None else self.batch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepManner:
+    """How to time: `steps` timed ones in each job, behind `warmup` others; `alternations` jobs of each library.
+
+    Raises:
+        ArgumentError: there can be no such timing.
+    """
+
+    alternations: int = 7
+    steps: int = 10
+    warmup: int = 2
+
+    def __post_init__(self) -> None:
+        if self.alternations < 1 or self.steps < 1:
+            raise ArgumentError(f"{self.alternations} alternations of {self.steps} steps time nothing, want at least 1")
+        if self.warmup < 0:
+            raise ArgumentError(f"{self.warmup} steps of warm-up: want 0 or more")
+
+
+@dataclass(slots=True)
+class StepTiming:
+    """One library's figures: of each alternation, the slowest rank's median step."""
+
+    library: str
+    seconds: list[float] = field(default_factory=list)
+    version: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def interval(self) -> Interval:
+        """The median alternation's step, and how sure that is."""
+        return median_interval(self.seconds)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepComparison:
+    """Every library's answer to one question. `other_cores`: what other work took meanwhile."""
+
+    question: StepQuestion
+    manner: StepManner
+    parameters: int
+    timings: tuple[StepTiming, ...]
+    other_cores: float
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes a rank shares in a step; gradients are float32, as parameters are."""
+        return 4 * self.parameters
+
+    def timing(self, library: str) -> StepTiming | None:
+        """Return that library's timing, if it is among these."""
+        return next((timing for timing in self.timings if timing.library == library), None)
+
+    def ratio(self, library: str, other: str) -> Interval | None:
+        """Return the step of `other` over that of `library`: above 1, `library` is faster."""
+        ours, theirs = self.timing(library), self.timing(other)
+        return None if ours is None or theirs is None else ratio_interval(theirs.seconds, ours.seconds)
+
+    def exposed_s(self, library: str) -> Interval | None:
+        """Return how many seconds longer than an independent process's the library's step is."""
+        ours, alone = self.timing(library), self.timing(INDEPENDENT)
+        if ours is None or alone is None:
+            return None
+        return median_interval([one - other for one, other in zip(ours.seconds, alone.seconds, strict=True)])
+
+
+class StepBench:
+    """Runs comparisons.
+
+    Args:
+        jobs: where jobs run.
+        manner: how to time.
+        against: of PEERS; multiring and independent processes always take part.
+        launcher: the command line that starts a question's ranks, up to the ranks' own; None: on this host.
+        tell: hears what is being done.
+    """
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        manner: StepManner,
+        against: Sequence[str] = PEERS,
+        *,
+        launcher: tuple[str, ...] | None = None,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        for name in against:
+            if name not in PEERS:
+                raise ArgumentError(f"{name!r} trains nothing here, want one of {', '.join(PEERS)}")
+        self._jobs = jobs
+        self._manner = manner
+        self._libraries = (OURS, *dict.fromkeys(against), INDEPENDENT)
+        self._launcher = launcher
+        self._tell = tell or (lambda _: None)
+        self._number = 0
+
+    def compare(self, question: StepQuestion) -> StepComparison:
+        """Return what all libraries need for `question`; every job verifies before it times.
+
+        Raises:
+            WrongResultError: gradients are not the mean of all ranks', or parameters differ after a step.
+            JobError: a job failed or hung.
+            StoppedError: a signal came.
+        """
+        meter = OtherWork()
+        timings = [StepTiming(library) for library in self._libraries]
+        parameters = 0
+        for turn in range(self._manner.alternations):
+            # Every other turn backwards, so that nobody always comes after the same one.
+            for timing in timings if turn % 2 == 0 else reversed(timings):
+                self._tell(
+                    f"{question.network}, alternation {turn + 1} of {self._manner.alternations}: {timing.library}"
+                )
+                answers = self._run(question, timing.library)
+                timing.seconds.append(max(statistics.median(answer["seconds"]) for answer in answers))
+                timing.version, timing.settings = answers[0]["version"], answers[0]["settings"]
+                parameters = answers[0]["parameters"]
+        return StepComparison(
+            question=question,
+            manner=self._manner,
+            parameters=parameters,
+            timings=tuple(timings),
+            other_cores=meter.cores(),
+        )
+
+    def _run(self, question: StepQuestion, library: str) -> list[dict[str, Any]]:
+        """Run one job, and return its ranks' answers."""
+        self._number += 1
+        folder = self._jobs.folder / f"step-{self._number}"
+        folder.mkdir()
+        case_file = folder / "case.json"
+        case = StepCase(
+            library=library,
+            network=question.network,
+            batch=question.samples,
+            image_size=question.image_size,
+            dtype=question.dtype,
+            threads=question.threads,
+            steps=self._manner.steps,
+            warmup=self._manner.warmup,
+            out_dir=str(folder),
+        )
+        case.write(case_file)
+        title = f"a step of {question.network} with {library}"
+        try:
+            self._jobs.run(title, self._start(question, case_file))
+        except JobError:
+            _answers(folder, question.ranks)  # a wrong result is the better explanation
+            raise
+        found = _answers(folder, question.ranks)
+        shutil.rmtree(folder)
+        if len(found) != question.ranks:
+            raise JobError(f"{title}: {len(found)} of {question.ranks} ranks left an answer")
+        return found
+
+    def _start(self, question: StepQuestion, case_file: Path) -> Start:
+        here = (sys.executable, "-m", "multiring", "run", "-n", str(question.ranks), "--")
+        command = (*(self._launcher or here), sys.executable, str(WORKER), str(case_file))
+        return Start(command=command, variables={"OMP_NUM_THREADS": str(question.threads)})
+
+
+def _answers(folder: Path, ranks: int) -> list[dict[str, Any]]:
+    """Return what the ranks left in `folder`, as far as they got.
+
+    Raises:
+        WrongResultError: one of them had a wrong result.
+    """
+    files = [folder / f"{ANSWER}-{rank}.json" for rank in range(ranks)]
+    found: list[dict[str, Any]] = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
+    for answer in found:
+        if answer["wrong"]:
+            raise WrongResultError(answer["wrong"])
+    return found

@@ -1,0 +1,1 @@
+"""The scripts that time one library each; see contract.py."""

@@ -1,0 +1,276 @@
+"""What every worker of `multiring bench` does alike: the case, its data, the check, the clock, the answer.
+
+A worker is a script run by its path, one process a rank: `PYTHON worker.py CASE.json`. It may run under a peer's own
+Python, so this module imports the standard library and NumPy (1.23 or newer) only, and a worker imports it as
+
+    if TYPE_CHECKING:
+        from multiring.bench.workers import contract
+    else:
+        import contract  # beside this script, which may run where multiring is not installed
+
+The worker's folder comes first on its path: no worker may be called like a package it imports.
+
+    case = contract.read_case()
+    contract.pin(case, rank)             # before the library starts its threads
+    ... start the library, make `contract.num_buffers(case)` buffers ...
+    contract.verify(...)                 # each buffer, filled with `inputs`, against `expected`
+    seconds = contract.time_calls(call, barrier, case)
+    contract.write_result(case, rank, seconds, "4.1", {"what was set": "to what"})
+
+`verify_and_time` is the middle of that for libraries that work on memory NumPy can write.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
+OPS = ("sum", "average", "min", "max", "product")
+DTYPES = ("bfloat16", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8")
+# Data is periodic with a prime, so that a chunk in the wrong place is seen: offsets of chunks are no multiples of it.
+_PERIOD = 1021
+_LEVELS = 5  # values 0 to 4: sums over 64 ranks are exact in bfloat16
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What to time. All ranks of a job read the same one.
+
+    count: elements of the longer side: all_reduce and broadcast have one buffer of it; reduce_scatter takes `count` and
+    gives each rank count / ranks; all_gather takes count / ranks of each and gives `count`; all_to_all takes and
+    gives `count`. Where it is divided it is a multiple of the ranks.
+    buffers: "arena" (memory the library allocates for it, if it has such) or "ordinary".
+    pool_bytes: 0 for one buffer used by every call; else calls rotate over as many buffers as make so many bytes.
+    calls, warmup: how many calls are timed, and how many come before.
+    cores: rank r runs on cores[r % len(cores)]; none: wherever it likes.
+    """
+
+    library: str
+    collective: str
+    dtype: str
+    count: int
+    out_dir: str
+    op: str = "sum"
+    buffers: str = "ordinary"
+    pool_bytes: int = 0
+    calls: int = 20
+    warmup: int = 3
+    root: int = 0
+    cores: tuple[int, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the longer side."""
+        return self.count * itemsize(self.dtype)
+
+    def write(self, path: Path) -> None:
+        """Write it for `read_case`."""
+        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+
+def read_case() -> Case:
+    """Return the case in the file that this process's first argument names."""
+    fields = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    fields["cores"] = tuple(fields["cores"])
+    return Case(**fields)
+
+
+def itemsize(dtype: str) -> int:
+    """Return the bytes of one element; works without NumPy's knowing the type."""
+    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
+
+
+def numpy_dtype(dtype: str) -> "np.dtype[Any]":
+    """Return NumPy's type of that name; bfloat16 is ml_dtypes', which a peer's Python need not have."""
+    if dtype == "bfloat16":
+        import ml_dtypes  # noqa: PLC0415 -- only where it is asked for
+
+        made: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return made
+    return np.dtype(dtype)
+
+
+def pin(case: Case, rank: int) -> None:
+    """Bind this process, and the threads it will start, to the case's core for `rank`."""
+    if case.cores:
+        os.sched_setaffinity(0, {case.cores[rank % len(case.cores)]})
+
+
+# ---- data ----
+
+
+def input_count(case: Case, ranks: int) -> int:
+    """Return how many elements a rank puts in."""
+    return case.count // ranks if case.collective == "all_gather" else case.count
+
+
+def output_count(case: Case, ranks: int) -> int:
+    """Return how many elements a rank gets."""
+    return case.count // ranks if case.collective == "reduce_scatter" else case.count
+
+
+def num_buffers(case: Case) -> int:
+    """Return how many buffers (or pairs of input and output) the calls rotate over."""
+    return max(1, -(-case.pool_bytes // case.size_bytes)) if case.size_bytes else 1
+
+
+def inputs(case: Case, rank: int, ranks: int) -> Array:
+    """Return what `rank` puts in: small integers, exact in every type, different on each rank. Shape (input_count,)."""
+    return _values(case, rank, ranks, 0, input_count(case, ranks))
+
+
+def expected(case: Case, rank: int, ranks: int) -> Array:
+    """Return what `rank` must get, by NumPy alone. Shape (output_count,)."""
+    part = case.count // ranks
+    if case.collective == "all_reduce":
+        return _combined(case, ranks, 0, case.count)
+    if case.collective == "reduce_scatter":
+        return _combined(case, ranks, rank * part, (rank + 1) * part)
+    if case.collective == "all_gather":
+        return np.concatenate([inputs(case, source, ranks) for source in range(ranks)])
+    if case.collective == "all_to_all":
+        sent = [_values(case, source, ranks, rank * part, (rank + 1) * part) for source in range(ranks)]
+        return np.concatenate(sent)
+    return inputs(case, case.root, ranks)
+
+
+def _values(case: Case, rank: int, ranks: int, start: int, stop: int) -> Array:
+    levels = np.random.default_rng(rank).integers(0, _LEVELS, _PERIOD)
+    if case.op == "product":
+        levels = 1 + (levels == 0)  # ones, and few twos: powers of two are exact
+    elif case.op == "average":
+        levels = levels * ranks  # so that the mean is an integer
+    period = np.roll(levels.astype(numpy_dtype(case.dtype)), -(start % _PERIOD))
+    return np.resize(period, stop - start)
+
+
+def _combined(case: Case, ranks: int, start: int, stop: int) -> Array:
+    total = _values(case, 0, ranks, start, stop)
+    if total.dtype.itemsize <= 2 and case.dtype in ("bfloat16", "float16"):
+        total = total.astype(np.float32)
+    combine = {"min": np.minimum, "max": np.maximum, "product": np.multiply}.get(case.op, np.add)
+    for rank in range(1, ranks):
+        combine(total, _values(case, rank, ranks, start, stop).astype(total.dtype), out=total)
+    if case.op == "average":
+        total //= total.dtype.type(ranks)
+    return total.astype(numpy_dtype(case.dtype))
+
+
+def verify(case: Case, rank: int, got: Array, want: Array) -> None:
+    """Return where `got` is `want`, every element.
+
+    Raises:
+        SystemExit: it is not; names the library and the first element that differs, and leaves that as the answer.
+    """
+    if got.shape != want.shape or got.dtype != want.dtype:
+        what = f"got {got.dtype} of shape {got.shape}, want {want.dtype} of shape {want.shape}"
+    else:
+        wrong = np.flatnonzero(got != want)
+        if not wrong.size:
+            return
+        first = int(wrong[0])
+        what = f"{wrong.size} of {want.size} elements differ, the first is [{first}]: got {got[first]}, "
+        what += f"want {want[first]}"
+    text = f"{case.library} has a wrong result: {case.collective} {case.op} of {case.count} {case.dtype}, rank {rank}: "
+    _write(case, rank, {"wrong": text + what})
+    raise SystemExit(text + what)
+
+
+def rest_value(case: Case) -> int:
+    """Return what to fill buffers with before timing: hundreds of operations in place leave it as it is."""
+    return 1 if case.op == "product" else 0
+
+
+# ---- time ----
+
+
+def time_calls(call: Callable[[int], object], barrier: Callable[[], object], case: Case) -> list[float]:
+    """Return the seconds of each of `case.calls` calls, one straight after the other, as a program makes them.
+
+    Args:
+        call: one operation on the buffer whose index it is given.
+        barrier: returns once every rank has called it.
+        case: its warm-up covers every buffer at least once, so that no timed call meets a fresh page.
+    """
+    buffers = num_buffers(case)
+    for index in range(max(case.warmup, buffers if buffers > 1 else 0)):
+        call(index % buffers)
+    order = [index % buffers for index in range(case.calls)]
+    now = time.perf_counter
+    seconds = [0.0] * case.calls
+    barrier()
+    for turn, index in enumerate(order):
+        start = now()
+        call(index)
+        seconds[turn] = now() - start
+    return seconds
+
+
+def verify_and_time(
+    case: Case,
+    place: tuple[int, int],
+    buffers: Sequence[tuple[Array, Array]],
+    call: Callable[[int], object],
+    barrier: Callable[[], object],
+) -> list[float]:
+    """Check `call` on each of `buffers`, then return `time_calls`.
+
+    Args:
+        case: what `call` does.
+        place: this process's rank, and how many ranks there are.
+        buffers: input and output of each index, flat NumPy views of the memory the library works on; the same array
+            twice where it works in place. An all_gather in place has the input within the output.
+        call: see `time_calls`.
+        barrier: see `time_calls`.
+
+    Raises:
+        SystemExit: a result is wrong.
+    """
+    rank, ranks = place
+    if case.collective != "barrier":
+        source, want = inputs(case, rank, ranks), expected(case, rank, ranks)
+        for index, (taken, given) in enumerate(buffers):
+            given[:] = want.dtype.type(9)  # no value that may come out
+            taken[:] = source
+            call(index)
+            verify(case, rank, given, want)
+            given[:] = taken[:] = rest_value(case)
+    return time_calls(call, barrier, case)
+
+
+# ---- the answer ----
+
+
+def write_result(case: Case, rank: int, seconds: Sequence[float], version: str, settings: dict[str, str]) -> None:
+    """Leave this rank's times where the bench finds them.
+
+    Args:
+        case: says where.
+        rank: whose times these are.
+        seconds: of each call.
+        version: the library's, with whatever else tells builds apart.
+        settings: what was set for it to be at its best, and why, as its documentation has it.
+    """
+    _write(case, rank, {"seconds": list(seconds), "version": version, "settings": settings})
+
+
+def refuse(case: Case, rank: int, why: str) -> NoReturn:
+    """Say that this library has no such operation, and end this process as one that did its work."""
+    _write(case, rank, {"not_offered": why})
+    raise SystemExit(0)
+
+
+def _write(case: Case, rank: int, answer: dict[str, object]) -> None:
+    path = Path(case.out_dir) / f"rank-{rank}.json"
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(answer), encoding="utf-8")
+    new.replace(path)

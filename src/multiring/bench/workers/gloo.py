@@ -1,0 +1,85 @@
+"""A rank that times Gloo, as torch.distributed drives it.
+
+Ranks meet at a file, so that it runs under whatever tells multiring its rank.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from multiring.settings import Settings
+
+if TYPE_CHECKING:
+    from multiring.bench.workers import contract
+else:
+    import contract
+
+_OPS = {"sum": "SUM", "min": "MIN", "max": "MAX", "product": "PRODUCT"}
+SETTINGS = {
+    # https://docs.pytorch.org/docs/stable/generated/torch.set_num_threads.html: one thread a rank, as it has one core.
+    "torch.set_num_threads": "1",
+    # https://docs.pytorch.org/docs/stable/distributed.html: the file is only where ranks meet.
+    "init_method": "file://",
+}
+
+
+def tensor_on(array: contract.Array) -> torch.Tensor:
+    """Return a tensor on the memory of `array`; NumPy's bfloat16 is unknown to torch."""
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def call_on(case: contract.Case, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[int], object]:
+    """Return the case's operation on the buffer of an index."""
+    op = getattr(dist.ReduceOp, _OPS.get(case.op, "SUM"))
+    # torch 2.13 has new names for the two that work on one tensor.
+    scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    calls: dict[str, Callable[[int], object]] = {
+        "all_reduce": lambda index: dist.all_reduce(pairs[index][0], op),
+        "reduce_scatter": lambda index: scatter(pairs[index][1], pairs[index][0], op),
+        "all_gather": lambda index: gather(pairs[index][1], pairs[index][0]),
+        "broadcast": lambda index: dist.broadcast(pairs[index][0], case.root),
+        "all_to_all": lambda index: dist.all_to_all_single(pairs[index][1], pairs[index][0]),
+        "barrier": lambda _: dist.barrier(),
+    }
+    return calls[case.collective]
+
+
+def given_settings() -> dict[str, str]:
+    """Return what was set for it from outside: the `name=value` words after the case's file."""
+    return {name: value for name, _, value in (word.partition("=") for word in sys.argv[2:])}
+
+
+def main() -> None:
+    """Time the case, and leave the answer."""
+    case = contract.read_case()
+    settings = Settings.from_environment()
+    rank, ranks = settings.rank or 0, settings.size or 1
+    contract.pin(case, rank)
+    if case.op not in _OPS:
+        contract.refuse(case, rank, f"Gloo has no {case.op}")
+    torch.set_num_threads(1)
+    meeting = (Path(case.out_dir) / "store").absolute().as_uri()
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=ranks)
+    dtype = contract.numpy_dtype(case.dtype)
+    arrays = []
+    for _ in range(contract.num_buffers(case)):
+        whole = np.empty(contract.output_count(case, ranks), dtype)
+        in_place = case.collective in {"all_reduce", "broadcast", "barrier"}
+        arrays.append((whole if in_place else np.empty(contract.input_count(case, ranks), dtype), whole))
+    pairs = [(tensor_on(taken), tensor_on(given)) for taken, given in arrays]
+    seconds = contract.verify_and_time(case, (rank, ranks), arrays, call_on(case, pairs), dist.barrier)
+    contract.write_result(case, rank, seconds, f"torch {torch.__version__}", SETTINGS | given_settings())
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Time one collective of an MPI, called through mpi4py as its documentation advises; see contract.py.
+
+One worker serves every MPI: which one it is says the Python it runs under. Arguments after the case's file are
+`name=value` pairs: what was set for this MPI when it was started, written into the result as they are.
+
+Buffers and datatypes are made once, outside the clock: mpi4py's tutorial ("Communicating Python objects and array
+data", https://mpi4py.readthedocs.io/en/stable/tutorial.html) has upper-case methods on explicit `[data, count, type]`
+as the near-C way.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mpi4py import MPI
+
+if TYPE_CHECKING:
+    from multiring.bench.workers import contract
+else:
+    import contract  # beside this script, which may run where multiring is not installed
+
+TYPES = {
+    "float16": MPI.FLOAT16_T,
+    "float32": MPI.FLOAT,
+    "float64": MPI.DOUBLE,
+    "int8": MPI.INT8_T,
+    "int16": MPI.INT16_T,
+    "int32": MPI.INT32_T,
+    "int64": MPI.INT64_T,
+    "uint8": MPI.UINT8_T,
+}
+OPS = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "product": MPI.PROD}
+# Where MPI takes the input from its place in the output: in every MPI here at least as fast as two buffers.
+IN_PLACE = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+
+Pair = tuple[contract.Array, contract.Array]
+Spec = list[Any]
+
+
+def datatype(case: contract.Case, rank: int) -> MPI.Datatype:
+    """Return MPI's type for the case's elements; refuse the case where there is none."""
+    if case.collective == "barrier":
+        return MPI.BYTE
+    if case.dtype not in TYPES or TYPES[case.dtype] == MPI.DATATYPE_NULL:
+        if case.collective in ("all_reduce", "reduce_scatter"):
+            contract.refuse(case, rank, f"this MPI has no {case.dtype} to reduce")
+        return MPI.INT16_T  # moved, not reduced: any type of that size
+    if case.op not in OPS:
+        contract.refuse(case, rank, f"MPI has no operation {case.op}")
+    return TYPES[case.dtype]
+
+
+def make_buffers(case: contract.Case, rank: int, ranks: int) -> list[Pair]:
+    """Return input and output of each index; an "arena" is memory that MPI_Alloc_mem gives."""
+    dtype = contract.numpy_dtype(case.dtype)
+
+    def array(count: int) -> contract.Array:
+        if case.buffers == "arena":
+            memory: Any = MPI.Alloc_mem(max(count * dtype.itemsize, 1))  # a buffer, which its stub does not say
+            made: contract.Array = np.frombuffer(memory, dtype, count)
+            return made
+        return np.empty(count, dtype)
+
+    pairs = []
+    for _ in range(contract.num_buffers(case)):
+        if case.collective == "all_to_all":
+            pairs.append((array(case.count), array(case.count)))
+            continue
+        whole = array(case.count)
+        part = case.count // ranks
+        if case.collective == "all_gather":
+            pairs.append((whole[rank * part : (rank + 1) * part], whole))
+        elif case.collective == "reduce_scatter":
+            pairs.append((whole, whole[:part]))
+        else:
+            pairs.append((whole, whole))
+    return pairs
+
+
+def make_call(case: contract.Case, pairs: list[Pair], of: MPI.Datatype) -> Callable[[int], object]:
+    """Return what runs the case's collective on the buffer of an index."""
+    comm = MPI.COMM_WORLD
+    op, root, here = OPS.get(case.op, MPI.SUM), case.root, MPI.IN_PLACE
+    part = case.count // comm.size
+    # As bytes: mpi4py asks an array for its buffer, which NumPy's 16-bit float types from elsewhere do not give.
+    specs: list[tuple[Spec, Spec]] = [
+        ([taken.view(np.uint8), of], [given.view(np.uint8), of]) for taken, given in pairs
+    ]
+    wholes = [[taken, part, of] for (taken, of), _ in specs]
+    calls: dict[str, Callable[[int], object]] = {
+        "all_reduce": lambda index: comm.Allreduce(here, specs[index][1], op),
+        "reduce_scatter": lambda index: comm.Reduce_scatter_block(here, wholes[index], op),
+        "all_gather": lambda index: comm.Allgather(here, specs[index][1]),
+        "broadcast": lambda index: comm.Bcast(specs[index][1], root),
+        "all_to_all": lambda index: comm.Alltoall(specs[index][0], specs[index][1]),
+        "barrier": lambda _: comm.Barrier(),
+    }
+    return calls[case.collective]
+
+
+def main() -> None:
+    """Run the case named on the command line."""
+    case = contract.read_case()
+    rank, ranks = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+    contract.pin(case, rank)
+    of = datatype(case, rank)
+    pairs = make_buffers(case, rank, ranks)
+    call = make_call(case, pairs, of)
+    seconds = contract.verify_and_time(case, (rank, ranks), pairs, call, MPI.COMM_WORLD.Barrier)
+    version = MPI.Get_library_version().partition("\n")[0].partition(",")[0].replace("\t", " ")
+    in_place = "MPI_IN_PLACE" if case.collective in IN_PLACE[:3] else "separate buffers"
+    settings = dict(word.split("=", 1) for word in sys.argv[2:])
+    settings["buffers"] = "of the call itself" if case.collective in ("broadcast", "barrier") else in_place
+    contract.write_result(case, rank, seconds, f"{version}, mpi4py {_mpi4py_version()}", settings)
+
+
+def _mpi4py_version() -> str:
+    import mpi4py  # noqa: PLC0415 -- its name alone would be shadowed by MPI's above
+
+    return str(mpi4py.__version__)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""A rank that times multiring's own collectives, on arena or on ordinary memory."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import multiring
+from multiring.version import VERSION
+
+if TYPE_CHECKING:
+    from multiring.bench.workers import contract
+else:
+    import contract
+
+Array = contract.Array
+
+
+def call_on(case: contract.Case, group: Any, buffers: list[tuple[Array, Array]]) -> Callable[[int], object]:
+    """Return the case's operation on the buffer of an index."""
+    calls: dict[str, Callable[[int], object]] = {
+        "all_reduce": lambda index: group.all_reduce(buffers[index][0], case.op),
+        "reduce_scatter": lambda index: group.reduce_scatter(*buffers[index], case.op),
+        "all_gather": lambda index: group.all_gather(*buffers[index]),
+        "broadcast": lambda index: group.broadcast(buffers[index][0], case.root),
+        "all_to_all": lambda index: group.all_to_all(*buffers[index]),
+        "barrier": lambda _: group.barrier(),
+    }
+    return calls[case.collective]
+
+
+def buffers_of(case: contract.Case, group: Any) -> list[tuple[Array, Array]]:
+    """Return input and output of every index; one array for both where the operation is in place."""
+    dtype = contract.numpy_dtype(case.dtype)
+
+    def make(count: int) -> Array:
+        made: Array = group.allocate(count, dtype) if case.buffers == "arena" else np.empty(count, dtype)
+        return made
+
+    pairs = []
+    for _ in range(contract.num_buffers(case)):
+        whole = make(contract.output_count(case, group.size))
+        in_place = case.collective in {"all_reduce", "broadcast", "barrier"}
+        pairs.append((whole if in_place else make(contract.input_count(case, group.size)), whole))
+    return pairs
+
+
+def main() -> None:
+    """Time the case, and leave the answer."""
+    case = contract.read_case()
+    rank = multiring.settings.Settings.from_environment().rank or 0
+    contract.pin(case, rank)
+    group = multiring.init()
+    buffers = buffers_of(case, group)
+    call = call_on(case, group, buffers)
+    seconds = contract.verify_and_time(case, (group.rank, group.size), buffers, call, group.barrier)
+    contract.write_result(case, group.rank, seconds, VERSION, {})
+    multiring.shutdown()
+
+
+if __name__ == "__main__":
+    main()

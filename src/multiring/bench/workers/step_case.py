@@ -1,0 +1,75 @@
+"""What a worker of `multiring bench step` is asked, and how its ranks meet without any library's help."""
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+# Network -> samples of a rank's batch where nobody says otherwise.
+NETWORKS: Mapping[str, int] = {"resnet50": 4, "vgg16": 4, "embedding": 512}
+DTYPES = ("bfloat16", "float32")
+OURS, DDP, INDEPENDENT = "multiring", "ddp", "independent"
+ANSWER = "rank"  # what a rank tells the bench
+_POLL_S = 0.001
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepCase:
+    """What to time. All ranks of a job read the same one.
+
+    library: OURS, DDP or INDEPENDENT.
+    batch: samples a rank; image_size: pixels of an image's side.
+    dtype: of the arithmetic (autocast); parameters and gradients are float32.
+    steps, warmup: how many steps are timed, and how many come before, behind those that verify.
+    """
+
+    library: str
+    network: str
+    batch: int
+    image_size: int
+    dtype: str
+    threads: int
+    steps: int
+    warmup: int
+    out_dir: str
+
+    def write(self, path: Path) -> None:
+        """Write it for `read_case`."""
+        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+
+def read_case() -> StepCase:
+    """Return the case in the file that this process's first argument names."""
+    return StepCase(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """The ranks of a job, who tell each other things through files in `folder`."""
+
+    folder: Path
+    rank: int
+    ranks: int
+
+    def tell(self, what: str, value: Any) -> None:
+        """Give the others `value`, which JSON can hold, under the name `what`; each name once."""
+        path = self._path(what, self.rank)
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(value), encoding="utf-8")
+        new.replace(path)
+
+    def is_told(self, what: str) -> bool:
+        """Return whether every rank has told `what`."""
+        return all(self._path(what, rank).exists() for rank in range(self.ranks))
+
+    def hear(self, what: str) -> list[Any]:
+        """Return what every rank told, by rank; waits for those who have not yet. The job's deadline ends it."""
+        while not self.is_told(what):
+            time.sleep(_POLL_S)
+        return [json.loads(self._path(what, rank).read_text(encoding="utf-8")) for rank in range(self.ranks)]
+
+    def _path(self, what: str, rank: int) -> Path:
+        return self.folder / f"{what}-{rank}.json"

@@ -1,0 +1,57 @@
+"""Whether gradients are the mean of all ranks', told by a number each; and whether parameters are the same bits."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+# Averaging rounds once: 6e-8 of an element. What is put together wrongly is off by about a whole gradient.
+TOLERANCE = 1e-4
+# Signs of a gradient's elements repeat with this prime.
+PERIOD = 4093
+
+# By parameter: the sum of its gradient's elements with random signs, and the gradient's norm.
+Sums = Mapping[str, Sequence[float]]
+
+
+def signed_sums(model: nn.Module) -> Sums:
+    """Return, for every parameter that has a gradient, the sum of its elements with random signs, and its norm.
+
+    The first is linear: that of a mean of gradients is the mean of theirs. So a mean can be checked without the ranks'
+    sending each other their gradients.
+    """
+    signs = torch.randint(2, (PERIOD,), generator=torch.Generator().manual_seed(7)).double() * 2 - 1
+    sums = {}
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            flat = parameter.grad.reshape(-1)
+            whole = flat.numel() // PERIOD * PERIOD
+            folded = flat[:whole].view(-1, PERIOD).sum(0, dtype=torch.float64)
+            folded[: flat.numel() - whole] += flat[whole:]
+            sums[name] = float(folded @ signs), float(torch.linalg.vector_norm(flat, dtype=torch.float64))
+    return sums
+
+
+def mean_fault(got: Sums, alone: list[Sums]) -> str:
+    """Return how `got` differs from the mean of what the ranks found `alone`; "" where it does not."""
+    if not got or (len(alone) > 1 and alone[0] == alone[1]):
+        raise AssertionError(
+            "the ranks' samples, and so their gradients, have to differ for this check to see anything"
+        )
+    for name, first in alone[0].items():
+        if name not in got:
+            return f"{name} has no gradient"
+        want = sum(sums[name][0] for sums in alone) / len(alone)
+        scale = max(first[1], *(sums[name][1] for sums in alone))
+        if not abs(got[name][0] - want) <= TOLERANCE * scale:
+            return f"the gradient of {name} sums to {got[name][0]:g} with signs, want {want:g}, the mean of all ranks'"
+    return ""
+
+
+def digest(model: nn.Module) -> str:
+    """Return a digest of all parameters' bits."""
+    seen = hashlib.sha256()
+    for parameter in model.parameters():
+        seen.update(parameter.detach().reshape(-1).numpy().data)
+    return seen.hexdigest()

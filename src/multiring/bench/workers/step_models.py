@@ -1,0 +1,134 @@
+"""The networks whose training step is timed: layers and random weights, nothing to download."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+_CLASSES = 1000
+_TABLES, _ROWS, _WIDTH = 8, 100_000, 32
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """How a network and a rank's batch are made.
+
+    `samples(batch, image_size)` returns inputs and targets. `memory_format` is that of parameters and images.
+    """
+
+    make: Callable[[], nn.Module]
+    samples: Callable[[int, int], tuple[Tensor, Tensor]]
+    loss: Callable[[Tensor, Tensor], Tensor]
+    memory_format: torch.memory_format
+
+
+class Bottleneck(nn.Module):
+    """The block of ResNet-50: 1x1, 3x3 and 1x1 convolutions beside a shortcut.
+
+    Source: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016, figure 5; the stride is in the 3x3
+    convolution, as Goyal et al., "Accurate, Large Minibatch SGD", arXiv 1706.02677, section 5.1, have it.
+    """
+
+    def __init__(self, width_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        width_out = 4 * width
+        self.body = nn.Sequential(
+            *_convolution(width_in, width, 1),
+            nn.ReLU(inplace=True),
+            *_convolution(width, width, 3, stride),
+            nn.ReLU(inplace=True),
+            *_convolution(width, width_out, 1),
+        )
+        is_same = stride == 1 and width_in == width_out
+        self.shortcut = nn.Identity() if is_same else nn.Sequential(*_convolution(width_in, width_out, 1, stride))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output. Shape (batch, 4 * width, height / stride, width / stride)."""
+        return torch.relu_(self.body(x) + self.shortcut(x))
+
+
+def _convolution(width_in: int, width_out: int, kernel: int, stride: int = 1) -> tuple[nn.Module, nn.Module]:
+    convolution = nn.Conv2d(width_in, width_out, kernel, stride, padding=kernel // 2, bias=False)
+    return convolution, nn.BatchNorm2d(width_out)
+
+
+def resnet50() -> nn.Module:
+    """Return ResNet-50 (He et al., CVPR 2016, table 1): 25 557 032 parameters."""
+    layers: list[nn.Module] = [*_convolution(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, padding=1)]
+    width_in = 64
+    for stage, blocks in enumerate((3, 4, 6, 3)):
+        width = 64 << stage
+        for block in range(blocks):
+            layers.append(Bottleneck(width_in, width, 2 if stage and not block else 1))
+            width_in = 4 * width
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width_in, _CLASSES)]
+    return _scaled(nn.Sequential(*layers))
+
+
+def vgg16() -> nn.Module:
+    """Return VGG-16 (Simonyan & Zisserman, ICLR 2015, table 1, column D): 138 357 544 parameters."""
+    layers: list[nn.Module] = []
+    width_in = 3
+    for width, convolutions in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+        for _ in range(convolutions):
+            layers += [nn.Conv2d(width_in, width, 3, padding=1), nn.ReLU(inplace=True)]
+            width_in = width
+        layers.append(nn.MaxPool2d(2))
+    # Pooled to the 7x7 of 224 pixels, whatever the images' size.
+    layers += [nn.AdaptiveAvgPool2d(7), nn.Flatten()]
+    for features_in, features_out in ((512 * 7 * 7, 4096), (4096, 4096)):
+        layers += [nn.Linear(features_in, features_out), nn.ReLU(inplace=True), nn.Dropout()]
+    layers.append(nn.Linear(4096, _CLASSES))
+    return _scaled(nn.Sequential(*layers))
+
+
+def _scaled(model: nn.Module) -> nn.Module:
+    """Give convolutions weights that keep activations' size through many layers.
+
+    Source: He et al., "Delving Deep into Rectifiers", ICCV 2015, section 2.2.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return model
+
+
+class Recommender(nn.Module):
+    """Embedding tables and a small head: 25.6 million parameters, nearly all of them in the tables.
+
+    About the gradient bytes of ResNet-50, and next to no arithmetic to hide them behind. Gradients are dense.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(_ROWS, _WIDTH) for _ in range(_TABLES))
+        self.head = nn.Sequential(nn.Linear(_TABLES * _WIDTH, 128), nn.ReLU(inplace=True), nn.Linear(128, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a logit a sample, shape (batch,), for row numbers `x` of shape (batch, tables)."""
+        looked_up = torch.cat([table(x[:, place]) for place, table in enumerate(self.tables)], dim=1)
+        logits: Tensor = self.head(looked_up).squeeze(1)
+        return logits
+
+
+def _images(batch: int, image_size: int) -> tuple[Tensor, Tensor]:
+    images = torch.randn(batch, 3, image_size, image_size).to(memory_format=torch.channels_last)
+    return images, torch.randint(_CLASSES, (batch,))
+
+
+def _clicks(batch: int, _image_size: int) -> tuple[Tensor, Tensor]:
+    return torch.randint(_ROWS, (batch, _TABLES)), torch.randint(2, (batch,)).float()
+
+
+_CROSS_ENTROPY = nn.functional.cross_entropy
+NETWORKS = {
+    "resnet50": Network(resnet50, _images, _CROSS_ENTROPY, torch.channels_last),
+    "vgg16": Network(vgg16, _images, _CROSS_ENTROPY, torch.channels_last),
+    "embedding": Network(Recommender, _clicks, nn.functional.binary_cross_entropy_with_logits, torch.contiguous_format),
+}
+
+
+def num_parameters(model: nn.Module) -> int:
+    """Return how many numbers the model's parameters have together."""
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,201 @@
+"""A rank that times training steps: with multiring, with DistributedDataParallel over Gloo, or on its own.
+
+Run by path, one process a rank, under whatever tells multiring its rank: `PYTHON step_worker.py CASE.json`. Before it
+times anything it computes its own gradients without any library, and afterwards with one: every parameter's gradient
+has to be the mean of what all ranks found alone, and after a step all ranks' parameters have to be the same bits.
+"""
+
+import contextlib
+import inspect
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import multiring.torch as mt
+from multiring.bench.workers.step_case import ANSWER, DDP, INDEPENDENT, OURS, Meeting, StepCase, read_case
+from multiring.bench.workers.step_check import Sums, digest, mean_fault, signed_sums
+from multiring.bench.workers.step_models import NETWORKS, num_parameters
+from multiring.settings import Settings
+from multiring.version import VERSION
+
+_LEARNING_RATE, _MOMENTUM = 1e-3, 0.9
+
+
+class Task:
+    """One rank's network and batch. The weights are the same on all ranks, the samples are not."""
+
+    def __init__(self, case: StepCase, rank: int) -> None:
+        self._case = case
+        self._rank = rank
+        network = NETWORKS[case.network]
+        torch.manual_seed(0)
+        self.model = network.make()
+        self.model.to(memory_format=network.memory_format)  # type: ignore[call-overload] # torch has no stub for it
+        torch.manual_seed(1 + rank)
+        self._inputs, self._targets = network.samples(case.batch, case.image_size)
+        self._loss = network.loss
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Return a plain optimizer of the model."""
+        return torch.optim.SGD(self.model.parameters(), lr=_LEARNING_RATE, momentum=_MOMENTUM)
+
+    def backward(self, model: nn.Module) -> None:
+        """Run `model`, which is ours or around it, forward and backward on the rank's batch."""
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._case.dtype == "bfloat16"):
+            outputs = model(self._inputs)
+        self._loss(outputs.float(), self._targets).backward()  # type: ignore[no-untyped-call] # torch's own
+
+    def reproducible_backward(self, model: nn.Module) -> None:
+        """Do the same with dropout that is the same every time, and another on every rank."""
+        torch.manual_seed(1000 + self._rank)
+        self.backward(model)
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """A model and its optimizer, as one of the libraries wants them; `is_shared`: it is the same on all ranks."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    version: str
+    settings: dict[str, str]
+    is_shared: bool = True
+
+    def step(self, task: Task) -> None:
+        """Take one training step."""
+        self.optimizer.zero_grad()
+        task.backward(self.model)
+        self.optimizer.step()
+
+
+# ---- the libraries ----
+
+
+@contextlib.contextmanager
+def with_multiring(task: Task, _meeting: Meeting) -> Iterator[Training]:
+    """Multiring's DistributedOptimizer, as its documentation begins."""
+    mt.init()
+    mt.broadcast_parameters(task.model.state_dict())
+    optimizer = mt.DistributedOptimizer(task.optimizer(), task.model.named_parameters())
+    yield Training(task.model, optimizer, f"multiring {VERSION}, torch {torch.__version__}", {})
+    mt.shutdown()
+
+
+@contextlib.contextmanager
+def with_ddp(task: Task, meeting: Meeting) -> Iterator[Training]:
+    """DistributedDataParallel over Gloo.
+
+    Settings: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html.
+    gradient_as_bucket_view saves a copy of every gradient; static_graph knows when a bucket is full without searching
+    the graph; not to synchronise buffers spares what multiring does not do either. The size of buckets is its default,
+    25 MiB, which multiring has too.
+    """
+    store = (meeting.folder / "store").absolute().as_uri()
+    dist.init_process_group("gloo", init_method=store, rank=meeting.rank, world_size=meeting.ranks)
+    # torch 2.13 has a new name for it, and warns of the old one.
+    is_new = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    chosen = {"gradient_as_bucket_view": True, "static_graph": True}
+    chosen["forward_sync_buffers" if is_new else "broadcast_buffers"] = False
+    model = DistributedDataParallel(task.model, **chosen)  # type: ignore[arg-type] # all of these are booleans
+    yield Training(model, task.optimizer(), f"torch {torch.__version__}", {k: str(v) for k, v in chosen.items()})
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def with_nobody(task: Task, _meeting: Meeting) -> Iterator[Training]:
+    """Each rank for itself."""
+    yield Training(task.model, task.optimizer(), f"torch {torch.__version__}", {}, is_shared=False)
+
+
+LIBRARIES: dict[str, Callable[[Task, Meeting], contextlib.AbstractContextManager[Training]]] = {
+    OURS: with_multiring,
+    DDP: with_ddp,
+    INDEPENDENT: with_nobody,
+}
+
+# ---- the check, and the clock ----
+
+
+def fault(task: Task, training: Training, alone: Sums, meeting: Meeting) -> str:
+    """Take a step, and return what is wrong with it; "" where nothing is.
+
+    Args:
+        task: its gradients are compared.
+        training: of that task.
+        alone: this rank's gradients before any library saw the model.
+        meeting: the ranks.
+    """
+    meeting.tell("alone", alone)
+    before = digest(task.model)
+    # Twice: DistributedDataParallel lays out its buckets anew, and learns the graph, in the first.
+    for _ in range(2):
+        training.optimizer.zero_grad()
+        task.reproducible_backward(training.model)
+        wrong = mean_fault(signed_sums(task.model), meeting.hear("alone") if training.is_shared else [alone])
+        if wrong:
+            return wrong
+    training.optimizer.step()
+    if digest(task.model) == before:
+        return "a step changed no parameter"
+    return difference(task, training, meeting, "one step")
+
+
+def difference(task: Task, training: Training, meeting: Meeting, when: str) -> str:
+    """Return that the ranks' parameters differ after `when`, where they should not; else ""."""
+    meeting.tell(f"digest after {when}", digest(task.model))
+    is_one = len(set(meeting.hear(f"digest after {when}"))) == 1
+    return "" if is_one or not training.is_shared else f"after {when} the ranks' parameters differ"
+
+
+def time_steps(case: StepCase, task: Task, training: Training, meeting: Meeting) -> list[float]:
+    """Return the seconds of each of `case.steps` steps, one straight after the other."""
+    for _ in range(case.warmup):
+        training.step(task)
+    meeting.tell("warm", None)
+    meeting.hear("warm")
+    seconds = []
+    for _ in range(case.steps):
+        start = time.perf_counter()
+        training.step(task)
+        seconds.append(time.perf_counter() - start)
+    meeting.tell("timed", None)
+    # Ranks that wait for nobody do not end together: the last is to be timed beside the others' work like the first.
+    while not training.is_shared and not meeting.is_told("timed"):
+        training.step(task)
+    return seconds
+
+
+def main() -> None:
+    """Time the case, and leave the answer; exits with 1 where the library is wrong."""
+    case = read_case()
+    settings = Settings.from_environment()
+    meeting = Meeting(Path(case.out_dir), settings.rank or 0, settings.size or 1)
+    torch.set_num_threads(case.threads)
+    task = Task(case, meeting.rank)
+    task.reproducible_backward(task.model)
+    alone = signed_sums(task.model)
+    task.model.zero_grad()
+    with LIBRARIES[case.library](task, meeting) as training:
+        answer: dict[str, Any] = {"wrong": fault(task, training, alone, meeting)}
+        if not answer["wrong"]:
+            answer["seconds"] = time_steps(case, task, training, meeting)
+            answer["wrong"] = difference(task, training, meeting, "the timed steps")
+        if answer["wrong"]:
+            answer["wrong"] = f"{case.library} trains {case.network} wrongly, rank {meeting.rank}: {answer['wrong']}"
+        parameters = num_parameters(task.model)
+        answer |= {"version": training.version, "settings": training.settings, "parameters": parameters}
+        meeting.tell(ANSWER, answer)
+        if answer["wrong"]:
+            raise SystemExit(answer["wrong"])
+
+
+if __name__ == "__main__":
+    main()

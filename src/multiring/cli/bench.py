@@ -1,0 +1,171 @@
+"""multiring bench: time a collective, or a training step, beside other libraries, alternating in one run.
+
+Everything is verified before it is timed. `multiring bench all_reduce --help` has the options; `--install PEER,...`
+makes the environments of libraries that cannot share multiring's.
+"""
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from multiring.bench.cases import LEAST_POOLED_BYTES, Question, parse_size
+from multiring.bench.compare import Bench, Comparison, Manner, check_memory
+from multiring.bench.install import install
+from multiring.bench.job import Jobs, StoppedError, WrongResultError
+from multiring.bench.libraries import libraries
+from multiring.bench.machine import commit, hardware, ping_pong_us
+from multiring.bench.plot import check_plot, plot
+from multiring.bench.records import Circumstances, lines_of, records_of, settings_lines
+from multiring.bench.workers.contract import COLLECTIVES, DTYPES, OPS
+from multiring.cli import bench_lab, bench_step
+from multiring.errors import ArgumentError
+
+_SIZES = "64,64KiB,1MiB,8MiB,64MiB"
+_WRONG = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("--install", metavar="PEER,...", help="install these libraries to measure against, and end")
+    kinds = parser.add_subparsers(dest="kind", metavar="COLLECTIVE")
+    for collective in COLLECTIVES:
+        text = f"Time {collective} beside other libraries, each verified first, alternating in one run."
+        _add_options(kinds.add_parser(collective, help=f"time {collective}", description=text))
+
+    text = "Time a training step beside DistributedDataParallel and beside no communication."
+    bench_step.add_arguments(kinds.add_parser("step", help="time a training step", description=text))
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_argument_group("what")
+    what.add_argument("--against", metavar="PEER,...", help="other libraries (default: all that are installed)")
+    what.add_argument("--ranks", type=int, metavar="N", help="how many ranks on this host (default 2)")
+    what.add_argument("--sizes", default=_SIZES, metavar="SIZE,...", help=f"each rank's buffer (default {_SIZES})")
+    what.add_argument("--dtype", default="float32", help=", ".join(DTYPES))
+    what.add_argument("--op", default="sum", help=", ".join(OPS))
+    what.add_argument(
+        "--buffers",
+        default="arena",
+        choices=["arena", "ordinary"],
+        help="multiring's own memory, or any (default arena)",
+    )
+    how = parser.add_argument_group("how")
+    how.add_argument("--alternations", type=int, default=7, metavar="N", help="turns of all libraries (default 7)")
+    how.add_argument("--calls", type=int, metavar="N", help="timed calls of a job (default: what half a second takes)")
+    how.add_argument(
+        "--pool-mib",
+        type=int,
+        default=512,
+        metavar="MIB",
+        help="also rotate over so much memory a rank, from 64 KiB buffers on; 0: do not (default 512)",
+    )
+    how.add_argument("--no-one", action="store_true", help="the pool only, not one buffer used by every call")
+    how.add_argument("--deadline-s", type=float, default=300.0, metavar="S", help="of one job (default 300)")
+    out = parser.add_argument_group("output")
+    out.add_argument("--json", action="store_true", help="one object a line instead of tables")
+    out.add_argument("--plot", type=Path, metavar="FILE", help="also a figure (.png, .svg, .pdf)")
+    bench_lab.add_options(parser.add_argument_group("in a lab (as root)"))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit with 1 where a library computes something wrong, 128 + n where signal n ended it."""
+    if arguments.install is not None:
+        for name in arguments.install.split(","):
+            install(name, print)
+        return 0
+    if arguments.kind is None:
+        raise ArgumentError(f"what is to be timed? Name step, or one of {', '.join(COLLECTIVES)}")
+    try:
+        return bench_step.run(arguments) if arguments.kind == "step" else _bench(arguments)
+    except WrongResultError as error:
+        print(f"multiring: {error}", file=sys.stderr)
+        return _WRONG
+    except StoppedError as error:
+        print(f"multiring: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    plan = bench_lab.plan_of(arguments)
+    if plan is not None and arguments.ranks is not None:
+        raise ArgumentError(f"--ranks {arguments.ranks}: in a lab the ranks are --hosts times --slots")
+    ranks = plan.num_ranks if plan is not None else 2 if arguments.ranks is None else arguments.ranks
+    cases = list(_cases(arguments, ranks, 1 if plan is None else plan.hosts))
+    if arguments.plot is not None:
+        check_plot(arguments.plot)
+    command = None if plan is None else bench_lab.command_of(plan)
+    against = None if arguments.against is None else arguments.against.split(",")
+    chosen, left_out = libraries(against, command)
+    manner = Manner(
+        buffers=arguments.buffers,
+        alternations=arguments.alternations,
+        calls=arguments.calls,
+        # In a lab the token buckets give away what is in them: longer, and only once they are empty.
+        seconds=0.5 if plan is None else 3.0,
+        warm_s=0.0 if plan is None else 1.0,
+    )
+    circumstances = Circumstances(
+        hardware=hardware(),
+        commit=commit(),
+        command=shlex.join(["multiring", *sys.argv[1:]]),
+        ping_pong_us=ping_pong_us(),
+        network="" if plan is None else bench_lab.network_text(plan),
+    )
+    for line in left_out:
+        _tell(f"left out: {line}")
+    if not arguments.json:
+        print("\n".join(circumstances.lines()), flush=True)
+    wires = None if plan is None else bench_lab.wires_of(plan)
+    made: list[Comparison] = []
+    with Jobs(arguments.deadline_s) as jobs:
+        bench = Bench(jobs, chosen, manner, _tell if sys.stderr.isatty() else None)
+        for question, pool_bytes in cases:
+            bound = None if plan is None or wires is None else bench_lab.bound(question, plan, wires)
+            made.append(bench.compare(question, pool_bytes, bound))
+            _show(made[-1], circumstances, as_json=arguments.json)
+    if not arguments.json:
+        print("\n".join(settings_lines(made[-1].timings)))
+    if arguments.plot is not None:
+        plot(made, arguments.plot)
+    return 0
+
+
+def _cases(arguments: argparse.Namespace, ranks: int, hosts: int) -> Iterable[tuple[Question, int]]:
+    """Yield each size with one buffer (pool 0) and with the pool."""
+    if arguments.pool_mib < 0:
+        raise ArgumentError(f"--pool-mib {arguments.pool_mib}: want 0 for no pool, or more")
+    if arguments.no_one and arguments.pool_mib == 0:
+        raise ArgumentError("--no-one and --pool-mib 0 leave nothing to time")
+    sizes = [0] if arguments.kind == "barrier" else [parse_size(text) for text in arguments.sizes.split(",")]
+    for size_bytes in sizes:
+        question = Question(
+            collective=arguments.kind,
+            ranks=ranks,
+            hosts=hosts,
+            size_bytes=size_bytes,
+            dtype=arguments.dtype,
+            op=arguments.op,
+        )
+        pool_bytes = arguments.pool_mib << 20
+        # Between hosts the wire is the limit, not the cache.
+        has_pool = pool_bytes > 0 and size_bytes >= LEAST_POOLED_BYTES and hosts == 1
+        check_memory(question, pool_bytes if has_pool else 0)
+        if not arguments.no_one:
+            yield question, 0
+        if has_pool:
+            yield question, pool_bytes
+
+
+def _show(comparison: Comparison, circumstances: Circumstances, *, as_json: bool) -> None:
+    if as_json:
+        lines = [json.dumps(record) for record in records_of(comparison, circumstances)]
+    else:
+        lines = ["", *lines_of(comparison)]
+    print("\n".join(lines), flush=True)
+
+
+def _tell(text: str) -> None:
+    print(f"multiring: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,139 @@
+"""The bench in a lab: how its jobs are started there, and what its wires allow."""
+
+import argparse
+import sys
+from dataclasses import dataclass
+
+from multiring.bench.cases import Question
+from multiring.bench.libraries import LabCommand
+from multiring.errors import ArgumentError
+from multiring.lab import Lab, Plan, parse_rate
+from multiring.lab.goodput import Flow, goodput
+from multiring.lab.machine import require_root
+from multiring.lab.plan import rate_text
+
+
+def add_options(group: "argparse._ArgumentGroup") -> None:
+    """Declare the options that make it a lab."""
+    group.add_argument("--hosts", type=int, metavar="H", help="virtual hosts, as multiring lab makes them")
+    group.add_argument("--slots", type=int, metavar="S", help="ranks on each (default 1)")
+    group.add_argument("--link", metavar="RATE", help="speed of every host's link, like 1gbit (default: no limit)")
+    group.add_argument("--rail", action="append", default=[], metavar="RATE", help="one more rail of that speed")
+    group.add_argument("--rack", type=int, metavar="R", help="how many racks the hosts stand in (default 1)")
+    group.add_argument("--uplink", metavar="RATE", help="speed of each rack's uplink, per rail (default: no limit)")
+
+
+def plan_of(arguments: argparse.Namespace) -> Plan | None:
+    """Return the lab that was asked for, or None.
+
+    Raises:
+        ArgumentError: an option of a lab without hosts, or no such lab can be.
+        UnsupportedError: not root.
+    """
+    if arguments.hosts is None:
+        for name in ("slots", "link", "rail", "rack", "uplink"):
+            if getattr(arguments, name):
+                raise ArgumentError(f"--{name} is a lab's: say how many hosts it has with --hosts H")
+        return None
+    plan = Plan(
+        hosts=arguments.hosts,
+        slots=1 if arguments.slots is None else arguments.slots,
+        rails=tuple(None if rate is None else parse_rate(rate) for rate in [arguments.link, *arguments.rail]),
+        racks=1 if arguments.rack is None else arguments.rack,
+        uplink=None if arguments.uplink is None else parse_rate(arguments.uplink),
+    )
+    require_root()
+    return plan
+
+
+def command_of(plan: Plan) -> LabCommand:
+    """Return what makes the command line of a job in a lab of its own, up to the ranks'."""
+    words = ["--hosts", str(plan.hosts), "--slots", str(plan.slots), "--rack", str(plan.racks)]
+    for option, rate in zip(["--link", *["--rail"] * (plan.num_rails - 1)], plan.rails, strict=True):
+        if rate is not None:
+            words += [option, f"{rate}bit"]
+    if plan.uplink is not None:
+        words += ["--uplink", f"{plan.uplink}bit"]
+
+    def command(launcher: str) -> tuple[str, ...]:
+        return (sys.executable, "-m", "multiring", "lab", *words, "--launcher", launcher, "--")
+
+    return command
+
+
+def network_text(plan: Plan) -> str:
+    """Return the lab in words."""
+    rails = ", ".join(rate_text(rate) for rate in plan.rails)
+    racks = f", {plan.racks} racks with uplinks of {rate_text(plan.uplink)}" if plan.racks > 1 else ""
+    return f"lab of {plan.hosts} hosts x {plan.slots} ranks, links of {rails}{racks}"
+
+
+@dataclass(frozen=True, slots=True)
+class Wires:
+    """What plain sockets get out of a lab, in bytes per second: a host's links together, and a rack's uplinks."""
+
+    host: float
+    rack: float | None
+
+
+def wires_of(plan: Plan) -> Wires | None:
+    """Measure a lab's wires, all hosts sending at the same time; None for one host, which has none to send over."""
+    if plan.hosts == 1:
+        return None
+    in_rack = {
+        host: [each for each in range(plan.hosts) if plan.rack_of(each) == plan.rack_of(host)]
+        for host in range(plan.hosts)
+    }
+    neighbours = [(host, _next(in_rack[host], host)) for host in range(plan.hosts) if len(in_rack[host]) > 1]
+    # So far is always in another rack: none has more hosts than that.
+    stride = -(-plan.hosts // plan.racks)
+    across = [(host, (host + stride) % plan.hosts) for host in range(plan.hosts)] if plan.racks > 1 else []
+    rack = None
+    with Lab(plan) as lab:
+        host = min(_rates(lab, neighbours).values(), default=float("inf"))
+        if across:
+            rates = _rates(lab, across)
+            leaving = [sum(rates[each] for each in rates if plan.rack_of(each) == at) for at in range(plan.racks)]
+            rack = min(leaving)
+    return Wires(host, rack)
+
+
+def _next(hosts: list[int], host: int) -> int:
+    return hosts[(hosts.index(host) + 1) % len(hosts)]
+
+
+def _rates(lab: Lab, pairs: list[tuple[int, int]]) -> dict[int, float]:
+    """Return what each sender of `pairs` (hosts: from, to) gets over all rails together."""
+    flows = [Flow(source, target, rail) for rail in range(lab.plan.num_rails) for source, target in pairs]
+    rates = goodput(lab, flows) if flows else []
+    totals: dict[int, float] = {}
+    for flow, rate in zip(flows, rates, strict=True):
+        totals[flow.source] = totals.get(flow.source, 0.0) + rate
+    return totals
+
+
+def bound(question: Question, plan: Plan, wires: Wires) -> float | None:
+    """Return the algbw at which a host's links, or a rack's uplinks, are full, whatever the algorithm.
+
+    With H hosts and n bytes a rank, at least so many bytes leave, or enter, some host: all_reduce 2n(H - 1)/H
+    (Patarasuk & Yuan, JPDC 69(2), 2009, doi:10.1016/j.jpdc.2008.09.002, with hosts for ranks: within them nothing is
+    sent), reduce_scatter and all_gather n(H - 1)/H, broadcast n, all_to_all n(H - 1)/H of each of its ranks. The same
+    goes for racks.
+    """
+    bounds = [_bound(question.collective, plan.hosts, plan.slots, wires.host)]
+    if wires.rack is not None:
+        bounds.append(_bound(question.collective, plan.racks, plan.slots * (plan.hosts // plan.racks), wires.rack))
+    known = [each for each in bounds if each is not None]
+    return min(known) if known else None
+
+
+def _bound(collective: str, parties: int, ranks_of_each: int, bytes_per_s: float) -> float | None:
+    others = (parties - 1) / parties
+    shares = {
+        "all_reduce": 2 * others,
+        "reduce_scatter": others,
+        "all_gather": others,
+        "broadcast": 1.0,
+        "all_to_all": others * ranks_of_each,
+    }
+    return bytes_per_s / shares[collective] if collective in shares else None

@@ -1,0 +1,92 @@
+"""multiring bench step: time a training step beside DistributedDataParallel and beside no communication at all."""
+
+import argparse
+import importlib.util
+import json
+import shlex
+import sys
+
+from multiring.bench.job import Jobs
+from multiring.bench.machine import commit, hardware, ping_pong_us
+from multiring.bench.records import Circumstances
+from multiring.bench.step import PEERS, StepBench, StepManner, StepQuestion
+from multiring.bench.step_records import step_lines, step_records, step_settings_lines
+from multiring.bench.workers.step_case import DTYPES, NETWORKS
+from multiring.cli import bench_lab
+from multiring.errors import ArgumentError, LaunchError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `multiring bench step`."""
+    batches = ", ".join(f"{name} {samples}" for name, samples in NETWORKS.items())
+    what = parser.add_argument_group("what")
+    what.add_argument(
+        "--networks", default=",".join(NETWORKS), metavar="NAME,...", help=f"default {','.join(NETWORKS)}"
+    )
+    what.add_argument("--against", default=",".join(PEERS), metavar="ddp|none", help="other libraries (default ddp)")
+    what.add_argument("--ranks", type=int, metavar="N", help="how many ranks on this host (default 2)")
+    what.add_argument("--threads", type=int, default=1, metavar="N", help="of each rank (default 1)")
+    what.add_argument("--batch", type=int, metavar="N", help=f"samples a rank (default {batches})")
+    what.add_argument(
+        "--dtype", default=DTYPES[0], help=f"of the arithmetic: {', '.join(DTYPES)} (default {DTYPES[0]})"
+    )
+    what.add_argument(
+        "--image-size", type=int, default=224, metavar="N", help="pixels of an image's side (default 224)"
+    )
+    how = parser.add_argument_group("how")
+    how.add_argument("--alternations", type=int, default=7, metavar="N", help="jobs of each library (default 7)")
+    how.add_argument("--steps", type=int, default=10, metavar="N", help="timed steps of a job (default 10)")
+    how.add_argument("--warmup", type=int, default=2, metavar="N", help="steps before those (default 2)")
+    how.add_argument("--deadline-s", type=float, default=600.0, metavar="S", help="of one job (default 600)")
+    parser.add_argument_group("output").add_argument("--json", action="store_true", help="one object a line, no tables")
+    bench_lab.add_options(parser.add_argument_group("in a lab (as root)"))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Time every network, print, and return 0.
+
+    Raises:
+        MultiringError: as StepBench.compare does, or an argument makes no sense.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise LaunchError(f"no torch to train with; install it with: {sys.executable} -m pip install torch")
+    plan = bench_lab.plan_of(arguments)
+    if plan is not None and arguments.ranks is not None:
+        raise ArgumentError(f"--ranks {arguments.ranks}: in a lab the ranks are --hosts times --slots")
+    questions = [
+        StepQuestion(
+            network=network,
+            ranks=plan.num_ranks if plan is not None else 2 if arguments.ranks is None else arguments.ranks,
+            hosts=1 if plan is None else plan.hosts,
+            threads=arguments.threads,
+            batch=arguments.batch,
+            dtype=arguments.dtype,
+            image_size=arguments.image_size,
+        )
+        for network in arguments.networks.split(",")
+    ]
+    manner = StepManner(alternations=arguments.alternations, steps=arguments.steps, warmup=arguments.warmup)
+    circumstances = Circumstances(
+        hardware=hardware(),
+        commit=commit(),
+        command=shlex.join(["multiring", *sys.argv[1:]]),
+        ping_pong_us=ping_pong_us(),
+        network="" if plan is None else bench_lab.network_text(plan),
+    )
+    against = () if arguments.against == "none" else arguments.against.split(",")
+    if not arguments.json:
+        print("\n".join(circumstances.lines()), flush=True)
+    with Jobs(arguments.deadline_s) as jobs:
+        launcher = None if plan is None else bench_lab.command_of(plan)("multiring")
+        bench = StepBench(jobs, manner, against, launcher=launcher, tell=_tell if sys.stderr.isatty() else None)
+        for question in questions:
+            comparison = bench.compare(question)
+            lines = ["", *step_lines(comparison), *step_settings_lines(comparison)]
+            if arguments.json:
+                lines = [json.dumps(record) for record in step_records(comparison, circumstances)]
+            print("\n".join(lines), flush=True)
+    return 0
+
+
+def _tell(text: str) -> None:
+    print(f"multiring: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,148 @@
+"""The other libraries' workers, under those libraries: every collective is right, and what is not offered is said.
+
+The oracle is the workers' own check against NumPy, which test_bench.py shows to be one.
+"""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multiring.bench.peers import PEERS, command_of, python_of
+from multiring.bench.workers.contract import COLLECTIVES, Case
+from multiring.errors import LaunchError
+from multiring.settings import inherited_environment
+
+MPIS = ("mpich", "openmpi")
+
+
+def run(library: str, tmp_path: Path, ranks: int, worker: Path | None = None, **changes: Any) -> list[dict[str, Any]]:
+    """Return each rank's answer to a small case; fail where the job did."""
+    done = start(library, tmp_path, ranks, worker, **changes)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def start(
+    library: str, tmp_path: Path, ranks: int, worker: Path | None = None, **changes: Any
+) -> subprocess.CompletedProcess[str]:
+    fields: dict[str, Any] = {"collective": "all_reduce", "dtype": "float32", "count": 12 * 1024, "calls": 2}
+    case = Case(library=library, out_dir=str(tmp_path), **{**fields, **changes})
+    case.write(tmp_path / "case.json")
+    job = command_of(PEERS[library], ranks, worker or PEERS[library].worker, tmp_path / "case.json")
+    environment = inherited_environment() | dict(job.variables)
+    return subprocess.run(job.command, env=environment, capture_output=True, text=True, timeout=110, check=False)
+
+
+def assert_timed(answers: list[dict[str, Any]], calls: int = 2) -> None:
+    for answer in answers:
+        assert len(answer["seconds"]) == calls, answer
+        assert all(second > 0 for second in answer["seconds"])
+        assert answer["version"]
+        assert all(isinstance(text, str) for text in answer["settings"].values())
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("mpi", MPIS)
+def test_every_collective_of_an_mpi(mpi: str, collective: str, tmp_path: Path) -> None:
+    # More ranks than cores here or there, and no power of two: the settings for that are taken, too.
+    assert_timed(run(mpi, tmp_path, 3, collective=collective, root=2 if collective == "broadcast" else 0))
+
+
+@pytest.mark.parametrize("mpi", MPIS)
+def test_a_pool_of_an_mpis_own_memory(mpi: str, tmp_path: Path) -> None:
+    (answer, _) = run(mpi, tmp_path, 2, buffers="arena", pool_bytes=3 * 48 * 1024, op="max", dtype="int64")
+    assert answer["settings"]["buffers"] == "MPI_IN_PLACE"
+
+
+@pytest.mark.parametrize("mpi", MPIS)
+def test_what_was_set_is_in_the_result(mpi: str, tmp_path: Path) -> None:
+    answers = run(mpi, tmp_path, 2, count=16, cores=(0,))
+    wanted = {"mpich": "MPIR_CVAR_CH4_PROGRESS_THROTTLE", "openmpi": "mpi_yield_when_idle"}[mpi]
+    assert [answer["settings"][wanted] for answer in answers] == ["1", "1"]
+    assert {"mpich": "MPICH", "openmpi": "Open MPI"}[mpi] in answers[0]["version"]
+
+
+@pytest.mark.parametrize("mpi", MPIS)
+def test_an_mpi_moves_bfloat16_but_does_not_reduce_it(mpi: str, tmp_path: Path) -> None:
+    assert_timed(run(mpi, tmp_path, 2, collective="all_gather", dtype="bfloat16"))
+    answers = run(mpi, tmp_path, 2, dtype="bfloat16")
+    assert answers == [{"not_offered": "this MPI has no bfloat16 to reduce"}] * 2
+
+
+def test_an_mpi_has_no_average(tmp_path: Path) -> None:
+    assert run("mpich", tmp_path, 2, op="average") == [{"not_offered": "MPI has no operation average"}] * 2
+
+
+@pytest.mark.parametrize("mpi", MPIS)
+def test_a_rank_that_fails_ends_the_job(mpi: str, tmp_path: Path) -> None:
+    worker = tmp_path / "worker.py"
+    worker.write_text(
+        "from mpi4py import MPI\n"
+        "if MPI.COMM_WORLD.rank == 1:\n"
+        "    raise SystemExit('wrong sums on rank 1')\n"
+        "MPI.COMM_WORLD.Barrier()\n"
+    )
+    done = start(mpi, tmp_path, 2, worker)
+    assert done.returncode != 0
+    assert "wrong sums on rank 1" in done.stdout + done.stderr
+
+
+# -- the window
+
+
+@pytest.mark.parametrize("count", [1, 3, 100_003])  # ranks without a slice; slices of several pieces, not all as long
+def test_the_sum_by_hand_over_a_shared_window(count: int, tmp_path: Path) -> None:
+    assert_timed(run("mpich_window", tmp_path, 3, count=count, dtype="float64", pool_bytes=2 * count * 8))
+
+
+@pytest.mark.parametrize("op", ["min", "max", "product"])
+def test_other_operations_by_hand(op: str, tmp_path: Path) -> None:
+    assert_timed(run("openmpi_window", tmp_path, 2, op=op, dtype="int32"))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "changes", "why"),
+    [
+        (2, {"collective": "broadcast"}, "only all_reduce is written by hand, not broadcast"),
+        (2, {"dtype": "bfloat16"}, "NumPy alone has no sum of bfloat16"),
+        (2, {"op": "average"}, "NumPy alone has no average of float32"),
+        (1, {}, "one rank has nobody to share a window with"),
+    ],
+)
+def test_what_is_not_written_by_hand(ranks: int, changes: dict[str, Any], why: str, tmp_path: Path) -> None:
+    assert run("mpich_window", tmp_path, ranks, **changes) == [{"not_offered": why}] * ranks
+
+
+# -- Horovod
+
+
+@pytest.fixture
+def horovod() -> str:
+    """Return its name; skip where it is not installed, which takes a compiler, minutes and gigabytes."""
+    try:
+        python_of(PEERS["horovod"])
+    except LaunchError as error:
+        pytest.skip(str(error))
+    return "horovod"
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"])
+def test_every_collective_of_horovod(horovod: str, collective: str, tmp_path: Path) -> None:
+    answers = run(horovod, tmp_path, 2, collective=collective, pool_bytes=2 * 48 * 1024, cores=(0,))
+    assert_timed(answers)
+    assert answers[0]["settings"]["HOROVOD_CYCLE_TIME"] == "0.1"
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"collective": "barrier"}, "Horovod has a barrier for PyTorch, not for TensorFlow"),
+        ({"dtype": "bfloat16"}, "Horovod has no bfloat16 among its types"),
+        ({"collective": "reduce_scatter", "op": "max"}, "Horovod's reducescatter has no max"),
+    ],
+)
+def test_what_horovod_does_not_have(horovod: str, changes: dict[str, Any], why: str, tmp_path: Path) -> None:
+    assert run(horovod, tmp_path, 2, **changes) == [{"not_offered": why}] * 2
