@@ -14,6 +14,9 @@ constexpr uint64_t kQuantum = 512 * 1024;
 constexpr uint64_t kTurn = 4 * kQuantum;
 constexpr uint8_t kParting = 0x80;          // + round: the sender is done with everybody's buffers
 constexpr uint64_t kSliceBlock = 16 * 1024;  // stays in the first-level cache between combining and writing
+// Ordinary memory up to here is copied into the segment and back rather than read by the kernel for the peers: copies of
+// what stays in cache cost less than its pages' pinning. docs/decisions/0006 has the figures.
+constexpr uint64_t kMostStaged = 2 << 20;
 constexpr size_t kSlotsAt = 17;  // in a note: 7 bytes, where the sender has its exchange slots
 constexpr uint16_t kExplainChannel = 0xff00;  // + round; schedules use channels below
 
@@ -47,13 +50,18 @@ void unpack(const std::string& whole, std::map<int, std::string>& into) {
   }
 }
 
+// The first reduction: of a direct all_reduce, and of an exchange, the only one.
+const Move* reduction_of(const Program& program) {
+  const auto found = std::find_if(program.moves.begin(), program.moves.end(),
+                                  [](const Move& move) { return move.kind == MoveKind::reduce; });
+  return found == program.moves.end() ? nullptr : &*found;
+}
+
 }  // namespace
 
 void combine_published(const Program& program, const Exchange& exchange, uint64_t sequence, std::byte* target, size_t bytes) {
-  const auto& moves = program.moves;
-  const auto found =
-      std::find_if(moves.begin(), moves.end(), [](const Move& move) { return move.kind == MoveKind::reduce; });
-  if (found == moves.end() || bytes == 0) return;
+  const Move* found = reduction_of(program);
+  if (found == nullptr || bytes == 0) return;
   std::array<const void*, 64> sources;
   assert(found->peers.size() <= sources.size());
   for (size_t i = 0; i < found->peers.size(); ++i) sources[i] = exchange.payload(found->peers[i], sequence);
@@ -74,6 +82,7 @@ Operation::Operation(OperationSpec spec, Host& host) : spec_(std::move(spec)), h
 
 Operation::~Operation() {
   if (scratch_ != nullptr) host_.segment().release(scratch_);
+  if (staged_ != nullptr) host_.segment().release(staged_);
 }
 
 bool Operation::involves(int rank) const {
@@ -176,6 +185,7 @@ bool Operation::agree() {
   const Round& round = rounds[round_];
   bool moved_on = false;
   if (!round_sent_) {
+    if (round_ == 0) stage();
     const size_t until = spec_.at_once ? rounds.size() : round_ + 1;
     for (size_t i = round_; i < until; ++i) host_.link(rounds[i].to).send(note_of(i));
     round_sent_ = true;
@@ -203,19 +213,39 @@ Frame Operation::note_of(size_t round) const {
     std::memcpy(note.note.data() + kSlotsAt, &slots, 7);
   }
   const Mapping& arena = host_.segment().mapping();
-  if (spec_.program && arena.contains(spec_.bases[1], spec_.user_bytes)) {
-    note.offset = static_cast<uint64_t>(spec_.bases[1] - arena.base());  // never 0: there the control page lies
+  const std::byte* shared = staged_ != nullptr ? staged_ : spec_.bases[1];
+  if (spec_.program && arena.contains(shared, spec_.user_bytes)) {
+    note.offset = static_cast<uint64_t>(shared - arena.base());  // never 0: there the control page lies
   }
   return note;
+}
+
+void Operation::stage() {
+  if (!spec_.at_once || !spec_.program || spec_.program->lowering != Lowering::slice || !host_.lowers()) return;
+  const uint64_t bytes = spec_.user_bytes;
+  if (bytes == 0 || bytes > kMostStaged || host_.segment().mapping().contains(spec_.bases[1], bytes)) return;
+  try {
+    staged_ = host_.segment().allocate(bytes);
+  } catch (const Fault&) {  // a full segment: move by move, then
+    return;
+  }
+  copy_but_slice(staged_, spec_.bases[1]);
+}
+
+// The slice itself nobody else reads or writes.
+void Operation::copy_but_slice(std::byte* to, const std::byte* from) const {
+  const Move* own = reduction_of(*spec_.program);
+  const uint64_t start = own == nullptr ? 0 : own->target_offset;
+  const uint64_t end = own == nullptr ? 0 : own->target_offset + own->size;
+  std::memcpy(to, from, start);
+  std::memcpy(to + end, from + end, spec_.user_bytes - end);
 }
 
 // Whether all ranks run the program as a lowering: they have all heard the same of each other.
 bool Operation::choose_lowering() {
   if (!spec_.at_once || spec_.program->lowering != Lowering::slice || !host_.lowers()) return false;
-  const auto is_reduce = [](const Move& move) { return move.kind == MoveKind::reduce; };
-  const auto& moves = spec_.program->moves;
-  const auto found = std::find_if(moves.begin(), moves.end(), is_reduce);
-  if (found == moves.end() || note_of(0).offset == 0) return false;
+  const Move* found = reduction_of(*spec_.program);
+  if (found == nullptr || note_of(0).offset == 0) return false;
   std::map<int, uint64_t> offsets;
   for (size_t i = 0; i < spec_.rounds->size(); ++i) {
     offsets[(*spec_.rounds)[i].from] = notes_.at(static_cast<uint8_t>(i)).offset;
@@ -229,7 +259,7 @@ bool Operation::choose_lowering() {
     }
     reached_.push_back(at);
   }
-  sliced_ = &*found;
+  sliced_ = found;
   state_ = State::slicing;
   return true;
 }
@@ -252,7 +282,8 @@ bool Operation::slice() {
   }
   if (progress_ < sliced_->size) return true;
   if (host_.logs_moves()) {
-    log_.push_back({Lowering::slice, static_cast<uint32_t>(sliced_ - program.moves.data()), progress_});
+    const Lowering how = staged_ != nullptr ? Lowering::staged_slice : Lowering::slice;
+    log_.push_back({how, static_cast<uint32_t>(sliced_ - program.moves.data()), progress_});
   }
   for (size_t i = 0; i < spec_.rounds->size(); ++i) {
     Frame note = note_of(i);
@@ -268,6 +299,7 @@ bool Operation::part() {
   for (; round_ < spec_.rounds->size(); ++round_) {
     if (!notes_.contains(static_cast<uint8_t>(kParting + round_))) return false;
   }
+  if (staged_ != nullptr) copy_but_slice(spec_.bases[1], staged_);
   finish(State::done);
   return true;
 }
@@ -418,6 +450,7 @@ std::vector<int> Operation::waiting_for() const {
 void Operation::finish(State state) {
   for (int peer : partners_) host_.link(peer).close(spec_.key);
   if (scratch_ != nullptr) host_.segment().release(std::exchange(scratch_, nullptr));
+  if (staged_ != nullptr) host_.segment().release(std::exchange(staged_, nullptr));
   finished = Clock::now();
   state_ = state;
 }
@@ -426,7 +459,7 @@ void Operation::fail(FaultKind kind, const std::string& text) {
   if (ended()) return;
   if (state_ == State::exchanging) leave_exchange(State::draining);
   // Ranks that have not heard of the failure may go on writing into this rank's buffer.
-  if (state_ == State::slicing || state_ == State::parting) host_.segment().condemn(spec_.bases[1]);
+  if (state_ == State::slicing || state_ == State::parting) host_.segment().condemn(staged_ != nullptr ? staged_ : spec_.bases[1]);
   fault_ = kind;
   fault_text_ = text;
   finish(State::failed);

@@ -45,6 +45,8 @@ enum class Lowering : uint8_t {
   // A direct all_reduce whose buffers all lie in arenas: each rank combines its slice of all buffers and writes the
   // result into all of them. One pass over the memory, where the moves make two.
   slice,
+  // The same on a rank whose buffer is ordinary memory, and small: the others work on a copy in its segment.
+  staged_slice,
   // An all_reduce by exchange of buffers that fit the group's slots: publish, combine everybody's. One step, and no
   // agreement before it: the slots hold the descriptors too.
   exchange,
@@ -145,6 +147,8 @@ class Operation {
   bool drain();
   Frame note_of(size_t round) const;
   bool choose_lowering();
+  void stage();
+  void copy_but_slice(std::byte* to, const std::byte* from) const;
   bool slice();
   bool part();
   bool step(const Move& move);
@@ -170,6 +174,7 @@ class Operation {
 
   std::vector<std::byte*> reached_;  // slice: everybody's buffer, in the order of summation
   const Move* sliced_ = nullptr;     // slice: the reduction that says what this rank's is
+  std::byte* staged_ = nullptr;      // slice: the copy of this rank's buffer that the others work on
   size_t next_ = 0;       // move
   uint64_t progress_ = 0;  // bytes of it
   std::byte* scratch_ = nullptr;
