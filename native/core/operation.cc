@@ -354,7 +354,8 @@ bool Operation::run() {
       continue;
     }
     if (host_.logs_moves()) {
-      log_.push_back({Lowering::none, static_cast<uint32_t>(next_), progress_ * move.peers.size()});
+      const uint64_t bytes = is_in_place(move) ? 0 : progress_ * move.peers.size();
+      log_.push_back({Lowering::none, static_cast<uint32_t>(next_), bytes});
     }
     budget -= std::min(budget, progress_ - before);
     progress_ = 0;
@@ -379,7 +380,17 @@ bool Operation::step(const Move& move) {
     progress_ = move.size;
     return true;
   }
+  if (is_in_place(move)) {
+    progress_ = move.size;
+    return true;
+  }
   return receive(move);
+}
+
+// A copy within this rank whose bytes lie where they belong: an all_gather's own part, if the caller put it there.
+bool Operation::is_in_place(const Move& move) const {
+  return move.kind == MoveKind::copy && move.peers.front() == host_.rank() &&
+         address(move.source_space, move.source_offset) == address(move.target_space, move.target_offset);
 }
 
 bool Operation::receive(const Move& move) {
@@ -415,7 +426,7 @@ bool Operation::receive(const Move& move) {
   ready -= ready % element;
   if (ready == 0) return false;
   if (move.kind == MoveKind::copy) {
-    if (own && target != source[0]) std::memcpy(target, source[0], ready);
+    if (own) std::memcpy(target, source[0], ready);
   } else {
     combine(program.dtype, program.op, target, source, static_cast<int>(move.peers.size()), ready / element,
             move.last ? program.divisor : 1);

@@ -152,6 +152,7 @@ class Operation {
   bool slice();
   bool part();
   bool step(const Move& move);
+  bool is_in_place(const Move& move) const;
   bool receive(const Move& move);
   void finish(State state);
   std::byte* address(uint8_t space, uint64_t offset) const;

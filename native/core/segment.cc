@@ -3,8 +3,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <iterator>
 #include <string>
+#include <utility>
 
 #include "fault.h"
 
@@ -12,9 +14,10 @@ namespace multiring {
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr size_t kReturnToKernel = 1 << 20;  // freed blocks from this size on give their pages back
+constexpr size_t kLarge = 1 << 20;  // blocks from this size on are kept warm, and in the end given back
 
 size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
+size_t round_down(size_t value, size_t to) { return value / to * to; }
 
 }  // namespace
 
@@ -39,7 +42,7 @@ bool Mapping::contains(const void* address, size_t bytes) const {
   return at >= low && bytes <= bytes_ && at - low <= bytes_ - bytes;
 }
 
-Segment::Segment(size_t bytes) {
+Segment::Segment(size_t bytes, size_t warm_bytes) : most_warm_(warm_bytes) {
   bytes = round_up(bytes, kPage);
   if (bytes < Mapping::kHeapStart + kPage) {
     throw Fault(FaultKind::argument, "MULTIRING_SEGMENT_BYTES is " + std::to_string(bytes) + ", want at least " +
@@ -57,18 +60,71 @@ std::byte* Segment::allocate(size_t bytes) {
   const size_t align = want >= 64 * 1024 ? kPage : 64;
   if (is_forked_child()) throw Fault(FaultKind::state, "this process was forked from a rank; only the rank may allocate");
   const std::lock_guard lock(mutex_);
+  const size_t start = place_of(want, align);
+  if (start == 0) {
+    throw Fault(FaultKind::argument, "no room for " + std::to_string(bytes) + " bytes in a segment of " +
+                                         std::to_string(mapping_->bytes()) + " (MULTIRING_SEGMENT_BYTES)");
+  }
+  carve(start, want);
+  cool(start, start + want);
+  used_[start] = want;
+  return mapping_->base() + start;
+}
+
+// The offset of `want` free bytes; 0, where the control page lies, if there is no room.
+size_t Segment::place_of(size_t want, size_t align) const {
+  if (want >= kLarge) {
+    const auto fits = [want](const Range& range) { return range.end - range.start >= want; };
+    const auto found = std::find_if(warm_.rbegin(), warm_.rend(), fits);
+    if (found != warm_.rend()) return found->start;  // a page's start is aligned enough
+  }
   for (auto [offset, room] : free_) {
     const size_t start = round_up(offset, align);
-    const size_t lost = start - offset;
-    if (room < lost + want) continue;
-    free_.erase(offset);
-    if (lost > 0) free_[offset] = lost;
-    if (room > lost + want) free_[start + want] = room - lost - want;
-    used_[start] = want;
-    return mapping_->base() + start;
+    if (room >= start - offset + want) return start;
   }
-  throw Fault(FaultKind::argument, "no room for " + std::to_string(bytes) + " bytes in a segment of " +
-                                       std::to_string(mapping_->bytes()) + " (MULTIRING_SEGMENT_BYTES)");
+  return 0;
+}
+
+// Takes [start, start + want) out of the free block it lies in.
+void Segment::carve(size_t start, size_t want) {
+  const auto found = std::prev(free_.upper_bound(start));
+  const auto [offset, room] = *found;
+  free_.erase(found);
+  if (start > offset) free_[offset] = start - offset;
+  if (offset + room > start + want) free_[start + want] = offset + room - start - want;
+}
+
+// Takes what is no longer free, or no longer resident, out of the warm ranges; what is left of them stays.
+void Segment::cool(size_t start, size_t end) {
+  std::deque<Range> left;
+  for (const Range& range : warm_) {
+    const Range parts[] = {{range.start, std::min(range.end, round_down(start, kPage))},
+                           {std::max(range.start, round_up(end, kPage)), range.end}};
+    if (range.end <= start || end <= range.start) {
+      left.push_back(range);
+      continue;
+    }
+    warm_bytes_ -= range.end - range.start;
+    for (const Range& part : parts) {
+      if (part.start >= part.end) continue;
+      left.push_back(part);
+      warm_bytes_ += part.end - part.start;
+    }
+  }
+  warm_ = std::move(left);
+}
+
+// Notes that the pages of a large free block are resident, and gives the oldest such pages back where they are too many.
+void Segment::keep_warm(size_t start, size_t size) {
+  const Range range{start, start + round_down(size, kPage)};
+  warm_.push_back(range);
+  warm_bytes_ += range.end - range.start;
+  while (warm_bytes_ > most_warm_) {
+    const Range oldest = warm_.front();
+    ::madvise(mapping_->base() + oldest.start, oldest.end - oldest.start, MADV_REMOVE);
+    warm_bytes_ -= oldest.end - oldest.start;
+    warm_.pop_front();
+  }
 }
 
 std::byte* Segment::reserve(size_t bytes) {
@@ -86,7 +142,7 @@ void Segment::release(std::byte* block) {
   auto [start, size] = *found;
   if (condemned_.contains(start)) return;
   used_.erase(found);
-  if (size >= kReturnToKernel) ::madvise(mapping_->base() + start, size / kPage * kPage, MADV_REMOVE);
+  if (size >= kLarge) keep_warm(start, size);
   auto next = free_.lower_bound(start);
   if (next != free_.end() && start + size == next->first) {
     size += next->second;

@@ -3,11 +3,16 @@
 // Each rank owns one sparse memfd; the other ranks of its host map it once. Allocation is local to
 // the owner and lives in private memory, so a rank that is killed leaves nothing half-changed that
 // another rank would read. Pages exist only once written.
+//
+// Freed blocks of 1 MiB or more stay resident ("warm"), because a program that gathers into fresh memory at every step
+// would otherwise pay a page fault every 4 KiB of every step. Warm memory is bounded: beyond kWarmBytes the blocks freed
+// longest ago give their pages back to the kernel. Smaller blocks keep their pages.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -63,9 +68,11 @@ class Mapping {
 // The segment this rank owns, with its allocator. Thread-safe.
 class Segment : public std::enable_shared_from_this<Segment> {
  public:
-  explicit Segment(size_t bytes);
+  static constexpr size_t kWarmBytes = size_t{256} << 20;
+  explicit Segment(size_t bytes, size_t warm_bytes = kWarmBytes);
 
   // Returns 64-byte aligned memory (4 KiB aligned from 64 KiB on); zero-filled only when fresh.
+  // Blocks of 1 MiB or more come from warm memory where it has room, the most recently freed first.
   std::byte* allocate(size_t bytes);
   // The same for good: it is nobody's to release, and no user's memory.
   std::byte* reserve(size_t bytes);
@@ -79,11 +86,24 @@ class Segment : public std::enable_shared_from_this<Segment> {
   size_t used_bytes() const;
 
  private:
+  struct Range {
+    size_t start;
+    size_t end;
+  };
+
+  size_t place_of(size_t want, size_t align) const;
+  void carve(size_t start, size_t want);
+  void cool(size_t start, size_t end);
+  void keep_warm(size_t start, size_t size);
+
   Descriptor fd_;
   std::unique_ptr<Mapping> mapping_;
+  const size_t most_warm_;
   mutable std::mutex mutex_;
   std::map<size_t, size_t> free_;  // offset -> bytes, never adjacent
   std::map<size_t, size_t> used_;
+  std::deque<Range> warm_;  // whole pages of free_, disjoint, the longest free first
+  size_t warm_bytes_ = 0;
   std::set<size_t> condemned_;  // offsets of blocks that stay used for good
 };
 

@@ -53,9 +53,9 @@ class Call:
         """The operation's place among those of its group, or of its line of messages."""
         return self.key[1] // STEPS
 
-    def second_step(self, name: str) -> "Call":
-        """Return the place of the same operation's second step."""
-        return replace(self, name=name, key=(self.key[0], self.key[1] + 1))
+    def step(self, index: int, name: str) -> "Call":
+        """Return the place of the same operation's step `index`, below STEPS; this is step 0."""
+        return replace(self, name=name, key=(self.key[0], self.key[1] + index))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

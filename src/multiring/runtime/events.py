@@ -8,9 +8,9 @@ NAMES = (
     *("subgroup", "counts"),
 )
 
-# An operation of several steps, such as finding the sizes and then moving the bytes, takes one sequence number for
-# each. All operations have as many, so that ranks that called different ones are not out of step afterwards.
-STEPS = 2
+# An operation of several steps (assuming the sizes, or else finding them, and then moving the bytes) takes one sequence
+# number for each. All operations have as many, so that ranks that called different ones are not out of step afterwards.
+STEPS = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

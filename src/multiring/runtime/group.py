@@ -9,9 +9,10 @@ import numpy as np
 
 from multiring.errors import ArgumentError
 from multiring.runtime.arrays import Buffer, buffer_of, numpy_dtype
-from multiring.runtime.calls import Call, Calls, Membership, Work
+from multiring.runtime.calls import Calls, Membership, Work
 from multiring.runtime.handles import Handle, in_background
 from multiring.runtime.programs import Request, compile_moves, message_moves
+from multiring.runtime.rows import Move, RowCalls, Rows, Table
 from multiring.schedule import Collective, Extents, Space, Splits
 
 Array = Any  # NumPy, DLPack or buffer protocol; see runtime/arrays.py
@@ -35,6 +36,7 @@ class Group:
         self, membership: Membership, ranks: tuple[int, ...], hosts: tuple[tuple[int, ...], ...], key: bytes
     ) -> None:
         self._calls = Calls(membership, ranks, hosts, key)
+        self._by_rows = RowCalls(self._calls)
         self._ranks = ranks
         self._own = self._calls.own
         self._hosts = hosts
@@ -157,7 +159,8 @@ class Group:
 
         Args:
             array: shape (n_r, ...), row-major; the ranks may differ in n_r only.
-            out: shape (sum of n_r, ...), row-major; a new array in the arena by default.
+            out: shape (sum of n_r, ...), row-major; a new array in the arena by default. It may hold `array` as this
+                rank's own part, which then is not copied.
         """
         return self._start_all_gather(array, out, waits=True)()
 
@@ -166,28 +169,19 @@ class Group:
         return self._chain("all_gather", self._start_all_gather(array, out, waits=False))
 
     def _start_all_gather(self, array: Array, out: Array | None, *, waits: bool) -> Callable[[], Array]:
-        counting = self._calls.next("counts")
-        with self._calls.telling(counting):
+        call = self._calls.next("all_gather")
+        with self._calls.telling(call):
             buffer = _rows(buffer_of(array, writes=False))
-            inner = "x".join(map(str, buffer.shape[1:])) or "scalar"
-            gathered = self._counts(
-                counting, f"all_gather of {buffer.dtype} rows of {inner}", buffer.shape[:1], waits=waits
-            )
 
-        def finish() -> Array:
-            rows = [int(row) for row in gathered.wait()]
-            call = counting.second_step("all_gather")
-            with self._calls.telling(call):
-                width = math.prod(buffer.shape[1:])
-                whole = self._out(out, (sum(rows), *buffer.shape[1:]), buffer)
-                counts = tuple(row * width for row in rows)
+            def move(table: Table) -> Move:
+                rows = [int(row) for row in table[:, 0]]
+                whole = self._out(out, (sum(rows), *buffer.shape[1:]), buffer, own_row=sum(rows[: self._own]))
+                counts = tuple(row * math.prod(buffer.shape[1:]) for row in rows)
                 request = Request(Collective.ALL_GATHER, buffer.dtype, counts, sum(counts))
-                title = f"all_gather of {buffer.dtype} rows of {inner}"
-                buffers = (buffer, buffer_of(whole, writes=True))
-                handle = self._calls.run(call, title, request, buffers, whole, waits=True)
-            return handle.wait()
+                return Move(request=request, buffers=(buffer, buffer_of(whole, writes=True)), result=whole)
 
-        return finish
+            title = f"all_gather of {_shown_rows(buffer)}"
+            return self._by_rows.start(call, Rows(title=title, own=[buffer.shape[0]], move=move), waits=waits)
 
     def all_to_all(self, array: Array, out: Array | None = None, splits: Sequence[int] | None = None) -> Array:
         """Send each rank its rows of `array`, and return the rows they all sent here, by sender.
@@ -206,29 +200,23 @@ class Group:
     def _start_all_to_all(
         self, array: Array, out: Array | None, splits: Sequence[int] | None, *, waits: bool
     ) -> Callable[[], Array]:
-        counting = self._calls.next("counts")
-        with self._calls.telling(counting):
+        call = self._calls.next("all_to_all")
+        with self._calls.telling(call):
             buffer = _rows(buffer_of(array, writes=False))
             sent = self._splits(buffer, splits)
-            title = f"all_to_all of {buffer.dtype} rows of {'x'.join(map(str, buffer.shape[1:])) or 'scalar'}"
-            exchanged = self._counts(counting, title, sent, waits=waits)
 
-        def finish() -> Array:
-            table = np.asarray(exchanged.wait()).reshape(self.size, self.size)
-            received = [int(rows) for rows in table[:, self._own]]
-            call = counting.second_step("all_to_all")
-            with self._calls.telling(call):
+            def move(table: Table) -> Move:
+                received = [int(rows) for rows in table[:, self._own]]
                 width = math.prod(buffer.shape[1:])
                 whole = self._out(out, (sum(received), *buffer.shape[1:]), buffer)
                 counts = Splits(tuple(rows * width for rows in sent), tuple(rows * width for rows in received))
                 # The plan must not depend on one rank's splits: every rank prices the job's mean buffer.
                 total = int(table.sum()) * width // self.size
                 request = Request(Collective.ALL_TO_ALL, buffer.dtype, counts, total)
-                buffers = (buffer, buffer_of(whole, writes=True))
-                handle = self._calls.run(call, title, request, buffers, whole, waits=True)
-            return handle.wait()
+                return Move(request=request, buffers=(buffer, buffer_of(whole, writes=True)), result=whole)
 
-        return finish
+            title = f"all_to_all of {_shown_rows(buffer)}"
+            return self._by_rows.start(call, Rows(title=title, own=sent, move=move), waits=waits)
 
     def barrier(self) -> None:
         """Return once every rank has called it."""
@@ -314,14 +302,6 @@ class Group:
     def _rank_of(self, what: str, rank: int) -> int:
         return _number(what, rank, 0, self.size - 1)
 
-    def _counts(self, call: Call, title: str, rows: Sequence[int], *, waits: bool) -> Handle:
-        """Gather every rank's `rows`; the first step of what may differ between ranks."""
-        own = np.asarray(rows, np.int64)
-        table = np.empty(len(own) * self.size, np.int64)
-        request = Request(Collective.ALL_GATHER, "int64", (len(own),) * self.size, len(table))
-        buffers = buffer_of(own, writes=False), buffer_of(table, writes=True)
-        return self._calls.run(call, title, request, buffers, table, waits=waits)
-
     def _chain(self, title: str, finish: Callable[[], Array]) -> Handle:
         return in_background(finish, title)
 
@@ -336,13 +316,17 @@ class Group:
             raise ArgumentError(f"splits={sent}: want {self.size} numbers >= 0 that add up to the {rows} rows")
         return sent
 
-    def _out(self, out: Array | None, shape: tuple[int, ...], source: Buffer) -> Array:
+    def _out(self, out: Array | None, shape: tuple[int, ...], source: Buffer, *, own_row: int | None = None) -> Array:
+        """Return `out`, or a new array; with `own_row` the source may be those rows of it, from that one on."""
         dtype = source.dtype
         if out is None:
             return self.allocate(shape, dtype)
         found = buffer_of(out, writes=True)
         if found.shape != shape or found.dtype != dtype or not found.is_row_major:
             raise ArgumentError(f"out of shape {found.shape}, {found.dtype}: want shape {shape}, {dtype}, row-major")
+        own_bytes = 0 if own_row is None else own_row * math.prod(shape[1:]) * found.itemsize
+        if own_row is not None and source.address == found.address + own_bytes:
+            return out
         overlap = min(found.address + found.size_bytes, source.address + source.size_bytes)
         if overlap > max(found.address, source.address):
             raise ArgumentError(
@@ -365,6 +349,10 @@ def _rows(buffer: Buffer) -> Buffer:
 def _shown(buffer: Buffer) -> str:
     order = "" if buffer.is_row_major else f", dimensions by stride {buffer.layout}"
     return f"{buffer.dtype} of shape {buffer.shape}{order}"
+
+
+def _shown_rows(buffer: Buffer) -> str:
+    return f"{buffer.dtype} rows of {'x'.join(map(str, buffer.shape[1:])) or 'scalar'}"
 
 
 def _number(what: str, value: object, least: int, most: int | None = None) -> int:

@@ -98,6 +98,11 @@ class OperationHandle:
             raise failure_of(flight.operation, self._title)
         return self._result
 
+    @property
+    def titles(self) -> list[str]:
+        """What each rank called the operation; known after a mismatch."""
+        return list(self._flight.operation.descriptions.values())
+
     def _warn_of_stall(self) -> None:
         ranks, quiet_s = self._flight.context.stalled_on(self._flight.operation)
         if self._warned or quiet_s < self._stall_warn_s:

@@ -41,6 +41,7 @@ class Request:
     total: int  # elements of the whole buffer, the longer side
     op: str = "sum"
     root: int = 0
+    agreed: str = ""  # what else decides that the ranks mean the same; part of the digest
 
     def __post_init__(self) -> None:
         if not isinstance(self.op, str):  # it may not even be hashable
@@ -107,7 +108,8 @@ class Programs:
             self._world_ranks,
             lowering=lowering_of(plan),
         )
-        digest = hashlib.blake2b(schedule.digest() + plan.engine.encode(), digest_size=16).digest()
+        meant = schedule.digest() + f"{plan.engine} {request.agreed}".encode()
+        digest = hashlib.blake2b(meant, digest_size=16).digest()
         return Compiled(plan, program, lowering_of(plan), digest)
 
 

@@ -1,0 +1,137 @@
+// The arena's allocator: what freed memory keeps, what it gives back, and that no two blocks ever share a byte.
+
+#include "core/segment.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <random>
+
+#include "core/fault.h"
+
+using namespace multiring;
+
+namespace {
+
+constexpr size_t kMiB = size_t{1} << 20;
+int passed = 0;
+int failed = 0;
+
+void check(bool holds, const char* what) {
+  ++(holds ? passed : failed);
+  if (!holds) std::printf("FAILED: %s\n", what);
+}
+
+bool holds_only(const std::byte* block, size_t bytes, int value) {
+  return std::all_of(block, block + bytes, [value](std::byte each) { return each == static_cast<std::byte>(value); });
+}
+
+void freed_memory_is_handed_out_again_as_it_was() {
+  Segment segment(size_t{1} << 30);
+  std::byte* first = segment.allocate(8 * kMiB);
+  std::byte* fence = segment.allocate(64);  // so that the two do not become one free block
+  std::byte* second = segment.allocate(8 * kMiB);
+  std::memset(first, 1, 8 * kMiB);
+  std::memset(second, 2, 8 * kMiB);
+  segment.release(first);
+  segment.release(second);
+  std::byte* again = segment.allocate(8 * kMiB);
+  check(again == second, "the block freed last is handed out first");
+  check(holds_only(again, 8 * kMiB, 2), "its pages stayed");
+  std::byte* smaller = segment.allocate(2 * kMiB);
+  check(smaller == first && holds_only(smaller, 2 * kMiB, 1), "a smaller block takes a part of a warm one");
+  std::byte* rest = segment.allocate(6 * kMiB);
+  check(rest == first + 2 * kMiB && holds_only(rest, 6 * kMiB, 1), "and the rest of it stays warm");
+  for (std::byte* block : {again, smaller, rest, fence}) segment.release(block);
+  check(segment.used_bytes() == 0, "nothing is left in use");
+}
+
+void what_is_too_much_is_given_back_oldest_first() {
+  Segment segment(size_t{1} << 30, 16 * kMiB);
+  std::byte* blocks[3];
+  std::byte* fences[3];
+  for (int i = 0; i < 3; ++i) {
+    blocks[i] = segment.allocate(8 * kMiB);
+    fences[i] = segment.allocate(64);
+    std::memset(blocks[i], i + 1, 8 * kMiB);
+  }
+  for (std::byte* block : blocks) segment.release(block);
+  check(holds_only(blocks[0], 8 * kMiB, 0), "the pages of the oldest are gone");
+  check(holds_only(blocks[1], 8 * kMiB, 2) && holds_only(blocks[2], 8 * kMiB, 3), "those of the others are not");
+  std::byte* large = segment.allocate(64 * kMiB);
+  std::memset(large, 4, 64 * kMiB);
+  segment.release(large);
+  check(holds_only(large, 64 * kMiB, 0), "a block beyond the bound is given back at once");
+  for (std::byte* fence : fences) segment.release(fence);
+}
+
+void small_blocks_may_lie_in_warm_memory() {
+  Segment segment(size_t{1} << 30, 4 * kMiB);
+  std::byte* large = segment.allocate(4 * kMiB);
+  std::memset(large, 1, 4 * kMiB);
+  segment.release(large);
+  std::byte* small = segment.allocate(100);  // first fit: where the large one was
+  std::memset(small, 7, 100);
+  std::byte* other = segment.allocate(3 * kMiB);
+  std::memset(other, 8, 3 * kMiB);
+  segment.release(other);
+  std::byte* full = segment.allocate(4 * kMiB);
+  segment.release(full);  // pushes the rest out
+  check(holds_only(small, 100, 7), "pages given back are never those of a block in use");
+  segment.release(small);
+}
+
+// Against a map of what is in use: no overlap, no change of what a block holds, everything free in the end.
+void any_order_of_calls() {
+  Segment segment(96 * kMiB, 8 * kMiB);
+  std::mt19937 random(7);
+  std::map<std::byte*, size_t> live;
+  const size_t sizes[] = {1, 64, 4096, 70'000, kMiB - 64, kMiB, kMiB + 4160, 3 * kMiB, 9 * kMiB};
+  const auto mark_of = [](std::byte* block) { return static_cast<int>(reinterpret_cast<uintptr_t>(block) >> 6 & 0x7f); };
+  bool intact = true;
+  bool apart = true;
+  int refused = 0;
+  for (int step = 0; step < 3000; ++step) {
+    if (!live.empty() && random() % 2 == 0) {
+      const auto chosen = std::next(live.begin(), static_cast<long>(random() % live.size()));
+      intact &= holds_only(chosen->first, std::min<size_t>(chosen->second, 128), mark_of(chosen->first)) &&
+                chosen->first[chosen->second - 1] == static_cast<std::byte>(mark_of(chosen->first));
+      segment.release(chosen->first);
+      live.erase(chosen);
+      continue;
+    }
+    const size_t size = sizes[random() % std::size(sizes)];
+    try {
+      std::byte* block = segment.allocate(size);
+      const auto after = live.lower_bound(block);
+      apart &= after == live.end() || block + size <= after->first;
+      apart &= after == live.begin() || std::prev(after)->first + std::prev(after)->second <= block;
+      std::memset(block, mark_of(block), std::min<size_t>(size, 128));
+      block[size - 1] = static_cast<std::byte>(mark_of(block));
+      live[block] = size;
+    } catch (const Fault&) {
+      ++refused;
+    }
+  }
+  check(apart, "no two blocks share a byte");
+  check(intact, "a block holds what was written to it");
+  check(refused > 0, "the segment was full now and then");
+  for (const auto& [block, size] : live) segment.release(block);
+  check(segment.used_bytes() == 0, "everything was given back");
+  std::byte* whole = segment.allocate(96 * kMiB - Mapping::kHeapStart);
+  check(whole != nullptr, "and is one block again");
+  segment.release(whole);
+}
+
+}  // namespace
+
+int main() {
+  freed_memory_is_handed_out_again_as_it_was();
+  what_is_too_much_is_given_back_oldest_first();
+  small_blocks_may_lie_in_warm_memory();
+  any_order_of_calls();
+  std::printf("%d passed, %d failed\n", passed, failed);
+  return failed == 0 ? 0 : 1;
+}

@@ -1,0 +1,105 @@
+"""Rows: collectives whose ranks may differ in how many rows they bring.
+
+Each rank must know how many before it can lay out what it receives; to ask would cost an operation each time, though
+ranks rarely differ. So they start with the operation itself, as if all ranks brought what this one does, and what they
+assume is part of what is agreed on. Where they differ, every rank sees a mismatch, inputs intact; then they count, and
+move. All that may differ stays out of the title: ranks of one title mean the same collective.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from multiring.errors import ArgumentError, MismatchError
+from multiring.runtime.arrays import Buffer, buffer_of
+from multiring.runtime.calls import Call, Calls
+from multiring.runtime.handles import OperationHandle
+from multiring.runtime.programs import Request
+from multiring.schedule import Collective
+
+Table = NDArray[np.int64]  # (ranks, numbers): what each rank brings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Move:
+    """The collective itself, once it is known what each rank brings."""
+
+    request: Request
+    buffers: tuple[Buffer, Buffer]  # input, output
+    result: Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """What this rank brings to one such collective."""
+
+    title: str  # all that the ranks must have in common
+    own: list[int]  # rows: of the array, or to each rank
+    move: Callable[[Table], Move]  # raises ArgumentError where the caller's `out` does not fit the table
+
+
+class RowCalls:
+    """The collectives of one group whose ranks may differ in rows."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        # Titles whose ranks differed the last time: it is cheaper to count at once. What a rank remembers need not be
+        # what the others do: whoever counts differs from whoever assumes, and then all count.
+        self._uneven: set[str] = set()
+
+    def start(self, call: Call, rows: Rows, *, waits: bool) -> Callable[[], Any]:
+        """Start the collective; return what waits for it, does the rest, and returns or raises as `Handle.wait`."""
+        assumed = self._assumed(rows)
+        if assumed is None:
+            first = self._count(call.step(0, "counts"), rows, waits=waits)
+        else:
+            first = self._run(call, rows, assumed, waits=waits)
+
+        def finish() -> Any:
+            try:
+                found = first.wait()
+                step = 0
+            except MismatchError:
+                if any(title != rows.title for title in first.titles):
+                    raise
+                step = 1
+            else:
+                if assumed is not None:
+                    return found
+            if step == 1:
+                with self._calls.telling(counting := call.step(step, "counts")):
+                    again = self._count(counting, rows, waits=True)
+                found = again.wait()
+            table = np.asarray(found, np.int64).reshape(-1, len(rows.own))
+            (self._uneven.discard if (table == table[0, 0]).all() else self._uneven.add)(rows.title)
+            with self._calls.telling(moving := call.step(step + 1, call.name)):
+                handle = self._run(moving, rows, rows.move(table), waits=True)
+            return handle.wait()
+
+        return finish
+
+    def _assumed(self, rows: Rows) -> Move | None:
+        """Return what happens if all ranks bring what this one does; None if that is not to be expected."""
+        even = len(set(rows.own)) == 1
+        if not even or rows.title in self._uneven:
+            return None
+        try:
+            move = rows.move(np.full((len(self._calls.ranks), len(rows.own)), rows.own[0]))
+        except ArgumentError:  # `out` may be right for what the others bring; if not, it is said once that is known
+            return None
+        return replace(move, request=replace(move.request, agreed=f"{rows.own[0]} rows"))
+
+    def _run(self, call: Call, rows: Rows, move: Move, *, waits: bool) -> OperationHandle:
+        return self._calls.run(call, rows.title, move.request, move.buffers, move.result, waits=waits)
+
+    def _count(self, call: Call, rows: Rows, *, waits: bool) -> OperationHandle:
+        """Gather what every rank brings."""
+        own = np.asarray(rows.own, np.int64)
+        table = np.empty(len(own) * len(self._calls.ranks), np.int64)
+        counts = (len(own),) * len(self._calls.ranks)
+        request = Request(Collective.ALL_GATHER, "int64", counts, len(table), agreed="counts")
+        buffers = buffer_of(own, writes=False), buffer_of(table, writes=True)
+        return self._calls.run(call, rows.title, request, buffers, table, waits=waits)
