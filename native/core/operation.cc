@@ -16,7 +16,7 @@ constexpr uint8_t kParting = 0x80;          // + round: the sender is done with 
 constexpr uint64_t kSliceBlock = 16 * 1024;  // stays in the first-level cache between combining and writing
 // Ordinary memory up to here is copied into the segment and back rather than read by the kernel for the peers: copies of
 // what stays in cache cost less than its pages' pinning. docs/decisions/0006 has the figures.
-constexpr uint64_t kMostStaged = 2 << 20;
+constexpr uint64_t kMostStaged = 8 << 20;
 constexpr size_t kSlotsAt = 17;  // in a note: 7 bytes, where the sender has its exchange slots
 constexpr uint16_t kExplainChannel = 0xff00;  // + round; schedules use channels below
 

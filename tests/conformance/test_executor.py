@@ -52,29 +52,29 @@ def test_log_equals_schedule(engine: str, ranks: int) -> None:
     assert min(run_ranks(compare_logs, ranks, engine=engine)) > len(CASES)
 
 
-def lowered_and_not(here: Here) -> tuple[list[Any], list[Any]]:
-    """Return the logs of an all_reduce between arenas, and of the same on ordinary memory."""
+def lowered_and_not(here: Here) -> list[list[Any]]:
+    """Return the logs of an all_reduce between arenas, on ordinary memory, and on more of that than is copied aside."""
     group = here.join(log_moves=True)
     logs = []
-    for array in (group.allocate(10_000, "float32"), np.empty(10_000, np.float32)):
+    for array in (group.allocate(10_000, "float32"), np.empty(10_000, np.float32), np.empty(3_000_000, np.float32)):
         array[:] = here.rank
         group.all_reduce(array)
         assert (array == sum(range(here.size))).all()
         logs.append(group._calls.latest.log)
-    return logs[0], logs[1]
+    return logs
 
 
 @pytest.mark.parametrize("engine", ["shm", "tcp"])
-def test_only_arenas_of_one_host_are_lowered_and_the_log_says_so(engine: str) -> None:
-    for arena, ordinary in run_ranks(lowered_and_not, 3, engine=engine):
+def test_only_what_lies_in_arenas_of_one_host_is_lowered_and_the_log_says_so(engine: str) -> None:
+    for arena, ordinary, large in run_ranks(lowered_and_not, 3, engine=engine):
         if engine == "shm":
-            ((lowering, _, size_bytes),) = arena
-            assert lowering == "slice"
-            assert 13_200 <= size_bytes <= 13_500  # a third of 40,000, cut at multiples of 64
+            assert [lowering for lowering, *_ in (*arena, *ordinary)] == ["slice", "staged_slice"]
+            for *_, size_bytes in (*arena, *ordinary):
+                assert 13_200 <= size_bytes <= 13_500  # a third of 40,000, cut at multiples of 64
         else:
-            assert all(lowering is None for lowering, _, _ in arena)
-        assert len(ordinary) > 1
-        assert all(lowering is None for lowering, _, _ in ordinary)
+            assert all(lowering is None for lowering, *_ in (*arena, *ordinary))
+        assert len(large) > 1
+        assert all(lowering is None for lowering, *_ in large)
 
 
 def no_log(here: Here) -> list[Any]:

@@ -88,7 +88,9 @@ class Lowering(enum.Enum):
 
     SLICE = 1
 
-    EXCHANGE = 2
+    STAGED_SLICE = 2
+
+    EXCHANGE = 3
 
 class Program:
     @property
