@@ -91,9 +91,10 @@ def wires_of(plan: Plan) -> Wires | None:
     racks = [[host for host in range(plan.hosts) if plan.rack_of(host) == rack] for rack in range(plan.racks)]
     neighbours = [(host, _next(rack, host)) for rack in racks for host in rack if len(rack) > 1]
     # As few flows as fill an uplink: more of them only take each other's packets.
-    across = [pair for rack in racks for pair in zip(rack[: _senders(plan)], cycle(_next(racks, rack)), strict=False)]
-    if plan.racks == 1:
-        across = []
+    across: list[tuple[int, int]] = []
+    for rack in racks if plan.racks > 1 else []:
+        others = cycle(_next(racks, rack))
+        across += [(host, next(others)) for host in rack[: _senders(plan)]]
     with Lab(plan) as lab:
         within, between = (_rates(lab, pairs) for pairs in (neighbours, across))
     leaving = [sum(rate for host, rate in between.items() if host in rack) for rack in racks]
