@@ -3,6 +3,7 @@
 import argparse
 import statistics
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import TypeVar
@@ -112,7 +113,7 @@ def _senders(plan: Plan) -> int:
     return 1 if link is None else -(-plan.uplink // link)
 
 
-def _next(ring: list[_T], one: _T) -> _T:
+def _next(ring: Sequence[_T], one: _T) -> _T:
     return ring[(ring.index(one) + 1) % len(ring)]
 
 
