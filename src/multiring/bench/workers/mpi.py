@@ -107,7 +107,7 @@ def main() -> None:
     pairs = make_buffers(case, rank, ranks)
     call = make_call(case, pairs, of)
     seconds = contract.verify_and_time(case, (rank, ranks), pairs, call, MPI.COMM_WORLD.Barrier)
-    version = MPI.Get_library_version().partition("\n")[0].partition(",")[0].replace("\t", " ")
+    version = " ".join(MPI.Get_library_version().partition("\n")[0].partition(",")[0].replace("Version:", "").split())
     in_place = "MPI_IN_PLACE" if case.collective in IN_PLACE else "separate buffers"
     settings = dict(word.split("=", 1) for word in sys.argv[2:])
     settings["buffers"] = "of the call itself" if case.collective in ("broadcast", "barrier") else in_place
