@@ -13,7 +13,6 @@ from multiring.bench.step import StepBench, StepManner, StepQuestion
 from multiring.bench.workers.step_case import NETWORKS, Meeting, StepCase
 from multiring.bench.workers.step_check import Sums, digest, mean_fault, signed_sums
 from multiring.bench.workers.step_models import NETWORKS as MODELS
-from multiring.bench.workers.step_models import num_parameters
 from multiring.bench.workers.step_worker import LIBRARIES, Task, Training, difference, fault
 from multiring.cli import main
 
@@ -36,7 +35,8 @@ def jobs() -> Iterator[Jobs]:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks_have_their_parameters(name: str) -> None:
     with torch.device("meta"):  # no memory: VGG-16 has half a gigabyte
-        assert num_parameters(MODELS[name].make()) == PARAMETERS[name]
+        counted = sum(parameter.numel() for parameter in MODELS[name].make().parameters())
+    assert counted == PARAMETERS[name] == NETWORKS[name].parameters
 
 
 @pytest.mark.parametrize(("name", "shape"), [("resnet50", (2, 1000)), ("vgg16", (2, 1000)), ("embedding", (2,))])
@@ -186,8 +186,6 @@ def test_every_library_is_verified_and_timed(jobs: Jobs) -> None:
     made = StepBench(jobs, StepManner(alternations=1, steps=2, warmup=1)).compare(SMALL)
     assert [timing.library for timing in made.timings] == ["multiring", "ddp", "independent"]
     assert all(len(timing.seconds) == 1 and timing.seconds[0] > 0 for timing in made.timings)
-    assert made.parameters == PARAMETERS["embedding"]
-    assert made.gradient_bytes == 4 * PARAMETERS["embedding"]
     assert made.timings[1].settings["static_graph"] == "True"
     assert [path.name for path in jobs.folder.iterdir()] == ["output"]
 
@@ -249,6 +247,7 @@ def test_the_command_prints_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         (["--networks", "alexnet"], "unknown network 'alexnet'"),
         (["--against", "gloo"], "'gloo' trains nothing here, want one of ddp"),
         (["--batch", "0"], "batch 0: want at least 1"),
+        (["--ranks", "10000"], "10000 ranks of resnet50 need more than"),
         (["--link", "1gbit"], "--link is a lab's"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 
 from multiring.bench.job import Jobs
 from multiring.bench.records import Circumstances
-from multiring.bench.step import StepBench, StepComparison, StepManner, StepQuestion, StepTiming
+from multiring.bench.step import StepBench, StepComparison, StepManner, StepQuestion, StepTiming, check_step_memory
 from multiring.bench.step_records import step_lines, step_records, step_settings_lines, why_steps_not_publishable
 from multiring.bench.workers.step_case import NETWORKS, Meeting
 
@@ -28,7 +28,6 @@ def comparison(*, other_cores: float = OTHER_QUIET, alternations: int = 6, ddp: 
     return StepComparison(
         question=StepQuestion(network="resnet50"),
         manner=StepManner(alternations=alternations),
-        parameters=1000,
         timings=tuple(timing for timing in timings if ddp or timing.library != "ddp"),
         other_cores=other_cores,
     )
@@ -58,8 +57,8 @@ def test_a_record_has_what_is_promised() -> None:
         "batch": 4,
         "image_size": 224,
         "dtype": "bfloat16",
-        "parameters": 1000,
-        "gradient_bytes": 4000,
+        "parameters": 25_557_032,
+        "gradient_bytes": 102_228_128,
         "median_step_s": 1.5,
         "verified": True,
         "hardware": "a machine",
@@ -98,7 +97,7 @@ def test_what_may_be_published(fields: dict[str, Any], reasons: list[str]) -> No
 
 def test_the_table_has_milliseconds_and_shares() -> None:
     lines = step_lines(comparison())
-    assert lines[0] == "resnet50, 4 samples of 224 pixels a rank, bfloat16, 2 ranks x 1 threads, 0.0 MB of gradients"
+    assert lines[0] == "resnet50, 4 samples of 224 pixels a rank, bfloat16, 2 ranks x 1 threads, 102.2 MB of gradients"
     assert lines[2].split() == [
         *("multiring", "1020.0", "ms", "[1010.0,", "1050.0]", "20.0", "ms", "[10.0,", "50.0]", "2.0%"),
         *("0.980", "[0.952,", "0.990]"),
@@ -142,8 +141,20 @@ def test_an_unknown_peer_is_refused() -> None:
         StepBench(Jobs(1.0), StepManner(), ["horovod"])
 
 
+def test_ranks_larger_than_the_machine_are_refused() -> None:
+    check_step_memory(StepQuestion(network="embedding"))
+    with pytest.raises(
+        ValueError, match=r"4096 ranks of vgg16 need more than 10555\.8 GiB, this machine has .*: want few"
+    ):
+        check_step_memory(StepQuestion(network="vgg16", ranks=4096))
+
+
 def test_a_batch_that_nobody_names_is_the_networks() -> None:
-    assert {network: StepQuestion(network=network).samples for network in NETWORKS} == dict(NETWORKS)
+    assert {network: StepQuestion(network=network).samples for network in NETWORKS} == {
+        "resnet50": 4,
+        "vgg16": 4,
+        "embedding": 512,
+    }
     assert StepQuestion(network="embedding", batch=3).samples == 3
 
 
