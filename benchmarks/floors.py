@@ -127,6 +127,17 @@ def three_of_four(records: list[Record]) -> Iterable[Verdict]:
     yield Verdict("faster than the best", f"{faster} of 4", "3 of 4", "4 of 4", faster >= 3)
 
 
+def no_waiting(records: list[Record]) -> Iterable[Verdict]:
+    """Judge the training step: independent processes' time over ours, and tell what the other networks expose."""
+    for record in (each for each in records if each["library"] == "multiring"):
+        exposed = f"{record['exposed_s'] * 1e3:.1f} ms exposed"
+        figure = f"{record['ratio']:.3f} of independent processes' speed, {exposed}"
+        if record["network"] == "resnet50":
+            yield Verdict("resnet50", figure, "0.97", "0.99", record["ratio"] >= 0.97)
+        else:
+            yield Verdict(record["network"], figure, "none", "", holds=True)
+
+
 TWO = f"--ranks 2 --against {PEERS}"
 LINES = (
     Line(
@@ -176,6 +187,7 @@ LINES = (
         ),
         three_of_four,
     ),
+    Line("step", ("step --ranks 2 --threads 1",), no_waiting),
 )
 
 

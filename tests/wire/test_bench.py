@@ -295,3 +295,14 @@ def test_the_table_says_what_was_done() -> None:
     assert "multiring is faster by" in done.stdout
     assert "not publishable: no 95 % interval from 1 alternations" in done.stdout
     assert any(line.startswith("  gloo: torch 2") and "torch.set_num_threads=1" in line for line in lines)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="virtual hosts need root")
+def test_in_a_lab_every_library_is_started_by_a_launcher_it_has_there() -> None:
+    options = ["--hosts", "2", "--slots", "2", "--link", "1gbit", "--alternations", "1", "--calls", "2"]
+    done = bench("all_reduce", *options, "--against", "gloo", "--sizes", "64KiB", "--json")
+    assert done.returncode == 0, done.stderr
+    ours, gloo = [SimpleNamespace(**json.loads(line)) for line in done.stdout.splitlines()]
+    assert (ours.library, ours.engine, ours.hosts, ours.ranks) == ("multiring", "shm+tcp", 2, 4)
+    assert (gloo.library, gloo.hosts, gloo.network) == ("gloo", 2, "lab of 2 hosts x 2 ranks, links of 1gbit")
+    assert 0 < ours.bound_bytes_per_s < 1.3e8  # of a wire of 0.125 GB/s

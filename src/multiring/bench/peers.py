@@ -150,14 +150,14 @@ _MPICH = (
         value="1",
         when=_oversubscribed,
         why="more ranks than cores: those that poll sleep now and then",
-        source="mpivars of MPICH 5.0.2; https://github.com/pmodels/mpich/blob/main/src/mpid/ch4/src/ch4_progress.h",
+        source="mpivars of MPICH 5.0.2",
     ),
     Knob(
         name="MPIR_CVAR_CH4_PROGRESS_THROTTLE_NO_PROGRESS_COUNT",
         value="64",
         when=_oversubscribed,
         why="polls without progress before such a sleep; the default is 4096",
-        source="mpivars of MPICH 5.0.2; https://github.com/pmodels/mpich/blob/main/src/mpid/ch4/src/ch4_progress.h",
+        source="mpivars of MPICH 5.0.2",
     ),
     Knob(
         name="MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM",
@@ -182,7 +182,7 @@ _OPENMPI = (
         value="1",
         when=_oversubscribed,
         why="more ranks than cores: a rank that waits gives its core to the one it waits for",
-        source="https://docs.open-mpi.org/en/v5.0.x/launching-apps/scheduling.html#oversubscribing-nodes",
+        source="ompi_info --all of Open MPI 5.0.11; https://docs.open-mpi.org/en/v5.0.x/launching-apps/scheduling.html",
     ),
 )
 _HOROVOD = (

@@ -1,6 +1,7 @@
 """Time a training step with multiring, with DistributedDataParallel and with no communication at all, in turns."""
 
 import json
+import os
 import shutil
 import statistics
 import sys
@@ -17,6 +18,7 @@ from multiring.errors import ArgumentError
 
 WORKER = Path(__file__).parent / "workers" / "step_worker.py"
 PEERS = (DDP,)
+_MEMORY_SHARE = 0.8
 LEAST_IMAGE = 64  # below, nothing is left for the last layers to look at
 
 
@@ -48,7 +50,12 @@ class StepQuestion:
     @property
     def samples(self) -> int:
         """Samples of a rank's batch."""
-        return NETWORKS[self.network] if self.batch is None else self.batch
+        return NETWORKS[self.network].samples if self.batch is None else self.batch
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes a rank shares in a step; gradients are float32, as parameters are."""
+        return 4 * NETWORKS[self.network].parameters
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,14 +98,8 @@ class StepComparison:
 
     question: StepQuestion
     manner: StepManner
-    parameters: int
     timings: tuple[StepTiming, ...]
     other_cores: float
-
-    @property
-    def gradient_bytes(self) -> int:
-        """Bytes a rank shares in a step; gradients are float32, as parameters are."""
-        return 4 * self.parameters
 
     def timing(self, library: str) -> StepTiming | None:
         """Return that library's timing, if it is among these."""
@@ -157,7 +158,6 @@ class StepBench:
         """
         meter = OtherWork()
         timings = [StepTiming(library) for library in self._libraries]
-        parameters = 0
         for turn in range(self._manner.alternations):
             # Every other turn backwards, so that nobody always comes after the same one.
             for timing in timings if turn % 2 == 0 else reversed(timings):
@@ -167,11 +167,9 @@ class StepBench:
                 answers = self._run(question, timing.library)
                 timing.seconds.append(max(statistics.median(answer["seconds"]) for answer in answers))
                 timing.version, timing.settings = answers[0]["version"], answers[0]["settings"]
-                parameters = answers[0]["parameters"]
         return StepComparison(
             question=question,
             manner=self._manner,
-            parameters=parameters,
             timings=tuple(timings),
             other_cores=meter.cores(),
         )
@@ -210,6 +208,18 @@ class StepBench:
         here = (sys.executable, "-m", "multiring", "run", "-n", str(question.ranks), "--")
         command = (*(self._launcher or here), sys.executable, str(WORKER), str(case_file))
         return Start(command=command, variables={"OMP_NUM_THREADS": str(question.threads)})
+
+
+def check_step_memory(question: StepQuestion) -> None:
+    """Raise ArgumentError where the ranks would not fit into this machine's memory."""
+    # Parameters, gradients, momentum, and gradients on their way, in float32; weights and those in bfloat16 too.
+    needed = question.ranks * 5 * question.gradient_bytes
+    present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > _MEMORY_SHARE * present:
+        raise ArgumentError(
+            f"{question.ranks} ranks of {question.network} need more than {needed / 2**30:.1f} GiB, this machine has "
+            f"{present / 2**30:.1f}: want fewer ranks, or another of --networks"
+        )
 
 
 def _answers(folder: Path, ranks: int) -> list[dict[str, Any]]:

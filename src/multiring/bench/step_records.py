@@ -6,7 +6,7 @@ from multiring.bench.machine import QUIET_CORES
 from multiring.bench.records import Circumstances, today
 from multiring.bench.statistics import Interval
 from multiring.bench.step import StepComparison, StepTiming
-from multiring.bench.workers.step_case import DDP, INDEPENDENT, OURS
+from multiring.bench.workers.step_case import DDP, INDEPENDENT, NETWORKS, OURS
 
 
 def why_steps_not_publishable(comparison: StepComparison) -> list[str]:
@@ -35,8 +35,8 @@ def step_records(comparison: StepComparison, circumstances: Circumstances) -> li
         "batch": question.samples,
         "image_size": question.image_size,
         "dtype": question.dtype,
-        "parameters": comparison.parameters,
-        "gradient_bytes": comparison.gradient_bytes,
+        "parameters": NETWORKS[question.network].parameters,
+        "gradient_bytes": question.gradient_bytes,
     }
     ending = {
         "publishable": not why_steps_not_publishable(comparison),
@@ -82,7 +82,7 @@ def step_lines(comparison: StepComparison) -> list[str]:
     size = f" of {question.image_size} pixels" if question.network != "embedding" else ""
     where = f"{question.ranks} ranks" + (f" on {question.hosts} hosts" if question.hosts > 1 else "")
     what = f"{question.network}, {question.samples} samples{size} a rank, {question.dtype}"
-    gradients = f"{comparison.gradient_bytes / 1e6:.1f} MB of gradients"
+    gradients = f"{question.gradient_bytes / 1e6:.1f} MB of gradients"
     lines = [f"{what}, {where} x {question.threads} threads, {gradients}"]
     rows: list[tuple[str, ...]] = [("library", "step", "", "exposed", "", "share", "independent / it", "")]
     rows += [_row(comparison, timing) for timing in comparison.timings]

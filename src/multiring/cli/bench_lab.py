@@ -1,8 +1,12 @@
 """The bench in a lab: how its jobs are started there, and what its wires allow."""
 
 import argparse
+import statistics
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
+from typing import TypeVar
 
 from multiring.bench.cases import Question
 from multiring.bench.libraries import LabCommand
@@ -11,6 +15,8 @@ from multiring.lab import Lab, Plan, parse_rate
 from multiring.lab.goodput import Flow, goodput
 from multiring.lab.machine import require_root
 from multiring.lab.plan import rate_text
+
+_T = TypeVar("_T")
 
 
 def add_options(group: "argparse._ArgumentGroup") -> None:
@@ -77,29 +83,38 @@ class Wires:
 
 
 def wires_of(plan: Plan) -> Wires | None:
-    """Measure a lab's wires, all hosts sending at the same time; None for one host, which has none to send over."""
+    """Measure a lab's wires, all hosts sending at the same time; None for one host, which has none to send over.
+
+    Wires of a kind are alike, and what differs between them is chance: the median counts.
+    """
     if plan.hosts == 1:
         return None
-    in_rack = {
-        host: [each for each in range(plan.hosts) if plan.rack_of(each) == plan.rack_of(host)]
-        for host in range(plan.hosts)
-    }
-    neighbours = [(host, _next(in_rack[host], host)) for host in range(plan.hosts) if len(in_rack[host]) > 1]
-    # So far is always in another rack: none has more hosts than that.
-    stride = -(-plan.hosts // plan.racks)
-    across = [(host, (host + stride) % plan.hosts) for host in range(plan.hosts)] if plan.racks > 1 else []
-    rack = None
+    racks = [[host for host in range(plan.hosts) if plan.rack_of(host) == rack] for rack in range(plan.racks)]
+    neighbours = [(host, _next(rack, host)) for rack in racks for host in rack if len(rack) > 1]
+    # As few flows as fill an uplink: more of them only take each other's packets.
+    across: list[tuple[int, int]] = []
+    for rack in racks if plan.racks > 1 else []:
+        others = cycle(_next(racks, rack))
+        across += [(host, next(others)) for host in rack[: _senders(plan)]]
     with Lab(plan) as lab:
-        host = min(_rates(lab, neighbours).values(), default=float("inf"))
-        if across:
-            rates = _rates(lab, across)
-            leaving = [sum(rates[each] for each in rates if plan.rack_of(each) == at) for at in range(plan.racks)]
-            rack = min(leaving)
-    return Wires(host, rack)
+        within, between = (_rates(lab, pairs) for pairs in (neighbours, across))
+    leaving = [sum(rate for host, rate in between.items() if host in rack) for rack in racks]
+    return Wires(
+        host=statistics.median(within.values()) if within else float("inf"),
+        rack=statistics.median(leaving) if between else None,
+    )
 
 
-def _next(hosts: list[int], host: int) -> int:
-    return hosts[(hosts.index(host) + 1) % len(hosts)]
+def _senders(plan: Plan) -> int:
+    """Return how many hosts it takes to fill an uplink."""
+    (link, *_) = plan.rails
+    if plan.uplink is None:
+        return plan.hosts
+    return 1 if link is None else -(-plan.uplink // link)
+
+
+def _next(ring: Sequence[_T], one: _T) -> _T:
+    return ring[(ring.index(one) + 1) % len(ring)]
 
 
 def _rates(lab: Lab, pairs: list[tuple[int, int]]) -> dict[int, float]:

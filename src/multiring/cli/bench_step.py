@@ -9,7 +9,7 @@ import sys
 from multiring.bench.job import Jobs
 from multiring.bench.machine import commit, hardware, ping_pong_us
 from multiring.bench.records import Circumstances
-from multiring.bench.step import PEERS, StepBench, StepManner, StepQuestion
+from multiring.bench.step import PEERS, StepBench, StepManner, StepQuestion, check_step_memory
 from multiring.bench.step_records import step_lines, step_records, step_settings_lines
 from multiring.bench.workers.step_case import DTYPES, NETWORKS
 from multiring.cli import bench_lab
@@ -18,7 +18,7 @@ from multiring.errors import ArgumentError, LaunchError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `multiring bench step`."""
-    batches = ", ".join(f"{name} {samples}" for name, samples in NETWORKS.items())
+    batches = ", ".join(f"{name} {size.samples}" for name, size in NETWORKS.items())
     what = parser.add_argument_group("what")
     what.add_argument(
         "--networks", default=",".join(NETWORKS), metavar="NAME,...", help=f"default {','.join(NETWORKS)}"
@@ -65,6 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
         for network in arguments.networks.split(",")
     ]
+    for question in questions:
+        check_step_memory(question)
     manner = StepManner(alternations=arguments.alternations, steps=arguments.steps, warmup=arguments.warmup)
     circumstances = Circumstances(
         hardware=hardware(),

@@ -31,8 +31,9 @@ TYPES = {
     "uint8": MPI.UINT8_T,
 }
 OPS = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "product": MPI.PROD}
-# Where MPI takes the input from its place in the output: in every MPI here at least as fast as two buffers.
-IN_PLACE = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+# Where the input is taken from its place in the output: all_gather is much faster so, all_reduce a little. A
+# reduce_scatter is not, and overwrites its input.
+IN_PLACE = ("all_reduce", "all_gather")
 
 Pair = tuple[contract.Array, contract.Array]
 Spec = list[Any]
@@ -64,15 +65,13 @@ def make_buffers(case: contract.Case, rank: int, ranks: int) -> list[Pair]:
 
     pairs = []
     for _ in range(contract.num_buffers(case)):
-        if case.collective == "all_to_all":
-            pairs.append((array(case.count), array(case.count)))
+        if case.collective in ("all_to_all", "reduce_scatter"):
+            pairs.append((array(case.count), array(contract.output_count(case, ranks))))
             continue
         whole = array(case.count)
         part = case.count // ranks
         if case.collective == "all_gather":
             pairs.append((whole[rank * part : (rank + 1) * part], whole))
-        elif case.collective == "reduce_scatter":
-            pairs.append((whole, whole[:part]))
         else:
             pairs.append((whole, whole))
     return pairs
@@ -82,15 +81,15 @@ def make_call(case: contract.Case, pairs: list[Pair], of: MPI.Datatype) -> Calla
     """Return what runs the case's collective on the buffer of an index."""
     comm = MPI.COMM_WORLD
     op, root, here = OPS.get(case.op, MPI.SUM), case.root, MPI.IN_PLACE
-    part = case.count // comm.size
     # As bytes: mpi4py asks an array for its buffer, which NumPy's 16-bit float types from elsewhere do not give.
     specs: list[tuple[Spec, Spec]] = [
         ([taken.view(np.uint8), of], [given.view(np.uint8), of]) for taken, given in pairs
     ]
-    wholes = [[taken, part, of] for (taken, of), _ in specs]
+    # Given the counts, though all are alike: Open MPI 5 takes half the time for it that Reduce_scatter_block takes.
+    counts = [case.count // comm.size] * comm.size
     calls: dict[str, Callable[[int], object]] = {
         "all_reduce": lambda index: comm.Allreduce(here, specs[index][1], op),
-        "reduce_scatter": lambda index: comm.Reduce_scatter_block(here, wholes[index], op),
+        "reduce_scatter": lambda index: comm.Reduce_scatter(specs[index][0], specs[index][1], counts, op),
         "all_gather": lambda index: comm.Allgather(here, specs[index][1]),
         "broadcast": lambda index: comm.Bcast(specs[index][1], root),
         "all_to_all": lambda index: comm.Alltoall(specs[index][0], specs[index][1]),
@@ -108,8 +107,8 @@ def main() -> None:
     pairs = make_buffers(case, rank, ranks)
     call = make_call(case, pairs, of)
     seconds = contract.verify_and_time(case, (rank, ranks), pairs, call, MPI.COMM_WORLD.Barrier)
-    version = MPI.Get_library_version().partition("\n")[0].partition(",")[0].replace("\t", " ")
-    in_place = "MPI_IN_PLACE" if case.collective in IN_PLACE[:3] else "separate buffers"
+    version = " ".join(MPI.Get_library_version().partition("\n")[0].partition(",")[0].replace("Version:", "").split())
+    in_place = "MPI_IN_PLACE" if case.collective in IN_PLACE else "separate buffers"
     settings = dict(word.split("=", 1) for word in sys.argv[2:])
     settings["buffers"] = "of the call itself" if case.collective in ("broadcast", "barrier") else in_place
     contract.write_result(case, rank, seconds, f"{version}, mpi4py {_mpi4py_version()}", settings)

@@ -87,7 +87,7 @@ def main() -> None:
         lambda index: windows[index].all_reduce(),
         comm.Barrier,
     )
-    version = MPI.Get_library_version().partition("\n")[0].partition(",")[0].replace("\t", " ")
+    version = " ".join(MPI.Get_library_version().partition("\n")[0].partition(",")[0].replace("Version:", "").split())
     settings = dict(word.split("=", 1) for word in sys.argv[2:])
     settings["piece"] = f"{PIECE_BYTES} bytes"
     contract.write_result(case, comm.rank, seconds, f"{version}, NumPy {np.__version__}", settings)

@@ -8,8 +8,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-# Network -> samples of a rank's batch where nobody says otherwise.
-NETWORKS: Mapping[str, int] = {"resnet50": 4, "vgg16": 4, "embedding": 512}
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How many parameters a network has, and samples a rank's batch where nobody says otherwise."""
+
+    parameters: int
+    samples: int
+
+
+NETWORKS: Mapping[str, Size] = {
+    "resnet50": Size(25_557_032, 4),
+    "vgg16": Size(138_357_544, 4),
+    "embedding": Size(25_633_025, 512),
+}
 DTYPES = ("bfloat16", "float32")
 OURS, DDP, INDEPENDENT = "multiring", "ddp", "independent"
 ANSWER = "rank"  # what a rank tells the bench

@@ -127,8 +127,3 @@ NETWORKS = {
     "vgg16": Network(vgg16, _images, _CROSS_ENTROPY, torch.channels_last),
     "embedding": Network(Recommender, _clicks, nn.functional.binary_cross_entropy_with_logits, torch.contiguous_format),
 }
-
-
-def num_parameters(model: nn.Module) -> int:
-    """Return how many numbers the model's parameters have together."""
-    return sum(parameter.numel() for parameter in model.parameters())

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import multiring.torch as mt
 from multiring.bench.workers.step_case import ANSWER, DDP, INDEPENDENT, OURS, Meeting, StepCase, read_case
 from multiring.bench.workers.step_check import Sums, digest, mean_fault, signed_sums
-from multiring.bench.workers.step_models import NETWORKS, num_parameters
+from multiring.bench.workers.step_models import NETWORKS
 from multiring.settings import Settings
 from multiring.version import VERSION
 
@@ -190,8 +190,7 @@ def main() -> None:
             answer["wrong"] = difference(task, training, meeting, "the timed steps")
         if answer["wrong"]:
             answer["wrong"] = f"{case.library} trains {case.network} wrongly, rank {meeting.rank}: {answer['wrong']}"
-        parameters = num_parameters(task.model)
-        answer |= {"version": training.version, "settings": training.settings, "parameters": parameters}
+        answer |= {"version": training.version, "settings": training.settings}
         meeting.tell(ANSWER, answer)
         if answer["wrong"]:
             raise SystemExit(answer["wrong"])

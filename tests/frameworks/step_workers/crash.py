@@ -1,0 +1,3 @@
+"""A worker that breaks."""
+
+raise RuntimeError("I break")

@@ -1,0 +1,1 @@
+"""A worker that leaves no answer."""

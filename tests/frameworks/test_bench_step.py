@@ -1,0 +1,264 @@
+"""`multiring bench step`: its networks, and that it would notice gradients that are no mean."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from multiring.bench.job import JobError, Jobs, WrongResultError
+from multiring.bench.step import StepBench, StepManner, StepQuestion
+from multiring.bench.workers.step_case import NETWORKS, Meeting, StepCase
+from multiring.bench.workers.step_check import Sums, digest, mean_fault, signed_sums
+from multiring.bench.workers.step_models import NETWORKS as MODELS
+from multiring.bench.workers.step_worker import LIBRARIES, Task, Training, difference, fault
+from multiring.cli import main
+
+# The first two from the papers' networks as others count them; the last: 8 x 100 000 x 32 + 257 x 128 + 129.
+PARAMETERS = {"resnet50": 25_557_032, "vgg16": 138_357_544, "embedding": 25_633_025}
+ONCE = StepManner(alternations=1, steps=1, warmup=0)
+SMALL = StepQuestion(network="embedding", batch=8)
+PRETENDERS = Path(__file__).parent / "step_workers"
+
+
+@pytest.fixture
+def jobs() -> Iterator[Jobs]:
+    with Jobs(300.0) as entered:
+        yield entered
+
+
+# ---- networks ----
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_have_their_parameters(name: str) -> None:
+    with torch.device("meta"):  # no memory: VGG-16 has half a gigabyte
+        counted = sum(parameter.numel() for parameter in MODELS[name].make().parameters())
+    assert counted == PARAMETERS[name] == NETWORKS[name].parameters
+
+
+@pytest.mark.parametrize(("name", "shape"), [("resnet50", (2, 1000)), ("vgg16", (2, 1000)), ("embedding", (2,))])
+def test_networks_map_samples_to_what_their_loss_takes(name: str, shape: tuple[int, ...]) -> None:
+    network = MODELS[name]
+    with torch.device("meta"):
+        model = network.make()
+        inputs, targets = network.samples(2, 64)
+        outputs = model(inputs)
+        assert outputs.shape == shape
+        assert network.loss(outputs, targets).shape == ()
+
+
+def test_libraries_and_networks_are_complete() -> None:
+    assert set(LIBRARIES) == {"multiring", "ddp", "independent"}
+    assert set(MODELS) == set(NETWORKS)
+
+
+# ---- the check of means ----
+
+
+def linear(scale: float, seed: int) -> nn.Linear:
+    torch.manual_seed(0)
+    model = nn.Linear(300, 40)
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.grad = scale * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def mixed(mix: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Sums:
+    """Return the sums of what `mix` makes of two ranks' gradients."""
+    ours, theirs = linear(1.0, 1), linear(1.0, 2)
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        one.grad = mix(one.grad, other.grad)
+    return signed_sums(ours)
+
+
+ALONE = [signed_sums(linear(1.0, seed)) for seed in (1, 2)]
+
+
+def test_a_mean_passes() -> None:
+    assert mean_fault(mixed(lambda one, other: (one + other) / 2), ALONE) == ""
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda one, other: one + other,
+        lambda one, _: one,
+        lambda _, other: other,
+        lambda one, other: (one + other.roll(1)) / 2,
+        lambda one, other: 0.501 * one + 0.499 * other,
+        lambda one, _: torch.full_like(one, torch.nan),
+        lambda one, _: torch.zeros_like(one),
+    ],
+)
+def test_what_is_no_mean_does_not(mix: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+    assert mean_fault(mixed(mix), ALONE).startswith("the gradient of weight sums to ")
+
+
+def test_a_missing_gradient_is_named() -> None:
+    assert mean_fault({"weight": ALONE[0]["weight"]}, [ALONE[0]]) == "bias has no gradient"
+
+
+@pytest.mark.parametrize(("got", "alone"), [({}, ALONE), (ALONE[0], [ALONE[0], ALONE[0]])])
+def test_a_check_that_sees_nothing_is_an_error(got: Sums, alone: list[Sums]) -> None:
+    with pytest.raises(AssertionError, match="have to differ"):
+        mean_fault(got, alone)
+
+
+def test_a_digest_sees_one_bit() -> None:
+    model = linear(1.0, 1)
+    before = digest(model)
+    with torch.no_grad():
+        model.bias[7] = torch.nextafter(model.bias[7], torch.tensor(torch.inf))
+    assert digest(model) != before
+
+
+# ---- the check of a step ----
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Task:
+    return Task(
+        StepCase(
+            library="multiring",
+            network="embedding",
+            batch=4,
+            image_size=64,
+            dtype="float32",
+            threads=1,
+            steps=1,
+            warmup=0,
+            out_dir=str(tmp_path),
+        ),
+        rank=0,
+    )
+
+
+def alone_of(task: Task) -> Sums:
+    task.reproducible_backward(task.model)
+    sums = signed_sums(task.model)
+    task.model.zero_grad()
+    return sums
+
+
+def training(task: Task, *, lr: float = 0.1) -> Training:
+    """Return one that says it shares, and does not."""
+    return Training(task.model, torch.optim.SGD(task.model.parameters(), lr=lr), "", {})
+
+
+def test_a_library_that_shares_nothing_is_found(task: Task, tmp_path: Path) -> None:
+    alone = alone_of(task)
+    other = {name: (signed + norm, norm) for name, (signed, norm) in alone.items()}
+    Meeting(tmp_path, 1, 2).tell("alone", other)
+    assert "the mean of all ranks'" in fault(task, training(task), alone, Meeting(tmp_path, 0, 2))
+
+
+def test_ranks_that_differ_after_a_step_are_found(task: Task, tmp_path: Path) -> None:
+    alone = alone_of(task)
+    almost = {name: (signed + 1e-9 * norm, norm) for name, (signed, norm) in alone.items()}
+    Meeting(tmp_path, 1, 2).tell("alone", almost)
+    Meeting(tmp_path, 1, 2).tell("digest after one step", "other bits")
+    wrong = fault(task, training(task), alone, Meeting(tmp_path, 0, 2))
+    assert wrong == "after one step the ranks' parameters differ"
+
+
+def test_a_step_that_does_nothing_is_found(task: Task, tmp_path: Path) -> None:
+    alone = alone_of(task)
+    assert fault(task, training(task, lr=0.0), alone, Meeting(tmp_path, 0, 1)) == "a step changed no parameter"
+
+
+def test_processes_that_share_nothing_may_differ(task: Task, tmp_path: Path) -> None:
+    Meeting(tmp_path, 1, 2).tell("digest after it", "other bits")
+    apart = Training(task.model, task.optimizer(), "", {}, is_shared=False)
+    assert difference(task, apart, Meeting(tmp_path, 0, 2), "it") == ""
+
+
+# ---- jobs ----
+
+
+@pytest.mark.timeout(600)  # six processes import torch, perhaps on a busy machine
+def test_every_library_is_verified_and_timed(jobs: Jobs) -> None:
+    made = StepBench(jobs, StepManner(alternations=1, steps=2, warmup=1)).compare(SMALL)
+    assert [timing.library for timing in made.timings] == ["multiring", "ddp", "independent"]
+    assert all(len(timing.seconds) == 1 and timing.seconds[0] > 0 for timing in made.timings)
+    assert made.timings[1].settings["static_graph"] == "True"
+    assert [path.name for path in jobs.folder.iterdir()] == ["output"]
+
+
+def test_libraries_take_turns(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multiring.bench.step.WORKER", PRETENDERS / "quick.py")
+    told: list[str] = []
+    StepBench(jobs, StepManner(alternations=2), tell=told.append).compare(SMALL)
+    turns = [line.rpartition(" ")[2] for line in told]
+    assert turns == ["multiring", "ddp", "independent", "independent", "ddp", "multiring"]
+
+
+@pytest.mark.parametrize(
+    ("worker", "kind", "message"),
+    [
+        ("apart", WrongResultError, "multiring trains embedding wrongly, rank .: the gradient of .* the mean of all"),
+        ("crash", JobError, "(?s)a step of embedding with multiring: exit code 1; .*I break"),
+        ("mute", JobError, "a step of embedding with multiring: 0 of 2 ranks left an answer"),
+    ],
+)
+def test_a_library_that_fails_ends_the_bench(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, worker: str, kind: type[Exception], message: str
+) -> None:
+    monkeypatch.setattr("multiring.bench.step.WORKER", PRETENDERS / f"{worker}.py")
+    with pytest.raises(kind, match=message):
+        StepBench(jobs, ONCE).compare(SMALL)
+
+
+# ---- the command ----
+
+
+def test_the_command_prints_a_record_for_each_library(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("multiring.bench.step.WORKER", PRETENDERS / "quick.py")
+    words = ["bench", "step", "--networks", "embedding,vgg16", "--alternations", "1", "--json", "--batch", "1"]
+    assert main(words) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(record["network"], record["library"]) for record in records] == [
+        (network, library) for network in ("embedding", "vgg16") for library in ("multiring", "ddp", "independent")
+    ]
+    # Of two ranks the second is twice as slow, and the slower one counts.
+    assert [record["median_step_s"] for record in records[:3]] == [0.04, 0.06, 0.02]
+    assert (records[0]["exposed_s"], records[0]["ratio"], records[0]["ddp_ratio"]) == (0.02, 0.5, 1.5)
+
+
+def test_the_command_prints_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("multiring.bench.step.WORKER", PRETENDERS / "quick.py")
+    assert main(["bench", "step", "--networks", "embedding", "--alternations", "1", "--against", "none"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("command: multiring")
+    table = [line.split()[:2] for line in lines[3:] if line.startswith("  ")]
+    assert table[1:3] == [["multiring", "40.0"], ["independent", "20.0"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--networks", "alexnet"], "unknown network 'alexnet'"),
+        (["--against", "gloo"], "'gloo' trains nothing here, want one of ddp"),
+        (["--batch", "0"], "batch 0: want at least 1"),
+        (["--ranks", "10000"], "10000 ranks of resnet50 need more than"),
+        (["--link", "1gbit"], "--link is a lab's"),
+    ],
+)
+def test_bad_input_is_named(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "step", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_without_torch_the_command_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert main(["bench", "step"]) == 2
+    assert "no torch to train with; install it with: " in capsys.readouterr().err

@@ -1,0 +1,169 @@
+"""What `multiring bench step` makes of its figures, and what it refuses; no torch, no processes."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multiring.bench.job import Jobs
+from multiring.bench.records import Circumstances
+from multiring.bench.step import StepBench, StepComparison, StepManner, StepQuestion, StepTiming, check_step_memory
+from multiring.bench.step_records import step_lines, step_records, step_settings_lines, why_steps_not_publishable
+from multiring.bench.workers.step_case import NETWORKS, Meeting
+
+CIRCUMSTANCES = Circumstances(hardware="a machine", commit="abc", command="multiring bench step", ping_pong_us=5.0)
+# Six alternations, and of each library the median is 1.02, 1.5 and 1.0.
+SLOWER = [0.01, 0.02, 0.02, 0.02, 0.02, 0.05]
+OTHER_QUIET, OTHER_BUSY = 0.01, 0.4
+
+
+def comparison(*, other_cores: float = OTHER_QUIET, alternations: int = 6, ddp: bool = True) -> StepComparison:
+    timings = [
+        StepTiming("multiring", [1 + more for more in SLOWER[:alternations]], "multiring 1", {}),
+        StepTiming("ddp", [1.5] * alternations, "torch 2", {"static_graph": "True"}),
+        StepTiming("independent", [1.0] * alternations, "torch 2", {}),
+    ]
+    return StepComparison(
+        question=StepQuestion(network="resnet50"),
+        manner=StepManner(alternations=alternations),
+        timings=tuple(timing for timing in timings if ddp or timing.library != "ddp"),
+        other_cores=other_cores,
+    )
+
+
+def test_figures_are_medians_over_alternations() -> None:
+    ours, ddp, alone = step_records(comparison(), CIRCUMSTANCES)
+    assert ours["median_step_s"] == pytest.approx(1.02)
+    assert ours["exposed_s"] == pytest.approx(0.02)
+    assert ours["exposed_interval"] == pytest.approx([0.01, 0.05])
+    assert ours["ratio"] == pytest.approx(1 / 1.02)
+    assert ours["interval"] == pytest.approx([1 / 1.05, 1 / 1.01])
+    assert ours["exposed_share"] == pytest.approx(0.02 / 1.02)
+    assert ours["ddp_ratio"] == pytest.approx(1.5 / 1.02)
+    assert (ddp["exposed_s"], ddp["ratio"], ddp["ddp_ratio"]) == (0.5, pytest.approx(1 / 1.5), 1.0)
+    assert (alone["exposed_s"], alone["ratio"]) == (0.0, 1.0)
+    assert ours["level"] >= 0.95
+
+
+def test_a_record_has_what_is_promised() -> None:
+    wanted: dict[str, Any] = {
+        "network": "resnet50",
+        "library": "ddp",
+        "ranks": 2,
+        "hosts": 1,
+        "threads": 1,
+        "batch": 4,
+        "image_size": 224,
+        "dtype": "bfloat16",
+        "parameters": 25_557_032,
+        "gradient_bytes": 102_228_128,
+        "median_step_s": 1.5,
+        "verified": True,
+        "hardware": "a machine",
+        "commit": "abc",
+        "command": "multiring bench step",
+        "publishable": True,
+        "settings": {"static_graph": "True"},
+    }
+    record = json.loads(json.dumps(step_records(comparison(), CIRCUMSTANCES)[1]))
+    assert {name: record[name] for name in wanted} == wanted
+    assert {"exposed_s", "ratio", "interval", "date"} <= record.keys()
+
+
+def test_without_ddp_nothing_is_held_against_it() -> None:
+    ours, _ = step_records(comparison(ddp=False), CIRCUMSTANCES)
+    assert (ours["ddp_ratio"], ours["ddp_interval"]) == (None, None)
+    assert not any("ddp" in line for line in step_lines(comparison(ddp=False)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "reasons"),
+    [
+        ({}, []),
+        ({"other_cores": OTHER_BUSY}, ["other work took 40% of a core, more than 5%"]),
+        ({"alternations": 5}, ["5 alternations give no 95 % interval, want at least 6"]),
+    ],
+)
+def test_what_may_be_published(fields: dict[str, Any], reasons: list[str]) -> None:
+    made = comparison(**fields)
+    assert why_steps_not_publishable(made) == reasons
+    assert all(record["publishable"] is not bool(reasons) for record in step_records(made, CIRCUMSTANCES))
+    assert [line for line in step_lines(made) if "not publishable" in line] == [
+        f"  not publishable: {reason}" for reason in reasons
+    ]
+
+
+def test_the_table_has_milliseconds_and_shares() -> None:
+    lines = step_lines(comparison())
+    assert lines[0] == "resnet50, 4 samples of 224 pixels a rank, bfloat16, 2 ranks x 1 threads, 102.2 MB of gradients"
+    assert lines[2].split() == [
+        *("multiring", "1020.0", "ms", "[1010.0,", "1050.0]", "20.0", "ms", "[10.0,", "50.0]", "2.0%"),
+        *("0.980", "[0.952,", "0.990]"),
+    ]
+    assert lines[4].split() == ["independent", "1000.0", "ms", "[1000.0,", "1000.0]"]
+    assert lines[5] == "  ddp / multiring: 1.471 [1.429, 1.485]"
+    assert step_settings_lines(comparison())[1] == "  ddp: torch 2; static_graph=True"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"network": "alexnet"}, "unknown network 'alexnet', want one of resnet50, vgg16, embedding"),
+        ({"dtype": "float16"}, "unknown type 'float16', want one of bfloat16, float32"),
+        ({"ranks": 1}, "ranks 1: want at least 2"),
+        ({"threads": 0}, "threads 0: want at least 1"),
+        ({"batch": 0}, "batch 0: want at least 1"),
+        ({"image_size": 63}, "image size 63: want at least 64"),
+    ],
+)
+def test_questions_nobody_can_answer(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        StepQuestion(**{"network": "resnet50", **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"alternations": 0}, "0 alternations of 10 steps time nothing"),
+        ({"steps": 0}, "7 alternations of 0 steps time nothing"),
+        ({"warmup": -1}, "-1 steps of warm-up"),
+    ],
+)
+def test_timing_nothing_is_refused(fields: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        StepManner(**fields)
+
+
+def test_an_unknown_peer_is_refused() -> None:
+    with pytest.raises(ValueError, match="'horovod' trains nothing here, want one of ddp"):
+        StepBench(Jobs(1.0), StepManner(), ["horovod"])
+
+
+def test_ranks_larger_than_the_machine_are_refused() -> None:
+    check_step_memory(StepQuestion(network="embedding"))
+    with pytest.raises(
+        ValueError, match=r"4096 ranks of vgg16 need more than 10555\.8 GiB, this machine has .*: want few"
+    ):
+        check_step_memory(StepQuestion(network="vgg16", ranks=4096))
+
+
+def test_a_batch_that_nobody_names_is_the_networks() -> None:
+    assert {network: StepQuestion(network=network).samples for network in NETWORKS} == {
+        "resnet50": 4,
+        "vgg16": 4,
+        "embedding": 512,
+    }
+    assert StepQuestion(network="embedding", batch=3).samples == 3
+
+
+def test_ranks_hear_each_other(tmp_path: Path) -> None:
+    first, second = (Meeting(tmp_path, rank, 2) for rank in range(2))
+    first.tell("x", 1)
+    assert not first.is_told("x")
+    other = threading.Thread(target=lambda: second.tell("x", {"a": [2]}))
+    other.start()
+    assert first.hear("x") == [1, {"a": [2]}]
+    other.join()
+    assert second.hear("x") == [1, {"a": [2]}]
