@@ -54,21 +54,23 @@ class RowCalls:
         """Start the collective; return what waits for it, does the rest, and returns or raises as `Handle.wait`."""
         assumed = self._assumed(rows)
         if assumed is None:
-            first = self._count(call.step(0, "counts"), rows, waits=waits)
+            pending = [self._count(call.step(0, "counts"), rows, waits=waits)]
         else:
-            first = self._run(call, rows, assumed, waits=waits)
+            pending = [self._run(call, rows, assumed, waits=waits)]
+        is_assumed = assumed is not None
 
         def finish() -> Any:
+            step, first = 0, pending.pop()
             try:
                 found = first.wait()
-                step = 0
             except MismatchError:
                 if any(title != rows.title for title in first.titles):
                     raise
                 step = 1
             else:
-                if assumed is not None:
+                if is_assumed:
                     return found
+            del first  # and with it the memory for what was assumed
             if step == 1:
                 with self._calls.telling(counting := call.step(step, "counts")):
                     again = self._count(counting, rows, waits=True)
