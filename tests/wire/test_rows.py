@@ -109,6 +109,26 @@ def test_operations_that_a_call_takes(engine: str, ranks: int) -> None:
     assert all(taken == by_rank[0] for taken in by_rank)
 
 
+@pytest.mark.parametrize("path", [{"lower": False}, {"read_peers": False}])
+def test_every_way_through_a_host(path: dict[str, Any]) -> None:
+    assert run_ranks(follow, 3, **path) == run_ranks(follow, 3)
+
+
+def too_large_if_even(here: Here) -> list[str]:
+    """What a rank assumes would not fit its segment; what the ranks bring does, but not beside it."""
+    group = here.join(segment_bytes=64 << 20)
+    rows = (12 << 20) if here.rank == 0 else (4 << 20) + here.rank
+    mine = np.full(rows, here.rank, np.uint8)
+    names()
+    result = group.all_gather(mine)
+    assert [int((result == rank).sum()) for rank in range(here.size)] == [12 << 20, *((4 << 20) + k for k in (1, 2, 3))]
+    return names()
+
+
+def test_what_is_assumed_need_not_fit() -> None:
+    assert run_ranks(too_large_if_even, 4) == [["all_gather", "counts", "all_gather"]] * 4
+
+
 def only_some_expect_it(here: Here) -> list[list[str]]:
     """Ranks that differ in whether they assume, count, or know that their own splits differ."""
     group = here.join()

@@ -12,7 +12,7 @@ from multiring.runtime.arrays import Buffer, buffer_of, numpy_dtype
 from multiring.runtime.calls import Calls, Membership, Work
 from multiring.runtime.handles import Handle, in_background
 from multiring.runtime.programs import Request, compile_moves, message_moves
-from multiring.runtime.rows import Move, RowCalls, Rows, Table
+from multiring.runtime.rows import Move, RowCalls, Rows
 from multiring.schedule import Collective, Extents, Space, Splits
 
 Array = Any  # NumPy, DLPack or buffer protocol; see runtime/arrays.py
@@ -147,12 +147,11 @@ class Group:
             buffer = _rows(buffer_of(array, writes=False))
             rows = [buffer.shape[0] // self.size + (r < buffer.shape[0] % self.size) for r in range(self.size)]
             width = math.prod(buffer.shape[1:])
-            out = self._out(out, (rows[self._own], *buffer.shape[1:]), buffer)
+            out, output = self._out(out, (rows[self._own], *buffer.shape[1:]), buffer)
             counts = tuple(each * width for each in rows)
             request = Request(Collective.REDUCE_SCATTER, buffer.dtype, counts, buffer.count, op)
             title = f"reduce_scatter {op} {_shown(buffer)}"
-            buffers = (buffer, buffer_of(out, writes=True))
-            return self._calls.run(call, title, request, buffers, out, waits=waits)
+            return self._calls.run(call, title, request, (buffer, output), out, waits=waits)
 
     def all_gather(self, array: Array, out: Array | None = None) -> Array:
         """Return every rank's `array`, one after the other along the first dimension.
@@ -173,15 +172,16 @@ class Group:
         with self._calls.telling(call):
             buffer = _rows(buffer_of(array, writes=False))
 
-            def move(table: Table) -> Move:
-                rows = [int(row) for row in table[:, 0]]
-                whole = self._out(out, (sum(rows), *buffer.shape[1:]), buffer, own_row=sum(rows[: self._own]))
-                counts = tuple(row * math.prod(buffer.shape[1:]) for row in rows)
-                request = Request(Collective.ALL_GATHER, buffer.dtype, counts, sum(counts))
-                return Move(request=request, buffers=(buffer, buffer_of(whole, writes=True)), result=whole)
+            def move(rows: list[int], total: int, agreed: str) -> Move:
+                start = sum(rows[: self._own])
+                whole, output = self._out(out, (total, *buffer.shape[1:]), buffer, own_row=start)
+                width = math.prod(buffer.shape[1:])
+                counts = tuple([each * width for each in rows])
+                request = Request(Collective.ALL_GATHER, buffer.dtype, counts, total * width, agreed=agreed)
+                return Move(request=request, buffers=(buffer, output), result=whole)
 
             title = f"all_gather of {_shown_rows(buffer)}"
-            return self._by_rows.start(call, Rows(title=title, own=[buffer.shape[0]], move=move), waits=waits)
+            return self._by_rows.start(call, Rows(title=title, own=[buffer.shape[0]], column=0, move=move), waits=waits)
 
     def all_to_all(self, array: Array, out: Array | None = None, splits: Sequence[int] | None = None) -> Array:
         """Send each rank its rows of `array`, and return the rows they all sent here, by sender.
@@ -205,18 +205,17 @@ class Group:
             buffer = _rows(buffer_of(array, writes=False))
             sent = self._splits(buffer, splits)
 
-            def move(table: Table) -> Move:
-                received = [int(rows) for rows in table[:, self._own]]
+            def move(received: list[int], total: int, agreed: str) -> Move:
                 width = math.prod(buffer.shape[1:])
-                whole = self._out(out, (sum(received), *buffer.shape[1:]), buffer)
+                whole, output = self._out(out, (sum(received), *buffer.shape[1:]), buffer)
                 counts = Splits(tuple(rows * width for rows in sent), tuple(rows * width for rows in received))
                 # The plan must not depend on one rank's splits: every rank prices the job's mean buffer.
-                total = int(table.sum()) * width // self.size
-                request = Request(Collective.ALL_TO_ALL, buffer.dtype, counts, total)
-                return Move(request=request, buffers=(buffer, buffer_of(whole, writes=True)), result=whole)
+                mean = total * width // self.size
+                request = Request(Collective.ALL_TO_ALL, buffer.dtype, counts, mean, agreed=agreed)
+                return Move(request=request, buffers=(buffer, output), result=whole)
 
             title = f"all_to_all of {_shown_rows(buffer)}"
-            return self._by_rows.start(call, Rows(title=title, own=sent, move=move), waits=waits)
+            return self._by_rows.start(call, Rows(title=title, own=sent, column=self._own, move=move), waits=waits)
 
     def barrier(self) -> None:
         """Return once every rank has called it."""
@@ -316,23 +315,26 @@ class Group:
             raise ArgumentError(f"splits={sent}: want {self.size} numbers >= 0 that add up to the {rows} rows")
         return sent
 
-    def _out(self, out: Array | None, shape: tuple[int, ...], source: Buffer, *, own_row: int | None = None) -> Array:
+    def _out(
+        self, out: Array | None, shape: tuple[int, ...], source: Buffer, *, own_row: int | None = None
+    ) -> tuple[Array, Buffer]:
         """Return `out`, or a new array; with `own_row` the source may be those rows of it, from that one on."""
         dtype = source.dtype
         if out is None:
-            return self.allocate(shape, dtype)
+            out = self.allocate(shape, dtype)
+            return out, buffer_of(out, writes=True)
         found = buffer_of(out, writes=True)
         if found.shape != shape or found.dtype != dtype or not found.is_row_major:
             raise ArgumentError(f"out of shape {found.shape}, {found.dtype}: want shape {shape}, {dtype}, row-major")
         own_bytes = 0 if own_row is None else own_row * math.prod(shape[1:]) * found.itemsize
         if own_row is not None and source.address == found.address + own_bytes:
-            return out
+            return out, found
         overlap = min(found.address + found.size_bytes, source.address + source.size_bytes)
         if overlap > max(found.address, source.address):
             raise ArgumentError(
                 "out shares memory with the array; want memory of its own, as ranks still read the array"
             )
-        return out
+        return out, found
 
 
 def _rows(buffer: Buffer) -> Buffer:

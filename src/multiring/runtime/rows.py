@@ -7,11 +7,10 @@ move. All that may differ stays out of the title: ranks of one title mean the sa
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from multiring.errors import ArgumentError, MismatchError
 from multiring.runtime.arrays import Buffer, buffer_of
@@ -19,8 +18,6 @@ from multiring.runtime.calls import Call, Calls
 from multiring.runtime.handles import OperationHandle
 from multiring.runtime.programs import Request
 from multiring.schedule import Collective
-
-Table = NDArray[np.int64]  # (ranks, numbers): what each rank brings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +35,10 @@ class Rows:
 
     title: str  # all that the ranks must have in common
     own: list[int]  # rows: of the array, or to each rank
-    move: Callable[[Table], Move]  # raises ArgumentError where the caller's `out` does not fit the table
+    column: int  # which of every rank's numbers this rank has to know
+    # Of the numbers in the column, of the sum of all ranks' numbers, and of what the ranks have to agree on besides;
+    # raises ArgumentError where the caller's `out` does not fit.
+    move: Callable[[list[int], int, str], Move]
 
 
 class RowCalls:
@@ -54,43 +54,46 @@ class RowCalls:
         """Start the collective; return what waits for it, does the rest, and returns or raises as `Handle.wait`."""
         assumed = self._assumed(rows)
         if assumed is None:
-            first = self._count(call.step(0, "counts"), rows, waits=waits)
+            pending = [self._count(call.step(0, "counts"), rows, waits=waits)]
         else:
-            first = self._run(call, rows, assumed, waits=waits)
+            pending = [self._run(call, rows, assumed, waits=waits)]
+        is_assumed = assumed is not None
 
         def finish() -> Any:
+            step, first = 0, pending.pop()
             try:
                 found = first.wait()
-                step = 0
             except MismatchError:
                 if any(title != rows.title for title in first.titles):
                     raise
                 step = 1
             else:
-                if assumed is not None:
+                if is_assumed:
                     return found
+            del first  # and with it the memory for what was assumed
             if step == 1:
                 with self._calls.telling(counting := call.step(step, "counts")):
                     again = self._count(counting, rows, waits=True)
                 found = again.wait()
-            table = np.asarray(found, np.int64).reshape(-1, len(rows.own))
+            table = found.reshape(-1, len(rows.own))
             (self._uneven.discard if (table == table[0, 0]).all() else self._uneven.add)(rows.title)
             with self._calls.telling(moving := call.step(step + 1, call.name)):
-                handle = self._run(moving, rows, rows.move(table), waits=True)
+                move = rows.move(table[:, rows.column].tolist(), int(table.sum()), "")
+                handle = self._run(moving, rows, move, waits=True)
             return handle.wait()
 
         return finish
 
     def _assumed(self, rows: Rows) -> Move | None:
         """Return what happens if all ranks bring what this one does; None if that is not to be expected."""
-        even = len(set(rows.own)) == 1
-        if not even or rows.title in self._uneven:
+        each = rows.own[0]
+        if rows.title in self._uneven or any(other != each for other in rows.own):
             return None
+        ranks = len(self._calls.ranks)
         try:
-            move = rows.move(np.full((len(self._calls.ranks), len(rows.own)), rows.own[0]))
+            return rows.move([each] * ranks, each * len(rows.own) * ranks, f"{each} rows")
         except ArgumentError:  # `out` may be right for what the others bring; if not, it is said once that is known
             return None
-        return replace(move, request=replace(move.request, agreed=f"{rows.own[0]} rows"))
 
     def _run(self, call: Call, rows: Rows, move: Move, *, waits: bool) -> OperationHandle:
         return self._calls.run(call, rows.title, move.request, move.buffers, move.result, waits=waits)
