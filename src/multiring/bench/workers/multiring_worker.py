@@ -30,7 +30,7 @@ def call_on(case: contract.Case, group: Any, buffers: list[tuple[Array, Array]])
 
 
 def buffers_of(case: contract.Case, group: Any) -> list[tuple[Array, Array]]:
-    """Return input and output of every index; one array for both where the operation is in place."""
+    """Return input and output of every index; the same memory where the operation is in place."""
     dtype = contract.numpy_dtype(case.dtype)
 
     def make(count: int) -> Array:
@@ -40,8 +40,13 @@ def buffers_of(case: contract.Case, group: Any) -> list[tuple[Array, Array]]:
     pairs = []
     for _ in range(contract.num_buffers(case)):
         whole = make(contract.output_count(case, group.size))
-        in_place = case.collective in {"all_reduce", "broadcast", "barrier"}
-        pairs.append((whole if in_place else make(contract.input_count(case, group.size)), whole))
+        count = contract.input_count(case, group.size)
+        if case.collective in {"all_reduce", "broadcast", "barrier"}:
+            pairs.append((whole, whole))
+        elif case.collective == "all_gather":  # in place: this rank's own part of the result
+            pairs.append((whole[group.rank * count : (group.rank + 1) * count], whole))
+        else:
+            pairs.append((make(count), whole))
     return pairs
 
 
