@@ -122,6 +122,7 @@ class Context final : public LinkEvents, public Host {
   // Host
   Link& link(int peer) override;
   Segment& segment() override { return *segment_; }
+  uint64_t& staged_bytes() override { return staged_bytes_; }
   int rank() const override { return config_.rank; }
   bool logs_moves() const override { return config_.log_moves; }
   bool lowers() const override { return config_.lower; }
@@ -206,6 +207,7 @@ class Context final : public LinkEvents, public Host {
   std::map<int, std::unique_ptr<Handshake>> strangers_;
 
   std::map<OperationKey, std::shared_ptr<Operation>> running_;
+  uint64_t staged_bytes_ = 0;
   std::map<OperationKey, std::vector<Frame>> early_;  // frames for operations not posted yet
   std::map<int, Loss> losses_;
   std::vector<std::pair<int, Loss>> new_losses_;  // found while links or operations are at work

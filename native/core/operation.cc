@@ -17,6 +17,7 @@ constexpr uint64_t kSliceBlock = 16 * 1024;  // stays in the first-level cache b
 // Ordinary memory up to here is copied into the segment and back rather than read by the kernel for the peers: copies of
 // what stays in cache cost less than its pages' pinning. docs/decisions/0006 has the figures.
 constexpr uint64_t kMostStaged = 8 << 20;
+constexpr uint64_t kMostStagedInAll = 64 << 20;  // by all operations in flight: more would not stay in cache
 constexpr size_t kSlotsAt = 17;  // in a note: 7 bytes, where the sender has its exchange slots
 constexpr uint16_t kExplainChannel = 0xff00;  // + round; schedules use channels below
 
@@ -82,7 +83,7 @@ Operation::Operation(OperationSpec spec, Host& host) : spec_(std::move(spec)), h
 
 Operation::~Operation() {
   if (scratch_ != nullptr) host_.segment().release(scratch_);
-  if (staged_ != nullptr) host_.segment().release(staged_);
+  unstage();
 }
 
 bool Operation::involves(int rank) const {
@@ -223,13 +224,21 @@ Frame Operation::note_of(size_t round) const {
 void Operation::stage() {
   if (!spec_.at_once || !spec_.program || spec_.program->lowering != Lowering::slice || !host_.lowers()) return;
   const uint64_t bytes = spec_.user_bytes;
-  if (bytes == 0 || bytes > kMostStaged || host_.segment().mapping().contains(spec_.bases[1], bytes)) return;
+  if (bytes == 0 || bytes > kMostStaged || host_.staged_bytes() + bytes > kMostStagedInAll) return;
+  if (host_.segment().mapping().contains(spec_.bases[1], bytes)) return;
   try {
     staged_ = host_.segment().allocate(bytes);
   } catch (const Fault&) {  // a full segment: move by move, then
     return;
   }
+  host_.staged_bytes() += bytes;
   copy_but_slice(staged_, spec_.bases[1]);
+}
+
+void Operation::unstage() {
+  if (staged_ == nullptr) return;
+  host_.segment().release(std::exchange(staged_, nullptr));
+  host_.staged_bytes() -= spec_.user_bytes;
 }
 
 // The slice itself nobody else reads or writes.
@@ -461,7 +470,7 @@ std::vector<int> Operation::waiting_for() const {
 void Operation::finish(State state) {
   for (int peer : partners_) host_.link(peer).close(spec_.key);
   if (scratch_ != nullptr) host_.segment().release(std::exchange(scratch_, nullptr));
-  if (staged_ != nullptr) host_.segment().release(std::exchange(staged_, nullptr));
+  unstage();
   finished = Clock::now();
   state_ = state;
 }

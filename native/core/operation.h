@@ -98,6 +98,7 @@ class Host {
   virtual Segment& segment() = 0;
   virtual int rank() const = 0;
   virtual bool logs_moves() const = 0;
+  virtual uint64_t& staged_bytes() = 0;  // of all operations in flight
   virtual bool lowers() const = 0;  // false: move by move, for tests
 };
 
@@ -148,6 +149,7 @@ class Operation {
   Frame note_of(size_t round) const;
   bool choose_lowering();
   void stage();
+  void unstage();
   void copy_but_slice(std::byte* to, const std::byte* from) const;
   bool slice();
   bool part();
