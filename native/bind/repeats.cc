@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -76,11 +77,58 @@ bool op_of(PyObject* op, uint8_t& index) {
   return found != kOps.end();
 }
 
+// What operations in flight work on. It belongs to the process: whoever drops handle, array and group must not free
+// memory that ranks still read and write.
+class Holdings {
+ public:
+  explicit Holdings(nb::object context) : owner_(std::move(context)), context_(nb::cast<Context&>(owner_)) {}
+  Context& context() const { return context_; }
+
+  // Nothing of Python's, a signal's handler least of all, comes between posting and holding.
+  std::shared_ptr<Operation> post(OperationSpec spec, bool caller_waits, nb::object memory) {
+    std::shared_ptr<Operation> operation;
+    {
+      const nb::gil_scoped_release release;
+      operation = context_.post(std::move(spec), caller_waits);
+    }
+    hold(operation, std::move(memory));
+    return operation;
+  }
+
+  void hold(const std::shared_ptr<Operation>& operation, nb::object memory) {
+    std::vector<nb::object> dead;  // let go of last: that may run any code
+    if (held_.size() >= sweep_at_) {
+      for (auto at = held_.begin(); at != held_.end();) {
+        const bool ended = context_.has_ended(*at->first);
+        if (ended) dead.push_back(std::move(at->second));
+        at = ended ? held_.erase(at) : std::next(at);
+      }
+      sweep_at_ = held_.size() < kFew ? 0 : 2 * held_.size();  // what many handles in flight cost stays linear
+    }
+    held_.insert_or_assign(operation, std::move(memory));
+  }
+
+  // The operation has ended.
+  void release(const std::shared_ptr<Operation>& operation) {
+    const auto found = held_.find(operation);
+    if (found == held_.end()) return;
+    const nb::object dead = std::move(found->second);
+    held_.erase(found);
+  }
+
+ private:
+  nb::object owner_;
+  Context& context_;
+  static constexpr size_t kFew = 8;
+  std::map<std::shared_ptr<Operation>, nb::object> held_;
+  size_t sweep_at_ = 0;
+};
+
 class Repeats {
  public:
-  Repeats(nb::object context, uint64_t group, std::shared_ptr<Exchange> exchange, uint64_t steps, double patience_s, nb::object array_type)
-      : owner_(std::move(context)), context_(nb::cast<Context&>(owner_)), group_(group), exchange_(std::move(exchange)), steps_(steps),
-        patience_s_(patience_s), array_type_(std::move(array_type)) {}
+  Repeats(nb::object holdings, uint64_t group, std::shared_ptr<Exchange> exchange, uint64_t steps, double patience_s, nb::object array_type)
+      : owner_(std::move(holdings)), holdings_(nb::cast<Holdings&>(owner_)), context_(holdings_.context()), group_(group),
+        exchange_(std::move(exchange)), steps_(steps), patience_s_(patience_s), array_type_(std::move(array_type)) {}
 
   uint64_t next() { return sequence_.fetch_add(steps_) + steps_; }
   std::shared_ptr<Exchange> exchange() const { return exchange_; }
@@ -133,18 +181,17 @@ class Repeats {
       OperationSpec spec = *model;
       spec.key = {group_, next()};
       spec.bases[1] = data;
-      const nb::gil_scoped_release release;
-      operation = context_.post(std::move(spec), true);
+      operation = holdings_.post(std::move(spec), true, nb::borrow(array));
+    } else {
+      holdings_.hold(operation, nb::borrow(array));
     }
-    // Whatever a signal's handler raises, the memory belongs to the operation until it has ended.
-    std::erase_if(held_, [&](const auto& held) { return context_.has_ended(*held.first); });
-    held_.emplace_back(operation, nb::borrow(array));
     if (!wait_for(context_, operation, patience_s_) || operation->fault() != FaultKind::none) return nb::cast(operation);
-    std::erase_if(held_, [&](const auto& held) { return held.first == operation; });  // others may have come meanwhile
+    holdings_.release(operation);
     return nb::bool_(true);
   }
 
   nb::object owner_;
+  Holdings& holdings_;
   Context& context_;
   const uint64_t group_;
   const std::shared_ptr<Exchange> exchange_;
@@ -153,7 +200,6 @@ class Repeats {
   const nb::object array_type_;
   std::atomic<uint64_t> sequence_{0};
   std::vector<std::pair<Shape, OperationSpec>> known_;  // newest last
-  std::vector<std::pair<std::shared_ptr<Operation>, nb::object>> held_;
 };
 
 }  // namespace
@@ -167,8 +213,13 @@ void bind_repeats(nb::module_& m) {
           },
           nb::arg("context"), nb::arg("members"), nb::arg("steps"), "The slots in which ranks of one host meet.")
       .def_prop_ro_static("CAPACITY", [](nb::handle) { return Exchange::kCapacity; }, "Bytes of payload.");
+  nb::class_<Holdings>(m, "Holdings")
+      .def(nb::init<nb::object>(), nb::arg("context"))
+      .def("post", &Holdings::post, nb::arg("spec"), nb::arg("caller_waits"), nb::arg("memory").none(),
+           "Start an operation, and keep what it works on until it has ended.")
+      .def("release", &Holdings::release, nb::arg("operation"), "Let go of what an operation that has ended worked on.");
   nb::class_<Repeats>(m, "Repeats")
-      .def(nb::init<nb::object, uint64_t, std::shared_ptr<Exchange>, uint64_t, double, nb::object>(), nb::arg("context"),
+      .def(nb::init<nb::object, uint64_t, std::shared_ptr<Exchange>, uint64_t, double, nb::object>(), nb::arg("holdings"),
            nb::arg("group"), nb::arg("exchange").none(), nb::arg("steps"), nb::arg("patience_s"), nb::arg("array_type"))
       .def("next", &Repeats::next, "The group's next sequence number.")
       .def_prop_ro("exchange", &Repeats::exchange)

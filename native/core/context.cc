@@ -172,6 +172,11 @@ bool Context::drive() {
   const Operation* exchanging = nullptr;
   for (auto at = running_.begin(); at != running_.end();) {
     const auto operation = at->second;
+    if (operation->state() == Operation::State::exchanging && doomed_.contains(at->first)) {
+      ++at;  // whoever failed it must not be found in the slots
+      any |= settle(operation);
+      continue;
+    }
     // To the other ranks, a group's later operation means that this rank is done with the slots.
     if (exchanging != nullptr && exchanging->spec().key.group == at->first.group) {
       ++at;
@@ -230,7 +235,7 @@ std::shared_ptr<Operation> Context::post(OperationSpec spec, bool caller_waits) 
     throw Fault(FaultKind::stall, "the group is unusable: in an earlier operation " + stalled->second);
   }
   if (running_.contains(key)) throw Fault(FaultKind::state, "an operation with this key is in flight");
-  const bool exchanges = may_exchange(spec, key.group);
+  const bool exchanges = may_exchange(spec, key);
   auto operation = std::make_shared<Operation>(std::move(spec), static_cast<Host&>(*this));
   if (exchanges) {
     operation->begin_exchange(false);
@@ -257,10 +262,11 @@ void Context::begin(const std::shared_ptr<Operation>& operation) {
   if (!losses_.empty()) unsettled_ = true;
 }
 
-bool Context::may_exchange(const OperationSpec& spec, uint64_t group) const {
-  if (!spec.meets || !config_.lower || !spec.exchange || !spec.exchange->ready()) return false;
-  const auto later = running_.lower_bound({group, 0});
-  return later == running_.end() || later->first.group != group;
+bool Context::may_exchange(const OperationSpec& spec, OperationKey key) const {
+  if (!spec.meets || !config_.lower || !spec.exchange || !spec.exchange->may_publish(key.sequence)) return false;
+  if (early_.contains(key) || doomed_.contains(key)) return false;  // somebody does not meet, or has failed already
+  const auto other = running_.lower_bound({key.group, 0});
+  return other == running_.end() || other->first.group != key.group;
 }
 
 void Context::ring_waiting(const Exchange& exchange) {
@@ -276,9 +282,11 @@ Context::Attempt Context::meet(const OperationSpec& model, uint64_t group, std::
   if (is_forked_child()) throw Fault(FaultKind::state, "this process was forked from a rank; only the rank may communicate");
   const Lock lock(mutex_, std::try_to_lock);
   if (!lock || closing_ || !broken_.empty() || !losses_.empty() || stalled_groups_.contains(group)) return {};
-  if (has_news()) drive();
-  if (config_.log_moves || !may_exchange(model, group)) return {};
-  const OperationKey key{group, sequence.fetch_add(steps) + steps};
+  if (has_news()) receive_local();
+  uint64_t before = sequence.load();
+  const OperationKey key{group, before + steps};
+  if (config_.log_moves || unsettled_ || !new_losses_.empty() || !may_exchange(model, key)) return {};
+  if (!sequence.compare_exchange_strong(before, key.sequence)) return {};
   const auto start = Clock::now();
   const auto until = start + std::min<Clock::duration>(kMeetingSpin, as_duration(spin_s_));
   const size_t bytes = model.program ? model.user_bytes : 0;
@@ -290,6 +298,7 @@ Context::Attempt Context::meet(const OperationSpec& model, uint64_t group, std::
       if (model.program) combine_published(*model.program, *model.exchange, key.sequence, data, bytes);
       last_caller_ = Clock::now();
       const int64_t end = nanoseconds(last_caller_);
+      model.exchange->note_end(key.sequence);
       record({Event::Kind::operation, model.name, key, model.user_bytes, nanoseconds(start), end, end});
       record({Event::Kind::wait, model.name, key, 0, nanoseconds(start), 0, end});
       return {true, nullptr};

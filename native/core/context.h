@@ -148,7 +148,7 @@ class Context final : public LinkEvents, public Host {
   void fail_stalled(Operation& operation, int silent, int64_t quiet_s);
   void fail_alone(Operation& operation, const std::string& why);
   void tick();
-  bool may_exchange(const OperationSpec& spec, uint64_t group) const;
+  bool may_exchange(const OperationSpec& spec, OperationKey key) const;
   void begin(const std::shared_ptr<Operation>& operation);
   void ring_waiting(const Exchange& exchange);
   bool has_news() const;

@@ -38,6 +38,11 @@ void Exchange::publish(uint64_t sequence, const Digest& digest, const void* data
   slot.stamp.store(sequence, std::memory_order_release);
 }
 
+void Exchange::withdraw(uint64_t sequence) {
+  uint64_t expected = sequence;
+  own_[turn(sequence)].stamp.compare_exchange_strong(expected, 0, std::memory_order_acq_rel);
+}
+
 Exchange::Seen Exchange::look(uint64_t sequence, const Digest& digest) const {
   Seen seen = Seen::all;
   for (const Member& member : members_) {

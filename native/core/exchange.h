@@ -9,6 +9,7 @@
 // the ordinary way, and they turn to that: with a slot missing nobody can have finished here.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -33,9 +34,19 @@ class Exchange {
   static constexpr size_t bytes() { return 2 * sizeof(Slot); }
   // Where `rank` has its slots, and its control page.
   void learn(int rank, const std::byte* slots, ControlPage& control);
-  bool ready() const { return known_ == members_.size(); }  // all are known
+  // Whether this rank may publish for `sequence`: all are known, and the operation before has ended here, which shows that
+  // every rank was done with the one before that.
+  bool may_publish(uint64_t sequence) const {
+    return known_ == members_.size() && !retired_ && sequence / steps_ == last_ended_ + 1;
+  }
+  bool knows_all() const { return known_ == members_.size(); }
+  // An operation of the group ended, every rank having come to it.
+  void note_end(uint64_t sequence) { last_ended_ = std::max(last_ended_, sequence / steps_); }
+  // An operation failed without every rank having come to it: nothing is known of the others' place any more.
+  void retire() { retired_ = true; }
 
   void publish(uint64_t sequence, const Digest& digest, const void* data, size_t size);
+  void withdraw(uint64_t sequence);  // who comes late shall not find this rank there
   enum class Seen : uint8_t { missing, different, all };
   Seen look(uint64_t sequence, const Digest& digest) const;  // different: somebody published another operation
   const std::byte* payload(int rank, uint64_t sequence) const;
@@ -67,6 +78,8 @@ class Exchange {
   const uint64_t steps_;
   std::vector<Member> members_;
   size_t known_ = 1;
+  uint64_t last_ended_ = 0;  // its place among the group's operations
+  bool retired_ = false;
   Slot* own_ = nullptr;
   uint64_t offset_ = 0;
 };

@@ -145,7 +145,7 @@ bool Operation::exchange() {
 
 // All ranks have been heard of, and with that where each has its slots.
 void Operation::learn_slots() {
-  if (!spec_.exchange || !spec_.at_once || spec_.exchange->ready()) return;
+  if (!spec_.exchange || !spec_.at_once || spec_.exchange->knows_all()) return;
   for (size_t i = 0; i < spec_.rounds->size(); ++i) {
     const int from = (*spec_.rounds)[i].from;
     uint64_t offset = 0;
@@ -469,6 +469,7 @@ std::vector<int> Operation::waiting_for() const {
 
 void Operation::finish(State state) {
   for (int peer : partners_) host_.link(peer).close(spec_.key);
+  if (spec_.exchange && state == State::done) spec_.exchange->note_end(spec_.key.sequence);
   if (scratch_ != nullptr) host_.segment().release(std::exchange(scratch_, nullptr));
   unstage();
   finished = Clock::now();
@@ -477,9 +478,17 @@ void Operation::finish(State state) {
 
 void Operation::fail(FaultKind kind, const std::string& text) {
   if (ended()) return;
-  if (state_ == State::exchanging) leave_exchange(State::draining);
+  if (state_ == State::exchanging) {
+    spec_.exchange->withdraw(spec_.key.sequence);
+    leave_exchange(State::draining);
+  }
+  if (spec_.exchange) spec_.exchange->retire();
   // Ranks that have not heard of the failure may go on writing into this rank's buffer.
-  if (state_ == State::slicing || state_ == State::parting) host_.segment().condemn(staged_ != nullptr ? staged_ : spec_.bases[1]);
+  const bool told = state_ == State::agreeing && (round_ > 0 || round_sent_) && spec_.at_once && spec_.program &&
+                    spec_.program->lowering == Lowering::slice && note_of(0).offset != 0;
+  if (told || state_ == State::slicing || state_ == State::parting) {
+    host_.segment().condemn(staged_ != nullptr ? staged_ : spec_.bases[1]);
+  }
   fault_ = kind;
   fault_text_ = text;
   finish(State::failed);

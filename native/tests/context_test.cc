@@ -264,7 +264,7 @@ void exchanges(int size) {
       for (const int32_t value : buffers[i]) right &= value == static_cast<int32_t>(i) * size + size * (size - 1) / 2;
     }
     check(right, "every way of meeting gives the sum");
-    check(slots->ready(), "and the slots were known");
+    check(slots->knows_all(), "and the slots were known");
   });
   job.in_parallel([&](int rank) { job[rank].close(5, true); });
 }

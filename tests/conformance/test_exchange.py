@@ -1,6 +1,9 @@
 """Small messages of one host meet in slots, by choice of each rank; whatever the others choose, the result is one."""
 
+import gc
 import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -167,3 +170,78 @@ def test_a_death_is_told_to_those_who_wait_in_slots() -> None:
     report = report_of(die_meanwhile, 3, faults=[kill(2).at("warm")])
     for outcome in report.outcomes[:2]:
         assert "rank 2 died" in str(outcome.value), outcome
+
+
+def come_too_late(here: Here, flag: str) -> list[str]:
+    """Let rank 0's third call stall; rank 1 comes to it after that was raised."""
+    group, array, told = here.join(), np.ones(4), []
+    for _ in range(3):
+        group.barrier()
+    if here.rank == 1:
+        while not Path(flag).exists():
+            time.sleep(0.01)
+    for _ in range(2):
+        try:
+            group.all_reduce(array)
+        except MultiringError as error:
+            told.append(type(error).__name__)
+            Path(flag).touch()
+    return told
+
+
+def test_who_comes_after_a_stall_is_told_so_in_slots_too(tmp_path: Path) -> None:
+    told = run_ranks(come_too_late, 2, str(tmp_path / "stalled"), stall_warn_s=0.2, stall_timeout_s=1)
+    assert told == [["StallError"] * 2] * 2
+
+
+def drop_everything(here: Here) -> int:
+    """Drop handle, array and group of an operation in flight; return how many fresh arrays it wrote into."""
+    world = here.join()
+    group = world.subgroup([0, 1])
+    assert group is not None
+    for _ in range(3):
+        group.all_reduce(np.ones(64))
+    touched = 0
+    if here.rank == 0:
+        mine = np.ones(64)
+        group.all_reduce_async(mine)
+        del mine, group
+        gc.collect()
+        fresh = [np.zeros(64) for _ in range(50)]
+        world.barrier()
+        world.barrier()
+        touched = sum(bool(each.any()) for each in fresh)
+    else:
+        world.barrier()
+        group.all_reduce(np.ones(64))
+        world.barrier()
+    return touched
+
+
+def test_memory_outlives_its_group_until_the_operation_has_ended() -> None:
+    assert run_ranks(drop_everything, 2) == [0, 0]
+
+
+class Interrupted:
+    """An array during the reading of which Ctrl-C is pressed."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        raise KeyboardInterrupt
+
+    def __dlpack__(self, **_: Any) -> object:
+        raise KeyboardInterrupt
+
+
+def interrupted_before_posting(here: Here) -> str:
+    group, array = here.join(), np.ones(4)
+    try:
+        group.all_reduce(Interrupted() if here.rank == 0 else array)
+    except (KeyboardInterrupt, MismatchError) as error:
+        group.all_reduce(array)
+        assert (array == here.size).all()
+        return type(error).__name__
+    return "nothing"
+
+
+def test_ctrl_c_before_an_operation_is_posted_is_told_to_the_others() -> None:
+    assert run_ranks(interrupted_before_posting, 2) == ["KeyboardInterrupt", "MismatchError"]

@@ -5,6 +5,7 @@ from multiring._native._core import Context as Context
 from multiring._native._core import DType as DType
 from multiring._native._core import Exchange as Exchange
 from multiring._native._core import FaultKind as FaultKind
+from multiring._native._core import Holdings as Holdings
 from multiring._native._core import Lowering as Lowering
 from multiring._native._core import Operation as Operation
 from multiring._native._core import OperationSpec as OperationSpec

@@ -160,9 +160,17 @@ class Exchange:
     CAPACITY: Final[int] = ...
     """Bytes of payload."""
 
+class Holdings:
+    def __init__(self, context: object) -> None: ...
+    def post(self, spec: OperationSpec, caller_waits: bool, memory: object | None) -> Operation:
+        """Start an operation, and keep what it works on until it has ended."""
+
+    def release(self, operation: Operation) -> None:
+        """Let go of what an operation that has ended worked on."""
+
 class Repeats:
     def __init__(
-        self, context: object, group: int, exchange: Exchange | None, steps: int, patience_s: float, array_type: object
+        self, holdings: object, group: int, exchange: Exchange | None, steps: int, patience_s: float, array_type: object
     ) -> None: ...
     def next(self) -> int:
         """The group's next sequence number."""

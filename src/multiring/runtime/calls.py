@@ -6,15 +6,14 @@ arguments are wrong tells the others.
 
 import hashlib
 import threading
-from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from multiring._native import Context, Exchange, Lowering, Operation, OperationSpec, Program, Repeats, Rounds
+from multiring._native import Context, Exchange, Holdings, Lowering, Operation, OperationSpec, Program, Repeats, Rounds
 from multiring.errors import StallError, StateError
 from multiring.runtime.arrays import Buffer, numpy_dtype
 from multiring.runtime.events import NAMES, STEPS
@@ -33,6 +32,7 @@ class Membership:
     """What every group of one process shares."""
 
     context: Context
+    holdings: Holdings
     world_rank: int
     stall_warn_s: float
 
@@ -93,10 +93,10 @@ class Calls:
         slots = self._at_once and len(ranks) > 1
         exchange = Exchange(membership.context, list(ranks), STEPS) if slots else None
         self.repeats = Repeats(
-            membership.context, self._id, exchange, STEPS, membership.stall_warn_s, array_type=np.ndarray
+            membership.holdings, self._id, exchange, STEPS, membership.stall_warn_s, array_type=np.ndarray
         )
         self._messages: dict[tuple[int, int, int], int] = {}
-        self._in_flight: deque[Flight] = deque()
+        self._latest: Flight | None = None
 
     def next(self, name: str) -> Call:
         """Return the group's next operation; the order of these calls is the order the ranks agree on."""
@@ -126,8 +126,9 @@ class Calls:
             yield
         except (StateError, StallError):  # there is nobody to talk to
             raise
-        except Exception as error:
-            self.post(call, f"{call.name} failed with {type(error).__name__}: {error}", Work(), waits=False)
+        except BaseException as error:
+            with suppress(StateError):  # a signal came when it was posted already
+                self.post(call, f"{call.name} failed with {type(error).__name__}: {error}", Work(), waits=False)
             raise
 
     def run(
@@ -178,12 +179,8 @@ class Calls:
             exchange=call.exchange,
             meets=work.meets and waits,
         )
-        flight = Flight(membership.context, membership.context.post(spec, waits), (work.input, work.output))
-        # Whoever drops a handle must not free memory that ranks still read and write.
-        with self._lock:
-            while self._in_flight and self._in_flight[0].done():
-                self._in_flight.popleft()
-            self._in_flight.append(flight)
+        operation = membership.holdings.post(spec, waits, (work.input, work.output))
+        self._latest = flight = Flight(membership.context, membership.holdings, operation)
         if waits and work.repeated is not None:
             self.repeats.remember(spec, *work.repeated)
         return self._handle_of(flight, title, call.number, work.result)
@@ -195,12 +192,12 @@ class Calls:
         if found is None:
             return False
         if isinstance(found, Operation):
-            self._resume(found, array).wait()
+            self._resume(found).wait()
         return True
 
-    def _resume(self, operation: Operation, array: Any) -> OperationHandle:
+    def _resume(self, operation: Operation) -> OperationHandle:
         """Return the handle of a repeated call that is still in flight, or has failed."""
-        flight = Flight(self.membership.context, operation, array)
+        flight = Flight(self.membership.context, self.membership.holdings, operation)
         return self._handle_of(flight, operation.title, operation.sequence // STEPS, None)
 
     def _handle_of(self, flight: Flight, title: str, number: int, result: Any) -> OperationHandle:
@@ -210,8 +207,9 @@ class Calls:
     @property
     def latest(self) -> Flight:
         """The operation posted last, ended or not; for tests and tools."""
-        with self._lock:
-            return self._in_flight[-1]
+        if self._latest is None:
+            raise StateError("no operation was posted yet")
+        return self._latest
 
     def schedule_of(self, request: Request) -> Schedule:
         """Return the schedule that runs for `request`."""

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, NamedTuple, Protocol
 
-from multiring._native import Context, FaultKind, Lowering, Operation
+from multiring._native import Context, FaultKind, Holdings, Lowering, Operation
 from multiring.errors import MismatchError, MultiringError, PeerLostError, StallError, StateError
 
 _log = logging.getLogger("multiring")
@@ -44,12 +44,12 @@ class Executed(NamedTuple):
 
 
 class Flight:
-    """A native operation, and the memory that ranks read and write until it has ended."""
+    """A native operation; the process holds the memory that ranks read and write until it has ended."""
 
-    def __init__(self, context: Context, operation: Operation, memory: object) -> None:
+    def __init__(self, context: Context, holdings: Holdings, operation: Operation) -> None:
         self.context = context
         self.operation = operation
-        self._memory: object | None = memory
+        self._holdings = holdings
 
     def done(self) -> bool:
         """Whether the operation has ended."""
@@ -57,7 +57,7 @@ class Flight:
 
     def land(self) -> None:
         """Let go of the memory; the operation has ended."""
-        self._memory = None
+        self._holdings.release(self.operation)
 
     @property
     def log(self) -> list[Executed]:

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from multiring._native import Context
+from multiring._native import Context, Holdings
 from multiring.errors import LaunchError, StateError, UnsupportedError
 from multiring.runtime.addresses import host_id, own_address
 from multiring.runtime.calls import Membership
@@ -214,7 +214,12 @@ def _world(
     hosts: tuple[tuple[int, ...], ...],
     local_ranks: tuple[int, ...],
 ) -> World:
-    membership = Membership(context=context, world_rank=identity.rank, stall_warn_s=settings.stall_warn_s)
+    membership = Membership(
+        context=context,
+        holdings=Holdings(context),
+        world_rank=identity.rank,
+        stall_warn_s=settings.stall_warn_s,
+    )
     key = hashlib.blake2b(f"world|{identity.job}".encode(), digest_size=16).digest()
     return World(
         identity=identity,
