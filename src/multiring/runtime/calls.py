@@ -126,10 +126,16 @@ class Calls:
             yield
         except (StateError, StallError):  # there is nobody to talk to
             raise
-        except BaseException as error:
-            with suppress(StateError):  # a signal came when it was posted already
-                self.post(call, f"{call.name} failed with {type(error).__name__}: {error}", Work(), waits=False)
+        except Exception as error:
+            self._tell(call, error)
             raise
+        except BaseException as error:  # Ctrl-C; where it came behind the posting, there is nothing to tell
+            with suppress(StateError):
+                self._tell(call, error)
+            raise
+
+    def _tell(self, call: Call, error: BaseException) -> None:
+        self.post(call, f"{call.name} failed with {type(error).__name__}: {error}", Work(), waits=False)
 
     def run(
         self,
