@@ -15,6 +15,7 @@ from multiring.bench.plot import check_plot, plot
 from multiring.bench.records import Circumstances, lines_of, records_of, settings_lines, why_not_publishable
 from multiring.cli import bench, bench_lab, main
 from multiring.cli.bench_lab import Wires
+from multiring.cli.output import show
 from multiring.errors import ArgumentError, UnsupportedError
 from multiring.lab import Plan
 
@@ -35,6 +36,20 @@ from multiring.lab import Plan
         (["all_reduce", "--against", "gloo,gloo"], "--against gloo,gloo names one twice"),
         (["all_reduce", "--pool-mib", "-1"], "--pool-mib -1: want 0"),
         (["all_reduce", "--pool-mib", "0", "--no-one"], "--no-one and --pool-mib 0 leave nothing to time"),
+        (
+            ["barrier", "--no-one"],
+            "nothing would be timed: --no-one leaves a barrier nothing, it has no buffers to rotate",
+        ),
+        (
+            ["all_reduce", "--no-one", "--sizes", "64,1KiB"],
+            "nothing would be timed: --no-one leaves the pool only, and",
+        ),
+        *(
+            ([*kind, "--deadline-s", value], f"a deadline of {float(value):g} s: want more than 0 and at most 86400 s")
+            for kind in (["all_reduce", "--against", "gloo"], ["step"])
+            for value in ("1e8", "inf", "nan", "0", "-1")
+        ),
+        (["barrier", "--plot", "figure.svg"], "--plot figure.svg: a barrier has no sizes to plot"),
         (["all_reduce", "--plot", "figure.bmp"], "cannot plot to figure.bmp, want a name that ends with one of .png"),
         (["all_reduce", "--plot", "no/such/folder/x.png"], "there is no folder"),
         (["all_reduce", "--link", "1gbit"], "--link is a lab's: say how many hosts it has with --hosts H"),
@@ -83,7 +98,7 @@ def test_installing_asks_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def install(name: str, out: Callable[[str], object]) -> None:
-        assert out is print
+        assert out is show
         asked.append(name)
 
     monkeypatch.setattr(bench, "install", install)

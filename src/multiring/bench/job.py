@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, final
 
-from multiring.errors import LaunchError, MultiringError
+from multiring.errors import ArgumentError, LaunchError, MultiringError
 from multiring.launch.guard import Guard
 from multiring.launch.leftovers import end_leftovers, job_processes, signal_group
 from multiring.launch.signals import StopSignals
@@ -23,6 +23,7 @@ from multiring.settings import environment_of, inherited_environment
 
 _GRACE_S = 6.0  # a launcher gives its ranks 2 s, and a lab is taken down after them
 _LEFTOVERS_S = 2.0
+_LONGEST_S = 86_400.0
 _SHOWN_BYTES = 1 << 14
 
 
@@ -63,13 +64,20 @@ class StoppedError(MultiringError, RuntimeError):
 
 @final
 class Jobs:
-    """A context manager: jobs are run inside; whatever ends it, even kill -9, none is left.
+    """A context manager: jobs are run inside; whatever ends it, even kill -9, no process of a job is left.
 
-    `folder` is a new directory, removed at the end, where jobs find their cases and leave their answers. Main thread
-    only: signals are handled.
+    `folder` is a new directory in TMPDIR where jobs find their cases and leave their answers; it is removed at the end,
+    but stays behind after kill -9. Main thread only: signals are handled.
+
+    Raises:
+        ArgumentError: no job could have such a deadline.
     """
 
     def __init__(self, deadline_s: float) -> None:
+        if not 0 < deadline_s <= _LONGEST_S:  # nor is NaN
+            raise ArgumentError(
+                f"a deadline of {deadline_s:g} s: want more than 0 and at most {_LONGEST_S:.0f} s, a day"
+            )
         self._deadline_s = deadline_s
         self._name = f"bench-{secrets.token_hex(8)}"
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from multiring.bench.cases import LEAST_POOLED_BYTES, Question, parse_size
+from multiring.bench.cases import LEAST_POOLED_BYTES, Question, parse_size, size_text
 from multiring.bench.compare import Bench, Comparison, Manner, check_memory
 from multiring.bench.install import install
 from multiring.bench.job import Jobs, StoppedError, WrongResultError
@@ -21,6 +21,7 @@ from multiring.bench.plot import check_plot, plot
 from multiring.bench.records import Circumstances, lines_of, records_of, settings_lines
 from multiring.bench.workers.contract import COLLECTIVES, DTYPES, OPS
 from multiring.cli import bench_lab, bench_step
+from multiring.cli.output import READER_GONE, ReaderGoneError, show
 from multiring.errors import ArgumentError
 
 _SIZES = "64,64KiB,1MiB,8MiB,64MiB"
@@ -71,15 +72,17 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit with 1 where a library computes something wrong, 128 + n where signal n ended it."""
-    if arguments.install is not None:
-        for name in arguments.install.split(","):
-            install(name, print)
-        return 0
-    if arguments.kind is None:
-        raise ArgumentError(f"what is to be timed? Name step, or one of {', '.join(COLLECTIVES)}")
+    """Exit with 1 where a library computes something wrong, 128 + n where signal n ended it or, 141, its reader did."""
     try:
+        if arguments.install is not None:
+            for name in arguments.install.split(","):
+                install(name, show)
+            return 0
+        if arguments.kind is None:
+            raise ArgumentError(f"what is to be timed? Name step, or one of {', '.join(COLLECTIVES)}")
         return bench_step.run(arguments) if arguments.kind == "step" else _bench(arguments)
+    except ReaderGoneError:
+        return READER_GONE
     except WrongResultError as error:
         print(f"multiring: {error}", file=sys.stderr)
         return _WRONG
@@ -94,8 +97,11 @@ def _bench(arguments: argparse.Namespace) -> int:
         raise ArgumentError(f"--ranks {arguments.ranks}: in a lab the ranks are --hosts times --slots")
     ranks = plan.num_ranks if plan is not None else 2 if arguments.ranks is None else arguments.ranks
     cases = list(_cases(arguments, ranks, 1 if plan is None else plan.hosts))
+    if not cases:
+        raise ArgumentError(_why_nothing(arguments))
+    jobs = Jobs(arguments.deadline_s)
     if arguments.plot is not None:
-        check_plot(arguments.plot)
+        _check_plot(arguments)
     command = None if plan is None else bench_lab.command_of(plan)
     against = None if arguments.against is None else arguments.against.split(",")
     chosen, left_out = libraries(against, command)
@@ -117,17 +123,17 @@ def _bench(arguments: argparse.Namespace) -> int:
     for line in left_out:
         _tell(f"left out: {line}")
     if not arguments.json:
-        print("\n".join(circumstances.lines()), flush=True)
+        show("\n".join(circumstances.lines()))
     wires = None if plan is None else bench_lab.wires_of(plan)
     made: list[Comparison] = []
-    with Jobs(arguments.deadline_s) as jobs:
+    with jobs:
         bench = Bench(jobs, chosen, manner, _tell if sys.stderr.isatty() else None)
         for question, pool_bytes in cases:
             bound = None if plan is None or wires is None else bench_lab.bound(question, plan, wires)
             made.append(bench.compare(question, pool_bytes, bound))
             _show(made[-1], circumstances, as_json=arguments.json)
     if not arguments.json:
-        print("\n".join(settings_lines(made[-1].timings)))
+        show("\n".join(settings_lines(made[-1].timings)))
     if arguments.plot is not None:
         plot(made, arguments.plot)
     return 0
@@ -159,12 +165,27 @@ def _cases(arguments: argparse.Namespace, ranks: int, hosts: int) -> Iterable[tu
             yield question, pool_bytes
 
 
+def _check_plot(arguments: argparse.Namespace) -> None:
+    if arguments.kind == "barrier":
+        raise ArgumentError(f"--plot {arguments.plot}: a barrier has no sizes to plot, want another collective")
+    check_plot(arguments.plot)
+
+
+def _why_nothing(arguments: argparse.Namespace) -> str:
+    if arguments.kind == "barrier":
+        return "nothing would be timed: --no-one leaves a barrier nothing, it has no buffers to rotate over; omit it"
+    return (
+        "nothing would be timed: --no-one leaves the pool only, and that is for one host and sizes from "
+        f"{size_text(LEAST_POOLED_BYTES)} on; omit it, or want such --sizes without --hosts"
+    )
+
+
 def _show(comparison: Comparison, circumstances: Circumstances, *, as_json: bool) -> None:
     if as_json:
         lines = [json.dumps(record) for record in records_of(comparison, circumstances)]
     else:
         lines = ["", *lines_of(comparison)]
-    print("\n".join(lines), flush=True)
+    show("\n".join(lines))
 
 
 def _tell(text: str) -> None:

@@ -13,6 +13,7 @@ from multiring.bench.step import PEERS, StepBench, StepManner, StepQuestion, che
 from multiring.bench.step_records import step_lines, step_records, step_settings_lines
 from multiring.bench.workers.step_case import DTYPES, NETWORKS
 from multiring.cli import bench_lab
+from multiring.cli.output import show
 from multiring.errors import ArgumentError, LaunchError
 
 
@@ -68,6 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     for question in questions:
         check_step_memory(question)
     manner = StepManner(alternations=arguments.alternations, steps=arguments.steps, warmup=arguments.warmup)
+    jobs = Jobs(arguments.deadline_s)
     circumstances = Circumstances(
         hardware=hardware(),
         commit=commit(),
@@ -77,8 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
     )
     against = () if arguments.against == "none" else arguments.against.split(",")
     if not arguments.json:
-        print("\n".join(circumstances.lines()), flush=True)
-    with Jobs(arguments.deadline_s) as jobs:
+        show("\n".join(circumstances.lines()))
+    with jobs:
         launcher = None if plan is None else bench_lab.command_of(plan)("multiring")
         bench = StepBench(jobs, manner, against, launcher=launcher, tell=_tell if sys.stderr.isatty() else None)
         for question in questions:
@@ -86,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
             lines = ["", *step_lines(comparison), *step_settings_lines(comparison)]
             if arguments.json:
                 lines = [json.dumps(record) for record in step_records(comparison, circumstances)]
-            print("\n".join(lines), flush=True)
+            show("\n".join(lines))
     return 0
 
 
