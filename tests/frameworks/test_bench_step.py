@@ -24,7 +24,11 @@ PRETENDERS = Path(__file__).parent / "step_workers"
 
 
 @pytest.fixture
-def jobs() -> Iterator[Jobs]:
+def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
+    # Ranks have to meet in a folder of any name.
+    spaced = tmp_path / "a b%20c"
+    spaced.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(spaced))
     with Jobs(300.0) as entered:
         yield entered
 

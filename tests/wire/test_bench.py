@@ -220,6 +220,15 @@ def test_workers_reduce_other_types(jobs: Jobs, script: str, dtype: str) -> None
     assert len(answers(jobs.folder, 2)) == 2
 
 
+def test_gloo_meets_in_a_folder_of_any_name(jobs: Jobs) -> None:
+    folder = jobs.folder / "a b%20c#d"
+    folder.mkdir()
+    case = Case(library="gloo", collective="all_reduce", dtype="float32", count=9, out_dir=str(folder), calls=2)
+    case.write(folder / "case.json")
+    jobs.run("gloo", OwnWorker(name="gloo", engine="", worker=WORKERS / "gloo.py").start(folder / "case.json", 2))
+    assert len(answers(folder, 2)) == 2
+
+
 def test_gloo_offers_no_average(jobs: Jobs) -> None:
     case = Case(
         library="gloo", collective="all_reduce", dtype="float32", count=9, out_dir=str(jobs.folder), op="average"
@@ -295,6 +304,26 @@ def test_the_table_says_what_was_done() -> None:
     assert "multiring is faster by" in done.stdout
     assert "not publishable: no 95 % interval from 1 alternations" in done.stdout
     assert any(line.startswith("  gloo: torch 2") and "torch.set_num_threads=1" in line for line in lines)
+
+
+@pytest.mark.parametrize("form", [["--json"], []])
+def test_a_reader_that_goes_ends_it_quietly(tmp_path: Path, marked: Marked, form: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    options = ["--against", "gloo", "--sizes", "64", "--alternations", "1", "--calls", "3", *form]
+    done = subprocess.run(
+        [sys.executable, "-m", "multiring", "bench", "all_reduce", *options],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=DEADLINE_S * 2,
+        check=False,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+    assert list(tmp_path.iterdir()) == []
+    wait_until(lambda: not marked.processes(), "nothing is left")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="virtual hosts need root")

@@ -97,8 +97,9 @@ def with_ddp(task: Task, meeting: Meeting) -> Iterator[Training]:
     the graph; not to synchronise buffers spares what multiring does not do either. The size of buckets is its default,
     25 MiB, which multiring has too.
     """
-    store = (meeting.folder / "store").absolute().as_uri()
-    dist.init_process_group("gloo", init_method=store, rank=meeting.rank, world_size=meeting.ranks)
+    # Not init_method="file://...": torch takes a URL's %20 for the file's name, and ranks would never meet.
+    store = dist.FileStore(str(meeting.folder / "store"), meeting.ranks)  # type: ignore[attr-defined] # torch does
+    dist.init_process_group("gloo", store=store, rank=meeting.rank, world_size=meeting.ranks)
     # torch 2.13 has a new name for it, and warns of the old one.
     is_new = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     chosen = {"gradient_as_bucket_view": True, "static_graph": True}
