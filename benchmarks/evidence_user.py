@@ -1,4 +1,4 @@
-"""What an ordinary user gets on one host: every collective, in the arena and in ordinary memory, readable by peers or not.
+"""What an ordinary user gets on one host: every collective, in the arena and in ordinary memory, readable or not.
 
     multiring run -n 2 -- python benchmarks/evidence_user.py [--unreadable]
 
