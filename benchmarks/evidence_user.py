@@ -17,7 +17,7 @@ import numpy as np
 import multiring
 
 PR_SET_DUMPABLE = 4
-SIZES = (16, 1 << 18, 3 << 20)  # elements: small ones meet in slots, the largest is beyond what is copied aside
+SIZES = (48, 3 << 16, 3 << 20)  # elements: small ones meet in slots, the largest is beyond what is copied aside
 
 
 def check(group: multiring.Group, count: int, *, in_arena: bool) -> None:

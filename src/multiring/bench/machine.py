@@ -4,6 +4,7 @@ import os
 import platform
 import resource
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,8 @@ def _git(folder: Path, *words: str) -> str | None:
 
 def ping_pong_us(turns: int = _TURNS) -> float:
     """Return the microseconds of one round trip over two pipes between two processes: the machine's own pace."""
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as echo:  # noqa: S607 -- any
+    echo_program = [sys.executable, "-I", "-S", "-c", "import os\nwhile byte := os.read(0, 1): os.write(1, byte)"]
+    with subprocess.Popen(echo_program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as echo:  # noqa: S603 -- ours
         there, back = echo.stdin, echo.stdout
         if there is None or back is None:
             raise AssertionError("both are pipes, as asked for above")
