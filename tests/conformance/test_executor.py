@@ -1,5 +1,6 @@
 """What the executor did is what the Schedule says: each move, in order, with the bytes of its extents."""
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -85,3 +86,22 @@ def no_log(here: Here) -> list[Any]:
 
 def test_log_is_empty_unless_asked_for() -> None:
     assert run_ranks(no_log, 2) == [[], []]
+
+
+def told_how(here: Here) -> list[str]:
+    """Return what joining logs of the ways of ordinary memory."""
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign,assignment]  # the shortest of handlers
+    logger = logging.getLogger("multiring")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    here.join()
+    return [text for text in (record.getMessage() for record in records) if "ordinary" in text]
+
+
+def test_the_log_says_which_way_ordinary_memory_goes() -> None:
+    told = run_ranks(told_how, 2, read_peers=False)
+    for rank, lines in enumerate(told):
+        want = f"rank {rank}: large ordinary arrays are read in place by ranks [], through segments by [{1 - rank}]"
+        assert lines == [want]

@@ -2,6 +2,7 @@
 
 import atexit
 import hashlib
+import logging
 import os
 import platform
 import sys
@@ -23,6 +24,7 @@ from multiring.topology import Topology, grid_of, neighbours
 
 # A caller spins this long before it sleeps, and only where every local rank can have a core of its own
 # (docs/decisions/0004-one-host.md).
+_log = logging.getLogger("multiring")
 _SPIN_S = 1e-3
 # At exit, operations in flight get this long: those that tell others of a wrong argument need it.
 _EXIT_GRACE_S = 2.0
@@ -198,6 +200,7 @@ def _join(settings: Settings) -> World:
             except (OSError, RuntimeError) as failure:
                 error = f"{type(failure).__name__}: {failure}"
             meeting.agree(error)
+            _say_how_memory_moves(context, identity.rank, local_ranks)
             shared = {core for rank in local_ranks for core in cards[rank]["cores"]}
             if len(shared) >= len(local_ranks):
                 context.allow_spin(_SPIN_S)
@@ -205,6 +208,21 @@ def _join(settings: Settings) -> World:
             context.close(0.0, False)
             raise
     return _world(identity, settings, context, hosts, local_ranks)
+
+
+def _say_how_memory_moves(context: Context, own: int, local_ranks: tuple[int, ...]) -> None:
+    """Log by which way each rank of this host gets what lies in this rank's ordinary memory."""
+    readers = set(context.read_by())  # each has tried before it said that it is connected
+    others = [rank for rank in local_ranks if rank != own]
+    in_place = [rank for rank in others if rank in readers]
+    through = [rank for rank in others if rank not in readers]
+    if others:
+        _log.info(
+            "rank %d: large ordinary arrays are read in place by ranks %s, through segments by %s",
+            own,
+            in_place,
+            through,
+        )
 
 
 def _world(
