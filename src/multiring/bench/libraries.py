@@ -55,10 +55,11 @@ class OwnWorker:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PeerOnHost:
-    """A peer, started on this host as it starts its own."""
+class PeerLibrary:
+    """A peer, started on this host as it starts its own; with `lab`, there, under the launcher it has there."""
 
     peer: Peer
+    lab: LabCommand | None = None
 
     @property
     def name(self) -> str:
@@ -70,50 +71,29 @@ class PeerOnHost:
         """What carries its bytes."""
         return engine_of(self.peer)
 
-    def refusal(self, case: Case) -> str:  # noqa: ARG002 -- its worker knows better
-        """Return "": its worker says what it does not do."""
-        return ""
+    def refusal(self, case: Case) -> str:  # noqa: ARG002 -- the same for all; its worker knows what it does not do
+        """Return why it cannot run where it is to."""
+        return "" if self.lab is None or self.peer.name in _IN_LAB else "the lab has no launcher for it"
 
     def start(self, case_file: Path, ranks: int) -> Start:
-        """Return what starts its job."""
-        return command_of(self.peer, ranks, self.peer.worker, case_file)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PeerInLab:
-    """A peer whose ranks a lab starts, under the launcher it has there."""
-
-    peer: Peer
-    lab: LabCommand
-
-    @property
-    def name(self) -> str:
-        """What the command line calls it."""
-        return self.peer.name
-
-    @property
-    def engine(self) -> str:
-        """What carries its bytes."""
-        return engine_of(self.peer)
-
-    def refusal(self, case: Case) -> str:  # noqa: ARG002 -- the same for all
-        """Return why it cannot run in a lab."""
-        return "" if self.peer.name in _IN_LAB else "the lab has no launcher for it"
-
-    def start(self, case_file: Path, ranks: int) -> Start:
-        """Return what starts its job; the mpiexec of its own environment comes first on PATH."""
-        python = python_of(self.peer)
+        """Return what starts its job; in a lab the mpiexec of its own environment comes first on PATH."""
         direct = command_of(self.peer, ranks, self.peer.worker, case_file)
-        # What follows the case's file is what was set, for the worker to write down.
-        words = direct.command[direct.command.index(str(self.peer.worker)) :]
-        launcher = _IN_LAB[self.peer.name]
-        path = f"{python.parent}:{inherited_environment().get('PATH', '')}"
-        before = (str(python), "-m", "mpi4py") if launcher == "mpiexec" else (str(python),)
-        variables = {**direct.variables, "PATH": path}
-        if self.peer.name == "openmpi":
-            # https://docs.open-mpi.org/en/v5.0.x/mca.html: a parameter is set on mpiexec's command line, or like this.
-            variables |= {f"OMPI_MCA_{name}": value for name, _, value in (word.partition("=") for word in words[2:])}
-        return Start(command=(*self.lab(launcher), *before, *words), variables=variables)
+        return direct if self.lab is None else _start_in_lab(self.peer, self.lab, direct)
+
+
+def _start_in_lab(peer: Peer, lab: LabCommand, direct: Start) -> Start:
+    """Return what starts in a lab what `direct` starts on this host."""
+    python = python_of(peer)
+    # What follows the case's file is what was set, for the worker to write down.
+    words = direct.command[direct.command.index(str(peer.worker)) :]
+    launcher = _IN_LAB[peer.name]
+    path = f"{python.parent}:{inherited_environment().get('PATH', '')}"
+    before = (str(python), "-m", "mpi4py") if launcher == "mpiexec" else (str(python),)
+    variables = {**direct.variables, "PATH": path}
+    if peer.name == "openmpi":
+        # https://docs.open-mpi.org/en/v5.0.x/mca.html: a parameter is set on mpiexec's command line, or like this.
+        variables |= {f"OMPI_MCA_{name}": value for name, _, value in (word.partition("=") for word in words[2:])}
+    return Start(command=(*lab(launcher), *before, *words), variables=variables)
 
 
 def libraries(against: Sequence[str] | None, lab: LabCommand | None = None) -> tuple[list[Library], list[str]]:
@@ -141,7 +121,7 @@ def libraries(against: Sequence[str] | None, lab: LabCommand | None = None) -> t
                 raise
             left_out.append(str(error))
             continue
-        chosen.append(PeerOnHost(peer=peer) if lab is None else PeerInLab(peer=peer, lab=lab))
+        chosen.append(PeerLibrary(peer=peer, lab=lab))
     if lab is None:
         chosen.append(OwnWorker(name=BOUND, engine="memory", worker=WORKERS / "bound.py"))
     return chosen, left_out
