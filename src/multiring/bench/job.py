@@ -9,11 +9,11 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 from multiring.errors import ArgumentError, LaunchError, MultiringError
 from multiring.launch.guard import Guard
@@ -25,6 +25,7 @@ _GRACE_S = 6.0  # a launcher gives its ranks 2 s, and a lab is taken down after 
 _LEFTOVERS_S = 2.0
 _LONGEST_S = 86_400.0
 _SHOWN_BYTES = 1 << 14
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,6 +132,29 @@ class Jobs:
         if not in_time or process.returncode != 0:
             how = f"exit code {process.returncode}" if in_time else f"no end within {self._deadline_s:g} s"
             raise JobError(f"{title}: {how}; {_shown(output)}\nits command was: {' '.join(start.command)}")
+
+    def run_for(self, title: str, start: Start, answers_so_far: Callable[[], list[_T]], ranks: int) -> list[_T]:
+        """Run a job as `run` does, and return what its `ranks` ranks left.
+
+        Args:
+            title: what messages call it.
+            start: what starts it.
+            answers_so_far: returns what ranks left; raises where one had a wrong result, which explains a failure best.
+            ranks: how many have to have left something.
+
+        Raises:
+            JobError: as `run`, or a rank left nothing.
+            StoppedError: as `run`.
+        """
+        try:
+            self.run(title, start)
+        except JobError:
+            answers_so_far()
+            raise
+        found = answers_so_far()
+        if len(found) != ranks:
+            raise JobError(f"{title}: {len(found)} of {ranks} ranks left an answer")
+        return found
 
     def _wait(self, process: "subprocess.Popen[bytes]") -> tuple[int | None, bool]:
         """Return the signal that came meanwhile, and whether the process ended, or the signal came, in time."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from multiring.bench.job import JobError, Jobs, Start, WrongResultError
+from multiring.bench.job import Jobs, Start, WrongResultError
 from multiring.bench.machine import OtherWork
 from multiring.bench.statistics import Interval, median_interval, ratio_interval
 from multiring.bench.workers.step_case import ANSWER, DDP, DTYPES, INDEPENDENT, NETWORKS, OURS, StepCase
@@ -193,15 +193,9 @@ class StepBench:
         )
         case.write(case_file)
         title = f"a step of {question.network} with {library}"
-        try:
-            self._jobs.run(title, self._start(question, case_file))
-        except JobError:
-            _answers(folder, question.ranks)  # a wrong result is the better explanation
-            raise
-        found = _answers(folder, question.ranks)
+        start = self._start(question, case_file)
+        found = self._jobs.run_for(title, start, lambda: _answers(folder, question.ranks), question.ranks)
         shutil.rmtree(folder)
-        if len(found) != question.ranks:
-            raise JobError(f"{title}: {len(found)} of {question.ranks} ranks left an answer")
         return found
 
     def _start(self, question: StepQuestion, case_file: Path) -> Start:
