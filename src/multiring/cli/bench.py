@@ -6,7 +6,6 @@ makes the environments of libraries that cannot share multiring's.
 
 import argparse
 import json
-import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,7 +15,6 @@ from multiring.bench.compare import Bench, Comparison, Manner, check_memory
 from multiring.bench.install import install
 from multiring.bench.job import Jobs, StoppedError, WrongResultError
 from multiring.bench.libraries import libraries
-from multiring.bench.machine import commit, hardware, ping_pong_us
 from multiring.bench.plot import check_plot, plot
 from multiring.bench.records import Circumstances, lines_of, records_of, settings_lines
 from multiring.bench.workers.contract import COLLECTIVES, DTYPES, OPS
@@ -93,9 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _bench(arguments: argparse.Namespace) -> int:
     plan = bench_lab.plan_of(arguments)
-    if plan is not None and arguments.ranks is not None:
-        raise ArgumentError(f"--ranks {arguments.ranks}: in a lab the ranks are --hosts times --slots")
-    ranks = plan.num_ranks if plan is not None else 2 if arguments.ranks is None else arguments.ranks
+    ranks = bench_lab.ranks_of(arguments, plan)
     cases = list(_cases(arguments, ranks, 1 if plan is None else plan.hosts))
     if not cases:
         raise ArgumentError(_why_nothing(arguments))
@@ -113,13 +109,7 @@ def _bench(arguments: argparse.Namespace) -> int:
         seconds=0.5 if plan is None else 3.0,
         warm_s=0.0 if plan is None else 1.0,
     )
-    circumstances = Circumstances(
-        hardware=hardware(),
-        commit=commit(),
-        command=shlex.join(["multiring", *sys.argv[1:]]),
-        ping_pong_us=ping_pong_us(),
-        network="" if plan is None else bench_lab.network_text(plan),
-    )
+    circumstances = bench_lab.circumstances_of(plan)
     for line in left_out:
         _tell(f"left out: {line}")
     if not arguments.json:

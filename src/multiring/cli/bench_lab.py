@@ -1,6 +1,7 @@
 """The bench in a lab: how its jobs are started there, and what its wires allow."""
 
 import argparse
+import shlex
 import statistics
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,8 @@ from typing import TypeVar
 
 from multiring.bench.cases import Question
 from multiring.bench.libraries import LabCommand
+from multiring.bench.machine import commit, hardware, ping_pong_us
+from multiring.bench.records import Circumstances
 from multiring.errors import ArgumentError
 from multiring.lab import Lab, Plan, parse_rate
 from multiring.lab.goodput import Flow, goodput
@@ -50,6 +53,30 @@ def plan_of(arguments: argparse.Namespace) -> Plan | None:
     )
     require_root()
     return plan
+
+
+def ranks_of(arguments: argparse.Namespace, plan: Plan | None) -> int:
+    """Return how many ranks are to run: a lab's, or as many as --ranks says.
+
+    Raises:
+        ArgumentError: both say so.
+    """
+    if plan is None:
+        return 2 if arguments.ranks is None else int(arguments.ranks)
+    if arguments.ranks is not None:
+        raise ArgumentError(f"--ranks {arguments.ranks}: in a lab the ranks are --hosts times --slots")
+    return plan.num_ranks
+
+
+def circumstances_of(plan: Plan | None) -> Circumstances:
+    """Return what the figures about to be taken are taken on: this machine, and the lab on it."""
+    return Circumstances(
+        hardware=hardware(),
+        commit=commit(),
+        command=shlex.join(["multiring", *sys.argv[1:]]),
+        ping_pong_us=ping_pong_us(),
+        network="" if plan is None else network_text(plan),
+    )
 
 
 def command_of(plan: Plan) -> LabCommand:

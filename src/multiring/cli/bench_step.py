@@ -3,18 +3,15 @@
 import argparse
 import importlib.util
 import json
-import shlex
 import sys
 
 from multiring.bench.job import Jobs
-from multiring.bench.machine import commit, hardware, ping_pong_us
-from multiring.bench.records import Circumstances
 from multiring.bench.step import PEERS, StepBench, StepManner, StepQuestion, check_step_memory
 from multiring.bench.step_records import step_lines, step_records, step_settings_lines
 from multiring.bench.workers.step_case import DTYPES, NETWORKS
 from multiring.cli import bench_lab
 from multiring.cli.output import show
-from multiring.errors import ArgumentError, LaunchError
+from multiring.errors import LaunchError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,12 +49,11 @@ def run(arguments: argparse.Namespace) -> int:
     if importlib.util.find_spec("torch") is None:
         raise LaunchError(f"no torch to train with; install it with: {sys.executable} -m pip install torch")
     plan = bench_lab.plan_of(arguments)
-    if plan is not None and arguments.ranks is not None:
-        raise ArgumentError(f"--ranks {arguments.ranks}: in a lab the ranks are --hosts times --slots")
+    ranks = bench_lab.ranks_of(arguments, plan)
     questions = [
         StepQuestion(
             network=network,
-            ranks=plan.num_ranks if plan is not None else 2 if arguments.ranks is None else arguments.ranks,
+            ranks=ranks,
             hosts=1 if plan is None else plan.hosts,
             threads=arguments.threads,
             batch=arguments.batch,
@@ -70,13 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         check_step_memory(question)
     manner = StepManner(alternations=arguments.alternations, steps=arguments.steps, warmup=arguments.warmup)
     jobs = Jobs(arguments.deadline_s)
-    circumstances = Circumstances(
-        hardware=hardware(),
-        commit=commit(),
-        command=shlex.join(["multiring", *sys.argv[1:]]),
-        ping_pong_us=ping_pong_us(),
-        network="" if plan is None else bench_lab.network_text(plan),
-    )
+    circumstances = bench_lab.circumstances_of(plan)
     against = () if arguments.against == "none" else arguments.against.split(",")
     if not arguments.json:
         show("\n".join(circumstances.lines()))
