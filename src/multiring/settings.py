@@ -81,6 +81,9 @@ class Settings:
     interface: str | None = _setting(
         "MULTIRING_INTERFACE", str, None, "an interface name or an address", "where the tcp engine listens"
     )
+    topology: str | None = _setting(
+        "MULTIRING_TOPOLOGY", str, None, "a path", "topology file, the same on all ranks (docs/topology.md)"
+    )
     ports: tuple[int, int] | None = _setting(
         "MULTIRING_PORTS", _port_range, None, "FIRST-LAST, 0 to 65535", "ports the tcp engine may listen on"
     )

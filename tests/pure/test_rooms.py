@@ -27,7 +27,11 @@ PURE_MODULES = {
     "math",
     "numpy",
     "operator",
+    "re",
     "struct",
+    "sys",
+    "tomli",
+    "tomllib",
     "types",
     "typing",
 }

@@ -1,13 +1,27 @@
 """Hosts become grids: rectangles two axes, one crowded host a near-square, ragged hosts one axis."""
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from multiring.errors import ArgumentError
-from multiring.topology import SHM, TCP, Link, Topology, coordinates_of, grid_of, neighbours, strides_of
+from multiring.topology import (
+    SHM,
+    TCP,
+    Link,
+    OwnRails,
+    Rack,
+    Topology,
+    coordinates_of,
+    grid_of,
+    hosts_by_rack,
+    neighbours,
+    strides_of,
+)
 
 
 def _hosts(*sizes: int) -> tuple[tuple[int, ...], ...]:
@@ -25,7 +39,7 @@ def test_a_topology_knows_where_ranks_are() -> None:
     topology = Topology(((2, 0), (1, 3), (4,)))
     assert topology.ranks == 5
     assert topology.host_of() == (0, 1, 0, 1, 2)
-    assert (topology.shm, topology.tcp) == (SHM, TCP)
+    assert (topology.shm, topology.rails) == (SHM, (TCP,))
 
 
 @pytest.mark.parametrize(
@@ -63,6 +77,98 @@ def test_impossible_links_are_refused(name: str, value: float, match: str) -> No
 )
 def test_hosts_become_grids(sizes: tuple[int, ...], grid: tuple[int, ...]) -> None:
     assert grid_of(Topology(_hosts(*sizes))) == (grid, tuple(range(sum(sizes))))
+
+
+@pytest.mark.parametrize(
+    ("local", "racks", "grid"),
+    [
+        (1, [[0, 1], [2, 3]], (2, 2)),
+        (2, [[0, 1], [2, 3]], (2, 2, 2)),
+        (2, [[0], [1]], (2, 2)),
+        (3, [[0, 1]], (3, 2)),
+        (2, [[0, 1, 2], [3]], (2, 4)),
+        (1, [[0, 1, 2], [3]], (4,)),
+        (1, [list(range(16)), list(range(16, 32))], (16, 2)),
+        (1, [list(range(18))], (6, 3)),
+    ],
+)
+def test_racks_are_an_axis_of_their_own(local: int, racks: list[list[int]], grid: tuple[int, ...]) -> None:
+    hosts = _hosts(*[local] * sum(map(len, racks)))
+    topology = Topology(hosts, racks=tuple(Rack(hosts=tuple(rack)) for rack in racks))
+    assert grid_of(topology) == (grid, tuple(range(local * len(hosts))))
+
+
+def test_a_rack_is_together_wherever_its_hosts_are_listed() -> None:
+    racks = (Rack(hosts=(0, 2)), Rack(hosts=(1, 3)))
+    topology = Topology(((0, 4), (1, 5), (2, 6), (3, 7)), racks=racks)
+    assert hosts_by_rack(topology) == (0, 2, 1, 3)
+    assert topology.rack_of() == (0, 1, 0, 1)
+    assert grid_of(topology) == ((2, 2, 2), (0, 4, 2, 6, 1, 5, 3, 7))
+    # Unequal racks, or hosts, still follow each other rack by rack.
+    ragged = Topology(((0,), (1,), (2,)), racks=(Rack(hosts=(0, 2)), Rack(hosts=(1,))))
+    assert grid_of(ragged) == ((3,), (0, 2, 1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"racks": (Rack(hosts=(0,)),)}, "want each of 2 hosts once"),
+        ({"racks": (Rack(hosts=(0, 1)), Rack(hosts=()))}, "no rack empty"),
+        ({"racks": (Rack(hosts=(0, 1)), Rack(hosts=(1,)))}, "want each of 2 hosts once"),
+        ({"rails": ()}, "want at least one"),
+        ({"racks": (Rack(hosts=(0, 1), uplinks=(None, None)),)}, "one for each of 1 rails"),
+        ({"own_rails": (OwnRails(host=0, rails=(TCP, TCP)),)}, "one for each of 1 rails"),
+        ({"names": ("a",)}, r"names=\('a',\)"),
+        ({"interfaces": ("eth0", "eth1")}, "interfaces="),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(changes: dict[str, Any], match: str) -> None:
+    with pytest.raises(ArgumentError, match=match):
+        Topology(((0,), (1,)), **changes)
+
+
+def _cluster() -> Topology:
+    slow = OwnRails(host=2, rails=(replace(TCP, latency_s=1.0),))
+    racks = (Rack(hosts=(0, 1), name="a"), Rack(hosts=(2, 3), name="b"))
+    return Topology(_hosts(1, 1, 1, 1), racks=racks, own_rails=(slow,), names=("w", "x", "y", "z"))
+
+
+def test_a_job_is_placed_on_the_hosts_it_has() -> None:
+    # Rank 0 started on y; the two hosts of another domain are known by their short names.
+    placed = _cluster().placed(((0, 2), (1, 3)), ["y", "x.cluster"])
+    assert placed.hosts == ((0, 2), (1, 3))
+    assert placed.racks == (Rack(hosts=(1,), name="a"), Rack(hosts=(0,), name="b"))
+    assert placed.own_rails == (OwnRails(host=0, rails=(replace(TCP, latency_s=1.0),)),)
+    assert (placed.rails_of(0)[0].latency_s, placed.rails_of(1)) == (1.0, (TCP,))
+    assert placed.names == ("y", "x")
+    # Ranks of one machine that play hosts share its name.
+    assert _cluster().placed(((0,), (1,)), ["y", "y"]).racks == (Rack(hosts=(0, 1), name="b"),)
+
+
+def test_a_host_that_the_topology_does_not_know_is_named() -> None:
+    with pytest.raises(ArgumentError, match="does not know host 'q': it has w, x, y, z; add the job's hosts"):
+        _cluster().placed(((0,), (1,)), ["w", "q"])
+
+
+def test_a_topology_without_names_fits_any_hosts() -> None:
+    links = Topology(((0,),), rails=(TCP, SHM), interfaces=("a", "b"))
+    assert links.placed(((0,), (1,)), ["p", "q"]) == replace(links, hosts=((0,), (1,)), names=("p", "q"))
+
+
+def test_a_group_has_its_part_of_the_topology() -> None:
+    part = _cluster().restricted([3, 0])
+    assert part.hosts == ((1,), (0,))
+    assert part.racks == (Rack(hosts=(0,), name="a"), Rack(hosts=(1,), name="b"))
+    assert (part.own_rails, part.names) == ((), ("w", "z"))
+    for ranks in ([], [0, 0], [4], [-1]):
+        with pytest.raises(ArgumentError, match="want some of 0 to 3, each once"):
+            _cluster().restricted(ranks)
+
+
+def test_digests_differ_where_topologies_do() -> None:
+    one = _cluster()
+    assert one.digest() == _cluster().digest()
+    assert len({one.digest(), replace(one, shm=TCP).digest(), replace(one, own_rails=()).digest()}) == 3
 
 
 def test_the_hosts_decide_the_order_not_the_launcher() -> None:

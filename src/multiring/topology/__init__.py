@@ -2,9 +2,14 @@
 
 from multiring.topology.grid import coordinates_of as coordinates_of
 from multiring.topology.grid import grid_of as grid_of
+from multiring.topology.grid import hosts_by_rack as hosts_by_rack
 from multiring.topology.grid import neighbours as neighbours
 from multiring.topology.grid import strides_of as strides_of
 from multiring.topology.model import SHM as SHM
 from multiring.topology.model import TCP as TCP
 from multiring.topology.model import Link as Link
+from multiring.topology.model import OwnRails as OwnRails
+from multiring.topology.model import Rack as Rack
 from multiring.topology.model import Topology as Topology
+from multiring.topology.text import text_of as text_of
+from multiring.topology.text import topology_of as topology_of

@@ -17,17 +17,27 @@ _FLAT_MOST = 16
 def grid_of(topology: Topology) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return (grid, order) for `topology`.
 
-    Hosts of equal size become the grid (ranks of a host, hosts). Where one of the two is 1, what is left
-    is one axis up to 16 ranks, and beyond that the two most equal factors, the larger first (a prime
-    stays one axis). Hosts of unequal size become one axis, host after host.
+    Hosts of equal size in racks of equal size become the grid (ranks of a host, hosts of a rack, racks), without
+    the axes of 1; racks of unequal size (ranks of a host, hosts), rack after rack. Where one axis is left, it stays one
+    up to 16 ranks, and beyond that becomes the two most equal factors, the larger first (a prime stays one axis).
+    Hosts of unequal size become one axis, host after host.
     """
-    order = tuple(rank for host in topology.hosts for rank in host)
+    order = tuple(rank for host in hosts_by_rack(topology) for rank in topology.hosts[host])
     local, hosts = len(topology.hosts[0]), len(topology.hosts)
     if any(len(host) != local for host in topology.hosts):
         return (len(order),), order
-    if local > 1 and hosts > 1:
-        return (local, hosts), order
-    return _near_square(local * hosts), order
+    beside = len(topology.racks[0].hosts) if topology.racks else hosts
+    if any(len(rack.hosts) != beside for rack in topology.racks):
+        beside = hosts
+    axes = tuple(size for size in (local, beside, hosts // beside) if size > 1)
+    return (axes if len(axes) > 1 else _near_square(len(order))), order
+
+
+def hosts_by_rack(topology: Topology) -> tuple[int, ...]:
+    """Return the indices of all hosts, those of a rack together."""
+    if not topology.racks:
+        return tuple(range(len(topology.hosts)))
+    return tuple(host for rack in topology.racks for host in rack.hosts)
 
 
 def _near_square(ranks: int) -> tuple[int, ...]:

@@ -1,7 +1,9 @@
-"""The topology as a value: hosts, their ranks, and the constants of the two kinds of link."""
+"""The topology as a value: hosts, their ranks, the racks they stand in, and what the links between them cost."""
 
+import hashlib
 import math
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 
 from multiring.errors import ArgumentError
 
@@ -35,32 +37,147 @@ SHM = Link(latency_s=2e-6, overhead_s=0.5e-6, bandwidth_bytes_per_s=5e9, reduce_
 TCP = Link(latency_s=30e-6, overhead_s=5e-6, bandwidth_bytes_per_s=1.25e9, reduce_bytes_per_s=5e9)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rack:
+    """Hosts (indices) that reach each other without passing `uplinks`, their way to the other racks.
+
+    `uplinks` has one entry for each rail, None where nothing narrows it; empty, where no rail is narrowed.
+    """
+
+    hosts: tuple[int, ...]
+    uplinks: tuple[Link | None, ...] = ()
+    name: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnRails:
+    """The rails of one host (an index), where they differ from everybody's."""
+
+    host: int
+    rails: tuple[Link, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Which ranks share a host, and what links cost.
+    """Which ranks share a host, which hosts a rack, and what links cost.
 
-    `hosts` lists each host's ranks of the group. `tcp` is one host's way to the others, shared by
-    all of its ranks; `shm` is what each rank has for itself.
+    `hosts` lists each host's ranks of the group. `shm` is what each rank has for itself; `rails` are the interfaces by
+    which a host reaches the others, shared by all of its ranks. No `racks` means that all hosts share one. `names` are
+    what hosts call themselves, `interfaces` what they call their rails; either may be unknown, and empty.
 
     Raises:
-        ArgumentError: the hosts' ranks are not exactly 0, 1, ... each once.
+        ArgumentError: the hosts' ranks are not exactly 0, 1, ... each once; the racks' hosts are not the hosts, each
+            once; or the rails, names or interfaces are not as many as they have to be.
     """
 
     hosts: tuple[tuple[int, ...], ...]
     shm: Link = SHM
-    tcp: Link = TCP
+    rails: tuple[Link, ...] = (TCP,)
+    racks: tuple[Rack, ...] = ()
+    own_rails: tuple[OwnRails, ...] = ()
+    names: tuple[str, ...] = ()
+    interfaces: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         ranks = sorted(rank for host in self.hosts for rank in host)
         if not ranks or ranks != list(range(len(ranks))) or not all(self.hosts):
             raise ArgumentError(f"hosts={self.hosts}: want every rank 0, 1, ... once, and no host empty")
+        racked = sorted(host for rack in self.racks for host in rack.hosts)
+        if self.racks and (racked != list(range(len(self.hosts))) or not all(rack.hosts for rack in self.racks)):
+            raise ArgumentError(
+                f"racks of hosts {racked}: want each of {len(self.hosts)} hosts once, and no rack empty"
+            )
+        if not self.rails:
+            raise ArgumentError("rails=(): want at least one")
+        sets = [each.rails for each in self.own_rails] + [rack.uplinks for rack in self.racks if rack.uplinks]
+        if any(len(each) != len(self.rails) for each in sets):
+            raise ArgumentError(f"uplinks, and a host's own rails, are one for each of {len(self.rails)} rails")
+        if len(self.names) not in {0, len(self.hosts)} or len(self.interfaces) not in {0, len(self.rails)}:
+            raise ArgumentError(
+                f"names={self.names}, interfaces={self.interfaces}: want one for each host, one for each rail, or none"
+            )
 
     @property
     def ranks(self) -> int:
         """How many ranks there are."""
         return sum(map(len, self.hosts))
 
+    @property
+    def tcp(self) -> Link:
+        """The first rail."""
+        return self.rails[0]
+
     def host_of(self) -> tuple[int, ...]:
         """Return the index of each rank's host."""
         found = {rank: index for index, host in enumerate(self.hosts) for rank in host}
         return tuple(found[rank] for rank in range(self.ranks))
+
+    def rack_of(self) -> tuple[int, ...]:
+        """Return the index of each host's rack; 0 for all where racks are not known."""
+        found = {host: index for index, rack in enumerate(self.racks) for host in rack.hosts}
+        return tuple(found.get(host, 0) for host in range(len(self.hosts)))
+
+    def rails_of(self, host: int) -> tuple[Link, ...]:
+        """Return the rails of one host."""
+        return next((each.rails for each in self.own_rails if each.host == host), self.rails)
+
+    def digest(self) -> bytes:
+        """Return 16 bytes that differ between topologies that differ, and agree between processes."""
+        return hashlib.blake2b(repr(self).encode(), digest_size=16).digest()
+
+    def restricted(self, ranks: Sequence[int]) -> "Topology":
+        """Return the topology of some ranks, renumbered: the new rank i is `ranks[i]`.
+
+        Raises:
+            ArgumentError: `ranks` is empty, has a rank twice, or one that is not here.
+        """
+        new = {rank: index for index, rank in enumerate(ranks)}
+        if not ranks or len(new) != len(ranks) or not all(0 <= rank < self.ranks for rank in ranks):
+            raise ArgumentError(f"ranks={list(ranks)}: want some of 0 to {self.ranks - 1}, each once")
+        left = [tuple(new[rank] for rank in host if rank in new) for host in self.hosts]
+        kept = [index for index, host in enumerate(left) if host]
+        return self._with_hosts(kept, [left[index] for index in kept])
+
+    def placed(self, hosts: tuple[tuple[int, ...], ...], names: Sequence[str]) -> "Topology":
+        """Return the topology of a job: its ranks by host, on hosts that this topology knows by name.
+
+        Args:
+            hosts: the ranks of each of the job's hosts.
+            names: what each of them is called; two may have the same name, where ranks of one machine play hosts. A
+                name that is not known is looked up without its domain.
+
+        Raises:
+            ArgumentError: a host is not known here.
+        """
+        if not self.names:
+            return replace(self, hosts=hosts, racks=(), own_rails=(), names=tuple(names))
+        index = {name: at for at, name in enumerate(self.names)}
+        known = [index.get(name, index.get(name.partition(".")[0])) for name in names]
+        strange = sorted({name for name, at in zip(names, known, strict=True) if at is None})
+        if strange:
+            raise ArgumentError(
+                f"the topology does not know host {', '.join(map(repr, strange))}: it has {_shown(self.names)}; "
+                "add the job's hosts to the file, or choose the file of this cluster"
+            )
+        return self._with_hosts([at for at in known if at is not None], hosts)
+
+    def _with_hosts(self, kept: Sequence[int], hosts: Iterable[tuple[int, ...]]) -> "Topology":
+        """Return this topology on other hosts: the new host i is the old one `kept[i]`, with the ranks `hosts[i]`."""
+        racks = []
+        for rack in self.racks:
+            members = set(rack.hosts)
+            standing = tuple(new for new, old in enumerate(kept) if old in members)
+            racks += [replace(rack, hosts=standing)] if standing else []
+        own = {each.host: each for each in self.own_rails}
+        return replace(
+            self,
+            hosts=tuple(hosts),
+            racks=tuple(racks),
+            own_rails=tuple(replace(own[old], host=new) for new, old in enumerate(kept) if old in own),
+            names=tuple(self.names[old] for old in kept) if self.names else (),
+        )
+
+
+def _shown(names: Sequence[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -1,0 +1,205 @@
+"""The topology as text: TOML that people read and write; docs/topology.md describes it."""
+
+import json
+import math
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from multiring.errors import ArgumentError
+from multiring.topology.model import SHM, TCP, Link, OwnRails, Rack, Topology
+from multiring.topology.names import names_of, patterns_of
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+# What the file calls the constants of a link; theirs times the first number by the second is in Link's unit.
+_CONSTANTS: Mapping[str, tuple[str, int, int]] = {
+    "latency_us": ("latency_s", 1, 10**6),
+    "overhead_us": ("overhead_s", 1, 10**6),
+    "bandwidth_mbit_per_s": ("bandwidth_bytes_per_s", 10**6, 8),
+    "reduce_mbit_per_s": ("reduce_bytes_per_s", 10**6, 8),
+}
+_NO_LIMIT = replace(TCP, latency_s=0.0, overhead_s=0.0, bandwidth_bytes_per_s=math.inf)
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_DIGITS = 4  # more were noise: what is measured varies by more than a ten thousandth
+
+
+def topology_of(text: str) -> Topology:
+    """Return the topology that `text` describes, one rank a host: `Topology.placed` puts a job's ranks there.
+
+    Raises:
+        ArgumentError: it is not TOML, or not a topology; the words say what was wanted.
+    """
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ArgumentError(f"a topology is TOML, and this is not: {error}") from None
+    _refuse_others(table, ("shm", "rails", "hosts", "racks"), "the topology")
+    rails = [_table(each, "[[rails]]") for each in _list(table, "rails")]
+    interfaces = tuple(_name(rail, "interface", "[[rails]]") for rail in rails)
+    if len(set(interfaces)) < len(interfaces):
+        raise ArgumentError(f"rails {', '.join(interfaces)}: want each interface once")
+    links = tuple(_link(rail, TCP, f"rail {interface!r}", "interface") for rail, interface in zip(rails, interfaces))  # noqa: B905 -- one of the other
+    names, places, own = _hosts(_list(table, "hosts"), interfaces, links or (TCP,))
+    return Topology(
+        hosts=tuple((rank,) for rank in range(max(len(names), 1))),
+        shm=_link(_table(table.get("shm", {}), "[shm]"), SHM, "shm"),
+        rails=links or (TCP,),
+        racks=_racks(_list(table, "racks"), interfaces, names, places),
+        own_rails=own,
+        names=names,
+        interfaces=interfaces,
+    )
+
+
+def _hosts(
+    entries: list[Any], interfaces: tuple[str, ...], links: tuple[Link, ...]
+) -> tuple[tuple[str, ...], tuple[str | None, ...], tuple[OwnRails, ...]]:
+    """Return the hosts' names, the rack each stands in, and the rails of hosts that have their own."""
+    names: list[str] = []
+    places: list[str | None] = []
+    own: list[OwnRails] = []
+    for each in entries:
+        entry = _table(each, "[[hosts]]")
+        pattern = _name(entry, "name", "[[hosts]]")
+        _refuse_others(entry, ("name", "rack", "rails"), f"host {pattern!r}")
+        differing = _links(entry.get("rails", {}), interfaces, f"rails of host {pattern!r}", links)
+        for name in names_of(pattern):
+            if differing:
+                rails = tuple(differing.get(rail, link) for rail, link in zip(interfaces, links, strict=True))
+                own.append(OwnRails(host=len(names), rails=rails))
+            names.append(name)
+            places.append(entry.get("rack"))
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise ArgumentError(f"host {twice[0]!r} is there twice: want every host in one [[hosts]] entry")
+    return tuple(names), tuple(places), tuple(own)
+
+
+def _racks(
+    entries: list[Any], interfaces: tuple[str, ...], names: tuple[str, ...], places: tuple[str | None, ...]
+) -> tuple[Rack, ...]:
+    uplinks: dict[str, tuple[Link | None, ...]] = {}
+    for each in entries:
+        entry = _table(each, "[[racks]]")
+        name = _name(entry, "name", "[[racks]]")
+        _refuse_others(entry, ("name", "uplinks"), f"rack {name!r}")
+        if name in uplinks:
+            raise ArgumentError(f"rack {name!r} is there twice: want every rack in one [[racks]] entry")
+        found = _links(entry.get("uplinks", {}), interfaces, f"uplinks of rack {name!r}", [_NO_LIMIT] * len(interfaces))
+        uplinks[name] = tuple(found.get(rail) for rail in interfaces) if found else ()
+    for host, rack in zip(names, places, strict=True):
+        if rack not in uplinks and (rack is not None or uplinks):
+            has = "is in no rack" if rack is None else f"is in rack {rack!r}, which there is not"
+            known = ", ".join(uplinks) or "none"
+            raise ArgumentError(f"host {host!r} {has}: want the rack of every host, or of none; [[racks]] are {known}")
+    standing = {name: tuple(at for at, place in enumerate(places) if place == name) for name in uplinks}
+    empty = [name for name, hosts in standing.items() if not hosts]
+    if empty:
+        raise ArgumentError(f"rack {empty[0]!r} has no host: give [[hosts]] entries rack = {json.dumps(empty[0])}")
+    return tuple(Rack(hosts=standing[name], uplinks=links, name=name) for name, links in uplinks.items())
+
+
+def _links(table: Any, interfaces: tuple[str, ...], what: str, otherwise: Iterable[Link]) -> dict[str, Link]:
+    """Return the links that `table` has, by rail; the constants it does not state are those of `otherwise`."""
+    table = _table(table, what)
+    strange = sorted(set(table) - set(interfaces))
+    if strange:
+        raise ArgumentError(f"{what}: unknown link {strange[0]!r}; the [[rails]] are {', '.join(interfaces) or 'none'}")
+    usual = dict(zip(interfaces, otherwise))  # noqa: B905 -- without [[rails]] there are no interfaces
+    return {rail: _link(_table(each, what), usual[rail], f"{what}: {rail}") for rail, each in table.items()}
+
+
+def _link(table: Mapping[str, Any], otherwise: Link, what: str, *also: str) -> Link:
+    _refuse_others(table, (*also, *_CONSTANTS), what)
+    changes = {}
+    for key, (name, times, by) in _CONSTANTS.items():
+        value = table.get(key)
+        if value is None:
+            continue
+        least = 0 if key.endswith("_us") else math.ulp(0.0)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
+            raise ArgumentError(f"{what}: {key} = {value!r}: want a number {'>= 0' if least == 0 else '> 0'}")
+        changes[name] = value * times / by
+    return replace(otherwise, **changes)
+
+
+def _refuse_others(table: Mapping[str, Any], known: tuple[str, ...], what: str) -> None:
+    strange = sorted(set(table) - set(known))
+    if strange:
+        raise ArgumentError(f"{what}: unknown key {strange[0]!r}; known are {', '.join(known)}")
+
+
+def _table(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ArgumentError(f"{what} = {value!r}: want a table")
+    return value
+
+
+def _list(table: Mapping[str, Any], key: str) -> list[Any]:
+    value = table.get(key, [])
+    if not isinstance(value, list):
+        raise ArgumentError(f"{key} = {value!r}: want [[{key}]] entries")
+    return value
+
+
+def _name(table: Mapping[str, Any], key: str, what: str) -> str:
+    value = table.get(key)
+    if not isinstance(value, str) or not value:
+        raise ArgumentError(f"{what}: {key} = {value!r}: want a name")
+    return value
+
+
+def text_of(topology: Topology, heading: str = "") -> str:
+    """Return text that `topology_of` reads as `topology` with one rank a host, to four digits.
+
+    Args:
+        topology: hosts and interfaces without names get host0, host1, ... and rail0, rail1, ...
+        heading: a comment to begin with.
+    """
+    names = topology.names or tuple(f"host{host}" for host in range(len(topology.hosts)))
+    rails = topology.interfaces or tuple(f"rail{rail}" for rail in range(len(topology.rails)))
+    lines = [f"# {line}" for line in heading.splitlines()]
+    lines += ["", "[shm]", *_constants(topology.shm)]
+    for interface, link in zip(rails, topology.rails, strict=True):
+        lines += ["", "[[rails]]", f"interface = {json.dumps(interface)}", *_constants(link)]
+    for rack_index, rack in enumerate(topology.racks):
+        lines += ["", "[[racks]]", f"name = {json.dumps(rack.name or f'rack{rack_index}')}"]
+        limits = dict(zip(rails, rack.uplinks, strict=True)) if rack.uplinks else {}
+        lines += [f"uplinks.{_key(rail)} = {_inline(link)}" for rail, link in limits.items() if link is not None]
+    own = {each.host: each.rails for each in topology.own_rails}
+    rack_of = topology.rack_of()
+    kinds: list[tuple[list[str], list[str]]] = []
+    for host, name in enumerate(names):
+        entry = []
+        if topology.racks:
+            entry.append(f"rack = {json.dumps(topology.racks[rack_of[host]].name or f'rack{rack_of[host]}')}")
+        differing = zip(rails, own.get(host, topology.rails), topology.rails, strict=True)
+        entry += [f"rails.{_key(rail)} = {_inline(link)}" for rail, link, usual in differing if link != usual]
+        if kinds and kinds[-1][1] == entry:
+            kinds[-1][0].append(name)
+        else:
+            kinds.append(([name], entry))
+    for alike, entry in kinds:
+        for pattern in patterns_of(alike):
+            lines += ["", "[[hosts]]", f"name = {json.dumps(pattern)}", *entry]
+    return "\n".join(lines).strip() + "\n"
+
+
+def _constants(link: Link) -> list[str]:
+    # More than any machine has, like a reduction that is not known to cost anything, is not stated.
+    known = {key: getattr(link, name) * by / times for key, (name, times, by) in _CONSTANTS.items()}
+    return [f"{key} = {value:.{_DIGITS}g}" for key, value in known.items() if math.isfinite(value)]
+
+
+def _key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else json.dumps(name)
+
+
+def _inline(link: Link) -> str:
+    return "{ " + ", ".join(_constants(link)) + " }"
