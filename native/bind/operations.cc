@@ -26,19 +26,24 @@ std::shared_ptr<Program> make_program(Column<uint8_t> kind, Column<uint8_t> last
                                       Column<uint8_t> source_space, Column<int64_t> source_offset,
                                       Column<uint8_t> target_space, Column<int64_t> target_offset,
                                       Column<int64_t> size, Column<int32_t> peer_start, Column<int32_t> peers,
-                                      uint64_t scratch_bytes, DType dtype, ReduceOp op, uint64_t divisor, Lowering lowering) {
+                                      uint64_t scratch_bytes, DType dtype, ReduceOp op, uint64_t divisor, Lowering lowering,
+                                      uint32_t segments, uint64_t segment_bytes, std::shared_ptr<Program> last_segment) {
   auto program = std::make_shared<Program>();
   program->scratch_bytes = scratch_bytes;
   program->dtype = dtype;
   program->op = op;
   program->divisor = divisor;
   program->lowering = lowering;
+  program->segments = segments;
+  program->segment_bytes = segment_bytes;
+  program->last = std::move(last_segment);
   program->moves.resize(kind.shape(0));
   for (size_t i = 0; i < kind.shape(0); ++i) {
     Move& move = program->moves[i];
     move.kind = static_cast<MoveKind>(kind(i));
     move.last = last(i) != 0;
     move.channel = channel(i);
+    program->channels = std::max<uint16_t>(program->channels, static_cast<uint16_t>(move.channel + 1));
     move.source_space = source_space(i);
     move.source_offset = static_cast<uint64_t>(source_offset(i));
     move.target_space = target_space(i);
@@ -57,7 +62,8 @@ void bind_operations(nb::module_& m) {
   m.def("make_program", &make_program, nb::arg("kind"), nb::arg("last"), nb::arg("channel"), nb::arg("source_space"),
         nb::arg("source_offset"), nb::arg("target_space"), nb::arg("target_offset"), nb::arg("size"),
         nb::arg("peer_start"), nb::arg("peers"), nb::arg("scratch_bytes"), nb::arg("dtype"), nb::arg("op"),
-        nb::arg("divisor"), nb::arg("lowering"), "One rank's moves with offsets and sizes in bytes and peers as world ranks.");
+        nb::arg("divisor"), nb::arg("lowering"), nb::arg("segments"), nb::arg("segment_bytes"), nb::arg("last_segment").none(),
+        "One rank's moves, of one segment, with offsets and sizes in bytes and peers as world ranks.");
   nb::class_<Rounds>(m, "Rounds").def(
       "__init__",
       [](Rounds* self, const std::vector<std::pair<int, int>>& pairs) {
@@ -98,8 +104,8 @@ void bind_operations(nb::module_& m) {
       .def_prop_ro("fault_text", &Operation::fault_text)
       .def_prop_ro("descriptions", &Operation::descriptions)
       .def_prop_ro("log", [](const Operation& operation) {
-        std::vector<std::tuple<Lowering, uint32_t, uint64_t>> entries;
-        for (const auto& entry : operation.log()) entries.emplace_back(entry.lowering, entry.index, entry.bytes);
+        std::vector<std::tuple<Lowering, uint32_t, uint32_t, uint64_t>> entries;
+        for (const auto& entry : operation.log()) entries.emplace_back(entry.lowering, entry.segment, entry.index, entry.bytes);
         return entries;
       });
 }

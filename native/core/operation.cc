@@ -21,7 +21,9 @@ constexpr uint64_t kSliceBlock = 4 * 1024;
 constexpr uint64_t kMostStaged = 8 << 20;
 constexpr uint64_t kMostStagedInAll = 64 << 20;  // by all operations in flight: more would not stay in cache
 constexpr size_t kSlotsAt = 17;  // in a note: 7 bytes, where the sender has its exchange slots
-constexpr uint16_t kExplainChannel = 0xff00;  // + round; schedules use channels below
+constexpr uint32_t kExplainChannel = 0xff00;  // + round; schedules use channels below
+// Enough that every link has work while segments wait for each other's last bytes; each lane costs a stream a peer.
+constexpr uint32_t kMostLanes = 16;
 
 void put_u32(std::string& to, uint32_t value) { to.append(reinterpret_cast<const char*>(&value), sizeof value); }
 
@@ -62,6 +64,8 @@ const Move* reduction_of(const Program& program) {
 
 }  // namespace
 
+uint32_t Program::lanes() const { return std::min({segments, kMostLanes, kExplainChannel / uint32_t{channels}}); }
+
 void combine_published(const Program& program, const Exchange& exchange, uint64_t sequence, std::byte* target, size_t bytes) {
   const Move* found = reduction_of(program);
   if (found == nullptr || bytes == 0) return;
@@ -92,8 +96,18 @@ bool Operation::involves(int rank) const {
   return std::find(spec_.members.begin(), spec_.members.end(), rank) != spec_.members.end();
 }
 
-std::byte* Operation::address(uint8_t space, uint64_t offset) const {
-  return (space == 2 ? scratch_ : spec_.bases[space]) + offset;
+std::byte* Operation::address(const Lane& lane, uint8_t space, uint64_t offset) const {
+  if (space == 2) return scratch_ + lane.slot * spec_.program->scratch_bytes + offset;
+  return spec_.bases[space] + lane.segment * spec_.program->segment_bytes + offset;
+}
+
+const std::vector<Move>& Operation::moves_of(const Lane& lane) const {
+  const Program& program = *spec_.program;
+  return program.last && lane.segment + 1 == program.segments ? program.last->moves : program.moves;
+}
+
+StreamKey Operation::stream_of(const Lane& lane, uint16_t channel) const {
+  return {spec_.key, static_cast<uint16_t>(lane.slot * spec_.program->channels + channel)};
 }
 
 void Operation::on_round(const Frame& frame) { notes_.insert_or_assign(frame.round, frame); }
@@ -138,7 +152,7 @@ bool Operation::exchange() {
   if (spec_.program) combine_published(*spec_.program, slots, spec_.key.sequence, spec_.bases[1], spec_.user_bytes);
   if (spec_.program && host_.logs_moves()) {
     const auto reduction = static_cast<uint32_t>(spec_.program->moves.size() - 1);
-    log_.push_back({Lowering::exchange, reduction, spec_.user_bytes});
+    log_.push_back({Lowering::exchange, 0, reduction, spec_.user_bytes});
   }
   leave_exchange(State::draining);
   finish(State::done);
@@ -180,9 +194,7 @@ bool Operation::agree() {
     }
     state_ = spec_.program ? State::running : State::draining;
     if (spec_.program && choose_lowering()) return true;
-    if (spec_.program && spec_.program->scratch_bytes > 0) {
-      scratch_ = host_.segment().allocate(spec_.program->scratch_bytes);
-    }
+    if (spec_.program) open_lanes();
     return true;
   }
   const Round& round = rounds[round_];
@@ -294,7 +306,7 @@ bool Operation::slice() {
   if (progress_ < sliced_->size) return true;
   if (host_.logs_moves()) {
     const Lowering how = staged_ != nullptr ? Lowering::staged_slice : Lowering::slice;
-    log_.push_back({how, static_cast<uint32_t>(sliced_ - program.moves.data()), progress_});
+    log_.push_back({how, 0, static_cast<uint32_t>(sliced_ - program.moves.data()), progress_});
   }
   for (size_t i = 0; i < spec_.rounds->size(); ++i) {
     Frame note = note_of(i);
@@ -350,66 +362,103 @@ bool Operation::explain() {
   return moved_on;
 }
 
+void Operation::open_lanes() {
+  const Program& program = *spec_.program;
+  const uint32_t count = program.lanes();
+  for (uint32_t i = 0; i < count; ++i) lanes_.push_back({.slot = static_cast<uint16_t>(i), .segment = i});
+  if (program.scratch_bytes > 0) scratch_ = host_.segment().allocate(count * program.scratch_bytes);
+}
+
 bool Operation::run() {
-  const auto& moves = spec_.program->moves;
   uint64_t budget = kTurn;
   bool any = false;
-  while (next_ < moves.size() && budget > 0) {
-    const Move& move = moves[next_];
-    const uint64_t before = progress_;
-    const bool worked = step(move);
-    any |= worked;
-    if (progress_ < move.size) {
-      if (!worked) return any;
-      budget -= std::min(budget, progress_ - before);
-      continue;
-    }
-    if (host_.logs_moves()) {
-      const uint64_t bytes = is_in_place(move) ? 0 : progress_ * move.peers.size();
-      log_.push_back({Lowering::none, static_cast<uint32_t>(next_), bytes});
-    }
-    budget -= std::min(budget, progress_ - before);
-    progress_ = 0;
-    ++next_;
-    any = true;
-  }
-  if (next_ == moves.size()) {
+  for (Lane& lane : lanes_) any |= advance(lane, budget);
+  const uint32_t segments = spec_.program->segments;
+  std::erase_if(lanes_, [&](const Lane& lane) { return lane.segment >= segments; });
+  std::stable_sort(lanes_.begin(), lanes_.end(), [](const Lane& a, const Lane& b) { return a.segment < b.segment; });
+  if (lanes_.empty()) {
     state_ = State::draining;
     any = true;
   }
   return any;
 }
 
-bool Operation::step(const Move& move) {
+// Does what can be done on a lane now, also its next segments; true if anything was.
+bool Operation::advance(Lane& lane, uint64_t& budget) {
+  const Program& program = *spec_.program;
+  bool any = false;
+  while (lane.segment < program.segments) {
+    const auto& moves = moves_of(lane);
+    while (lane.next < moves.size()) {
+      if (budget == 0) return any;
+      const Move& move = moves[lane.next];
+      const uint64_t before = lane.progress;
+      const bool worked = step(lane, move);
+      any |= worked;
+      budget -= std::min(budget, lane.progress - before);
+      if (lane.progress < move.size) {
+        if (!worked) return any;
+        continue;
+      }
+      if (host_.logs_moves()) {
+        const uint64_t bytes = is_in_place(lane, move) ? 0 : lane.progress * move.peers.size();
+        log_.push_back({Lowering::none, lane.segment, static_cast<uint32_t>(lane.next), bytes});
+      }
+      lane.progress = 0;
+      ++lane.next;
+      any = true;
+    }
+    // The next segment overwrites the lane's scratch, which peers may still be reading.
+    if (program.scratch_bytes > 0 && !readers_of(lane).empty()) return any;
+    lane.segment += program.lanes();
+    lane.next = 0;
+    any = true;
+  }
+  return any;
+}
+
+std::vector<int> Operation::readers_of(const Lane& lane) const {
+  std::vector<int> readers;
+  for (const int peer : partners_) {
+    bool drained = true;
+    for (uint16_t channel = 0; channel < spec_.program->channels; ++channel) {
+      drained &= host_.link(peer).out(stream_of(lane, channel)).drained();
+    }
+    if (!drained) readers.push_back(peer);
+  }
+  return readers;
+}
+
+bool Operation::step(Lane& lane, const Move& move) {
   if (move.size == 0) return true;
   if (move.kind == MoveKind::send) {
     for (int peer : move.peers) {
       Link& link = host_.link(peer);
-      link.offer({spec_.key, move.channel}, address(move.source_space, move.source_offset), move.size);
+      link.offer(stream_of(lane, move.channel), address(lane, move.source_space, move.source_offset), move.size);
       link.pump();
     }
-    progress_ = move.size;
+    lane.progress = move.size;
     return true;
   }
-  if (is_in_place(move)) {
-    progress_ = move.size;
+  if (is_in_place(lane, move)) {
+    lane.progress = move.size;
     return true;
   }
-  return receive(move);
+  return receive(lane, move);
 }
 
 // A copy within this rank whose bytes lie where they belong: an all_gather's own part, if the caller put it there.
-bool Operation::is_in_place(const Move& move) const {
+bool Operation::is_in_place(const Lane& lane, const Move& move) const {
   return move.kind == MoveKind::copy && move.peers.front() == host_.rank() &&
-         address(move.source_space, move.source_offset) == address(move.target_space, move.target_offset);
+         address(lane, move.source_space, move.source_offset) == address(lane, move.target_space, move.target_offset);
 }
 
-bool Operation::receive(const Move& move) {
-  const StreamKey key{spec_.key, move.channel};
+bool Operation::receive(Lane& lane, const Move& move) {
+  const StreamKey key = stream_of(lane, move.channel);
   const uint64_t element = size_of(spec_.program->dtype);
-  std::byte* target = address(move.target_space, move.target_offset) + progress_;
+  std::byte* target = address(lane, move.target_space, move.target_offset) + lane.progress;
   bool own = false;
-  uint64_t ready = std::min(kQuantum, move.size - progress_);
+  uint64_t ready = std::min(kQuantum, move.size - lane.progress);
   const void* sources[256];
   std::vector<const void*> many;
   const void** source = sources;
@@ -419,7 +468,7 @@ bool Operation::receive(const Move& move) {
   }
   for (size_t i = 0; i < move.peers.size(); ++i) {
     if (move.peers[i] == host_.rank()) {
-      source[i] = address(move.source_space, move.source_offset) + progress_;
+      source[i] = address(lane, move.source_space, move.source_offset) + lane.progress;
       own = true;
       continue;
     }
@@ -447,7 +496,7 @@ bool Operation::receive(const Move& move) {
     Link& link = host_.link(peer);
     link.consume(key, link.in(key), ready);
   }
-  progress_ += ready;
+  lane.progress += ready;
   return true;
 }
 
@@ -457,9 +506,16 @@ std::vector<int> Operation::waiting_for() const {
   if (state_ == State::agreeing || state_ == State::explaining || state_ == State::parting) {
     if (round_ < spec_.rounds->size()) ranks.insert((*spec_.rounds)[round_].from);
   } else if (state_ == State::running) {
-    const Move& move = spec_.program->moves[next_];
-    for (int peer : move.peers) {
-      if (peer != host_.rank() && host_.link(peer).in({spec_.key, move.channel}).pieces.empty()) ranks.insert(peer);
+    for (const Lane& lane : lanes_) {
+      const auto& moves = moves_of(lane);
+      if (lane.next == moves.size()) {
+        for (const int peer : readers_of(lane)) ranks.insert(peer);
+        continue;
+      }
+      const Move& move = moves[lane.next];
+      for (int peer : move.peers) {
+        if (peer != host_.rank() && host_.link(peer).in(stream_of(lane, move.channel)).pieces.empty()) ranks.insert(peer);
+      }
     }
   } else if (state_ == State::draining) {
     for (int peer : partners_) {

@@ -52,21 +52,31 @@ enum class Lowering : uint8_t {
   exchange,
 };
 
-// What the executor did, move by move; `index` is the move's place in the program.
+// What the executor did, move by move; `index` is the move's place in the program of its segment.
 struct LogEntry {
   Lowering lowering;  // of the whole program; then `index` is the move that says which extents
+  uint32_t segment;
   uint32_t index;
   uint64_t bytes;  // bytes that really went through it, summed over peers
 };
 
 // A Schedule compiled for one rank, one size and one type; immutable, shared by operations.
+//
+// With several segments the moves are those of one: the buffer is that many pieces, `segment_bytes` apart, and each
+// goes through the whole schedule by itself. `last` are the moves of the last piece where it is of another size.
 struct Program {
   std::vector<Move> moves;
-  uint64_t scratch_bytes = 0;
+  uint32_t segments = 1;
+  uint64_t segment_bytes = 0;
+  std::shared_ptr<const Program> last;
+  uint16_t channels = 1;
+  uint64_t scratch_bytes = 0;  // of one segment
   DType dtype = DType::u8;
   ReduceOp op = ReduceOp::sum;
   uint64_t divisor = 1;
   Lowering lowering = Lowering::none;
+
+  uint32_t lanes() const;  // how many segments run side by side
 };
 
 // One round of agreement: a note goes to `to` and one comes from `from` (world ranks).
@@ -153,11 +163,24 @@ class Operation {
   void copy_but_slice(std::byte* to, const std::byte* from) const;
   bool slice();
   bool part();
-  bool step(const Move& move);
-  bool is_in_place(const Move& move) const;
-  bool receive(const Move& move);
+  // Segments one after the other that share a line of streams; lanes run side by side, and wait for nobody but
+  // their own segment's messages.
+  struct Lane {
+    uint16_t slot;
+    uint32_t segment;
+    size_t next = 0;        // move
+    uint64_t progress = 0;  // bytes of it
+  };
+  void open_lanes();
+  bool advance(Lane& lane, uint64_t& budget);
+  bool step(Lane& lane, const Move& move);
+  bool is_in_place(const Lane& lane, const Move& move) const;
+  bool receive(Lane& lane, const Move& move);
   void finish(State state);
-  std::byte* address(uint8_t space, uint64_t offset) const;
+  const std::vector<Move>& moves_of(const Lane& lane) const;
+  StreamKey stream_of(const Lane& lane, uint16_t channel) const;
+  std::vector<int> readers_of(const Lane& lane) const;  // peers that were offered bytes on its streams and have not taken them
+  std::byte* address(const Lane& lane, uint8_t space, uint64_t offset) const;
 
   OperationSpec spec_;
   Host& host_;
@@ -178,8 +201,8 @@ class Operation {
   std::vector<std::byte*> reached_;  // slice: everybody's buffer, in the order of summation
   const Move* sliced_ = nullptr;     // slice: the reduction that says what this rank's is
   std::byte* staged_ = nullptr;      // slice: the copy of this rank's buffer that the others work on
-  size_t next_ = 0;       // move
-  uint64_t progress_ = 0;  // bytes of it
+  uint64_t progress_ = 0;            // slice: bytes of it
+  std::vector<Lane> lanes_;          // oldest segment first
   std::byte* scratch_ = nullptr;
   std::vector<LogEntry> log_;
 };

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import multiring
+from multiring.planner import Plan
 from multiring.runtime.arrays import numpy_dtype
-from multiring.runtime.programs import Request
-from multiring.schedule import OPS, Collective, Schedule, Splits, interpret
+from multiring.runtime.programs import Request, Segments
+from multiring.schedule import OPS, Collective, Splits, interpret
 
 Array = NDArray[Any]
 
@@ -99,11 +100,18 @@ class Case:
             total = int(splits.sum()) // ranks
         return Request(self.collective, self.dtype, counts, total, self.op, self.root)
 
-    def reference(self, schedule: Schedule, rank: int, ranks: int) -> Array:
-        """Return what the interpreter makes of the schedule, on `rank`: the bits that must come out."""
+    def reference(self, plan: Plan, rank: int, ranks: int) -> Array:
+        """Return what the interpreter makes of the plan, segment by segment, on `rank`: the bits that must come out."""
         operands = [self.operand(each, ranks).reshape(-1) for each in range(ranks)]
-        counts = [self.request(each, ranks).counts for each in range(ranks)]
-        return interpret(schedule, operands, self.op, counts).outputs[rank].reshape(-1, self.width)
+        requests = [self.request(each, ranks) for each in range(ranks)]
+        segments = Segments.of(plan, requests[rank])
+        if segments.count == 1:
+            counts = [request.counts for request in requests]
+            return interpret(plan.schedule, operands, self.op, counts).outputs[rank].reshape(-1, self.width)
+        cuts = [int(segments.each) * index for index in range(1, segments.count)]  # type: ignore[arg-type]  # one number
+        pieces = zip(*(np.split(operand, cuts) for operand in operands), strict=True)
+        results = [interpret(plan.schedule, piece, self.op).outputs[rank] for piece in pieces]
+        return np.concatenate(results).reshape(-1, self.width)
 
     def check(self, result: Array, rank: int, ranks: int, axes: int) -> None:
         """Compare `result` with the oracle; `axes` is how often the schedule may round."""

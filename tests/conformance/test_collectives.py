@@ -1,12 +1,15 @@
 """Every collective on every engine: right, to the bit of its schedule, on every rank and in every run."""
 
 import itertools
+import math
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from tests.conformance.cases import DTYPES, Case, all_cases, assert_same, digest_of, place
 from tests.wire.ranks import ENGINES, Here, run_ranks
 
+from multiring.planner import plan as planner
 from multiring.schedule import OPS, Collective
 
 SAME_ON_ALL = (Collective.ALL_REDUCE, Collective.BROADCAST, Collective.ALL_GATHER)
@@ -22,12 +25,13 @@ PLACES = [
 LARGER_PLACES = [("shm", 8, 13), ("tcp", 5, 13), ("shm+tcp", 6, 13), ("shm", 18, 101)]
 
 
-def conform(here: Here, every: int) -> list[tuple[Case, bytes]]:
+def conform(here: Here, every: int, most_rows: float = math.inf) -> list[tuple[Case, bytes]]:
     """Run each `every`-th case, compare with oracle and interpreter, and return the bits in brief."""
     group = here.join()
     results = []
-    for number, case in enumerate(itertools.islice(all_cases(here.size), None, None, every)):
-        schedule = group._calls.schedule_of(case.request(here.rank, here.size))
+    cases = (case for case in all_cases(here.size) if case.rows <= most_rows)
+    for number, case in enumerate(itertools.islice(cases, None, None, every)):
+        plan = group._calls.plan_of(case.request(here.rank, here.size))
         array = place(group, case.operand(here.rank, here.size), in_arena=case.in_arena)
         result = case.run(group, array)
         if case.collective is Collective.ALL_REDUCE:  # the same call again takes another way
@@ -35,9 +39,9 @@ def conform(here: Here, every: int) -> list[tuple[Case, bytes]]:
             assert_same(case.run(group, again), result, case)
         # Where all ranks have the same, equal digests carry one rank's check to the others.
         if case.collective not in SAME_ON_ALL or number % here.size == here.rank:
-            case.check(result, here.rank, here.size, len(schedule.grid))
+            case.check(result, here.rank, here.size, len(plan.schedule.grid))
             if case.rows <= INTERPRETED_ROWS or number % here.size == here.rank:
-                assert_same(result, case.reference(schedule, here.rank, here.size), case)
+                assert_same(result, case.reference(plan, here.rank, here.size), case)
         results.append((case, digest_of(result)))
     return results
 
@@ -56,6 +60,17 @@ def test_every_way_through_a_host(path: dict[str, Any]) -> None:
     slow, fast = run_ranks(conform, 3, 7, **path), run_ranks(conform, 3, 7)
     assert slow == fast
     _assert_same_on_all(slow)
+
+
+def conform_in_segments(here: Here, every: int, segment_bytes: int) -> list[tuple[Case, bytes]]:
+    with patch.object(planner, "_SEGMENT_BYTES", segment_bytes):
+        return conform(here, every, most_rows=40 * segment_bytes)
+
+
+@pytest.mark.parametrize(("engine", "ranks", "segment_bytes"), [("tcp", 3, 9000), ("shm+tcp", 4, 64)])
+def test_many_segments(engine: str, ranks: int, segment_bytes: int) -> None:
+    """More segments than lanes, down to a few elements each: each is the schedule by itself."""
+    _assert_same_on_all(run_ranks(conform_in_segments, ranks, 5, segment_bytes, engine=engine))
 
 
 @pytest.mark.parametrize(("engine", "ranks", "every"), LARGER_PLACES)

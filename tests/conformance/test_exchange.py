@@ -26,9 +26,9 @@ def met_in_slots(here: Here) -> list[Any]:
         case = Case(Collective.ALL_REDUCE, dtype, "average", size_bytes // numpy_dtype(dtype).itemsize, seed=size_bytes)
         array = place(group, case.operand(here.rank, here.size), in_arena=False)
         case.run(group, array)
-        schedule = group._calls.schedule_of(case.request(here.rank, here.size))
-        assert_same(array, case.reference(schedule, here.rank, here.size), case)
-        logs.append((group._calls.latest.log, size_bytes, schedule.algorithm))
+        plan = group._calls.plan_of(case.request(here.rank, here.size))
+        assert_same(array, case.reference(plan, here.rank, here.size), case)
+        logs.append((group._calls.latest.log, size_bytes, plan.schedule.algorithm))
     group.all_reduce_async(np.ones(1)).wait()
     logs.append((group._calls.latest.log, 8, "async"))
     return logs
@@ -39,7 +39,7 @@ def test_blocking_calls_of_small_arrays_are_lowered_to_an_exchange(ranks: int) -
     for *blocking, asynchronous in run_ranks(met_in_slots, ranks):
         for log, size_bytes, algorithm in blocking:
             assert algorithm == "exchange"
-            assert log == [("exchange", 2, size_bytes)]  # the third move, which combines
+            assert log == [("exchange", 0, 2, size_bytes)]  # the third move, which combines
         assert [lowering for lowering, *_ in asynchronous[0]] == [None] * 3
 
 

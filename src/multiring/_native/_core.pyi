@@ -112,9 +112,12 @@ def make_program(
     op: ReduceOp,
     divisor: int,
     lowering: Lowering,
+    segments: int,
+    segment_bytes: int,
+    last_segment: Program | None,
 ) -> Program:
     """
-    One rank's moves with offsets and sizes in bytes and peers as world ranks.
+    One rank's moves, of one segment, with offsets and sizes in bytes and peers as world ranks.
     """
 
 class Rounds:
@@ -151,7 +154,7 @@ class Operation:
     @property
     def descriptions(self) -> dict[int, str]: ...
     @property
-    def log(self) -> list[tuple[Lowering, int, int]]: ...
+    def log(self) -> list[tuple[Lowering, int, int, int]]: ...
 
 class Exchange:
     def __init__(self, context: Context, members: Sequence[int], steps: int) -> None:

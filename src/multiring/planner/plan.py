@@ -11,6 +11,9 @@ from multiring.errors import ArgumentError, ScheduleError
 from multiring.schedule import SUMS, Accumulation, Collective, Frame, Kind, Moves, Schedule, price
 from multiring.topology import Link, Topology, grid_of, strides_of
 
+SEGMENTED = frozenset({Collective.ALL_REDUCE, Collective.BROADCAST})  # whose buffer is one piece of memory
+_SEGMENT_BYTES = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -19,6 +22,7 @@ class Plan:
     schedule: Schedule
     engine: str  # "shm", "tcp", or "shm+tcp": by pair, whether they share a host
     predicted_seconds: float
+    segment_bytes: int | None = None  # of the pieces that go through the schedule side by side; None: the whole buffer
 
 
 def choose(
@@ -41,7 +45,7 @@ def choose(
         raise ArgumentError(f"size_bytes={size_bytes}: want a number >= 0")
     engine = _engine_of(topology)
     plans = [
-        Plan(schedule, engine, price(schedule, size_bytes, links_of(schedule, topology)))
+        Plan(schedule, engine, price(schedule, size_bytes, links_of(schedule, topology)), _segment_of(schedule, engine))
         for schedule in candidates(collective, topology, accumulation, root)
     ]
     return min(plans, key=lambda plan: plan.predicted_seconds)
@@ -63,6 +67,11 @@ def candidates(
                 continue
             if schedule.grid == each:
                 yield schedule
+
+
+def _segment_of(schedule: Schedule, engine: str) -> int | None:
+    """Return how long the pieces are that a buffer between hosts is cut into; memory within one is not worth it."""
+    return _SEGMENT_BYTES if engine != "shm" and schedule.collective in SEGMENTED else None
 
 
 def _engine_of(topology: Topology) -> str:

@@ -15,11 +15,12 @@ import numpy as np
 
 from multiring._native import Context, Exchange, Holdings, Lowering, Operation, OperationSpec, Program, Repeats, Rounds
 from multiring.errors import StallError, StateError
+from multiring.planner import Plan
 from multiring.runtime.arrays import Buffer, numpy_dtype
 from multiring.runtime.events import NAMES, STEPS
 from multiring.runtime.handles import Flight, OperationHandle
 from multiring.runtime.programs import Programs, Request, agreement_rounds, direct_rounds
-from multiring.schedule import Collective, Schedule
+from multiring.schedule import Collective
 from multiring.topology import Topology, grid_of
 
 # Up to here every rank of a host tells every other at once: one exchange, and all know where all buffers lie.
@@ -217,10 +218,10 @@ class Calls:
             raise StateError("no operation was posted yet")
         return self._latest
 
-    def schedule_of(self, request: Request) -> Schedule:
-        """Return the schedule that runs for `request`."""
+    def plan_of(self, request: Request) -> Plan:
+        """Return the plan that runs for `request`."""
         with self._lock:
-            return self.programs.get(request).plan.schedule
+            return self.programs.get(request).plan
 
     def subgroup_key(self, call: Call, ranks: Sequence[int]) -> bytes:
         """Return what names the group that `call` makes of `ranks`, the same on every rank."""

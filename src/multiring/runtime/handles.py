@@ -39,7 +39,8 @@ class Executed(NamedTuple):
     """One entry of the executor's log: a move of the Schedule, or a lowering of all of it on one move's extents."""
 
     lowering: str | None
-    move: int  # its place among the rank's moves
+    segment: int
+    move: int  # its place among the rank's moves of a segment
     size_bytes: int  # over all its peers; of a lowering: of the extents
 
 
@@ -63,8 +64,8 @@ class Flight:
     def log(self) -> list[Executed]:
         """Return what the executor did, in its order; empty unless the setting `log_moves` is on."""
         return [
-            Executed(lowering.name.lower() if lowering is not Lowering.NONE else None, move, size)
-            for lowering, move, size in self.operation.log
+            Executed(lowering.name.lower() if lowering is not Lowering.NONE else None, segment, move, size)
+            for lowering, segment, move, size in self.operation.log
         ]
 
 

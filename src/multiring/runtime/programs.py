@@ -13,6 +13,7 @@ from multiring.errors import ArgumentError
 from multiring.planner import Plan, choose
 from multiring.runtime.arrays import DTYPES, numpy_dtype
 from multiring.schedule import (
+    GRAIN,
     OPS,
     SUMS,
     Accumulation,
@@ -20,6 +21,7 @@ from multiring.schedule import (
     Extents,
     Kind,
     Moves,
+    Space,
     Splits,
     accumulation_of,
     check,
@@ -56,6 +58,41 @@ class Compiled:
     program: Program
     lowering: Lowering
     digest: bytes  # of the plan, to be agreed on
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """How a buffer is cut into pieces that go through the schedule one beside the other: the elements of each."""
+
+    count: int
+    each: Counts
+    last: Counts
+
+    @classmethod
+    def of(cls, plan: Plan, request: Request) -> "Segments":
+        """Return the equal pieces, but for a shorter last one, that are `plan.segment_bytes` long at most.
+
+        Only what is one piece of memory on every rank is cut: the buffers of an all_reduce and a broadcast.
+        """
+        whole, itemsize = request.counts, numpy_dtype(request.dtype).itemsize
+        if plan.segment_bytes is None or not isinstance(whole, int):
+            return cls(1, whole, whole)
+        count = max(1, -(-whole * itemsize // plan.segment_bytes))
+        each = -(-whole // (count * GRAIN)) * GRAIN
+        count = max(1, -(-whole // max(each, 1)))  # rounding up may have left nothing for the last
+        return cls(count, each, whole - (count - 1) * each) if count > 1 else cls(1, whole, whole)
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """How a program's moves are run; `last_segment` is the last segment's program where that is shorter."""
+
+    lowering: Lowering = Lowering.NONE
+    segments: int = 1
+    last_segment: Program | None = None
+
+
+MOVE_BY_MOVE = Execution()
 
 
 class Programs:
@@ -100,15 +137,20 @@ class Programs:
         plan = self._plan(request)
         schedule = plan.schedule
         moves = schedule.moves_of(self._rank)
+        segments = Segments.of(plan, request)
+        last = None
+        if segments.last != segments.each:
+            extents = schedule.extents_of(self._rank, segments.last)
+            last = compile_moves(moves, extents, request.dtype, request.op, self._world_ranks)
         program = compile_moves(
             moves,
-            schedule.extents_of(self._rank, request.counts),
+            schedule.extents_of(self._rank, segments.each),
             request.dtype,
             request.op,
             self._world_ranks,
-            lowering=lowering_of(plan),
+            Execution(lowering_of(plan), segments.count, last),
         )
-        meant = schedule.digest() + f"{plan.engine} {request.agreed}".encode()
+        meant = schedule.digest() + f"{plan.engine} {plan.segment_bytes} {request.agreed}".encode()
         digest = hashlib.blake2b(meant, digest_size=16).digest()
         return Compiled(plan, program, lowering_of(plan), digest)
 
@@ -130,10 +172,9 @@ def compile_moves(
     dtype: str,
     op: str,
     world_ranks: NDArray[np.int32],
-    *,
-    lowering: Lowering = Lowering.NONE,
+    execution: Execution = MOVE_BY_MOVE,
 ) -> Program:
-    """Return one rank's moves with chunks resolved to bytes and peers to world ranks."""
+    """Return one rank's moves with chunks resolved to bytes and peers to world ranks; the extents are a segment's."""
     itemsize = numpy_dtype(dtype).itemsize
     ends = np.concatenate([[0], np.cumsum(extents.count)])
     sends = moves.kind == Kind.SEND
@@ -156,7 +197,10 @@ def compile_moves(
         dtype=DTYPES[dtype],
         op=getattr(ReduceOp, "sum" if op == "average" else op),
         divisor=len(world_ranks) if op == "average" else 1,
-        lowering=lowering,
+        lowering=execution.lowering,
+        segments=execution.segments,
+        segment_bytes=int(extents.count[extents.space == Space.OUTPUT].sum()) * itemsize,
+        last_segment=execution.last_segment,
     )
 
 

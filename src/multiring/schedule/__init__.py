@@ -13,6 +13,7 @@ from multiring.schedule.kinds import Accumulation as Accumulation
 from multiring.schedule.kinds import Collective as Collective
 from multiring.schedule.kinds import Kind as Kind
 from multiring.schedule.kinds import Space as Space
+from multiring.schedule.layout import GRAIN as GRAIN
 from multiring.schedule.layout import Counts as Counts
 from multiring.schedule.layout import Extents as Extents
 from multiring.schedule.layout import Splits as Splits
