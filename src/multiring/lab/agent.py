@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     """Run the command and return its exit code, or 255 where it could not be run."""
     try:
         host, command = host_and_command(arguments)
-        # settings.py, which is to read the environment alone, cannot be imported here: python runs this file with -I -S,
+        # settings.py, which is to read the environment alone, cannot be imported here: Python runs this with -I -S,
         # so that a launcher's dozens of it start in milliseconds. Nothing is read out of it: it is handed on as it is.
         environment = dict(os.environ)  # noqa: TID251
         request = {"host": host, "command": command, "folder": os.getcwd(), "environment": environment}  # noqa: PTH109
