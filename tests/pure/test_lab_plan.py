@@ -18,7 +18,9 @@ from multiring.lab.host import AGENT
 from multiring.lab.launchers import processes_of
 from multiring.lab.network import Network
 from multiring.lab.plan import rate_text
+from multiring.lab.topology_file import topology_of_lab, topology_text
 from multiring.launch import CommandError
+from multiring.topology import TCP, topology_of
 
 GIGABIT = 10**9
 PLACE = {"job": "j", "secret": "s"}
@@ -289,6 +291,30 @@ def test_an_mpiexec_that_does_not_say_what_it_is(monkeypatch: pytest.MonkeyPatch
         run_lab(Plan(hosts=1), ["true"], Options(launcher=Launcher.MPIEXEC))
 
 
+# -- what the ranks are told of it
+
+
+def test_racks_rails_and_rates_are_told() -> None:
+    plan = Plan(hosts=5, slots=2, rails=(GIGABIT, None), racks=2, uplink=GIGABIT // 2)
+    told = topology_of(topology_text(plan))
+    assert told.names == ("host0", "host1", "host2", "host3", "host4")
+    assert told.interfaces == ("rail0", "rail1")
+    assert [rack.hosts for rack in told.racks] == [(0, 1, 2), (3, 4)]
+    # What Ethernet's and TCP's headers leave of 125 MB/s; half of it on the uplinks.
+    assert told.rails[0].bandwidth_bytes_per_s == pytest.approx(119.55e6, rel=1e-3)
+    assert told.rails[1] == TCP
+    for rack in told.racks:
+        assert len(rack.uplinks) == 2
+        for uplink in rack.uplinks:
+            assert uplink is not None
+            assert uplink.bandwidth_bytes_per_s == pytest.approx(119.55e6 / 2, rel=1e-3)
+
+
+def test_one_rack_is_none_and_uplinks_without_limit_narrow_nothing() -> None:
+    assert topology_of_lab(Plan(hosts=3)).racks == ()
+    assert [rack.uplinks for rack in topology_of_lab(Plan(hosts=3, racks=3)).racks] == [(), (), ()]
+
+
 def test_not_root_is_told_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert main(["lab", "--hosts", "2", "true"]) == 2
@@ -326,5 +352,5 @@ def test_the_set_of_flags_is_this_one(capsys: pytest.CaptureFixture[str]) -> Non
     flags = [line.split()[0].rstrip(",") for line in listed.splitlines() if line.startswith("  -")]
     assert flags == [
         *("-h", "--hosts", "--slots", "--link", "--rail", "--rack", "--uplink"),
-        *("--launcher", "--at", "--name", "--log-dir"),
+        *("--launcher", "--at", "--no-topology", "--name", "--log-dir"),
     ]

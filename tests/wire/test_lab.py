@@ -25,6 +25,8 @@ from multiring.lab.apart import run_apart
 from multiring.lab.goodput import Flow, goodput
 from multiring.lab.host import AGENT, Host
 from multiring.lab.plan import Rate
+from multiring.lab.topology_file import topology_text
+from multiring.topology import topology_of
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="virtual hosts need root")
 
@@ -89,6 +91,7 @@ print(json.dumps({
     "pids": sorted(int(p.name) for p in Path("/proc").iterdir() if p.name.isdecimal()),
     "ipc": os.readlink("/proc/self/ns/ipc"),
     "folder": os.getcwd(),
+    "topology": (lambda path: path and Path(path).read_text())(os.environ.get("MULTIRING_TOPOLOGY")),
     "rank": [os.environ[f"MULTIRING_{n}"] for n in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "RENDEZVOUS")],
 }))
 Path("/dev/shm/mine").touch()
@@ -110,9 +113,18 @@ def test_a_host_has_its_own_of_everything(
         assert found["pids"] == [1, 2]
         assert found["folder"] == str(tmp_path)
         assert found["rank"] == [str(host), "3", "0", "1", "host0:29400"]
+        assert topology_of(found["topology"]) == topology_of(topology_text(Plan(hosts=3, rails=(None, 100 * MEGABIT))))
     assert len({found["ipc"] for found in seen} | {str(Path("/proc/self/ns/ipc").readlink())}) == 4
     assert not Path("/dev/shm/mine").exists()  # noqa: S108 -- that it is not there is the point
     assert f"[2] {json.dumps(seen[2])}\n" in lab.out
+
+
+def test_ranks_are_told_nothing_or_what_the_user_says(start: Callable[..., LabRun], tmp_path: Path) -> None:
+    say = ["sh", "-c", "echo told ${MULTIRING_TOPOLOGY-nothing}"]
+    lab = start("--hosts", "1", "--no-topology", *say)
+    assert (lab.finish(), lab.out) == (0, "[0] told nothing\n")
+    lab = start("--hosts", "1", *say, MULTIRING_TOPOLOGY=str(tmp_path))
+    assert (lab.finish(), lab.out) == (0, f"[0] told {tmp_path}\n")
 
 
 def test_eight_hosts_are_up_in_time() -> None:

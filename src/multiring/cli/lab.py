@@ -39,6 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--at", nargs=2, action="append", default=[], metavar=("SECONDS", "FAULT"), help=f"a fault to come: {_FAULTS}"
     )
+    parser.add_argument(
+        "--no-topology",
+        action="store_true",
+        help="do not tell the ranks of racks, rails and rates (MULTIRING_TOPOLOGY)",
+    )
     parser.add_argument("--name", help="what the lab is called (default: lab-PID)")
     parser.add_argument("--log-dir", type=Path, metavar="DIR", help="also write each process's output to files in DIR")
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="CMD...", help="what every rank runs")
@@ -64,6 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         name=arguments.name or f"lab-{os.getpid()}",
         log_dir=arguments.log_dir,
         faults=tuple(parse_timed(seconds, words, plan) for seconds, words in arguments.at),
+        tells_topology=not arguments.no_topology,
     )
     try:
         return run_lab(plan, program[1:] if program[:1] == ["--"] else program, options)

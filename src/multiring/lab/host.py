@@ -27,6 +27,7 @@ from multiring.lab.namespaces import (
     open_namespace,
     unshare,
 )
+from multiring.lab.topology_file import TOPOLOGY_FILE
 
 AGENT = "/dev/shm/.multiring-lab/ssh"  # noqa: S108 -- on the host's own tmpfs, which only root and its processes see
 _KEPT = (Space.MOUNT, Space.UTS, Space.IPC, Space.NET)
@@ -40,11 +41,16 @@ _WORD_BYTES = 4096
 class Host:
     """A running host. It is up, but alone, when made; `close` or the end of the calling thread ends it.
 
+    Args:
+        name: what it calls itself.
+        hosts_file: the text of its /etc/hosts.
+        topology: the text of its TOPOLOGY_FILE.
+
     Raises:
         UnsupportedError: the kernel or this process's rights do not allow it.
     """
 
-    def __init__(self, name: str, hosts_file: str) -> None:
+    def __init__(self, name: str, hosts_file: str, topology: str = "") -> None:
         self.name = name
         self._spaces: dict[Space, int] = {}
         self._channel, theirs = socket.socketpair()
@@ -52,7 +58,7 @@ class Host:
             with inside_new(Space.PID):
                 self._pid = os.fork()
                 if self._pid == 0:
-                    _keep(theirs, name, hosts_file)
+                    _keep(theirs, name, hosts_file, topology)
         except OSError as error:
             self._channel.close()
             raise UnsupportedError(f"cannot make a virtual host: {error.strerror} ({error.filename})") from None
@@ -128,7 +134,7 @@ class Host:
         self._spaces.clear()
 
 
-def _keep(channel: socket.socket, name: str, hosts_file: str) -> None:
+def _keep(channel: socket.socket, name: str, hosts_file: str, topology: str) -> None:
     """Be the pid 1 of a host; never returns: in this process the lab's stack must not be unwound."""
     try:
         die_with_parent(signal.SIGKILL)
@@ -142,7 +148,7 @@ def _keep(channel: socket.socket, name: str, hosts_file: str) -> None:
                 with contextlib.suppress(OSError):  # the listing's own, closed already
                     os.close(descriptor)
         try:
-            _furnish(name, hosts_file)
+            _furnish(name, hosts_file, topology)
         except OSError as error:
             channel.send(f"{error.strerror} ({error.filename})".encode())
             os._exit(1)
@@ -159,7 +165,7 @@ def _keep(channel: socket.socket, name: str, hosts_file: str) -> None:
         os._exit(0)
 
 
-def _furnish(name: str, hosts_file: str) -> None:
+def _furnish(name: str, hosts_file: str, topology: str) -> None:
     """Take new namespaces and put into them what a host has of its own."""
     unshare(Space.MOUNT | Space.UTS | Space.IPC | Space.NET)
     socket.sethostname(name)
@@ -176,6 +182,7 @@ def _furnish(name: str, hosts_file: str) -> None:
     python, program = shlex.quote(sys.executable), shlex.quote(str(Path(__file__).with_name("agent.py")))
     agent.write_text(f'#!/bin/sh\nexec {python} -I -S {program} "$@"\n', encoding="utf-8")
     agent.chmod(0o755)
+    Path(TOPOLOGY_FILE).write_text(topology, encoding="utf-8")
     # Without IPv6 an interface is ready at once, and nothing but the job's packets is on the wire.
     switch = Path("/proc/sys/net/ipv6/conf/default/disable_ipv6")
     with contextlib.suppress(OSError):  # a kernel without it, or a container's read-only /proc/sys

@@ -19,6 +19,7 @@ from multiring.lab.launchers import Launcher, Process, processes_of
 from multiring.lab.machine import Lab, require_root
 from multiring.lab.namespaces import Space, inside
 from multiring.lab.plan import Plan
+from multiring.lab.topology_file import TOPOLOGY_FILE
 from multiring.launch.cores import cores_of_cpus, share_cpus, threads_per_rank, usable_cpus
 from multiring.launch.job import Job, Member, Start, check_can_run, check_command, environment_of_process
 from multiring.launch.leftovers import signal_group
@@ -33,6 +34,8 @@ _VERSION_S = 30.0
 class Options:
     """How a job runs in a lab. `name` is where `ask_lab` finds it; `faults` come by themselves.
 
+    `tells_topology`: the ranks read from a file what the lab is, unless MULTIRING_TOPOLOGY names another one already.
+
     Raises:
         ArgumentError: no lab can have that name.
     """
@@ -41,6 +44,7 @@ class Options:
     name: str = "lab"
     log_dir: Path | None = None
     faults: tuple[TimedFault, ...] = ()
+    tells_topology: bool = True
 
     def __post_init__(self) -> None:
         check_lab_name(self.name)
@@ -63,8 +67,10 @@ def run_lab(plan: Plan, command: Sequence[str], options: Options | None = None) 
     options = options or Options()
     environment = inherited_environment()
     check_can_run("multiring lab", command, environment)
-    outer = Settings.from_environment(environment).job
-    place = {"job": job_name(outer, secrets.token_hex(8)), "secret": secrets.token_hex(32)}
+    outer = Settings.from_environment(environment)
+    place = {"job": job_name(outer.job, secrets.token_hex(8)), "secret": secrets.token_hex(32)}
+    if options.tells_topology and outer.topology is None:
+        place["topology"] = TOPOLOGY_FILE
     version = ""
     if options.launcher is not Launcher.MULTIRING:
         check_command(options.launcher.value, environment)

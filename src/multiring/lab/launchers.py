@@ -43,7 +43,7 @@ def processes_of(
         launcher: who starts the ranks.
         command: what a rank runs.
         mpi: what `mpiexec --version` says; read for mpiexec only.
-        place: the job's name and secret, as settings.
+        place: the job's name and secret, and where its topology is told, as settings.
 
     Raises:
         UnsupportedError: `mpi` is no MPI whose launcher is known.

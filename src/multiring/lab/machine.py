@@ -11,6 +11,7 @@ from multiring.lab.faults import Fault, Kind
 from multiring.lab.host import Host
 from multiring.lab.network import Network
 from multiring.lab.plan import Plan, host_name
+from multiring.lab.topology_file import topology_text
 
 
 def require_root() -> None:
@@ -38,9 +39,9 @@ class Lab:
     def __enter__(self) -> "Lab":
         require_root()
         with ExitStack() as stack:
-            hosts_file = self.plan.hosts_file()
+            hosts_file, topology = self.plan.hosts_file(), topology_text(self.plan)
             for host in range(self.plan.hosts):
-                self.hosts.append(Host(host_name(host), hosts_file))
+                self.hosts.append(Host(host_name(host), hosts_file, topology))
                 stack.callback(self.hosts[-1].close)
             for made in self.hosts:
                 made.wait_until_up()
