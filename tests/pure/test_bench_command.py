@@ -3,6 +3,7 @@
 import builtins
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from multiring.bench import plot as plotting
 from multiring.bench.cases import Question
-from multiring.bench.compare import Comparison, Timing
+from multiring.bench.compare import Bound, Comparison, Timing
 from multiring.bench.plot import check_plot, plot
 from multiring.bench.records import Circumstances, lines_of, records_of, settings_lines, why_not_publishable
 from multiring.cli import bench, bench_lab, main
@@ -34,6 +35,7 @@ from multiring.lab import Plan
         (["all_reduce", "--alternations", "0"], "0 alternations time nothing"),
         (["all_reduce", "--against", "nccl"], "unknown library 'nccl', want one of gloo, mpich"),
         (["all_reduce", "--against", "gloo,gloo"], "--against gloo,gloo names one twice"),
+        (["all_reduce", "--against", "multiring-int8"], "multiring-int8 differs in what goes between hosts: say how"),
         (["all_reduce", "--pool-mib", "-1"], "--pool-mib -1: want 0"),
         (["all_reduce", "--pool-mib", "0", "--no-one"], "--no-one and --pool-mib 0 leave nothing to time"),
         (
@@ -121,7 +123,7 @@ def comparison(*timings: Timing, other_cores: float = 0.0, pool_bytes: int = 0) 
         question=Question(collective="all_reduce", ranks=4, size_bytes=1 << 20),
         pool_bytes=pool_bytes,
         timings=timings,
-        bound_bytes_per_s=4e9,
+        bound=Bound(4e9),
         other_cores=other_cores,
     )
 
@@ -145,6 +147,14 @@ def test_records_hold_ours_against_the_best_and_the_others_against_ours() -> Non
     assert none["not_offered"] == "it has no such thing"
     assert "median_s" not in none
     assert json.loads(json.dumps([ours, none])) == [ours, none]
+
+
+def test_variants_are_no_peers_of_ours() -> None:
+    variant = timing("multiring-bf16", [0.5e-3] * 6)
+    ours, bf16, _ = records_of(comparison(OURS, variant, GLOO), CIRCUMSTANCES)
+    assert (ours["against"], ours["ratio"]) == ("gloo", 5.0)
+    assert (bf16["against"], bf16["ratio"]) == ("multiring", 2.0)
+    assert records_of(comparison(OURS, variant), CIRCUMSTANCES)[0]["against"] is None
 
 
 def test_alone_the_interval_is_the_times_own() -> None:
@@ -220,14 +230,24 @@ def test_the_bound_is_where_a_hosts_links_are_full(collective: str, hosts: int, 
     plan = Plan(hosts=hosts, slots=slots)
     question = Question(collective=collective, ranks=hosts * slots, size_bytes=1 << 20, hosts=hosts)
     got = bench_lab.bound(question, plan, Wires(host=0.118e9, rack=None))
-    assert got == (None if want is None else pytest.approx(want))
+    assert (None if got is None else got.bytes_per_s) == (None if want is None else pytest.approx(want))
 
 
 def test_a_narrow_uplink_is_the_bound() -> None:
     plan = Plan(hosts=4, slots=2, racks=2, rails=(10**9,), uplink=10**8)
     question = Question(collective="all_reduce", ranks=8, size_bytes=1 << 20, hosts=4)
-    assert bench_lab.bound(question, plan, Wires(host=0.118e9, rack=0.0118e9)) == pytest.approx(0.0118e9)
-    assert bench_lab.bound(question, plan, Wires(host=0.118e9, rack=9e9)) == pytest.approx(0.118e9 * 4 / 6)
+    narrow = bench_lab.bound(question, plan, Wires(host=0.118e9, rack=0.0118e9))
+    wide = bench_lab.bound(question, plan, Wires(host=0.118e9, rack=9e9))
+    assert narrow is not None
+    assert wide is not None
+    assert narrow.bytes_per_s == pytest.approx(0.0118e9)
+    assert wide.bytes_per_s == pytest.approx(0.118e9 * 4 / 6)
+    assert narrow.formula == (
+        "hosts 118.0 MB/s / (2 (4 - 1) / 4) = 78.7 MB/s; racks 11.8 MB/s / (2 (2 - 1) / 2) = 11.8 MB/s"
+    )
+    shown = replace(comparison(OURS), bound=narrow)
+    assert f"  bound 0.0118 GB/s: {narrow.formula}" in lines_of(shown)
+    assert records_of(shown, CIRCUMSTANCES)[0]["bound_formula"] == narrow.formula
 
 
 def test_a_job_is_started_in_the_lab_that_was_asked_for() -> None:

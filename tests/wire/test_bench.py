@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from multiring.bench.cases import Question
-from multiring.bench.compare import Bench, Manner
+from multiring.bench.compare import Bench, Bound, Manner
 from multiring.bench.job import JobError, Jobs, Start, WrongResultError, answers
 from multiring.bench.libraries import WORKERS, OwnWorker
 from multiring.bench.workers import contract
@@ -83,7 +83,7 @@ def test_libraries_are_held_against_ours(jobs: Jobs) -> None:
     advantage = comparison.advantage_over(best)
     assert advantage is not None
     assert (advantage.low, advantage.middle, advantage.high) == (0.5, 0.5, 0.5)
-    assert comparison.bound_bytes_per_s == 4096 / 0.004
+    assert comparison.bound == Bound(4096 / 0.004)
     assert told == [
         *(f"verifying {name}" for name in ("multiring", "slow", "fast", "refuser", "bound")),
         *(f"alternation 1 of 2: {name}" for name in ("multiring", "slow", "fast", "bound")),
@@ -254,6 +254,7 @@ FIELDS = {
     "algbw_bytes_per_s",
     "busbw_bytes_per_s",
     "bound_bytes_per_s",
+    "bound_formula",
     "verified",
     "interval",
     "hardware",

@@ -19,9 +19,14 @@ from multiring.launch.cores import cores_of_cpus, usable_cpus
 OURS = "multiring"
 BOUND = "bound"
 _PROBE_CALLS = 10
-_LEAST_CALLS, _MOST_CALLS = 10, 5000
+_LEAST_CALLS = 10
 _LEAST_WARMUP = 3
 _MEMORY_SHARE = 0.7
+
+
+def is_ours(library: str) -> bool:
+    """Return whether that is multiring, as it goes by itself or as it was asked to."""
+    return library == OURS or library.startswith(f"{OURS}-")
 
 
 class Library(Protocol):
@@ -46,7 +51,8 @@ class Library(Protocol):
 class Manner:
     """How to time.
 
-    `seconds` is about what a job's timed calls take, `warm_s` those before; `calls`, where given, how many are timed.
+    `seconds` is about what a job's timed calls take, at most `most_calls`, and `warm_s` those before; `calls`, where
+    given, how many are timed.
 
     Raises:
         ArgumentError: there can be no such timing.
@@ -56,6 +62,7 @@ class Manner:
     alternations: int = 7
     seconds: float = 0.5
     calls: int | None = None
+    most_calls: int = 5000
     warm_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -90,17 +97,25 @@ class Timing:
         return median_interval(self.seconds)
 
 
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The algbw without waiting, and how it comes about."""
+
+    bytes_per_s: float
+    formula: str = ""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
     """Every library's answer to one question; ours first.
 
-    `bound_bytes_per_s` is algbw without waiting; None where nothing measured it. `other_cores`: what other work took.
+    `bound` is None where nothing measured it. `other_cores`: what other work took.
     """
 
     question: Question
     pool_bytes: int
     timings: tuple[Timing, ...]
-    bound_bytes_per_s: float | None
+    bound: Bound | None
     other_cores: float
 
     @property
@@ -111,7 +126,7 @@ class Comparison:
     @property
     def best_peer(self) -> Timing | None:
         """The fastest of the others."""
-        offered = [timing for timing in self.timings[1:] if timing.seconds]
+        offered = [timing for timing in self.timings if timing.seconds and not is_ours(timing.library)]
         return min(offered, key=lambda timing: timing.median_s) if offered else None
 
     def advantage_over(self, peer: Timing) -> Interval | None:
@@ -131,13 +146,13 @@ class Bench:
         self._tell = tell or (lambda _: None)
         self._number = 0
 
-    def compare(self, question: Question, pool_bytes: int = 0, bound_bytes_per_s: float | None = None) -> Comparison:
+    def compare(self, question: Question, pool_bytes: int = 0, bound: Bound | None = None) -> Comparison:
         """Return what all libraries need for `question`.
 
         Args:
             question: what to do.
             pool_bytes: 0 for one buffer, else how many bytes of buffers each rank's calls rotate over.
-            bound_bytes_per_s: as measured elsewhere, where the bound is none of the libraries.
+            bound: as measured elsewhere, where it is none of the libraries.
 
         Raises:
             WrongResultError: a library computes something else than NumPy.
@@ -153,20 +168,20 @@ class Bench:
             for library, timing in running if turn % 2 == 0 else reversed(running):
                 self._tell(f"alternation {turn + 1} of {self._manner.alternations}: {library.name}")
                 self._time(library, timing, question, pool_bytes)
-        bound = next((timing for timing in timings if timing.library == BOUND and timing.seconds), None)
-        if bound is not None and question.size_bytes and bound.median_s > 0:
-            bound_bytes_per_s = question.size_bytes / bound.median_s
+        timed = next((timing for timing in timings if timing.library == BOUND and timing.seconds), None)
+        if timed is not None and question.size_bytes and timed.median_s > 0:
+            bound = Bound(question.size_bytes / timed.median_s)
         return Comparison(
             question=question,
             pool_bytes=pool_bytes,
             timings=tuple(timing for timing in timings if timing.library != BOUND),
-            bound_bytes_per_s=bound_bytes_per_s,
+            bound=bound,
             other_cores=meter.cores(),
         )
 
     def _probe(self, library: Library, question: Question, pool_bytes: int) -> Timing:
         """Return a timing without figures, but with the number of calls that are to be timed."""
-        ours = library.name == OURS
+        ours = is_ours(library.name)
         timing = Timing(library.name, library.engine, self._manner.buffers if ours else "ordinary")
         timing.not_offered = library.refusal(self._case(library, timing, question, pool_bytes))
         if not timing.not_offered:
@@ -176,7 +191,7 @@ class Bench:
             (probed_s,) = timing.seconds
             timing.seconds.clear()
             per_s = 1 / max(probed_s, 1e-9)
-            fitting = min(max(int(self._manner.seconds * per_s), _LEAST_CALLS), _MOST_CALLS)
+            fitting = min(max(int(self._manner.seconds * per_s), _LEAST_CALLS), self._manner.most_calls)
             timing.calls = self._manner.calls or fitting
             timing.warmup = max(int(self._manner.warm_s * per_s), _LEAST_WARMUP)
         return timing

@@ -8,6 +8,7 @@ from pathlib import Path
 from multiring.bench.compare import BOUND, OURS, Library
 from multiring.bench.job import Start
 from multiring.bench.peers import Peer, command_of, peer_named, python_of
+from multiring.bench.variants import AS_IT_IS, VARIANTS, Variant
 from multiring.bench.workers.contract import Case
 from multiring.errors import ArgumentError, LaunchError
 from multiring.settings import inherited_environment
@@ -32,26 +33,30 @@ LabCommand = Callable[[str], tuple[str, ...]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnWorker:
-    """A library in multiring's own environment; `lab`, where given, starts its ranks instead of `multiring run`."""
+    """A library in multiring's own environment; `lab`, where given, starts its ranks instead of `multiring run`.
+
+    `variant` is what is asked of it, in a lab; else it goes as it does by itself.
+    """
 
     name: str
     engine: str
     worker: Path
     lab: LabCommand | None = None
+    variant: Variant = AS_IT_IS
 
     def refusal(self, case: Case) -> str:
         """Return why it does not do `case`."""
         if self.name == BOUND and case.collective == "barrier":
             return "a barrier moves no bytes"
-        return ""
+        return self.variant.refusal(case)
 
     def start(self, case_file: Path, ranks: int) -> Start:
         """Return what starts its job."""
         launcher: tuple[str, ...] = (sys.executable, "-m", "multiring", "run", "-n", str(ranks), "--")
         if self.lab is not None:
-            launcher = self.lab("multiring")
-        command = (*launcher, sys.executable, str(self.worker), str(case_file))
-        return Start(command=command, variables={"OMP_NUM_THREADS": "1"})
+            launcher = self.lab(self.variant.launcher)
+        command = (*launcher, sys.executable, str(self.worker), str(case_file), *self.variant.words())
+        return Start(command=command, variables={"OMP_NUM_THREADS": "1", **self.variant.variables()})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,15 +101,23 @@ def _start_in_lab(peer: Peer, lab: LabCommand, direct: Start) -> Start:
     return Start(command=(*lab(launcher), *before, *words), variables=variables)
 
 
+def _variant(name: str, lab: LabCommand | None) -> Library:
+    if lab is None:
+        raise ArgumentError(f"{name} differs in what goes between hosts: say how many there are with --hosts H")
+    variant = VARIANTS[name]
+    variant.variables()  # or it is not installed
+    return OwnWorker(name=name, engine=variant.engine, worker=WORKERS / "multiring_worker.py", lab=lab, variant=variant)
+
+
 def libraries(against: Sequence[str] | None, lab: LabCommand | None = None) -> tuple[list[Library], list[str]]:
     """Return multiring, the peers and, on one host, the bound; and a line on each peer that is left out.
 
     Args:
-        against: peers by name, or None for the usual ones that are installed.
+        against: peers and variants by name, or None for the usual peers that are installed.
         lab: how a lab's launcher is called, where the ranks are to run in one.
 
     Raises:
-        ArgumentError: an unknown peer, or one named twice.
+        ArgumentError: an unknown peer, one named twice, or a variant where there is one host only.
         LaunchError: a peer that was asked for is not installed; names the command that installs it.
     """
     engine = "shm" if lab is None else "shm+tcp"
@@ -113,7 +126,10 @@ def libraries(against: Sequence[str] | None, lab: LabCommand | None = None) -> t
     if against is not None and len(set(against)) != len(against):
         raise ArgumentError(f"--against {','.join(against)} names one twice")
     for name in USUAL if against is None else against:
-        peer = peer_named(name)
+        if name in VARIANTS:
+            chosen.append(_variant(name, lab))
+            continue
+        peer = peer_named(name, VARIANTS)
         try:
             python_of(peer)
         except LaunchError as error:

@@ -9,7 +9,7 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -81,14 +81,14 @@ def command_of(peer: Peer, ranks: int, worker: Path, case_file: Path) -> Start:
     return Start(command=(*start.command, *words), variables={"OMP_NUM_THREADS": "1", **start.variables})
 
 
-def peer_named(name: str) -> Peer:
+def peer_named(name: str, others: Iterable[str] = ()) -> Peer:
     """Return the peer of that name.
 
     Raises:
-        ArgumentError: there is none; lists those there are.
+        ArgumentError: there is none; lists those there are, and the `others` that would have done.
     """
     if name not in PEERS:
-        raise ArgumentError(f"unknown library {name!r}, want one of {', '.join(PEERS)}")
+        raise ArgumentError(f"unknown library {name!r}, want one of {', '.join([*PEERS, *others])}")
     return PEERS[name]
 
 

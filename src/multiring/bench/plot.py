@@ -65,7 +65,7 @@ def _lines(axes: Any, comparisons: Sequence[Comparison], label: str, style: str)
         (line,) = axes.plot(sizes, middle, style, marker="o", markersize=3, label=_name(first) + label, color=f"C{at}")
         axes.fill_between(sizes, low, high, alpha=0.2, color=line.get_color())
     bounds = [
-        (each.question.size_bytes, each.bound_bytes_per_s / 1e9) for each in comparisons if each.bound_bytes_per_s
+        (each.question.size_bytes, each.bound.bytes_per_s / 1e9) for each in comparisons if each.bound is not None
     ]
     if bounds:
         axes.plot(*zip(*bounds, strict=True), style, color="grey", linewidth=1, label=f"bound{label}")

@@ -81,7 +81,8 @@ def records_of(comparison: Comparison, circumstances: Circumstances) -> list[dic
                 "calls": timing.calls,
                 "algbw_bytes_per_s": algbw,
                 "busbw_bytes_per_s": algbw * question.bus_factor,
-                "bound_bytes_per_s": comparison.bound_bytes_per_s,
+                "bound_bytes_per_s": None if comparison.bound is None else comparison.bound.bytes_per_s,
+                "bound_formula": "" if comparison.bound is None else comparison.bound.formula,
                 "verified": question.collective != "barrier",
                 **_ratio(comparison, timing),
                 "publishable": quiet,
@@ -131,8 +132,9 @@ def lines_of(comparison: Comparison) -> list[str]:
     lines += [
         f"  {timing.library}: not offered: {timing.not_offered}" for timing in comparison.timings if timing.not_offered
     ]
-    if comparison.bound_bytes_per_s:
-        lines.append(f"  bound {comparison.bound_bytes_per_s / 1e9:.3g} GB/s")
+    if comparison.bound is not None:
+        how = f": {comparison.bound.formula}" if comparison.bound.formula else ""
+        lines.append(f"  bound {comparison.bound.bytes_per_s / 1e9:.3g} GB/s{how}")
     lines += [f"  not publishable: {reason}" for reason in why_not_publishable(comparison)]
     return lines
 
@@ -142,7 +144,7 @@ def _row(comparison: Comparison, timing: Timing) -> tuple[str, ...]:
         return (timing.library, timing.buffers, "-", "", "-", "-", "-", "-")
     own = timing.interval
     algbw = comparison.question.size_bytes / timing.median_s / 1e9
-    share = comparison.bound_bytes_per_s
+    bound = comparison.bound
     ratio = comparison.advantage_over(timing) if timing is not comparison.ours else None
     return (
         timing.library,
@@ -151,7 +153,7 @@ def _row(comparison: Comparison, timing: Timing) -> tuple[str, ...]:
         f"[{_time_text(own.low)}, {_time_text(own.high)}]",
         f"{algbw:.3g}",
         f"{algbw * comparison.question.bus_factor:.3g}",
-        f"{algbw * 1e9 / share:.0%}" if share else "-",
+        f"{algbw * 1e9 / bound.bytes_per_s:.0%}" if bound else "-",
         f"{ratio.middle:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else "",
     )
 

@@ -106,7 +106,8 @@ def _bench(arguments: argparse.Namespace) -> int:
         alternations=arguments.alternations,
         calls=arguments.calls,
         # In a lab the token buckets give away what is in them: longer, and only once they are empty.
-        seconds=0.5 if plan is None else 3.0,
+        seconds=0.5 if plan is None else 5.0,
+        most_calls=5000 if plan is None else 100_000,
         warm_s=0.0 if plan is None else 1.0,
     )
     circumstances = bench_lab.circumstances_of(plan)
@@ -119,7 +120,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     with jobs:
         bench = Bench(jobs, chosen, manner, _tell if sys.stderr.isatty() else None)
         for question, pool_bytes in cases:
-            bound = None if plan is None or wires is None else bench_lab.bound(question, plan, wires)
+            bound = bench_lab.bound(question, plan, wires) if plan is not None and wires is not None else None
             made.append(bench.compare(question, pool_bytes, bound))
             _show(made[-1], circumstances, as_json=arguments.json)
     if not arguments.json:

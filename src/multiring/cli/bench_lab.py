@@ -10,6 +10,7 @@ from itertools import cycle
 from typing import TypeVar
 
 from multiring.bench.cases import Question
+from multiring.bench.compare import Bound
 from multiring.bench.libraries import LabCommand
 from multiring.bench.machine import commit, hardware, ping_pong_us
 from multiring.bench.records import Circumstances
@@ -154,7 +155,7 @@ def _rates(lab: Lab, pairs: list[tuple[int, int]]) -> dict[int, float]:
     return totals
 
 
-def bound(question: Question, plan: Plan, wires: Wires) -> float | None:
+def bound(question: Question, plan: Plan, wires: Wires) -> Bound | None:
     """Return the algbw at which a host's links, or a rack's uplinks, are full, whatever the algorithm.
 
     With H hosts and n bytes a rank, at least so many bytes leave, or enter, some host: all_reduce 2n(H - 1)/H
@@ -162,20 +163,28 @@ def bound(question: Question, plan: Plan, wires: Wires) -> float | None:
     sent), reduce_scatter and all_gather n(H - 1)/H, broadcast n, all_to_all n(H - 1)/H of each of its ranks. The same
     goes for racks.
     """
-    bounds = [_bound(question.collective, plan.hosts, plan.slots, wires.host)]
+    bounds = [_bound(question.collective, "hosts", plan.hosts, plan.slots, wires.host)]
     if wires.rack is not None:
-        bounds.append(_bound(question.collective, plan.racks, plan.slots * (plan.hosts // plan.racks), wires.rack))
+        ranks = plan.slots * (plan.hosts // plan.racks)
+        bounds.append(_bound(question.collective, "racks", plan.racks, ranks, wires.rack))
     known = [each for each in bounds if each is not None]
-    return min(known) if known else None
+    if not known:
+        return None
+    lowest = min(known, key=lambda each: each.bytes_per_s)
+    return Bound(lowest.bytes_per_s, "; ".join(each.formula for each in known))
 
 
-def _bound(collective: str, parties: int, ranks_of_each: int, bytes_per_s: float) -> float | None:
+def _bound(collective: str, what: str, parties: int, ranks_of_each: int, bytes_per_s: float) -> Bound | None:
     others = (parties - 1) / parties
     shares = {
-        "all_reduce": 2 * others,
-        "reduce_scatter": others,
-        "all_gather": others,
-        "broadcast": 1.0,
-        "all_to_all": others * ranks_of_each,
+        "all_reduce": (2 * others, f"2 ({parties} - 1) / {parties}"),
+        "reduce_scatter": (others, f"({parties} - 1) / {parties}"),
+        "all_gather": (others, f"({parties} - 1) / {parties}"),
+        "broadcast": (1.0, "1"),
+        "all_to_all": (others * ranks_of_each, f"{ranks_of_each} ({parties} - 1) / {parties}"),
     }
-    return bytes_per_s / shares[collective] if collective in shares else None
+    if collective not in shares:
+        return None
+    share, text = shares[collective]
+    algbw = bytes_per_s / share
+    return Bound(algbw, f"{what} {bytes_per_s / 1e6:.1f} MB/s / ({text}) = {algbw / 1e6:.1f} MB/s")

@@ -165,8 +165,17 @@ def _combined(case: Case, ranks: int, start: int, stop: int) -> Array:
     return total.astype(numpy_dtype(case.dtype))
 
 
-def verify(case: Case, rank: int, got: Array, want: Array) -> None:
-    """Return where `got` is `want`, every element.
+def wire_tolerance(wire: str, ranks: int) -> float:
+    """Return by how much a sum over `ranks` ranks may differ whose elements were coded as `wire` on their way.
+
+    Sums of this module's data are exact in 16 bits. int8 has blocks of a scale and integers to 127, so that an element
+    is off by at most 1 / 254 of its block's largest: once every part of a sum, and once the sum.
+    """
+    return 2 * (_LEVELS - 1) * ranks / 250 if wire == "int8" else 0.0
+
+
+def verify(case: Case, rank: int, got: Array, want: Array, tolerance: float = 0.0) -> None:
+    """Return where `got` is `want`, every element, within `tolerance`.
 
     Raises:
         SystemExit: it is not; names the library and the first element that differs, and leaves that as the answer.
@@ -174,7 +183,8 @@ def verify(case: Case, rank: int, got: Array, want: Array) -> None:
     if got.shape != want.shape or got.dtype != want.dtype:
         what = f"got {got.dtype} of shape {got.shape}, want {want.dtype} of shape {want.shape}"
     else:
-        wrong = np.flatnonzero(got != want)
+        # Not >: what is no number differs from all.
+        wrong = np.flatnonzero(~(np.abs(got - want) <= tolerance) if tolerance else got != want)
         if not wrong.size:
             return
         first = int(wrong[0])
@@ -221,6 +231,7 @@ def verify_and_time(
     buffers: Sequence[tuple[Array, Array]],
     call: Callable[[int], object],
     barrier: Callable[[], object],
+    tolerance: float = 0.0,
 ) -> list[float]:
     """Check `call` on each of `buffers`, then return `time_calls`.
 
@@ -231,6 +242,7 @@ def verify_and_time(
             twice where it works in place. An all_gather in place has the input within the output.
         call: see `time_calls`.
         barrier: see `time_calls`.
+        tolerance: see `verify`.
 
     Raises:
         SystemExit: a result is wrong.
@@ -242,12 +254,17 @@ def verify_and_time(
             given[:] = want.dtype.type(9)  # no value that may come out
             taken[:] = source
             call(index)
-            verify(case, rank, given, want)
+            verify(case, rank, given, want, tolerance)
             given[:] = taken[:] = rest_value(case)
     return time_calls(call, barrier, case)
 
 
 # ---- the answer ----
+
+
+def given_settings() -> dict[str, str]:
+    """Return what was set for the library from outside: the `name=value` words after the case's file."""
+    return {name: value for name, _, value in (word.partition("=") for word in sys.argv[2:])}
 
 
 def write_result(case: Case, rank: int, seconds: Sequence[float], version: str, settings: dict[str, str]) -> None:

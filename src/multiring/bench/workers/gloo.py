@@ -3,7 +3,6 @@
 Ranks meet at a file, so that it runs under whatever tells multiring its rank.
 """
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,11 +51,6 @@ def call_on(case: contract.Case, pairs: list[tuple[torch.Tensor, torch.Tensor]])
     return calls[case.collective]
 
 
-def given_settings() -> dict[str, str]:
-    """Return what was set for it from outside: the `name=value` words after the case's file."""
-    return {name: value for name, _, value in (word.partition("=") for word in sys.argv[2:])}
-
-
 def main() -> None:
     """Time the case, and leave the answer."""
     case = contract.read_case()
@@ -77,7 +71,7 @@ def main() -> None:
         arrays.append((whole if in_place else np.empty(contract.input_count(case, ranks), dtype), whole))
     pairs = [(tensor_on(taken), tensor_on(given)) for taken, given in arrays]
     seconds = contract.verify_and_time(case, (rank, ranks), arrays, call_on(case, pairs), dist.barrier)
-    contract.write_result(case, rank, seconds, f"torch {torch.__version__}", SETTINGS | given_settings())
+    contract.write_result(case, rank, seconds, f"torch {torch.__version__}", SETTINGS | contract.given_settings())
     dist.barrier()
     dist.destroy_process_group()
 

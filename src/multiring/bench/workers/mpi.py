@@ -8,7 +8,6 @@ data", https://mpi4py.readthedocs.io/en/stable/tutorial.html) has upper-case met
 as the near-C way.
 """
 
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -109,7 +108,7 @@ def main() -> None:
     seconds = contract.verify_and_time(case, (rank, ranks), pairs, call, MPI.COMM_WORLD.Barrier)
     version = " ".join(MPI.Get_library_version().partition("\n")[0].partition(",")[0].replace("Version:", "").split())
     in_place = "MPI_IN_PLACE" if case.collective in IN_PLACE else "separate buffers"
-    settings = dict(word.split("=", 1) for word in sys.argv[2:])
+    settings = contract.given_settings()
     settings["buffers"] = "of the call itself" if case.collective in ("broadcast", "barrier") else in_place
     contract.write_result(case, rank, seconds, f"{version}, mpi4py {_mpi4py_version()}", settings)
 

@@ -18,8 +18,10 @@ Array = contract.Array
 
 def call_on(case: contract.Case, group: Any, buffers: list[tuple[Array, Array]]) -> Callable[[int], object]:
     """Return the case's operation on the buffer of an index."""
+    wire = contract.given_settings().get("wire")
+    coded = {} if wire is None else {"wire": wire}
     calls: dict[str, Callable[[int], object]] = {
-        "all_reduce": lambda index: group.all_reduce(buffers[index][0], case.op),
+        "all_reduce": lambda index: group.all_reduce(buffers[index][0], case.op, **coded),
         "reduce_scatter": lambda index: group.reduce_scatter(*buffers[index], case.op),
         "all_gather": lambda index: group.all_gather(*buffers[index]),
         "broadcast": lambda index: group.broadcast(buffers[index][0], case.root),
@@ -58,8 +60,10 @@ def main() -> None:
     group = multiring.init()
     buffers = buffers_of(case, group)
     call = call_on(case, group, buffers)
-    seconds = contract.verify_and_time(case, (group.rank, group.size), buffers, call, group.barrier)
-    contract.write_result(case, group.rank, seconds, VERSION, {})
+    settings = contract.given_settings()
+    tolerance = contract.wire_tolerance(settings.get("wire", ""), group.size)
+    seconds = contract.verify_and_time(case, (group.rank, group.size), buffers, call, group.barrier, tolerance)
+    contract.write_result(case, group.rank, seconds, VERSION, settings)
     multiring.shutdown()
 
 
