@@ -18,7 +18,7 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,16 +46,17 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One command after `multiring bench`, and what its records have to show."""
+    """Commands after `multiring bench`, and what their records have to show; `optional`: only where it is named."""
 
     name: str
     commands: tuple[str, ...]
     judge: Callable[[list[Record]], Iterable[Verdict]]
+    optional: bool = False
 
 
-def ours(records: list[Record], size_bytes: int, **fields: object) -> Record:
-    """Return multiring's record of a size."""
-    wanted = {"library": "multiring", "size_bytes": size_bytes, **fields}
+def ours(records: list[Record], size_bytes: int, library: str = "multiring", **fields: object) -> Record:
+    """Return multiring's record of a size, or another library's."""
+    wanted = {"library": library, "size_bytes": size_bytes, **fields}
     (record,) = [each for each in records if all(each.get(name) == value for name, value in wanted.items())]
     return record
 
@@ -230,11 +231,12 @@ def commits_of(records: list[Record]) -> set[str]:
     return {record["commit"] for record in records if "commit" in record}
 
 
-def main() -> int:
-    """Print every floor and whether it holds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [line.name for line in LINES]
-    parser.add_argument("--only", metavar="NAME,...", default=",".join(names), help=", ".join(names))
+def main(lines: Sequence[Line] = LINES, description: str | None = __doc__) -> int:
+    """Print every floor of `lines` and whether it holds."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [line.name for line in lines]
+    usual = ",".join(line.name for line in lines if not line.optional)
+    parser.add_argument("--only", metavar="NAME,...", default=usual, help=", ".join(names))
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--again", action="store_true", help="measure although there are records")
     which.add_argument("--keep", action="store_true", help="judge the records there are, also another commit's")
@@ -244,7 +246,7 @@ def main() -> int:
     if unknown := [name for name in chosen if name not in names]:
         parser.error(f"unknown {', '.join(unknown)}; known are {', '.join(names)}")
     held = True
-    for line in (line for line in LINES if line.name in chosen):
+    for line in (line for line in lines if line.name in chosen):
         print(line.name, flush=True)
         for command in line.commands:
             print(f"  multiring bench {command}", flush=True)

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what")
-    what.add_argument("--against", metavar="PEER,...", help="other libraries (default: all that are installed)")
+    what.add_argument("--against", metavar="PEER,...|none", help="other libraries (default: all that are installed)")
     what.add_argument("--ranks", type=int, metavar="N", help="how many ranks on this host (default 2)")
     what.add_argument("--sizes", default=_SIZES, metavar="SIZE,...", help=f"each rank's buffer (default {_SIZES})")
     what.add_argument("--dtype", default="float32", help=", ".join(DTYPES))
@@ -99,7 +99,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         _check_plot(arguments)
     command = None if plan is None else bench_lab.command_of(plan)
-    against = None if arguments.against is None else arguments.against.split(",")
+    against = bench_lab.against_of(arguments)
     chosen, left_out = libraries(against, command)
     manner = Manner(
         buffers=arguments.buffers,

@@ -69,6 +69,13 @@ def ranks_of(arguments: argparse.Namespace, plan: Plan | None) -> int:
     return plan.num_ranks
 
 
+def against_of(arguments: argparse.Namespace) -> list[str] | None:
+    """Return the libraries that --against names; None where it is not given."""
+    if arguments.against is None:
+        return None
+    return [] if arguments.against == "none" else list(arguments.against.split(","))
+
+
 def circumstances_of(plan: Plan | None) -> Circumstances:
     """Return what the figures about to be taken are taken on: this machine, and the lab on it."""
     return Circumstances(

@@ -67,12 +67,12 @@ def run(arguments: argparse.Namespace) -> int:
     manner = StepManner(alternations=arguments.alternations, steps=arguments.steps, warmup=arguments.warmup)
     jobs = Jobs(arguments.deadline_s)
     circumstances = bench_lab.circumstances_of(plan)
-    against = () if arguments.against == "none" else arguments.against.split(",")
+    against = bench_lab.against_of(arguments)
     if not arguments.json:
         show("\n".join(circumstances.lines()))
     with jobs:
         launcher = None if plan is None else bench_lab.command_of(plan)("multiring")
-        bench = StepBench(jobs, manner, against, launcher=launcher, tell=_tell if sys.stderr.isatty() else None)
+        bench = StepBench(jobs, manner, against or (), launcher=launcher, tell=_tell if sys.stderr.isatty() else None)
         for question in questions:
             comparison = bench.compare(question)
             lines = ["", *step_lines(comparison), *step_settings_lines(comparison)]
