@@ -91,8 +91,9 @@ def links_of(schedule: Schedule, topology: Topology) -> list[Link]:
     links = []
     for axis in range(len(schedule.grid)):
         sharers = _sharers(schedule, axis, host_of)
-        tcp = replace(topology.tcp, bandwidth_bytes_per_s=topology.tcp.bandwidth_bytes_per_s / max(sharers, 1))
-        links.append(tcp if sharers else topology.shm)
+        rail = topology.rails[0]
+        part = replace(rail, bandwidth_bytes_per_s=rail.bandwidth_bytes_per_s / max(sharers, 1))
+        links.append(part if sharers else topology.shm)
     return links
 
 

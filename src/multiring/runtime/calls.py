@@ -76,18 +76,15 @@ class Work:
 class Calls:
     """The operations of one group on this rank."""
 
-    def __init__(
-        self, membership: Membership, ranks: tuple[int, ...], hosts: tuple[tuple[int, ...], ...], key: bytes
-    ) -> None:
+    def __init__(self, membership: Membership, ranks: tuple[int, ...], topology: Topology, key: bytes) -> None:
         self.membership = membership
         self.ranks = ranks
         self.own = ranks.index(membership.world_rank)
-        topology = Topology(hosts)
         self.grid, order = grid_of(topology)
         self.programs = Programs(topology, self.own, ranks)
         self._key = key
         self._id = identifier(key)
-        self._at_once = len(hosts) == 1 and len(ranks) <= _AT_ONCE_MOST
+        self._at_once = len(topology.hosts) == 1 and len(ranks) <= _AT_ONCE_MOST
         pairs = direct_rounds(len(ranks), self.own) if self._at_once else agreement_rounds(self.grid, order, self.own)
         self._rounds = Rounds([(ranks[to], ranks[source]) for to, source in pairs])
         self._lock = threading.Lock()

@@ -14,6 +14,7 @@ from multiring.runtime.handles import Handle, in_background
 from multiring.runtime.programs import Request, compile_moves, message_moves
 from multiring.runtime.rows import Move, RowCalls, Rows
 from multiring.schedule import Collective, Extents, Space, Splits
+from multiring.topology import Topology
 
 Array = Any  # NumPy, DLPack or buffer protocol; see runtime/arrays.py
 
@@ -32,14 +33,12 @@ class Group:
     unusable). `<name>_async` returns a handle at once; its `wait` returns, or raises, the same.
     """
 
-    def __init__(
-        self, membership: Membership, ranks: tuple[int, ...], hosts: tuple[tuple[int, ...], ...], key: bytes
-    ) -> None:
-        self._calls = Calls(membership, ranks, hosts, key)
+    def __init__(self, membership: Membership, ranks: tuple[int, ...], topology: Topology, key: bytes) -> None:
+        self._calls = Calls(membership, ranks, topology, key)
         self._by_rows = RowCalls(self._calls)
         self._ranks = ranks
         self._own = self._calls.own
-        self._hosts = hosts
+        self._topology = topology
 
     @property
     def rank(self) -> int:
@@ -60,6 +59,11 @@ class Group:
     def grid(self) -> tuple[int, ...]:
         """The grid the topology lays the ranks on, fastest links first."""
         return self._calls.grid
+
+    @property
+    def topology(self) -> Topology:
+        """Where the ranks are, and what the links between them cost, as the planner sees it."""
+        return self._topology
 
     def __repr__(self) -> str:
         return f"Group(rank={self.rank}, size={self.size}, ranks={self._ranks})"
@@ -288,11 +292,10 @@ class Group:
         handle.wait()
         if self._own not in chosen:
             return None
-        hosts = [tuple(chosen.index(rank) for rank in host if rank in chosen) for host in self._hosts]
         return Group(
             self._calls.membership,
             tuple(self._ranks[rank] for rank in chosen),
-            tuple(host for host in hosts if host),
+            self._topology.restricted(chosen),
             self._calls.subgroup_key(call, chosen),
         )
 

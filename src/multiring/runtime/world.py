@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from multiring._native import Context, Holdings
-from multiring.errors import LaunchError, StateError, UnsupportedError
+from multiring.errors import LaunchError, RendezvousError, StateError, UnsupportedError
 from multiring.runtime.addresses import host_id, own_address
 from multiring.runtime.calls import Membership
 from multiring.runtime.events import Event, event_of
 from multiring.runtime.group import Group
 from multiring.runtime.rendezvous import Rendezvous
 from multiring.runtime.sources import Identity, identify
+from multiring.runtime.topology_file import read_topology
 from multiring.settings import Settings, foreign_environment
 from multiring.topology import Topology, grid_of, neighbours
 
@@ -174,14 +175,17 @@ def _join(settings: Settings) -> World:
         try:
             host = f"{host_id()} rank {identity.rank}" if own_host else host_id()
             cores = sorted(os.sched_getaffinity(0))
-            cards = meeting.exchange({"host": host, "handover": context.handover_name, "cores": cores})
+            known = None if settings.topology is None else read_topology(settings.topology)
+            card = {"host": host, "name": os.uname().nodename, "handover": context.handover_name, "cores": cores}
+            cards = meeting.exchange({**card, "topology": "" if known is None else known.digest().hex()})
             hosts = _hosts_for(settings.engine, [card["host"] for card in cards])
+            topology = _topology(known, hosts, cards)
             local_ranks = next(ranks for ranks in hosts if identity.rank in ranks)
             addresses = [("", 0)] * identity.size
             if len(hosts) > 1:
                 where = _listen(context, identity, settings)
                 addresses = [(card["address"], card["port"]) for card in meeting.exchange(where)]
-            grid, order = grid_of(Topology(hosts))
+            grid, order = grid_of(topology)
             error = None
             try:
                 connected = context.connect(
@@ -207,7 +211,7 @@ def _join(settings: Settings) -> World:
         except BaseException:
             context.close(0.0, False)
             raise
-    return _world(identity, settings, context, hosts, local_ranks)
+    return _world(identity, settings, context, topology, local_ranks)
 
 
 def _say_how_memory_moves(context: Context, own: int, local_ranks: tuple[int, ...]) -> None:
@@ -229,7 +233,7 @@ def _world(
     identity: Identity,
     settings: Settings,
     context: Context,
-    hosts: tuple[tuple[int, ...], ...],
+    topology: Topology,
     local_ranks: tuple[int, ...],
 ) -> World:
     membership = Membership(
@@ -243,11 +247,25 @@ def _world(
         identity=identity,
         settings=settings,
         context=context,
-        group=Group(membership, tuple(range(identity.size)), hosts, key),
+        group=Group(membership, tuple(range(identity.size)), topology, key),
         local_rank=local_ranks.index(identity.rank),
         local_size=len(local_ranks),
         pid=os.getpid(),
     )
+
+
+def _topology(known: Topology | None, hosts: tuple[tuple[int, ...], ...], cards: list[dict[str, Any]]) -> Topology:
+    """Return where the ranks are: `known`, from a file that all ranks must have, or what the cards tell."""
+    camps: dict[str, list[int]] = {}
+    for rank, card in enumerate(cards):
+        camps.setdefault(card["topology"], []).append(rank)
+    if len(camps) > 1:
+        held = [f"{f'file {digest[:8]}' if digest else 'no file'} on ranks {ranks}" for digest, ranks in camps.items()]
+        raise RendezvousError(
+            f"ranks have different topologies: {'; '.join(held)}; set MULTIRING_TOPOLOGY to the same file everywhere"
+        )
+    names = tuple(cards[ranks[0]]["name"] for ranks in hosts)
+    return Topology(hosts, names=names) if known is None else known.placed(hosts, names)
 
 
 def _hosts_for(engine: str, names: list[str]) -> tuple[tuple[int, ...], ...]:
