@@ -18,16 +18,20 @@ from multiring.runtime import shutdown as shutdown
 from multiring.runtime import size as size
 from multiring.torch.broadcasting import broadcast_parameters as broadcast_parameters
 from multiring.torch.optimizer import DistributedOptimizer as DistributedOptimizer
+from multiring.torch.optimizer import gradient_bytes as gradient_bytes
 from multiring.torch.optimizer_state import broadcast_optimizer_state as broadcast_optimizer_state
+from multiring.torch.options import PowerSGD as PowerSGD
 from multiring.torch.reducing import allreduce as allreduce
 from multiring.torch.reducing import allreduce_ as allreduce_
 
 __all__ = [
     "DistributedOptimizer",
+    "PowerSGD",
     "allreduce",
     "allreduce_",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "gradient_bytes",
     "init",
     "is_initialized",
     "local_rank",

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from multiring.torch.tensors import dense_strides
+
 # A cache line, and the widest vector there is.
 ALIGNMENT_BYTES = 64
 # As PyTorch's DistributedDataParallel has them (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2.3: 25 MB, and
@@ -18,8 +20,8 @@ FIRST_BUCKET_BYTES = 1 << 20
 class BucketLayout:
     """The gradients of one bucket. Offsets and `count` are in elements of `dtype`.
 
-    Behind the gradients lies a flag for each: 1 where this rank has such a gradient, else 0. They are reduced
-    with the rest, and tell a gradient that no rank has from one that is zero.
+    Behind the gradients is room for a flag for each: 1 where this rank has such a gradient, else 0. Reduced as well,
+    they tell a gradient that no rank has from one that is zero.
     """
 
     dtype: torch.dtype
@@ -56,6 +58,20 @@ def lay_out(parameters: Sequence[Tensor], bucket_bytes: int) -> list[BucketLayou
     finished += filling.values()
     # A bucket can start once its last gradient is there, which has the lowest index.
     return [_bucket(parameters, members) for members in sorted(finished, key=lambda members: -members[-1])]
+
+
+def places_in(memory: Tensor, layout: BucketLayout, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Return the place of each member's gradient in the bucket's flat `memory`, in the parameter's order of strides.
+
+    Args:
+        memory: at least `layout.flags_offset` elements.
+        layout: of the bucket.
+        parameters: its members.
+    """
+    return [
+        memory.as_strided(parameter.shape, dense_strides(parameter), offset)
+        for parameter, offset in zip(parameters, layout.offsets, strict=True)
+    ]
 
 
 def _bucket(parameters: Sequence[Tensor], members: Sequence[int]) -> BucketLayout:

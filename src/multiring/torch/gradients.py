@@ -7,19 +7,20 @@ all ranks, whatever order backward takes. At the end of backward a callback star
 """
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from multiring.errors import ArgumentError, StateError, UnsupportedError
-from multiring.runtime import Group, Handle
+from multiring.runtime import Group
 from multiring.torch.autograd import add_gradient_hook, call_after_backward, gradient_hooks, is_within_backward
-from multiring.torch.buckets import lay_out
-from multiring.torch.tensors import Shared, allocate, dense_strides, described
+from multiring.torch.buckets import BucketLayout, lay_out
+from multiring.torch.options import Options
+from multiring.torch.reductions import Kept, Reduction
+from multiring.torch.tensors import described
 
-OPS = ("average", "sum")
 _ANEW = "The ranks may be out of step; make the DistributedOptimizer anew on every rank"
 
 
@@ -29,16 +30,16 @@ class _Slot:
 
     name: str
     parameter: Tensor
-    view: Tensor  # its place in the arena, with the parameter's shape and order of strides
+    view: Tensor  # its place in the bucket, with the parameter's shape and order of strides
     bucket: "_Bucket"
-    flag: int  # index of its flag in the bucket
+    member: int  # its number in the bucket
     has_arrived: bool = False  # in the backward that is going on
     is_reduced: bool = False  # what is in its place came out of a reduction
 
 
 @dataclass(slots=True, eq=False)
 class _Bucket:
-    memory: Shared
+    reduction: Reduction
     slots: list[_Slot]
     missing: int = 0  # gradients, in the backward that is going on
 
@@ -50,32 +51,33 @@ class GradientSharing:
     """
 
     def __init__(
-        self, parameters: Sequence[tuple[str, Tensor]], group: Group, *, op: str, bucket_bytes: int, passes: int
+        self,
+        parameters: Sequence[tuple[str, Tensor]],
+        group: Group,
+        options: Options,
+        reduction_of: Callable[[BucketLayout, list[Tensor]], Reduction],
     ) -> None:
         """Give each of `parameters` its place; local.
 
         Args:
             parameters: names and leaf tensors that require a gradient, in the order in which the model uses them.
             group: of this object alone, as the order of operations in it is.
-            op: one of OPS.
-            bucket_bytes: see `lay_out`.
-            passes: how many backwards add up before the gradients are reduced.
+            options: what was asked for.
+            reduction_of: makes a bucket of this layout, whose members are these parameters.
         """
         self._group = group
-        self._op = op
-        self._passes = passes
+        self._op = options.op
+        self._passes = options.backward_passes_per_step
         self._buckets: list[_Bucket] = []
         self._slots: list[_Slot] = []
-        for layout in lay_out([parameter for _, parameter in parameters], bucket_bytes):
-            memory = allocate(group, layout.count, layout.dtype)
-            bucket = _Bucket(memory, [])
-            for place, (index, offset) in enumerate(zip(layout.members, layout.offsets, strict=True)):
-                name, parameter = parameters[index]
-                view = memory.tensor[offset:].as_strided(parameter.shape, dense_strides(parameter), offset)
-                bucket.slots.append(_Slot(name, parameter, view, bucket, layout.flags_offset + place))
+        for layout in lay_out([parameter for _, parameter in parameters], options.bucket_bytes):
+            named = [parameters[index] for index in layout.members]
+            bucket = _Bucket(reduction_of(layout, [parameter for _, parameter in named]), [])
+            for member, ((name, parameter), view) in enumerate(zip(named, bucket.reduction.places, strict=True)):
+                bucket.slots.append(_Slot(name, parameter, view, bucket, member))
             self._buckets.append(bucket)
             self._slots += bucket.slots
-        self._handles: list[Handle] = []  # of the buckets that have started
+        self._waits: list[Callable[[], object]] = []  # for the buckets that have started
         self._passes_done = 0  # since the last reduction
         self._is_open = False  # a backward is going on, or broke off
         self._is_called_back = False  # at the end of it
@@ -88,6 +90,26 @@ class GradientSharing:
     def names(self) -> dict[int, str]:
         """Return the parameters' names, by the parameters' `id`."""
         return {id(slot.parameter): slot.name for slot in self._slots}
+
+    @property
+    def sent_bytes(self) -> int:
+        """How much one reduction of all gradients gives to collectives, as it travels between hosts."""
+        return sum(bucket.reduction.sent_bytes for bucket in self._buckets)
+
+    def kept(self) -> dict[int, Kept]:
+        """Return what is carried from one step to the next, by the parameters' `id`.
+
+        That is nothing where a backward broke off: what had been sent of it nobody can say.
+        """
+        if self._is_open:
+            return {}
+        return {id(slot.parameter): slot.bucket.reduction.kept(slot.member) for slot in self._slots}
+
+    def restore(self, kept: Mapping[int, Kept]) -> None:
+        """Carry on what `kept` has for parameters of this sharing, as far as it has use for it."""
+        for slot in self._slots:
+            if id(slot.parameter) in kept:
+                slot.bucket.reduction.restore(slot.member, kept[id(slot.parameter)])
 
     def close(self) -> None:
         """Let go of the parameters; what their gradients hold stays."""
@@ -147,7 +169,7 @@ class GradientSharing:
     def _open(self) -> None:
         self._is_open = True
         self._is_shared = False
-        self._handles.clear()
+        self._waits.clear()
         for bucket in self._buckets:
             bucket.missing = len(bucket.slots)
         for slot in self._slots:
@@ -181,28 +203,28 @@ class GradientSharing:
                 f"{self._group.size} times. Call optimizer.zero_grad() first, or pass backward_passes_per_step"
             )
         slot.is_reduced = False
-        slot.bucket.memory.array[slot.flag] = gradient is not None
+        slot.bucket.reduction.flags[slot.member] = gradient is not None
 
     def _start_complete(self) -> None:
-        while len(self._handles) < len(self._buckets) and not self._buckets[len(self._handles)].missing:
+        while len(self._waits) < len(self._buckets) and not self._buckets[len(self._waits)].missing:
             self._start()
 
     def _start(self) -> None:
-        bucket = self._buckets[len(self._handles)]
-        self._handles.append(self._group.all_reduce_async(bucket.memory.array, self._op))
+        bucket = self._buckets[len(self._waits)]
+        self._waits.append(bucket.reduction.start())
 
     def _start_rest(self) -> None:
-        for bucket in self._buckets[len(self._handles) :]:
+        for bucket in self._buckets[len(self._waits) :]:
             for slot in bucket.slots:
                 if not slot.has_arrived:
                     self._bring_in(slot)
             self._start()
 
     def _finish(self) -> None:
-        for handle in self._handles:
-            handle.wait()
+        for wait in self._waits:
+            wait()
         for slot in self._slots:
-            if slot.parameter.grad is None and slot.bucket.memory.array[slot.flag]:
+            if slot.parameter.grad is None and slot.bucket.reduction.flags[slot.member]:
                 slot.parameter.grad = slot.view
             slot.is_reduced = slot.parameter.grad is not None
         self._passes_done = 0
@@ -231,8 +253,8 @@ def is_shared(parameter: Tensor) -> bool:
     return any(isinstance(hook, _Arrival) and hook.sharing() is not None for hook in hooks)
 
 
-def take_over(parameters: Sequence[tuple[str, Tensor]]) -> None:
-    """Close every sharing that `parameters` are in: a gradient is shared once.
+def take_over(parameters: Sequence[tuple[str, Tensor]]) -> dict[int, Kept]:
+    """Close every sharing that `parameters` are in: a gradient is shared once. Return what they carried on.
 
     Raises:
         ArgumentError: such a sharing has parameters that are not among these; nothing was closed.
@@ -249,8 +271,11 @@ def take_over(parameters: Sequence[tuple[str, Tensor]]) -> None:
                 f"parameter {name} is shared by another DistributedOptimizer, which has {others[0]} too; want all of "
                 "its parameters, or none"
             )
+    kept: dict[int, Kept] = {}
     for _, sharing in sharings.values():
+        kept |= sharing.kept()
         sharing.close()
+    return kept
 
 
 def _check(slot: _Slot, gradient: Tensor) -> None:

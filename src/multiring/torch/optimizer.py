@@ -1,8 +1,8 @@
 """DistributedOptimizer: an optimizer whose gradients are those of all ranks."""
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -11,28 +11,25 @@ from torch import Tensor
 from multiring.errors import ArgumentError, StateError, UnsupportedError
 from multiring.runtime import Group, world
 from multiring.runtime.arrays import numpy_dtype
-from multiring.torch.buckets import BUCKET_BYTES
-from multiring.torch.gradients import OPS, GradientSharing, is_shared, take_over
+from multiring.torch.buckets import BUCKET_BYTES, BucketLayout
+from multiring.torch.carried import KEY, packed, unpacked
+from multiring.torch.gradients import GradientSharing, is_shared, take_over
 from multiring.torch.likeness import require_alike, told_to_others
+from multiring.torch.options import Options, PowerSGD
+from multiring.torch.powersgd import Factored, Stages
+from multiring.torch.reductions import Kept, Plain, Reduction
 from multiring.torch.tensors import dense_strides, described, dtype_name, refuse_elsewhere
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 _Named = tuple[tuple[str, Tensor], ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Options:
-    group: Group
-    op: str
-    bucket_bytes: int
-    backward_passes_per_step: int
-
-
 class _Distributed(torch.optim.Optimizer):
     """What a distributed optimizer has beyond the class it was made from; its place is before that one."""
 
     _plain: type[torch.optim.Optimizer]
-    _options: _Options
+    _group: Group
+    _options: Options
     _sharing: GradientSharing
     _named: _Named | None
 
@@ -43,7 +40,7 @@ class _Distributed(torch.optim.Optimizer):
     def step_is_next(self) -> None:
         """Return when the gradients are those of all ranks, and take note that a step uses them up."""
         self._sharing.use_up()
-        if self._options.group.size == 1:
+        if self._group.size == 1:
             return
         for param_group in self.param_groups:
             for parameter in param_group["params"]:
@@ -53,9 +50,15 @@ class _Distributed(torch.optim.Optimizer):
                         "DistributedOptimizer was made: the ranks do not share it. Make it anew on every rank"
                     )
 
-    def stop_sharing(self) -> None:
-        """Let go of the parameters."""
+    def sent_bytes(self) -> int:
+        """See `gradient_bytes`."""
+        return self._sharing.sent_bytes
+
+    def stop_sharing(self) -> dict[int, Kept]:
+        """Let go of the parameters; return what was carried on from step to step for each."""
+        kept = self._sharing.kept()
         self._sharing.close()
+        return kept
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 -- torch's signature
         super().zero_grad(set_to_none)
@@ -64,20 +67,34 @@ class _Distributed(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As in torch; every rank has to."""
         super().add_param_group(param_group)
-        self._sharing = _share(self, self._options, self._named)
+        self._sharing = _share(self, self._group, self._options, self._named)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As in torch; with what lossy gradients carry from step to step, part of which is this rank's own."""
+        state = super().state_dict()
+        carried = packed(self._sharing.kept(), _parameters(self), self._group)
+        return {**state, KEY: carried} if carried else state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As in torch; also what lossy gradients carry from step to step, where `state_dict` has that."""
+        carried = state_dict.get(KEY)
+        kept = {} if carried is None else unpacked(carried, self._sharing.kept(), _parameters(self), self._group)
+        super().load_state_dict(state_dict)
+        self._sharing.restore(kept)
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
         """A copy is a plain optimizer: two cannot share one gradient."""
         return _plain_copy, (self._plain,), self.__getstate__()
 
 
-def DistributedOptimizer(  # noqa: N802 -- Horovod's name
+def DistributedOptimizer(  # noqa: N802, PLR0913 -- Horovod's name; options are keywords
     optimizer: Optimizer,
     named_parameters: Iterable[tuple[str, Tensor]] | None = None,
     *,
     op: str = "average",
     bucket_bytes: int = BUCKET_BYTES,
     backward_passes_per_step: int = 1,
+    compression: PowerSGD | None = None,
     group: Group | None = None,
 ) -> Optimizer:
     """Make `optimizer`'s gradients those of all ranks from the end of each backward on, and return it.
@@ -93,10 +110,12 @@ def DistributedOptimizer(  # noqa: N802 -- Horovod's name
         op: "average"; or "sum", where each rank's loss is divided by the number of samples of all ranks.
         bucket_bytes: how much is reduced at once.
         backward_passes_per_step: how many backwards add up before their sum is reduced; a step reduces in any case.
+        compression: PowerSGD(rank=...) sends matrices of float32 as narrow factors, and owes the rest to the next step.
         group: the ranks to share with; by default all.
 
     Raises:
-        ArgumentError: an option makes no sense; a parameter has no name, another's, or a type that cannot be moved.
+        ArgumentError: an option makes no sense, alone or with these parameters; a parameter has no name, another's, or
+            a type that cannot be moved.
         MismatchError: on every rank: their parameters or options differ.
         UnsupportedError: a parameter on a GPU, or an optimizer that cannot be distributed.
         StateError: before `init`.
@@ -105,22 +124,36 @@ def DistributedOptimizer(  # noqa: N802 -- Horovod's name
     with told_to_others(whole, "DistributedOptimizer"):
         if isinstance(optimizer, torch.optim.LBFGS):
             raise UnsupportedError("LBFGS decides by the loss, which each rank has its own of")
-        if op not in OPS:
-            raise ArgumentError(f"op={op!r}: want one of {', '.join(OPS)}")
-        if bucket_bytes < 1 or backward_passes_per_step < 1:
-            raise ArgumentError(f"{bucket_bytes=}, {backward_passes_per_step=}: want 1 or more")
+        options = Options(
+            op=op,
+            bucket_bytes=bucket_bytes,
+            backward_passes_per_step=backward_passes_per_step,
+            compression=compression,
+        )
         named = None if named_parameters is None else _named(named_parameters)
         if named is not None:
             _require_names(optimizer, named)
-    options = _Options(group=whole, op=op, bucket_bytes=bucket_bytes, backward_passes_per_step=backward_passes_per_step)
-    sharing = _share(optimizer, options, named)
+    sharing = _share(optimizer, whole, options, named)
     if not isinstance(optimizer, _Distributed):
         kind = type(optimizer)
         optimizer.register_step_pre_hook(_before_step)
         members = {"_plain": kind, "__doc__": kind.__doc__, "__module__": kind.__module__}
         optimizer.__class__ = cast("type[Optimizer]", type(kind.__name__, (_Distributed, kind), members))
-    vars(optimizer).update(_options=options, _named=named, _sharing=sharing)
+    vars(optimizer).update(_group=whole, _options=options, _named=named, _sharing=sharing)
     return optimizer
+
+
+def gradient_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Return how many bytes each reduction of `optimizer`'s gradients hands over, as they travel between hosts.
+
+    That is after coding and compression; how often an algorithm sends them is in docs/algorithms.md. 0 for one rank.
+
+    Raises:
+        ArgumentError: `optimizer` is no DistributedOptimizer.
+    """
+    if not isinstance(optimizer, _Distributed):
+        raise ArgumentError(f"{type(optimizer).__name__} shares no gradients; want one from DistributedOptimizer")
+    return optimizer.sent_bytes()
 
 
 def _plain_copy(kind: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
@@ -134,28 +167,35 @@ def _before_step(optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], k
         optimizer.step_is_next()
 
 
-def _share(optimizer: torch.optim.Optimizer, options: _Options, named: _Named | None) -> GradientSharing:
-    with told_to_others(options.group, "DistributedOptimizer"):
+def _share(optimizer: torch.optim.Optimizer, group: Group, options: Options, named: _Named | None) -> GradientSharing:
+    with told_to_others(group, "DistributedOptimizer"):
         parameters = _trained(optimizer, named)
         for name, parameter in parameters:
             refuse_elsewhere(parameter, f"parameter {name}")
             numpy_dtype(dtype_name(parameter.dtype))
-    passes = options.backward_passes_per_step
-    lines = [f"op={options.op!r}, bucket_bytes={options.bucket_bytes}, backward_passes_per_step={passes}"]
+        options.require_fit(parameters)
+    lines = [str(options)]
     lines += [f"{name}, {described(parameter, dense_strides(parameter))}" for name, parameter in parameters]
-    require_alike(options.group, "DistributedOptimizer", lines)
-    if isinstance(optimizer, _Distributed):
-        optimizer.stop_sharing()
-    take_over(parameters)
+    require_alike(group, "DistributedOptimizer", lines)
+    kept = optimizer.stop_sharing() if isinstance(optimizer, _Distributed) else {}
+    kept |= take_over(parameters)
     # A group of its own: its buckets keep their order, whatever else the ranks do meanwhile.
-    own = cast("Group", options.group.subgroup(range(options.group.size)))
-    return GradientSharing(
-        parameters if own.size > 1 else (),  # one rank's gradients are those of all ranks as they are
-        own,
-        op=options.op,
-        bucket_bytes=options.bucket_bytes,
-        passes=passes,
-    )
+    own = _subgroup(group)
+    # One rank's gradients are those of all ranks as they are.
+    sharing = GradientSharing(parameters if own.size > 1 else (), own, options, _reductions(own, options))
+    sharing.restore(kept)
+    return sharing
+
+
+def _reductions(group: Group, options: Options) -> Callable[[BucketLayout, list[Tensor]], Reduction]:
+    """Return what makes a bucket as `options` want it."""
+    if options.compression is not None:
+        return partial(Factored, Stages(group, _subgroup(group)), options.op, options.compression)
+    return partial(Plain, group, options.op)
+
+
+def _subgroup(group: Group) -> Group:
+    return cast("Group", group.subgroup(range(group.size)))
 
 
 def _named(named_parameters: Iterable[tuple[str, Tensor]]) -> _Named:
@@ -188,6 +228,10 @@ def _require_names(optimizer: torch.optim.Optimizer, named: _Named) -> None:
     for place, parameter in _placed(optimizer):
         if id(parameter) not in known:
             raise ArgumentError(f"named_parameters lacks the optimizer's {place}, {described(parameter)}")
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for _, parameter in _placed(optimizer)]
 
 
 def _placed(optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:

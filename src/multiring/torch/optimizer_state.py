@@ -11,6 +11,7 @@ from torch import Tensor
 from multiring.errors import UnsupportedError
 from multiring.runtime import Group, world
 from multiring.torch.broadcasting import broadcast_tensors, require_rank
+from multiring.torch.carried import KEY
 from multiring.torch.likeness import require_alike, told_to_others
 from multiring.torch.tensors import dense_strides, described, dtype_name, refuse_elsewhere
 
@@ -20,7 +21,8 @@ def broadcast_optimizer_state(
 ) -> None:
     """Give every rank's optimizer the state and options (learning rate and so on) of rank `root_rank`'s.
 
-    What other ranks lack is made, what only they have is dropped.
+    What other ranks lack is made, what only they have is dropped. What a rank has not sent yet of its gradients (error
+    feedback) is its own, and stays.
 
     Args:
         optimizer: with parameters of the same shapes in the same groups on all ranks.
@@ -38,7 +40,7 @@ def broadcast_optimizer_state(
         tensors: list[Tensor] = []
         text = ""
         if whole.rank == root_rank:
-            text = json.dumps(_packed(optimizer.state_dict(), "state_dict()", tensors))
+            text = json.dumps(_packed(_state_of_all(optimizer), "state_dict()", tensors))
     lines = [f"root_rank={root_rank}, optimizer {type(optimizer).__name__}"]
     for index, param_group in enumerate(optimizer.param_groups):
         lines += [f"group {index}, parameter of {described(parameter)}" for parameter in param_group["params"]]
@@ -50,6 +52,14 @@ def broadcast_optimizer_state(
     state = _unpacked(json.loads(text), tensors)
     broadcast_tensors(whole, tensors, root_rank)
     optimizer.load_state_dict(state)
+
+
+def _state_of_all(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return what of the optimizer's state_dict is not this rank's own."""
+    state = optimizer.state_dict()
+    if KEY in state:
+        state[KEY] = {name: value for name, value in state[KEY].items() if name != "residuals"}
+    return state
 
 
 def _broadcast_text(group: Group, text: str, root_rank: int) -> str:

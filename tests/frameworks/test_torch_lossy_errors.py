@@ -1,0 +1,163 @@
+"""What is refused of lossy gradients, and how it is said."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.frameworks.lossy import hand_over, parameters, residuals
+from tests.frameworks.plain import backward, join
+from tests.wire.ranks import Here, run_ranks
+from torch import nn
+
+import multiring.torch as mt
+from multiring.errors import ArgumentError, MismatchError, MultiringError, StateError, UnsupportedError
+
+Wrong = tuple[Callable[[], object], type[MultiringError], str]
+
+
+def wrap(shared: list[nn.Parameter], **options: Any) -> torch.optim.Optimizer:
+    return mt.DistributedOptimizer(torch.optim.SGD(shared, lr=0.1), zip("abcd", shared, strict=False), **options)
+
+
+def matrix(*shape: int, dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+    return [nn.Parameter(torch.ones(shape, dtype=dtype))]
+
+
+def check(wrong: list[Wrong]) -> None:
+    """Each of `wrong` raises what it should, and the group goes on."""
+    for call, kind, text in wrong:
+        with pytest.raises(kind, match=text):
+            call()
+        assert mt.allreduce(torch.ones(1)).item() == 1.0
+
+
+@pytest.mark.parametrize(("options", "text"), [({"rank": 0}, "rank=0"), ({"rank": 2, "seed": -1}, "seed=-1")])
+def test_powersgd_of_no_such_rank(options: dict[str, int], text: str) -> None:
+    with pytest.raises(ArgumentError, match=rf"PowerSGD\({text}\): want an integer >= "):
+        mt.PowerSGD(**options)
+
+
+def test_powersgd_of_half_a_rank() -> None:
+    half: Any = 1.5
+    with pytest.raises(ArgumentError, match=r"PowerSGD\(rank=1\.5\): want an integer >= 1"):
+        mt.PowerSGD(half)
+
+
+def test_bad_arguments() -> None:
+    run_ranks(misuse, 2)
+
+
+def misuse(here: Here) -> None:
+    join(here)
+    odd = here.rank == 1
+    check(
+        [
+            (
+                lambda: wrap(matrix(8, 8), compression="powersgd"),
+                ArgumentError,
+                r"compression='powersgd': want PowerSGD\(rank=...\), or None",
+            ),
+            (
+                lambda: wrap(matrix(8, 8, dtype=torch.float64), compression=mt.PowerSGD(1)),
+                ArgumentError,
+                r"parameter a is float64, and compression=PowerSGD\(rank=1, seed=0\) takes float32 .*: use model",
+            ),
+            (
+                lambda: wrap([*matrix(8), *matrix(8, 7), *matrix(20, 2)], compression=mt.PowerSGD(4)),
+                ArgumentError,
+                r"PowerSGD\(rank=4, seed=0\) would compress no parameter: not even b, .* of \(8, 7\), .* lower rank",
+            ),
+            (
+                lambda: wrap(matrix(8, 8), compression=mt.PowerSGD(1 + odd)),
+                MismatchError,
+                r"rank 0: op='average', .* compression=PowerSGD\(rank=1, seed=0\); rank 1: .*rank=2, seed=0",
+            ),
+            (
+                lambda: mt.gradient_bytes(torch.optim.SGD(matrix(1))),
+                ArgumentError,
+                "SGD shares no gradients; want one from DistributedOptimizer",
+            ),
+        ]
+    )
+    embedding = nn.Embedding(40, 20, sparse=True)
+    optimizer = wrap(list(embedding.parameters()), compression=mt.PowerSGD(1))
+    check(
+        [
+            (
+                lambda: backward(embedding(torch.tensor([1])).sum()),
+                UnsupportedError,
+                "gradient of a is sparse_coo; want a dense one",
+            ),
+            (optimizer.step, StateError, "make the DistributedOptimizer anew"),
+        ]
+    )
+    assert "multiring" not in optimizer.state_dict()  # nobody knows what has been sent
+
+
+def test_one_rank_checks_as_well() -> None:
+    run_ranks(misuse_alone, 1)
+
+
+def misuse_alone(here: Here) -> None:
+    join(here)
+    with pytest.raises(ArgumentError, match="would compress no parameter"):
+        wrap(matrix(2, 2), compression=mt.PowerSGD(1))
+    optimizer = wrap(matrix(20, 20), compression=mt.PowerSGD(1))
+    assert mt.gradient_bytes(optimizer) == 0
+    assert "multiring" not in optimizer.state_dict()
+
+
+class Lines(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        logging.getLogger("multiring").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def test_states_that_do_not_fit() -> None:
+    run_ranks(load_others, 2)
+
+
+def load_others(here: Here) -> None:
+    join(here)
+    optimizer = wrap(parameters(), compression=mt.PowerSGD(1))
+    hand_over(optimizer.param_groups[0]["params"], 0, here.rank)
+    state = optimizer.state_dict()
+    carried = state["multiring"]
+
+    def load(**changed: Any) -> None:
+        optimizer.load_state_dict({**state, "multiring": {**carried, **changed}})
+
+    check(
+        [
+            (
+                lambda: load(residuals={0: torch.zeros(8, 6)}),
+                ArgumentError,
+                r"of parameter 0 is of shape \(8, 6\), the parameter is of shape \(6, 8\); want the state_dict of",
+            ),
+            (lambda: load(residuals={9: torch.zeros(1)}), ArgumentError, r"parameter 9 is .* is no such parameter"),
+        ]
+    )
+    log = Lines()
+    load()
+    assert log.lines == []
+    assert torch.equal(residuals(optimizer)[0], carried["residuals"][0])
+    for other in ({"rank": 1 - here.rank}, {"size": 3}):
+        load(**other)
+        assert len(log.lines) == 1
+        assert f"this is rank {here.rank} of 2: what that rank had not sent" in log.lines.pop()
+        assert not any(each.any() for each in residuals(optimizer).values())
+        load()
+    # Without a use for what the checkpoint has: said as well.
+    plain = wrap(parameters())
+    plain.load_state_dict(state)
+    assert len(log.lines) == 1
+    assert "not sent yet of its gradients is dropped in part" in log.lines[0]
+    assert "multiring" not in plain.state_dict()

@@ -1,0 +1,355 @@
+"""PowerSGD against the paper's formulas in NumPy, and what holds whatever is lost."""
+
+import copy
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from tests.frameworks.lossy import SHAPES, expect_same_bits, gradient, hand_over, parameters, residuals
+from tests.frameworks.plain import backward, join, loss_of, network
+from tests.wire.ranks import Here, run_ranks
+from torch import nn
+
+import multiring.torch as mt
+from multiring.errors import StateError
+from multiring.torch.powersgd import Stages
+
+RANK = 1
+COMPRESSED = (0, 2)  # of SHAPES
+
+
+def optimizer_of(shared: list[nn.Parameter], **options: Any) -> torch.optim.Optimizer:
+    options = {"compression": mt.PowerSGD(RANK), **options}
+    return mt.DistributedOptimizer(torch.optim.SGD(shared, lr=0.1, momentum=0.5), **options)
+
+
+# ---- the formulas ----
+
+
+def as_matrix(value: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return a gradient as PowerSGD's matrix; a convolution's with the columns in the order of channels_last."""
+    moved = value.transpose(0, 2, 3, 1) if value.ndim == 4 else value
+    return moved.reshape(len(value), -1).astype(np.float64)
+
+
+class Reference:
+    """Algorithms 1 and 2 of the paper for one matrix and all ranks, in float64, with QR."""
+
+    def __init__(self, ranks: int, query: NDArray[np.float64]) -> None:
+        self.residuals: list[Any] = [0.0] * ranks
+        self.query = query
+
+    def step(self, gradients: list[NDArray[np.float64]]) -> NDArray[np.float64]:
+        owed = [each + residual for each, residual in zip(gradients, self.residuals, strict=True)]
+        p, _ = np.linalg.qr(np.mean([each @ self.query for each in owed], axis=0))
+        queries = [each.T @ p for each in owed]
+        self.residuals = [each - p @ query.T for each, query in zip(owed, queries, strict=True)]
+        self.query = np.mean(queries, axis=0)
+        return np.asarray(p @ self.query.T)
+
+
+@pytest.mark.parametrize(("ranks", "bucket_bytes", "engine"), [(2, 25 << 20, "shm"), (3, 64, "shm"), (4, 200, "tcp")])
+def test_gradients_are_the_papers(ranks: int, bucket_bytes: int, engine: str) -> None:
+    run_ranks(follow_reference, ranks, bucket_bytes, engine=engine)
+
+
+def follow_reference(here: Here, bucket_bytes: int) -> None:
+    group = join(here)
+    for op, scale in (("average", 1.0), ("sum", float(here.size))):
+        shared = parameters()
+        optimizer = optimizer_of(shared, bucket_bytes=bucket_bytes, op=op)
+        queries = optimizer.state_dict()["multiring"]["queries"]
+        references = {i: Reference(here.size, queries[i].double().numpy()) for i in COMPRESSED}
+        for step in range(4):
+            optimizer.zero_grad()
+            hand_over(shared, step, here.rank)
+            for i, (shape, parameter) in enumerate(zip(SHAPES, shared, strict=True)):
+                everybodys = [gradient(shape, step, rank, i) for rank in range(here.size)]
+                assert parameter.grad is not None
+                if i in COMPRESSED:
+                    wanted = scale * references[i].step([as_matrix(each) for each in everybodys])
+                    assert np.abs(as_matrix(parameter.grad.numpy()) - wanted).max() < 1e-4
+                    own = as_matrix(residuals(optimizer)[i].numpy())
+                    assert np.abs(own - references[i].residuals[here.rank]).max() < 1e-4
+                else:
+                    exact = scale * np.mean(everybodys, axis=0)
+                    assert np.abs(parameter.grad.numpy() - exact).max() < 1e-6
+            optimizer.step()
+            expect_same_bits(group, shared)
+
+
+def test_nothing_is_lost_for_good() -> None:
+    run_ranks(conserve, 3)
+
+
+def conserve(here: Here) -> None:
+    """All that was applied, and what all ranks still owe, is all there was to apply."""
+    group = join(here)
+    shared = parameters()
+    optimizer = optimizer_of(shared)
+    handed = [torch.zeros(shape) for shape in SHAPES]
+    applied = [torch.zeros(shape) for shape in SHAPES]
+    for step in range(6):
+        optimizer.zero_grad()
+        given = hand_over(shared, step, here.rank)
+        for i, parameter in enumerate(shared):
+            assert parameter.grad is not None
+            handed[i] += given[i]
+            applied[i] += parameter.grad
+    for i in COMPRESSED:
+        owed = residuals(optimizer)[i].contiguous()
+        for each in (handed[i], owed):
+            group.all_reduce(each.numpy(), "average")
+        assert (applied[i] - handed[i]).abs().max() > 0.1  # it is the residuals that make up for it
+        assert (applied[i] + owed - handed[i]).abs().max() < 1e-5
+
+
+def test_low_rank_gradients_are_exact() -> None:
+    run_ranks(send_rank_one, 2)
+
+
+def send_rank_one(here: Here) -> None:
+    """Also of a rank below that of the factors, whose other columns then are zero, not noise."""
+    join(here)
+    weight = nn.Parameter(torch.zeros(20, 30))
+    optimizer = optimizer_of([weight], compression=mt.PowerSGD(3))
+    left, right = torch.arange(20.0), torch.linspace(-1, 1, 30)
+    for step in range(3):
+        optimizer.zero_grad()
+        given = torch.outer(left + step, right)
+        backward((weight * given).sum())
+        assert weight.grad is not None
+        assert torch.allclose(weight.grad, given, rtol=0, atol=1e-4)
+    # The directions that were not needed are still there for when they are.
+    assert (optimizer.state_dict()["multiring"]["queries"][0].norm(dim=0) > 0.99).all()
+    optimizer.zero_grad()
+    backward((weight * torch.outer(right[:20], torch.arange(30.0))).sum())
+    assert weight.grad is not None
+    assert torch.allclose(weight.grad, torch.outer(right[:20], torch.arange(30.0)), rtol=0, atol=1e-4)
+
+
+# ---- ranks that differ in what they have ----
+
+
+def test_gradients_that_some_ranks_lack() -> None:
+    run_ranks(lack_gradients, 2)
+
+
+def lack_gradients(here: Here) -> None:
+    group = join(here)
+    shared = parameters(((6, 8), (6, 8), (6, 8)))
+    optimizer = optimizer_of(shared, bucket_bytes=1)
+    hand_over(shared, 0, here.rank)
+    before = residuals(optimizer)
+    for _ in range(2):
+        optimizer.zero_grad()
+        if here.rank == 1:  # the first by one rank, the others by none
+            backward((shared[0] * torch.from_numpy(gradient((6, 8), 9))).sum())
+        else:
+            optimizer.synchronize()  # type: ignore[attr-defined]
+        assert shared[0].grad is not None
+        assert shared[0].grad.abs().max() > 0.01
+        assert shared[1].grad is shared[2].grad is None
+        expect_same_bits(group, [shared[0].grad])
+    after = residuals(optimizer)
+    # What is owed waits for a gradient to go with.
+    assert torch.equal(before[0], after[0]) == (here.rank == 0)
+    assert torch.equal(before[1], after[1])
+    assert torch.equal(before[2], after[2])
+
+
+@pytest.mark.parametrize("worst", [float("inf"), float("nan"), 3e38])
+def test_one_ranks_overflow(worst: float) -> None:
+    run_ranks(overflow, 2, worst)
+
+
+def overflow(here: Here, worst: float) -> None:
+    """All ranks see that a gradient is not finite, as loss scaling needs it, and none carries that on."""
+    join(here)
+    shared = parameters(((6, 8),))
+    optimizer = optimizer_of(shared)
+    hand_over(shared, 0, here.rank)
+    before = residuals(optimizer)[0]
+    optimizer.zero_grad()
+    given = torch.ones(6, 8)
+    given[2, 3] = worst if here.rank else 1.0
+    given[4] = worst if here.rank else 1.0
+    backward((shared[0] * given).sum())
+    assert shared[0].grad is not None
+    assert not shared[0].grad.isfinite().all()
+    after = residuals(optimizer)[0]
+    assert after.isfinite().all()
+    if here.rank == 0 and not np.isfinite(worst):
+        assert torch.allclose(before, after, rtol=0, atol=1e-6)
+    optimizer.zero_grad()
+    hand_over(shared, 1, here.rank)
+    assert shared[0].grad is not None
+    assert shared[0].grad.isfinite().all()
+
+
+# ---- training ----
+
+
+def test_training_keeps_parameters_the_same() -> None:
+    plain = run_ranks(train, 3, None)[0]
+    for compressed in run_ranks(train, 3, mt.PowerSGD(2)):
+        assert compressed[-1] < compressed[0] / 2
+        assert abs(compressed[-1] - plain[-1]) < 0.1 * plain[0]
+
+
+def train(here: Here, compression: mt.PowerSGD | None) -> list[float]:
+    group = join(here)
+    model = network(torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.8)
+    mt.DistributedOptimizer(optimizer, model.named_parameters(), compression=compression, bucket_bytes=300)
+    losses = []
+    for step in range(40):
+        # Threads must not matter: a BLAS with another number of them adds up in another order.
+        torch.set_num_threads(1 + here.rank)
+        optimizer.zero_grad()
+        loss = loss_of(model, here.rank + 3 * (step % 5))
+        backward(loss)
+        optimizer.step()
+        expect_same_bits(group, list(model.parameters()))
+        losses.append(float(mt.allreduce(loss.detach())))
+    return [float(np.mean(losses[:5])), float(np.mean(losses[-5:]))]
+
+
+def test_several_backwards() -> None:
+    run_ranks(add_up, 2)
+
+
+def add_up(here: Here) -> None:
+    group = join(here)
+    shared = parameters()
+    optimizer = optimizer_of(shared, backward_passes_per_step=2)
+    once = parameters()
+    other = optimizer_of(once)
+    for step in range(3):
+        optimizer.zero_grad()
+        other.zero_grad()
+        given = hand_over(shared, 2 * step, here.rank)
+        for i, more in enumerate(hand_over(shared, 2 * step + 1, here.rank)):
+            given[i] = given[i] + more
+        backward(torch.stack([(each * value).sum() for each, value in zip(once, given, strict=True)]).sum())
+        for parameter, expected in zip(shared, once, strict=True):
+            assert parameter.grad is not None
+            assert expected.grad is not None
+            assert torch.allclose(parameter.grad, expected.grad, rtol=0, atol=1e-5)
+        expect_same_bits(group, [each.grad for each in shared])
+
+
+def test_bytes_are_those_of_the_factors() -> None:
+    assert run_ranks(count_bytes, 2) == [(4 * (6 + 8 + 4 + 27 + 7 + 4 + 4), 4 * (48 + 7 + 108 + 4))] * 2
+
+
+def count_bytes(here: Here) -> tuple[int, int]:
+    join(here)
+    compressed = mt.gradient_bytes(optimizer_of(parameters()))
+    padded = mt.gradient_bytes(optimizer_of(parameters(), compression=None))
+    return compressed, padded - 4 * (len(SHAPES) + 9 + 4 + 12)  # flags, and up to 64 bytes each
+
+
+# ---- what is carried on ----
+
+
+def test_state_dict_resumes_to_the_bit() -> None:
+    run_ranks(resume, 2)
+
+
+def resume(here: Here) -> None:
+    group = join(here)
+
+    def run(shared: list[nn.Parameter], optimizer: torch.optim.Optimizer, steps: range) -> None:
+        for step in steps:
+            optimizer.zero_grad()
+            hand_over(shared, step, here.rank)
+            optimizer.step()
+
+    shared = parameters()
+    whole = optimizer_of(shared, bucket_bytes=100)
+    run(shared, whole, range(3))
+    values, state = [each.detach().clone() for each in shared], copy.deepcopy(whole.state_dict())
+    carried = state["multiring"]
+    assert (carried["rank"], carried["size"]) == (here.rank, here.size)
+    assert sorted(carried["residuals"]) == sorted(carried["queries"]) == list(COMPRESSED)
+    assert carried["residuals"][2].shape == (4, 3, 3, 3)
+    run(shared, whole, range(3, 6))
+    ends = []
+    for forgotten in ("", "residuals", "queries"):
+        again = [nn.Parameter(value.clone()) for value in values]
+        # Buckets of another size: what is carried on belongs to parameters.
+        optimizer = optimizer_of(again, compression=mt.PowerSGD(RANK, seed=8))
+        kept = {name: value for name, value in carried.items() if name != forgotten}
+        optimizer.load_state_dict(copy.deepcopy({**state, "multiring": kept}))
+        run(again, optimizer, range(3, 6))
+        expect_same_bits(group, again)
+        ends.append([torch.equal(one, other) for one, other in zip(shared, again, strict=True)])
+    assert ends == [[True] * 4, *[[False, True, False, True]] * 2], ends
+    # Making it anew carries it on as well.
+    again = [nn.Parameter(value.clone()) for value in values]
+    optimizer = optimizer_of(again)
+    optimizer.load_state_dict(copy.deepcopy(state))
+    mt.DistributedOptimizer(optimizer, compression=mt.PowerSGD(RANK), bucket_bytes=64)
+    run(again, optimizer, range(3, 4))
+    optimizer.add_param_group({"params": parameters(((5, 5),))})
+    run(again, optimizer, range(4, 6))
+    assert all(torch.equal(one, other) for one, other in zip(shared, again, strict=True))
+    # A plain optimizer passes over it.
+    torch.optim.SGD(parameters(), lr=0.1).load_state_dict(state)
+
+
+def test_broadcast_leaves_residuals() -> None:
+    run_ranks(broadcast_state, 2)
+
+
+def broadcast_state(here: Here) -> None:
+    group = join(here)
+    shared = parameters()
+    optimizer = optimizer_of(shared)
+    hand_over(shared, 0, here.rank)
+    optimizer.step()
+    own = residuals(optimizer)
+    if here.rank:
+        state = optimizer.state_dict()
+        for query in state["multiring"]["queries"].values():
+            query.fill_(1.0)
+        optimizer.load_state_dict(state)
+    mt.broadcast_optimizer_state(optimizer)
+    for i, residual in residuals(optimizer).items():
+        assert torch.equal(residual, own[i])
+    expect_same_bits(group, list(optimizer.state_dict()["multiring"]["queries"].values()))
+
+
+# ---- the order of second reductions ----
+
+
+def test_second_reductions_take_turns() -> None:
+    """Whichever bucket's first reduction ends first, the second ones start in the order of buckets."""
+    stages = Stages(None, None)  # type: ignore[arg-type]
+    turns = [stages.next_turn() for _ in range(3)]
+    order: list[int] = []
+
+    def start(bucket: int) -> None:
+        before, posted = turns[bucket]
+        before.result(10)
+        order.append(bucket)
+        posted.set_result(None)
+
+    threads = [threading.Thread(target=start, args=(bucket,)) for bucket in (2, 1, 0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert order == [0, 1, 2]
+
+
+def test_none_starts_behind_one_that_failed() -> None:
+    stages = Stages(None, None)  # type: ignore[arg-type]
+    (_, failed), (before, _) = stages.next_turn(), stages.next_turn()
+    failed.set_exception(StateError("out of step"))
+    with pytest.raises(StateError, match="out of step"):
+        before.result(0)
