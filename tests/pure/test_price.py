@@ -9,8 +9,9 @@ from tests.pure.schedules import all_moves, frame_on
 
 from multiring.collectives import TABLE, build
 from multiring.errors import ScheduleError
-from multiring.schedule import Collective, Schedule, price
-from multiring.schedule.price import finish_time
+from multiring.schedule import Collective, Schedule, Way, least, price
+from multiring.schedule.price import representative, steps_of
+from multiring.schedule.timing import last_end
 from multiring.topology import SHM, TCP, Link
 
 LINKS = [
@@ -22,16 +23,22 @@ LINKS = [
 SIZES = [0, 8, 100_000, 64 << 20]
 
 
-def _price_of_all(schedule: Schedule, size_bytes: float, links: Sequence[Link]) -> float:
-    """The oracle: when the last rank is done, from all ranks' own moves; it knows no symmetry."""
+def _ways(links: Sequence[Link]) -> list[Way]:
+    return [Way(link=link, port=axis) for axis, link in enumerate(links)]
 
-    def routing(rank: int, peer: int) -> tuple[int, object, object]:
+
+def _price_of_all(schedule: Schedule, size_bytes: float, ways: Sequence[Way], segments: int = 1) -> float:
+    """The oracle: when the last rank is done, from all ranks' own moves and all segments; it knows no symmetry."""
+
+    def routing(rank: int, peer: int) -> tuple[int, int, int]:
         here, there = schedule.frame.coordinates_of(rank), schedule.frame.coordinates_of(peer)
         (axis,) = [each for each, (a, b) in enumerate(zip(here, there, strict=True)) if a != b]
-        return axis, (rank, peer), (peer, rank)
+        return axis, rank, peer
 
     blocks = 1 if schedule.collective is Collective.BROADCAST else schedule.ranks
-    return finish_time(all_moves(schedule), size_bytes / blocks, links, routing)
+    itself = {rank: rank for rank in range(schedule.ranks)}
+    programs = [steps_of(rank, moves, routing, itself) for rank, moves in sorted(all_moves(schedule).items())]
+    return last_end(programs, ways, size_bytes / blocks / segments, segments)
 
 
 @pytest.mark.parametrize("grid", [(1,), (2,), (5,), (13,), (1, 1), (2, 3), (4, 4), (3, 1, 2), (2, 2, 2, 2)], ids=str)
@@ -41,8 +48,70 @@ def test_one_rank_stands_for_all(collective: Collective, algorithm: str, grid: t
     links = LINKS[: len(schedule.grid)]
     for size_bytes in SIZES:
         assert price(schedule, size_bytes, links) == pytest.approx(
-            _price_of_all(schedule, size_bytes, links), rel=1e-12
+            _price_of_all(schedule, size_bytes, _ways(links)), rel=1e-12
         )
+
+
+SHARED = [
+    Way(link=replace(LINKS[0], bandwidth_bytes_per_s=4e9), port=0),
+    Way(link=LINKS[2], port=1),
+    Way(link=LINKS[2], port=1, uplink_bytes_per_s=1e8),
+]
+
+
+@pytest.mark.parametrize("segments", [2, 3, 7, 12])
+@pytest.mark.parametrize("grid", [(5,), (2, 3), (2, 2, 2), (1, 3, 2)], ids=str)
+@pytest.mark.parametrize("algorithm", ["direct", "ring", "direct_ring"])
+def test_one_rank_stands_for_all_with_segments_and_shared_ports(
+    algorithm: str, grid: tuple[int, ...], segments: int
+) -> None:
+    schedule = build(algorithm, frame_on(Collective.ALL_REDUCE, grid))
+    ways = SHARED[-len(grid) :] if len(grid) < 3 else SHARED
+    for size_bytes in (1000, 4 << 20):
+        found = price(schedule, size_bytes, ways, segments)
+        assert found == pytest.approx(_price_of_all(schedule, size_bytes, ways, segments), rel=1e-9)
+        assert found >= least(schedule, size_bytes, ways, segments)
+
+
+@pytest.mark.parametrize("grid", [(2,), (8,), (2, 4), (2, 2, 2), (2, 4, 2), (4, 3, 3)], ids=str)
+@pytest.mark.parametrize("algorithm", ["direct", "ring", "direct_ring"])
+def test_many_segments_cost_what_the_events_say(algorithm: str, grid: tuple[int, ...]) -> None:
+    schedule = build(algorithm, frame_on(Collective.ALL_REDUCE, grid))
+    ways = SHARED[-len(grid) :] if len(grid) < 3 else SHARED
+    for segments in (16, 33, 100):
+        for segment_bytes in (1 << 12, 1 << 16, 1 << 20):
+            size_bytes = segment_bytes * segments
+            events = last_end((representative(schedule),), ways, segment_bytes / schedule.ranks, segments)
+            assert price(schedule, size_bytes, ways, segments) == pytest.approx(events, rel=0.03)
+
+
+def test_segments_overlap_what_goes_by_different_ports_and_not_what_shares_one() -> None:
+    schedule = build("ring", frame_on(Collective.ALL_REDUCE, (4, 4)))
+    link = Link(latency_s=0, overhead_s=0, bandwidth_bytes_per_s=1e9, reduce_bytes_per_s=math.inf)
+    size_bytes = 1e9
+    axes = [2 * 3 / 4, 2 * 3 / 4 / 4]  # seconds that each axis needs
+    apart = [Way(link=link, port=0), Way(link=link, port=1)]
+    together = [Way(link=link, port=0), Way(link=link, port=0)]
+    assert price(schedule, size_bytes, apart) == pytest.approx(sum(axes))
+    assert price(schedule, size_bytes, apart, 1000) == pytest.approx(max(axes), rel=0.01)
+    assert price(schedule, size_bytes, together, 1000) == pytest.approx(sum(axes), rel=0.01)
+
+
+def test_an_uplink_narrows_what_passes_it() -> None:
+    schedule = build("direct", frame_on(Collective.ALL_REDUCE, (2, 2)))
+    link = Link(latency_s=0, overhead_s=0, bandwidth_bytes_per_s=1e9, reduce_bytes_per_s=math.inf)
+    ways = [Way(link=link, port=0), Way(link=link, port=0, uplink_bytes_per_s=1e8)]
+    assert price(schedule, 1e9, ways) == pytest.approx(1.0 + 0.5 * 10)  # store nothing: the uplink has it all the time
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "tree"])
+def test_broadcasts_in_segments_are_faster_and_right_on_a_line(algorithm: str) -> None:
+    schedule = build(algorithm, frame_on(Collective.BROADCAST, (5,)))
+    ways = _ways(LINKS[1:2])
+    whole = price(schedule, 8 << 20, ways)
+    cut = price(schedule, 8 << 20, ways, 8)
+    assert cut <= whole * 1.05
+    assert cut == pytest.approx(_price_of_all(schedule, 8 << 20, ways, 8), rel=0.05)
 
 
 def _scatter(algorithm: str, p: int, n: float, link: Link) -> float:

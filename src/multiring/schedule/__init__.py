@@ -24,4 +24,6 @@ from multiring.schedule.moves import Moves as Moves
 from multiring.schedule.pattern import Effect as Effect
 from multiring.schedule.pattern import Pattern as Pattern
 from multiring.schedule.pattern import Phase as Phase
+from multiring.schedule.price import least as least
 from multiring.schedule.price import price as price
+from multiring.schedule.timing import Way as Way

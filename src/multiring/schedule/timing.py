@@ -1,0 +1,168 @@
+"""When moves happen: the events of several ranks that run several segments at once, in the order of time.
+
+A message leaves its sender's port (and passes a narrower one on its way, where there is one), is under way for the
+latency, and occupies its receiver's port. A rank runs its segments as lanes: it does what can be done for the oldest
+first, one thing at a time. docs/algorithms.md has the model.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from multiring.topology import Link
+
+MOST_LANES = 16  # that the native executor runs at once
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Way:
+    """What a message along an axis passes.
+
+    `link` has the constants, its bandwidth being this rank's part of it. Axes with the same `port` leave a rank by the
+    same physical port. Between racks messages also pass an uplink: `uplink_bytes_per_s` is this rank's part of that.
+    """
+
+    link: Link
+    port: int
+    uplink_bytes_per_s: float | None = None
+
+
+class Message(NamedTuple):
+    """One message of a step: along which axis, to which rank, into which of its queues."""
+
+    axis: int
+    rank: int
+    queue: int
+
+
+class Step(NamedTuple):
+    """A move, as far as time goes. A step without `sends` and `takes` is a local copy."""
+
+    chunks: int
+    sends: tuple[Message, ...]
+    takes: tuple[int, ...]  # queues, one message of each
+    axis: int  # whose link says how fast it writes; -1 where nothing is written that costs anything
+
+
+def last_end(programs: Sequence[Sequence[Step]], ways: Sequence[Way], chunk_bytes: float, segments: int) -> float:
+    """Return when the last rank is done with all segments; all chunks are of one size."""
+    run = _Run(programs, ways, chunk_bytes, segments)
+    return run.end()
+
+
+class _Lane:
+    """One of the places in which a rank runs segments."""
+
+    __slots__ = ("at", "queues", "segment")
+
+    def __init__(self, segment: int) -> None:
+        self.segment = segment
+        self.at = 0
+        self.queues: dict[int, deque[float]] = {}
+
+
+class _Rank:
+    """One rank's clock, ports and lanes."""
+
+    __slots__ = ("arrived", "in_free", "lanes", "now", "out_free", "steps", "uplink_free")
+
+    def __init__(self, steps: Sequence[Step], ports: int, lanes: int, segments: int) -> None:
+        self.steps = steps
+        self.now = 0.0
+        self.out_free = [0.0] * ports
+        self.in_free = [0.0] * ports
+        self.uplink_free = 0.0
+        self.lanes = [_Lane(segment) for segment in range(lanes)]
+        # When the messages of each segment were there, by queue.
+        self.arrived: list[dict[int, deque[float]]] = [{} for _ in range(segments)]
+
+
+class _Run:
+    def __init__(
+        self, programs: Sequence[Sequence[Step]], ways: Sequence[Way], chunk_bytes: float, segments: int
+    ) -> None:
+        ports = max((way.port for way in ways), default=0) + 1
+        self.lanes = min(segments, MOST_LANES)
+        self.segments = segments
+        self.ranks = [_Rank(steps, ports, self.lanes, segments) for steps in programs]
+        self.ways = ways
+        self.chunk_bytes = chunk_bytes
+        # (time, a number that keeps the order of equal times, rank, message: (segment, queue, axis, bytes) or None)
+        self.events: list[tuple[float, int, int, tuple[int, int, int, float] | None]] = []
+        self.count = 0
+
+    def end(self) -> float:
+        for rank in range(len(self.ranks)):
+            self._push(0.0, rank, None)
+        while self.events:
+            time, _, index, message = heappop(self.events)
+            rank = self.ranks[index]
+            if message is not None:
+                self._deliver(time, index, message)
+            elif time >= rank.now:
+                rank.now = time
+                self._work(index)
+        return max(rank.now for rank in self.ranks)
+
+    def _push(self, time: float, rank: int, message: tuple[int, int, int, float] | None) -> None:
+        self.count += 1
+        heappush(self.events, (time, self.count, rank, message))
+
+    def _deliver(self, time: float, index: int, message: tuple[int, int, int, float]) -> None:
+        """Let a message through the receiver's port, and wake the receiver when it is through."""
+        segment, queue, axis, size_bytes = message
+        rank, way = self.ranks[index], self.ways[axis]
+        link = way.link
+        busy = rank.in_free[way.port] + link.overhead_s + size_bytes / link.bandwidth_bytes_per_s
+        there = max(time, busy)
+        rank.in_free[way.port] = there
+        rank.arrived[segment].setdefault(queue, deque()).append(there)
+        self._push(max(there, rank.now), index, None)
+
+    def _work(self, index: int) -> None:
+        """Do all that a rank can do at this moment; where that takes time, go on when it is over."""
+        rank = self.ranks[index]
+        for lane in rank.lanes:
+            while lane.segment < self.segments:
+                if lane.at == len(rank.steps):
+                    lane.segment += self.lanes
+                    lane.at = 0
+                    continue
+                step = rank.steps[lane.at]
+                arrived = rank.arrived[lane.segment]
+                if any(not arrived.get(queue) or arrived[queue][0] > rank.now for queue in step.takes):
+                    break
+                for queue in step.takes:
+                    arrived[queue].popleft()
+                lane.at += 1
+                if step.sends:
+                    self._send(rank, lane.segment, step)
+                elif step.axis >= 0:
+                    size_bytes = step.chunks * self.chunk_bytes
+                    rank.now += size_bytes / self.ways[step.axis].link.reduce_bytes_per_s
+                    self._sort(rank)
+                    self._push(rank.now, index, None)
+                    return
+        self._sort(rank)
+
+    def _sort(self, rank: _Rank) -> None:
+        rank.lanes.sort(key=_segment_of)
+
+    def _send(self, rank: _Rank, segment: int, step: Step) -> None:
+        size_bytes = step.chunks * self.chunk_bytes
+        for axis, to, queue in step.sends:
+            way = self.ways[axis]
+            link = way.link
+            start = max(rank.now, rank.out_free[way.port])
+            end = start + link.overhead_s + size_bytes / link.bandwidth_bytes_per_s
+            rank.out_free[way.port] = end
+            if way.uplink_bytes_per_s is not None:
+                rank.uplink_free = max(start, rank.uplink_free) + size_bytes / way.uplink_bytes_per_s
+                end = max(end, rank.uplink_free)
+            self._push(end + link.latency_s, to, (segment, queue, axis, size_bytes))
+
+
+def _segment_of(lane: _Lane) -> int:
+    return lane.segment
