@@ -3,7 +3,7 @@
 The model is alpha-beta with one port per rank, direction and physical link; docs/algorithms.md has its closed forms. A
 message of b bytes occupies its sender's port for overhead + b / bandwidth, arrives latency later, and occupies its
 receiver's port as long. A SEND costs its rank nothing else, a receive waits, and what a REDUCE or a local
-COPY writes costs b / reduce bandwidth more. A buffer may be cut into segments that go through the schedule side by side.
+COPY writes costs b / reduce bandwidth more. A buffer may be cut into segments that go side by side.
 
 On a grid without a root every rank does the same up to a turn of each axis, so what the peer at offset -d sends is
 what the rank itself sends to offset +d: one rank's moves are enough.
@@ -33,7 +33,7 @@ def price(schedule: Schedule, size_bytes: float, ways: Sequence[Link | Way], seg
     Args:
         schedule: what to price; not its size, which it does not know.
         size_bytes: the whole buffer, the longer side: all ranks' blocks.
-        ways: one for every axis; several channels share it in proportion to their weights. A Link has a port of its own.
+        ways: one for every axis; several channels share it in proportion to their weights. A Link has its own port.
         segments: into how many equal pieces the buffer is cut. Where they are many, a few are timed and the rest
             extrapolated: exact to 3 %, which tests/pure holds.
 
@@ -99,7 +99,7 @@ def representative(schedule: Schedule) -> tuple[Step, ...]:
         width = max(schedule.grid)
         return axis, axis * width + offset, axis * width + schedule.grid[axis] - offset
 
-    return steps_of(rank, expand(frame, schedule.phases, rank), turn, {peer: 0 for peer in offsets})
+    return steps_of(rank, expand(frame, schedule.phases, rank), turn, dict.fromkeys(offsets, 0))
 
 
 def _offsets_of(schedule: Schedule, rank: int) -> dict[int, tuple[int, int]]:

@@ -94,8 +94,8 @@ class _Run:
         self.count = 0
 
     def end(self) -> float:
-        for rank in range(len(self.ranks)):
-            self._push(0.0, rank, None)
+        for index in range(len(self.ranks)):
+            self._push(0.0, index, None)
         while self.events:
             time, _, index, message = heappop(self.events)
             rank = self.ranks[index]
