@@ -1,18 +1,12 @@
-"""The choice among the algorithms and grids there are, by price alone: every rank comes to the same plan."""
+"""The choice, by price alone: every rank comes to the same plan."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from multiring.collectives import algorithms_of, build
-from multiring.errors import ArgumentError, ScheduleError
-from multiring.schedule import SUMS, Accumulation, Collective, Frame, Kind, Moves, Schedule, price
-from multiring.topology import Link, Topology, grid_of, strides_of
-
-SEGMENTED = frozenset({Collective.ALL_REDUCE, Collective.BROADCAST})  # whose buffer is one piece of memory
-_SEGMENT_BYTES = 1 << 20
+from multiring.errors import ArgumentError
+from multiring.planner.candidates import candidates, segments_of
+from multiring.planner.ways import ways_of
+from multiring.schedule import Accumulation, Collective, Schedule, least, price
+from multiring.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,106 +18,76 @@ class Plan:
     predicted_seconds: float
     segment_bytes: int | None = None  # of the pieces that go through the schedule side by side; None: the whole buffer
 
+    def __str__(self) -> str:
+        cut = "" if self.segment_bytes is None else f", segments of {self.segment_bytes >> 10} KiB"
+        return f"{self.schedule}{cut}, by {self.engine}"
 
-def choose(
-    collective: Collective, topology: Topology, size_bytes: int, accumulation: Accumulation, root: int = 0
-) -> Plan:
-    """Return the plan with the lowest price; among equals the one that the table of algorithms has first.
 
-    Args:
-        collective: what the ranks do.
-        topology: where they are.
-        size_bytes: the whole buffer, the longer side: all ranks' blocks.
-        accumulation: what the sum needs; see `accumulation_of`.
-        root: the rank that broadcasts.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """What a plan is for.
+
+    `size_bytes` is the whole buffer, the longer side: all ranks' blocks. `accumulation` is what the sum needs; see
+    `accumulation_of`. `root` is the rank that broadcasts.
 
     Raises:
         ArgumentError: `size_bytes` is negative.
-        ScheduleError: `root` is not a rank, or is not 0 where nobody broadcasts.
     """
-    if size_bytes < 0:
-        raise ArgumentError(f"size_bytes={size_bytes}: want a number >= 0")
-    engine = _engine_of(topology)
-    plans = [
-        Plan(schedule, engine, price(schedule, size_bytes, links_of(schedule, topology)), _segment_of(schedule, engine))
-        for schedule in candidates(collective, topology, accumulation, root)
+
+    collective: Collective
+    size_bytes: int
+    accumulation: Accumulation = Accumulation.SAME
+    root: int = 0
+
+    def __post_init__(self) -> None:
+        if self.size_bytes < 0:
+            raise ArgumentError(f"size_bytes={self.size_bytes}: want a number >= 0")
+
+
+def choose(task: Task, topology: Topology) -> Plan:
+    """Return the plan with the lowest price; among equals the first of `ranked`.
+
+    Raises:
+        ScheduleError: the root is not a rank, or is not 0 where nobody broadcasts.
+    """
+    offers = [
+        (least(each, task.size_bytes, ways_of(each, topology), _count(task, cut)), place, each, cut)
+        for place, (each, cut) in enumerate(_offers(task, topology))
     ]
-    return min(plans, key=lambda plan: plan.predicted_seconds)
+    (_, best_place, schedule, cut), *others = sorted(offers, key=lambda offer: offer[:2])
+    best = _priced(task, topology, schedule, cut)
+    for at_least_s, place, schedule, cut in others:
+        if at_least_s > best.predicted_seconds:
+            break
+        plan = _priced(task, topology, schedule, cut)
+        if (plan.predicted_seconds, place) < (best.predicted_seconds, best_place):
+            best, best_place = plan, place
+    return best
 
 
-def candidates(
-    collective: Collective, topology: Topology, accumulation: Accumulation, root: int = 0
-) -> Iterator[Schedule]:
-    """Yield what the table has for `collective`, on one axis and on the topology's grid."""
-    grid, order = grid_of(topology)
-    frame = Frame(collective=collective, grid=(topology.ranks,), order=order, root=root)
-    flat_only = collective in SUMS and accumulation is Accumulation.ONCE
-    grids = [frame.grid] if grid == frame.grid or flat_only else [frame.grid, grid]
-    for algorithm in algorithms_of(collective):
-        for each in grids:
-            try:
-                schedule = build(algorithm, replace(frame, grid=each), accumulation)
-            except ScheduleError:  # refuses this accumulation
-                continue
-            if schedule.grid == each:
-                yield schedule
+def ranked(task: Task, topology: Topology) -> list[Plan]:
+    """Return all plans there are, cheapest first; see `choose`."""
+    plans = [_priced(task, topology, schedule, cut) for schedule, cut in _offers(task, topology)]
+    return sorted(plans, key=lambda plan: plan.predicted_seconds)
 
 
-def _segment_of(schedule: Schedule, engine: str) -> int | None:
-    """Return how long the pieces are that a buffer between hosts is cut into; memory within one is not worth it."""
-    return _SEGMENT_BYTES if engine != "shm" and schedule.collective in SEGMENTED else None
+def _offers(task: Task, topology: Topology) -> list[tuple[Schedule, int | None]]:
+    cuts = segments_of(task.collective, topology, task.size_bytes)
+    schedules = candidates(task.collective, topology, task.accumulation, task.root)
+    return [(schedule, cut) for schedule in schedules for cut in cuts]
+
+
+def _priced(task: Task, topology: Topology, schedule: Schedule, segment_bytes: int | None) -> Plan:
+    ways = ways_of(schedule, topology)
+    seconds = price(schedule, task.size_bytes, ways, _count(task, segment_bytes))
+    return Plan(schedule, _engine_of(topology), seconds, segment_bytes)
+
+
+def _count(task: Task, segment_bytes: int | None) -> int:
+    return 1 if segment_bytes is None else max(1, -(-task.size_bytes // segment_bytes))
 
 
 def _engine_of(topology: Topology) -> str:
     if len(topology.hosts) == 1:
         return "shm"
     return "tcp" if len(topology.hosts) == topology.ranks else "shm+tcp"
-
-
-def links_of(schedule: Schedule, topology: Topology) -> list[Link]:
-    """Return the link of each axis: the slowest on its lines, and the part of it that one rank gets.
-
-    A host's ranks share its way out: as many as send to another host along that axis.
-    """
-    if len(topology.hosts) == 1:
-        return [topology.shm] * len(schedule.grid)
-    host_of = np.asarray(topology.host_of())
-    links = []
-    for axis in range(len(schedule.grid)):
-        sharers = _sharers(schedule, axis, host_of)
-        rail = topology.rails[0]
-        part = replace(rail, bandwidth_bytes_per_s=rail.bandwidth_bytes_per_s / max(sharers, 1))
-        links.append(part if sharers else topology.shm)
-    return links
-
-
-def _sharers(schedule: Schedule, axis: int, host_of: NDArray[np.intp]) -> int:
-    """Return how many ranks of one host send to other hosts along `axis`, at most."""
-    size, patterns = schedule.grid[axis], [phase.pattern for phase in schedule.phases if phase.axis == axis]
-    hosts = host_of[np.asarray(schedule.order)[_busy_lines(schedule, axis)]]
-    leaving = np.zeros(len(host_of), np.intp)
-    for at in range(size):
-        programs = [pattern.program(size, at) for pattern in patterns]
-        receivers = np.unique(np.concatenate([_receivers(program) for program in programs]))
-        crosses = (hosts[:, receivers] != hosts[:, [at]]).any(axis=1)
-        np.add.at(leaving, hosts[crosses, at], 1)
-    return int(leaving.max())
-
-
-def _busy_lines(schedule: Schedule, axis: int) -> NDArray[np.intp]:
-    """Return the grid positions on the lines along `axis` that take part: shape (lines, grid[axis])."""
-    grid, size = schedule.grid, schedule.grid[axis]
-    # Position numbers count the first axis fastest, an array its last.
-    positions = np.arange(schedule.ranks).reshape(grid[::-1])
-    lines = np.moveaxis(positions, len(grid) - 1 - axis, -1).reshape(-1, size)
-    if schedule.collective is not Collective.BROADCAST:
-        return lines
-    # Only lines beside the root's have something to send, and a pattern's coordinate 0 is the root's.
-    root = schedule.frame.coordinates_of(schedule.root)
-    strides = strides_of(grid)
-    busy = [all(int(line[0]) // strides[a] % grid[a] == root[a] for a in range(axis)) for line in lines]
-    return np.roll(lines[busy], -root[axis], axis=1)
-
-
-def _receivers(program: Moves) -> NDArray[np.int32]:
-    return program.take(np.flatnonzero(program.kind == Kind.SEND)).peers

@@ -75,13 +75,13 @@ def least(schedule: Schedule, size_bytes: float, ways: Sequence[Way], segments: 
 
 
 @lru_cache(maxsize=512)
-def _loads(schedule: Schedule) -> tuple[list[int], list[int], list[int]]:
-    """Return, by axis, the messages a rank sends in a segment, the chunks in them, and the chunks it writes."""
-    messages, chunks, written = ([0] * len(schedule.grid) for _ in range(3))
+def _loads(schedule: Schedule) -> tuple[list[int], list[float], list[int]]:
+    """Return, by axis, the messages a rank sends in a segment, the chunks that travel, and the chunks it writes."""
+    messages, chunks, written = [0] * len(schedule.grid), [0.0] * len(schedule.grid), [0] * len(schedule.grid)
     for step in representative(schedule):
         for message in step.sends:
             messages[message.axis] += 1
-            chunks[message.axis] += step.chunks
+            chunks[message.axis] += step.chunks * step.carried
         if step.axis >= 0:
             written[step.axis] += step.chunks
     return messages, chunks, written

@@ -43,7 +43,8 @@ class Step(NamedTuple):
     chunks: int
     sends: tuple[Message, ...]
     takes: tuple[int, ...]  # queues, one message of each
-    axis: int  # whose link says how fast it writes; -1 where nothing is written that costs anything
+    axis: int  # whose link says how fast it writes, or codes what it sends; -1 where that costs nothing
+    carried: float = 1.0  # of the chunks' bytes, what travels
 
 
 def last_end(programs: Sequence[Sequence[Step]], ways: Sequence[Way], chunk_bytes: float, segments: int) -> float:
@@ -137,11 +138,11 @@ class _Run:
                 for queue in step.takes:
                     arrived[queue].popleft()
                 lane.at += 1
+                if step.axis >= 0:
+                    rank.now += step.chunks * self.chunk_bytes / self.ways[step.axis].link.reduce_bytes_per_s
                 if step.sends:
                     self._send(rank, lane.segment, step)
-                elif step.axis >= 0:
-                    size_bytes = step.chunks * self.chunk_bytes
-                    rank.now += size_bytes / self.ways[step.axis].link.reduce_bytes_per_s
+                if step.axis >= 0:
                     self._sort(rank)
                     self._push(rank.now, index, None)
                     return
@@ -151,7 +152,7 @@ class _Run:
         rank.lanes.sort(key=_segment_of)
 
     def _send(self, rank: _Rank, segment: int, step: Step) -> None:
-        size_bytes = step.chunks * self.chunk_bytes
+        size_bytes = step.chunks * self.chunk_bytes * step.carried
         for axis, to, queue in step.sends:
             way = self.ways[axis]
             link = way.link

@@ -102,11 +102,6 @@ class Topology:
         """How many ranks there are."""
         return sum(map(len, self.hosts))
 
-    @property
-    def tcp(self) -> Link:
-        """The first rail."""
-        return self.rails[0]
-
     def host_of(self) -> tuple[int, ...]:
         """Return the index of each rank's host."""
         found = {rank: index for index, host in enumerate(self.hosts) for rank in host}

@@ -1,0 +1,106 @@
+"""What there is to choose from: every algorithm of the table, on every grid and all channels that fit the topology."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import product
+
+from multiring.collectives import algorithms_of, build
+from multiring.errors import ScheduleError
+from multiring.schedule import SUMS, Accumulation, Collective, Frame, Schedule
+from multiring.topology import Link, Topology, grid_of
+
+SEGMENTED = frozenset({Collective.ALL_REDUCE, Collective.BROADCAST})  # whose buffer is one piece of memory
+_SEGMENTS_BYTES = tuple(1 << bits for bits in range(22, 15, -1))  # 4 MiB to 64 KiB
+_BROADCAST_SEGMENTS_BYTES = (1 << 20, 1 << 18)  # each is priced with all ranks of a line
+_FLAT_MOST = 16  # hosts that one axis is long enough for
+_FINEST = 64  # shares add up to no more, unless a rail is slower than that part of all
+_CLOSE = 0.02  # shares differ from the bandwidths' proportion by so much at most, if they can
+
+
+@lru_cache(maxsize=256)
+def candidates(
+    collective: Collective, topology: Topology, accumulation: Accumulation, root: int = 0
+) -> tuple[Schedule, ...]:
+    """Return what the table has for `collective`, on each grid, on one rail and on all.
+
+    Raises:
+        ScheduleError: `root` is not a rank, or is not 0 where nobody broadcasts.
+    """
+    grids, order = grids_of(topology)
+    frame = Frame(collective=collective, grid=grids[0], order=order, root=root)
+    if collective in SUMS and accumulation is Accumulation.ONCE:
+        grids = grids[:1]
+    found = []
+    for algorithm, grid, shares in product(algorithms_of(collective), grids, shares_of(topology)):
+        try:
+            schedule = build(algorithm, replace(frame, grid=grid, shares=shares), accumulation)
+        except ScheduleError:  # refuses this accumulation
+            continue
+        if schedule.grid == grid:
+            found.append(schedule)
+    return tuple(found)
+
+
+def segments_of(collective: Collective, topology: Topology, size_bytes: int) -> tuple[int | None, ...]:
+    """Return how long the pieces may be that a buffer is cut into; None: the whole.
+
+    Within a host nothing is cut: its memory is not worth it.
+    """
+    if len(topology.hosts) == 1 or collective not in SEGMENTED:
+        return (None,)
+    lengths = _SEGMENTS_BYTES if collective is Collective.ALL_REDUCE else _BROADCAST_SEGMENTS_BYTES
+    return (None, *(length for length in lengths if length < size_bytes))
+
+
+@lru_cache(maxsize=256)
+def grids_of(topology: Topology) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    """Return the grids to try, one axis first, and the order that all of them share.
+
+    One axis through all ranks, host after host, rack after rack; (ranks of a host, hosts); (ranks of a host, hosts of a
+    rack, racks); and many hosts as two axes.
+    """
+    grid, order = grid_of(topology)
+    grids = [(topology.ranks,), grid]
+    local, hosts = len(topology.hosts[0]), len(topology.hosts)
+    if all(len(host) == local for host in topology.hosts) and local > 1 and hosts > 1:
+        grids.append((local, hosts))
+        small = next(factor for factor in range(math.isqrt(hosts), 0, -1) if hosts % factor == 0)
+        if hosts > _FLAT_MOST and small > 1:
+            grids.append((local, hosts // small, small))
+    return tuple(dict.fromkeys(grids)), order
+
+
+@lru_cache(maxsize=256)
+def shares_of(topology: Topology) -> tuple[tuple[int, ...], ...]:
+    """Return the channels' weights to try: all on the first rail, and over all rails as their bandwidths are."""
+    rails = len(topology.rails)
+    if len(topology.hosts) == 1 or rails == 1:
+        return ((1,),)
+    slowest = [min(topology.rails_of(host)[rail].bandwidth_bytes_per_s for host in range(len(topology.hosts)))
+               for rail in range(rails)]  # fmt: skip
+    found = [(1,), proportion(slowest)]
+    narrowed = [rack.uplinks for rack in topology.racks if all(rack.uplinks) and rack.uplinks]
+    if narrowed:
+        found.append(proportion([min(_bandwidth(links[rail]) for links in narrowed) for rail in range(rails)]))
+    return tuple(dict.fromkeys(found))
+
+
+def proportion(bandwidths: Sequence[float]) -> tuple[int, ...]:
+    """Return small positive integers in the proportion of `bandwidths`, to 2 % if those are not too unequal."""
+    whole = sum(bandwidths)
+    best, error = (1,) * len(bandwidths), math.inf
+    for total in range(len(bandwidths), _FINEST + 1):
+        shares = tuple(max(1, round(total * each / whole)) for each in bandwidths)
+        # What is carried too much decides: it makes its rail the last to end.
+        worst = max(share / sum(shares) * whole / each - 1 for share, each in zip(shares, bandwidths, strict=True))
+        if worst < error - 1e-12:
+            best, error = shares, worst
+        if error <= _CLOSE:
+            break
+    return best
+
+
+def _bandwidth(link: Link | None) -> float:
+    return math.inf if link is None else link.bandwidth_bytes_per_s

@@ -1,0 +1,116 @@
+"""What each axis of a schedule passes on a topology: which links, and which part of them one rank gets.
+
+A host's ranks share its rails, and a rack's ranks its uplinks: as many as send there along the axis.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from multiring.schedule import Collective, Frame, Kind, Moves, Pattern, Schedule, Way
+from multiring.topology import Link, Topology, strides_of
+
+_SHM_PORT, _RAILS_PORT = 0, 1
+
+
+def ways_of(schedule: Schedule, topology: Topology) -> tuple[Way, ...]:
+    """Return what a message along each axis passes.
+
+    Every axis that leaves a host does so by the same port: its rails, on which channels run side by side.
+    """
+    if len(topology.hosts) == 1:
+        return (Way(link=topology.shm, port=_SHM_PORT),) * len(schedule.grid)
+    return tuple(_way(schedule, topology, axis) for axis in range(len(schedule.grid)))
+
+
+def _way(schedule: Schedule, topology: Topology, axis: int) -> Way:
+    patterns = tuple(phase.pattern for phase in schedule.phases if phase.axis == axis)
+    # Only where the root stands decides more than the grid and the order.
+    frame = replace(schedule.frame, shares=(1,))
+    from_hosts, from_racks = _senders(frame, patterns, axis, topology.hosts, topology.rack_of())
+    if not any(from_hosts):
+        return Way(link=topology.shm, port=_SHM_PORT)
+    each_host = [
+        _side_by_side(topology.rails_of(host), schedule.shares, senders)
+        for host, senders in enumerate(from_hosts)
+        if senders
+    ]
+    link = min(each_host, key=lambda found: found.bandwidth_bytes_per_s)
+    uplinks = [
+        _side_by_side(rack.uplinks, schedule.shares, senders)
+        for rack, senders in zip(topology.racks, from_racks, strict=False)
+        if senders and any(rack.uplinks)
+    ]
+    if not uplinks:
+        return Way(link=link, port=_RAILS_PORT)
+    narrowest = min(uplinks, key=lambda found: found.bandwidth_bytes_per_s)
+    further_s = max(found.latency_s for found in uplinks)
+    return Way(
+        link=replace(link, latency_s=link.latency_s + further_s),
+        port=_RAILS_PORT,
+        uplink_bytes_per_s=narrowest.bandwidth_bytes_per_s,
+    )
+
+
+def _side_by_side(links: Sequence[Link | None], shares: Sequence[int], senders: int) -> Link:
+    """Return the one link that `links` are for one of `senders` ranks whose channels carry `shares` of the bytes.
+
+    Channel c goes by link c. A message is as many as there are channels, which their rank sends one by one.
+    """
+    used = [(links[channel % len(links)], share / sum(shares)) for channel, share in enumerate(shares)]
+    known = [(link, part) for link, part in used if link is not None]
+    if not known:
+        return Link(latency_s=0, overhead_s=0, bandwidth_bytes_per_s=np.inf, reduce_bytes_per_s=np.inf)
+    return Link(
+        latency_s=max(link.latency_s for link, _ in known),
+        overhead_s=sum(link.overhead_s for link, _ in known),
+        bandwidth_bytes_per_s=min(link.bandwidth_bytes_per_s / part for link, part in known) / senders,
+        reduce_bytes_per_s=min(link.reduce_bytes_per_s for link, _ in known),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _senders(
+    frame: Frame,
+    patterns: tuple[Pattern, ...],
+    axis: int,
+    hosts: tuple[tuple[int, ...], ...],
+    rack_of: tuple[int, ...],
+) -> tuple[list[int], list[int]]:
+    """Return how many ranks of each host send to other hosts along `axis`, and of each rack to other racks."""
+    host_of = np.zeros(frame.ranks, np.intp)
+    for index, ranks in enumerate(hosts):
+        host_of[list(ranks)] = index
+    size = frame.grid[axis]
+    hosts_on = host_of[np.asarray(frame.order)[_busy_lines(frame, axis)]]
+    racks_on = np.asarray(rack_of)[hosts_on]
+    from_hosts, from_racks = np.zeros(len(hosts), np.intp), np.zeros(max(rack_of) + 1, np.intp)
+    for at in range(size):
+        programs = [pattern.program(size, at) for pattern in patterns]
+        receivers = np.unique(np.concatenate([_receivers(program) for program in programs]))
+        for places, senders in ((hosts_on, from_hosts), (racks_on, from_racks)):
+            crosses = (places[:, receivers] != places[:, [at]]).any(axis=1)
+            np.add.at(senders, places[crosses, at], 1)
+    return from_hosts.tolist(), from_racks.tolist()
+
+
+def _busy_lines(frame: Frame, axis: int) -> NDArray[np.intp]:
+    """Return the grid positions on the lines along `axis` that take part: shape (lines, grid[axis])."""
+    grid, size = frame.grid, frame.grid[axis]
+    # Position numbers count the first axis fastest, an array its last.
+    positions = np.arange(frame.ranks).reshape(grid[::-1])
+    lines = np.moveaxis(positions, len(grid) - 1 - axis, -1).reshape(-1, size)
+    if frame.collective is not Collective.BROADCAST:
+        return lines
+    # Only lines beside the root's have something to send, and a pattern's coordinate 0 is the root's.
+    root = frame.coordinates_of(frame.root)
+    strides = strides_of(grid)
+    busy = [all(int(line[0]) // strides[a] % grid[a] == root[a] for a in range(axis)) for line in lines]
+    return np.roll(lines[busy], -root[axis], axis=1)
+
+
+def _receivers(program: Moves) -> NDArray[np.int32]:
+    return program.take(np.flatnonzero(program.kind == Kind.SEND)).peers
