@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multiring.errors import ArgumentError, ScheduleError
-from multiring.planner import Plan, Task, candidates, choose, ranked, ways_of
+from multiring.planner import Plan, Task, candidates, cheapest, ranked, ways_of
 from multiring.planner.candidates import grids_of, proportion, shares_of
 from multiring.schedule import SUMS, Accumulation, Collective, Schedule, Way, check, price
 from multiring.topology import SHM, TCP, Link, OwnRails, Rack, Topology
@@ -29,7 +29,7 @@ def _racks(*racks: list[int], uplink: Link | None = None) -> tuple[Rack, ...]:
 
 
 def _all_reduce(topology: Topology, size_bytes: int, accumulation: Accumulation = Accumulation.SAME) -> Plan:
-    return choose(Task(collective=Collective.ALL_REDUCE, size_bytes=size_bytes, accumulation=accumulation), topology)
+    return cheapest(Task(collective=Collective.ALL_REDUCE, size_bytes=size_bytes, accumulation=accumulation), topology)
 
 
 TOPOLOGIES = [_topology(*sizes) for sizes in [(1,), (2,), (4,), (20,), (1, 1, 1), (4, 4), (2, 3), (3, 3, 3, 3)]]
@@ -44,7 +44,7 @@ def test_the_plan_is_the_cheapest_candidate_and_is_right(collective: Collective,
     for accumulation in Accumulation:
         for size_bytes in SIZES:
             task = Task(collective=collective, size_bytes=size_bytes, accumulation=accumulation, root=root)
-            plan = choose(task, topology)
+            plan = cheapest(task, topology)
             assert plan.schedule.collective is collective
             assert (plan.schedule.ranks, plan.schedule.root) == (topology.ranks, root)
             if collective in SUMS:
@@ -117,7 +117,7 @@ def test_grids_to_choose_from(topology: Topology, grids: set[tuple[int, ...]]) -
 def test_a_root_on_any_rank_is_kept() -> None:
     for root in range(6):
         task = Task(collective=Collective.BROADCAST, size_bytes=1 << 20, root=root)
-        assert choose(task, _topology(3, 3)).schedule.root == root
+        assert cheapest(task, _topology(3, 3)).schedule.root == root
 
 
 def _found(topology: Topology, collective: Collective, root: int = 0) -> dict[tuple[str, tuple[int, ...]], list[Way]]:
@@ -203,7 +203,7 @@ def test_what_cannot_be_the_cheapest_is_not_priced(monkeypatch: pytest.MonkeyPat
     task = Task(collective=Collective.ALL_REDUCE, size_bytes=32 << 20)
     want = ranked(task, topology)
     monkeypatch.setattr("multiring.planner.plan.price", counting)
-    assert choose(task, topology) == want[0]
+    assert cheapest(task, topology) == want[0]
     assert len(priced) < len(want) / 2
 
 
@@ -211,6 +211,6 @@ def test_bad_requests_are_refused() -> None:
     with pytest.raises(ArgumentError, match="size_bytes=-1"):
         Task(collective=Collective.ALL_REDUCE, size_bytes=-1)
     with pytest.raises(ScheduleError, match="root=2"):
-        choose(Task(collective=Collective.BROADCAST, size_bytes=1, root=2), _topology(2))
+        cheapest(Task(collective=Collective.BROADCAST, size_bytes=1, root=2), _topology(2))
     with pytest.raises(ScheduleError, match="root=1"):
-        choose(Task(collective=Collective.ALL_REDUCE, size_bytes=1, root=1), _topology(2))
+        cheapest(Task(collective=Collective.ALL_REDUCE, size_bytes=1, root=1), _topology(2))

@@ -3,6 +3,7 @@
 from multiring.planner.candidates import candidates as candidates
 from multiring.planner.plan import Plan as Plan
 from multiring.planner.plan import Task as Task
+from multiring.planner.plan import cheapest as cheapest
 from multiring.planner.plan import choose as choose
 from multiring.planner.plan import ranked as ranked
 from multiring.planner.ways import ways_of as ways_of

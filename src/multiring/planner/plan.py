@@ -44,7 +44,7 @@ class Task:
             raise ArgumentError(f"size_bytes={self.size_bytes}: want a number >= 0")
 
 
-def choose(task: Task, topology: Topology) -> Plan:
+def cheapest(task: Task, topology: Topology) -> Plan:
     """Return the plan with the lowest price; among equals the first of `ranked`.
 
     Raises:
@@ -65,8 +65,16 @@ def choose(task: Task, topology: Topology) -> Plan:
     return best
 
 
+def choose(
+    collective: Collective, topology: Topology, size_bytes: int, accumulation: Accumulation, root: int = 0
+) -> Plan:
+    """Return the cheapest plan; see `Task`."""
+    task = Task(collective=collective, size_bytes=size_bytes, accumulation=accumulation, root=root)
+    return cheapest(task, topology)
+
+
 def ranked(task: Task, topology: Topology) -> list[Plan]:
-    """Return all plans there are, cheapest first; see `choose`."""
+    """Return all plans there are, cheapest first; see `cheapest`."""
     plans = [_priced(task, topology, schedule, cut) for schedule, cut in _offers(task, topology)]
     return sorted(plans, key=lambda plan: plan.predicted_seconds)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from multiring._native import Lowering, Program, ReduceOp, make_program
 from multiring.errors import ArgumentError
-from multiring.planner import Plan, Task, choose
+from multiring.planner import Plan, choose
 from multiring.runtime.arrays import DTYPES, numpy_dtype
 from multiring.schedule import (
     GRAIN,
@@ -126,10 +126,7 @@ class Programs:
         key = (request.collective, accumulation, request.root, size_bytes)
         plan = self._plans.get(key)
         if plan is None:
-            task = Task(
-                collective=request.collective, size_bytes=size_bytes, accumulation=accumulation, root=request.root
-            )
-            plan = choose(task, self._topology)
+            plan = choose(request.collective, self._topology, size_bytes, accumulation, request.root)
             if plan.schedule.digest() not in self._proven:
                 check(plan.schedule)
                 self._proven.add(plan.schedule.digest())
