@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,17 +42,25 @@ class Claim:
 
 def main() -> int:
     """Print every claim as soon as it is known."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", default=",".join(CLAIMS), help=f"some of {','.join(CLAIMS)}")
+    return report(CLAIMS, __doc__ or "")
+
+
+def report(claims: Mapping[str, Callable[[int], Iterator[Claim]]], description: str) -> int:
+    """Print the `claims` that the command line asks for; return 1 where one does not hold."""
+    parser = argparse.ArgumentParser(description=description.partition("\n")[0])
+    parser.add_argument("--only", default=",".join(claims), help=f"some of {','.join(claims)}")
     parser.add_argument("--short", action="store_true", help="a tenth of everything, to try it out")
+    parser.add_argument("--divide", type=int, default=1, metavar="N", help="1/N of everything")
     arguments = parser.parse_args()
-    share = 10 if arguments.short else 1
+    if unknown := [name for name in arguments.only.split(",") if name not in claims]:
+        parser.error(f"unknown {', '.join(unknown)}; known are {', '.join(claims)}")
+    share = 10 if arguments.short else arguments.divide
     print(f"# Evidence, {time.strftime('%Y-%m-%d %H:%M')}\n")
     print(f"`{' '.join(['python', *sys.argv])}` at commit {commit()}, {machine()}\n")
     print("| | claim | measured |\n|---|---|---|", flush=True)
     missed = 0
     for name in arguments.only.split(","):
-        for claim in CLAIMS[name](share):
+        for claim in claims[name](share):
             missed += not claim.holds
             print(f"| {'holds' if claim.holds else 'MISSED'} | {claim.text} | {claim.figure} |", flush=True)
     return 1 if missed else 0

@@ -10,10 +10,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from multiring.bench.variants import AS_IT_IS, VARIANTS
+from multiring.lab import ask_lab
 from multiring.settings import inherited_environment
 
 ROOT = Path(__file__).parents[1]
@@ -21,12 +23,17 @@ RANK = ROOT / "benchmarks" / "evidence_rank.py"
 MARK = "EVIDENCE_JOB"  # an environment variable that every process of a job inherits
 
 Word = dict[str, Any]
+_Job = TypeVar("_Job", bound="Job")
 
 
 class Job:
     """`multiring run -n ranks -- python evidence_rank.py task ...`, whose ranks report in JSON words."""
 
     def __init__(self, ranks: int, task: str, *arguments: object, **settings: object) -> None:
+        self._start(["run", "-n", str(ranks)], RANK, task, *arguments, **settings)
+
+    def _start(self, starter: Sequence[str], rank: Path, task: str, *arguments: object, **settings: object) -> None:
+        """Start `task` of the script `rank`, by `multiring STARTER...`, with `settings` in the environment."""
         self._mark = secrets.token_hex(8)
         self._folder = tempfile.TemporaryDirectory(prefix="evidence-")
         self.words = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -39,18 +46,18 @@ class Job:
             MARK: self._mark,
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),
         }
-        command = [sys.executable, str(RANK), self._folder.name, task, *map(str, arguments)]
+        command = [sys.executable, str(rank), self._folder.name, task, *map(str, arguments)]
         self._output = Path(self._folder.name) / "output"
         self.start = time.monotonic()
         with self._output.open("wb") as output:
             self.launcher = subprocess.Popen(  # noqa: S603 -- our own
-                [sys.executable, "-m", "multiring", "run", "-n", str(ranks), "--", *command],
+                [sys.executable, "-m", "multiring", *starter, "--", *command],
                 env=environment,
                 stdout=output,
                 stderr=output,
             )
 
-    def __enter__(self) -> "Job":  # noqa: PYI034 -- Self came with Python 3.11
+    def __enter__(self: _Job) -> _Job:  # noqa: PYI019 -- Self came with Python 3.11
         return self
 
     def __exit__(self, *failure: object) -> None:
@@ -103,6 +110,33 @@ class Job:
             if not left or time.monotonic() > deadline:
                 return left
             time.sleep(0.05)
+
+
+class LabJob(Job):
+    """The same in a lab, and what is done to that lab meanwhile.
+
+    Args:
+        lab: what it is, as options of `multiring lab`.
+        rank: the script of a rank.
+        task: what it does, with `arguments`.
+        arguments: see there.
+        engine: "tcp", or "mpi": over the mpich wheel and under its mpiexec.
+        settings: variables of the environment.
+    """
+
+    def __init__(
+        self, lab: str, rank: Path, task: str, *arguments: object, engine: str = "tcp", **settings: object
+    ) -> None:
+        self.lab = f"evidence-{secrets.token_hex(6)}"
+        variant = VARIANTS["multiring-mpi"] if engine == "mpi" else AS_IT_IS
+        starter = ["lab", "--name", self.lab, "--launcher", variant.launcher, *lab.split()]
+        self._start(starter, rank, task, *arguments, **{**settings, **variant.variables()})
+
+    def fault(self, words: str) -> float:
+        """Do to the lab what `words`, like "kill host1", say; return when it was asked to, by the monotonic clock."""
+        now = time.monotonic()
+        ask_lab(self.lab, fault=words.split())
+        return now
 
 
 def traces() -> set[str]:

@@ -1,0 +1,209 @@
+"""Hosts of a lab that are killed, frozen, unplugged or slowed down, on both engines: who says what, and when."""
+
+import random
+import re
+import statistics
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.evidence import Claim, shown
+from benchmarks.evidence_job import LabJob, Word
+
+RANK = Path(__file__).with_name("evidence_hosts_rank.py")
+ENGINES = ("tcp", "mpi")
+STAGES = ("init", "collective", "barrier")
+TIMES = 50
+HOSTS, SLOTS = 3, 2
+LAB = f"--hosts {HOSTS} --slots {SLOTS}"
+KILLED_S = 5.0
+# Of those that wait for a time-out most have a short one, every tenth the one that is promised for.
+SHORT_S, LONG_S = 4.0, 20.0
+EARLY_S, LATE_S = 1.0, 5.0  # a silent peer may have been heard from last before the fault; and what telling takes
+AT_ONCE = 4  # jobs that only wait for a time-out
+SLOWED_S = 60.0
+START_S = 90.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """A fault of `host` while the job is at `stage`; `timeout_s` is how long a silent peer is waited for."""
+
+    engine: str
+    stage: str
+    fault: str
+    host: int
+    delay_s: float
+    timeout_s: float
+
+    def __str__(self) -> str:
+        return f"{self.engine}, {self.stage}, {self.fault} host{self.host} after {self.delay_s:.2f} s"
+
+    @property
+    def late_host(self) -> str:
+        """Who comes to init late: somebody has to be missing, or nobody would be in it any more when a host dies."""
+        others = [host for host in range(1, HOSTS) if host != self.host]
+        return f"host{others[0]}" if self.stage == "init" and self.fault == "kill" else "nobody"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What came of it: seconds until each survivor raised; `by_launcher`: it ended them before all could."""
+
+    seconds: tuple[float, ...] = ()
+    by_launcher: bool = False
+    wrong: str = ""
+
+
+def failures(share: int) -> Iterator[Claim]:
+    """Yield what must show of hosts that are killed, frozen or unplugged."""
+    choice = random.Random(4)  # noqa: S311 -- which host, and when
+    for engine in ENGINES:
+        for fault in ("kill", "freeze", "cut"):
+            for stage in STAGES:
+                cases = [
+                    Failure(
+                        engine=engine,
+                        stage=stage,
+                        fault=fault,
+                        # mpiexec runs on host0: without it there is no job.
+                        host=choice.randrange(1 if engine == "mpi" else 0, HOSTS),
+                        # Time to get from the last word into init; frozen hosts may be anywhere around it.
+                        delay_s=choice.uniform(1.0, 1.5) if stage == "init" and fault == "kill" else choice.random(),
+                        timeout_s=60.0 if fault == "kill" else LONG_S if number % 10 == 0 else SHORT_S,
+                    )
+                    for number in range(max(TIMES // share, 1))
+                ]
+                with ThreadPoolExecutor(1 if fault == "kill" else AT_ONCE) as pool:
+                    yield judged(cases, list(pool.map(outcome_of, cases)))
+
+
+def judged(cases: list[Failure], outcomes: list[Outcome]) -> Claim:
+    """Return whether all of one kind went as they must."""
+    first = cases[0]
+    wrong = [f"{case}: {outcome.wrong}" for case, outcome in zip(cases, outcomes, strict=True) if outcome.wrong]
+    seconds = [
+        each - (0 if first.fault == "kill" else case.timeout_s)
+        for case, outcome in zip(cases, outcomes, strict=True)
+        for each in outcome.seconds
+    ]
+    done = {"kill": "killed", "freeze": "frozen", "cut": "unplugged"}[first.fault]
+    long = sum(case.timeout_s == LONG_S for case in cases)
+    when = (
+        f"within {KILLED_S:g} s"
+        if first.fault == "kill"
+        else f"at the time-out ({long} of {LONG_S:g} s, others {SHORT_S:g})"
+    )
+    after = "" if first.fault == "kill" else " after it"
+    figure = (
+        f"median {statistics.median(seconds):.2f} s{after}, longest {max(seconds):.2f} s" if seconds else "none told"
+    )
+    by_launcher = sum(outcome.by_launcher for outcome in outcomes)
+    if by_launcher:
+        figure += f"; {by_launcher} times mpiexec ended ranks before they could tell"
+    stage = f"{len(cases)} hosts {done} during {first.stage}, {first.engine}"
+    return Claim(
+        text=f"{stage}: every survivor raises {when} and names it",
+        figure=shown(wrong) or figure,
+        holds=not wrong,
+    )
+
+
+def outcome_of(case: Failure) -> Outcome:
+    """Run one job, let the fault happen, and hear the survivors."""
+    settings = {
+        "multiring_stall_warn_s": case.timeout_s / 2,
+        "multiring_stall_timeout_s": case.timeout_s,
+        "multiring_init_timeout_s": max(case.timeout_s, START_S if case.fault == "kill" else 0.0),
+    }
+    ready = "start" if case.stage == "init" else "work"
+    victim = f"host{case.host}"
+    with LabJob(LAB, RANK, "fail", case.stage, case.late_host, engine=case.engine, **settings) as job:
+        try:
+            job.wait_for(lambda heard: sum(word.get("at") == ready for word in heard) == HOSTS * SLOTS, START_S)
+            time.sleep(case.delay_s)
+            begin = job.fault(f"{case.fault} {victim}")
+        except TimeoutError as error:
+            return Outcome(wrong=f"the job did not come to {case.stage}: {error}")
+        waits = {f"host{host}" for host in range(HOSTS)} - {victim, case.late_host}
+        is_over = False
+        try:
+            job.wait_for(lambda heard: len(told(heard, waits)) == SLOTS * len(waits), case.timeout_s + 3 * LATE_S)
+        except TimeoutError:
+            is_over = True
+        words = told(job.heard, waits)
+        output = job.output
+    return assessed(case, words, begin, output if is_over else "")
+
+
+def told(heard: list[Word], hosts: set[str]) -> list[Word]:
+    """Return the errors that ranks of `hosts` reported."""
+    return [word for word in heard if "raised" in word and word["host"] in hosts]
+
+
+def assessed(case: Failure, words: list[Word], begin: float, output: str) -> Outcome:
+    """Return what a job's `words` amount to; `output` is its whole output where not all survivors spoke."""
+    names = re.compile("|".join([rf"\bhost{case.host}\b", *(rf"\brank {rank}\b" for rank in ranks_of(case.host))]))
+    seconds = tuple(word["at_s"] - begin for word in words)
+    unnamed = [word["text"] for word in words if not names.search(word["text"])]
+    if unnamed:
+        return Outcome(seconds=seconds, wrong=f"not named: {unnamed[0]}")
+    early, late = (0.0, KILLED_S) if case.fault == "kill" else (case.timeout_s - EARLY_S, case.timeout_s + LATE_S)
+    if any(not early <= each <= late for each in seconds):
+        return Outcome(seconds=seconds, wrong=f"raised after {', '.join(f'{each:.2f}' for each in seconds)} s")
+    if output and not (case.engine == "mpi" and names.search(output)):
+        return Outcome(seconds=seconds, wrong=f"only {len(words)} survivors raised; output:\n{output[-1500:]}")
+    return Outcome(seconds=seconds, by_launcher=bool(output))
+
+
+def ranks_of(host: int) -> range:
+    """Return the ranks of a host; all launchers here deal them host by host."""
+    return range(host * SLOTS, (host + 1) * SLOTS)
+
+
+# ---- slowed down ----
+
+
+def slowed(share: int) -> Iterator[Claim]:
+    """Yield what must show of hosts whose link becomes a hundred times slower."""
+    choice = random.Random(5)  # noqa: S311 -- which host
+    for engine in ENGINES:
+        cases = [choice.randrange(HOSTS) for _ in range(max(TIMES // share, 1))]
+        found = [slowed_once(engine, host) for host in cases]
+        wrong = [text for _, text in found if text]
+        named_s = [seconds for seconds, text in found if not text]
+        yield Claim(
+            text=f"{len(cases)} hosts slowed 100 x, {engine}: named while the job goes on with right sums",
+            figure=shown(wrong) or f"named after {statistics.median(named_s):.1f} s, longest {max(named_s):.1f} s",
+            holds=not wrong,
+        )
+
+
+def slowed_once(engine: str, host: int) -> tuple[float, str]:
+    """Return how long after the link became slow somebody named it, and what was wrong ("" if nothing)."""
+    names = re.compile("|".join([rf"\bhost{host}\b", *(rf"\brank {rank}\b" for rank in ranks_of(host))]))
+
+    def is_named(heard: list[Word]) -> bool:
+        return any("warned" in word and names.search(word["warned"]) for word in heard)
+
+    with LabJob(f"{LAB} --link 1gbit", RANK, "work", 1 << 20, engine=engine) as job:
+        try:
+            job.wait_for(lambda heard: any(word.get("turns", 0) > 20 for word in heard), START_S)
+            begin = job.fault(f"slow host{host} 10mbit")
+            job.wait_for(is_named, SLOWED_S)
+            named_s = time.monotonic() - begin
+            turns = last_turns(job.heard)
+            job.wait_for(lambda heard: last_turns(heard) > turns, SLOWED_S)
+            job.tell("stop")
+            job.wait_for(lambda heard: sum("done" in word for word in heard) == HOSTS * SLOTS, SLOWED_S)
+        except TimeoutError as error:
+            return 0.0, f"{engine}, host{host}: {error}"
+        right = all(word.get("right", True) for word in job.heard)
+    return named_s, "" if right else f"{engine}, host{host}: wrong sums"
+
+
+def last_turns(heard: list[Word]) -> int:
+    """Return how many sums rank 0 last told of."""
+    return max((word["turns"] for word in heard if "turns" in word), default=0)

@@ -1,0 +1,109 @@
+"""The long form of the tests between hosts, in labs on this machine: one line for each claim, with its figure.
+
+    sudo .venv/bin/python benchmarks/evidence_hosts.py [--only ranks,rail] [--short | --divide N]
+
+Exits with 1 if any floor is missed. The printed text goes into benchmarks/results/. With all of its failures it takes
+hours; most of that is waiting for time-outs.
+"""
+
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
+
+from benchmarks.evidence import Claim, report, shown
+from benchmarks.evidence_failures import RANK, failures, slowed
+from benchmarks.evidence_job import LabJob, Word
+
+JOIN_S, JOIN_AIM_S = 90.0, 60.0
+RAIL_S = 8.0  # before and after a rail is cut
+
+
+def ranks(share: int) -> Iterator[Claim]:
+    """Yield how 256 ranks, and fewer, join on eight hosts."""
+    hosts = 8
+    opened = {}
+    for slots in (2, 8, 32) if share == 1 else (2, 4):
+        count = hosts * slots
+        text = f"{count} ranks on {hosts} hosts: launch to the last init <= {JOIN_S:g} s (aim {JOIN_AIM_S:g} s)"
+        with LabJob(f"--hosts {hosts} --slots {slots}", RANK, "join") as job:
+            try:
+                job.wait_for(lambda heard, count=count: len(heard) == count, 4 * JOIN_S)  # type: ignore[misc]
+                code = job.launcher.wait(JOIN_S)
+            except TimeoutError as error:
+                yield Claim(text=text, figure=f"{len(job.heard)} joined; {shown([str(error)])}", holds=False)
+                continue
+        seconds = max(word["joined_s"] for word in job.heard) - job.start
+        most = max(word["descriptors"] for word in job.heard)
+        opened[count] = (most, tuple(job.heard[0]["grid"]))
+        yield Claim(
+            text=text,
+            figure=f"{seconds:.1f} s, exit code {code}, sums {'right' if all_right(job.heard) else 'WRONG'}",
+            holds=seconds <= JOIN_S and code == 0 and all_right(job.heard),
+        )
+    # Neighbours on a grid are as many as its sides are long together; a few more are for the process itself.
+    extra = {count: most - sum(side - 1 for side in grid) for count, (most, grid) in opened.items()}
+    yield Claim(
+        text="open descriptors a rank grow with the sides of the grid, not with the ranks",
+        figure="; ".join(f"{count} ranks on {grid}: {most}" for count, (most, grid) in opened.items()),
+        holds=max(extra.values()) <= 2 * sum(side - 1 for side in opened[max(opened)][1]),
+    )
+
+
+def all_right(heard: list[Word]) -> bool:
+    """Return whether every sum was right."""
+    return all(word.get("right", True) for word in heard)
+
+
+def rail(share: int) -> Iterator[Claim]:
+    """Yield what a job does when one of its two rails is cut."""
+    for cut in ("rail1", "rail0")[: 1 if share > 1 else 2]:
+        yield rail_cut(cut, RAIL_S / min(share, 4))
+
+
+def rail_cut(cut: str, seconds: float) -> Claim:
+    """Return whether a job on rails of 1 Gbit/s and 250 Mbit/s goes on when host1 loses `cut`, and who said so."""
+    text = f"{cut} of host1 cut in mid-run (4 hosts, rails of 1 Gbit/s and 250 Mbit/s): the job goes on, and says so"
+    size_bytes = 8 << 20
+    with LabJob("--hosts 4 --link 1gbit --rail 250mbit", RANK, "work", size_bytes) as job:
+        try:
+            job.wait_for(lambda heard: spans(heard, 0.0, seconds), 60)
+            at_s = job.fault(f"cut host1 {cut}")
+            job.wait_for(lambda heard: spans(heard, at_s, seconds), 120)
+            job.tell("stop")
+            job.wait_for(lambda heard: sum("done" in word for word in heard) == 4, 60)
+        except TimeoutError as error:
+            return Claim(text=text, figure=shown([str(error)]), holds=False)
+        warned = [word["warned"] for word in job.heard if "warned" in word and word["at_s"] > at_s]
+    before, after = (pace(job.heard, *span) * size_bytes / 1e6 for span in ((0.0, at_s), (at_s, float("inf"))))
+    named = [line for line in warned if cut in line or "host1" in line or "rank 1" in line]
+    figure = f"{before:.0f} MB/s before, {after:.0f} MB/s after; {named[0] if named else 'nobody named it'}"
+    return Claim(text=text, figure=figure, holds=bool(named) and all_right(job.heard))
+
+
+def spans(heard: list[Word], begin: float, seconds: float) -> bool:
+    """Return whether rank 0 told of its turns for so long after `begin`."""
+    at = [word["at_s"] for word in heard if "turns" in word and word["at_s"] > begin]
+    return bool(at) and at[-1] - at[0] >= seconds
+
+
+def pace(heard: list[Word], begin: float, end: float) -> float:
+    """Return the turns a second that rank 0 told of between `begin` and `end`: the median of its pauses."""
+    told = [(float(word["at_s"]), int(word["turns"])) for word in heard if "turns" in word]
+    points = [point for point in told if begin < point[0] < end]
+    return statistics.median((after[1] - before[1]) / (after[0] - before[0]) for before, after in pairwise(points))
+
+
+CLAIMS: dict[str, Callable[[int], Iterator[Claim]]] = {
+    "ranks": ranks,
+    "rail": rail,
+    "failures": failures,
+    "slowed": slowed,
+}
+
+
+if __name__ == "__main__":
+    raise SystemExit(report(CLAIMS, __doc__ or ""))
