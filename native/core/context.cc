@@ -257,7 +257,7 @@ void Context::begin(const std::shared_ptr<Operation>& operation) {
   if (early != early_.end()) {
     const auto frames = std::move(early->second);
     early_.erase(early);
-    for (const Frame& frame : frames) on_frame(static_cast<int>(frame.length), frame);
+    for (const auto& [peer, frame, payload] : frames) on_frame(peer, frame, payload);
   }
   if (!losses_.empty()) unsettled_ = true;
 }
@@ -422,7 +422,7 @@ std::vector<int> Context::read_by() {
 
 // ---- frames and losses ---------------------------------------------------------------------
 
-void Context::on_frame(int peer, const Frame& frame) {
+void Context::on_frame(int peer, const Frame& frame, std::span<const std::byte> payload) {
   if (frame.kind == FrameKind::lost) {
     const auto lost = static_cast<int>(frame.offset);
     const auto kind = static_cast<LossKind>(frame.slot);
@@ -451,14 +451,12 @@ void Context::on_frame(int peer, const Frame& frame) {
   }
   if (found == running_.end()) {
     if (frame.kind != FrameKind::round && frame.kind != FrameKind::fail) return;
-    Frame kept = frame;
-    kept.length = static_cast<uint64_t>(peer);  // unused by these kinds
-    early_[frame.key()].push_back(kept);
+    early_[frame.key()].push_back({peer, frame, {payload.begin(), payload.end()}});
     return;
   }
   Operation& operation = *found->second;
   if (frame.kind == FrameKind::round) {
-    operation.on_round(frame);
+    operation.on_round(peer, frame, payload);
   } else if (frame.kind == FrameKind::there) {
     operation.culprit = static_cast<int>(frame.offset);
   } else if (frame.kind == FrameKind::fail) {

@@ -127,7 +127,7 @@ class Context final : public LinkEvents, public Host {
   bool logs_moves() const override { return config_.log_moves; }
   bool lowers() const override { return config_.lower; }
   // LinkEvents
-  void on_frame(int peer, const Frame& frame) override;
+  void on_frame(int peer, const Frame& frame, std::span<const std::byte> payload) override;
   bool expects(const OperationKey& key) const override { return running_.contains(key); }
   void on_loss(int peer, LossKind kind, const std::string& why) override;
 
@@ -208,7 +208,12 @@ class Context final : public LinkEvents, public Host {
 
   std::map<OperationKey, std::shared_ptr<Operation>> running_;
   uint64_t staged_bytes_ = 0;
-  std::map<OperationKey, std::vector<Frame>> early_;  // frames for operations not posted yet
+  struct EarlyFrame {
+    int peer;
+    Frame frame;
+    std::vector<std::byte> payload;
+  };
+  std::map<OperationKey, std::vector<EarlyFrame>> early_;  // frames for operations not posted yet
   std::map<int, Loss> losses_;
   std::vector<std::pair<int, Loss>> new_losses_;  // found while links or operations are at work
   std::vector<int> loss_order_;                   // lost ranks as they were learned of

@@ -56,6 +56,8 @@ struct InStream {
   uint64_t ungranted = 0;  // tcp: bytes consumed since the last credit
 };
 
+inline constexpr size_t kNoteBytes = 64 * 1024;
+inline constexpr uint16_t kNoteChannel = UINT16_MAX;  // whose staging slots are handed back; no stream has it
 inline constexpr uint32_t kNoSlot = UINT32_MAX;       // bytes in the sender's segment
 inline constexpr uint32_t kForeign = UINT32_MAX - 1;  // bytes at an address of the sender's own memory
 
@@ -63,7 +65,8 @@ inline constexpr uint32_t kForeign = UINT32_MAX - 1;  // bytes at an address of 
 class LinkEvents {
  public:
   virtual ~LinkEvents() = default;
-  virtual void on_frame(int peer, const Frame& frame) = 0;  // every kind but data and taken
+  // Every kind but data and taken; `payload` is what a note brought, and gone when this returns.
+  virtual void on_frame(int peer, const Frame& frame, std::span<const std::byte> payload) = 0;
   virtual bool expects(const OperationKey& key) const = 0;  // whether the operation is in flight here
   virtual void on_loss(int peer, LossKind kind, const std::string& why) = 0;
 };
@@ -81,6 +84,8 @@ class Link {
   void offer(const StreamKey& key, const std::byte* data, size_t size);
 
   virtual void send(const Frame& frame) = 0;
+  // A round's frame and at most kNoteBytes with it; they are copied. Sets the frame's slot, offset and length.
+  virtual void send_note(const Frame& frame, std::span<const std::byte> payload) = 0;
   // `size` bytes at `offset` of the peer's segment; null: none of it can be reached from here.
   virtual std::byte* reach(uint64_t, uint64_t) const { return nullptr; }
   // The stream's next bytes, at most `most`, readable in place until consumed; empty: nothing has arrived.

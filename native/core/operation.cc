@@ -12,7 +12,8 @@ namespace {
 // Bytes one call of drive handles before it lets others have a turn; also keeps sources in cache.
 constexpr uint64_t kQuantum = 512 * 1024;
 constexpr uint64_t kTurn = 4 * kQuantum;
-constexpr uint8_t kParting = 0x80;          // + round: the sender is done with everybody's buffers
+constexpr uint8_t kParting = 0x80;  // + round: the sender is done with everybody's buffers
+constexpr uint8_t kNoting = 0x40;   // + send: rounds of which every note brings what a move sends
 // Stays in the first-level cache between combining and writing. Larger ones let reads and writes come in turns that the
 // memory feels: over a pool of buffers 4 KiB took 53 us for 1 MiB on two ranks, 16 KiB 71; in cache there is no difference.
 constexpr uint64_t kSliceBlock = 4 * 1024;
@@ -85,6 +86,9 @@ Operation::Operation(OperationSpec spec, Host& host) : spec_(std::move(spec)), h
   }
   partners.erase(host_.rank());
   partners_.assign(partners.begin(), partners.end());
+  if (spec_.program && spec_.program->lowering == Lowering::notes && host_.lowers() && spec_.user_bytes > 0) {
+    state_ = State::noting;
+  }
 }
 
 Operation::~Operation() {
@@ -110,11 +114,18 @@ StreamKey Operation::stream_of(const Lane& lane, uint16_t channel) const {
   return {spec_.key, static_cast<uint16_t>(lane.slot * spec_.program->channels + channel)};
 }
 
-void Operation::on_round(const Frame& frame) { notes_.insert_or_assign(frame.round, frame); }
+void Operation::on_round(int peer, const Frame& frame, std::span<const std::byte> payload) {
+  if (payload.empty()) {
+    notes_.insert_or_assign(frame.round, frame);
+  } else {
+    parts_[{frame.round, peer}] = {frame, {payload.begin(), payload.end()}};
+  }
+}
 
 bool Operation::drive() {
   bool any = false;
   if (state_ == State::exchanging) any |= exchange();
+  if (state_ == State::noting) any |= note();
   while (state_ == State::agreeing && agree()) any = true;
   while (state_ == State::explaining && explain()) any = true;
   if (state_ == State::running) any |= run();
@@ -171,6 +182,74 @@ void Operation::learn_slots() {
     if (slots == nullptr || control == nullptr) continue;
     spec_.exchange->learn(from, slots, *reinterpret_cast<ControlPage*>(control));
   }
+}
+
+// Whoever hears of a rank that does not come this way, or means something else, turns back to agreeing, and by its
+// rounds turns back others. Nobody can have ended by then: what a rank ends with has come from all of them, and on its
+// way passed only ranks whose descriptors were equal.
+bool Operation::note() {
+  const Program& program = *spec_.program;
+  if (lanes_.empty()) open_lanes();
+  Lane& lane = lanes_.front();
+  bool any = false;
+  bool turns_back = !notes_.empty();
+  while (!turns_back && lane.next < program.moves.size()) {
+    const Move& move = program.moves[lane.next];
+    const std::byte* source = address(lane, move.source_space, move.source_offset);
+    if (move.kind == MoveKind::send) {
+      for (const int peer : move.peers) {
+        host_.link(peer).send_note(note_of(kNoting + noted_), {source, move.size});
+      }
+      ++noted_;
+    } else if (move.kind == MoveKind::copy) {
+      std::memcpy(address(lane, move.target_space, move.target_offset), source, move.size);
+    } else if (!take_notes(lane, move)) {
+      if (!conflict_) return any;
+      turns_back = true;
+      break;
+    }
+    if (host_.logs_moves()) {
+      log_.push_back({Lowering::notes, 0, static_cast<uint32_t>(lane.next), move.size * move.peers.size()});
+    }
+    ++lane.next;
+    any = true;
+  }
+  if (!turns_back) {
+    agreed = Clock::now();
+    finish(State::done);
+    return true;
+  }
+  lanes_.clear();
+  log_.clear();
+  noted_ = 0;
+  if (scratch_ != nullptr) host_.segment().release(std::exchange(scratch_, nullptr));
+  state_ = State::agreeing;
+  return true;
+}
+
+// Combines what the move's peers have sent; false, having done nothing, if something is missing or means another thing.
+bool Operation::take_notes(Lane& lane, const Move& move) {
+  const auto round = static_cast<uint8_t>(kNoting + noted_ - 1);
+  std::vector<const void*> sources;
+  for (const int peer : move.peers) {
+    if (peer == host_.rank()) {
+      sources.push_back(address(lane, move.source_space, move.source_offset));
+      continue;
+    }
+    const auto found = parts_.find({round, peer});
+    if (found == parts_.end()) {
+      host_.link(peer);  // connects it, if nothing has yet
+      return false;
+    }
+    const auto& [frame, payload] = found->second;
+    conflict_ |= !std::equal(spec_.digest.begin(), spec_.digest.end(), frame.note.begin()) || payload.size() != move.size;
+    if (conflict_) return false;
+    sources.push_back(payload.data());
+  }
+  const Program& program = *spec_.program;
+  combine(program.dtype, program.op, address(lane, move.target_space, move.target_offset), sources.data(),
+          static_cast<int>(sources.size()), move.size / size_of(program.dtype), move.last ? program.divisor : 1);
+  return true;
 }
 
 bool Operation::drain() {
@@ -503,7 +582,14 @@ bool Operation::receive(Lane& lane, const Move& move) {
 std::vector<int> Operation::waiting_for() const {
   std::set<int> ranks;
   if (state_ == State::exchanging) return spec_.exchange->missing(spec_.key.sequence);
-  if (state_ == State::agreeing || state_ == State::explaining || state_ == State::parting) {
+  if (state_ == State::noting) {
+    if (lanes_.empty()) return {partners_.begin(), partners_.end()};
+    const Lane& lane = lanes_.front();
+    const auto round = static_cast<uint8_t>(kNoting + noted_ - 1);
+    for (const int peer : spec_.program->moves[lane.next].peers) {
+      if (peer != host_.rank() && !parts_.contains({round, peer})) ranks.insert(peer);
+    }
+  } else if (state_ == State::agreeing || state_ == State::explaining || state_ == State::parting) {
     if (round_ < spec_.rounds->size()) ranks.insert((*spec_.rounds)[round_].from);
   } else if (state_ == State::running) {
     for (const Lane& lane : lanes_) {

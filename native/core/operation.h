@@ -50,11 +50,14 @@ enum class Lowering : uint8_t {
   // An all_reduce by exchange of buffers that fit the group's slots: publish, combine everybody's. One step, and no
   // agreement before it: the slots hold the descriptors too.
   exchange,
+  // The same where ranks are on several hosts: what a move sends travels with the agreement's note, copied, so that no
+  // agreement comes before. Only the last move writes the user's buffer, once every rank is known to mean the same.
+  notes,
 };
 
 // What the executor did, move by move; `index` is the move's place in the program of its segment.
 struct LogEntry {
-  Lowering lowering;  // of the whole program; then `index` is the move that says which extents
+  Lowering lowering;  // of the whole program; then, but for notes, `index` is the move that says which extents
   uint32_t segment;
   uint32_t index;
   uint64_t bytes;  // bytes that really went through it, summed over peers
@@ -117,7 +120,7 @@ void combine_published(const Program& program, const Exchange& exchange, uint64_
 
 class Operation {
  public:
-  enum class State : uint8_t { exchanging, agreeing, explaining, running, slicing, parting, draining, done, failed };
+  enum class State : uint8_t { exchanging, noting, agreeing, explaining, running, slicing, parting, draining, done, failed };
 
   Operation(OperationSpec spec, Host& host);
   ~Operation();
@@ -127,7 +130,7 @@ class Operation {
   // Instead of agreeing first: meets the others in the slots. `is_published`: this rank's is written already.
   void begin_exchange(bool is_published);
   bool drive();  // true if anything moved
-  void on_round(const Frame& frame);
+  void on_round(int peer, const Frame& frame, std::span<const std::byte> payload);
   void fail(FaultKind kind, const std::string& text);
 
   bool ended() const { return state_ == State::done || state_ == State::failed; }
@@ -149,9 +152,24 @@ class Operation {
   int culprit = -1;  // whom the ranks we wait for say they wait for
 
  private:
+  struct Note {
+    Frame frame;
+    std::vector<std::byte> payload;
+  };
+  // Segments one after the other that share a line of streams; lanes run side by side, and wait for nobody but
+  // their own segment's messages.
+  struct Lane {
+    uint16_t slot;
+    uint32_t segment;
+    size_t next = 0;        // move
+    uint64_t progress = 0;  // bytes of it
+  };
+
   bool exchange();
   void leave_exchange(State state);
   void learn_slots();
+  bool note();
+  bool take_notes(Lane& lane, const Move& move);
   bool agree();
   bool explain();
   bool run();
@@ -163,14 +181,6 @@ class Operation {
   void copy_but_slice(std::byte* to, const std::byte* from) const;
   bool slice();
   bool part();
-  // Segments one after the other that share a line of streams; lanes run side by side, and wait for nobody but
-  // their own segment's messages.
-  struct Lane {
-    uint16_t slot;
-    uint32_t segment;
-    size_t next = 0;        // move
-    uint64_t progress = 0;  // bytes of it
-  };
   void open_lanes();
   bool advance(Lane& lane, uint64_t& budget);
   bool step(Lane& lane, const Move& move);
@@ -193,6 +203,8 @@ class Operation {
   bool round_sent_ = false;
   bool conflict_ = false;
   std::map<uint8_t, Frame> notes_;  // rounds that arrived before their turn
+  std::map<std::pair<uint8_t, int>, Note> parts_;  // notes with something in them: by round and sender
+  size_t noted_ = 0;                               // how many moves' notes were sent
 
   std::map<int, std::string> descriptions_;
   std::vector<std::string> told_;  // what each explain round sent; links read it until it is taken

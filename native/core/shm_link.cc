@@ -86,6 +86,19 @@ void ShmLink::send(const Frame& frame) {
   if (!backlog_.empty() || !push(frame)) backlog_.push_back(frame);
 }
 
+void ShmLink::send_note(const Frame& frame, std::span<const std::byte> payload) {
+  Frame note = frame;
+  note.length = payload.size();
+  if (!payload.empty()) {
+    find_slot({});
+    note.slot = free_slots_.back();
+    free_slots_.pop_back();
+    note.offset = static_cast<uint64_t>(slots_[note.slot] - ends_.own->mapping().base());
+    std::memcpy(slots_[note.slot], payload.data(), payload.size());
+  }
+  send(note);
+}
+
 std::byte* ShmLink::reach(uint64_t offset, uint64_t size) const {
   const size_t room = ends_.theirs->bytes();
   return offset <= room && size <= room - offset ? ends_.theirs->base() + offset : nullptr;
@@ -182,8 +195,16 @@ bool ShmLink::receive() {
       }
       in({frame.key(), frame.channel})
           .pieces.push_back({data, frame.length, frame.length, frame.slot, nullptr});
+    } else if (frame.kind == FrameKind::round && frame.length > 0) {
+      const std::byte* payload = frame.length <= kNoteBytes ? reach(frame.offset, frame.length) : nullptr;
+      if (payload == nullptr) {
+        events_.on_loss(peer_, LossKind::died, "it sent a note from outside its segment");
+        return true;
+      }
+      events_.on_frame(peer_, frame, {payload, frame.length});
+      give_back(frame.key(), kNoteChannel, frame.slot, frame.length);
     } else {
-      events_.on_frame(peer_, frame);
+      events_.on_frame(peer_, frame, {});
     }
   }
   return any;

@@ -42,6 +42,7 @@ class ShmLink final : public Link {
   ~ShmLink() override;
 
   void send(const Frame& frame) override;
+  void send_note(const Frame& frame, std::span<const std::byte> payload) override;
   std::byte* reach(uint64_t offset, uint64_t size) const override;
   std::span<const std::byte> peek(InStream& stream, size_t most) override;
   size_t copy(InStream& stream, std::byte* target, size_t most) override;

@@ -103,6 +103,19 @@ void TcpLink::send(const Frame& frame) {
   flush();
 }
 
+void TcpLink::send_note(const Frame& frame, std::span<const std::byte> payload) {
+  if (broken_) return;
+  Chunk chunk;
+  chunk.frame = frame;
+  chunk.frame.length = payload.size();
+  chunk.kept = std::make_unique_for_overwrite<std::byte[]>(payload.size());
+  std::memcpy(chunk.kept.get(), payload.data(), payload.size());
+  chunk.payload = chunk.kept.get();
+  chunk.size = sizeof(Frame) + payload.size();
+  queue_.push_back(std::move(chunk));
+  flush();
+}
+
 bool TcpLink::refill() {
   bool any = false;
   for (auto& [key, stream] : out_) {
@@ -159,7 +172,7 @@ bool TcpLink::flush() {
       chunk.sent += step;
       left -= step;
       if (chunk.sent < chunk.size) break;
-      if (chunk.payload != nullptr) --queued_data_;
+      if (chunk.frame.kind == FrameKind::data) --queued_data_;
       if (chunk.stream != nullptr) chunk.stream->taken += chunk.size - sizeof(Frame);
       queue_.pop_front();
     }
@@ -226,9 +239,11 @@ bool TcpLink::accept_frame() {
     break_off("it sent a frame of unknown kind " + std::to_string(static_cast<int>(incoming_.kind)));
     return false;
   }
-  if (incoming_.kind != FrameKind::data) return true;
-  if (incoming_.length == 0 || incoming_.length > kFrameBytes) {
-    break_off("it sent a data frame of " + std::to_string(incoming_.length) + " bytes");
+  const bool is_data = incoming_.kind == FrameKind::data;
+  const bool is_note = incoming_.kind == FrameKind::round && incoming_.length > 0;
+  if (!is_data && !is_note) return true;
+  if (incoming_.length == 0 || incoming_.length > (is_data ? kFrameBytes : kNoteBytes)) {
+    break_off("it sent a frame with " + std::to_string(incoming_.length) + " bytes");
     return false;
   }
   payload_ = std::make_unique_for_overwrite<std::byte[]>(incoming_.length);
@@ -252,7 +267,8 @@ void TcpLink::deliver() {
     if (found != out_.end()) found->second.credit += frame.length;
     pump();
   } else {
-    events_.on_frame(peer_, frame);
+    const auto payload = std::exchange(payload_, nullptr);
+    events_.on_frame(peer_, frame, {payload.get(), payload ? frame.length : 0});
   }
 }
 

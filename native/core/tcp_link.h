@@ -29,6 +29,7 @@ class TcpLink final : public Link {
   void hang_up();                               // no more frames from here; the peer sees the end
 
   void send(const Frame& frame) override;
+  void send_note(const Frame& frame, std::span<const std::byte> payload) override;
   void consume(const StreamKey& key, InStream& stream, size_t size) override;
   bool pump() override;
   void close(const OperationKey& key) override;
@@ -44,7 +45,7 @@ class TcpLink final : public Link {
     size_t size = 0;  // header and payload
     size_t sent = 0;
     OutStream* stream = nullptr;
-    std::unique_ptr<std::byte[]> kept;  // payload of a closed operation that is half sent
+    std::unique_ptr<std::byte[]> kept;  // payload of a note, or of a closed operation that is half sent
   };
 
   OutStream fresh_out() const override {

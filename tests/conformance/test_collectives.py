@@ -63,7 +63,7 @@ def test_every_way_through_a_host(path: dict[str, Any]) -> None:
 
 
 def conform_in_segments(here: Here, every: int, segment_bytes: int) -> list[tuple[Case, bytes]]:
-    with patch.object(planner, "_SEGMENT_BYTES", segment_bytes):
+    with patch.object(planner, "segments_of", lambda *_: (segment_bytes,)):
         return conform(here, every, most_rows=40 * segment_bytes)
 
 

@@ -14,6 +14,7 @@ from tests.wire.ranks import Here, report_of, run_ranks
 
 from multiring.errors import MismatchError, MultiringError, PeerLostError
 from multiring.runtime.arrays import numpy_dtype
+from multiring.runtime.programs import Request
 from multiring.schedule import Collective
 
 
@@ -139,15 +140,59 @@ def disagree(here: Here) -> list[str]:
     return told
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_ranks_that_differ_are_told_and_go_on(ranks: int) -> None:
-    for rank, told in enumerate(run_ranks(disagree, ranks)):
+@pytest.mark.parametrize(("engine", "ranks"), [("shm", 2), ("shm", 3), ("tcp", 3), ("shm+tcp", 4)])
+def test_ranks_that_differ_are_told_and_go_on(engine: str, ranks: int) -> None:
+    for rank, told in enumerate(run_ranks(disagree, ranks, engine=engine)):
         assert len(told) == 12
         for at, text in enumerate(told):
             is_own = rank == 1 and at % 6 == 5
             assert text.startswith("ArgumentError" if is_own else MismatchError.__name__), text
         assert "rank 1: all_reduce max float64 of shape (4,)" in told[0]
         assert "rank 1: barrier" in told[8]
+
+
+def small_sums(here: Here) -> list[str | None]:
+    """Return how this rank ran sums of a few sizes, over several hosts; each is compared with the interpreter."""
+    group = here.join(log_moves=True, lower=here.rank != 1)
+    ways = []
+    for size_bytes in (4, 1000, 20_000):
+        case = Case(Collective.ALL_REDUCE, "float32", "average", size_bytes // 4, seed=size_bytes)
+        array = place(group, case.operand(here.rank, here.size), in_arena=size_bytes > 1000)
+        case.run(group, array)
+        plan = group._calls.plan_of(case.request(here.rank, here.size))
+        assert_same(array, case.reference(plan, here.rank, here.size), case)
+        ways.append(group._calls.latest.log[-1].lowering)
+    return ways
+
+
+@pytest.mark.parametrize(("engine", "ranks"), [("tcp", 3), ("shm+tcp", 4)])
+def test_one_rank_that_does_not_put_its_part_into_notes_turns_all_back(engine: str, ranks: int) -> None:
+    assert run_ranks(small_sums, ranks, engine=engine) == [[None] * 3] * ranks
+
+
+def noted_sums(here: Here) -> list[list[Any]]:
+    group = here.join(log_moves=True)
+    logs = []
+    for size_bytes in (4, 1000, 4096):
+        group.all_reduce(array := np.full(size_bytes // 4, 1 + here.rank, np.float32))
+        assert (array == here.size * (here.size + 1) / 2).all()
+        moves = group._calls.plan_of(
+            Request(Collective.ALL_REDUCE, "float32", array.size, array.size)
+        ).schedule.moves_of(here.rank)
+        logs.append(
+            [
+                group._calls.latest.log,
+                [("notes", 0, at, size_bytes * len(move.peers)) for at, move in enumerate(moves.rows())],
+            ]
+        )
+    return logs
+
+
+@pytest.mark.parametrize(("engine", "ranks"), [("tcp", 3), ("shm+tcp", 4)])
+def test_small_sums_between_hosts_travel_in_notes(engine: str, ranks: int) -> None:
+    for logs in run_ranks(noted_sums, ranks, engine=engine):
+        for log, want in logs:
+            assert log == want
 
 
 def die_meanwhile(here: Here) -> str:

@@ -299,20 +299,20 @@ def _wrong(move: Move, ranks: int, chunks: int) -> list[Move]:
 
 
 def _is_the_same_read(collective: Collective, program: list[Move], mutant: list[Move]) -> bool:
-    """Whether the mutant only reads what the opening copied at the place it was copied from.
+    """Whether the mutant only reads what was copied at the place it was copied from.
 
     An all_gather may send its own block from INPUT; an exchange may combine its own operand out of OUTPUT, but must not
-    send it from there. The bytes are the same and nobody has written either place: the only other right programs.
+    send it from there; between two axes it may do both with the sum so far. The bytes are the same and nobody has
+    written either place: the only other right programs.
     """
     pairs = [(before, after) for before, after in zip(program, mutant, strict=False) if before != after]
-    opening = program[0]
+    kinds = {Kind.SEND} if collective is Collective.ALL_GATHER else {Kind.REDUCE, Kind.SEND}
+    copies = [move for move in program if move.kind is Kind.COPY and move.src >= 0]
     return (
         len(program) == len(mutant)
         and len(pairs) == 1
-        and opening.kind is Kind.COPY
-        and pairs[0][0].kind is (Kind.SEND if collective is Collective.ALL_GATHER else Kind.REDUCE)
-        and pairs[0][0].src == opening.dst
-        and pairs[0][1] == pairs[0][0]._replace(src=opening.src)
+        and pairs[0][0].kind in kinds
+        and any(pairs[0] == (pairs[0][0]._replace(src=copy.dst), pairs[0][0]._replace(src=copy.src)) for copy in copies)
     )
 
 

@@ -62,7 +62,7 @@ def test_the_engine_follows_the_hosts(sizes: tuple[int, ...], engine: str) -> No
 
 def test_many_ranks_on_a_host_go_over_two_axes_where_latency_counts() -> None:
     plan = _all_reduce(_topology(64), 1000, Accumulation.WIDE)
-    assert (plan.schedule.algorithm, plan.schedule.grid, plan.segment_bytes) == ("direct", (8, 8), None)
+    assert (plan.schedule.algorithm, plan.schedule.grid, plan.segment_bytes) == ("exchange", (8, 8), None)
 
 
 def test_an_average_of_narrow_integers_stays_on_one_axis() -> None:

@@ -92,6 +92,10 @@ class Lowering(enum.Enum):
 
     EXCHANGE = 3
 
+    NOTES = 4
+
+NOTE_BYTES: int = 65536
+
 class Program:
     @property
     def scratch_bytes(self) -> int: ...

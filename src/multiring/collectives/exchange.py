@@ -1,16 +1,15 @@
-"""Exchange: every rank sends its whole buffer to every other, and each combines them all for itself.
+"""Exchange: along each axis in turn, every rank sends all it has to every other, and each combines for itself.
 
-Cost for p ranks and n bytes, on one line: one step of p - 1 messages, n (p - 1) bytes sent and as many received, n
-copied aside and n combined. One step where every other all-reduce needs two, so it wins while n is small. All
-contributions meet in one move, in the order of coordinates: every rank gets the same bits, rounded once.
+Cost along an axis of p ranks for n bytes: one step of p - 1 messages, n (p - 1) bytes sent and as many received, n
+copied aside and n combined. One step where every other all-reduce needs two, so it wins while n is small; on a grid
+there are fewer messages, one step an axis. The contributions of an axis meet in one move, in the order of coordinates:
+every rank gets the same bits, rounded once an axis.
 
 The copy aside is what peers read: the buffer itself is overwritten as soon as they have all been heard.
 
 Source: Thakur, Rabenseifner & Gropp, "Optimization of collective communication operations in MPICH",
 IJHPCA 19(1), 2005, doi:10.1177/1094342005051521 (recursive doubling serves short messages there, by the same trade).
 """
-
-from dataclasses import replace
 
 from multiring.schedule import Accumulation, Effect, Frame, Kind, Move, Moves, Pattern, Phase, Schedule
 
@@ -32,10 +31,10 @@ ALL_REDUCE = Pattern("exchange_all_reduce", Effect.ALL_REDUCE, _all_reduce)
 
 
 def exchange(frame: Frame, accumulation: Accumulation) -> Schedule:
-    """Return the all_reduce in which every pair of ranks exchanges whole buffers; it lays the grid out as one axis."""
+    """Return the all_reduce in which the ranks of every line exchange whole buffers, along one axis after the other."""
     return Schedule(
         algorithm="exchange",
-        frame=replace(frame, grid=(frame.ranks,)),
-        phases=(Phase(0, ALL_REDUCE),),
+        frame=frame,
+        phases=tuple(Phase(axis, ALL_REDUCE) for axis in range(len(frame.grid))),
         accumulation=accumulation,
     )

@@ -19,12 +19,10 @@ from multiring.planner import Plan
 from multiring.runtime.arrays import Buffer, numpy_dtype
 from multiring.runtime.events import NAMES, STEPS
 from multiring.runtime.handles import Flight, OperationHandle
-from multiring.runtime.programs import Programs, Request, agreement_rounds, direct_rounds
+from multiring.runtime.programs import AT_ONCE_MOST, Programs, Request, agreement_rounds, direct_rounds
 from multiring.schedule import Collective
 from multiring.topology import Topology, grid_of
 
-# Up to here every rank of a host tells every other at once: one exchange, and all know where all buffers lie.
-_AT_ONCE_MOST = 16
 _NAME_INDEX = {name: index for index, name in enumerate(NAMES)}
 
 
@@ -84,7 +82,7 @@ class Calls:
         self.programs = Programs(topology, self.own, ranks)
         self._key = key
         self._id = identifier(key)
-        self._at_once = len(topology.hosts) == 1 and len(ranks) <= _AT_ONCE_MOST
+        self._at_once = len(topology.hosts) == 1 and len(ranks) <= AT_ONCE_MOST
         pairs = direct_rounds(len(ranks), self.own) if self._at_once else agreement_rounds(self.grid, order, self.own)
         self._rounds = Rounds([(ranks[to], ranks[source]) for to, source in pairs])
         self._lock = threading.Lock()

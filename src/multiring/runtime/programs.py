@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from multiring._native import Lowering, Program, ReduceOp, make_program
+from multiring._native import NOTE_BYTES, Lowering, Program, ReduceOp, make_program
 from multiring.errors import ArgumentError
 from multiring.planner import Plan, choose
 from multiring.runtime.arrays import DTYPES, numpy_dtype
@@ -28,6 +28,8 @@ from multiring.schedule import (
 )
 from multiring.topology import Topology
 
+# Up to here every rank of a host tells every other at once: one exchange, and all know where all buffers lie.
+AT_ONCE_MOST = 16
 _MOST_KEPT = 1024  # programs; a training run needs a few dozen
 
 Counts = int | tuple[int, ...] | Splits
@@ -138,6 +140,8 @@ class Programs:
         schedule = plan.schedule
         moves = schedule.moves_of(self._rank)
         segments = Segments.of(plan, request)
+        size_bytes = request.total * numpy_dtype(request.dtype).itemsize
+        lowering = lowering_of(plan, size_bytes) if segments.count == 1 else Lowering.NONE
         last = None
         if segments.last != segments.each:
             extents = schedule.extents_of(self._rank, segments.last)
@@ -148,22 +152,24 @@ class Programs:
             request.dtype,
             request.op,
             self._world_ranks,
-            Execution(lowering_of(plan), segments.count, last),
+            Execution(lowering, segments.count, last),
         )
         meant = schedule.digest() + f"{plan.engine} {plan.segment_bytes} {request.agreed}".encode()
         digest = hashlib.blake2b(meant, digest_size=16).digest()
-        return Compiled(plan, program, lowering_of(plan), digest)
+        return Compiled(plan, program, lowering, digest)
 
 
-def lowering_of(plan: Plan) -> Lowering:
+def lowering_of(plan: Plan, size_bytes: int) -> Lowering:
     """Return how the native core may run `plan` at once; whether it does is decided with the buffers at hand."""
     schedule = plan.schedule
-    one_line = len(schedule.grid) == 1 and schedule.algorithm == "direct"
-    if plan.engine == "shm" and one_line and schedule.collective is Collective.ALL_REDUCE:
+    within = plan.engine == "shm" and len(schedule.grid) == 1
+    if within and schedule.algorithm == "direct" and schedule.collective is Collective.ALL_REDUCE:
         return Lowering.SLICE
-    if plan.engine == "shm" and schedule.algorithm == "exchange":
+    if schedule.algorithm != "exchange":
+        return Lowering.NONE
+    if within and schedule.ranks <= AT_ONCE_MOST:
         return Lowering.EXCHANGE
-    return Lowering.NONE
+    return Lowering.NOTES if size_bytes <= NOTE_BYTES else Lowering.NONE
 
 
 def compile_moves(

@@ -1,6 +1,7 @@
 """The proof of a Schedule: every axis pattern once, event by event, and a rule for composing axes.
 
-A one-axis all-reduce by a single pattern is proven as it stands. For the rest:
+An all-reduce by a single pattern is proven as it stands on one axis. On several, one after the other, each phase
+works on memory of its own, which no other phase writes, and adds up disjoint sets of ranks. For the rest:
 
 The rule. On a grid the collective is right, free of deadlock and of overwritten readers, if its phases are
 reduce-scatters along the axes in turn and all-gathers back (broadcasts: back), and along every axis, taken as a
@@ -77,8 +78,8 @@ def _check_phases(schedule: Schedule) -> None:
         Collective.ALL_TO_ALL: [(0, Effect.ALL_TO_ALL)],
     }[schedule.collective]
     got = [(phase.axis, phase.pattern.effect) for phase in schedule.phases]
-    if schedule.collective is Collective.ALL_REDUCE and got == [(0, Effect.ALL_REDUCE)] and len(axes) == 1:
-        return
+    if schedule.collective is Collective.ALL_REDUCE and got == [(axis, Effect.ALL_REDUCE) for axis in axes]:
+        want = got
     if got != want or (schedule.collective is Collective.ALL_TO_ALL and len(axes) > 1):
         phases = ", ".join(f"{effect.value} along axis {axis + 1}" for axis, effect in got)
         raise ScheduleError(f"{schedule}: phases {phases or 'none'} do not compose to {schedule.collective.value}")

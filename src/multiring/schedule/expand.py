@@ -17,6 +17,8 @@ from multiring.schedule.layout import bases_of, breaks_of
 from multiring.schedule.moves import NOWHERE, Move, Moves
 from multiring.schedule.pattern import Effect, Phase
 
+_SUMS = frozenset({Effect.REDUCE_SCATTER, Effect.ALL_REDUCE})
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Places:
@@ -40,8 +42,8 @@ def expand(frame: Frame, phases: Sequence[Phase], rank: int) -> Moves:
     for index, phase in enumerate(busy):
         if phase.pattern.effect is Effect.BROADCAST and not _has_it(frame, phase.axis, coordinates):
             continue
-        places = _places_of(frame, phase, is_first=index == 0, is_final=index == len(busy) - 1)
-        completes = not any(later.pattern.effect is Effect.REDUCE_SCATTER for later in busy[index + 1 :])
+        places = _places_of(frame, phase, index, is_final=index == len(busy) - 1)
+        completes = not any(later.pattern.effect in _SUMS for later in busy[index + 1 :])
         pieces.append(_phase(frame, phase, rank, places, completes=completes))
     return Moves.concatenate(pieces)
 
@@ -70,10 +72,16 @@ def _opening(frame: Frame, rank: int, coordinates: tuple[int, ...], *, copies: b
     )
 
 
-def _places_of(frame: Frame, phase: Phase, *, is_first: bool, is_final: bool) -> _Places:
-    bases = bases_of(frame)
+def _places_of(frame: Frame, phase: Phase, index: int, *, is_final: bool) -> _Places:
+    bases, is_first = bases_of(frame), index == 0
     if phase.pattern.effect is Effect.ALL_REDUCE:
-        return _Places(before=bases.output, after=bases.scratch, finished=bases.output)
+        # The user's buffer stays as it is to the last, so that it is intact where the ranks turn out not to agree.
+        aside, whole = bases.scratch + 2 * index * frame.ranks * frame.channels, frame.ranks * frame.channels
+        return _Places(
+            before=bases.output if is_first else aside - whole,
+            after=aside,
+            finished=bases.output if is_final else aside + whole,
+        )
     if frame.collective is Collective.REDUCE_SCATTER:
         return _Places(
             before=bases.input if is_first else bases.scratch,

@@ -4,7 +4,7 @@ A chunk is one channel's piece of one block, in one space. Within a space chunks
 a gap in the order of their slots, so two chunks are contiguous exactly when their slots are consecutive,
 whatever the sizes turn out to be. With p ranks and K channels the chunks are numbered, channel by channel:
 
-    all_reduce       OUTPUT p K, SCRATCH p K
+    all_reduce       OUTPUT p K, SCRATCH (2 axes - 1) p K: whole buffers, one after the other
     broadcast        OUTPUT K
     reduce_scatter   INPUT p K, OUTPUT K (the own block), SCRATCH p K
     all_gather       INPUT K (the own block), OUTPUT p K
@@ -82,7 +82,10 @@ def layout_of(frame: Frame) -> Layout:
     # A block's pieces for the channels lie side by side, and blocks follow each other by rank.
     by_rank = (frame.owners().astype(np.int64) * frame.channels + own[:, np.newaxis]).ravel()
     pieces = {
-        Collective.ALL_REDUCE: ((Space.OUTPUT, in_turn), (Space.SCRATCH, in_turn)),
+        Collective.ALL_REDUCE: (
+            (Space.OUTPUT, in_turn),
+            (Space.SCRATCH, np.arange(len(in_turn) * scratch_buffers_of(frame))),
+        ),
         Collective.BROADCAST: ((Space.OUTPUT, own),),
         Collective.REDUCE_SCATTER: ((Space.INPUT, by_rank), (Space.OUTPUT, own), (Space.SCRATCH, in_turn)),
         Collective.ALL_GATHER: ((Space.INPUT, own), (Space.OUTPUT, by_rank)),
@@ -92,6 +95,11 @@ def layout_of(frame: Frame) -> Layout:
         space=np.concatenate([np.full(len(slots), space, np.uint8) for space, slots in pieces]),
         slot=np.concatenate([slots for _, slots in pieces]).astype(np.int64),
     )
+
+
+def scratch_buffers_of(frame: Frame) -> int:
+    """Return how many whole buffers an all_reduce may put aside: what is sent on each axis, and a sum between two."""
+    return 2 * len(frame.grid) - 1
 
 
 def breaks_of(frame: Frame) -> NDArray[np.bool_]:
@@ -142,7 +150,7 @@ def _sizes_of(frame: Frame, rank: int, counts: Counts) -> dict[Space, NDArray[np
             return {Space.OUTPUT: split(counts, frame.shares)}
         blocks = (1,) * frame.ranks
         pieces = np.concatenate([split(int(n), blocks) for n in split(counts, frame.shares)])
-        return {Space.OUTPUT: pieces, Space.SCRATCH: pieces}
+        return {Space.OUTPUT: pieces, Space.SCRATCH: np.tile(pieces, scratch_buffers_of(frame))}
     if frame.collective is Collective.ALL_TO_ALL:
         if not isinstance(counts, Splits):
             raise ScheduleError(f"counts={counts!r}: all_to_all wants Splits(send, receive)")

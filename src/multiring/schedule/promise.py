@@ -11,7 +11,7 @@ import numpy as np
 
 from multiring.schedule.frame import Frame
 from multiring.schedule.kinds import SUMS, Collective, Space
-from multiring.schedule.layout import Layout, layout_of
+from multiring.schedule.layout import Layout, layout_of, scratch_buffers_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +39,7 @@ def promise_of(frame: Frame, roundings: int) -> Promise:
     sums = frame.collective in SUMS
     everyone = (1 << ranks) - 1
     home, start, want = [], [], []
-    scratch_home = list(range(ranks * channels))
+    scratch_home = list(range(ranks * channels)) * scratch_buffers_of(frame)
     if frame.collective is not Collective.ALL_REDUCE:  # whose blocks go by number everywhere
         scratch_home = (frame.owners() * channels + np.arange(channels)[:, np.newaxis]).ravel().tolist()
     for rank in range(ranks):
