@@ -334,7 +334,10 @@ Context::Waited Context::wait(const std::shared_ptr<Operation>& operation, doubl
     caller_drives_ = true;
     auto& sleepers = segment_->mapping().control().sleepers;
     if ((sleepers.fetch_and(~ControlPage::kSocketSleeper) & ControlPage::kSocketSleeper) != 0) poller_.wake();
-    const auto spin_until = Clock::now() + as_duration(spin_s_);
+    // What comes over sockets comes to the progress thread, which needs the core that spinning would take.
+    const auto& members = operation->spec().members;
+    const bool spins = std::none_of(members.begin(), members.end(), [&](int member) { return tcp_links_.contains(member); });
+    const auto spin_until = Clock::now() + as_duration(spins ? spin_s_ : 0);
     while (!operation->ended()) {
       const bool driven = drive();
       if (operation->ended()) break;
