@@ -84,6 +84,9 @@ class Settings:
     topology: str | None = _setting(
         "MULTIRING_TOPOLOGY", str, None, "a path", "topology file, the same on all ranks (docs/topology.md)"
     )
+    plan: str | None = _setting(
+        "MULTIRING_PLAN", str, None, "a path", "file of pinned plans, the same on all ranks (docs/plan.md)"
+    )
     ports: tuple[int, int] | None = _setting(
         "MULTIRING_PORTS", _port_range, None, "FIRST-LAST, 0 to 65535", "ports the tcp engine may listen on"
     )

@@ -42,7 +42,7 @@ def test_ranks_with_different_files_all_raise(tmp_path: Path) -> None:
     (tmp_path / "t.toml").write_text(RAILS)
     own = [{"topology": str(tmp_path / "t.toml")}, {}, {"topology": str(tmp_path / "t.toml")}]
     (text,) = set(run_ranks(refused, 3, by_rank=own))
-    assert "ranks have different topologies: file " in text
+    assert "ranks have different topology files: file " in text
     assert "on ranks [0, 2]; no file on ranks [1]; set MULTIRING_TOPOLOGY to the same file everywhere" in text
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from multiring._native import Context, Exchange, Holdings, Lowering, Operation, OperationSpec, Program, Repeats, Rounds
 from multiring.errors import StallError, StateError
-from multiring.planner import Plan
+from multiring.planner import Pins, Plan, Task
 from multiring.runtime.arrays import Buffer, numpy_dtype
 from multiring.runtime.events import NAMES, STEPS
 from multiring.runtime.handles import Flight, OperationHandle
@@ -34,6 +34,7 @@ class Membership:
     holdings: Holdings
     world_rank: int
     stall_warn_s: float
+    pins: Pins | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +80,7 @@ class Calls:
         self.ranks = ranks
         self.own = ranks.index(membership.world_rank)
         self.grid, order = grid_of(topology)
-        self.programs = Programs(topology, self.own, ranks)
+        self.programs = Programs(topology, self.own, ranks, membership.pins)
         self._key = key
         self._id = identifier(key)
         self._at_once = len(topology.hosts) == 1 and len(ranks) <= AT_ONCE_MOST
@@ -213,10 +214,21 @@ class Calls:
             raise StateError("no operation was posted yet")
         return self._latest
 
+    @property
+    def plans(self) -> dict[Task, Plan]:
+        """What was planned so far, and how."""
+        with self._lock:
+            return dict(self.programs.plans)
+
+    def use(self, task: Task, plan: Plan) -> None:
+        """Run `plan` for `task` from now on; every rank of the group does the same, between two operations."""
+        with self._lock:
+            self.programs.use(task, plan)
+
     def plan_of(self, request: Request) -> Plan:
         """Return the plan that runs for `request`."""
         with self._lock:
-            return self.programs.get(request).plan
+            return self.programs.plan(request)
 
     def subgroup_key(self, call: Call, ranks: Sequence[int]) -> bytes:
         """Return what names the group that `call` makes of `ranks`, the same on every rank."""

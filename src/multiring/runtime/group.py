@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from multiring.errors import ArgumentError
+from multiring.planner import Plan, Task
 from multiring.runtime.arrays import Buffer, buffer_of, numpy_dtype
 from multiring.runtime.calls import Calls, Membership, Work
 from multiring.runtime.handles import Handle, in_background
@@ -64,6 +65,26 @@ class Group:
     def topology(self) -> Topology:
         """Where the ranks are, and what the links between them cost, as the planner sees it."""
         return self._topology
+
+    @property
+    def plans(self) -> dict[Task, Plan]:
+        """What this group has planned so far, and how; `multiring.planner.pins_text` makes a plan file of them."""
+        return self._calls.plans
+
+    def plan_of(self, collective: str, elements: int, dtype: Any = "float32", op: str = "sum", root: int = 0) -> Plan:
+        """Return the plan by which `collective` runs on so many elements: those of the longer side, all ranks' blocks.
+
+        Local: every rank comes to the same plan, and keeps it.
+
+        Raises:
+            ArgumentError: there is no such collective, type or operation.
+        """
+        known = {each.value: each for each in Collective}
+        if collective not in known:
+            raise ArgumentError(f"collective={collective!r}: want one of {', '.join(known)}")
+        count = _number("elements", elements, 0)
+        request = Request(known[collective], numpy_dtype(dtype).name, count, count, op, self._rank_of("root", root))
+        return self._calls.plan_of(request)
 
     def __repr__(self) -> str:
         return f"Group(rank={self.rank}, size={self.size}, ranks={self._ranks})"

@@ -1,16 +1,16 @@
 """Plans made ready to run: chosen, proven once per job, compiled for this rank, kept."""
 
 import hashlib
+import logging
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from multiring._native import NOTE_BYTES, Lowering, Program, ReduceOp, make_program
 from multiring.errors import ArgumentError
-from multiring.planner import Plan, choose
+from multiring.planner import Pins, Plan, Task, cheapest
 from multiring.runtime.arrays import DTYPES, numpy_dtype
 from multiring.schedule import (
     GRAIN,
@@ -28,6 +28,7 @@ from multiring.schedule import (
 )
 from multiring.topology import Topology
 
+_log = logging.getLogger("multiring")
 # Up to here every rank of a host tells every other at once: one exchange, and all know where all buffers lie.
 AT_ONCE_MOST = 16
 _MOST_KEPT = 1024  # programs; a training run needs a few dozen
@@ -100,12 +101,14 @@ MOVE_BY_MOVE = Execution()
 class Programs:
     """The programs of one group on this rank. Not thread-safe: the group holds its lock."""
 
-    def __init__(self, topology: Topology, rank: int, ranks: tuple[int, ...]) -> None:
+    def __init__(self, topology: Topology, rank: int, ranks: tuple[int, ...], pins: Pins | None = None) -> None:
         self._topology = topology
+        # Those of the job say nothing of a group whose ranks lie in another way.
+        self._pins = pins if pins is not None and pins.shape == topology.shape() else None
         self._rank = rank
         self._world_ranks = np.asarray(ranks, np.int32)
         self._compiled: OrderedDict[Request, Compiled] = OrderedDict()
-        self._plans: dict[tuple[Any, ...], Plan] = {}
+        self.plans: dict[Task, Plan] = {}
         self._proven: set[bytes] = set()
 
     def get(self, request: Request) -> Compiled:
@@ -120,23 +123,41 @@ class Programs:
             self._compiled.move_to_end(request)
         return found
 
-    def _plan(self, request: Request) -> Plan:
-        dtype = numpy_dtype(request.dtype)
-        sums = request.collective in SUMS
-        accumulation = accumulation_of(dtype, request.op) if sums else Accumulation.SAME
-        size_bytes = request.total * dtype.itemsize
-        key = (request.collective, accumulation, request.root, size_bytes)
-        plan = self._plans.get(key)
+    def use(self, task: Task, plan: Plan) -> None:
+        """Run `plan` for `task` from now on; every rank of the group does the same.
+
+        Raises:
+            ScheduleError: the plan's schedule does not do what it promises.
+        """
+        if plan.schedule.digest() not in self._proven:
+            check(plan.schedule)
+            self._proven.add(plan.schedule.digest())
+        self.plans[task] = plan
+        for request in [request for request in self._compiled if task_of(request) == task]:
+            del self._compiled[request]
+
+    def plan(self, request: Request) -> Plan:
+        """Return the plan of `request`: pinned, or the cheapest."""
+        task = task_of(request)
+        plan = self.plans.get(task)
         if plan is None:
-            plan = choose(request.collective, self._topology, size_bytes, accumulation, request.root)
-            if plan.schedule.digest() not in self._proven:
-                check(plan.schedule)
-                self._proven.add(plan.schedule.digest())
-            self._plans[key] = plan
+            pinned = None if self._pins is None else self._pins.find(task)
+            plan = cheapest(task, self._topology) if pinned is None else pinned
+            self.use(task, plan)
+            if self._rank == 0:
+                _log.info(
+                    "%s of %d bytes on ranks %s: %s, %s; %.3g ms predicted",
+                    task.collective.value,
+                    task.size_bytes,
+                    self._world_ranks.tolist(),
+                    plan,
+                    "chosen" if pinned is None else "pinned",
+                    plan.predicted_seconds * 1e3,
+                )
         return plan
 
     def _compile(self, request: Request) -> Compiled:
-        plan = self._plan(request)
+        plan = self.plan(request)
         schedule = plan.schedule
         moves = schedule.moves_of(self._rank)
         segments = Segments.of(plan, request)
@@ -157,6 +178,18 @@ class Programs:
         meant = schedule.digest() + f"{plan.engine} {plan.segment_bytes} {request.agreed}".encode()
         digest = hashlib.blake2b(meant, digest_size=16).digest()
         return Compiled(plan, program, lowering, digest)
+
+
+def task_of(request: Request) -> Task:
+    """Return what is planned for `request`."""
+    dtype = numpy_dtype(request.dtype)
+    sums = request.collective in SUMS
+    return Task(
+        collective=request.collective,
+        size_bytes=request.total * dtype.itemsize,
+        accumulation=accumulation_of(dtype, request.op) if sums else Accumulation.SAME,
+        root=request.root,
+    )
 
 
 def lowering_of(plan: Plan, size_bytes: int) -> Lowering:

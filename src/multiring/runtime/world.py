@@ -13,10 +13,12 @@ from typing import Any
 
 from multiring._native import Context, Holdings
 from multiring.errors import LaunchError, RendezvousError, StateError, UnsupportedError
+from multiring.planner import Pins
 from multiring.runtime.addresses import host_id, own_address
 from multiring.runtime.calls import Membership
 from multiring.runtime.events import Event, event_of
 from multiring.runtime.group import Group
+from multiring.runtime.plan_file import read_pins
 from multiring.runtime.rendezvous import Rendezvous
 from multiring.runtime.sources import Identity, identify
 from multiring.runtime.topology_file import read_topology
@@ -177,9 +179,15 @@ def _join(settings: Settings) -> World:
             cores = sorted(os.sched_getaffinity(0))
             known = None if settings.topology is None else read_topology(settings.topology)
             card = {"host": host, "name": os.uname().nodename, "handover": context.handover_name, "cores": cores}
-            cards = meeting.exchange({**card, "topology": "" if known is None else known.digest().hex()})
+            pins = None if settings.plan is None else read_pins(settings.plan)
+            files = {"topology": _digest_of(known), "plan": _digest_of(pins)}
+            cards = meeting.exchange({**card, **files})
+            _refuse_unlike(cards, "topology")
+            _refuse_unlike(cards, "plan")
             hosts = _hosts_for(settings.engine, [card["host"] for card in cards])
             topology = _topology(known, hosts, cards)
+            if pins is not None:
+                pins.refuse_other(topology)
             local_ranks = next(ranks for ranks in hosts if identity.rank in ranks)
             addresses = [("", 0)] * identity.size
             if len(hosts) > 1:
@@ -211,7 +219,7 @@ def _join(settings: Settings) -> World:
         except BaseException:
             context.close(0.0, False)
             raise
-    return _world(identity, settings, context, topology, local_ranks)
+    return _world(identity, settings, context, (topology, pins), local_ranks)
 
 
 def _say_how_memory_moves(context: Context, own: int, local_ranks: tuple[int, ...]) -> None:
@@ -233,7 +241,7 @@ def _world(
     identity: Identity,
     settings: Settings,
     context: Context,
-    topology: Topology,
+    place: tuple[Topology, Pins | None],
     local_ranks: tuple[int, ...],
 ) -> World:
     membership = Membership(
@@ -241,29 +249,40 @@ def _world(
         holdings=Holdings(context),
         world_rank=identity.rank,
         stall_warn_s=settings.stall_warn_s,
+        pins=place[1],
     )
     key = hashlib.blake2b(f"world|{identity.job}".encode(), digest_size=16).digest()
     return World(
         identity=identity,
         settings=settings,
         context=context,
-        group=Group(membership, tuple(range(identity.size)), topology, key),
+        group=Group(membership, tuple(range(identity.size)), place[0], key),
         local_rank=local_ranks.index(identity.rank),
         local_size=len(local_ranks),
         pid=os.getpid(),
     )
 
 
-def _topology(known: Topology | None, hosts: tuple[tuple[int, ...], ...], cards: list[dict[str, Any]]) -> Topology:
-    """Return where the ranks are: `known`, from a file that all ranks must have, or what the cards tell."""
+def _digest_of(value: Topology | Pins | None) -> str:
+    """Return what is equal for equal values; "" for none."""
+    return "" if value is None else hashlib.blake2b(repr(value).encode(), digest_size=16).hexdigest()
+
+
+def _refuse_unlike(cards: list[dict[str, Any]], file: str) -> None:
+    """Raise RendezvousError unless all ranks have the same topology file, or plan file, or none."""
     camps: dict[str, list[int]] = {}
     for rank, card in enumerate(cards):
-        camps.setdefault(card["topology"], []).append(rank)
+        camps.setdefault(card[file], []).append(rank)
     if len(camps) > 1:
         held = [f"{f'file {digest[:8]}' if digest else 'no file'} on ranks {ranks}" for digest, ranks in camps.items()]
         raise RendezvousError(
-            f"ranks have different topologies: {'; '.join(held)}; set MULTIRING_TOPOLOGY to the same file everywhere"
+            f"ranks have different {file} files: {'; '.join(held)}; "
+            f"set MULTIRING_{file.upper()} to the same file everywhere"
         )
+
+
+def _topology(known: Topology | None, hosts: tuple[tuple[int, ...], ...], cards: list[dict[str, Any]]) -> Topology:
+    """Return where the ranks are: `known`, from a file, with what the cards tell, or that alone."""
     names = tuple(cards[ranks[0]]["name"] for ranks in hosts)
     return Topology(hosts, names=names) if known is None else known.placed(hosts, names)
 

@@ -120,6 +120,17 @@ class Topology:
         """Return 16 bytes that differ between topologies that differ, and agree between processes."""
         return hashlib.blake2b(repr(self).encode(), digest_size=16).digest()
 
+    def shape(self) -> str:
+        """Return 16 digits that agree between topologies whose ranks lie alike, whatever links cost."""
+        lying = (self.hosts, [rack.hosts for rack in self.racks], len(self.rails))
+        return hashlib.blake2b(repr(lying).encode(), digest_size=8).hexdigest()
+
+    def __str__(self) -> str:
+        sizes = sorted({len(host) for host in self.hosts})
+        ranks = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+        racks = f" in {len(self.racks)} racks" if len(self.racks) > 1 else ""
+        return f"{len(self.hosts)} hosts x {ranks} ranks{racks}, {len(self.rails)} rails"
+
     def restricted(self, ranks: Sequence[int]) -> "Topology":
         """Return the topology of some ranks, renumbered: the new rank i is `ranks[i]`.
 

@@ -1,0 +1,131 @@
+"""Plans as text, to be used again as they are: TOML that `multiring plan --save` writes and MULTIRING_PLAN reads.
+
+A pinned plan serves its collective from its size on, up to that of the next one; docs/plan.md describes the file.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from multiring.collectives import build
+from multiring.errors import ArgumentError, ScheduleError
+from multiring.planner.plan import Plan, Task
+from multiring.schedule import Accumulation, Collective, Frame
+from multiring.topology import Topology
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_WANTED: Mapping[str, type | tuple[type, ...]] = {
+    "collective": str,
+    "accumulation": str,
+    "from_bytes": int,
+    "algorithm": str,
+    "grid": list,
+    "order": list,
+    "shares": list,
+    "root": int,
+    "engine": str,
+    "predicted_seconds": (int, float),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """Plans that are used as they are, on a topology of one shape (`Topology.shape`); each with the task it is for."""
+
+    shape: str
+    plans: tuple[tuple[Task, Plan], ...]
+
+    def find(self, task: Task) -> Plan | None:
+        """Return the plan pinned for `task`: that of the largest size up to the task's; None where there is none."""
+        fitting = [
+            (pinned.size_bytes, plan)
+            for pinned, plan in self.plans
+            if (pinned.collective, pinned.accumulation, pinned.root) == (task.collective, task.accumulation, task.root)
+            and pinned.size_bytes <= task.size_bytes
+        ]
+        return max(fitting, key=lambda found: found[0])[1] if fitting else None
+
+    def refuse_other(self, topology: Topology) -> None:
+        """Raise ArgumentError unless the plans were made for ranks that lie as those of `topology` do."""
+        if self.shape != topology.shape():
+            raise ArgumentError(
+                f"the pinned plans are of another topology ({self.shape}) than the job's ({topology.shape()}: "
+                f"{topology}); make them anew with multiring plan --save, or unset MULTIRING_PLAN"
+            )
+
+
+def pins_of(text: str) -> Pins:
+    """Return the pinned plans that `text` describes.
+
+    Raises:
+        ArgumentError: it is not TOML, or has no plans that can be.
+    """
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ArgumentError(f"pinned plans are TOML, and this is not: {error}") from None
+    entries, shape = table.get("plans"), table.get("shape")
+    strange = sorted(set(table) - {"shape", "plans"})
+    if strange or not isinstance(entries, list) or not isinstance(shape, str):
+        got = f"unknown key {strange[0]!r}" if strange else f"shape = {shape!r}"
+        raise ArgumentError(
+            f"pinned plans: {got}: want shape = TEXT and [[plans]], as multiring plan --save writes them"
+        )
+    return Pins(shape, tuple(_plan_of(entry) for entry in entries))
+
+
+def _plan_of(entry: Any) -> tuple[Task, Plan]:
+    if not isinstance(entry, dict):
+        raise ArgumentError(f"plans = {entry!r}: want [[plans]] entries")
+    strange = sorted(set(entry) - {*_WANTED, "segment_bytes"})
+    if strange:
+        raise ArgumentError(f"a pinned plan: unknown key {strange[0]!r}; known are {', '.join(_WANTED)}, segment_bytes")
+    for key, kind in _WANTED.items():
+        if not isinstance(entry.get(key), kind):
+            raise ArgumentError(f"a pinned plan: {key} = {entry.get(key)!r}: want what multiring plan --save writes")
+    cut = entry.get("segment_bytes")
+    if cut is not None and (not isinstance(cut, int) or cut < 1):
+        raise ArgumentError(f"a pinned plan: segment_bytes = {cut!r}: want an integer > 0, or leave it out")
+    try:
+        collective, accumulation = Collective(entry["collective"]), Accumulation[entry["accumulation"].upper()]
+        frame = Frame(
+            collective=collective,
+            grid=tuple(entry["grid"]),
+            order=tuple(entry["order"]),
+            shares=tuple(entry["shares"]),
+            root=entry["root"],
+        )
+        schedule = build(entry["algorithm"], frame, accumulation)
+    except (ValueError, KeyError, TypeError, ScheduleError) as error:
+        raise ArgumentError(f"a pinned plan for {entry['collective']} cannot be: {error}") from None
+    task = Task(collective=collective, size_bytes=entry["from_bytes"], accumulation=accumulation, root=entry["root"])
+    return task, Plan(schedule, entry["engine"], float(entry["predicted_seconds"]), cut)
+
+
+def pins_text(plans: Iterable[tuple[Task, Plan]], topology: Topology) -> str:
+    """Return text that `pins_of` reads as `plans`, pinned for `topology`."""
+    lines = [f"# Plans for {topology}.", f"shape = {json.dumps(topology.shape())}"]
+    for task, plan in plans:
+        schedule = plan.schedule
+        lines += [
+            "",
+            "[[plans]]",
+            f"collective = {json.dumps(task.collective.value)}",
+            f"accumulation = {json.dumps(task.accumulation.name.lower())}",
+            f"from_bytes = {task.size_bytes}",
+            f"algorithm = {json.dumps(schedule.algorithm)}",
+            f"grid = {list(schedule.grid)}",
+            f"order = {list(schedule.order)}",
+            f"shares = {list(schedule.shares)}",
+            f"root = {schedule.root}",
+            f"engine = {json.dumps(plan.engine)}",
+            f"predicted_seconds = {plan.predicted_seconds!r}",
+        ]
+        lines += [] if plan.segment_bytes is None else [f"segment_bytes = {plan.segment_bytes}"]
+    return "\n".join(lines) + "\n"

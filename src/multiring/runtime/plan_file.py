@@ -1,0 +1,34 @@
+"""Files of pinned plans: what `planner/` makes of their text, read and written."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from multiring.errors import ArgumentError
+from multiring.planner import Pins, Plan, Task, pins_of, pins_text
+from multiring.topology import Topology
+
+
+def read_pins(path: str | Path) -> Pins:
+    """Return the pinned plans in the file at `path`.
+
+    Raises:
+        ArgumentError: the file cannot be read, or has no plans that can be.
+    """
+    try:
+        return pins_of(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"plan file {str(path)!r}: {error}; want what multiring plan --save writes") from None
+    except ArgumentError as error:
+        raise ArgumentError(f"plan file {str(path)!r}: {error}") from None
+
+
+def write_pins(path: str | Path, plans: Iterable[tuple[Task, Plan]], topology: Topology) -> None:
+    """Write `plans` to `path`, pinned for `topology`.
+
+    Raises:
+        ArgumentError: the file cannot be written.
+    """
+    try:
+        Path(path).write_text(pins_text(plans, topology), encoding="utf-8")
+    except OSError as error:
+        raise ArgumentError(f"plan file {str(path)!r}: {error}; want a path that can be written") from None
