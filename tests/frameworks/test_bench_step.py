@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,13 @@ from torch import nn
 
 from multiring.bench.job import JobError, Jobs, WrongResultError
 from multiring.bench.step import StepBench, StepManner, StepQuestion
-from multiring.bench.workers.step_case import NETWORKS, Meeting, StepCase
-from multiring.bench.workers.step_check import Sums, digest, mean_fault, signed_sums
+from multiring.bench.workers.step_case import NETWORKS, Meeting, Pace, StepCase
+from multiring.bench.workers.step_check import Sums, digest, mean_fault, signed_sums, tolerance_of
+from multiring.bench.workers.step_emulated import EmulatedTask
 from multiring.bench.workers.step_models import NETWORKS as MODELS
-from multiring.bench.workers.step_worker import LIBRARIES, Task, Training, difference, fault
+from multiring.bench.workers.step_pace import measure
+from multiring.bench.workers.step_task import Task
+from multiring.bench.workers.step_worker import LIBRARIES, Training, difference, fault, time_steps
 from multiring.cli import main
 
 # The first two from the papers' networks as others count them; the last: 8 x 100 000 x 32 + 257 x 128 + 129.
@@ -125,22 +129,23 @@ def test_a_digest_sees_one_bit() -> None:
 # ---- the check of a step ----
 
 
+def case(out: Path) -> StepCase:
+    return StepCase(
+        library="multiring",
+        network="embedding",
+        batch=4,
+        image_size=64,
+        dtype="float32",
+        threads=1,
+        steps=1,
+        warmup=0,
+        out_dir=str(out),
+    )
+
+
 @pytest.fixture
 def task(tmp_path: Path) -> Task:
-    return Task(
-        StepCase(
-            library="multiring",
-            network="embedding",
-            batch=4,
-            image_size=64,
-            dtype="float32",
-            threads=1,
-            steps=1,
-            warmup=0,
-            out_dir=str(tmp_path),
-        ),
-        rank=0,
-    )
+    return Task(case(tmp_path), rank=0)
 
 
 def alone_of(task: Task) -> Sums:
@@ -182,7 +187,93 @@ def test_processes_that_share_nothing_may_differ(task: Task, tmp_path: Path) -> 
     assert difference(task, apart, Meeting(tmp_path, 0, 2), "it") == ""
 
 
+# ---- emulated compute ----
+
+
+@pytest.fixture
+def emulated(task: Task, tmp_path: Path) -> EmulatedTask:
+    """Return a task at the measured order, with times of its own."""
+    order = [name for name, _ in measure(task, 1, 0).backward]
+    pace = Pace(forward_s=0.25, backward=tuple((name, 2.0**-at) for at, name in enumerate(order, 1)), optimizer_s=0.125)
+    (tmp_path / "pace.json").write_text(json.dumps(asdict(pace)))
+    return EmulatedTask(replace(case(tmp_path), pace=str(tmp_path / "pace.json")), rank=0)
+
+
+def test_a_pace_has_every_gradient_in_its_order(task: Task) -> None:
+    pace = measure(task, 3, 1)
+    assert {name for name, _ in pace.backward} == {name for name, _ in task.model.named_parameters()}
+    assert pace.backward[0][0].startswith("head.2")  # the last layer comes first
+    assert pace.backward[-1][0].startswith("tables")
+    assert min(pace.forward_s, pace.optimizer_s, *(seconds for _, seconds in pace.backward)) > 0
+    assert pace.step_s == pace.forward_s + sum(seconds for _, seconds in pace.backward) + pace.optimizer_s
+
+
+def test_emulated_gradients_come_at_the_pace_and_in_the_order(
+    emulated: EmulatedTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float | str] = []
+    monkeypatch.setattr("time.sleep", seen.append)
+    for name, parameter in emulated.model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: seen.append(name.removeprefix("network.")))  # type: ignore[no-untyped-call]
+    emulated.backward(emulated.model)
+    pace = Pace.read(Path(emulated.case.pace))
+    assert seen == [0.25, *(what for name, seconds in pace.backward for what in (seconds, name))]
+
+
+def test_emulated_gradients_are_other_ones_on_every_rank_and_the_same_every_time(emulated: EmulatedTask) -> None:
+    other = EmulatedTask(emulated.case, rank=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("time.sleep", lambda _: None)
+        first, again, others = alone_of(emulated), alone_of(emulated), alone_of(other)
+    assert first == again
+    assert first.keys() == others.keys()
+    assert all(first[name] != others[name] for name in first)
+    assert digest(emulated.model) == digest(other.model)
+
+
+def test_an_emulated_optimizer_steps_until_all_is_verified(
+    emulated: EmulatedTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    meeting = Meeting(tmp_path, 0, 1)
+    training = Training(emulated.model, emulated.optimizer(), "", {})
+    assert fault(emulated, training, alone_of(emulated), meeting) == ""
+    before, slept[:] = digest(emulated.model), []
+    assert len(time_steps(emulated.case, emulated, training, meeting)) == 1
+    assert digest(emulated.model) == before
+    assert sum(slept) == Pace.read(Path(emulated.case.pace)).step_s
+
+
+def test_a_pace_of_another_network_is_refused(task: Task, tmp_path: Path) -> None:
+    pace = tmp_path / "pace.json"
+    pace.write_text(json.dumps(asdict(Pace(forward_s=1.0, backward=(("weight", 1.0),), optimizer_s=1.0))))
+    with pytest.raises(AssertionError, match="the pace is that of another network"):
+        EmulatedTask(replace(task.case, pace=str(pace)), rank=0)
+
+
+@pytest.mark.parametrize(("wire", "lost"), [("fp16", 2.0**-12), ("bf16", 2.0**-9), ("int8", 4 / 254)])
+def test_what_a_wire_type_loses_is_no_fault_and_a_missing_rank_is(wire: str, lost: float) -> None:
+    generator = torch.Generator().manual_seed(3)
+
+    def noisy(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        mean = (one + other) / 2
+        size = mean.abs() if wire != "int8" else torch.ones_like(mean)
+        return mean + lost * size * (2 * torch.rand(mean.shape, generator=generator) - 1)
+
+    assert mean_fault(mixed(noisy), ALONE, tolerance_of(wire)) == ""
+    assert mean_fault(mixed(lambda one, _: one), ALONE, tolerance_of(wire)) != ""
+
+
 # ---- jobs ----
+
+
+@pytest.mark.timeout(600)  # seven processes import torch, perhaps on a busy machine
+def test_emulated_compute_is_measured_verified_and_timed(jobs: Jobs) -> None:
+    made = StepBench(jobs, StepManner(alternations=1, steps=2, warmup=1)).compare(replace(SMALL, is_emulated=True))
+    assert made.pace is not None
+    assert all(timing.seconds[0] > made.pace.step_s for timing in made.timings)
+    assert sorted(path.name for path in jobs.folder.iterdir()) == ["output", "pace.json"]
 
 
 @pytest.mark.timeout(600)  # six processes import torch, perhaps on a busy machine
@@ -249,7 +340,8 @@ def test_the_command_prints_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     ("words", "message"),
     [
         (["--networks", "alexnet"], "unknown network 'alexnet'"),
-        (["--against", "gloo"], "'gloo' trains nothing here, want one of ddp"),
+        (["--against", "gloo"], "'gloo' trains nothing here, want one of ddp, multiring-fp16"),
+        (["--against", "multiring-bf16"], "multiring-bf16 differs in what goes between hosts: say how many"),
         (["--batch", "0"], "batch 0: want at least 1"),
         (["--ranks", "10000"], "10000 ranks of resnet50 need more than"),
         (["--link", "1gbit"], "--link is a lab's"),

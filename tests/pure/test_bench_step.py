@@ -2,16 +2,17 @@
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from multiring.bench.job import Jobs
+from multiring.bench.job import Jobs, Start
 from multiring.bench.records import Circumstances
 from multiring.bench.step import StepBench, StepComparison, StepManner, StepQuestion, StepTiming, check_step_memory
 from multiring.bench.step_records import step_lines, step_records, step_settings_lines, why_steps_not_publishable
-from multiring.bench.workers.step_case import NETWORKS, Meeting
+from multiring.bench.workers.step_case import NETWORKS, Meeting, Pace
 
 CIRCUMSTANCES = Circumstances(hardware="a machine", commit="abc", command="multiring bench step", ping_pong_us=5.0)
 # Six alternations, and of each library the median is 1.02, 1.5 and 1.0.
@@ -147,6 +148,32 @@ def test_ranks_larger_than_the_machine_are_refused() -> None:
         ValueError, match=r"4096 ranks of vgg16 need more than 10555\.8 GiB, this machine has .*: want few"
     ):
         check_step_memory(StepQuestion(network="vgg16", ranks=4096))
+
+
+def test_emulated_compute_is_said() -> None:
+    pace = Pace(forward_s=0.1, backward=(("weight", 0.05), ("bias", 0.0)), optimizer_s=0.01)
+    made = replace(comparison(), pace=pace)
+    assert step_records(comparison(), CIRCUMSTANCES)[0]["emulated_compute_s"] is None
+    assert step_records(made, CIRCUMSTANCES)[0]["emulated_compute_s"] == pytest.approx(0.16)
+    assert step_lines(made)[1] == "  compute is emulated: ranks sleep for the 160.0 ms that one alone takes"
+
+
+def test_a_wire_type_is_timed_beside_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, str]] = []
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def run_for(_: Jobs, title: str, start: Start, *_rest: Any) -> list[dict[str, Any]]:
+        case = json.loads(Path(start.command[-1]).read_text())
+        seen.append((case["library"], case["wire"]))
+        assert start.command[0] == "lab"
+        return [{"seconds": [1.0], "version": title, "settings": {}}]
+
+    monkeypatch.setattr(Jobs, "run_for", run_for)
+    with Jobs(10.0) as jobs:
+        bench = StepBench(jobs, StepManner(alternations=1), ["ddp", "multiring-bf16"], launcher=("lab",))
+        made = bench.compare(StepQuestion(network="resnet50", ranks=4, hosts=4))
+    assert [timing.library for timing in made.timings] == ["multiring", "ddp", "multiring-bf16", "independent"]
+    assert seen == [("multiring", ""), ("ddp", ""), ("multiring", "bf16"), ("independent", "")]
 
 
 def test_a_batch_that_nobody_names_is_the_networks() -> None:

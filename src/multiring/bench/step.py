@@ -13,11 +13,14 @@ from typing import Any
 from multiring.bench.job import Jobs, Start, WrongResultError
 from multiring.bench.machine import OtherWork
 from multiring.bench.statistics import Interval, median_interval, ratio_interval
-from multiring.bench.workers.step_case import ANSWER, DDP, DTYPES, INDEPENDENT, NETWORKS, OURS, StepCase
+from multiring.bench.variants import VARIANTS
+from multiring.bench.workers.step_case import ANSWER, DDP, DTYPES, INDEPENDENT, NETWORKS, OURS, Pace, StepCase
 from multiring.errors import ArgumentError
 
 WORKER = Path(__file__).parent / "workers" / "step_worker.py"
+PACER = WORKER.with_name("step_pace.py")
 PEERS = (DDP,)
+_CODED = {name: variant.wire for name, variant in VARIANTS.items() if variant.wire}
 _MEMORY_SHARE = 0.8
 LEAST_IMAGE = 64  # below, nothing is left for the last layers to look at
 
@@ -25,6 +28,8 @@ LEAST_IMAGE = 64  # below, nothing is left for the last layers to look at
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepQuestion:
     """Which step. `batch`: samples a rank, None for what NETWORKS has; `image_size`: pixels of an image's side.
+
+    `is_emulated`: ranks sleep for what compute takes on a core of its own, measured before.
 
     Raises:
         ArgumentError: there is no such network or type, or a number makes no sense.
@@ -37,6 +42,7 @@ class StepQuestion:
     batch: int | None = None
     dtype: str = "bfloat16"
     image_size: int = 224
+    is_emulated: bool = False
 
     def __post_init__(self) -> None:
         for value, known, what in ((self.network, NETWORKS, "network"), (self.dtype, DTYPES, "type")):
@@ -100,6 +106,7 @@ class StepComparison:
     manner: StepManner
     timings: tuple[StepTiming, ...]
     other_cores: float
+    pace: Pace | None = None
 
     def timing(self, library: str) -> StepTiming | None:
         """Return that library's timing, if it is among these."""
@@ -124,7 +131,8 @@ class StepBench:
     Args:
         jobs: where jobs run.
         manner: how to time.
-        against: of PEERS; multiring and independent processes always take part.
+        against: of PEERS and, between hosts, multiring's variants with a wire type; multiring and independent
+            processes always take part.
         launcher: the command line that starts a question's ranks, up to the ranks' own; None: on this host.
         tell: hears what is being done.
     """
@@ -139,8 +147,10 @@ class StepBench:
         tell: Callable[[str], None] | None = None,
     ) -> None:
         for name in against:
-            if name not in PEERS:
-                raise ArgumentError(f"{name!r} trains nothing here, want one of {', '.join(PEERS)}")
+            if name not in PEERS and name not in _CODED:
+                raise ArgumentError(f"{name!r} trains nothing here, want one of {', '.join([*PEERS, *_CODED])}")
+            if name in _CODED and launcher is None:
+                raise ArgumentError(f"{name} differs in what goes between hosts: say how many there are with --hosts H")
         self._jobs = jobs
         self._manner = manner
         self._libraries = (OURS, *dict.fromkeys(against), INDEPENDENT)
@@ -157,6 +167,7 @@ class StepBench:
             StoppedError: a signal came.
         """
         meter = OtherWork()
+        pace = self._measure(question) if question.is_emulated else None
         timings = [StepTiming(library) for library in self._libraries]
         for turn in range(self._manner.alternations):
             # Every other turn backwards, so that nobody always comes after the same one.
@@ -172,16 +183,44 @@ class StepBench:
             manner=self._manner,
             timings=tuple(timings),
             other_cores=meter.cores(),
+            pace=pace,
         )
+
+    @property
+    def _pace_file(self) -> Path:
+        return self._jobs.folder / "pace.json"
+
+    def _measure(self, question: StepQuestion) -> Pace:
+        """Measure how long compute takes, and leave it for the ranks."""
+        self._tell(f"{question.network}: measuring its compute")
+        folder, case_file = self._prepared(question, INDEPENDENT)
+        start = Start(
+            command=(sys.executable, str(PACER), str(case_file)), variables={"OMP_NUM_THREADS": str(question.threads)}
+        )
+        self._jobs.run_for(f"the compute of {question.network}", start, lambda: _answers(folder, 1), 1)
+        (folder / f"{ANSWER}-0.json").replace(self._pace_file)
+        shutil.rmtree(folder)
+        return Pace.read(self._pace_file)
 
     def _run(self, question: StepQuestion, library: str) -> list[dict[str, Any]]:
         """Run one job, and return its ranks' answers."""
+        folder, case_file = self._prepared(question, library)
+        title = f"a step of {question.network} with {library}"
+        start = self._start(question, case_file)
+        found = self._jobs.run_for(title, start, lambda: _answers(folder, question.ranks), question.ranks)
+        shutil.rmtree(folder)
+        return found
+
+    def _prepared(self, question: StepQuestion, library: str) -> tuple[Path, Path]:
+        """Return a new folder, and the case in it."""
         self._number += 1
         folder = self._jobs.folder / f"step-{self._number}"
         folder.mkdir()
         case_file = folder / "case.json"
         case = StepCase(
-            library=library,
+            library=OURS if library in _CODED else library,
+            wire=_CODED.get(library, ""),
+            pace=str(self._pace_file) if question.is_emulated else "",
             network=question.network,
             batch=question.samples,
             image_size=question.image_size,
@@ -192,11 +231,7 @@ class StepBench:
             out_dir=str(folder),
         )
         case.write(case_file)
-        title = f"a step of {question.network} with {library}"
-        start = self._start(question, case_file)
-        found = self._jobs.run_for(title, start, lambda: _answers(folder, question.ranks), question.ranks)
-        shutil.rmtree(folder)
-        return found
+        return folder, case_file
 
     def _start(self, question: StepQuestion, case_file: Path) -> Start:
         here = (sys.executable, "-m", "multiring", "run", "-n", str(question.ranks), "--")

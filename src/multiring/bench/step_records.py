@@ -23,7 +23,8 @@ def step_records(comparison: StepComparison, circumstances: Circumstances) -> li
     """Return a record for each library.
 
     `ratio`, with its `interval`, is an independent process's step over this library's, `exposed_s` the difference, and
-    `exposed_share` what part of the step that is; `ddp_ratio` is DistributedDataParallel's step over this library's.
+    `exposed_share` what part of the step that is; `emulated_compute_s` is what ranks slept for, None where they
+    computed; `ddp_ratio` is DistributedDataParallel's step over this library's.
     All are medians of what each alternation gave.
     """
     question = comparison.question
@@ -37,6 +38,7 @@ def step_records(comparison: StepComparison, circumstances: Circumstances) -> li
         "dtype": question.dtype,
         "parameters": NETWORKS[question.network].parameters,
         "gradient_bytes": question.gradient_bytes,
+        "emulated_compute_s": None if comparison.pace is None else comparison.pace.step_s,
     }
     ending = {
         "publishable": not why_steps_not_publishable(comparison),
@@ -84,6 +86,10 @@ def step_lines(comparison: StepComparison) -> list[str]:
     what = f"{question.network}, {question.samples} samples{size} a rank, {question.dtype}"
     gradients = f"{question.gradient_bytes / 1e6:.1f} MB of gradients"
     lines = [f"{what}, {where} x {question.threads} threads, {gradients}"]
+    if comparison.pace is not None:
+        lines.append(
+            f"  compute is emulated: ranks sleep for the {comparison.pace.step_s * 1e3:.1f} ms that one alone takes"
+        )
     rows: list[tuple[str, ...]] = [("library", "step", "", "exposed", "", "share", "independent / it", "")]
     rows += [_row(comparison, timing) for timing in comparison.timings]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]

@@ -21,7 +21,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--networks", default=",".join(NETWORKS), metavar="NAME,...", help=f"default {','.join(NETWORKS)}"
     )
-    what.add_argument("--against", default=",".join(PEERS), metavar="ddp|none", help="other libraries (default ddp)")
+    what.add_argument(
+        "--against",
+        default=",".join(PEERS),
+        metavar="NAME,...|none",
+        help="other libraries: ddp (the default) and, in a lab, multiring-fp16, -bf16 or -int8 (wire types)",
+    )
+    what.add_argument(
+        "--emulate",
+        action="store_true",
+        help="sleep for what compute takes alone, where cores are too few for the ranks",
+    )
     what.add_argument("--ranks", type=int, metavar="N", help="how many ranks on this host (default 2)")
     what.add_argument("--threads", type=int, default=1, metavar="N", help="of each rank (default 1)")
     what.add_argument("--batch", type=int, metavar="N", help=f"samples a rank (default {batches})")
@@ -59,6 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
             batch=arguments.batch,
             dtype=arguments.dtype,
             image_size=arguments.image_size,
+            is_emulated=arguments.emulate,
         )
         for network in arguments.networks.split(",")
     ]

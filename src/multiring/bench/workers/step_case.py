@@ -36,6 +36,8 @@ class StepCase:
     batch: samples a rank; image_size: pixels of an image's side.
     dtype: of the arithmetic (autocast); parameters and gradients are float32.
     steps, warmup: how many steps are timed, and how many come before, behind those that verify.
+    wire: how OURS codes gradients between hosts; "": not at all.
+    pace: the file with a measured `Pace`: compute is emulated, and takes as long as it says; "": compute is real.
     """
 
     library: str
@@ -47,6 +49,8 @@ class StepCase:
     steps: int
     warmup: int
     out_dir: str
+    wire: str = ""
+    pace: str = ""
 
     def write(self, path: Path) -> None:
         """Write it for `read_case`."""
@@ -56,6 +60,30 @@ class StepCase:
 def read_case() -> StepCase:
     """Return the case in the file that this process's first argument names."""
     return StepCase(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pace:
+    """How long a network's compute takes on a core of its own, in seconds.
+
+    `backward` has each parameter's name, in the order in which their gradients come, and the time since the one before.
+    """
+
+    forward_s: float
+    backward: tuple[tuple[str, float], ...]
+    optimizer_s: float
+
+    @property
+    def step_s(self) -> float:
+        """All of it."""
+        return self.forward_s + sum(seconds for _, seconds in self.backward) + self.optimizer_s
+
+    @classmethod
+    def read(cls, path: Path) -> "Pace":
+        """Return what `asdict` made of one, from a file of JSON."""
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        backward = tuple((str(name), float(seconds)) for name, seconds in fields["backward"])
+        return cls(forward_s=fields["forward_s"], backward=backward, optimizer_s=fields["optimizer_s"])
 
 
 @dataclass(frozen=True, slots=True)

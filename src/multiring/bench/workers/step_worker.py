@@ -20,42 +20,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import multiring.torch as mt
 from multiring.bench.workers.step_case import ANSWER, DDP, INDEPENDENT, OURS, Meeting, StepCase, read_case
-from multiring.bench.workers.step_check import Sums, digest, mean_fault, signed_sums
-from multiring.bench.workers.step_models import NETWORKS
+from multiring.bench.workers.step_check import Sums, digest, mean_fault, signed_sums, tolerance_of
+from multiring.bench.workers.step_emulated import EmulatedTask
+from multiring.bench.workers.step_task import Task
 from multiring.settings import Settings
 from multiring.version import VERSION
-
-_LEARNING_RATE, _MOMENTUM = 1e-3, 0.9
-
-
-class Task:
-    """One rank's network and batch. The weights are the same on all ranks, the samples are not."""
-
-    def __init__(self, case: StepCase, rank: int) -> None:
-        self._case = case
-        self._rank = rank
-        network = NETWORKS[case.network]
-        torch.manual_seed(0)
-        self.model = network.make()
-        self.model.to(memory_format=network.memory_format)  # type: ignore[call-overload] # torch has no stub for it
-        torch.manual_seed(1 + rank)
-        self._inputs, self._targets = network.samples(case.batch, case.image_size)
-        self._loss = network.loss
-
-    def optimizer(self) -> torch.optim.Optimizer:
-        """Return a plain optimizer of the model."""
-        return torch.optim.SGD(self.model.parameters(), lr=_LEARNING_RATE, momentum=_MOMENTUM)
-
-    def backward(self, model: nn.Module) -> None:
-        """Run `model`, which is ours or around it, forward and backward on the rank's batch."""
-        with torch.autocast("cpu", torch.bfloat16, enabled=self._case.dtype == "bfloat16"):
-            outputs = model(self._inputs)
-        self._loss(outputs.float(), self._targets).backward()  # type: ignore[no-untyped-call] # torch's own
-
-    def reproducible_backward(self, model: nn.Module) -> None:
-        """Do the same with dropout that is the same every time, and another on every rank."""
-        torch.manual_seed(1000 + self._rank)
-        self.backward(model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +52,9 @@ def with_multiring(task: Task, _meeting: Meeting) -> Iterator[Training]:
     """Multiring's DistributedOptimizer, as its documentation begins."""
     mt.init()
     mt.broadcast_parameters(task.model.state_dict())
-    optimizer = mt.DistributedOptimizer(task.optimizer(), task.model.named_parameters())
-    yield Training(task.model, optimizer, f"multiring {VERSION}, torch {torch.__version__}", {})
+    wire: dict[str, Any] = {"wire": task.case.wire} if task.case.wire else {}
+    optimizer = mt.DistributedOptimizer(task.optimizer(), task.model.named_parameters(), **wire)
+    yield Training(task.model, optimizer, f"multiring {VERSION}, torch {torch.__version__}", wire)
     mt.shutdown()
 
 
@@ -140,7 +110,8 @@ def fault(task: Task, training: Training, alone: Sums, meeting: Meeting) -> str:
     for _ in range(2):
         training.optimizer.zero_grad()
         task.reproducible_backward(training.model)
-        wrong = mean_fault(signed_sums(task.model), meeting.hear("alone") if training.is_shared else [alone])
+        all_alone = meeting.hear("alone") if training.is_shared else [alone]
+        wrong = mean_fault(signed_sums(task.model), all_alone, tolerance_of(task.case.wire))
         if wrong:
             return wrong
     training.optimizer.step()
@@ -158,6 +129,7 @@ def difference(task: Task, training: Training, meeting: Meeting, when: str) -> s
 
 def time_steps(case: StepCase, task: Task, training: Training, meeting: Meeting) -> list[float]:
     """Return the seconds of each of `case.steps` steps, one straight after the other."""
+    task.verified()
     for _ in range(case.warmup):
         training.step(task)
     meeting.tell("warm", None)
@@ -180,7 +152,7 @@ def main() -> None:
     settings = Settings.from_environment()
     meeting = Meeting(Path(case.out_dir), settings.rank or 0, settings.size or 1)
     torch.set_num_threads(case.threads)
-    task = Task(case, meeting.rank)
+    task = EmulatedTask(case, meeting.rank) if case.pace else Task(case, meeting.rank)
     task.reproducible_backward(task.model)
     alone = signed_sums(task.model)
     task.model.zero_grad()

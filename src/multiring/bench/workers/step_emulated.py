@@ -1,0 +1,108 @@
+"""A training step whose compute is slept through: gradients of the network's sizes come when they would come.
+
+Ranks of several virtual hosts on one machine share its cores: with real compute a step of four hosts would take as long
+as four steps, and what the wire needs would be hidden behind that. Here each rank sleeps for what was measured on a
+core of its own (step_pace.py). Gradients are the same in every step, and others on every rank.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from multiring.bench.workers.step_case import Pace, StepCase
+from multiring.bench.workers.step_models import NETWORKS
+from multiring.bench.workers.step_task import LEARNING_RATE, MOMENTUM, Task
+
+_LEAST_SLEEP_S = 50e-6  # below, a sleep takes longer than what it stands for
+
+
+class _Arrival(torch.autograd.Function):
+    """Does nothing forward; backward, sleeps, and hands over a parameter's gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, parameter: Tensor, gradient: Tensor, seconds: float) -> Tensor:  # noqa: ARG004 -- torch's
+        ctx.gradient, ctx.seconds = gradient, seconds
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor, None, None]:
+        sleep(ctx.seconds)
+        return gradients[0], ctx.gradient, None, None
+
+
+class EmulatedNetwork(nn.Module):
+    """Has the parameters of `network`, whose own forward is never called; `gradients` are theirs by name.
+
+    Raises:
+        AssertionError: `pace` was measured on another network.
+    """
+
+    def __init__(self, network: nn.Module, gradients: dict[str, Tensor], pace: Pace) -> None:
+        super().__init__()
+        self.network = network
+        self._parts = dict(network.named_parameters())
+        self._gradients = gradients
+        self._pace = pace
+        if sorted(self._parts) != sorted(name for name, _ in pace.backward):
+            raise AssertionError("the pace is that of another network")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `x`, once forward would be over; going back, the last of these comes first."""
+        sleep(self._pace.forward_s)
+        for name, seconds in reversed(self._pace.backward):
+            applied: Tensor = _Arrival.apply(x, self._parts[name], self._gradients[name], seconds)  # type: ignore[no-untyped-call]
+            x = applied
+        return x
+
+
+class EmulatedOptimizer(torch.optim.SGD):
+    """Steps, until it is told to sleep in place of it."""
+
+    seconds: float | None = None
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Take a step, or as much time."""
+        if self.seconds is None:
+            loss: float | None = super().step(closure)
+            return loss
+        sleep(self.seconds)
+        return None
+
+
+class EmulatedTask(Task):
+    """As Task; `case.pace` says how long what takes."""
+
+    def __init__(self, case: StepCase, rank: int) -> None:
+        self.case = case
+        self.rank = rank
+        self._pace = Pace.read(Path(case.pace))
+        torch.manual_seed(0)
+        network = NETWORKS[case.network].make()
+        torch.manual_seed(1 + rank)
+        gradients = {name: torch.randn(part.shape) for name, part in network.named_parameters()}
+        self.model = EmulatedNetwork(network, gradients, self._pace)
+        self._optimizers: list[EmulatedOptimizer] = []
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Return an optimizer that sleeps once everything is verified."""
+        self._optimizers.append(EmulatedOptimizer(self.model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM))
+        return self._optimizers[-1]
+
+    def backward(self, model: nn.Module) -> None:
+        """Take the time of forward and backward; gradients come as they would."""
+        model(torch.zeros(())).backward()
+
+    def verified(self) -> None:
+        """Let optimizers sleep from now on."""
+        for optimizer in self._optimizers:
+            optimizer.seconds = self._pace.optimizer_s
+
+
+def sleep(seconds: float) -> None:
+    """Sleep, where that can be so short."""
+    if seconds > _LEAST_SLEEP_S:
+        time.sleep(seconds)

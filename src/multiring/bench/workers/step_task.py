@@ -1,0 +1,46 @@
+"""What a rank of the training step computes: a network's gradients on samples of its own."""
+
+import torch
+from torch import Tensor, nn
+
+from multiring.bench.workers.step_case import StepCase
+from multiring.bench.workers.step_models import NETWORKS
+
+LEARNING_RATE, MOMENTUM = 1e-3, 0.9
+
+
+class Task:
+    """One rank's network and batch. The weights are the same on all ranks, the samples are not."""
+
+    def __init__(self, case: StepCase, rank: int) -> None:
+        self.case = case
+        self.rank = rank
+        network = NETWORKS[case.network]
+        torch.manual_seed(0)
+        self.model = network.make()
+        self.model.to(memory_format=network.memory_format)  # type: ignore[call-overload] # torch has no stub for it
+        torch.manual_seed(1 + rank)
+        self._inputs, self._targets = network.samples(case.batch, case.image_size)
+        self._loss = network.loss
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Return a plain optimizer of the model."""
+        return torch.optim.SGD(self.model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
+
+    def backward(self, model: nn.Module) -> None:
+        """Run `model`, which is ours or around it, forward and backward on the rank's batch."""
+        self.forward(model).backward()  # type: ignore[no-untyped-call] # torch's own
+
+    def forward(self, model: nn.Module) -> Tensor:
+        """Return the loss of the rank's batch."""
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.case.dtype == "bfloat16"):
+            outputs = model(self._inputs)
+        return self._loss(outputs.float(), self._targets)
+
+    def reproducible_backward(self, model: nn.Module) -> None:
+        """Do the same with dropout that is the same every time, and another on every rank."""
+        torch.manual_seed(1000 + self.rank)
+        self.backward(model)
+
+    def verified(self) -> None:
+        """Hear that the steps to come are only timed."""
