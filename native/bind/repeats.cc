@@ -152,6 +152,8 @@ class Repeats {
     return run(shape, memory.data(), array);
   }
 
+  void forget() { known_.clear(); }
+
   nb::object barrier(uint32_t name) { return run(Shape{.name = name, .dims = -1}, nullptr, nb::none()); }
 
  private:
@@ -227,7 +229,8 @@ void bind_repeats(nb::module_& m) {
            "From now on `all_reduce`, or `barrier`, knows calls like this one.")
       .def("all_reduce", &Repeats::all_reduce, nb::arg("name"), nb::arg("array").none(), nb::arg("op").none(),
            "True: done. An Operation: it goes on, or has failed. None: nothing was begun, the call is not known.")
-      .def("barrier", &Repeats::barrier, nb::arg("name"), "As all_reduce.");
+      .def("barrier", &Repeats::barrier, nb::arg("name"), "As all_reduce.")
+      .def("forget", &Repeats::forget, "Know no calls any more.");
 }
 
 }  // namespace multiring

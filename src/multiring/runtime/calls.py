@@ -224,6 +224,7 @@ class Calls:
         """Run `plan` for `task` from now on; every rank of the group does the same, between two operations."""
         with self._lock:
             self.programs.use(task, plan)
+        self.repeats.forget()
 
     def plan_of(self, request: Request) -> Plan:
         """Return the plan that runs for `request`."""

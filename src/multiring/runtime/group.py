@@ -86,6 +86,14 @@ class Group:
         request = Request(known[collective], numpy_dtype(dtype).name, count, count, op, self._rank_of("root", root))
         return self._calls.plan_of(request)
 
+    def pin(self, task: Task, plan: Plan) -> None:
+        """Run `plan` for `task` from now on. Local: every rank pins the same between the same two operations.
+
+        Raises:
+            ScheduleError: the plan's schedule does not do what it promises.
+        """
+        self._calls.use(task, plan)
+
     def __repr__(self) -> str:
         return f"Group(rank={self.rank}, size={self.size}, ranks={self._ranks})"
 

@@ -1,0 +1,166 @@
+"""multiring plan: show by which plans a collective could run, the cheapest first.
+
+On a topology file, on hosts described as those of multiring lab, or, run by the ranks of a job, on that job's hosts;
+there --measure also times each plan. --save pins the first plan of each size, the fastest with --measure.
+"""
+
+import argparse
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from multiring.bench.cases import parse_size, size_text
+from multiring.cli.output import show
+from multiring.errors import ArgumentError
+from multiring.lab import Plan as LabPlan
+from multiring.lab import parse_rate
+from multiring.lab.topology_file import topology_of_lab
+from multiring.planner import Plan, Task, ranked
+from multiring.probe import time_plan
+from multiring.runtime import Group, init, shutdown
+from multiring.runtime.plan_file import write_pins
+from multiring.runtime.topology_file import read_topology
+from multiring.schedule import SUMS, Accumulation, Collective
+from multiring.topology import Topology
+
+_SIZES = "4KiB,64KiB,1MiB,8MiB,32MiB"
+_HEAD = ("predicted ms", "algorithm", "grid", "segments", "channels", "engine")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    known = [each.value for each in Collective]
+    parser.add_argument("collective", nargs="?", default="all_reduce", choices=known, help="(default all_reduce)")
+    parser.add_argument("--sizes", default=_SIZES, metavar="SIZE,...", help=f"whole buffers (default {_SIZES})")
+    parser.add_argument("--top", type=int, default=8, metavar="N", help="show so many plans a size (default 8)")
+    parser.add_argument("--wide", action="store_true", help="for 16-bit floats, whose sums are accumulated in 32")
+    parser.add_argument(
+        "--measure", action="store_true", help="in a job: time these plans for an all_reduce of float32"
+    )
+    parser.add_argument("--seconds", type=float, default=1.0, metavar="S", help="time each plan for S (default 1)")
+    parser.add_argument("--drain", type=float, default=0.5, metavar="S", help="and run it for S before (default 0.5)")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="pin the first plan of each size")
+    where = parser.add_argument_group("where (default: the job's hosts)")
+    where.add_argument("--topology", type=Path, metavar="FILE", help="a topology file that names the hosts")
+    where.add_argument("--hosts", type=int, metavar="H", help="so many hosts")
+    where.add_argument("--slots", type=int, metavar="S", help="ranks on each (default 1)")
+    where.add_argument("--link", metavar="RATE", help="speed of every host's link, like 1gbit")
+    where.add_argument("--rail", action="append", default=[], metavar="RATE", help="one more rail of that speed")
+    where.add_argument("--rack", type=int, default=1, metavar="R", help="how many racks the hosts stand in (default 1)")
+    where.add_argument("--uplink", metavar="RATE", help="speed of each rack's uplink, per rail")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Show a table for each size."""
+    sizes = [parse_size(text) for text in arguments.sizes.split(",")]
+    if arguments.top < 1 or not arguments.seconds > 0:
+        raise ArgumentError(f"--top {arguments.top} --seconds {arguments.seconds:g}: want at least 1, and > 0")
+    tasks = [_task(arguments, size_bytes) for size_bytes in sizes]
+    described = _described(arguments)
+    if described is not None:
+        if arguments.measure:
+            raise ArgumentError(
+                "--measure times the job's own hosts: leave --topology and --hosts away, and start a job"
+            )
+        chosen = [_table(task, ranked(task, described), arguments.top) for task in tasks]
+        _save(arguments, described, zip(tasks, chosen, strict=True))
+        return 0
+    group = init()
+    try:
+        chosen = [_in_job(group, task, arguments) for task in tasks]
+        if group.rank == 0:
+            _save(arguments, group.topology, zip(tasks, chosen, strict=True))
+        return 0
+    finally:
+        shutdown()
+
+
+def _task(arguments: argparse.Namespace, size_bytes: int) -> Task:
+    collective = Collective(arguments.collective)
+    if arguments.measure and (collective is not Collective.ALL_REDUCE or arguments.wide or size_bytes % 4):
+        raise ArgumentError(
+            "--measure times an all_reduce of float32: want no other collective, no --wide, whole floats"
+        )
+    wide = arguments.wide and collective in SUMS
+    accumulation = Accumulation.WIDE if wide else Accumulation.SAME
+    return Task(collective=collective, size_bytes=size_bytes, accumulation=accumulation)
+
+
+def _described(arguments: argparse.Namespace) -> Topology | None:
+    slots = 1 if arguments.slots is None else arguments.slots
+    if arguments.topology is not None:
+        if arguments.hosts is not None or arguments.link is not None or arguments.rail:
+            raise ArgumentError("--topology has the hosts and links already: leave --hosts, --link and --rail away")
+        known = read_topology(arguments.topology)
+        if not known.names:
+            raise ArgumentError(f"--topology {arguments.topology} names no hosts: add [[hosts]], or say --hosts H")
+        return _filled(known, slots)
+    if arguments.hosts is None:
+        for name in ("slots", "link", "rail", "uplink"):
+            if getattr(arguments, name):
+                raise ArgumentError(f"--{name} describes hosts: say how many there are with --hosts H")
+        return None
+    rails = [arguments.link, *arguments.rail]
+    lab = LabPlan(
+        hosts=arguments.hosts,
+        slots=slots,
+        rails=tuple(None if rate is None else parse_rate(rate) for rate in rails),
+        racks=arguments.rack,
+        uplink=None if arguments.uplink is None else parse_rate(arguments.uplink),
+    )
+    return _filled(topology_of_lab(lab), slots)
+
+
+def _filled(topology: Topology, slots: int) -> Topology:
+    """Return `topology` with so many ranks on each host, one host after the other."""
+    if slots < 1:
+        raise ArgumentError(f"--slots {slots}: want at least 1")
+    hosts = range(len(topology.names))
+    return topology.placed(tuple(tuple(range(slots * host, slots * (host + 1))) for host in hosts), topology.names)
+
+
+def _in_job(group: Group, task: Task, arguments: argparse.Namespace) -> Plan:
+    plans = ranked(task, group.topology)
+    if not arguments.measure:
+        return _table(task, plans, arguments.top) if group.rank == 0 else plans[0]
+    if group.size == 1:
+        raise ArgumentError(
+            "one rank has nothing to measure; start this as a job: multiring run -n 2 -- multiring plan"
+        )
+    tried = plans[: arguments.top]
+    drain_s = arguments.drain if len(group.topology.hosts) > 1 else 0.0
+    times = [time_plan(group, task, plan, seconds=arguments.seconds, drain_s=drain_s) for plan in tried]
+    fastest = min(zip(times, range(len(tried)), strict=True))[1]
+    if group.rank == 0:
+        _table(task, tried, len(tried), times)
+    return tried[fastest]
+
+
+def _table(task: Task, plans: Sequence[Plan], most: int, times: Sequence[float] = ()) -> Plan:
+    """Show the first plans, and return the first."""
+    rows = [[*(("measured ms", "of predicted") if times else ()), *_HEAD]]
+    for at, plan in enumerate(plans[:most]):
+        measured = [f"{times[at] * 1e3:.4g}", f"{times[at] / plan.predicted_seconds:.2f}"] if times else []
+        rows.append([*measured, *_cells(plan)])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    left = f", the first {most} of {len(plans)}" if len(plans) > most else ""
+    ranks = plans[0].schedule.ranks
+    show(f"\n{task.collective.value} of {size_text(task.size_bytes)} on {ranks} ranks{left}\n" + "\n".join(lines))
+    return plans[0]
+
+
+def _cells(plan: Plan) -> list[str]:
+    schedule = plan.schedule
+    return [
+        f"{plan.predicted_seconds * 1e3:.4g}",
+        schedule.algorithm,
+        " x ".join(map(str, schedule.grid)),
+        "-" if plan.segment_bytes is None else size_text(plan.segment_bytes),
+        ":".join(map(str, schedule.shares)),
+        plan.engine,
+    ]
+
+
+def _save(arguments: argparse.Namespace, topology: Topology, plans: Iterable[tuple[Task, Plan]]) -> None:
+    if arguments.save is not None:
+        write_pins(arguments.save, plans, topology)

@@ -1,0 +1,57 @@
+"""multiring probe: measure what the links between a job's ranks cost, in seconds.
+
+Every rank runs it, under whatever starts the job: mpiexec -n 8 multiring probe --save topology.toml. Rank 0 shows what
+was found, writes the file, and names hosts and interfaces that are slower than their peers, or than was stated.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from multiring.cli.output import show
+from multiring.errors import ArgumentError
+from multiring.probe import probe
+from multiring.runtime import init, shutdown
+from multiring.runtime.topology_file import write_topology
+from multiring.topology import text_of
+
+_SLOW = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the topology there, for MULTIRING_TOPOLOGY")
+    parser.add_argument(
+        "--seconds", type=float, default=0.5, metavar="S", help="time each transfer for S (default 0.5)"
+    )
+    parser.add_argument(
+        "--drain",
+        type=float,
+        default=0.5,
+        metavar="S",
+        help="and run it for S before: bursts may be free (default 0.5)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit with 1 where a host or an interface is slower than its peers, or than was stated."""
+    if not arguments.seconds > 0 or not arguments.drain >= 0:
+        raise ArgumentError(f"--seconds {arguments.seconds:g} --drain {arguments.drain:g}: want > 0, and >= 0")
+    group = init()
+    try:
+        if group.size == 1:
+            raise ArgumentError(
+                "one rank has no links to measure; start this as a job: multiring run -n 2 -- multiring probe"
+            )
+        found = probe(group, seconds=arguments.seconds, drain_s=arguments.drain)
+        if group.rank == 0:
+            heading = f"Measured by multiring probe on {found.topology}."
+            show(text_of(found.topology, heading).rstrip())
+            for warning in found.warnings:
+                print(f"multiring: {warning}", file=sys.stderr)
+            if arguments.save is not None:
+                write_topology(arguments.save, found.topology, heading)
+        group.barrier()
+        return _SLOW if found.warnings and group.rank == 0 else 0
+    finally:
+        shutdown()

@@ -1,0 +1,5 @@
+"""Measuring what the planner reckons with, by running collectives in the job whose links are meant."""
+
+from multiring.probe.measure import Findings as Findings
+from multiring.probe.measure import probe as probe
+from multiring.probe.timing import time_plan as time_plan

@@ -1,0 +1,79 @@
+"""From what a few all_reduces take to the constants of the links that they pass."""
+
+from dataclasses import dataclass
+
+from multiring.collectives import build
+from multiring.planner import Plan
+from multiring.probe.timing import all_reduce_task, time_plan
+from multiring.runtime import Group
+from multiring.schedule import Collective, Frame
+from multiring.topology import SHM, Link
+
+_SMALL_BYTES = 256
+_LARGE_BYTES = 8 << 20
+_SEGMENT_BYTES = 1 << 20
+_PIECES = 64  # in which a small sum shows what a message costs
+_TURNS = 5
+_LEAST_S = 1e-7
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Patience:
+    """How long one large transfer is timed, and run before that: shaped links carry bursts for free."""
+
+    seconds: float
+    drain_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Between:
+    """The ranks of `part`, joined by links of one kind.
+
+    `engine` is what carries their bytes; "shm+tcp" within a host moves them as plans between hosts do. `shares` say
+    on which rail: the last channel carries what is small entirely, and nearly all of what is large.
+    """
+
+    part: Group
+    engine: str
+    shares: tuple[int, ...]
+    patience: Patience
+
+    def link(self) -> Link:
+        """Return the constants of what joins the ranks.
+
+        With p ranks: a small exchange travels with the agreement, a direct sum takes two steps of p - 1 messages each
+        after it, and each further piece of that occupies the port for 2 (p - 1) messages.
+        """
+        others = self.part.size - 1
+        noted_s = self._small("exchange", 1)
+        direct_s = self._small("direct", 1)
+        overhead_s = (self._small("direct", _PIECES) - direct_s) / ((_PIECES - 1) * 2 * others)
+        overhead_s = max(overhead_s, _LEAST_S)
+        bandwidth = self.bandwidth()
+        return Link(
+            latency_s=max((direct_s - noted_s) / 2 - others * overhead_s, _LEAST_S),
+            overhead_s=overhead_s,
+            bandwidth_bytes_per_s=bandwidth,
+            # Within a host a copy is a read and a write, and so, nearly, is a reduction of two operands.
+            reduce_bytes_per_s=SHM.reduce_bytes_per_s if self.engine == "tcp" else 2 * bandwidth,
+        )
+
+    def bandwidth(self) -> float:
+        """Return the bytes per second that each rank gets, each way."""
+        between_hosts = self.engine == "tcp"
+        plan = self._plan("direct", _SEGMENT_BYTES if between_hosts else None)
+        drain_s = self.patience.drain_s if between_hosts else 0.0
+        task = all_reduce_task(_LARGE_BYTES)
+        taken_s = time_plan(self.part, task, plan, seconds=self.patience.seconds, drain_s=drain_s)
+        return 2 * _LARGE_BYTES * (self.part.size - 1) / self.part.size / taken_s
+
+    def _small(self, algorithm: str, pieces: int) -> float:
+        task = all_reduce_task(_SMALL_BYTES * pieces)
+        plan = self._plan(algorithm, None if pieces == 1 else _SMALL_BYTES)
+        # The least disturbed of a few: what others of the machine do is not the link's.
+        return min(time_plan(self.part, task, plan, seconds=self.patience.seconds / _TURNS / 4) for _ in range(_TURNS))
+
+    def _plan(self, algorithm: str, segment_bytes: int | None) -> Plan:
+        ranks = self.part.size
+        frame = Frame(collective=Collective.ALL_REDUCE, grid=(ranks,), order=tuple(range(ranks)), shares=self.shares)
+        return Plan(build(algorithm, frame), self.engine, 0.0, segment_bytes)

@@ -1,0 +1,146 @@
+"""The probe: what each level of a topology costs, in seconds of measuring.
+
+Constants are fitted to what collectives take, so that they are what plans are made of: of several plans for one small
+sum the differences give latency and overhead; what a large one takes gives the bandwidth. Every host takes part in one
+pair at a time, and in another afterwards, so that a slow host shows in both and can be named.
+"""
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
+from itertools import combinations
+
+import numpy as np
+
+from multiring.probe.fit import Between, Patience
+from multiring.probe.remarks import far_from_stated, median_of, racked, slow_hosts
+from multiring.runtime import Group
+from multiring.topology import SHM, Link, Topology
+
+_NEARLY_ALL = 60  # parts of a buffer that one rail carries while it is measured, each other rail one
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What was measured, and what is to be said about it."""
+
+    topology: Topology
+    warnings: tuple[str, ...]
+
+
+def probe(group: Group, *, seconds: float = 0.5, drain_s: float = 0.5) -> Findings:
+    """Return the topology of `group` with measured links; every rank of the group calls it, and gets the same.
+
+    Args:
+        group: all ranks of the job. Racks are those its topology has.
+        seconds: how long to measure each large transfer; there are a few for each rail, and for each pair of racks.
+        drain_s: how long to run before: shaped links carry bursts for free.
+    """
+    known = group.topology
+    patience = Patience(seconds=seconds, drain_s=drain_s)
+    shm = _shm(group, patience)
+    if len(known.hosts) == 1:
+        return Findings(replace(known, shm=shm), ())
+    rounds = _rounds(known)
+    measured = [_rail(group, rail, rounds, patience) for rail in range(len(known.rails))]
+    usual = tuple(median_of(each) for each in measured)
+    own, warnings = slow_hosts(known, measured, usual)
+    racks = tuple(known.racks)
+    if len(racks) > 1:
+        uplinks = [_uplink(group, rail, patience) for rail in range(len(known.rails))]
+        racks = tuple(racked(rack, usual, [each[at] for each in uplinks]) for at, rack in enumerate(racks))
+    warnings += far_from_stated(known, usual)
+    reduce = shm.reduce_bytes_per_s
+    rails = tuple(replace(link, reduce_bytes_per_s=reduce) for link in usual)
+    return Findings(replace(known, shm=shm, rails=rails, own_rails=own, racks=racks), tuple(warnings))
+
+
+# ---- within hosts ----
+
+
+def _shm(group: Group, patience: Patience) -> Link:
+    """Measure memory between the ranks of each host, all hosts at once, move by move as plans between hosts do."""
+    halves = [group.subgroup(host) for host in group.topology.hosts]
+    local = next(part for part in halves if part is not None)
+    found = np.zeros(5)
+    if local.size > 1:
+        found[:4] = astuple(Between(part=local, engine="shm+tcp", shares=(1,), patience=patience).link())
+        found[4] = 1
+    rows = group.all_gather(found[np.newaxis])
+    rows = rows[rows[:, 4] > 0]
+    if not len(rows):
+        return SHM
+    latency_s, overhead_s, bandwidth, reduce = np.median(rows[:, :4], axis=0).tolist()
+    return Link(latency_s=latency_s, overhead_s=overhead_s, bandwidth_bytes_per_s=bandwidth, reduce_bytes_per_s=reduce)
+
+
+# ---- between hosts ----
+
+
+def _rounds(topology: Topology) -> list[list[tuple[int, int]]]:
+    """Return pairs of neighbouring hosts, each host at most once in a round; a pair is of one rack where it can be."""
+    racks = [list(rack.hosts) for rack in topology.racks] or [list(range(len(topology.hosts)))]
+    pairs = [pair for rack in racks for pair in _ring(rack)]
+    lonely = [rack[0] for rack in racks if len(rack) == 1]
+    pairs += _ring([*lonely, *[rack[0] for rack in racks if len(rack) > 1][:1]]) if lonely else []
+    rounds: list[list[tuple[int, int]]] = []
+    for pair in pairs:
+        free = [each for each in rounds if not any(set(pair) & set(other) for other in each)]
+        if free:
+            free[0].append(pair)
+        else:
+            rounds.append([pair])
+    return rounds
+
+
+def _ring(hosts: Sequence[int]) -> list[tuple[int, int]]:
+    if len(hosts) < 2:
+        return []
+    if len(hosts) == 2:
+        return [(hosts[0], hosts[1])]
+    return [(host, hosts[(at + 1) % len(hosts)]) for at, host in enumerate(hosts)]
+
+
+def _rail(group: Group, rail: int, rounds: list[list[tuple[int, int]]], patience: Patience) -> list[Link]:
+    """Return what each host gets out of one rail: the better of what it got with its neighbours."""
+    hosts = len(group.topology.hosts)
+    best = np.zeros((hosts, 4))
+    for pairs in rounds:
+        found = np.zeros((hosts, 4))
+        part = _part_of(group, [[group.topology.hosts[host][0] for host in pair] for pair in pairs])
+        if part is not None:
+            link = Between(part=part, engine="tcp", shares=_all_on(rail), patience=patience).link()
+            found[group.topology.host_of()[group.rank]] = astuple(link)
+        group.all_reduce(found, "max")
+        better = found[:, 2] > best[:, 2]
+        best[better] = found[better]
+    return [
+        Link(latency_s=row[0], overhead_s=row[1], bandwidth_bytes_per_s=row[2], reduce_bytes_per_s=row[3])
+        for row in best.tolist()
+    ]
+
+
+def _uplink(group: Group, rail: int, patience: Patience) -> list[float]:
+    """Return, for each rack, the bytes per second of its uplink: all its hosts send to another rack's at once."""
+    topology = group.topology
+    found = np.zeros(len(topology.racks))
+    for one, other in combinations(range(len(topology.racks)), 2):
+        pairs = list(zip(topology.racks[one].hosts, topology.racks[other].hosts, strict=False))
+        part = _part_of(group, [[topology.hosts[host][0] for host in pair] for pair in pairs])
+        rate = np.zeros(1)
+        if part is not None:
+            between = Between(part=part, engine="tcp", shares=_all_on(rail), patience=patience)
+            rate[0] = between.bandwidth() if part.rank == 0 else 0 * between.bandwidth()
+        group.all_reduce(rate)
+        found[[one, other]] = np.maximum(found[[one, other]], rate[0])
+    return [float(each) for each in found]
+
+
+def _part_of(group: Group, members: list[list[int]]) -> Group | None:
+    """Return the one of the groups of `members` that this rank is in; all ranks make all of them."""
+    parts = [group.subgroup(ranks) for ranks in members]
+    return next((part for part in parts if part is not None), None)
+
+
+def _all_on(rail: int) -> tuple[int, ...]:
+    # Small buffers go by the last channel entirely, large ones nearly.
+    return (*[1] * rail, _NEARLY_ALL * max(rail, 1))

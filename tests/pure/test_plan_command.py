@@ -1,0 +1,131 @@
+"""`multiring plan` without a job: what it shows, saves and refuses; and what the probe says of what it measured."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from multiring.cli import main
+from multiring.planner import pins_of
+from multiring.probe.measure import _rounds
+from multiring.probe.remarks import far_from_stated, median_of, racked, slow_hosts
+from multiring.topology import TCP, OwnRails, Rack, Topology, text_of
+
+LAB = ["plan", "--hosts", "4", "--slots", "2", "--link", "1gbit"]
+
+
+def test_candidates_come_cheapest_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*LAB, "--sizes", "4KiB,32MiB", "--top", "50"]) == 0
+    small, large = capsys.readouterr().out.split("\n\n")
+    assert small.lstrip().startswith("all_reduce of 4 KiB on 8 ranks\n")
+    assert large.startswith("all_reduce of 32 MiB on 8 ranks, the first 50 of ")
+    for table in (small, large):
+        head, *rows = table.strip().splitlines()[1:]
+        assert head.split() == ["predicted", "ms", "algorithm", "grid", "segments", "channels", "engine"]
+        times = [float(row.split()[0]) for row in rows]
+        assert times == sorted(times)
+        assert len(rows) == (50 if table is large else len(rows))
+    assert " 2 x 4 " in large.splitlines()[2]
+
+
+def test_plans_are_saved_for_the_hosts_described(tmp_path: Path) -> None:
+    lab = ["--rail", "250mbit", "--rack", "2", "--uplink", "500mbit"]
+    assert main([*LAB, *lab, "--sizes", "64KiB,8MiB", "--save", str(tmp_path / "p.toml")]) == 0
+    pins = pins_of((tmp_path / "p.toml").read_text())
+    assert [task.size_bytes for task, _ in pins.plans] == [65536, 8 << 20]
+    assert pins.plans[1][1].schedule.frame.channels == 2
+
+
+def test_a_topology_file_has_the_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "t.toml"
+    path.write_text(text_of(Topology(((0,), (1,), (2,)))))
+    assert main(["plan", "broadcast", "--topology", str(path), "--slots", "4", "--sizes", "1MiB"]) == 0
+    assert "broadcast of 1 MiB on 12 ranks" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--top", "0", *LAB[1:]], "--top 0"),
+        (["--measure", *LAB[1:]], "--measure times the job's own hosts"),
+        (["broadcast", "--measure"], "--measure times an all_reduce of float32"),
+        (["--sizes", "6", "--measure"], "whole floats"),
+        (["--sizes", "much"], "'much' is no size"),
+        (["--link", "1gbit"], "--link describes hosts: say how many there are with --hosts H"),
+        (["--hosts", "2", "--slots", "0"], "0 slots make no lab"),
+        (["--topology", "t.toml", "--hosts", "2"], "--topology has the hosts and links already"),
+        (["--topology", "none.toml"], "topology file 'none.toml'"),
+        (["--measure"], "one rank has nothing to measure"),
+        ([*LAB[1:], "--save", "/nowhere/p.toml"], "want a path that can be written"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(words: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *words]) == 2
+    assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "reason"),
+    [("", [], "names no hosts"), ("[[hosts]]\nname = 'a'", ["--slots", "0"], "--slots 0: want at least 1")],
+)
+def test_a_file_that_does_not_do_is_refused(
+    text: str, words: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "t.toml").write_text(text)
+    assert main(["plan", "--topology", str(tmp_path / "t.toml"), *words]) == 2
+    assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [([], "one rank has no links to measure"), (["--seconds", "0"], "--seconds 0"), (["--drain", "-1"], "--drain -1")],
+)
+def test_a_probe_that_cannot_be_is_refused(words: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["probe", *words]) == 2
+    assert reason in capsys.readouterr().err
+
+
+# -- what the probe makes of what it measured
+
+FAST = replace(TCP, bandwidth_bytes_per_s=1e8)
+SLOW = replace(TCP, bandwidth_bytes_per_s=1e7)
+
+
+@pytest.mark.parametrize("hosts", [2, 3, 4, 7, 8])
+def test_every_host_meets_its_neighbours_one_at_a_time(hosts: int) -> None:
+    rounds = _rounds(Topology(tuple((host,) for host in range(hosts))))
+    met = [pair for pairs in rounds for pair in pairs]
+    assert len(rounds) <= 3
+    assert all(len({host for pair in pairs for host in pair}) == 2 * len(pairs) for pairs in rounds)
+    assert all(sum(host in pair for pair in met) == min(2, hosts - 1) for host in range(hosts))
+
+
+def test_pairs_are_of_one_rack_where_they_can_be() -> None:
+    racks = (Rack(hosts=(0, 2)), Rack(hosts=(1, 3)), Rack(hosts=(4,)))
+    met = {pair for pairs in _rounds(Topology(tuple((host,) for host in range(5)), racks=racks)) for pair in pairs}
+    assert met == {(0, 2), (1, 3), (4, 0)}
+
+
+def test_a_slow_host_is_named() -> None:
+    topology = Topology(((0,), (1,), (2,)), names=("a", "b", "c"), interfaces=("eth0",))
+    measured = [[FAST, SLOW, FAST]]
+    assert median_of(measured[0]) == FAST
+    own, said = slow_hosts(topology, measured, (FAST,))
+    assert own == (OwnRails(host=1, rails=(SLOW,)),)
+    assert said == ["eth0 of host b carries 80 Mbit/s, the median host's 800 Mbit/s"]
+    assert slow_hosts(topology, [[FAST, FAST, FAST]], (FAST,)) == ((), [])
+
+
+def test_an_interface_that_is_not_what_was_stated_is_named() -> None:
+    topology = Topology(((0,), (1,)), rails=(FAST,), interfaces=("eth0",))
+    assert far_from_stated(topology, (SLOW,)) == ["eth0 carries 80 Mbit/s, stated are 800 Mbit/s"]
+    assert far_from_stated(topology, (FAST,)) == []
+    assert far_from_stated(Topology(((0,), (1,))), (SLOW,)) == []  # nobody has stated anything
+
+
+def test_an_uplink_is_one_only_where_it_narrows() -> None:
+    rack = Rack(hosts=(0, 1))
+    (uplink,) = racked(rack, (FAST,), [5e7]).uplinks
+    assert uplink is not None
+    assert (uplink.bandwidth_bytes_per_s, uplink.latency_s) == (5e7, 0.0)
+    assert racked(rack, (FAST,), [1.9e8]).uplinks == ()

@@ -1,0 +1,43 @@
+"""`multiring probe` and `multiring plan --measure` in jobs: they end with files that can be used."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.wire.lab_rig import LabRun
+
+from multiring.planner import pins_of
+from multiring.topology import topology_of
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="virtual hosts need root")
+COMMAND = (sys.executable, "-m", "multiring")
+QUICK = ("--seconds", "0.05", "--drain", "0.05")
+
+
+@pytest.fixture
+def labs() -> Iterator[list[LabRun]]:
+    made: list[LabRun] = []
+    yield made
+    for lab in made:
+        lab.close()
+
+
+def test_a_probe_writes_a_topology_that_a_job_plans_by(tmp_path: Path, labs: list[LabRun]) -> None:
+    file, plans = tmp_path / "t.toml", tmp_path / "p.toml"
+    hosts = ("--hosts", "4", "--link", "200mbit", "--rack", "2", "--uplink", "100mbit")
+    labs.append(LabRun(*hosts, *COMMAND, "probe", "--save", str(file), *QUICK))
+    assert labs[-1].finish() in {0, 1}, labs[-1].err  # 1: on a busy machine links may be slower than they should
+    found = topology_of(file.read_text())
+    assert found.names == ("host0", "host1", "host2", "host3")
+    assert [rack.hosts for rack in found.racks] == [(0, 1), (2, 3)]
+    assert all(link.bandwidth_bytes_per_s < 30e6 for link in found.rails)
+
+    measure = ("plan", "--measure", "--sizes", "256KiB", "--top", "3", "--save", str(plans), *QUICK)
+    labs.append(LabRun(*hosts, *COMMAND, *measure, MULTIRING_TOPOLOGY=str(file)))
+    assert labs[-1].finish() == 0, labs[-1].err
+    assert "all_reduce of 256 KiB on 4 ranks, the first 3 of" in labs[-1].out or "on 4 ranks\n" in labs[-1].out
+    assert labs[-1].out.count("measured ms") == 1
+    ((task, plan),) = pins_of(plans.read_text()).plans
+    assert (task.size_bytes, plan.schedule.ranks) == (256 << 10, 4)
