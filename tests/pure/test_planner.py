@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multiring._native import NOTE_BYTES
 from multiring.errors import ArgumentError, ScheduleError
 from multiring.planner import Plan, Task, candidates, cheapest, ranked, ways_of
 from multiring.planner.candidates import grids_of, proportion, shares_of
+from multiring.planner.plan import NOTES_BYTES
 from multiring.schedule import SUMS, Accumulation, Collective, Schedule, Way, check, price
 from multiring.topology import SHM, TCP, Link, OwnRails, Rack, Topology
 
@@ -190,6 +192,26 @@ def test_shares_are_small_and_close(bandwidths: list[float]) -> None:
     assert proportion([1000.0, 250.0]) == (4, 1)
     assert proportion([941.0, 237.0]) == (4, 1)
     assert proportion([5.0, 5.0, 5.0]) == (1, 1, 1)
+
+
+def test_a_small_exchange_saves_the_agreement() -> None:
+    topology = _topology(2, 2, 2, 2)
+    small, large = (
+        {
+            (plan.schedule.algorithm, plan.schedule.grid): plan.predicted_seconds
+            for plan in ranked(Task(collective=Collective.ALL_REDUCE, size_bytes=size_bytes), topology)
+            if plan.segment_bytes is None
+        }
+        for size_bytes in (NOTES_BYTES, NOTES_BYTES + 4)
+    )
+    agreement_s = SHM.latency_s + SHM.overhead_s + 2 * (TCP.latency_s + TCP.overhead_s)
+    assert large["exchange", (2, 4)] - small["exchange", (2, 4)] == pytest.approx(agreement_s, rel=0.01)
+    assert large["ring", (2, 4)] == pytest.approx(small["ring", (2, 4)], rel=1e-3)
+    assert _all_reduce(topology, 256).schedule.algorithm == "exchange"
+
+
+def test_what_is_a_note_is_the_native_cores_word() -> None:
+    assert NOTES_BYTES == NOTE_BYTES
 
 
 def test_what_cannot_be_the_cheapest_is_not_priced(monkeypatch: pytest.MonkeyPatch) -> None:

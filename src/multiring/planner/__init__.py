@@ -7,6 +7,5 @@ from multiring.planner.pins import pins_text as pins_text
 from multiring.planner.plan import Plan as Plan
 from multiring.planner.plan import Task as Task
 from multiring.planner.plan import cheapest as cheapest
-from multiring.planner.plan import choose as choose
 from multiring.planner.plan import ranked as ranked
 from multiring.planner.ways import ways_of as ways_of

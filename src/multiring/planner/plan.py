@@ -1,12 +1,16 @@
 """The choice, by price alone: every rank comes to the same plan."""
 
+import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from multiring.errors import ArgumentError
 from multiring.planner.candidates import candidates, segments_of
 from multiring.planner.ways import ways_of
 from multiring.schedule import Accumulation, Collective, Schedule, least, price
-from multiring.topology import Topology
+from multiring.topology import Topology, grid_of
+
+NOTES_BYTES = 64 << 10  # so much of an exchange travels with the agreement; the native core's NOTE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +69,6 @@ def cheapest(task: Task, topology: Topology) -> Plan:
     return best
 
 
-def choose(
-    collective: Collective, topology: Topology, size_bytes: int, accumulation: Accumulation, root: int = 0
-) -> Plan:
-    """Return the cheapest plan; see `Task`."""
-    task = Task(collective=collective, size_bytes=size_bytes, accumulation=accumulation, root=root)
-    return cheapest(task, topology)
-
-
 def ranked(task: Task, topology: Topology) -> list[Plan]:
     """Return all plans there are, cheapest first; see `cheapest`."""
     plans = [_priced(task, topology, schedule, cut) for schedule, cut in _offers(task, topology)]
@@ -88,7 +84,25 @@ def _offers(task: Task, topology: Topology) -> list[tuple[Schedule, int | None]]
 def _priced(task: Task, topology: Topology, schedule: Schedule, segment_bytes: int | None) -> Plan:
     ways = ways_of(schedule, topology)
     seconds = price(schedule, task.size_bytes, ways, _count(task, segment_bytes))
+    if schedule.algorithm != "exchange" or task.size_bytes > NOTES_BYTES or segment_bytes is not None:
+        seconds += _agreement_s(topology)
     return Plan(schedule, _engine_of(topology), seconds, segment_bytes)
+
+
+@lru_cache(maxsize=256)
+def _agreement_s(topology: Topology) -> float:
+    """Return how long ranks of several hosts take to agree on an operation: in each round all hear from one more.
+
+    A small exchange travels with the agreement. Within a host everything does, or it is the same for all plans.
+    """
+    if len(topology.hosts) == 1:
+        return 0.0
+    grid, _ = grid_of(topology)
+    stays = len(grid) > 1 and grid[0] == len(topology.hosts[0])  # whether the first axis is within hosts
+    links = [topology.shm if stays and axis == 0 else topology.rails[0] for axis in range(len(grid))]
+    return sum(
+        math.ceil(math.log2(size)) * (link.latency_s + link.overhead_s) for size, link in zip(grid, links, strict=True)
+    )
 
 
 def _count(task: Task, segment_bytes: int | None) -> int:

@@ -34,7 +34,7 @@ class Link:
 
 # Orders of magnitude, so that plans are sane before anything was measured; a measured topology replaces them.
 SHM = Link(latency_s=2e-6, overhead_s=0.5e-6, bandwidth_bytes_per_s=5e9, reduce_bytes_per_s=10e9)
-TCP = Link(latency_s=30e-6, overhead_s=5e-6, bandwidth_bytes_per_s=1.25e9, reduce_bytes_per_s=5e9)
+TCP = Link(latency_s=30e-6, overhead_s=15e-6, bandwidth_bytes_per_s=1.25e9, reduce_bytes_per_s=5e9)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
