@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
 from benchmarks.evidence import Claim, report, shown
 from benchmarks.evidence_failures import RANK, failures, slowed
 from benchmarks.evidence_job import LabJob, Word
+from benchmarks.evidence_planner import planner
 
 JOIN_S, JOIN_AIM_S = 90.0, 60.0
 RAIL_S = 8.0  # before and after a rail is cut
@@ -98,6 +99,7 @@ def pace(heard: list[Word], begin: float, end: float) -> float:
 
 
 CLAIMS: dict[str, Callable[[int], Iterator[Claim]]] = {
+    "planner": planner,
     "ranks": ranks,
     "rail": rail,
     "failures": failures,

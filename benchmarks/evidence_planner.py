@@ -1,0 +1,139 @@
+"""Plans in labs of many kinds: is the chosen one as good as the best measured, and which algorithm won where."""
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.evidence import Claim, shown
+from benchmarks.evidence_job import LabJob
+
+RANK = Path(__file__).with_name("evidence_planner_rank.py")
+WITHIN, GAIN = 1.05, 1.10
+KIB, MIB = 2**10, 2**20
+SMALL, MIDDLE, LARGE = 4 * KIB, 512 * KIB, 16 * MIB
+JOB_S = 600.0
+# Lab -> sizes: 30 configurations of hosts, slots, rates, racks, rails and sizes.
+LABS: dict[str, tuple[int, ...]] = {
+    "--hosts 4 --slots 2 --link 1gbit": (SMALL, MIDDLE, LARGE),
+    "--hosts 2 --slots 4 --link 1gbit": (SMALL, MIDDLE, LARGE),
+    "--hosts 4 --slots 1 --link 1gbit": (SMALL, MIDDLE, LARGE),
+    "--hosts 8 --slots 1 --link 250mbit": (SMALL, MIDDLE, 4 * MIB),
+    "--hosts 3 --slots 2 --link 100mbit": (SMALL, MIDDLE, 2 * MIB),
+    "--hosts 2 --slots 1": (SMALL, MIDDLE, LARGE),
+    "--hosts 4 --slots 2": (SMALL, MIDDLE, LARGE),
+    "--hosts 8 --slots 1 --link 1gbit --rack 2 --uplink 500mbit": (SMALL, MIDDLE, LARGE),
+    "--hosts 4 --slots 2 --link 1gbit --rack 2 --uplink 250mbit": (MIDDLE, 4 * MIB),
+    "--hosts 4 --slots 1 --link 1gbit --rail 250mbit": (MIDDLE, LARGE),
+    "--hosts 2 --slots 2 --link 500mbit --rail 500mbit": (MIDDLE, LARGE),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One plan, as measured; `seconds` is the median of its turns."""
+
+    algorithm: str
+    grid: tuple[int, ...]
+    shares: tuple[int, ...]
+    segment_bytes: int | None
+    predicted_s: float
+    seconds: float
+
+    def __str__(self) -> str:
+        cut = "whole" if self.segment_bytes is None else f"{self.segment_bytes // KIB} KiB"
+        channels = f", channels {':'.join(map(str, self.shares))}" if len(self.shares) > 1 else ""
+        return f"{self.algorithm} on {' x '.join(map(str, self.grid))}{channels}, {cut}"
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What was measured in one lab for one size; the chosen plan comes first."""
+
+    lab: str
+    size_bytes: int
+    tried: tuple[Tried, ...]
+
+    def __str__(self) -> str:
+        size = f"{self.size_bytes // MIB} MiB" if self.size_bytes >= MIB else f"{self.size_bytes // KIB} KiB"
+        return f"{self.lab}, {size}"
+
+    @property
+    def chosen(self) -> Tried:
+        """What the planner takes."""
+        return self.tried[0]
+
+    @property
+    def best(self) -> Tried:
+        """What was fastest."""
+        return min(self.tried, key=lambda tried: tried.seconds)
+
+    @property
+    def flat_ring(self) -> Tried | None:
+        """The best of the rings through all ranks, if more than one axis could be had."""
+        ranks = max(len(tried.grid) for tried in self.tried)
+        flat = [tried for tried in self.tried if tried.algorithm == "ring" and len(tried.grid) == 1]
+        return min(flat, key=lambda tried: tried.predicted_s) if flat and ranks > 1 else None
+
+
+def planner(share: int) -> Iterator[Claim]:
+    """Yield a claim for each configuration, and what they amount to together."""
+    found: list[Configuration] = []
+    for lab, sizes in list(LABS.items())[:: min(share, len(LABS))]:
+        configurations, wrong = measured(lab, sizes)
+        found += configurations
+        if wrong:
+            yield Claim(text=f"plans in {lab} are measured", figure=shown([wrong]), holds=False)
+        for each in configurations:
+            ratio = each.chosen.seconds / each.best.seconds
+            yield Claim(
+                text=f"{each}: of {len(each.tried)} plans the chosen one is within {WITHIN - 1:.0%} of the best",
+                figure=f"{ratio:.3f}: {each.chosen} {each.chosen.seconds * 1e3:.3g} ms"
+                f" (predicted {each.chosen.predicted_s * 1e3:.3g}); best {each.best} {each.best.seconds * 1e3:.3g} ms",
+                holds=ratio <= WITHIN,
+            )
+    yield from together(found)
+
+
+def measured(lab: str, sizes: tuple[int, ...]) -> tuple[list[Configuration], str]:
+    """Return what one job found, as far as it got, and what went wrong ("" if nothing)."""
+    with LabJob(lab, RANK, "plans", ",".join(map(str, sizes))) as job:
+        wrong = ""
+        try:
+            job.wait_for(lambda heard: len(heard) == len(sizes), JOB_S)
+        except TimeoutError as error:
+            wrong = str(error)
+        heard = list(job.heard)
+    return [Configuration(lab, word["size"], tuple(map(tried_of, word["plans"]))) for word in heard], wrong
+
+
+def tried_of(word: dict[str, Any]) -> Tried:
+    """Return a plan as its rank told of it."""
+    grid, shares = tuple(word["grid"]), tuple(word["shares"])
+    seconds = statistics.median(word["seconds"])
+    return Tried(word["algorithm"], grid, shares, word["segment_bytes"], word["predicted_s"], seconds)
+
+
+def together(found: list[Configuration]) -> Iterator[Claim]:
+    """Yield how multi-ring is beside the flat ring, and who won how often."""
+    gains = []
+    for each in found:
+        flat = each.flat_ring
+        rings = [tried for tried in each.tried if len(tried.grid) > 1]
+        multi = min(rings, key=lambda tried: tried.predicted_s) if rings else None
+        if flat is not None and multi is not None and flat.predicted_s / multi.predicted_s > GAIN:
+            gains.append((flat.seconds / multi.seconds, f"{each}: {flat.seconds / multi.seconds:.2f} x"))
+    slower = [text for gain, text in gains if gain <= 1]
+    yield Claim(
+        text=f"multi-ring beats the flat ring wherever a gain above {GAIN - 1:.0%} was predicted ({len(gains)} times)",
+        figure=shown(slower) or (f"{min(gains)[0]:.2f} to {max(gains)[0]:.2f} x" if gains else "nowhere predicted"),
+        holds=not slower and bool(gains),
+    )
+    wins = Counter(f"{each.best.algorithm} on {len(each.best.grid)} axes" for each in found)
+    yield Claim(
+        text=f"which algorithm won, of {len(found)} configurations",
+        figure=", ".join(f"{name} {count}" for name, count in wins.most_common()),
+        holds=True,
+    )

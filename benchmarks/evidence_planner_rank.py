@@ -1,0 +1,106 @@
+"""One rank of a job that measures plans: python evidence_planner_rank.py FOLDER plans SIZE,...
+
+Reports, for each size, the plan that is chosen and every other with what it takes, each by turns, to FOLDER/words.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from benchmarks.evidence_rank import tell
+
+import multiring
+from multiring.planner import Plan, Task, cheapest, ranked
+from multiring.probe import probe
+from multiring.schedule import Collective
+
+TURNS = 3
+TIMED_S = 0.3  # of one plan in one turn, by what is predicted
+LEAST_CALLS, MOST_CALLS = 2, 200
+DRAIN_S = 1.0
+
+
+def main() -> None:
+    """Probe, then measure for each size."""
+    folder, _, sizes = sys.argv[1:]
+    group = multiring.init()
+    topology = probe(group).topology
+    for size in sizes.split(","):
+        task = Task(collective=Collective.ALL_REDUCE, size_bytes=int(size))
+        chosen = cheapest(task, topology)
+        plans = [chosen, *(plan for plan in contenders(ranked(task, topology), chosen) if plan != chosen)]
+        seconds = measure(group, task, plans)
+        if group.rank == 0:
+            tell(Path(folder), size=int(size), plans=[word_of(*each) for each in zip(plans, seconds, strict=True)])
+    group.barrier()
+
+
+def contenders(plans: list[Plan], chosen: Plan) -> list[Plan]:
+    """Return the plans to measure: of each algorithm, grid and set of shares the one that is predicted to be best.
+
+    Of the chosen one all lengths of segments. `plans` are sorted.
+    """
+    seen: set[tuple[object, ...]] = set()
+    kept = []
+    for plan in plans:
+        kind = kind_of(plan)
+        if kind not in seen or kind == kind_of(chosen):
+            kept.append(plan)
+        seen.add(kind)
+    return kept
+
+
+def kind_of(plan: Plan) -> tuple[object, ...]:
+    """Return what tells plans apart but for their segments."""
+    return plan.schedule.algorithm, plan.schedule.grid, plan.schedule.shares
+
+
+def measure(group: multiring.Group, task: Task, plans: list[Plan]) -> list[list[float]]:
+    """Return what a call of each plan takes on the slowest rank, in each turn; every other turn goes backwards."""
+    array = group.allocate(task.size_bytes // 4, "float32")
+    array[...] = 0
+    run(group, task, plans[0], array, max(1, round(DRAIN_S / plans[0].predicted_seconds)))
+    seconds: list[list[float]] = [[] for _ in plans]
+    for turn in range(TURNS):
+        order = range(len(plans)) if turn % 2 == 0 else range(len(plans) - 1, -1, -1)
+        for index in order:
+            calls = min(max(round(TIMED_S / plans[index].predicted_seconds), LEAST_CALLS), MOST_CALLS)
+            seconds[index].append(run(group, task, plans[index], array, calls))
+    return seconds
+
+
+def run(
+    group: multiring.Group,
+    task: Task,
+    plan: Plan,
+    array: "np.ndarray[tuple[int, ...], np.dtype[np.float32]]",
+    calls: int,
+) -> float:
+    """Return the seconds of one of `calls` calls by `plan`, behind one that does not count."""
+    group.pin(task, plan)
+    group.all_reduce(array)
+    group.barrier()
+    begin = time.perf_counter()
+    for _ in range(calls):
+        group.all_reduce(array)
+    taken = np.array([(time.perf_counter() - begin) / calls])
+    group.all_reduce(taken, "max")
+    return float(taken[0])
+
+
+def word_of(plan: Plan, seconds: list[float]) -> dict[str, object]:
+    """Return a plan and its times as JSON has them."""
+    schedule = plan.schedule
+    return {
+        "algorithm": schedule.algorithm,
+        "grid": schedule.grid,
+        "shares": schedule.shares,
+        "segment_bytes": plan.segment_bytes,
+        "predicted_s": plan.predicted_seconds,
+        "seconds": seconds,
+    }
+
+
+if __name__ == "__main__":
+    main()
