@@ -18,6 +18,7 @@ from benchmarks.evidence import Claim, report, shown
 from benchmarks.evidence_failures import RANK, failures, slowed
 from benchmarks.evidence_job import LabJob, Word
 from benchmarks.evidence_planner import planner
+from benchmarks.evidence_training import digits
 
 JOIN_S, JOIN_AIM_S = 90.0, 60.0
 RAIL_S = 8.0  # before and after a rail is cut
@@ -102,6 +103,7 @@ CLAIMS: dict[str, Callable[[int], Iterator[Claim]]] = {
     "planner": planner,
     "ranks": ranks,
     "rail": rail,
+    "digits": digits,
     "failures": failures,
     "slowed": slowed,
 }
