@@ -77,8 +77,8 @@ def test_large_sums_between_hosts_leave_each_host_once_and_in_pieces() -> None:
         plan = _all_reduce(_topology(4, 4, 4, rails=(GIGABIT,)), 1 << 28, accumulation)
         assert plan.schedule.grid == (4, 3)
         assert plan.segment_bytes is not None
-        # 2 n (H - 1) / H bytes leave each host: the plan is within 3 % of what no plan can beat.
-        assert plan.predicted_seconds < 1.03 * 2 * (1 << 28) * 2 / 3 / 119e6
+        # 2 n (H - 1) / H bytes leave each host: the plan is within 4 % of what no plan can beat.
+        assert plan.predicted_seconds < 1.04 * 2 * (1 << 28) * 2 / 3 / 119e6
 
 
 def test_small_sums_go_in_one_piece() -> None:
@@ -135,12 +135,20 @@ def test_ranks_of_a_host_share_its_way_out() -> None:
     topology = _topology(4, 4)
     found = _found(topology, Collective.ALL_REDUCE)
     local, shared = Way(link=SHM, port=0), Way(link=_part(TCP, 4), port=1)
-    assert found["direct", (8,)] == [shared]  # every rank sends to the other host
+    # Every rank sends to the other host, and hears from several there.
+    assert found["direct", (8,)] == [
+        Way(link=replace(TCP, bandwidth_bytes_per_s=TCP.bandwidth_bytes_per_s / 4 * 0.97), port=1)
+    ]
     assert found["ring", (8,)] == [Way(link=TCP, port=1)]  # one rank does
     assert found["direct", (4, 2)] == found["ring", (4, 2)] == [local, shared]
     broadcasts = _found(topology, Collective.BROADCAST, root=5)
     assert broadcasts["direct", (4, 2)] == [local, Way(link=TCP, port=1)]  # only the root sends between hosts
     assert broadcasts["direct", (8,)] == [Way(link=TCP, port=1)]
+
+
+def test_large_sums_go_round_in_rings_where_many_would_send_to_one() -> None:
+    plan = _all_reduce(_topology(2, 2, 2, 2, rails=(GIGABIT,)), 32 << 20)
+    assert (plan.schedule.algorithm, plan.schedule.grid) in {("ring", (2, 4)), ("direct_ring", (2, 4))}
 
 
 def test_racks_share_their_uplinks_and_axes_the_rails() -> None:

@@ -14,6 +14,9 @@ from multiring.schedule import Collective, Frame, Kind, Moves, Pattern, Schedule
 from multiring.topology import Link, Topology, strides_of
 
 _SHM_PORT, _RAILS_PORT = 0, 1
+# What is left of a rail's bandwidth where several hosts send to one at a time: their packets push each other out of
+# queues. 4 hosts at 1 Gbit/s, 32 MiB: direct took 3 to 12 % longer than rings (docs/decisions/0011).
+_CROWDED = 0.97
 
 
 def ways_of(schedule: Schedule, topology: Topology) -> tuple[Way, ...]:
@@ -33,12 +36,14 @@ def _way(schedule: Schedule, topology: Topology, axis: int) -> Way:
     from_hosts, from_racks = _senders(frame, patterns, axis, topology.hosts, topology.rack_of())
     if not any(from_hosts):
         return Way(link=topology.shm, port=_SHM_PORT)
+    left = _CROWDED if _is_crowded(patterns, schedule.grid[axis]) else 1.0
     each_host = [
         _side_by_side(topology.rails_of(host), schedule.shares, senders)
         for host, senders in enumerate(from_hosts)
         if senders
     ]
-    link = min(each_host, key=lambda found: found.bandwidth_bytes_per_s)
+    slowest = min(each_host, key=lambda found: found.bandwidth_bytes_per_s)
+    link = replace(slowest, bandwidth_bytes_per_s=slowest.bandwidth_bytes_per_s * left)
     uplinks = [
         _side_by_side(rack.uplinks, schedule.shares, senders)
         for rack, senders in zip(topology.racks, from_racks, strict=False)
@@ -51,7 +56,7 @@ def _way(schedule: Schedule, topology: Topology, axis: int) -> Way:
     return Way(
         link=replace(link, latency_s=link.latency_s + further_s),
         port=_RAILS_PORT,
-        uplink_bytes_per_s=narrowest.bandwidth_bytes_per_s,
+        uplink_bytes_per_s=narrowest.bandwidth_bytes_per_s * left,
     )
 
 
@@ -95,6 +100,18 @@ def _senders(
             crosses = (places[:, receivers] != places[:, [at]]).any(axis=1)
             np.add.at(senders, places[crosses, at], 1)
     return from_hosts.tolist(), from_racks.tolist()
+
+
+@lru_cache(maxsize=256)
+def _is_crowded(patterns: tuple[Pattern, ...], size: int) -> bool:
+    """Whether a rank of a line hears from more than one other in a phase; coordinates 0 and 1 stand for all."""
+    for pattern in patterns:
+        for at in range(min(size, 2)):
+            rows = pattern.program(size, at).rows()
+            sources = {peer for move in rows if move.kind is not Kind.SEND for peer in move.peers} - {at}
+            if len(sources) > 1:
+                return True
+    return False
 
 
 def _busy_lines(frame: Frame, axis: int) -> NDArray[np.intp]:
