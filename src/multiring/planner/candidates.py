@@ -12,7 +12,8 @@ from multiring.schedule import SUMS, Accumulation, Collective, Frame, Schedule
 from multiring.topology import Link, Topology, grid_of
 
 SEGMENTED = frozenset({Collective.ALL_REDUCE, Collective.BROADCAST})  # whose buffer is one piece of memory
-_SEGMENTS_BYTES = tuple(1 << bits for bits in range(22, 15, -1))  # 4 MiB to 64 KiB
+# 4 MiB to 128 KiB: of shorter ones each rank's part is a few packets, which cost it more than the wire.
+_SEGMENTS_BYTES = tuple(1 << bits for bits in range(22, 16, -1))
 _BROADCAST_SEGMENTS_BYTES = (1 << 20, 1 << 18)  # each is priced with all ranks of a line
 _FLAT_MOST = 16  # hosts that one axis is long enough for
 _FINEST = 64  # shares add up to no more, unless a rail is slower than that part of all
