@@ -6,8 +6,9 @@ Sources: Cho et al., "PowerAI DDL", 2017, arXiv 1708.02188; Cho et al., "BlueCon
 for deep learning on heterogeneous network hierarchy", MLSys 2019.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from multiring.errors import ScheduleError
 from multiring.schedule import Accumulation, Collective, Frame, Pattern, Phase, Schedule
 
 
@@ -23,3 +24,12 @@ def over_axes(
         Collective.ALL_GATHER: gather,
     }[frame.collective]
     return Schedule(algorithm=algorithm, frame=frame, phases=phases, accumulation=accumulation)
+
+
+def refuse_coded(algorithm: str, frame: Frame, axes: Iterable[int]) -> None:
+    """Raise ScheduleError if one of `axes`, which `algorithm` uses for other than direct patterns, has a lossy wire."""
+    if any(frame.wire_of(axis) for axis in axes):
+        wires = ", ".join(wire.name.lower() for wire in frame.wires)
+        raise ScheduleError(
+            f"wires={wires}: {algorithm} rounds more than once on a coded axis, or not everywhere alike: use direct"
+        )

@@ -6,7 +6,7 @@ Source: Cho et al., "PowerAI DDL", 2017, arXiv 1708.02188 (the mix of algorithms
 """
 
 from multiring.collectives import direct, ring
-from multiring.collectives.axes import over_axes
+from multiring.collectives.axes import over_axes, refuse_coded
 from multiring.schedule import Accumulation, Frame, Schedule
 
 
@@ -14,9 +14,10 @@ def direct_ring(frame: Frame, accumulation: Accumulation) -> Schedule:
     """Return the schedule that is direct along the first axis and a ring along every other.
 
     Raises:
-        ScheduleError: `accumulation` is not SAME.
+        ScheduleError: `accumulation` is not SAME, or an axis but the first has a lossy wire.
     """
     ring.refuse_wide(accumulation)
+    refuse_coded("a ring", frame, range(1, len(frame.grid)))
     first = (direct.REDUCE_SCATTER, direct.ALL_GATHER)
     rings = [(ring.REDUCE_SCATTER, ring.ALL_GATHER) for _ in frame.grid[1:]]
     return over_axes("direct_ring", frame, accumulation, [first, *rings])

@@ -11,6 +11,7 @@ Source: Thakur, Rabenseifner & Gropp, "Optimization of collective communication 
 IJHPCA 19(1), 2005, doi:10.1177/1094342005051521 (recursive doubling serves short messages there, by the same trade).
 """
 
+from multiring.collectives.axes import refuse_coded
 from multiring.schedule import Accumulation, Effect, Frame, Kind, Move, Moves, Pattern, Phase, Schedule
 
 
@@ -31,7 +32,12 @@ ALL_REDUCE = Pattern("exchange_all_reduce", Effect.ALL_REDUCE, _all_reduce)
 
 
 def exchange(frame: Frame, accumulation: Accumulation) -> Schedule:
-    """Return the all_reduce in which the ranks of every line exchange whole buffers, along one axis after the other."""
+    """Return the all_reduce in which the ranks of every line exchange whole buffers, along one axis after the other.
+
+    Raises:
+        ScheduleError: an axis has a lossy wire.
+    """
+    refuse_coded("an exchange", frame, range(len(frame.grid)))
     return Schedule(
         algorithm="exchange",
         frame=frame,

@@ -2,7 +2,7 @@
 
 Cost along an axis of p ranks with an n-byte range: p - 1 steps, n (p - 1) / p bytes sent and as many
 received, for the reduce-scatter and again for the all-gather. A part is rounded at every rank it passes,
-so a ring refuses wide accumulation.
+so a ring refuses wide accumulation and lossy wires.
 
 Source: Patarasuk & Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
 JPDC 69(2), 2009, doi:10.1016/j.jpdc.2008.09.002.
@@ -10,7 +10,7 @@ JPDC 69(2), 2009, doi:10.1016/j.jpdc.2008.09.002.
 
 import numpy as np
 
-from multiring.collectives.axes import over_axes
+from multiring.collectives.axes import over_axes, refuse_coded
 from multiring.errors import ScheduleError
 from multiring.schedule import Accumulation, Effect, Frame, Kind, Moves, Pattern, Schedule
 
@@ -61,8 +61,9 @@ def ring(frame: Frame, accumulation: Accumulation) -> Schedule:
     """Return the schedule with a ring along every axis.
 
     Raises:
-        ScheduleError: `accumulation` is not SAME.
+        ScheduleError: `accumulation` is not SAME, or an axis has a lossy wire.
     """
     refuse_wide(accumulation)
     axes = range(len(frame.grid))
+    refuse_coded("a ring", frame, axes)
     return over_axes("ring", frame, accumulation, [(REDUCE_SCATTER, ALL_GATHER) for _ in axes])

@@ -13,10 +13,12 @@ from multiring.schedule.kinds import Accumulation as Accumulation
 from multiring.schedule.kinds import Collective as Collective
 from multiring.schedule.kinds import Kind as Kind
 from multiring.schedule.kinds import Space as Space
+from multiring.schedule.kinds import Wire as Wire
 from multiring.schedule.layout import GRAIN as GRAIN
 from multiring.schedule.layout import Counts as Counts
 from multiring.schedule.layout import Extents as Extents
 from multiring.schedule.layout import Splits as Splits
+from multiring.schedule.layout import grain_of as grain_of
 from multiring.schedule.model import Schedule as Schedule
 from multiring.schedule.moves import NOWHERE as NOWHERE
 from multiring.schedule.moves import Move as Move
@@ -27,3 +29,6 @@ from multiring.schedule.pattern import Phase as Phase
 from multiring.schedule.price import least as least
 from multiring.schedule.price import price as price
 from multiring.schedule.timing import Way as Way
+from multiring.schedule.wire import decoded as decoded
+from multiring.schedule.wire import encoded_bytes as encoded_bytes
+from multiring.schedule.wire import wire_of as wire_of

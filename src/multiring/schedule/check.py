@@ -17,7 +17,10 @@ same order, so the order of dependencies is that of phases, and within a phase t
 *Matching:* two ranks share at most one axis, and 3. has that axis' phases in a row. *Overwriting:* later phases touch
 own parts only until the same axis gathers; own parts are undisturbed by 1.; other parts are safe by 3., whose
 chains of messages all exist here too. Memory that a reduce-scatter moves between INPUT, SCRATCH and OUTPUT
-only renames: each place sees a part of the writes and reads it would see in place.
+only renames: each place sees a part of the writes and reads it would see in place. A coded gather also writes what
+it offers, which nobody may be reading then: all later axes are coded too (`Frame`), and what is coded is read out of
+a copy. *Replicas:* an axis' gather makes of equal parts equal ranges, by 3., so from axis k back to 1 ranks that
+differ in gathered axes only hold the same versions.
 
 tests/pure compares the rule with `check_moves`, which proves all moves of all ranks, on every small grid.
 """
@@ -27,14 +30,15 @@ from functools import lru_cache
 
 from multiring.errors import ScheduleError
 from multiring.schedule.expand import expand
+from multiring.schedule.form import prove_spans
 from multiring.schedule.frame import Frame
-from multiring.schedule.kinds import Accumulation, Collective
+from multiring.schedule.kinds import Accumulation, Collective, Wire
 from multiring.schedule.layout import layout_of
 from multiring.schedule.model import Schedule
 from multiring.schedule.moves import NOWHERE, Moves
 from multiring.schedule.pattern import Effect, Pattern, Phase
 from multiring.schedule.promise import promise_of, scattered_promise
-from multiring.schedule.prove import prove, prove_spans
+from multiring.schedule.prove import prove
 
 
 def check(schedule: Schedule) -> None:
@@ -48,7 +52,8 @@ def check(schedule: Schedule) -> None:
         patterns[phase.axis] = (*patterns.get(phase.axis, ()), phase.pattern)
     once_per_axis = schedule.accumulation is not Accumulation.SAME
     for axis, size in enumerate(schedule.grid):
-        _prove_axis(schedule.collective, patterns[axis], size, once_per_axis=once_per_axis)
+        wire = schedule.wires[axis]
+        _prove_axis(schedule.collective, patterns[axis], size, wire=wire, once_per_axis=once_per_axis)
     prove_spans(layout_of(schedule.frame), schedule.moves_of(schedule.order[0]), schedule.order[0])
 
 
@@ -88,18 +93,21 @@ def _check_phases(schedule: Schedule) -> None:
 
 
 @lru_cache(maxsize=256)
-def _prove_axis(collective: Collective, patterns: tuple[Pattern, ...], size: int, *, once_per_axis: bool) -> None:
+def _prove_axis(
+    collective: Collective, patterns: tuple[Pattern, ...], size: int, *, wire: Wire, once_per_axis: bool
+) -> None:
     """Prove what the rule asks of an axis of `size` ranks; `patterns` are its phases, in order."""
     roundings = 1 if once_per_axis else size
+    order, wires = tuple(range(size)), (wire,) if wire else ()
     for pattern in patterns:
         _check_programs(pattern, size)
         if pattern.effect is Effect.REDUCE_SCATTER:
-            in_place = Frame(collective=Collective.ALL_REDUCE, grid=(size,), order=tuple(range(size)))
-            prove(scattered_promise(size), _line(in_place, (pattern,)))
+            in_place = Frame(collective=Collective.ALL_REDUCE, grid=(size,), order=order, wires=wires)
+            prove(scattered_promise(size, wire), _line(in_place, (pattern,)))
         elif pattern.effect is Effect.ALL_GATHER:
-            gather = Frame(collective=Collective.ALL_GATHER, grid=(size,), order=tuple(range(size)))
+            gather = Frame(collective=Collective.ALL_GATHER, grid=(size,), order=order)
             prove(promise_of(gather, 0), _line(gather, (pattern,)))
-    frame = Frame(collective=collective, grid=(size,), order=tuple(range(size)))
+    frame = Frame(collective=collective, grid=(size,), order=order, wires=wires)
     prove(promise_of(frame, roundings), _line(frame, patterns))
 
 

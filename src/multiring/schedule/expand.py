@@ -126,15 +126,20 @@ def _phase(frame: Frame, phase: Phase, rank: int, places: _Places, *, completes:
         completed = program.last[row] if whole else parts[row] == at
         dst = np.where(completed, places.finished + (block if whole else channel), dst)
     rows = program.take(row)
+    wire = frame.wire_of(axis)
+    sends = rows.kind == Kind.SEND
+    # What is finished stays as its peers decode it; what is still to be summed the gather brings back.
+    rounds = sends if wire and phase.pattern.effect is Effect.ALL_GATHER else np.zeros(len(sends), np.bool_)
     return Moves(
         kind=rows.kind,
         channel=channel.astype(np.uint16),
         src=np.where(rows.src == NOWHERE, NOWHERE, src).astype(np.int32),
-        dst=np.where(rows.dst == NOWHERE, NOWHERE, dst).astype(np.int32),
+        dst=np.where(rounds, src, np.where(rows.dst == NOWHERE, NOWHERE, dst)).astype(np.int32),
         span=spans[run].astype(np.int32),
         last=rows.last & completes,
         peer_start=rows.peer_start,
         peers=line[rows.peers],
+        wire=np.full(len(rows), wire, np.uint8),
     )
 
 

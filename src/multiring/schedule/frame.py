@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multiring.errors import ScheduleError
-from multiring.schedule.kinds import Collective
+from multiring.schedule.kinds import Collective, Wire
 from multiring.topology import coordinates_of, strides_of
 
 
@@ -21,11 +21,12 @@ class Frame:
     """The collective, the grid its ranks stand on, and its channels.
 
     `order` gives the rank at each grid position. `shares` are the relative weights of the channels: rails
-    of unequal speed carry unequal shares. Only a broadcast has a root; it is 0 elsewhere.
+    of unequal speed carry unequal shares. Only a broadcast has a root; it is 0 elsewhere. `wires` has the wire type
+    of each axis, or is empty where nothing is coded; only an all_reduce can be.
 
     Raises:
         ScheduleError: the grid is empty, `order` is no permutation that fills it, the root is not a rank,
-            or a share is not a positive integer.
+            a share is not a positive integer, or `wires` has not one type an axis, or an exact axis behind a coded one.
     """
 
     collective: Collective
@@ -33,6 +34,7 @@ class Frame:
     order: tuple[int, ...]
     root: int = 0
     shares: tuple[int, ...] = (1,)
+    wires: tuple[Wire, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.grid) == 0 or any(size < 1 for size in self.grid):
@@ -43,6 +45,23 @@ class Frame:
             raise ScheduleError(f"root={self.root}: want a rank below {self.ranks}, and 0 where nobody broadcasts")
         if not self.shares or any(share < 1 or share != int(share) for share in self.shares):
             raise ScheduleError(f"shares={self.shares}: want a positive integer for every channel")
+        self._check_wires()
+
+    def _check_wires(self) -> None:
+        known = all(isinstance(wire, Wire) for wire in self.wires)
+        if self.wires and (len(self.wires) != len(self.grid) or not known):
+            raise ScheduleError(f"wires={self.wires}: want one Wire for each of the {len(self.grid)} axes, or none")
+        if self.is_coded and self.collective is not Collective.ALL_REDUCE:
+            raise ScheduleError(
+                f"wires={self._shown_wires()} for {self.collective.value}: only an all_reduce can be coded"
+            )
+        coded = [self.wire_of(axis) is not Wire.NONE for axis, size in enumerate(self.grid) if size > 1]
+        if coded != sorted(coded):
+            # A coded axis overwrites what it gathers, which peers on an exact one may still be reading.
+            raise ScheduleError(
+                f"wires={self._shown_wires()} on grid {self.grid}: an axis behind a coded one must be coded too:"
+                " code the slowest axes"
+            )
 
     @property
     def ranks(self) -> int:
@@ -53,6 +72,18 @@ class Frame:
     def channels(self) -> int:
         """How many channels run side by side."""
         return len(self.shares)
+
+    def _shown_wires(self) -> str:
+        return ", ".join(wire.name.lower() for wire in self.wires)
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether any axis has a lossy wire type."""
+        return any(self.wires)
+
+    def wire_of(self, axis: int) -> Wire:
+        """Return the wire type of `axis`."""
+        return self.wires[axis] if self.wires else Wire.NONE
 
     def position_of(self, rank: int) -> int:
         """Return the grid position of `rank`.

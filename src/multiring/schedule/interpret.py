@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from multiring.errors import ScheduleError
 from multiring.schedule.arithmetic import combine
-from multiring.schedule.kinds import Accumulation, Collective, Kind, Space
+from multiring.schedule.kinds import Accumulation, Collective, Kind, Space, Wire
 from multiring.schedule.layout import Counts, Extents, Splits
 from multiring.schedule.model import Schedule
-from multiring.schedule.moves import Move, Moves
+from multiring.schedule.moves import NOWHERE, Move, Moves
+from multiring.schedule.wire import decode, encode, encoded_bytes
 
 Array = NDArray[Any]
 
@@ -56,6 +57,8 @@ def interpret(
         _Rank(schedule.moves_of(rank), schedule.extents_of(rank, every[rank]), array)
         for rank, array in enumerate(arrays)
     ]
+    if schedule.frame.is_coded and (forms[0][0] != "float32" or op not in {"sum", "average"}):
+        raise ScheduleError(f"{op} of {forms[0][0]} over {schedule}: want a sum or an average of float32")
     _run(ranks, op, schedule.accumulation)
     return Interpretation(tuple(rank.memory[Space.OUTPUT] for rank in ranks), tuple(tuple(rank.log) for rank in ranks))
 
@@ -118,15 +121,32 @@ def _execute(
     """Do one move; return False, having done nothing, if a message it takes was not sent yet."""
     rank = ranks[me]
     if move.kind is Kind.SEND:
+        offered = rank.view(move.src, move.span)
+        if move.wire:
+            source, offered = offered, encode(move.wire, offered)
+            if move.dst != NOWHERE:
+                source[...] = decode(move.wire, offered, source.size)
         for peer in move.peers:
-            offers.setdefault((me, peer, move.channel), deque()).append(rank.view(move.src, move.span))
+            offers.setdefault((me, peer, move.channel), deque()).append(offered)
         return True
     routes = [(peer, me, move.channel) for peer in move.peers]
     if not all(route[0] == me or offers.get(route) for route in routes):
         return False
-    operands = [rank.view(move.src, move.span) if route[0] == me else offers[route].popleft() for route in routes]
     target = rank.view(move.dst, move.span)
+    operands = [
+        rank.view(move.src, move.span) if route[0] == me else _arrived(offers[route].popleft(), move.wire, target.size)
+        for route in routes
+    ]
     if any(operand.size != target.size for operand in operands):
         raise ScheduleError(f"rank {me}: {move}: {[o.size for o in operands]} elements do not fit {target.size}")
     target[...] = operands[0] if move.kind is Kind.COPY else combine(operands, *arithmetic, len(ranks), last=move.last)
     return True
+
+
+def _arrived(message: Array, wire: Wire, elements: int) -> Array:
+    """Return the elements that a message holds, of which `elements` are taken."""
+    if not wire:
+        return message
+    if message.size != encoded_bytes(wire, elements):
+        raise ScheduleError(f"{message.size} bytes do not hold {elements} elements as {wire.name.lower()}")
+    return decode(wire, message, elements)

@@ -27,6 +27,15 @@ class Accumulation(IntEnum):
     ONCE = 2  # as WIDE, and all contributions meet in one move: an average of narrow integers never wraps
 
 
+class Wire(IntEnum):
+    """In what form float32 elements travel along an axis; all but NONE lose bits. schedule/wire.py says which."""
+
+    NONE = 0  # as they are
+    FP16 = 1
+    BF16 = 2
+    INT8 = 3  # blocks of 256 elements, with a scale each
+
+
 class Collective(Enum):
     """What the ranks do together, in the field's spelling."""
 

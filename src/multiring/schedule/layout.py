@@ -20,10 +20,16 @@ from numpy.typing import NDArray
 
 from multiring.errors import ScheduleError
 from multiring.schedule.frame import Frame
-from multiring.schedule.kinds import Collective, Space
+from multiring.schedule.kinds import Collective, Space, Wire
+from multiring.schedule.wire import BLOCK
 
 # Boundaries of an even split fall on multiples of this many elements: whole vectors, whole cache lines of float32.
 GRAIN = 16
+
+
+def grain_of(frame: Frame) -> int:
+    """Return the elements at whose multiples `frame` cuts: those that share a scale are never parted."""
+    return BLOCK if Wire.INT8 in frame.wires else GRAIN
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -148,8 +154,8 @@ def _sizes_of(frame: Frame, rank: int, counts: Counts) -> dict[Space, NDArray[np
             raise ScheduleError(f"counts={counts!r}: {frame.collective.value} wants one number of elements >= 0")
         if frame.collective is Collective.BROADCAST:
             return {Space.OUTPUT: split(counts, frame.shares)}
-        blocks = (1,) * frame.ranks
-        pieces = np.concatenate([split(int(n), blocks) for n in split(counts, frame.shares)])
+        blocks, grain = (1,) * frame.ranks, grain_of(frame)
+        pieces = np.concatenate([split(int(n), blocks, grain) for n in split(counts, frame.shares, grain)])
         return {Space.OUTPUT: pieces, Space.SCRATCH: np.tile(pieces, scratch_buffers_of(frame))}
     if frame.collective is Collective.ALL_TO_ALL:
         if not isinstance(counts, Splits):
@@ -176,10 +182,10 @@ def _pieces(frame: Frame, counts: Sequence[int]) -> NDArray[np.int64]:
     return np.concatenate([split(int(count), frame.shares) for count in counts])
 
 
-def split(elements: int, weights: Sequence[int]) -> NDArray[np.int64]:
-    """Return the sizes of the pieces of `elements` in proportion to `weights`, cut at multiples of GRAIN."""
+def split(elements: int, weights: Sequence[int], grain: int = GRAIN) -> NDArray[np.int64]:
+    """Return the sizes of the pieces of `elements` in proportion to `weights`, cut at multiples of `grain`."""
     ends = np.cumsum(weights, dtype=np.int64)
-    bounds = elements * ends // ends[-1] // GRAIN * GRAIN
+    bounds = elements * ends // ends[-1] // grain * grain
     bounds[-1] = elements
     sizes: NDArray[np.int64] = np.diff(bounds, prepend=0)
     return sizes

@@ -9,7 +9,7 @@ from multiring.errors import ScheduleError
 from multiring.schedule import layout
 from multiring.schedule.expand import expand
 from multiring.schedule.frame import Frame
-from multiring.schedule.kinds import Accumulation, Collective
+from multiring.schedule.kinds import Accumulation, Collective, Wire
 from multiring.schedule.layout import Counts, Extents
 from multiring.schedule.moves import NOWHERE, Moves
 from multiring.schedule.pattern import Phase
@@ -20,7 +20,7 @@ class Schedule:
     """Phases over a frame. Nothing here grows with the number of moves; `moves_of` expands one rank's.
 
     Raises:
-        ScheduleError: a phase names an axis that the grid does not have.
+        ScheduleError: a phase names an axis that the grid does not have, or 16-bit sums would be coded.
     """
 
     algorithm: str
@@ -32,6 +32,8 @@ class Schedule:
         for phase in self.phases:
             if not 0 <= phase.axis < len(self.grid):
                 raise ScheduleError(f"{phase.pattern.name} along axis {phase.axis}: grid {self.grid} has no such axis")
+        if self.frame.is_coded and self.accumulation is not Accumulation.SAME:
+            raise ScheduleError(f"{self}: wire types code float32 sums, which need same accumulation")
 
     @property
     def collective(self) -> Collective:
@@ -62,6 +64,11 @@ class Schedule:
     def shares(self) -> tuple[int, ...]:
         """The channels' relative weights."""
         return self.frame.shares
+
+    @property
+    def wires(self) -> tuple[Wire, ...]:
+        """The wire type of each axis."""
+        return self.frame.wires or (Wire.NONE,) * len(self.grid)
 
     def moves_of(self, rank: int) -> Moves:
         """Return what `rank` does, in its order.
@@ -96,19 +103,29 @@ class Schedule:
     def _identity(self) -> str:
         phases = ",".join(f"{phase.axis}:{phase.pattern.name}" for phase in self.phases)
         words = [self.collective.value, self.algorithm, phases, self.accumulation.name.lower(), str(self.root)]
-        return "|".join([*words, *(",".join(map(str, each)) for each in (self.grid, self.order, self.shares))])
+        columns = [",".join(map(str, each)) for each in (self.grid, self.order, self.shares)]
+        columns += [_names(self.wires)] if self.frame.is_coded else []
+        return "|".join([*words, *columns])
 
     def describe(self) -> str:
         """Return several lines that say what happens, phase by phase."""
         lines = [str(self)]
         for phase in self.phases:
             size = self.grid[phase.axis]
-            lines.append(f"  axis {phase.axis + 1}: {phase.pattern.name} on {self.ranks // size} lines of {size} ranks")
+            wire = self.wires[phase.axis]
+            coded = f", {wire.name.lower()} on the wire" if wire else ""
+            where = f"on {self.ranks // size} lines of {size} ranks{coded}"
+            lines.append(f"  axis {phase.axis + 1}: {phase.pattern.name} {where}")
         return "\n".join(lines)
 
     def __str__(self) -> str:
         extras = [f"root {self.root}"] if self.collective is Collective.BROADCAST else []
         extras += [f"channels {':'.join(map(str, self.shares))}"] if len(self.shares) > 1 else []
+        extras += [f"wires {_names(self.wires)}"] if self.frame.is_coded else []
         extras += [f"{self.accumulation.name.lower()} accumulation"] if self.accumulation else []
         grid = " x ".join(map(str, self.grid))
         return ", ".join([f"{self.algorithm} {self.collective.value} on {grid} ranks", *extras])
+
+
+def _names(wires: tuple[Wire, ...]) -> str:
+    return ",".join(wire.name.lower() for wire in wires)

@@ -1,15 +1,15 @@
 """Moves: what one rank does, in its own order, as arrays that a native executor reads directly."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from multiring.schedule.kinds import Kind
+from multiring.schedule.kinds import Kind, Wire
 
-NOWHERE = -1  # the chunk a move does not have: a SEND's dst, a remote COPY's src
+NOWHERE = -1  # the chunk a move does not have: a plain SEND's dst, a remote COPY's src
 
 
 class Move(NamedTuple):
@@ -22,6 +22,7 @@ class Move(NamedTuple):
     span: int
     last: bool
     peers: tuple[int, ...]
+    wire: Wire = Wire.NONE
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -33,6 +34,10 @@ class Moves:
     `src`. REDUCE takes one message from each peer, combines left to right in the order of `peers`, in which
     the rank itself stands for its own operand at `src`, and writes at `dst`; a REDUCE may write while
     operands still arrive. `last` marks the REDUCE that makes a chunk complete: an average divides there.
+
+    A `wire` that is not NONE says that what travels is coded. A SEND encodes its chunks when it is executed, after
+    which they may be written; with a dst, which is its src, it leaves there what its peers will decode, so that all
+    hold the same. A REDUCE or COPY decodes what comes from its peers; a REDUCE's own operand is exact.
 
     Messages from one rank to another match in order on each channel: the n-th sent is the n-th taken.
     A rank is done when its moves are, and when all that it offered has been taken.
@@ -46,8 +51,11 @@ class Moves:
     last: NDArray[np.bool_]  # (n,)
     peer_start: NDArray[np.int32]  # (n + 1,): move i has peers[peer_start[i]:peer_start[i + 1]]
     peers: NDArray[np.int32]  # (m,), ranks of the group
+    wire: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))  # (n,); by default nothing is coded
 
     def __post_init__(self) -> None:
+        if len(self.wire) != len(self.kind):
+            object.__setattr__(self, "wire", np.zeros(len(self.kind), np.uint8))
         for each in fields(self):
             getattr(self, each.name).setflags(write=False)
 
@@ -67,6 +75,7 @@ class Moves:
             last=np.array([row.last for row in rows], np.bool_),
             peer_start=np.cumsum([0, *(len(row.peers) for row in rows)], dtype=np.int32),
             peers=np.array([peer for row in rows for peer in row.peers], np.int32),
+            wire=np.array([row.wire for row in rows], np.uint8),
         )
 
     @classmethod
@@ -74,7 +83,7 @@ class Moves:
         """Return the moves of all `pieces`, one piece after the other."""
         if not pieces:
             return cls.of(())
-        columns = ("kind", "channel", "src", "dst", "span", "last", "peers")
+        columns = ("kind", "channel", "src", "dst", "span", "last", "peers", "wire")
         joined = {name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in columns}
         counts = np.concatenate([np.diff(piece.peer_start) for piece in pieces])
         return cls(**joined, peer_start=_starts(counts))
@@ -93,16 +102,18 @@ class Moves:
             last=self.last[rows],
             peer_start=peer_start,
             peers=self.peers[np.repeat(self.peer_start[:-1][rows], counts) + within],
+            wire=self.wire[rows],
         )
 
     def rows(self) -> Iterator[Move]:
         """Yield the moves one by one."""
-        starts, peers, kinds = self.peer_start.tolist(), self.peers.tolist(), list(Kind)
-        columns = (self.kind, self.channel, self.src, self.dst, self.span, self.last)
-        for index, (kind, channel, src, dst, span, last) in enumerate(
+        starts, peers, kinds, wires = self.peer_start.tolist(), self.peers.tolist(), list(Kind), list(Wire)
+        columns = (self.kind, self.channel, self.src, self.dst, self.span, self.last, self.wire)
+        for index, (kind, channel, src, dst, span, last, wire) in enumerate(
             zip(*(column.tolist() for column in columns), strict=True)
         ):
-            yield Move(kinds[kind], channel, src, dst, span, last, tuple(peers[starts[index] : starts[index + 1]]))
+            those = tuple(peers[starts[index] : starts[index + 1]])
+            yield Move(kinds[kind], channel, src, dst, span, last, those, wires[wire])
 
 
 def _starts(counts: NDArray[np.integer]) -> NDArray[np.int32]:

@@ -3,7 +3,8 @@
 The model is alpha-beta with one port per rank, direction and physical link; docs/algorithms.md has its closed forms. A
 message of b bytes occupies its sender's port for overhead + b / bandwidth, arrives latency later, and occupies its
 receiver's port as long. A SEND costs its rank nothing else, a receive waits, and what a REDUCE or a local
-COPY writes costs b / reduce bandwidth more. A buffer may be cut into segments that go side by side.
+COPY writes costs b / reduce bandwidth more. On a lossy wire fewer bytes travel, and encoding, and decoding in a
+COPY, cost as much as a local COPY. A buffer may be cut into segments that go side by side.
 
 On a grid without a root every rank does the same up to a turn of each axis, so what the peer at offset -d sends is
 what the rank itself sends to offset +d: one rank's moves are enough.
@@ -15,14 +16,17 @@ from functools import lru_cache
 
 from multiring.errors import ScheduleError
 from multiring.schedule.expand import expand
-from multiring.schedule.kinds import Collective, Kind
+from multiring.schedule.kinds import Collective, Kind, Wire
 from multiring.schedule.model import Schedule
 from multiring.schedule.moves import Moves
 from multiring.schedule.timing import MOST_LANES, Message, Step, Way, last_end
+from multiring.schedule.wire import BLOCK, encoded_bytes
 from multiring.topology import Link
 
 # (rank, peer) -> (axis, the queue of what rank sends at the peer, the queue of what it takes at itself)
 Routing = Callable[[int, int], tuple[int, int, int]]
+
+_CARRIED = {wire: encoded_bytes(wire, BLOCK) / (4 * BLOCK) for wire in Wire}  # of a float32's bytes
 
 _MOST_MESSAGES = 600  # that are timed one by one
 
@@ -118,9 +122,10 @@ def steps_of(rank: int, moves: Moves, routing: Routing, index_of: Mapping[int, i
         peers = [(peer, *routing(rank, peer)) for peer in move.peers if peer != rank]
         if move.kind is Kind.SEND:
             sends = tuple(Message(axis, index_of[peer], sent) for peer, axis, sent, _ in peers)
-            steps.append(Step(move.span, sends, (), -1))
+            codes = peers[0][1] if move.wire else -1
+            steps.append(Step(move.span, sends, (), codes, _CARRIED[move.wire]))
             continue
-        writes = move.kind is Kind.REDUCE or not peers
+        writes = move.kind is Kind.REDUCE or not peers or bool(move.wire)
         axis = peers[0][1] if peers else 0
         steps.append(Step(move.span, (), tuple(taken for *_, taken in peers), axis if writes else -1))
     return tuple(steps)

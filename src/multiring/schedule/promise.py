@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from multiring.schedule.frame import Frame
-from multiring.schedule.kinds import SUMS, Collective, Space
+from multiring.schedule.kinds import SUMS, Collective, Space, Wire
 from multiring.schedule.layout import Layout, layout_of, scratch_buffers_of
 
 
@@ -28,6 +28,7 @@ class Promise:
     layout: Layout
     channels: int
     roundings: int  # how many REDUCEs a contribution may pass through
+    codings: int = 0  # how many lossy wires a contribution may pass until it is summed; the sum may pass as many again
     is_quiet: bool = False  # whether nobody may still read a wanted chunk when its rank is done
 
 
@@ -64,6 +65,7 @@ def promise_of(frame: Frame, roundings: int) -> Promise:
         layout=layout,
         channels=channels,
         roundings=roundings if sums else 0,
+        codings=sum(frame.wire_of(axis) is not Wire.NONE and size > 1 for axis, size in enumerate(frame.grid)),
     )
 
 
@@ -94,7 +96,7 @@ def _source(frame: Frame, slot: int) -> int:
     return frame.root if frame.collective is Collective.BROADCAST else slot // frame.channels
 
 
-def scattered_promise(ranks: int) -> Promise:
+def scattered_promise(ranks: int, wire: Wire) -> Promise:
     """Return what a reduce-scatter in place promises on a line of `ranks`: rank i ends with part i, undisturbed."""
     everyone = (1 << ranks) - 1
     parts = range(ranks)
@@ -106,5 +108,6 @@ def scattered_promise(ranks: int) -> Promise:
         layout=Layout(space=np.full(ranks, Space.OUTPUT, np.uint8), slot=np.arange(ranks, dtype=np.int64)),
         channels=1,
         roundings=ranks,
+        codings=1 if wire else 0,
         is_quiet=True,
     )

@@ -9,6 +9,9 @@ Sends never block and receives name their source, so any order of execution that
 messages gives one and the same outcome; this module executes one. What could still differ is *when* offered memory
 is read: so a write to memory that was offered needs a chain of messages which proves that its reader is done.
 Vector clocks carry those chains (Mattern, "Virtual time and global states of distributed systems", 1989).
+
+Masks say whose contributions a chunk holds; a *version* (versions.py) says how its
+bits came about. The proof ends with all ranks that want a chunk holding one version of it: replicas never diverge.
 """
 
 from collections import deque
@@ -19,18 +22,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multiring.errors import ScheduleError
-from multiring.schedule.kinds import Kind, Space
-from multiring.schedule.layout import Layout
+from multiring.schedule.form import prove_form, prove_spans, text_of
+from multiring.schedule.kinds import Kind, Space, Wire
 from multiring.schedule.moves import NOWHERE, Move, Moves
 from multiring.schedule.promise import Promise
+from multiring.schedule.versions import Version, Versions
 
 _Route = tuple[int, int, int]  # sender, receiver, channel
 
 
+class _Content(NamedTuple):
+    """What a chunk holds."""
+
+    mask: int
+    home: int
+    roundings: int  # REDUCEs that a contribution in it has passed, at most
+    codings: int  # lossy wires that a contribution in it has passed, at most
+    version: Version
+
+
 class _Message(NamedTuple):
-    masks: list[int]
-    home: list[int]
-    roundings: list[int]
+    contents: list[_Content]
+    wire: Wire
     clock: NDArray[np.int32]  # of its sender, when it was offered
     executed: int  # moves its sender had executed then
 
@@ -47,24 +60,6 @@ def prove(promise: Promise, programs: Mapping[int, Moves]) -> None:
     _Proof(promise, {rank: list(programs[rank].rows()) for rank in sorted(programs)}).run()
 
 
-def prove_spans(layout: Layout, moves: Moves, rank: int) -> None:
-    """Raise ScheduleError unless every span of `rank`'s moves is contiguous memory."""
-    breaks = np.ones(len(layout.slot) + 1, np.int64)  # between a chunk and the one before
-    breaks[1:-1] = (np.diff(layout.slot) != 1) | (np.diff(layout.space.astype(np.int8)) != 0)
-    passed = np.cumsum(breaks)
-    for first in (moves.src, moves.dst):
-        rows = np.flatnonzero(first != NOWHERE)
-        start, stop = first[rows], first[rows].astype(np.int64) + moves.span[rows]
-        bad = (start < 0) | (moves.span[rows] < 1) | (stop > len(layout.slot))
-        bad |= passed[np.where(bad, 0, stop - 1)] != passed[np.where(bad, 0, start)]
-        if bad.any():
-            row = int(rows[bad.argmax()])
-            raise ScheduleError(
-                f"rank {rank}, move {row}: chunks {int(first[row])} and on, {int(moves.span[row])} of them,"
-                f" are not contiguous memory within the {len(layout.slot)} chunks there are"
-            )
-
-
 class _Proof:
     """One execution of all programs on bit masks."""
 
@@ -72,8 +67,14 @@ class _Proof:
         ranks = len(programs)
         self.promise = promise
         self.programs = programs
-        self.masks = [list(start) for start in promise.start]
-        self.roundings = [[0] * len(start) for start in promise.start]
+        self.versions = Versions()
+        self.chunks = [
+            [
+                _Content(mask, home, 0, 0, self.versions.own(rank, home))
+                for mask, home in zip(promise.start[rank], promise.home[rank], strict=True)
+            ]
+            for rank in range(ranks)
+        ]
         # For every chunk of every rank: who was offered it, and which of the reader's moves takes it.
         self.readers: list[list[list[tuple[int, int]]]] = [[[] for _ in start] for start in promise.start]
         # clock[r][q]: how many of q's moves are known to be executed before r's next one.
@@ -88,7 +89,7 @@ class _Proof:
         takers: dict[_Route, deque[int]] = {}
         for rank, program in self.programs.items():
             for index, move in enumerate(program):
-                self._check_form(rank, index, move)
+                prove_form(move, rank, index, (len(self.programs), self.promise.channels))
                 for peer in move.peers:
                     if move.kind is Kind.SEND:
                         route = (rank, peer, move.channel)
@@ -103,29 +104,6 @@ class _Proof:
                     f" which takes {taken}"
                 )
         return takers
-
-    def _check_form(self, rank: int, index: int, move: Move) -> None:
-        own = move.peers.count(rank)
-        has_src, has_dst = move.src != NOWHERE, move.dst != NOWHERE
-        wrong = ""
-        if not all(0 <= peer < len(self.programs) for peer in move.peers):
-            wrong = f"there are {len(self.programs)} ranks"
-        elif move.channel >= self.promise.channels:
-            wrong = f"there are {self.promise.channels} channels"
-        elif move.kind is Kind.SEND and (own or not move.peers or not has_src or has_dst):
-            wrong = "a SEND has other ranks as peers, a src, and no dst"
-        elif move.kind is Kind.COPY and (len(move.peers) != 1 or not has_dst or has_src != bool(own)):
-            wrong = "a COPY has one peer, a dst, and a src only if it is local"
-        elif move.kind is Kind.REDUCE and (len(move.peers) < 2 or own > 1 or not has_dst or has_src != bool(own)):
-            wrong = "a REDUCE has two peers or more, itself at most once, a dst, and a src only with itself"
-        elif move.last and move.kind is not Kind.REDUCE:
-            wrong = "only a REDUCE can be the last"
-        elif has_src and has_dst and move.src != move.dst and abs(move.src - move.dst) < move.span:
-            wrong = "src and dst overlap"
-        elif move.kind is Kind.COPY and move.src == move.dst:
-            wrong = "it copies chunks onto themselves"
-        if wrong:
-            raise ScheduleError(f"rank {rank}, move {index}: {_text(move)}: {wrong}")
 
     def run(self) -> None:
         """Execute every move as soon as its messages are there, then compare with the promise."""
@@ -146,22 +124,44 @@ class _Proof:
         for rank, program in self.programs.items():
             if self.next_move[rank] < len(program):
                 index = self.next_move[rank]
-                raise ScheduleError(f"deadlock: rank {rank} waits for ever in move {index}: {_text(program[index])}")
+                raise ScheduleError(f"deadlock: rank {rank} waits for ever in move {index}: {text_of(program[index])}")
         self._check_end()
 
     def _offer(self, rank: int, index: int, move: Move) -> list[int]:
         """Put one message on the way to every peer; return the peers, which may now have something to do."""
         message = self._contents(rank, move, index + 1)
-        if 0 in message.masks:
-            chunk = move.src + message.masks.index(0)
-            raise ScheduleError(f"rank {rank}, move {index}: {_text(move)}: nothing is in chunk {chunk}")
+        for at, content in enumerate(message.contents):
+            if content.mask == 0:
+                raise ScheduleError(f"rank {rank}, move {index}: {text_of(move)}: nothing is in chunk {move.src + at}")
+        if move.wire:
+            message = self._coded(message)
         for peer in move.peers:
             route = (rank, peer, move.channel)
             self.in_flight.setdefault(route, deque()).append(message)
             reader = (peer, self.takers[route].popleft())
-            for chunk in range(move.src, move.src + move.span):
+            # The encoding lies elsewhere.
+            for chunk in () if move.wire else range(move.src, move.src + move.span):
                 self.readers[rank][chunk].append(reader)
+        if move.dst != NOWHERE:
+            try:
+                self._keep_coded(rank, move, message)
+            except ScheduleError as error:
+                raise ScheduleError(f"rank {rank}, move {index}: {text_of(move)}: {error}") from None
         return list(move.peers)
+
+    def _coded(self, message: _Message) -> _Message:
+        coded = [
+            each._replace(version=self.versions.coded(each.version, message.wire), codings=each.codings + 1)
+            for each in message.contents
+        ]
+        return message._replace(contents=coded)
+
+    def _keep_coded(self, rank: int, move: Move, message: _Message) -> None:
+        for chunk, content in enumerate(message.contents, move.dst):
+            if content.mask != self.promise.complete:
+                raise ScheduleError(f"chunk {chunk} is rounded for its peers before it is finished")
+            self._check_write(rank, chunk, self.clock[rank])
+            self._put(rank, chunk, content, is_final=True)
 
     def _take(self, rank: int, index: int, move: Move) -> None:
         before = self.clock[rank]
@@ -177,28 +177,26 @@ class _Proof:
             known = after if move.kind is Kind.COPY else before
             for at, chunk in enumerate(range(move.dst, move.dst + move.span)):
                 self._check_write(rank, chunk, known)
-                self._write(rank, chunk, move, [(o.masks[at], o.home[at], o.roundings[at]) for o in operands])
+                self._write(rank, chunk, move, [operand.contents[at] for operand in operands])
         except ScheduleError as error:
-            raise ScheduleError(f"rank {rank}, move {index}: {_text(move)}: {error}") from None
+            raise ScheduleError(f"rank {rank}, move {index}: {text_of(move)}: {error}") from None
 
     def _operand(self, rank: int, peer: int, move: Move) -> _Message:
         if peer == rank:
             return self._contents(rank, move, 0)
         message = self.in_flight[peer, rank, move.channel].popleft()
-        if len(message.masks) != move.span:
-            raise ScheduleError(f"rank {peer} sends {len(message.masks)} chunks, it takes {move.span}")
+        if len(message.contents) != move.span:
+            raise ScheduleError(f"rank {peer} sends {len(message.contents)} chunks, it takes {move.span}")
+        if message.wire is not move.wire:
+            raise ScheduleError(
+                f"rank {peer} sends wire type {message.wire.name.lower()}, it takes {move.wire.name.lower()}"
+            )
         return message
 
     def _contents(self, rank: int, move: Move, executed: int) -> _Message:
         """Return what is in the chunks at the move's src."""
-        here = slice(move.src, move.src + move.span)
-        return _Message(
-            list(self.masks[rank][here]),
-            list(self.promise.home[rank][here]),
-            list(self.roundings[rank][here]),
-            self.clock[rank],
-            executed,
-        )
+        contents = self.chunks[rank][move.src : move.src + move.span]
+        return _Message(contents, move.wire, self.clock[rank], executed)
 
     def _check_write(self, rank: int, chunk: int, clock: NDArray[np.int32]) -> None:
         if self.promise.layout.space[chunk] == Space.INPUT:
@@ -210,18 +208,20 @@ class _Proof:
                 )
         self.readers[rank][chunk].clear()
 
-    def _write(self, rank: int, chunk: int, move: Move, operands: list[tuple[int, int, int]]) -> None:
-        result, roundings = 0, 0
-        for mask, home, rounded in operands:
-            if home != self.promise.home[rank][chunk]:
-                raise ScheduleError(f"a piece of block {home} does not belong in chunk {chunk}")
-            if mask == 0:
+    def _write(self, rank: int, chunk: int, move: Move, operands: list[_Content]) -> None:
+        result = 0
+        for operand in operands:
+            if operand.home != self.promise.home[rank][chunk]:
+                raise ScheduleError(f"a piece of block {operand.home} does not belong in chunk {chunk}")
+            if operand.mask == 0:
                 raise ScheduleError("nothing is in its own operand")
-            if mask & result:
-                raise ScheduleError(f"ranks {_ranks(mask & result)} would be summed twice in chunk {chunk}")
-            result |= mask
-            roundings = max(roundings, rounded)
+            if operand.mask & result:
+                raise ScheduleError(f"ranks {_ranks(operand.mask & result)} would be summed twice in chunk {chunk}")
+            result |= operand.mask
+        roundings = max(operand.roundings for operand in operands)
+        version = operands[0].version
         if move.kind is Kind.REDUCE:
+            version = self.versions.combined(tuple(operand.version for operand in operands), last=move.last)
             roundings += 1
             if roundings > self.promise.roundings:
                 raise ScheduleError(
@@ -229,26 +229,42 @@ class _Proof:
                 )
             if move.last != (result == self.promise.complete):
                 raise ScheduleError(f"last is {move.last}, but ranks {_ranks(result)} are in chunk {chunk}")
-        if self.masks[rank][chunk] == result:
+        if self.chunks[rank][chunk].mask == result:
             raise ScheduleError(f"chunk {chunk} holds that already")
-        self.masks[rank][chunk] = result
-        self.roundings[rank][chunk] = roundings
+        codings = max(operand.codings for operand in operands)
+        content = _Content(result, operands[0].home, roundings, codings, version)
+        is_final = result == self.promise.complete and move.kind is not Kind.REDUCE
+        self._put(rank, chunk, content, is_final=is_final)
+
+    def _put(self, rank: int, chunk: int, content: _Content, *, is_final: bool) -> None:
+        """Store `content`; a contribution may be coded once an axis on its way in, and as often on its way back."""
+        most = self.promise.codings * (2 if is_final else 1)
+        if content.codings > most:
+            raise ScheduleError(
+                f"chunk {chunk} is coded {content.codings} times, want at most {most}: code axes that are direct"
+            )
+        self.chunks[rank][chunk] = content
 
     def _check_end(self) -> None:
+        first: dict[tuple[int, int], tuple[int, Version]] = {}
         for rank, want in enumerate(self.promise.want):
             for chunk, mask in enumerate(want):
-                if mask and self.masks[rank][chunk] != mask:
+                if not mask:
+                    continue
+                content = self.chunks[rank][chunk]
+                if content.mask != mask:
                     raise ScheduleError(
-                        f"rank {rank} ends with {_ranks(self.masks[rank][chunk])} in chunk {chunk}, want {_ranks(mask)}"
+                        f"rank {rank} ends with {_ranks(content.mask)} in chunk {chunk}, want {_ranks(mask)}"
                     )
-                if mask and self.promise.is_quiet:
+                other, version = first.setdefault((content.home, mask), (rank, content.version))
+                if version != content.version:
+                    raise ScheduleError(
+                        f"ranks {other} and {rank} end with other bits in chunk {chunk}: added in another order, or"
+                        " coded on one of them only"
+                    )
+                if self.promise.is_quiet:
                     self._check_write(rank, chunk, self.clock[rank])
 
 
 def _ranks(mask: int) -> list[int]:
     return [rank for rank in range(mask.bit_length()) if mask >> rank & 1]
-
-
-def _text(move: Move) -> str:
-    arrow = f"{'' if move.src == NOWHERE else move.src} -> {'' if move.dst == NOWHERE else move.dst}"
-    return f"{move.kind.name} chunk {arrow.strip()} x {move.span}, peers {list(move.peers)}, channel {move.channel}"
