@@ -26,6 +26,7 @@ from multiring.schedule import (
     Schedule,
     Space,
     Splits,
+    Wire,
 )
 
 # --- frames ---
@@ -109,6 +110,7 @@ def test_moves_have_the_types_the_executor_reads_and_cannot_be_written() -> None
             "last": "b1",
             "peer_start": "i4",
             "peers": "i4",
+            "wire": "u1",
         }
         with pytest.raises(ValueError, match="read-only"):
             moves.src[:] = 0
@@ -120,6 +122,7 @@ def test_the_numbers_of_kinds_and_spaces_are_the_executors() -> None:
     assert [(kind.name, int(kind)) for kind in Kind] == [("SEND", 0), ("COPY", 1), ("REDUCE", 2)]
     assert [(space.name, int(space)) for space in Space] == [("INPUT", 0), ("OUTPUT", 1), ("SCRATCH", 2)]
     assert [(each.name, int(each)) for each in Accumulation] == [("SAME", 0), ("WIDE", 1), ("ONCE", 2)]
+    assert [(each.name, int(each)) for each in Wire] == [("NONE", 0), ("FP16", 1), ("BF16", 2), ("INT8", 3)]
     assert NOWHERE == -1
 
 

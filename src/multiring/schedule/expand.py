@@ -139,7 +139,7 @@ def _phase(frame: Frame, phase: Phase, rank: int, places: _Places, *, completes:
         last=rows.last & completes,
         peer_start=rows.peer_start,
         peers=line[rows.peers],
-        wire=np.full(len(rows), wire, np.uint8),
+        wire=np.where((rows.kind == Kind.COPY) & (rows.src != NOWHERE), 0, wire).astype(np.uint8),
     )
 
 
