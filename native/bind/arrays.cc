@@ -4,10 +4,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <array>
 #include <string>
 #include <vector>
 
 #include "bind.h"
+#include "core/codec.h"
 #include "core/combine.h"
 #include "core/digest.h"
 
@@ -57,6 +60,17 @@ void combine_arrays(DType dtype, ReduceOp op, uintptr_t target, const std::vecto
           divisor);
 }
 
+void round_trip(Wire wire, uintptr_t target, uintptr_t source, size_t count) {
+  const nb::gil_scoped_release release;
+  const size_t step = 16 * kScaledElements;
+  std::array<std::byte, encoded_bytes(Wire::none, step)> coded;
+  for (size_t done = 0; done < count; done += step) {
+    const size_t some = std::min(step, count - done);
+    encode(wire, coded.data(), reinterpret_cast<const float*>(source) + done, some);
+    decode(wire, reinterpret_cast<float*>(target) + done, coded.data(), some);
+  }
+}
+
 }  // namespace
 
 void bind_arrays(nb::module_& m) {
@@ -69,6 +83,20 @@ void bind_arrays(nb::module_& m) {
   m.def("view", [](nb::ndarray<nb::ro> array) { return View{std::move(array)}; });
   m.def("combine", &combine_arrays, nb::arg("dtype"), nb::arg("op"), nb::arg("target"), nb::arg("sources"),
         nb::arg("count"), nb::arg("divisor"), "dst = sources combined left to right; addresses of host memory.");
+  nb::enum_<Wire>(m, "Wire")
+      .value("NONE", Wire::none)
+      .value("FP16", Wire::fp16)
+      .value("BF16", Wire::bf16)
+      .value("INT8", Wire::int8);
+  m.def("encoded_bytes", &encoded_bytes, nb::arg("wire"), nb::arg("elements"));
+  m.def(
+      "encode",
+      [](Wire wire, uintptr_t target, uintptr_t source, size_t count) {
+        encode(wire, reinterpret_cast<void*>(target), reinterpret_cast<const void*>(source), count);
+      },
+      nb::arg("wire"), nb::arg("target"), nb::arg("source"), nb::arg("count"), "What `count` float32 are on the wire; for tests.");
+  m.def("round_trip", &round_trip, nb::arg("wire"), nb::arg("target"), nb::arg("source"), nb::arg("count"),
+        "What `count` float32 are behind the wire; addresses of host memory, which may be the same.");
   m.def("combine_isa", &combine_isa);
   m.def("force_isa", &force_isa, nb::arg("name"));
   m.def("hmac_sha256", [](const nb::bytes& key, const nb::bytes& message) {

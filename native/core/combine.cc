@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "codec_variants.h"
 #include "combine_variants.h"
 
 namespace multiring {
@@ -14,6 +15,7 @@ namespace {
 struct Variant {
     const char* name;
     CombineKernel (*find)(DType, ReduceOp, bool average);
+    Codec (*codec)(Wire);
     bool (*runs_here)();
 };
 
@@ -28,11 +30,11 @@ bool has_avx512() {
 }
 
 // Best first.
-constexpr Variant variants[] = {{"avx512", avx512_kernel, has_avx512},
-                                {"avx2", avx2_kernel, has_avx2},
-                                {"baseline", baseline_kernel, always}};
+constexpr Variant variants[] = {{"avx512", avx512_kernel, avx512_codec, has_avx512},
+                                {"avx2", avx2_kernel, avx2_codec, has_avx2},
+                                {"baseline", baseline_kernel, baseline_codec, always}};
 #elif defined(__aarch64__)
-constexpr Variant variants[] = {{"neon", baseline_kernel, always}};
+constexpr Variant variants[] = {{"neon", baseline_kernel, baseline_codec, always}};
 #else
 #error "multiring runs on x86-64 and aarch64"
 #endif
@@ -142,6 +144,8 @@ void combine(DType dtype, ReduceOp op, void* dst, const void* const* sources, in
     }
     kernel(dst, sources, source_count, bytes, divisor);
 }
+
+Codec codec_in_use(Wire wire) { return chosen_variant().load(std::memory_order_relaxed)->codec(wire); }
 
 const char* combine_isa() { return chosen_variant().load(std::memory_order_relaxed)->name; }
 

@@ -1,66 +1,15 @@
 // The reduction kernels, written once on the compiler's vector types and compiled once per instruction set.
 //
-// Included by combine_<variant>.cc only, after it has defined MULTIRING_VECTOR_BYTES. Everything is in an unnamed
-// namespace and nothing of the standard library is instantiated: an inline function shared with other files could be
-// the copy the linker keeps, and its AVX-512 code would then run on a processor that has none.
-#ifndef MULTIRING_VECTOR_BYTES
-#error "combine_kernels.h is for combine_<variant>.cc, which defines MULTIRING_VECTOR_BYTES"
-#endif
-#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "16-bit types are unpacked in pairs from little-endian words"
-#endif
-#ifdef __FAST_MATH__
-#error "NaN, signed zeros and the order of operations are part of the contract: build without -ffast-math"
-#endif
-
-#include <cstddef>
-#include <cstdint>
+// Included by combine_<variant>.cc only, after it has defined MULTIRING_VECTOR_BYTES; vectors.h says what follows from that.
 
 #include "combine_variants.h"
-
-#ifdef __F16C__
-#include <immintrin.h>
-#endif
-
-#define MULTIRING_INLINE [[gnu::always_inline]] inline
+#include "vectors.h"
 
 namespace multiring {
 namespace {
 
-constexpr std::size_t vector_bytes = MULTIRING_VECTOR_BYTES;
 // With more than two sources, what is accumulated of this many bytes per source stays in the level-1 cache.
 constexpr std::size_t block_bytes = 4096;
-
-template <class T>
-struct VectorOf {
-    typedef T type __attribute__((vector_size(vector_bytes)));
-};
-template <class T>
-using Vector = typename VectorOf<T>::type;
-using Floats = Vector<float>;
-using Words = Vector<std::uint32_t>;
-
-template <class V>
-MULTIRING_INLINE V read(const char* from) {
-    V value;
-    __builtin_memcpy(&value, from, sizeof value);
-    return value;
-}
-
-template <class V>
-MULTIRING_INLINE void write(char* to, V value) {
-    __builtin_memcpy(to, &value, sizeof value);
-}
-
-template <class T>
-MULTIRING_INLINE Vector<T> splat(T value) {
-    return value - Vector<T>{};  // the compiler's own broadcast; a loop over the lanes is not always seen as one
-}
-
-template <class T>
-constexpr bool is_floating = static_cast<T>(0.5F) != T{0};
-template <class T>
-constexpr T quiet_nan = static_cast<T>(__builtin_nanf(""));
 
 // ---- operations, on vectors of T -----------------------------------------------------------------------------------
 
@@ -103,12 +52,6 @@ struct And {
 };
 
 // ---- formats: vector_bytes of memory <-> what is accumulated -------------------------------------------------------
-
-template <class T>
-MULTIRING_INLINE Vector<T> canonical(Vector<T> value) {
-    if constexpr (is_floating<T>) return value == value ? value : splat(quiet_nan<T>);
-    return value;
-}
 
 // The memory's type is the accumulation type.
 template <class T>
@@ -160,21 +103,13 @@ struct Widened {
 };
 
 // first: the even elements, second: the odd ones. Splitting 32-bit words so needs no shuffle on any processor.
-// (AVX512_BF16's conversion is of no use: it flushes denormals.)
 struct BFloat16 : Widened {
     MULTIRING_INLINE static FloatPair load(const char* from) {
         const Words words = read<Words>(from);
         return {reinterpret_cast<Floats>(words << 16), reinterpret_cast<Floats>(words & 0xffff0000U)};
     }
     MULTIRING_INLINE static void store(char* to, FloatPair value) {
-        write(to, (rounded(value.first) >> 16) | (rounded(value.second) & 0xffff0000U));
-    }
-
-  private:
-    // Nearest even at bit 16; a carry out of the significand is the right exponent, up to and including infinity.
-    MULTIRING_INLINE static Words rounded(Floats value) {
-        const Words bits = reinterpret_cast<Words>(canonical<float>(value));
-        return bits + 0x7fffU + ((bits >> 16) & 1U);
+        write(to, (rounded_to_bf16(value.first) >> 16) | (rounded_to_bf16(value.second) & 0xffff0000U));
     }
 };
 
@@ -182,73 +117,25 @@ struct BFloat16 : Widened {
 
 // first: the lower half of the elements, second: the upper half.
 struct Float16 : Widened {
-#if MULTIRING_VECTOR_BYTES == 64
-    // Masked by all ones, because GCC 12 warns of the plain ones (https://gcc.gnu.org/bugzilla/show_bug.cgi?id=105593).
-    using Half = __m256i;
-    MULTIRING_INLINE static Floats widened(Half half) { return _mm512_maskz_cvtph_ps(0xffff, half); }
-    MULTIRING_INLINE static Half rounded(Floats value) {
-        return _mm512_maskz_cvtps_ph(0xffff, canonical<float>(value), _MM_FROUND_TO_NEAREST_INT);
-    }
-#else
-    using Half = __m128i;
-    MULTIRING_INLINE static Floats widened(Half half) { return _mm256_cvtph_ps(half); }
-    MULTIRING_INLINE static Half rounded(Floats value) {
-        return _mm256_cvtps_ph(canonical<float>(value), _MM_FROUND_TO_NEAREST_INT);
-    }
-#endif
     MULTIRING_INLINE static FloatPair load(const char* from) {
-        return {widened(read<Half>(from)), widened(read<Half>(from + sizeof(Half)))};
+        return {widened_f16(read<Halves>(from)), widened_f16(read<Halves>(from + sizeof(Halves)))};
     }
     MULTIRING_INLINE static void store(char* to, FloatPair value) {
-        write(to, rounded(value.first));
-        write(to + sizeof(Half), rounded(value.second));
+        write(to, rounded_to_f16(value.first));
+        write(to + sizeof(Halves), rounded_to_f16(value.second));
     }
 };
 
 #else
 
-// first: the even elements, second: the odd ones. Conversions after Fabian Giesen's public-domain "half_to_float_fast"
-// and "float_to_half_fast3_rtne" (https://gist.github.com/rygorous/2156668), with selections in place of branches.
+// first: the even elements, second: the odd ones.
 struct Float16 : Widened {
     MULTIRING_INLINE static FloatPair load(const char* from) {
         const Words words = read<Words>(from);
-        return {widened(words & 0xffffU), widened(words >> 16)};
+        return {widened_f16(words & 0xffffU), widened_f16(words >> 16)};
     }
     MULTIRING_INLINE static void store(char* to, FloatPair value) {
-        write(to, rounded(value.first) | (rounded(value.second) << 16));
-    }
-
-  private:
-    // Magnitudes have no sign bit; SSE2 compares signed integers only.
-    MULTIRING_INLINE static Vector<std::int32_t> reaches(Words magnitude, std::int32_t least) {
-        return reinterpret_cast<Vector<std::int32_t>>(magnitude) > splat(least - 1);
-    }
-
-    MULTIRING_INLINE static Floats widened(Words half) {
-        const Words magnitude = (half & 0x7fffU) << 13;
-        const Words normal = magnitude + (112U << 23);  // exponent bias 15 -> 127
-        // A denormal is given the exponent of 2^-14 and an implicit one, which is then subtracted: both exact.
-        const Words denormal = reinterpret_cast<Words>(reinterpret_cast<Floats>(normal + (1U << 23)) -
-                                                       reinterpret_cast<Floats>(splat<std::uint32_t>(113U << 23)));
-        const Words special = normal + (112U << 23);
-        const Words finite = reaches(magnitude, 1 << 23) ? normal : denormal;
-        const Words bits = reaches(magnitude, 31 << 23) ? special : finite;
-        return reinterpret_cast<Floats>(bits | ((half & 0x8000U) << 16));
-    }
-
-    MULTIRING_INLINE static Words rounded(Floats value) {
-        const Words bits = reinterpret_cast<Words>(canonical<float>(value));
-        const Words magnitude = bits & 0x7fffffffU;
-        // Adding 1/2 brings a float16 denormal's bits to the end of the significand, and rounds there.
-        const Words half = splat<std::uint32_t>(126U << 23);
-        const Words denormal =
-            reinterpret_cast<Words>(reinterpret_cast<Floats>(magnitude) + reinterpret_cast<Floats>(half)) - half;
-        const Words normal = (magnitude - (112U << 23) + 0xfffU + ((magnitude >> 13) & 1U)) >> 13;
-        // From 2^16 on there is infinity, and the quiet NaN, whose highest bit of the significand stays set.
-        const Words special = ((magnitude >> 13) & 0x200U) | 0x7c00U;
-        const Words nan_or_infinity = reaches(magnitude, 255 << 23) ? special : splat<std::uint32_t>(0x7c00U);
-        const Words finite = reaches(magnitude, 113 << 23) ? normal : denormal;
-        return (reaches(magnitude, 143 << 23) ? nan_or_infinity : finite) | ((bits >> 16) & 0x8000U);
+        write(to, rounded_to_f16(value.first) | (rounded_to_f16(value.second) << 16));
     }
 };
 
@@ -398,5 +285,3 @@ inline CombineKernel find_kernel(DType dtype, ReduceOp op, bool average) {
 
 }  // namespace
 }  // namespace multiring
-
-#undef MULTIRING_INLINE

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from multiring import _native as native
 from multiring.runtime.arrays import DTYPES, numpy_dtype
-from multiring.schedule import OPS, accumulation_of, combine
+from multiring.schedule import OPS, Wire, accumulation_of, combine, decoded, encoded_bytes
+from multiring.schedule.wire import encode
 
 Array = NDArray[Any]
 
@@ -91,6 +92,30 @@ def test_combine_at_any_address_and_in_place(dtype: str) -> None:
         assert target.tobytes() == want.tobytes()
         assert frame[:start].tobytes() == whole[1][:start].tobytes()
         assert frame[start + count :].tobytes() == whole[1][start + count :].tobytes()
+
+
+@pytest.mark.usefixtures("instruction_set")
+@pytest.mark.parametrize("wire", [Wire.FP16, Wire.BF16, Wire.INT8], ids=lambda wire: wire.name)
+def test_codecs_are_the_reference_to_the_bit(wire: Wire) -> None:
+    kind = native.Wire(int(wire))
+    for count in (0, 1, 15, 255, 256, 257, 3000):
+        random = np.random.default_rng([int(wire), count])
+        everything = random.integers(0, 2**32, count, np.uint32).view(np.float32)
+        for array in (*operands_of("float32", count, 1), everything, random.standard_normal(count).astype(np.float32)):
+            coded = np.zeros(encoded_bytes(wire, count), np.uint8)
+            native.encode(kind, coded.ctypes.data, array.ctypes.data, count)
+            assert coded.tobytes() == encode(wire, array).tobytes(), f"{count} elements"
+            target = np.empty_like(array)
+            native.round_trip(kind, target.ctypes.data, array.ctypes.data, count)
+            assert target.tobytes() == decoded(wire, array).tobytes(), f"{count} elements"
+
+
+def test_wires_are_numbered_alike() -> None:
+    for wire in Wire:
+        assert native.Wire(int(wire)).name == wire.name
+        assert [native.encoded_bytes(native.Wire(int(wire)), n) for n in (0, 1, 256, 1000)] == [
+            encoded_bytes(wire, n) for n in (0, 1, 256, 1000)
+        ]
 
 
 def test_unknown_instruction_set() -> None:

@@ -14,9 +14,13 @@ from multiring._native._core import Program as Program
 from multiring._native._core import ReduceOp as ReduceOp
 from multiring._native._core import Repeats as Repeats
 from multiring._native._core import Rounds as Rounds
+from multiring._native._core import Wire as Wire
 from multiring._native._core import combine as combine
 from multiring._native._core import combine_isa as combine_isa
+from multiring._native._core import encode as encode
+from multiring._native._core import encoded_bytes as encoded_bytes
 from multiring._native._core import force_isa as force_isa
 from multiring._native._core import hmac_sha256 as hmac_sha256
 from multiring._native._core import make_program as make_program
+from multiring._native._core import round_trip as round_trip
 from multiring._native._core import view as view

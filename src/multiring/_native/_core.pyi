@@ -79,6 +79,24 @@ def view(arg: Annotated[NDArray, dict(writable=False)], /) -> View: ...
 def combine(dtype: DType, op: ReduceOp, target: int, sources: Sequence[int], count: int, divisor: int) -> None:
     """dst = sources combined left to right; addresses of host memory."""
 
+class Wire(enum.Enum):
+    NONE = 0
+
+    FP16 = 1
+
+    BF16 = 2
+
+    INT8 = 3
+
+def encoded_bytes(wire: Wire, elements: int) -> int: ...
+def encode(wire: Wire, target: int, source: int, count: int) -> None:
+    """What `count` float32 are on the wire; for tests."""
+
+def round_trip(wire: Wire, target: int, source: int, count: int) -> None:
+    """
+    What `count` float32 are behind the wire; addresses of host memory, which may be the same.
+    """
+
 def combine_isa() -> str: ...
 def force_isa(name: str) -> None: ...
 def hmac_sha256(arg0: bytes, arg1: bytes, /) -> bytes: ...
