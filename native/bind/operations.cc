@@ -27,7 +27,8 @@ std::shared_ptr<Program> make_program(Column<uint8_t> kind, Column<uint8_t> last
                                       Column<uint8_t> target_space, Column<int64_t> target_offset,
                                       Column<int64_t> size, Column<int32_t> peer_start, Column<int32_t> peers,
                                       uint64_t scratch_bytes, DType dtype, ReduceOp op, uint64_t divisor, Lowering lowering,
-                                      uint32_t segments, uint64_t segment_bytes, std::shared_ptr<Program> last_segment) {
+                                      uint32_t segments, uint64_t segment_bytes, std::shared_ptr<Program> last_segment,
+                                      Column<uint8_t> wire, Column<uint8_t> keeps_coded, Column<int64_t> coded_offset) {
   auto program = std::make_shared<Program>();
   program->scratch_bytes = scratch_bytes;
   program->dtype = dtype;
@@ -49,6 +50,9 @@ std::shared_ptr<Program> make_program(Column<uint8_t> kind, Column<uint8_t> last
     move.target_space = target_space(i);
     move.target_offset = static_cast<uint64_t>(target_offset(i));
     move.size = static_cast<uint64_t>(size(i));
+    move.wire = static_cast<Wire>(wire(i));
+    move.keeps_coded = keeps_coded(i) != 0;
+    move.coded_offset = static_cast<uint64_t>(coded_offset(i));
     for (int32_t p = peer_start(i); p < peer_start(i + 1); ++p) move.peers.push_back(peers(static_cast<size_t>(p)));
   }
   return program;
@@ -64,6 +68,7 @@ void bind_operations(nb::module_& m) {
         nb::arg("source_offset"), nb::arg("target_space"), nb::arg("target_offset"), nb::arg("size"),
         nb::arg("peer_start"), nb::arg("peers"), nb::arg("scratch_bytes"), nb::arg("dtype"), nb::arg("op"),
         nb::arg("divisor"), nb::arg("lowering"), nb::arg("segments"), nb::arg("segment_bytes"), nb::arg("last_segment").none(),
+        nb::arg("wire"), nb::arg("keeps_coded"), nb::arg("coded_offset"),
         "One rank's moves, of one segment, with offsets and sizes in bytes and peers as world ranks.");
   nb::class_<Rounds>(m, "Rounds").def(
       "__init__",

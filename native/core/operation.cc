@@ -480,8 +480,7 @@ bool Operation::advance(Lane& lane, uint64_t& budget) {
         continue;
       }
       if (host_.logs_moves()) {
-        const uint64_t bytes = is_in_place(lane, move) ? 0 : lane.progress * move.peers.size();
-        log_.push_back({Lowering::none, lane.segment, static_cast<uint32_t>(lane.next), bytes});
+        log_.push_back({Lowering::none, lane.segment, static_cast<uint32_t>(lane.next), logged_bytes(lane, move)});
       }
       lane.progress = 0;
       ++lane.next;
@@ -494,6 +493,12 @@ bool Operation::advance(Lane& lane, uint64_t& budget) {
     any = true;
   }
   return any;
+}
+
+uint64_t Operation::logged_bytes(const Lane& lane, const Move& move) const {
+  if (is_in_place(lane, move)) return 0;
+  const auto own = static_cast<uint64_t>(std::count(move.peers.begin(), move.peers.end(), host_.rank()));
+  return own * lane.progress + (move.peers.size() - own) * wire_bytes(move, lane.progress);
 }
 
 std::vector<int> Operation::readers_of(const Lane& lane) const {
@@ -510,6 +515,11 @@ std::vector<int> Operation::readers_of(const Lane& lane) const {
 
 bool Operation::step(Lane& lane, const Move& move) {
   if (move.size == 0) return true;
+  if (move.wire != Wire::none) {
+    if (move.kind != MoveKind::send) return receive_coded(lane, move);
+    send_coded(lane, move);
+    return true;
+  }
   if (move.kind == MoveKind::send) {
     for (int peer : move.peers) {
       Link& link = host_.link(peer);

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "codec_stream.h"
 #include "combine.h"
 #include "exchange.h"
 #include "fault.h"
@@ -35,9 +36,14 @@ struct Move {
   uint8_t target_space = 0;
   uint64_t source_offset = 0;  // bytes
   uint64_t target_offset = 0;
-  uint64_t size = 0;  // bytes
+  uint64_t size = 0;  // bytes, before they are coded
   std::vector<int> peers;
+  Wire wire = Wire::none;     // how what it sends or takes is coded; then the type is f32
+  bool keeps_coded = false;   // send: leaves at the source what its peers decode
+  uint64_t coded_offset = 0;  // send: where in scratch its encoding goes
 };
+
+uint64_t wire_bytes(const Move& move, uint64_t size);  // what `size` bytes of a move are while they travel
 
 // How a program may run other than move by move; each has a differential test against that.
 enum class Lowering : uint8_t {
@@ -186,6 +192,10 @@ class Operation {
   bool step(Lane& lane, const Move& move);
   bool is_in_place(const Lane& lane, const Move& move) const;
   bool receive(Lane& lane, const Move& move);
+  void send_coded(Lane& lane, const Move& move);
+  bool receive_coded(Lane& lane, const Move& move);
+  void combine_coded(const Lane& lane, const Move& move, std::byte* target, uint64_t elements);
+  uint64_t logged_bytes(const Lane& lane, const Move& move) const;
   void finish(State state);
   const std::vector<Move>& moves_of(const Lane& lane) const;
   StreamKey stream_of(const Lane& lane, uint16_t channel) const;
@@ -216,6 +226,8 @@ class Operation {
   uint64_t progress_ = 0;            // slice: bytes of it
   std::vector<Lane> lanes_;          // oldest segment first
   std::byte* scratch_ = nullptr;
+  std::map<uint16_t, std::vector<CodedStream>> coded_;  // of each lane, by the place among the move's peers
+  std::vector<float> decoded_;                          // operands of a coded reduction, a little of each
   std::vector<LogEntry> log_;
 };
 

@@ -16,6 +16,7 @@ from multiring.runtime import is_initialized as is_initialized
 from multiring.runtime import local_rank as local_rank
 from multiring.runtime import local_size as local_size
 from multiring.runtime import rank as rank
+from multiring.runtime import round_trip as round_trip
 from multiring.runtime import shutdown as shutdown
 from multiring.runtime import size as size
 from multiring.runtime import take_events as take_events
@@ -32,6 +33,7 @@ __all__ = [
     "local_rank",
     "local_size",
     "rank",
+    "round_trip",
     "shutdown",
     "size",
     "take_events",

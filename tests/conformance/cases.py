@@ -18,7 +18,7 @@ import multiring
 from multiring.planner import Plan
 from multiring.runtime.arrays import numpy_dtype
 from multiring.runtime.programs import Request, Segments
-from multiring.schedule import OPS, Collective, Splits, interpret
+from multiring.schedule import OPS, Collective, Splits, interpret, wire_of
 
 Array = NDArray[Any]
 
@@ -46,6 +46,7 @@ class Case:
     in_arena: bool = False
     seed: int = 0
     root: int = 0
+    wire: str | None = None
 
     def splits(self, ranks: int) -> NDArray[np.int64]:
         """Return how many rows rank i sends to rank j, of an all_to_all: about `rows` in all, some of them zero."""
@@ -68,7 +69,7 @@ class Case:
     def run(self, group: multiring.Group, array: Array) -> Array:
         """Do it, and return this rank's result."""
         if self.collective is Collective.ALL_REDUCE:
-            group.all_reduce(array, self.op)
+            group.all_reduce(array, self.op, wire=self.wire)
             return array
         if self.collective is Collective.BROADCAST:
             group.broadcast(array, self.root)
@@ -98,7 +99,7 @@ class Case:
             splits = self.splits(ranks) * self.width
             counts = Splits(tuple(splits[rank].tolist()), tuple(splits[:, rank].tolist()))
             total = int(splits.sum()) // ranks
-        return Request(self.collective, self.dtype, counts, total, self.op, self.root)
+        return Request(self.collective, self.dtype, counts, total, self.op, self.root, wire=wire_of(self.wire))
 
     def reference(self, plan: Plan, rank: int, ranks: int) -> Array:
         """Return what the interpreter makes of the plan, segment by segment, on `rank`: the bits that must come out."""

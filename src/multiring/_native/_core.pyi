@@ -137,6 +137,9 @@ def make_program(
     segments: int,
     segment_bytes: int,
     last_segment: Program | None,
+    wire: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    keeps_coded: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    coded_offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)],
 ) -> Program:
     """
     One rank's moves, of one segment, with offsets and sizes in bytes and peers as world ranks.

@@ -9,7 +9,7 @@ for deep learning on heterogeneous network hierarchy", MLSys 2019.
 from collections.abc import Iterable, Sequence
 
 from multiring.errors import ScheduleError
-from multiring.schedule import Accumulation, Collective, Frame, Pattern, Phase, Schedule
+from multiring.schedule import Accumulation, Collective, Frame, Pattern, Phase, Schedule, names_of
 
 
 def over_axes(
@@ -29,7 +29,6 @@ def over_axes(
 def refuse_coded(algorithm: str, frame: Frame, axes: Iterable[int]) -> None:
     """Raise ScheduleError if one of `axes`, which `algorithm` uses for other than direct patterns, has a lossy wire."""
     if any(frame.wire_of(axis) for axis in axes):
-        wires = ", ".join(wire.name.lower() for wire in frame.wires)
         raise ScheduleError(
-            f"wires={wires}: {algorithm} rounds more than once on a coded axis, or not everywhere alike: use direct"
+            f"wires={names_of(frame.wires)}: {algorithm} rounds more than once on a coded axis, or not everywhere alike: use direct"
         )

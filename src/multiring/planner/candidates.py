@@ -6,9 +6,11 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 
+import numpy as np
+
 from multiring.collectives import algorithms_of, build
 from multiring.errors import ScheduleError
-from multiring.schedule import SUMS, Accumulation, Collective, Frame, Schedule
+from multiring.schedule import SUMS, Accumulation, Collective, Frame, Schedule, Wire
 from multiring.topology import Link, Topology, grid_of
 
 SEGMENTED = frozenset({Collective.ALL_REDUCE, Collective.BROADCAST})  # whose buffer is one piece of memory
@@ -22,9 +24,15 @@ _CLOSE = 0.02  # shares differ from the bandwidths' proportion by so much at mos
 
 @lru_cache(maxsize=256)
 def candidates(
-    collective: Collective, topology: Topology, accumulation: Accumulation, root: int = 0
+    collective: Collective,
+    topology: Topology,
+    accumulation: Accumulation,
+    root: int = 0,
+    wire: Wire = Wire.NONE,
 ) -> tuple[Schedule, ...]:
     """Return what the table has for `collective`, on each grid, on one rail and on all.
+
+    `wire` is the type of the axes that cross hosts.
 
     Raises:
         ScheduleError: `root` is not a rank, or is not 0 where nobody broadcasts.
@@ -35,13 +43,25 @@ def candidates(
         grids = grids[:1]
     found = []
     for algorithm, grid, shares in product(algorithms_of(collective), grids, shares_of(topology)):
+        wires = wires_of(grid, order, topology, wire)
         try:
-            schedule = build(algorithm, replace(frame, grid=grid, shares=shares), accumulation)
-        except ScheduleError:  # refuses this accumulation
+            schedule = build(algorithm, replace(frame, grid=grid, shares=shares, wires=wires), accumulation)
+        except ScheduleError:  # refuses this accumulation or wire type
             continue
         if schedule.grid == grid:
             found.append(schedule)
     return tuple(found)
+
+
+@lru_cache(maxsize=256)
+def wires_of(grid: tuple[int, ...], order: tuple[int, ...], topology: Topology, wire: Wire) -> tuple[Wire, ...]:
+    """Return the wire type of each axis: `wire` where some line of it has ranks of several hosts; empty for none."""
+    if not wire:
+        return ()
+    # Position numbers count the first axis fastest, an array its last.
+    hosts = np.asarray(topology.host_of())[list(order)].reshape(grid[::-1])
+    crosses = [bool((np.diff(hosts, axis=len(grid) - 1 - axis) != 0).any()) for axis in range(len(grid))]
+    return tuple(wire if each else Wire.NONE for each in crosses) if any(crosses) else ()
 
 
 def segments_of(collective: Collective, topology: Topology, size_bytes: int) -> tuple[int | None, ...]:

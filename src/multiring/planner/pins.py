@@ -6,13 +6,14 @@ A pinned plan serves its collective from its size on, up to that of the next one
 import json
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from multiring.collectives import build
 from multiring.errors import ArgumentError, ScheduleError
+from multiring.planner.candidates import wires_of
 from multiring.planner.plan import Plan, Task
-from multiring.schedule import Accumulation, Collective, Frame
+from multiring.schedule import Accumulation, Collective, Frame, Wire, names_of
 from multiring.topology import Topology
 
 if sys.version_info >= (3, 11):
@@ -32,6 +33,7 @@ _WANTED: Mapping[str, type | tuple[type, ...]] = {
     "engine": str,
     "predicted_seconds": (int, float),
 }
+_OPTIONAL = ("segment_bytes", "wire", "wires")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +48,28 @@ class Pins:
         fitting = [
             (pinned.size_bytes, plan)
             for pinned, plan in self.plans
-            if (pinned.collective, pinned.accumulation, pinned.root) == (task.collective, task.accumulation, task.root)
-            and pinned.size_bytes <= task.size_bytes
+            if replace(pinned, size_bytes=task.size_bytes) == task and pinned.size_bytes <= task.size_bytes
         ]
         return max(fitting, key=lambda found: found[0])[1] if fitting else None
 
     def refuse_other(self, topology: Topology) -> None:
-        """Raise ArgumentError unless the plans were made for ranks that lie as those of `topology` do."""
+        """Raise ArgumentError unless the plans were made for ranks that lie as those of `topology` do.
+
+        A plan that codes other axes than those that cross hosts there is another's, too.
+        """
         if self.shape != topology.shape():
             raise ArgumentError(
                 f"the pinned plans are of another topology ({self.shape}) than the job's ({topology.shape()}: "
                 f"{topology}); make them anew with multiring plan --save, or unset MULTIRING_PLAN"
             )
+        for task, plan in self.plans:
+            frame = plan.schedule.frame
+            want = wires_of(frame.grid, frame.order, topology, task.wire)
+            if frame.wires != want:
+                raise ArgumentError(
+                    f"a pinned plan of wire {task.wire.name.lower()} has wires {names_of(frame.wires)} on grid"
+                    f" {frame.grid}: want {names_of(want)} here, where those axes cross hosts"
+                )
 
 
 def pins_of(text: str) -> Pins:
@@ -83,9 +95,10 @@ def pins_of(text: str) -> Pins:
 def _plan_of(entry: Any) -> tuple[Task, Plan]:
     if not isinstance(entry, dict):
         raise ArgumentError(f"plans = {entry!r}: want [[plans]] entries")
-    strange = sorted(set(entry) - {*_WANTED, "segment_bytes"})
+    known = (*_WANTED, *_OPTIONAL)
+    strange = sorted(set(entry) - set(known))
     if strange:
-        raise ArgumentError(f"a pinned plan: unknown key {strange[0]!r}; known are {', '.join(_WANTED)}, segment_bytes")
+        raise ArgumentError(f"a pinned plan: unknown key {strange[0]!r}; known are {', '.join(known)}")
     for key, kind in _WANTED.items():
         if not isinstance(entry.get(key), kind):
             raise ArgumentError(f"a pinned plan: {key} = {entry.get(key)!r}: want what multiring plan --save writes")
@@ -100,11 +113,18 @@ def _plan_of(entry: Any) -> tuple[Task, Plan]:
             order=tuple(entry["order"]),
             shares=tuple(entry["shares"]),
             root=entry["root"],
+            wires=tuple(Wire[name.upper()] for name in entry.get("wires", ())),
+        )
+        task = Task(
+            collective=collective,
+            size_bytes=entry["from_bytes"],
+            accumulation=accumulation,
+            root=entry["root"],
+            wire=Wire[entry.get("wire", "none").upper()],
         )
         schedule = build(entry["algorithm"], frame, accumulation)
-    except (ValueError, KeyError, TypeError, ScheduleError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, ScheduleError) as error:
         raise ArgumentError(f"a pinned plan for {entry['collective']} cannot be: {error}") from None
-    task = Task(collective=collective, size_bytes=entry["from_bytes"], accumulation=accumulation, root=entry["root"])
     return task, Plan(schedule, entry["engine"], float(entry["predicted_seconds"]), cut)
 
 
@@ -128,4 +148,6 @@ def pins_text(plans: Iterable[tuple[Task, Plan]], topology: Topology) -> str:
             f"predicted_seconds = {plan.predicted_seconds!r}",
         ]
         lines += [] if plan.segment_bytes is None else [f"segment_bytes = {plan.segment_bytes}"]
+        lines += [f"wire = {json.dumps(task.wire.name.lower())}"] if task.wire else []
+        lines += [f"wires = {json.dumps([wire.name.lower() for wire in schedule.wires])}"] if plan.wire else []
     return "\n".join(lines) + "\n"

@@ -7,7 +7,7 @@ from functools import lru_cache
 from multiring.errors import ArgumentError
 from multiring.planner.candidates import candidates, segments_of
 from multiring.planner.ways import ways_of
-from multiring.schedule import Accumulation, Collective, Schedule, least, price
+from multiring.schedule import Accumulation, Collective, Schedule, Wire, least, price
 from multiring.topology import Topology, grid_of
 
 NOTES_BYTES = 64 << 10  # so much of an exchange travels with the agreement; the native core's NOTE_BYTES
@@ -22,6 +22,11 @@ class Plan:
     predicted_seconds: float
     segment_bytes: int | None = None  # of the pieces that go through the schedule side by side; None: the whole buffer
 
+    @property
+    def wire(self) -> Wire:
+        """The wire type of the axes that are coded; they cross hosts."""
+        return max(self.schedule.wires)
+
     def __str__(self) -> str:
         cut = "" if self.segment_bytes is None else f", segments of {self.segment_bytes >> 10} KiB"
         return f"{self.schedule}{cut}, by {self.engine}"
@@ -32,7 +37,7 @@ class Task:
     """What a plan is for.
 
     `size_bytes` is the whole buffer, the longer side: all ranks' blocks. `accumulation` is what the sum needs; see
-    `accumulation_of`. `root` is the rank that broadcasts.
+    `accumulation_of`. `root` is the rank that broadcasts. `wire` is how what crosses hosts is coded.
 
     Raises:
         ArgumentError: `size_bytes` is negative.
@@ -42,6 +47,7 @@ class Task:
     size_bytes: int
     accumulation: Accumulation = Accumulation.SAME
     root: int = 0
+    wire: Wire = Wire.NONE
 
     def __post_init__(self) -> None:
         if self.size_bytes < 0:
@@ -77,7 +83,7 @@ def ranked(task: Task, topology: Topology) -> list[Plan]:
 
 def _offers(task: Task, topology: Topology) -> list[tuple[Schedule, int | None]]:
     cuts = segments_of(task.collective, topology, task.size_bytes)
-    schedules = candidates(task.collective, topology, task.accumulation, task.root)
+    schedules = candidates(task.collective, topology, task.accumulation, task.root, task.wire)
     return [(schedule, cut) for schedule in schedules for cut in cuts]
 
 

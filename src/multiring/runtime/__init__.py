@@ -9,6 +9,7 @@ from multiring.runtime.edge import world as world
 from multiring.runtime.events import Event as Event
 from multiring.runtime.group import Group as Group
 from multiring.runtime.handles import Handle as Handle
+from multiring.runtime.wires import round_trip as round_trip
 from multiring.runtime.world import init as init
 from multiring.runtime.world import is_initialized as is_initialized
 from multiring.runtime.world import shutdown as shutdown

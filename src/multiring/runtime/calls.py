@@ -152,7 +152,7 @@ class Calls:
             program=compiled.program,
             plan_digest=compiled.digest,
             meets=compiled.lowering is Lowering.EXCHANGE and size_bytes <= Exchange.CAPACITY,
-            repeated=(buffers[1].owner, request.op) if request.collective is Collective.ALL_REDUCE else None,
+            repeated=(buffers[1].owner, request.op) if _may_repeat(request) else None,
             size_bytes=size_bytes,
             input=buffers[0],
             output=buffers[1],
@@ -234,6 +234,11 @@ class Calls:
     def subgroup_key(self, call: Call, ranks: Sequence[int]) -> bytes:
         """Return what names the group that `call` makes of `ranks`, the same on every rank."""
         return hashlib.blake2b(self._key + repr((call.number, tuple(ranks))).encode(), digest_size=16).digest()
+
+
+def _may_repeat(request: Request) -> bool:
+    """Whether a call can be known again by its array and its operation alone."""
+    return request.collective is Collective.ALL_REDUCE and not request.wire
 
 
 def identifier(key: bytes, *parts: object) -> int:

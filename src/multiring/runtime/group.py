@@ -14,7 +14,7 @@ from multiring.runtime.calls import Calls, Membership, Work
 from multiring.runtime.handles import Handle, in_background
 from multiring.runtime.programs import Request, compile_moves, message_moves
 from multiring.runtime.rows import Move, RowCalls, Rows
-from multiring.schedule import Collective, Extents, Space, Splits
+from multiring.schedule import Collective, Extents, Space, Splits, wire_of
 from multiring.topology import Topology
 
 Array = Any  # NumPy, DLPack or buffer protocol; see runtime/arrays.py
@@ -115,26 +115,29 @@ class Group:
 
     # ---- collectives ----
 
-    def all_reduce(self, array: Array, op: str = "sum") -> None:
+    def all_reduce(self, array: Array, op: str = "sum", *, wire: str | None = None) -> None:
         """Combine every rank's `array` into all of them, in place.
 
         Args:
             array: any shape, the same on all ranks, as is the order of its strides.
             op: "sum", "average", "min", "max" or "product" (docs/algorithms.md: by type).
+            wire: "fp16", "bf16" or "int8": how float32 travels between hosts, for a sum or an average; all ranks still
+                get the same bits (docs/algorithms.md: what is lost). Within a host nothing is coded.
         """
-        if not self._calls.again("all_reduce", array, op):
-            self._start_all_reduce(array, op, waits=True).wait()
+        if wire is not None or not self._calls.again("all_reduce", array, op):
+            self._start_all_reduce(array, op, wire, waits=True).wait()
 
-    def all_reduce_async(self, array: Array, op: str = "sum") -> Handle:
+    def all_reduce_async(self, array: Array, op: str = "sum", *, wire: str | None = None) -> Handle:
         """Start an `all_reduce`."""
-        return self._start_all_reduce(array, op, waits=False)
+        return self._start_all_reduce(array, op, wire, waits=False)
 
-    def _start_all_reduce(self, array: Array, op: str, *, waits: bool) -> Handle:
+    def _start_all_reduce(self, array: Array, op: str, wire: str | None, *, waits: bool) -> Handle:
         call = self._calls.next("all_reduce")
         with self._calls.telling(call):
             buffer = buffer_of(array, writes=True)
-            request = Request(Collective.ALL_REDUCE, buffer.dtype, buffer.count, buffer.count, op)
-            title = f"all_reduce {op} {_shown(buffer)}"
+            count, coded = buffer.count, wire_of(wire)
+            request = Request(Collective.ALL_REDUCE, buffer.dtype, count, count, op, wire=coded)
+            title = f"all_reduce {op} {_shown(buffer)}{f', wire {wire}' if coded else ''}"
             return self._calls.run(call, title, request, (None, buffer), None, waits=waits)
 
     def broadcast(self, array: Array, root: int = 0) -> None:

@@ -13,7 +13,7 @@ from multiring.errors import ArgumentError
 from multiring.planner import Pins, Plan, Task, cheapest
 from multiring.runtime.arrays import DTYPES, numpy_dtype
 from multiring.schedule import (
-    GRAIN,
+    NOWHERE,
     OPS,
     SUMS,
     Accumulation,
@@ -23,14 +23,18 @@ from multiring.schedule import (
     Moves,
     Space,
     Splits,
+    Wire,
     accumulation_of,
     check,
+    encoded_bytes,
+    grain_of,
 )
 from multiring.topology import Topology
 
 _log = logging.getLogger("multiring")
 # Up to here every rank of a host tells every other at once: one exchange, and all know where all buffers lie.
 AT_ONCE_MOST = 16
+_LINE = 64  # bytes of a cache line
 _MOST_KEPT = 1024  # programs; a training run needs a few dozen
 
 Counts = int | tuple[int, ...] | Splits
@@ -47,10 +51,16 @@ class Request:
     op: str = "sum"
     root: int = 0
     agreed: str = ""  # what else decides that the ranks mean the same; part of the digest
+    wire: Wire = Wire.NONE  # how what crosses hosts is coded
 
     def __post_init__(self) -> None:
         if not isinstance(self.op, str):  # it may not even be hashable
             raise ArgumentError(f"op={self.op!r}: want one of {', '.join(OPS)}")
+        if self.wire and (self.dtype != "float32" or self.op not in {"sum", "average"}):
+            raise ArgumentError(
+                f"wire={self.wire.name.lower()!r} for the {self.op} of {self.dtype}: want a sum or an average of"
+                " float32, or no wire type"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +91,8 @@ class Segments:
         if plan.segment_bytes is None or not isinstance(whole, int):
             return cls(1, whole, whole)
         count = max(1, -(-whole * itemsize // plan.segment_bytes))
-        each = -(-whole // (count * GRAIN)) * GRAIN
+        grain = grain_of(plan.schedule.frame)
+        each = -(-whole // (count * grain)) * grain
         count = max(1, -(-whole // max(each, 1)))  # rounding up may have left nothing for the last
         return cls(count, each, whole - (count - 1) * each) if count > 1 else cls(1, whole, whole)
 
@@ -189,6 +200,7 @@ def task_of(request: Request) -> Task:
         size_bytes=request.total * dtype.itemsize,
         accumulation=accumulation_of(dtype, request.op) if sums else Accumulation.SAME,
         root=request.root,
+        wire=request.wire,
     )
 
 
@@ -221,6 +233,10 @@ def compile_moves(
     size = (ends[first + moves.span] - ends[first]) * itemsize
     source = np.maximum(moves.src, 0)  # a move without a source never reads it
     target = np.maximum(moves.dst, 0)
+    scratch_bytes = extents.scratch_count * itemsize
+    coded_offset, end = _coded_offsets(moves, size // itemsize, scratch_bytes)
+    # The last segment is the shorter one, but cut at the same grain one of its chunks may be the longer.
+    last_bytes = execution.last_segment.scratch_bytes if execution.last_segment else 0
     return make_program(
         kind=moves.kind,
         last=moves.last.astype(np.uint8),
@@ -232,7 +248,7 @@ def compile_moves(
         size=size,
         peer_start=moves.peer_start,
         peers=world_ranks[moves.peers],
-        scratch_bytes=extents.scratch_count * itemsize,
+        scratch_bytes=max(end, last_bytes),
         dtype=DTYPES[dtype],
         op=getattr(ReduceOp, "sum" if op == "average" else op),
         divisor=len(world_ranks) if op == "average" else 1,
@@ -240,7 +256,19 @@ def compile_moves(
         segments=execution.segments,
         segment_bytes=int(extents.count[extents.space == Space.OUTPUT].sum()) * itemsize,
         last_segment=execution.last_segment,
+        wire=moves.wire,
+        keeps_coded=(sends & (moves.dst != NOWHERE)).astype(np.uint8),
+        coded_offset=coded_offset,
     )
+
+
+def _coded_offsets(moves: Moves, elements: NDArray[np.int64], start: int) -> tuple[NDArray[np.int64], int]:
+    """Return where in scratch each coded SEND puts its encoding, in bytes, behind `start`, and where the last ends."""
+    sizes = np.zeros(len(moves), np.int64)
+    for row in np.flatnonzero((moves.kind == Kind.SEND) & (moves.wire != Wire.NONE)):
+        sizes[row] = -(-encoded_bytes(Wire(moves.wire[row]), int(elements[row])) // _LINE) * _LINE
+    ends = -(-start // _LINE) * _LINE + np.cumsum(sizes)
+    return ends - sizes, int(ends[-1]) if sizes.any() else start
 
 
 def message_moves(rank: int, sender: int, receiver: int) -> Moves:

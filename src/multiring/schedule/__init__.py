@@ -14,6 +14,7 @@ from multiring.schedule.kinds import Collective as Collective
 from multiring.schedule.kinds import Kind as Kind
 from multiring.schedule.kinds import Space as Space
 from multiring.schedule.kinds import Wire as Wire
+from multiring.schedule.kinds import names_of as names_of
 from multiring.schedule.layout import GRAIN as GRAIN
 from multiring.schedule.layout import Counts as Counts
 from multiring.schedule.layout import Extents as Extents

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multiring.errors import ScheduleError
-from multiring.schedule.kinds import Collective, Wire
+from multiring.schedule.kinds import Collective, Wire, names_of
 from multiring.topology import coordinates_of, strides_of
 
 
@@ -53,13 +53,13 @@ class Frame:
             raise ScheduleError(f"wires={self.wires}: want one Wire for each of the {len(self.grid)} axes, or none")
         if self.is_coded and self.collective is not Collective.ALL_REDUCE:
             raise ScheduleError(
-                f"wires={self._shown_wires()} for {self.collective.value}: only an all_reduce can be coded"
+                f"wires={names_of(self.wires)} for {self.collective.value}: only an all_reduce can be coded"
             )
         coded = [self.wire_of(axis) is not Wire.NONE for axis, size in enumerate(self.grid) if size > 1]
         if coded != sorted(coded):
             # A coded axis overwrites what it gathers, which peers on an exact one may still be reading.
             raise ScheduleError(
-                f"wires={self._shown_wires()} on grid {self.grid}: an axis behind a coded one must be coded too:"
+                f"wires={names_of(self.wires)} on grid {self.grid}: an axis behind a coded one must be coded too:"
                 " code the slowest axes"
             )
 
@@ -72,9 +72,6 @@ class Frame:
     def channels(self) -> int:
         """How many channels run side by side."""
         return len(self.shares)
-
-    def _shown_wires(self) -> str:
-        return ", ".join(wire.name.lower() for wire in self.wires)
 
     @property
     def is_coded(self) -> bool:

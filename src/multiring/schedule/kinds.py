@@ -1,5 +1,6 @@
 """The closed sets of words a schedule is written in. Their numbers are part of the native executor's interface."""
 
+from collections.abc import Iterable
 from enum import Enum, IntEnum
 
 
@@ -44,6 +45,11 @@ class Collective(Enum):
     ALL_GATHER = "all_gather"
     BROADCAST = "broadcast"
     ALL_TO_ALL = "all_to_all"
+
+
+def names_of(wires: Iterable[Wire]) -> str:
+    """Return the names of wire types, as people write them: "none,bf16"."""
+    return ",".join(wire.name.lower() for wire in wires) or "none"
 
 
 SUMS = frozenset({Collective.ALL_REDUCE, Collective.REDUCE_SCATTER})  # the collectives that reduce

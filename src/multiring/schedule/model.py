@@ -9,7 +9,7 @@ from multiring.errors import ScheduleError
 from multiring.schedule import layout
 from multiring.schedule.expand import expand
 from multiring.schedule.frame import Frame
-from multiring.schedule.kinds import Accumulation, Collective, Wire
+from multiring.schedule.kinds import Accumulation, Collective, Wire, names_of
 from multiring.schedule.layout import Counts, Extents
 from multiring.schedule.moves import NOWHERE, Moves
 from multiring.schedule.pattern import Phase
@@ -104,7 +104,7 @@ class Schedule:
         phases = ",".join(f"{phase.axis}:{phase.pattern.name}" for phase in self.phases)
         words = [self.collective.value, self.algorithm, phases, self.accumulation.name.lower(), str(self.root)]
         columns = [",".join(map(str, each)) for each in (self.grid, self.order, self.shares)]
-        columns += [_names(self.wires)] if self.frame.is_coded else []
+        columns += [names_of(self.wires)] if self.frame.is_coded else []
         return "|".join([*words, *columns])
 
     def describe(self) -> str:
@@ -121,11 +121,7 @@ class Schedule:
     def __str__(self) -> str:
         extras = [f"root {self.root}"] if self.collective is Collective.BROADCAST else []
         extras += [f"channels {':'.join(map(str, self.shares))}"] if len(self.shares) > 1 else []
-        extras += [f"wires {_names(self.wires)}"] if self.frame.is_coded else []
+        extras += [f"wires {names_of(self.wires)}"] if self.frame.is_coded else []
         extras += [f"{self.accumulation.name.lower()} accumulation"] if self.accumulation else []
         grid = " x ".join(map(str, self.grid))
         return ", ".join([f"{self.algorithm} {self.collective.value} on {grid} ranks", *extras])
-
-
-def _names(wires: tuple[Wire, ...]) -> str:
-    return ",".join(wire.name.lower() for wire in wires)
