@@ -6,7 +6,7 @@ import pytest
 
 from multiring.errors import ArgumentError
 from multiring.planner import Pins, Plan, Task, cheapest, pins_of, pins_text
-from multiring.schedule import Accumulation, Collective
+from multiring.schedule import Accumulation, Collective, Wire
 from multiring.topology import TCP, Rack, Topology
 
 RACKED = Topology(((0, 1), (2, 3)), rails=(TCP, TCP), racks=(Rack(hosts=(0,)), Rack(hosts=(1,))))
@@ -15,6 +15,7 @@ TASKS = [
     Task(collective=Collective.ALL_REDUCE, size_bytes=32 << 20),
     Task(collective=Collective.ALL_REDUCE, size_bytes=1 << 20, accumulation=Accumulation.WIDE),
     Task(collective=Collective.BROADCAST, size_bytes=1 << 20, root=3),
+    Task(collective=Collective.ALL_REDUCE, size_bytes=1 << 20, wire=Wire.INT8),
     Task(collective=Collective.ALL_TO_ALL, size_bytes=1 << 20),
 ]
 
@@ -31,11 +32,14 @@ def test_what_is_written_is_read() -> None:
 
 def test_a_plan_serves_from_its_size_to_the_next() -> None:
     pins = Pins(RACKED.shape(), tuple(_plans()))
-    (_, small), (_, large), (_, wide), (_, broadcast), _ = pins.plans
+    (_, small), (_, large), (_, wide), (_, broadcast), (_, coded), _ = pins.plans
     sizes = {4095: None, 4096: small, (32 << 20) - 1: small, 32 << 20: large, 1 << 30: large}
     assert {size: pins.find(replace(TASKS[0], size_bytes=size)) for size in sizes} == sizes
     assert pins.find(replace(TASKS[2], size_bytes=1 << 21)) == wide
     assert pins.find(TASKS[3]) == broadcast
+    assert pins.find(TASKS[4]) == coded
+    assert coded.wire is Wire.INT8
+    assert pins.find(replace(TASKS[4], wire=Wire.FP16)) is None
     assert pins.find(replace(TASKS[3], root=0)) is None
     assert pins.find(Task(collective=Collective.ALL_GATHER, size_bytes=1 << 20)) is None
 
@@ -46,6 +50,14 @@ def test_another_topology_is_refused() -> None:
     for other in (replace(RACKED, racks=()), replace(RACKED, rails=(TCP,)), Topology(((0, 2), (1, 3)))):
         with pytest.raises(ArgumentError, match=r"of another topology .* make them anew with multiring plan --save"):
             pins.refuse_other(other)
+
+
+def test_a_plan_that_codes_other_axes_is_refused() -> None:
+    coded = TASKS[4]
+    plain = cheapest(replace(coded, wire=Wire.NONE), RACKED)
+    with pytest.raises(ArgumentError, match="plan of wire int8 has wires none on grid .*: want .*int8 here"):
+        Pins(RACKED.shape(), ((coded, plain),)).refuse_other(RACKED)
+    Pins(RACKED.shape(), tuple(_plans())).refuse_other(RACKED)
 
 
 GOOD = pins_text(_plans()[:1], RACKED)
@@ -65,6 +77,8 @@ GOOD = pins_text(_plans()[:1], RACKED)
         ('algorithm = "', 'algorithm = "un', "no algorithm 'un"),
         ("shares = [", "shares = [0, ", "want a positive integer for every channel"),
         ("order = [0, ", "order = [7, ", "want each of the 4 ranks"),
+        ("root = 0", 'root = 0\nwire = "int4"', "for all_reduce cannot be: 'INT4'"),
+        ("root = 0", "root = 0\nwires = [3]", "for all_reduce cannot be"),
         ("from_bytes = 4096", "from_bytes = -1", "size_bytes=-1"),
     ],
 )

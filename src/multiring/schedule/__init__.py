@@ -15,7 +15,6 @@ from multiring.schedule.kinds import Kind as Kind
 from multiring.schedule.kinds import Space as Space
 from multiring.schedule.kinds import Wire as Wire
 from multiring.schedule.kinds import names_of as names_of
-from multiring.schedule.layout import GRAIN as GRAIN
 from multiring.schedule.layout import Counts as Counts
 from multiring.schedule.layout import Extents as Extents
 from multiring.schedule.layout import Splits as Splits
