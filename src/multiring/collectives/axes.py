@@ -30,6 +30,6 @@ def refuse_coded(algorithm: str, frame: Frame, axes: Iterable[int]) -> None:
     """Raise ScheduleError if one of `axes`, which `algorithm` uses for other than direct patterns, has a lossy wire."""
     if any(frame.wire_of(axis) for axis in axes):
         raise ScheduleError(
-            f"wires={names_of(frame.wires)}: {algorithm} rounds more than once on a coded axis, or not everywhere alike:"
-            " use direct"
+            f"wires={names_of(frame.wires)}: {algorithm} rounds more than once on a coded axis, or not alike"
+            " everywhere: use direct"
         )
