@@ -18,5 +18,6 @@ void bind_arrays(nanobind::module_& m);
 void bind_operations(nanobind::module_& m);
 void bind_repeats(nanobind::module_& m);
 void bind_context(nanobind::module_& m);
+void bind_ending(nanobind::module_& m);
 
 }  // namespace multiring

@@ -64,6 +64,22 @@ bool connect(Context& context, const std::vector<PeerTuple>& peers, const std::v
   return connected;
 }
 
+using ParcelTuple = std::tuple<uint64_t, int, uint32_t, bool, uintptr_t, size_t>;
+
+std::tuple<std::vector<ParcelTuple>, std::vector<int>, bool, bool> collect(Context& context, int64_t pause_ns) {
+  Mailroom::Work work;
+  {
+    const nb::gil_scoped_release release;
+    work = context.collect(std::chrono::nanoseconds(pause_ns));
+  }
+  std::vector<ParcelTuple> parcels;
+  parcels.reserve(work.parcels.size());
+  for (const Parcel& p : work.parcels) {
+    parcels.emplace_back(p.number, p.peer, p.tag, p.is_outgoing, reinterpret_cast<uintptr_t>(p.data), p.size);
+  }
+  return {std::move(parcels), std::move(work.gone), work.is_pending, work.is_closed};
+}
+
 }  // namespace
 
 bool wait_for(Context& context, const std::shared_ptr<Operation>& operation, double timeout_s) {
@@ -86,13 +102,14 @@ void bind_context(nb::module_& m) {
       .def(
           "__init__",
           [](Context* self, int rank, int size, const nb::bytes& job, const nb::bytes& secret, size_t segment_bytes,
-             double stall_warn_s, double stall_timeout_s, bool log_moves, bool lower, bool read_peers) {
+             double stall_warn_s, double stall_timeout_s, bool log_moves, bool lower, bool read_peers,
+             bool by_mpi) {
             new (self) Context(ContextConfig{rank, size, {job.c_str(), job.size()}, {secret.c_str(), secret.size()},
-                                             segment_bytes, stall_warn_s, stall_timeout_s, log_moves, lower, read_peers});
+                                             segment_bytes, stall_warn_s, stall_timeout_s, log_moves, lower, read_peers, by_mpi});
           },
           nb::arg("rank"), nb::arg("size"), nb::arg("job"), nb::arg("secret"), nb::arg("segment_bytes"),
           nb::arg("stall_warn_s"), nb::arg("stall_timeout_s"), nb::arg("log_moves"), nb::arg("lower"),
-          nb::arg("read_peers"))
+          nb::arg("read_peers"), nb::arg("by_mpi"))
       .def_prop_ro("handover_name", &Context::handover_name)
       .def("listen", &Context::listen, nb::arg("host"), nb::arg("first_port"), nb::arg("last_port"),
            "Listen at a numeric address on the first free port; returns the port.")
@@ -111,6 +128,8 @@ void bind_context(nb::module_& m) {
            "Ranks waited for, and the seconds since anything moved.")
       .def("read_by", &Context::read_by, nb::call_guard<nb::gil_scoped_release>(),
            "Ranks of this host that read this rank's ordinary memory in place.")
+      .def("has_failed", &Context::has_failed, nb::call_guard<nb::gil_scoped_release>(),
+           "Whether a rank died or fell silent, or this one cannot go on.")
       .def("losses", [](Context& context) {
             std::map<int, std::tuple<bool, std::string>> out;
             for (const auto& [rank, loss] : context.losses()) out[rank] = {loss.kind == LossKind::died, loss.why};
@@ -129,6 +148,14 @@ void bind_context(nb::module_& m) {
       .def("dropped_events", &Context::dropped_events)
       .def("settled", &Context::settled, nb::arg("timeout_s"), nb::call_guard<nb::gil_scoped_release>(),
            "True once nothing is in flight and every frame has been handed on.")
+      .def("collect", &collect, nb::arg("pause_ns"),
+           "What MPI is to carry, new since the last call: (parcels, peers given up, whether anything is on its way, closed). "
+           "A parcel is (number, peer, tag, is outgoing, address, bytes). Waits up to `pause_ns` where something is on "
+           "its way, else until something is.")
+      .def("carried", &Context::carried, nb::arg("numbers"), nb::call_guard<nb::gil_scoped_release>(),
+           "These parcels were sent, or have arrived.")
+      .def("cannot_reach", &Context::cannot_reach, nb::arg("peer"), nb::arg("why"), nb::call_guard<nb::gil_scoped_release>(),
+           "MPI fails for this peer; it counts as lost.")
       .def("allow_spin", &Context::allow_spin, nb::arg("seconds"))
       .def("close", &Context::close, nb::arg("grace_s"), nb::arg("announce"), nb::call_guard<nb::gil_scoped_release>());
 }

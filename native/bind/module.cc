@@ -12,4 +12,5 @@ NB_MODULE(_core, m) {
   multiring::bind_operations(m);
   multiring::bind_repeats(m);
   multiring::bind_context(m);
+  multiring::bind_ending(m);
 }

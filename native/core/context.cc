@@ -413,6 +413,12 @@ std::map<int, Loss> Context::losses() {
   return losses_;
 }
 
+bool Context::has_failed() {
+  const Lock lock(mutex_);
+  return !broken_.empty() || !stalled_groups_.empty() ||
+         std::any_of(losses_.begin(), losses_.end(), [](const auto& loss) { return loss.second.kind == LossKind::died; });
+}
+
 std::vector<int> Context::read_by() {
   const Lock lock(mutex_);
   receive_local();
@@ -599,8 +605,42 @@ void Context::tick() {
 
 Link& Context::link(int peer) {
   auto& link = links_[static_cast<size_t>(peer)];
-  if (!link) return tcp_link(peer);
+  if (!link) tcp_link(peer);
   return *link;
+}
+
+// ---- MPI -----------------------------------------------------------------------------------
+
+void Context::carried(const std::vector<uint64_t>& numbers) {
+  const Lock lock(mutex_);
+  if (stopped_) return;
+  bool is_news = false;
+  for (const uint64_t number : numbers) {
+    auto done = mailroom_.finish(number);
+    if (!done) continue;
+    auto& [parcel, memory] = *done;
+    if (parcel.is_outgoing) {
+      mailroom_.recycle(std::move(memory));
+    } else {
+      mpi_links_.at(parcel.peer)->arrived(number, std::move(memory));
+      is_news = true;
+    }
+  }
+  if (!is_news) return;
+  // Here and now: to wake another thread for it would cost more.
+  const bool driven = drive();
+  if (caller_drives_) {
+    wake_self();
+  } else if (driven) {
+    poller_.wake();
+  }
+}
+
+void Context::cannot_reach(int peer, const std::string& why) {
+  const Lock lock(mutex_);
+  const auto found = mpi_links_.find(peer);
+  if (found != mpi_links_.end()) found->second->break_off(why);
+  poller_.wake();
 }
 
 // ---- the end -------------------------------------------------------------------------------
@@ -609,7 +649,7 @@ bool Context::settled(double timeout_s) {
   const auto deadline = Clock::now() + as_duration(timeout_s);
   Lock lock(mutex_);
   poller_.wake();
-  while (!running_.empty() || congested()) {
+  while (!is_settled()) {
     if (Clock::now() >= deadline) return false;
     changed_.wait_until(lock, std::min(deadline, Clock::now() + kCongestedSleep));
   }
@@ -628,7 +668,7 @@ void Context::close(double grace_s, bool announce) {
     if (stopped_) return;
     closing_ = true;
     poller_.wake();
-    while ((!running_.empty() || congested()) && Clock::now() < deadline) {
+    while (!is_settled() && Clock::now() < deadline) {
       changed_.wait_until(lock, std::min(deadline, Clock::now() + kCongestedSleep));
     }
     const Frame leave{.kind = FrameKind::lost, .slot = static_cast<uint32_t>(LossKind::left),
@@ -656,11 +696,13 @@ void Context::close(double grace_s, bool announce) {
     changed_.notify_all();
   }
   progress_->join();
+  mailroom_.close();
   const Lock lock(mutex_);
   watches_.clear();
   visitors_.clear();
   strangers_.clear();
   tcp_links_.clear();
+  mpi_links_.clear();
   local_links_.clear();
   links_.clear();
   listener_.reset();

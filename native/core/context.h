@@ -19,6 +19,8 @@
 #include <vector>
 
 #include "digest.h"
+#include "mailroom.h"
+#include "mpi_link.h"
 #include "operation.h"
 #include "poller.h"
 #include "shm_link.h"
@@ -37,6 +39,7 @@ struct ContextConfig {
   bool log_moves = false;
   bool lower = true;         // false: every program runs move by move
   bool read_peers = true;    // false: ordinary memory goes through staging slots, as where the kernel forbids reading
+  bool by_mpi = false;       // payload between hosts is carried by MPI: somebody must call collect and carried
 };
 
 // Where a rank can be met.
@@ -106,11 +109,17 @@ class Context final : public LinkEvents, public Host {
   std::vector<Event> take_events();
   uint64_t dropped_events();
   std::map<int, Loss> losses();
+  bool has_failed();           // a rank died or fell silent, or this one cannot go on
   std::vector<int> read_by();  // ranks of this host that can read this rank's ordinary memory
   std::shared_ptr<Segment> own_segment() const { return segment_; }
 
   // True once nothing is in flight and every frame has been handed on; false after `timeout_s`.
   bool settled(double timeout_s);
+
+  // For the thread that calls MPI: work for it (see Mailroom), what came of it, and peers MPI cannot reach any more.
+  Mailroom::Work collect(std::chrono::nanoseconds pause) { return mailroom_.collect(pause); }
+  void carried(const std::vector<uint64_t>& numbers);
+  void cannot_reach(int peer, const std::string& why);
 
   // How long a blocked caller spins before it sleeps; 0, as at the start: not at all.
   void allow_spin(double seconds);
@@ -156,6 +165,10 @@ class Context final : public LinkEvents, public Host {
   void wake_self();
   void record(const Event& event);
   bool congested() const;
+  // What a silent rank has not received is not waited for.
+  bool is_settled() const {
+    return running_.empty() && !congested() && (mailroom_.is_quiet() || !stalled_groups_.empty());
+  }
 
   // Hand-over of segments between ranks of one host.
   void open_handover();
@@ -170,6 +183,7 @@ class Context final : public LinkEvents, public Host {
 
   // Connections between hosts.
   TcpLink& tcp_link(int peer);
+  TcpLink& make_link(int peer);
   void on_stranger();
   void listen_again();
   void on_handshake(int fd);
@@ -196,9 +210,11 @@ class Context final : public LinkEvents, public Host {
   std::vector<int> local_ranks_;
   uint32_t local_index_ = 0;
   std::set<int> neighbours_;
+  Mailroom mailroom_;                         // empty but for the mpi engine
   std::vector<std::unique_ptr<Link>> links_;  // by rank; null: none yet
   std::vector<ShmLink*> local_links_;         // by local index
-  std::map<int, TcpLink*> tcp_links_;
+  std::map<int, TcpLink*> tcp_links_;  // also those inside mpi_links_
+  std::map<int, MpiLink*> mpi_links_;
   Descriptor handover_socket_;
   Descriptor listener_;
   bool listener_rests_ = false;  // no descriptor was left for another connection

@@ -307,15 +307,28 @@ TcpLink& Context::tcp_link(int peer) {
   if (found == addresses_.end() || found->second.port == 0) {
     throw Fault(FaultKind::state, "rank " + std::to_string(peer) + " gave no address to connect to");
   }
-  auto made = std::make_unique<TcpLink>(peer, *this, poller_);
-  TcpLink& link = *made;
-  links_[static_cast<size_t>(peer)] = std::move(made);
+  TcpLink& link = make_link(peer);
   tcp_links_[peer] = &link;
   // The lower rank calls, the higher one waits to be called: both know that they belong together.
   if (config_.rank < peer) {
     const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(kCallTimeout_s));
     link.call(found->second.host, found->second.port, {config_.rank, config_.size, config_.job, config_.secret}, deadline);
   }
+  return link;
+}
+
+TcpLink& Context::make_link(int peer) {
+  auto& place = links_[static_cast<size_t>(peer)];
+  if (config_.by_mpi) {
+    auto made = std::make_unique<MpiLink>(peer, *this, poller_, mailroom_);
+    TcpLink& connection = made->connection();
+    mpi_links_[peer] = made.get();
+    place = std::move(made);
+    return connection;
+  }
+  auto made = std::make_unique<TcpLink>(peer, *this, poller_);
+  TcpLink& link = *made;
+  place = std::move(made);
   return link;
 }
 

@@ -23,6 +23,9 @@ enum class FrameKind : uint8_t {
   where = 6,  // the sender waits for this operation: whom does the receiver wait for?
   there = 7,  // answer to where: offset = rank that the answerer waits for (or itself: not arrived)
   reads = 8,  // shm: the sender of this frame can read the receiver's own memory
+  parcel = 9,    // mpi: the stream's next `length` bytes come as a message tagged `slot`
+  granted = 10,  // mpi: the receiver consumed `length` bytes of the stream
+  landed = 11,   // mpi: `length` more messages have arrived
 };
 
 // `silent` and `unable` are no loss of a rank, only of an operation: one it did not come to, or could not go on with.

@@ -235,7 +235,7 @@ bool TcpLink::receive() {
 }
 
 bool TcpLink::accept_frame() {
-  if (incoming_.kind < FrameKind::round || incoming_.kind > FrameKind::there) {
+  if (incoming_.kind < FrameKind::round || incoming_.kind > FrameKind::landed) {
     break_off("it sent a frame of unknown kind " + std::to_string(static_cast<int>(incoming_.kind)));
     return false;
   }

@@ -14,7 +14,7 @@ from typing import Any
 from multiring.errors import ArgumentError
 
 _BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
-_ENGINES = ("auto", "shm", "tcp")
+_ENGINES = ("auto", "shm", "tcp", "mpi")
 
 
 def _boolean(text: str) -> bool:
@@ -76,7 +76,12 @@ class Settings:
         "MULTIRING_JOB", str, None, "any text", "name of the job; ranks of another job are refused at the rendezvous"
     )
     engine: str = _setting(
-        "MULTIRING_ENGINE", _engine, "auto", "auto, shm or tcp", "tcp makes every rank its own host (for tests)"
+        "MULTIRING_ENGINE",
+        _engine,
+        "auto",
+        "auto, shm, tcp or mpi",
+        "what carries bytes between hosts: auto takes sockets, mpi MPI; shm refuses several hosts; tcp takes sockets "
+        "and makes every rank its own host (for tests)",
     )
     interface: str | None = _setting(
         "MULTIRING_INTERFACE", str, None, "an interface name or an address", "where the tcp engine listens"

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.wire.ranks import ENGINES, Here, run_ranks
+from tests.wire.ranks import CONFORMING, Here, run_ranks
 
 import multiring
 
@@ -36,7 +36,7 @@ def layouts(here: Here) -> list[Any]:
     return part.tolist()
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", CONFORMING)
 def test_layouts(engine: str) -> None:
     want = [[0.0] * 4] * 2 + [[3.0] * 4] * 2 + [[0.0] * 4] * 2
     assert run_ranks(layouts, 3, engine=engine) == [want] * 3
@@ -57,7 +57,7 @@ def outputs(here: Here) -> list[Any]:
     return [gathered.tolist(), own.tolist(), swapped.tolist()]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", CONFORMING)
 def test_outputs(engine: str) -> None:
     for rank, (gathered, own, swapped) in enumerate(run_ranks(outputs, 2, engine=engine)):
         assert gathered[2:] == [[1, 1], [1, 1]]

@@ -22,7 +22,7 @@ PLACES = [
     *(("shm", 1, 1), ("shm", 2, 1), ("shm", 3, 2), ("shm", 4, 2)),
     *(("tcp", 2, 1), ("tcp", 3, 2), ("tcp", 4, 2), ("shm+tcp", 3, 2), ("shm+tcp", 4, 2)),
 ]
-LARGER_PLACES = [("shm", 8, 13), ("tcp", 5, 13), ("shm+tcp", 6, 13), ("shm", 18, 101)]
+LARGER_PLACES = [("mpi", 3, 7), ("shm+mpi", 4, 7), ("shm", 8, 13), ("tcp", 5, 13), ("shm+tcp", 6, 13), ("shm", 18, 101)]
 
 
 def conform(here: Here, every: int, most_rows: float = math.inf) -> list[tuple[Case, bytes]]:
@@ -74,7 +74,7 @@ def test_many_segments(engine: str, ranks: int, segment_bytes: int) -> None:
 
 
 @pytest.mark.parametrize(("engine", "ranks", "every"), LARGER_PLACES)
-def test_more_ranks(engine: str, ranks: int, every: int) -> None:
+def test_more_places(engine: str, ranks: int, every: int) -> None:
     """18 ranks of one host lie on a grid of 6 x 3."""
     _assert_same_on_all(run_ranks(conform, ranks, every, engine=engine))
 

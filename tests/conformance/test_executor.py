@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.conformance.cases import Case, place
-from tests.wire.ranks import ENGINES, Here, run_ranks
+from tests.wire.ranks import CONFORMING, Here, run_ranks
 
 from multiring.runtime.programs import Segments
 from multiring.schedule import Collective, Kind
@@ -56,7 +56,7 @@ def expected_log(moves: Any, extents: Any, case: Case) -> list[tuple[int, int]]:
     return want
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", CONFORMING)
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_log_equals_schedule(engine: str, ranks: int) -> None:
     assert min(run_ranks(compare_logs, ranks, engine=engine)) > len(CASES)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.conformance.cases import OVER_A_WINDOW
-from tests.wire.ranks import ENGINES, Here, run_ranks
+from tests.wire.ranks import CONFORMING, Here, run_ranks
 
 SIZES = (0, 1, 1000, OVER_A_WINDOW // 4)
 
@@ -39,7 +39,7 @@ def everyone_writes_to_everyone(here: Here) -> int:
     return len(got)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", CONFORMING)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_everyone_writes_to_everyone(engine: str, ranks: int) -> None:
     assert run_ranks(everyone_writes_to_everyone, ranks, engine=engine) == [(ranks - 1) * 2 * len(SIZES)] * ranks
@@ -61,7 +61,7 @@ def blocking_ring(here: Here) -> float:
     return float(box[0])
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", CONFORMING)
 def test_blocking_ring(engine: str) -> None:
     assert run_ranks(blocking_ring, 3, engine=engine)[0] == 60
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from multiring.errors import ArgumentError, LaunchError
-from multiring.runtime import addresses, sources
+from multiring.runtime import addresses, mpi_library
 from multiring.runtime.addresses import LocalAddress, TcpAddress, listen, own_address, parse_address
 from multiring.runtime.sources import Identity, identify
 from multiring.settings import FOREIGN_VARIABLES, Settings, environment_of, foreign_environment
@@ -317,7 +317,7 @@ def test_mpi4py_without_an_mpi_library_is_an_error(monkeypatch: pytest.MonkeyPat
     def refuse(_: str) -> None:
         raise RuntimeError("cannot load MPI library")
 
-    monkeypatch.setattr(sources, "importlib", SimpleNamespace(import_module=refuse))
+    monkeypatch.setattr(mpi_library, "importlib", SimpleNamespace(import_module=refuse))
     with pytest.raises(LaunchError, match="cannot load MPI library"):
         identity_of(HYDRA)
 

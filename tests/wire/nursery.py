@@ -33,6 +33,7 @@ from tests.wire.faults import Fault
 import multiring
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_RANKS_PER_HOST = {"shm+tcp": 2, "mpi": 1, "shm+mpi": 2}
 _TRACEBACK_S = 0.5  # how long a rank that hangs gets to say where
 
 
@@ -85,9 +86,9 @@ class Here:
 
     def join(self, **settings: Any) -> multiring.Group:
         """Return the group of all ranks, having initialised multiring."""
-        if self.engine == "shm+tcp":  # hosts of two ranks each
+        if self.engine in _RANKS_PER_HOST:
             world = importlib.import_module("multiring.runtime.world")
-            vars(world)["host_id"] = lambda: f"host {self.rank // 2}"
+            vars(world)["host_id"] = lambda: f"host {self.rank // _RANKS_PER_HOST[self.engine]}"
         return multiring.init(**settings)
 
     def reach(self, stage: str) -> None:

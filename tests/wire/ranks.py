@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from tests.wire.faults import Fault
+from tests.wire.mpi_ranks import run_by_mpiexec
 from tests.wire.nursery import Here, Outcome, Report, Request
 
 from multiring.settings import environment_of
 
 DEADLINE_S = 60.0  # ten times what anything here takes on a loaded machine
 ENGINES = ("shm", "tcp", "shm+tcp")
+MPI_ENGINES = ("mpi", "shm+mpi")  # run_ranks only
+CONFORMING = (*ENGINES, "mpi")  # what the conformance suite runs on
 SECRET = "wire tests"  # noqa: S105 -- of jobs that live for a second
 
 _jobs = itertools.count()
@@ -36,9 +39,14 @@ def run_ranks(
 ) -> list[Any]:
     """Return what `function(here, *arguments)` returns on each rank; see `report_of` for the options.
 
+    By MPI, `engine` is "mpi" for every rank being a host of its own or "shm+mpi" for two ranks a host, and the option
+    `mpi` says which one. Of the other options there are then the deadline and the settings.
+
     Raises:
         RanksFailed: on any rank it raised, or did not end; or a process was left behind.
     """
+    if engine in MPI_ENGINES:
+        return run_by_mpiexec(function, ranks, *arguments, engine=engine, **{"deadline_s": DEADLINE_S, **options})
     report = report_of(function, ranks, *arguments, engine=engine, **options)
     failed = [each for each in report.outcomes if each.error or each.exit_code or each.hung]
     if failed:
@@ -144,4 +152,15 @@ def _shown(outcome: Outcome) -> str:
     return f"--- rank {outcome.rank}: {how}{error}; stages {outcome.stages}\n{outcome.output[-4000:]}"
 
 
-__all__ = ["DEADLINE_S", "ENGINES", "Here", "Outcome", "RanksFailed", "Report", "report_of", "run_ranks"]
+__all__ = [
+    "CONFORMING",
+    "DEADLINE_S",
+    "ENGINES",
+    "MPI_ENGINES",
+    "Here",
+    "Outcome",
+    "RanksFailed",
+    "Report",
+    "report_of",
+    "run_ranks",
+]

@@ -19,6 +19,7 @@ from multiring._native._core import combine as combine
 from multiring._native._core import combine_isa as combine_isa
 from multiring._native._core import encode as encode
 from multiring._native._core import encoded_bytes as encoded_bytes
+from multiring._native._core import end_without_mpi as end_without_mpi
 from multiring._native._core import force_isa as force_isa
 from multiring._native._core import hmac_sha256 as hmac_sha256
 from multiring._native._core import make_program as make_program

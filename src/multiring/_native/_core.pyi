@@ -232,6 +232,7 @@ class Context:
         log_moves: bool,
         lower: bool,
         read_peers: bool,
+        by_mpi: bool,
     ) -> None: ...
     @property
     def handover_name(self) -> str: ...
@@ -266,6 +267,9 @@ class Context:
     def read_by(self) -> list[int]:
         """Ranks of this host that read this rank's ordinary memory in place."""
 
+    def has_failed(self) -> bool:
+        """Whether a rank died or fell silent, or this one cannot go on."""
+
     def losses(self) -> dict[int, tuple[bool, str]]:
         """Ranks that are gone: (died rather than left, why)."""
 
@@ -278,5 +282,21 @@ class Context:
     def settled(self, timeout_s: float) -> bool:
         """True once nothing is in flight and every frame has been handed on."""
 
+    def collect(self, pause_ns: int) -> tuple[list[tuple[int, int, int, bool, int, int]], list[int], bool, bool]:
+        """
+        What MPI is to carry, new since the last call: (parcels, peers given up, whether anything is on its way, closed). A parcel is (number, peer, tag, is outgoing, address, bytes). Waits up to `pause_ns` where something is on its way, else until something is.
+        """
+
+    def carried(self, numbers: Sequence[int]) -> None:
+        """These parcels were sent, or have arrived."""
+
+    def cannot_reach(self, peer: int, why: str) -> None:
+        """MPI fails for this peer; it counts as lost."""
+
     def allow_spin(self, seconds: float) -> None: ...
     def close(self, grace_s: float, announce: bool) -> None: ...
+
+def end_without_mpi() -> None:
+    """
+    This process is to end even if MPI_Finalize, called as the last thing in it, waits for ranks that are gone.
+    """

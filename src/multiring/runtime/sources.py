@@ -6,17 +6,16 @@ be spoken to, which would otherwise turn N ranks into N jobs of one.
 """
 
 import hashlib
-import importlib
 import os
 import secrets
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from multiring.errors import ArgumentError, LaunchError, MultiringError
 from multiring.runtime.addresses import LocalAddress, TcpAddress, host_id, listen, own_address, parse_address
+from multiring.runtime.mpi_library import check_place, load_mpi
 from multiring.settings import Settings
 
 _SECRET_BYTES = 32
@@ -165,14 +164,9 @@ def _from_mpi(settings: Settings, foreign: Mapping[str, str]) -> Identity:
     rank = _first_number(foreign, "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
     if size == 1:
         return _alone("mpi")
-    mpi = _load_mpi()
+    mpi = load_mpi(foreign)
+    check_place(mpi, rank, size, "mpiexec")
     world = mpi.COMM_WORLD
-    if (size is not None and world.Get_size() != size) or (rank is not None and world.Get_rank() != rank):
-        library = mpi.Get_library_version().split(",")[0].split("\n")[0]
-        raise LaunchError(
-            f"mpiexec says rank {rank} of {'several' if size is None else size}, mpi4py rank {world.Get_rank()} "
-            f"of {world.Get_size()}: mpi4py uses {library!r}, which is not this mpiexec's"
-        )
     words = world.Dup()  # so that nothing of ours meets a message of the program's
     try:
         here = host_id()
@@ -236,27 +230,6 @@ def _listen_in_range(host: str, ports: tuple[int, int] | None) -> socket.socket:
         except OSError as error:
             refusal = error
     raise OSError(f"no port of {first}-{last} is free at {host}: {refusal}")
-
-
-def _load_mpi() -> Any:
-    """Return mpi4py.MPI, initialised.
-
-    Importing it initialises MPI as mpi4py.rc says (thread level MULTIPLE, finalized by mpi4py at exit): the
-    program may have set that otherwise, and it is the program's to decide.
-    """
-    try:
-        mpi = importlib.import_module("mpi4py.MPI")
-    except ModuleNotFoundError:
-        raise LaunchError(
-            "this process was started by an MPI launcher, but mpi4py is not installed, so its ranks cannot meet: "
-            "pip install 'multiring[mpi]', or start it with `multiring run`"
-        ) from None
-    except (ImportError, RuntimeError) as error:
-        raise LaunchError(f"mpi4py cannot load an MPI library: {error}; install the one this mpiexec is of") from None
-    if not mpi.Is_initialized() or mpi.Is_finalized():
-        state = "finalized already" if mpi.Is_initialized() else "not initialised (mpi4py.rc.initialize is off)"
-        raise LaunchError(f"under an MPI launcher multiring.init() needs a running MPI, and it is {state}")
-    return mpi
 
 
 def _meeting_place(settings: Settings, source: str, one_host: str | None) -> tuple[str, bytes]:

@@ -18,6 +18,8 @@ from multiring.runtime.addresses import host_id, own_address
 from multiring.runtime.calls import Membership
 from multiring.runtime.events import Event, event_of
 from multiring.runtime.group import Group
+from multiring.runtime.mpi_engine import MpiEngine, MpiHere, check_engines
+from multiring.runtime.mpi_library import end_despite_mpi
 from multiring.runtime.plan_file import read_pins
 from multiring.runtime.rendezvous import Rendezvous
 from multiring.runtime.sources import Identity, identify
@@ -42,6 +44,7 @@ class World:
     identity: Identity
     settings: Settings
     context: Context
+    engine: MpiEngine | None  # where MPI carries bytes between hosts
     group: Group
     local_rank: int
     local_size: int
@@ -59,6 +62,10 @@ class World:
                 pass
         finally:
             self.context.close(0.5, announce)
+            if self.engine is not None:
+                self.engine.stop()
+            if not announce or self.context.has_failed():
+                end_despite_mpi()
 
 
 class _Current:
@@ -96,7 +103,11 @@ def init(settings: Settings | None = None, **changes: Any) -> Group:
         _refuse_fork(_current.world)
         if _current.world is not None:
             raise StateError("multiring.init() was called twice; call multiring.shutdown() in between")
-        _current.world = _join(chosen)
+        try:
+            _current.world = _join(chosen)
+        except BaseException:
+            end_despite_mpi()
+            raise
         if not _current.exit_handler_set:
             atexit.register(_leave_at_exit)
             _current.exit_handler_set = True
@@ -162,6 +173,7 @@ def _join(settings: Settings) -> World:
     identity = identify(settings, foreign_environment())
     own_host = settings.engine == "tcp"
     with Rendezvous(identity, timeout_s=settings.init_timeout_s) as meeting:
+        mpi = MpiHere.find(identity) if settings.engine == "mpi" and identity.size > 1 else None
         context = Context(
             rank=identity.rank,
             size=identity.size,
@@ -173,7 +185,9 @@ def _join(settings: Settings) -> World:
             log_moves=settings.log_moves,
             lower=settings.lower,
             read_peers=settings.read_peers,
+            by_mpi=mpi is not None,
         )
+        engine = None
         try:
             host = f"{host_id()} rank {identity.rank}" if own_host else host_id()
             cores = sorted(os.sched_getaffinity(0))
@@ -181,9 +195,11 @@ def _join(settings: Settings) -> World:
             card = {"host": host, "name": os.uname().nodename, "handover": context.handover_name, "cores": cores}
             pins = None if settings.plan is None else read_pins(settings.plan)
             files = {"topology": _digest_of(known), "plan": _digest_of(pins)}
-            cards = meeting.exchange({**card, **files})
+            engines = {"engine": settings.engine, "mpi": mpi and mpi.card}
+            cards = meeting.exchange({**card, **files, **engines})
             _refuse_unlike(cards, "topology")
             _refuse_unlike(cards, "plan")
+            check_engines(cards)
             hosts = _hosts_for(settings.engine, [card["host"] for card in cards])
             topology = _topology(known, hosts, cards)
             if pins is not None:
@@ -212,6 +228,8 @@ def _join(settings: Settings) -> World:
             except (OSError, RuntimeError) as failure:
                 error = f"{type(failure).__name__}: {failure}"
             meeting.agree(error)
+            if mpi is not None and len(hosts) > 1:
+                engine = mpi.start(context, meeting, [card["mpi"] for card in cards], settings.init_timeout_s)
             _say_how_memory_moves(context, identity.rank, local_ranks)
             shared = {core for rank in local_ranks for core in cards[rank]["cores"]}
             if len(shared) >= len(local_ranks):
@@ -219,7 +237,7 @@ def _join(settings: Settings) -> World:
         except BaseException:
             context.close(0.0, False)
             raise
-    return _world(identity, settings, context, (topology, pins), local_ranks)
+    return _world(identity, settings, (context, engine), (topology, pins), local_ranks)
 
 
 def _say_how_memory_moves(context: Context, own: int, local_ranks: tuple[int, ...]) -> None:
@@ -240,10 +258,11 @@ def _say_how_memory_moves(context: Context, own: int, local_ranks: tuple[int, ..
 def _world(
     identity: Identity,
     settings: Settings,
-    context: Context,
+    carriers: tuple[Context, MpiEngine | None],
     place: tuple[Topology, Pins | None],
     local_ranks: tuple[int, ...],
 ) -> World:
+    context, engine = carriers
     membership = Membership(
         context=context,
         holdings=Holdings(context),
@@ -256,6 +275,7 @@ def _world(
         identity=identity,
         settings=settings,
         context=context,
+        engine=engine,
         group=Group(membership, tuple(range(identity.size)), place[0], key),
         local_rank=local_ranks.index(identity.rank),
         local_size=len(local_ranks),

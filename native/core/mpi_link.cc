@@ -1,0 +1,158 @@
+#include "mpi_link.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace multiring {
+namespace {
+
+constexpr uint64_t kMostUnsaid = 4;  // landed parcels
+
+}  // namespace
+
+MpiLink::~MpiLink() { give_up(); }
+
+void MpiLink::give_up() {
+  if (std::exchange(is_gone_, true)) return;
+  mailroom_.expect_landings(-std::exchange(aloft_, 0));
+  mailroom_.forget(peer_);
+  key_of_.clear();
+  unwanted_.clear();
+}
+
+void MpiLink::on_loss(int peer, LossKind kind, const std::string& why) {
+  give_up();
+  events_.on_loss(peer, kind, why);
+}
+
+void MpiLink::break_off(const std::string& why) {
+  if (is_gone_) return;
+  connection_.hang_up();
+  on_loss(peer_, LossKind::died, why);
+}
+
+// ---- out -----------------------------------------------------------------------------------
+
+bool MpiLink::pump() {
+  bool any = false;
+  for (auto& [key, stream] : out_) {
+    while (!is_gone_ && !stream.pending.empty() && stream.sent < stream.credit) {
+      dispatch(key, stream);
+      any = true;
+    }
+  }
+  return connection_.pump() || any;
+}
+
+void MpiLink::dispatch(const StreamKey& key, OutStream& stream) {
+  Mailroom::Memory memory = mailroom_.memory();
+  const size_t room = std::min<uint64_t>(Mailroom::kParcelBytes, stream.credit - stream.sent);
+  size_t size = 0;
+  while (size < room && !stream.pending.empty()) {
+    auto& piece = stream.pending.front();
+    // Offers, credit and the parcel's size are whole elements, so none is ever split.
+    const size_t part = std::min(piece.size, room - size);
+    std::memcpy(memory.get() + size, piece.data, part);
+    size += part;
+    piece.data += part;
+    piece.size -= part;
+    if (piece.size == 0) stream.pending.pop_front();
+  }
+  stream.sent += size;
+  stream.taken += size;
+  const uint32_t tag = next_tag_++ % kTags;
+  ++aloft_;
+  mailroom_.expect_landings(1);
+  mailroom_.hand_over(peer_, tag, true, std::move(memory), size);
+  send({.group = key.operation.group, .sequence = key.operation.sequence, .kind = FrameKind::parcel,
+        .channel = key.channel, .slot = tag, .length = size});
+}
+
+// ---- in ------------------------------------------------------------------------------------
+
+void MpiLink::on_frame(int peer, const Frame& frame) {
+  if (is_gone_) return;
+  if (frame.kind == FrameKind::parcel) {
+    expect(frame);
+  } else if (frame.kind == FrameKind::granted) {
+    const auto found = out_.find({frame.key(), frame.channel});
+    if (found != out_.end()) found->second.credit += frame.length;
+    pump();
+  } else if (frame.kind == FrameKind::landed) {
+    const auto landed = static_cast<int64_t>(frame.length);
+    aloft_ -= landed;
+    mailroom_.expect_landings(-landed);
+  } else {
+    events_.on_frame(peer, frame);
+  }
+}
+
+void MpiLink::expect(const Frame& frame) {
+  if (frame.length == 0 || frame.length > Mailroom::kParcelBytes || frame.slot >= kTags) {
+    break_off("it announced a message of " + std::to_string(frame.length) + " bytes, tag " + std::to_string(frame.slot));
+    return;
+  }
+  const uint64_t number = mailroom_.hand_over(peer_, frame.slot, false, mailroom_.memory(), frame.length);
+  const StreamKey key{frame.key(), frame.channel};
+  if (events_.expects(frame.key())) {
+    key_of_[number] = key;
+    expected_[key].push_back({number, frame.length, nullptr});
+  } else {
+    unwanted_.insert(number);  // the operation failed here; what was sent must still be received
+  }
+}
+
+void MpiLink::arrived(uint64_t number, Mailroom::Memory memory) {
+  if (is_gone_) return;
+  ++unsaid_;
+  const auto found = key_of_.find(number);
+  if (found == key_of_.end()) {
+    unwanted_.erase(number);
+    mailroom_.recycle(std::move(memory));
+  } else {
+    const StreamKey key = found->second;
+    key_of_.erase(found);
+    auto& queue = expected_.at(key);
+    std::find_if(queue.begin(), queue.end(), [&](const Expected& each) { return each.number == number; })->memory =
+        std::move(memory);
+    while (!queue.empty() && queue.front().memory != nullptr) {
+      Expected& next = queue.front();
+      const std::byte* data = next.memory.get();
+      in(key).pieces.push_back({data, next.size, next.size, kNoSlot, std::move(next.memory)});
+      queue.pop_front();
+    }
+    if (queue.empty()) expected_.erase(key);
+  }
+  if (unsaid_ >= kMostUnsaid || (key_of_.empty() && unwanted_.empty())) {
+    send({.kind = FrameKind::landed, .length = std::exchange(unsaid_, 0)});
+  }
+}
+
+void MpiLink::consume(const StreamKey& key, InStream& stream, size_t size) {
+  auto& piece = stream.pieces.front();
+  piece.data += size;
+  piece.size -= size;
+  stream.ungranted += size;
+  if (piece.size == 0) {
+    mailroom_.recycle(std::move(piece.owned));
+    stream.pieces.pop_front();
+  }
+  if (stream.ungranted < kWindow / 4) return;
+  send({.group = key.operation.group, .sequence = key.operation.sequence, .kind = FrameKind::granted,
+        .channel = key.channel, .length = std::exchange(stream.ungranted, 0)});
+}
+
+void MpiLink::close(const OperationKey& key) {
+  for (auto at = expected_.lower_bound({key, 0}); at != expected_.end() && at->first.operation == key;) {
+    for (Expected& each : at->second) {
+      if (each.memory != nullptr) continue;
+      key_of_.erase(each.number);
+      unwanted_.insert(each.number);
+    }
+    at = expected_.erase(at);
+  }
+  Link::close(key);
+}
+
+}  // namespace multiring

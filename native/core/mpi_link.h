@@ -1,0 +1,70 @@
+// The mpi engine: frames over one connection, as the tcp engine's, and payload as MPI messages.
+//
+// What is said before a payload, and that a peer is gone, comes over the connection: MPI itself has no word for a death.
+// A frame announces each message, so that the receiver waits for exactly what is on its way: no wildcards, nothing
+// unexpected, nobody polls while nothing is announced. Credit bounds a stream as in the tcp engine.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <set>
+#include <string>
+
+#include "link.h"
+#include "mailroom.h"
+#include "poller.h"
+#include "tcp_link.h"
+
+namespace multiring {
+
+class MpiLink final : public Link, private LinkEvents {
+ public:
+  MpiLink(int peer, LinkEvents& events, Poller& poller, Mailroom& mailroom)
+      : Link(peer, events), mailroom_(mailroom), connection_(peer, *this, poller) {}
+  ~MpiLink() override;
+
+  TcpLink& connection() { return connection_; }
+  void arrived(uint64_t number, Mailroom::Memory memory);  // a parcel for this rank
+  void break_off(const std::string& why);                  // what MPI says of the peer
+
+  void send(const Frame& frame) override { connection_.send(frame); }
+  void consume(const StreamKey& key, InStream& stream, size_t size) override;
+  bool pump() override;
+  void close(const OperationKey& key) override;
+
+ private:
+  static constexpr uint64_t kWindow = 2 << 20;  // bytes of a stream that may be on the way
+  static constexpr uint32_t kTags = 32768;      // MPI grants at least these
+
+  struct Expected {
+    uint64_t number;
+    size_t size;
+    Mailroom::Memory memory;  // null: not here yet
+  };
+
+  OutStream fresh_out() const override {
+    OutStream stream;
+    stream.credit = kWindow;
+    return stream;
+  }
+  // LinkEvents, of the connection
+  void on_frame(int peer, const Frame& frame) override;
+  bool expects(const OperationKey&) const override { return false; }  // payload comes by MPI only
+  void on_loss(int peer, LossKind kind, const std::string& why) override;
+
+  void dispatch(const StreamKey& key, OutStream& stream);
+  void expect(const Frame& frame);
+  void give_up();
+
+  Mailroom& mailroom_;
+  TcpLink connection_;
+  bool is_gone_ = false;
+  uint32_t next_tag_ = 0;
+  int64_t aloft_ = 0;                                  // parcels sent that are not known to have landed
+  std::map<StreamKey, std::deque<Expected>> expected_;  // in the order of the stream; arrivals are not
+  std::map<uint64_t, StreamKey> key_of_;                // parcel number -> its stream, until it arrives
+  std::set<uint64_t> unwanted_;                         // parcels on the way for operations that are over
+  uint64_t unsaid_ = 0;                                 // parcels that landed since the peer was told
+};
+
+}  // namespace multiring

