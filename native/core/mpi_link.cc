@@ -71,7 +71,7 @@ void MpiLink::dispatch(const StreamKey& key, OutStream& stream) {
 
 // ---- in ------------------------------------------------------------------------------------
 
-void MpiLink::on_frame(int peer, const Frame& frame) {
+void MpiLink::on_frame(int peer, const Frame& frame, std::span<const std::byte> payload) {
   if (is_gone_) return;
   if (frame.kind == FrameKind::parcel) {
     expect(frame);
@@ -84,7 +84,7 @@ void MpiLink::on_frame(int peer, const Frame& frame) {
     aloft_ -= landed;
     mailroom_.expect_landings(-landed);
   } else {
-    events_.on_frame(peer, frame);
+    events_.on_frame(peer, frame, payload);
   }
 }
 

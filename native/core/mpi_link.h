@@ -1,4 +1,4 @@
-// The mpi engine: frames over one connection, as the tcp engine's, and payload as MPI messages.
+// The mpi engine: frames and notes over one connection, as the tcp engine's, and streams as MPI messages.
 //
 // What is said before a payload, and that a peer is gone, comes over the connection: MPI itself has no word for a death.
 // A frame announces each message, so that the receiver waits for exactly what is on its way: no wildcards, nothing
@@ -8,6 +8,7 @@
 #include <deque>
 #include <map>
 #include <set>
+#include <span>
 #include <string>
 
 #include "link.h"
@@ -28,6 +29,9 @@ class MpiLink final : public Link, private LinkEvents {
   void break_off(const std::string& why);                  // what MPI says of the peer
 
   void send(const Frame& frame) override { connection_.send(frame); }
+  void send_note(const Frame& frame, std::span<const std::byte> payload) override {
+    connection_.send_note(frame, payload);
+  }
   void consume(const StreamKey& key, InStream& stream, size_t size) override;
   bool pump() override;
   void close(const OperationKey& key) override;
@@ -48,7 +52,7 @@ class MpiLink final : public Link, private LinkEvents {
     return stream;
   }
   // LinkEvents, of the connection
-  void on_frame(int peer, const Frame& frame) override;
+  void on_frame(int peer, const Frame& frame, std::span<const std::byte> payload) override;
   bool expects(const OperationKey&) const override { return false; }  // payload comes by MPI only
   void on_loss(int peer, LossKind kind, const std::string& why) override;
 

@@ -21,8 +21,8 @@ _log = logging.getLogger("multiring")
 def load_mpi(foreign: Mapping[str, str]) -> Any:
     """Return mpi4py.MPI, initialised.
 
-    Initialised as mpi4py.rc says (thread level MULTIPLE, finalized by mpi4py at exit) where the program has not done it:
-    it may have set that otherwise, and it is the program's to decide.
+    Where the program has not done it, it is initialised as mpi4py.rc says: with thread level MULTIPLE and, unless the
+    program has set that otherwise, to be finalized by mpi4py at exit.
 
     Args:
         foreign: what launchers set, see `settings.foreign_environment`.
