@@ -8,6 +8,7 @@ import platform
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -210,24 +211,13 @@ def _join(settings: Settings) -> World:
                 where = _listen(context, identity, settings)
                 addresses = [(card["address"], card["port"]) for card in meeting.exchange(where)]
             grid, order = grid_of(topology)
-            error = None
-            try:
-                connected = context.connect(
-                    [
-                        (rank, rank in local_ranks, card["handover"], *addresses[rank])
-                        for rank, card in enumerate(cards)
-                        if rank != identity.rank
-                    ],
-                    list(local_ranks),
-                    list(neighbours(grid, order, identity.rank)),
-                    settings.init_timeout_s,
-                    meeting.disturbed,
-                )
-                if not connected:
-                    error = "it gave up connecting because another rank had failed"
-            except (OSError, RuntimeError) as failure:
-                error = f"{type(failure).__name__}: {failure}"
-            meeting.agree(error)
+            peers = [
+                (rank, rank in local_ranks, card["handover"], *addresses[rank])
+                for rank, card in enumerate(cards)
+                if rank != identity.rank
+            ]
+            near = neighbours(grid, order, identity.rank)
+            meeting.agree(_connect(context, peers, (local_ranks, near), settings.init_timeout_s, meeting))
             if mpi is not None and len(hosts) > 1:
                 engine = mpi.start(context, meeting, [card["mpi"] for card in cards], settings.init_timeout_s)
             _say_how_memory_moves(context, identity.rank, local_ranks)
@@ -238,6 +228,22 @@ def _join(settings: Settings) -> World:
             context.close(0.0, False)
             raise
     return _world(identity, settings, (context, engine), (topology, pins), local_ranks)
+
+
+def _connect(
+    context: Context,
+    peers: list[tuple[int, bool, str, str, int]],
+    near: tuple[Sequence[int], Sequence[int]],
+    timeout_s: float,
+    meeting: Rendezvous,
+) -> str | None:
+    """Connect with this host's ranks and the neighbours, `near`; return what went wrong."""
+    try:
+        if context.connect(peers, list(near[0]), list(near[1]), timeout_s, meeting.disturbed):
+            return None
+    except (OSError, RuntimeError) as failure:
+        return f"{type(failure).__name__}: {failure}"
+    return "it gave up connecting because another rank had failed"
 
 
 def _say_how_memory_moves(context: Context, own: int, local_ranks: tuple[int, ...]) -> None:
