@@ -3,6 +3,7 @@
 #include "core/context.h"
 
 #include <atomic>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <functional>
@@ -99,6 +100,27 @@ std::shared_ptr<const Program> direct_all_reduce(int rank, int size, uint64_t co
   return program;
 }
 
+// The same of float32 that are coded on their way, of one segment.
+std::shared_ptr<Program> coded_all_reduce(int rank, int size, uint64_t count, Wire wire) {
+  auto program = std::make_shared<Program>(*direct_all_reduce(rank, size, count));
+  program->dtype = DType::f32;
+  program->lowering = Lowering::none;
+  const auto at = [&](uint64_t bytes) { return bytes == count * 4 ? bytes : bytes / (kScaledElements * 4) * kScaledElements * 4; };
+  bool reduced = false;
+  for (Move& move : program->moves) {
+    const uint64_t end = at(move.source_offset + move.size);
+    move.source_offset = move.target_offset = at(move.source_offset);
+    move.size = end - move.source_offset;
+    move.wire = wire;
+    move.keeps_coded = reduced && move.kind == MoveKind::send;
+    reduced |= move.kind == MoveKind::reduce;
+    if (move.kind != MoveKind::send) continue;
+    move.coded_offset = program->scratch_bytes;
+    program->scratch_bytes += encoded_bytes(wire, move.size / 4);
+  }
+  return program;
+}
+
 // Copy aside, send the copy to all, combine everybody's, of `count` int32 in place.
 std::shared_ptr<const Program> exchange_all_reduce(int rank, int size, uint64_t count) {
   auto program = std::make_shared<Program>();
@@ -171,6 +193,35 @@ void sums(int size, bool one_host, bool arena, bool plain) {
       }
       if (arena) context.own_segment()->release(block);
     }
+  });
+  job.in_parallel([&](int rank) { job[rank].close(5, true); });
+}
+
+// Numbers that lose nothing: in each block the largest is 127 times the scale, and the others whole multiples of it.
+void coded_sums(int size, bool one_host, Wire wire) {
+  constexpr uint64_t kSegment = 50 * kScaledElements;
+  constexpr uint64_t kLast = 30 * kScaledElements + 77;
+  constexpr uint32_t kSegments = 40;
+  Job job(size, one_host);
+  job.in_parallel([&](int rank) {
+    Context& context = job[rank];
+    std::vector<float> data((kSegments - 1) * kSegment + kLast);
+    const auto base = [&](uint64_t i) { return i + 77 < data.size() ? static_cast<float>(i % 255) - 127 : 127.0F; };
+    for (uint64_t i = 0; i < data.size(); ++i) data[i] = std::ldexp(base(i), rank);
+    const auto program = coded_all_reduce(rank, size, kSegment, wire);
+    program->segments = kSegments;
+    program->segment_bytes = kSegment * 4;
+    program->last = coded_all_reduce(rank, size, kLast, wire);
+    auto spec = spec_of(rank, size, 1, program, data.data(), "coded", one_host);
+    spec.user_bytes = data.size() * 4;
+    const auto operation = context.post(std::move(spec), true);
+    wait_for(context, operation);
+    check(operation->fault() == FaultKind::none, "a coded all_reduce ends well");
+    bool right = true;
+    for (uint64_t i = 0; i < data.size(); ++i) right &= data[i] == base(i) * static_cast<float>((1 << size) - 1);
+    check(right, "a coded all_reduce sums");
+    check(operation->log().size() == kSegments * program->moves.size(), "all coded moves are logged");
+    check(operation->log().front().bytes == encoded_bytes(wire, program->moves.front().size / 4), "by what travelled");
   });
   job.in_parallel([&](int rank) { job[rank].close(5, true); });
 }
@@ -351,6 +402,8 @@ int main() {
         sums(size, one_host, true, plain);
       }
     }
+    coded_sums(2, one_host, Wire::fp16);
+    coded_sums(3, one_host, Wire::int8);
     many_in_flight(one_host);
     disagreement(one_host);
     departure(one_host, true);
