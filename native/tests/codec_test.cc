@@ -99,7 +99,7 @@ void compare(Wire wire, std::size_t count, int style, std::mt19937& random) {
     const std::size_t coded = multiring::encoded_bytes(wire, count);
     const std::size_t shift = random() % 5;
     // Read and written at any address; what lies behind stays.
-    Bytes source(4 * count + shift), wired(coded + shift + 64, 0xa5), target(4 * count + shift + 64, 0xa5);
+    Bytes source(4 * count + shift + 1), wired(coded + shift + 64, 0xa5), target(4 * count + shift + 64, 0xa5);
     std::memcpy(source.data() + shift, values.data(), 4 * count);
     multiring::encode(wire, wired.data() + shift, source.data() + shift, count);
     multiring::decode(wire, target.data() + shift, wired.data() + shift, count);
