@@ -72,13 +72,32 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
         return float((model(images).argmax(1) == labels).double().mean())
 
 
-def train(model: nn.Module, images: Tensor, labels: Tensor, options: argparse.Namespace, progress: Progress) -> int:
-    """Train, and return how many images all ranks together saw."""
+def optimizer_of(model: nn.Module, options: argparse.Namespace) -> torch.optim.Optimizer:
+    """Return the model's optimizer, whose gradients are those of all ranks."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
-    if options.sharing:
+    if not options.sharing:
+        return optimizer
+    return mt.DistributedOptimizer(
+        optimizer,
+        model.named_parameters(),
         # Each rank's loss is its samples' part of the whole batch's mean, so that the ranks' gradients add up to the
         # batch's gradient, also where their shards are not equally long.
-        optimizer = mt.DistributedOptimizer(optimizer, model.named_parameters(), op="sum")
+        op="sum",
+        wire=options.wire,
+        error_feedback=options.error_feedback,
+        compression=mt.PowerSGD(options.powersgd) if options.powersgd else None,
+    )
+
+
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: tuple[Tensor, Tensor],
+    options: argparse.Namespace,
+    progress: Progress,
+) -> int:
+    """Train, and return how many images all ranks together saw."""
+    images, labels = data
     steps_per_epoch = -(-len(images) // options.batch)
     steps = options.steps or options.epochs * steps_per_epoch
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, options.lr, total_steps=steps)
@@ -116,6 +135,9 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=4e-3, help="highest learning rate")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--dtype", choices=("float32", "float64", "bfloat16"), default="float32")
+    parser.add_argument("--wire", choices=("fp16", "bf16", "int8"), help="what gradients are between hosts")
+    parser.add_argument("--error-feedback", action="store_true", help="make up for what the wire loses")
+    parser.add_argument("--powersgd", type=int, metavar="RANK", help="send gradients as factors of this rank")
     parser.add_argument(
         "--no-sharing", dest="sharing", action="store_false", help="let each rank train alone, which the checks notice"
     )
@@ -129,21 +151,24 @@ def main() -> None:
     # mpiexec leaves every rank all cores of the host.
     torch.set_num_threads(max(1, min(torch.get_num_threads(), (os.cpu_count() or 1) // mt.local_size())))
     dtype = getattr(torch, options.dtype)
-    (images, labels), (test_images, test_labels) = digits(dtype)
+    data, (test_images, test_labels) = digits(dtype)
     torch.manual_seed(options.seed)
     model = network().to(dtype)
     mt.broadcast_parameters(model.state_dict())
+    optimizer = optimizer_of(model, options)
 
     is_shown = mt.rank() == 0 and sys.stdout.isatty()
     multiring.take_events()
     start = time.perf_counter()
     with Progress(*Progress.get_default_columns(), disable=not is_shown) as progress:
-        seen = train(model, images, labels, options, progress)
+        seen = train(model, optimizer, data, options, progress)
     elapsed_s = time.perf_counter() - start
     waited_s = sum(event.end_s - event.start_s for event in multiring.take_events() if event.kind == "wait")
 
     waiting = mt.allreduce(torch.tensor(waited_s / elapsed_s, dtype=torch.float64)).item()
     if mt.rank() == 0:
+        if options.sharing:
+            print(f"{mt.gradient_bytes(optimizer)} bytes of gradients a step")
         print(
             f"test accuracy {accuracy(model, test_images, test_labels):.2%}, {seen / elapsed_s:.0f} images/s, "
             f"waiting {waiting:.1%} of {elapsed_s:.1f} s, {mt.size()} rank{'s' if mt.size() > 1 else ''}"

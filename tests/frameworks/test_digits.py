@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 # Threads that wait for each other on cores that others use take minutes.
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits_torch.py"
@@ -14,14 +16,14 @@ LAST_LINE = re.compile(
 )
 
 
-def digits(ranks: int, *options: str, script: Path = EXAMPLE) -> subprocess.CompletedProcess[str]:
+def digits(ranks: int, *options: str, script: Path = EXAMPLE, engine: str = "auto") -> subprocess.CompletedProcess[str]:
     """Run the example; 0 `ranks` are one without a launcher."""
     launcher = ["-m", "multiring", "run", "-n", str(ranks), "--", sys.executable] if ranks else []
     return subprocess.run(
         [sys.executable, *launcher, str(script), *options],
         capture_output=True,
         text=True,
-        env=ONE_THREAD,
+        env={**ONE_THREAD, "MULTIRING_ENGINE": engine},
         timeout=110,
         check=False,
     )
@@ -38,6 +40,21 @@ def test_two_ranks_learn_digits() -> None:
     found = last_line(digits(2, "--epochs", "8"))
     assert int(found["ranks"]) == 2
     assert float(found["accuracy"]) >= 97.0
+
+
+@pytest.mark.parametrize(
+    ("options", "size_bytes"),
+    [
+        (("--wire", "int8", "--error-feedback"), 91354),
+        # (32 + 9 + 64 + 288 + 64 + 576 + 128 + 256 + 10 + 128) rows and columns, 298 biases, 10 flags
+        (("--powersgd", "2"), 4 * (2 * 1555 + 298 + 10)),
+    ],
+)
+def test_lossy_gradients_teach_digits(options: tuple[str, ...], size_bytes: int) -> None:
+    """Every rank is a host, so that wires code; the example compares the ranks' parameters at every step."""
+    done = digits(2, "--epochs", "8", *options, engine="tcp")
+    assert float(last_line(done)["accuracy"]) >= 97.0
+    assert f"{size_bytes} bytes of gradients a step" in done.stdout
 
 
 def test_runs_without_launcher() -> None:

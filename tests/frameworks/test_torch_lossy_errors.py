@@ -74,6 +74,27 @@ def misuse(here: Here) -> None:
                 MismatchError,
                 r"rank 0: op='average', .* compression=PowerSGD\(rank=1, seed=0\); rank 1: .*rank=2, seed=0",
             ),
+            (lambda: wrap(matrix(8), wire="fp8"), ArgumentError, "wire='fp8': want one of fp16, bf16, int8, or None"),
+            (
+                lambda: wrap(matrix(8, 8), wire="int8", compression=mt.PowerSGD(1)),
+                ArgumentError,
+                r"wire='int8' and compression=PowerSGD\(rank=1, seed=0\): want one of them",
+            ),
+            (
+                lambda: wrap(matrix(8, 8), error_feedback=True),
+                ArgumentError,
+                "error_feedback=True without wire: .* want wire=... too, or neither",
+            ),
+            (
+                lambda: wrap(matrix(8, dtype=torch.bfloat16), wire="bf16", error_feedback=True),
+                ArgumentError,
+                "parameter a is bfloat16, and wire='bf16', error_feedback=True takes float32 gradients only",
+            ),
+            (
+                lambda: wrap(matrix(8), wire="int8" if odd else "bf16"),
+                MismatchError,
+                "rank 0: op='average', .*, wire='bf16'; rank 1: op='average', .*, wire='int8'",
+            ),
             (
                 lambda: mt.gradient_bytes(torch.optim.SGD(matrix(1))),
                 ArgumentError,

@@ -2,6 +2,7 @@
 
 import copy
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ from numpy.typing import NDArray
 from tests.frameworks.lossy import SHAPES, expect_same_bits, gradient, hand_over, parameters, residuals
 from tests.frameworks.plain import backward, join, loss_of, network
 from tests.wire.ranks import Here, run_ranks
-from torch import nn
+from torch import Tensor, nn
 
+import multiring
 import multiring.torch as mt
 from multiring.errors import StateError
 from multiring.torch.powersgd import Stages
@@ -147,7 +149,13 @@ def lack_gradients(here: Here) -> None:
     for _ in range(2):
         optimizer.zero_grad()
         if here.rank == 1:  # the first by one rank, the others by none
-            backward((shared[0] * torch.from_numpy(gradient((6, 8), 9))).sum())
+            carried = optimizer.state_dict()["multiring"]
+            given = torch.from_numpy(gradient((6, 8), 9))
+            backward((shared[0] * given).sum())
+            whole = (carried["residuals"][0] + given).double()
+            p, _ = torch.linalg.qr(whole @ carried["queries"][0].double())
+            assert shared[0].grad is not None
+            assert (shared[0].grad - p @ p.T @ whole / 2).abs().max() < 1e-5
         else:
             optimizer.synchronize()  # type: ignore[attr-defined]
         assert shared[0].grad is not None
@@ -180,6 +188,7 @@ def overflow(here: Here, worst: float) -> None:
     backward((shared[0] * given).sum())
     assert shared[0].grad is not None
     assert not shared[0].grad.isfinite().all()
+    assert np.isfinite(worst) or not shared[0].grad.isfinite().any()
     after = residuals(optimizer)[0]
     assert after.isfinite().all()
     if here.rank == 0 and not np.isfinite(worst):
@@ -207,8 +216,6 @@ def train(here: Here, compression: mt.PowerSGD | None) -> list[float]:
     mt.DistributedOptimizer(optimizer, model.named_parameters(), compression=compression, bucket_bytes=300)
     losses = []
     for step in range(40):
-        # Threads must not matter: a BLAS with another number of them adds up in another order.
-        torch.set_num_threads(1 + here.rank)
         optimizer.zero_grad()
         loss = loss_of(model, here.rank + 3 * (step % 5))
         backward(loss)
@@ -216,6 +223,58 @@ def train(here: Here, compression: mt.PowerSGD | None) -> list[float]:
         expect_same_bits(group, list(model.parameters()))
         losses.append(float(mt.allreduce(loss.detach())))
     return [float(np.mean(losses[:5])), float(np.mean(losses[-5:]))]
+
+
+class Pause(torch.autograd.Function):
+    """Holds backward until two reductions, a bucket's both, have ended."""
+
+    @staticmethod
+    def forward(_ctx: Any, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(_ctx: Any, *gradients: Tensor) -> Tensor:
+        ended, deadline = 0, time.monotonic() + 30
+        while ended < 2:
+            assert time.monotonic() < deadline, f"{ended} reductions ended while backward was running"
+            ended += sum(each.kind == "operation" for each in multiring.take_events())
+        return gradients[0]
+
+
+def test_both_reductions_go_on_while_backward_runs() -> None:
+    run_ranks(reduce_meanwhile, 2)
+
+
+def reduce_meanwhile(here: Here) -> None:
+    join(here)
+    first, second = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+    optimizer = optimizer_of([*first.parameters(), *second.parameters()], bucket_bytes=1)
+    multiring.take_events()
+    backward(second(Pause.apply(first(torch.ones(2, 8)))).sum())  # type: ignore[no-untyped-call]
+    assert sum(each.kind == "operation" for each in multiring.take_events()) == 2
+    optimizer.step()
+
+
+def test_processors_that_round_differently() -> None:
+    run_ranks(round_differently, 2)
+
+
+def round_differently(here: Here) -> None:
+    """Matrix products of torch come out otherwise on each rank, as they may on unlike machines; gradients do not."""
+    group = join(here)
+    plain = torch.mm
+
+    def product(left: Tensor, right: Tensor, *, out: Tensor) -> Tensor:
+        return plain(left, right, out=out).mul_(1 + here.rank * 1e-6)
+
+    torch.mm = product  # type: ignore[assignment]
+    shared = parameters()
+    optimizer = optimizer_of(shared)
+    for step in range(3):
+        optimizer.zero_grad()
+        hand_over(shared, step, here.rank)
+        expect_same_bits(group, [each.grad for each in shared])
+        expect_same_bits(group, list(optimizer.state_dict()["multiring"]["queries"].values()))
 
 
 def test_several_backwards() -> None:

@@ -24,7 +24,7 @@ def test_tutorial_prints_what_it_says(tmp_path: Path) -> None:
                 ran.append(command)
                 lines = run(command, tmp_path)
                 assert prints(lines, wanted), (command, lines)
-    assert len(ran) == 6
+    assert len(ran) == 7
 
 
 def commands(text: str) -> list[tuple[str, list[str]]]:

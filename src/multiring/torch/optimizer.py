@@ -13,6 +13,7 @@ from multiring.runtime import Group, world
 from multiring.runtime.arrays import numpy_dtype
 from multiring.torch.buckets import BUCKET_BYTES, BucketLayout
 from multiring.torch.carried import KEY, packed, unpacked
+from multiring.torch.coded import Coded
 from multiring.torch.gradients import GradientSharing, is_shared, take_over
 from multiring.torch.likeness import require_alike, told_to_others
 from multiring.torch.options import Options, PowerSGD
@@ -94,6 +95,8 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 -- Horovod's name; options are 
     op: str = "average",
     bucket_bytes: int = BUCKET_BYTES,
     backward_passes_per_step: int = 1,
+    wire: str | None = None,
+    error_feedback: bool = False,
     compression: PowerSGD | None = None,
     group: Group | None = None,
 ) -> Optimizer:
@@ -110,7 +113,9 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 -- Horovod's name; options are 
         op: "average"; or "sum", where each rank's loss is divided by the number of samples of all ranks.
         bucket_bytes: how much is reduced at once.
         backward_passes_per_step: how many backwards add up before their sum is reduced; a step reduces in any case.
-        compression: PowerSGD(rank=...) sends matrices of float32 as narrow factors, and owes the rest to the next step.
+        wire: "fp16", "bf16" or "int8": what float32 gradients become between hosts (`Group.all_reduce`).
+        error_feedback: whether what this rank's gradients lose by `wire` goes along with the next ones.
+        compression: PowerSGD(rank=...) sends float32 matrices as narrow factors instead, always with error feedback.
         group: the ranks to share with; by default all.
 
     Raises:
@@ -128,6 +133,8 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 -- Horovod's name; options are 
             op=op,
             bucket_bytes=bucket_bytes,
             backward_passes_per_step=backward_passes_per_step,
+            wire=wire,
+            error_feedback=error_feedback,
             compression=compression,
         )
         named = None if named_parameters is None else _named(named_parameters)
@@ -191,6 +198,8 @@ def _reductions(group: Group, options: Options) -> Callable[[BucketLayout, list[
     """Return what makes a bucket as `options` want it."""
     if options.compression is not None:
         return partial(Factored, Stages(group, _subgroup(group)), options.op, options.compression)
+    if options.wire is not None:
+        return partial(Coded, group, options)
     return partial(Plain, group, options.op)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from multiring.errors import ArgumentError
+from multiring.schedule import wire_of
 from multiring.torch.tensors import dtype_name
 
 OPS = ("average", "sum")
@@ -56,6 +57,8 @@ class Options:
     op: str
     bucket_bytes: int
     backward_passes_per_step: int
+    wire: str | None = None
+    error_feedback: bool = False
     compression: PowerSGD | None = None
 
     def __post_init__(self) -> None:
@@ -68,6 +71,15 @@ class Options:
             )
         if not isinstance(self.compression, PowerSGD | None):
             raise ArgumentError(f"compression={self.compression!r}: want PowerSGD(rank=...), or None")
+        wire_of(self.wire)
+        if self.wire is not None and self.compression is not None:
+            raise ArgumentError(
+                f"wire={self.wire!r} and compression={self.compression}: want one of them; factors travel as float32"
+            )
+        if self.error_feedback and self.wire is None and self.compression is None:
+            raise ArgumentError(
+                "error_feedback=True without wire: nothing is lost to feed back; want wire=... too, or neither"
+            )
 
     def __str__(self) -> str:
         plain = [f"{name}={getattr(self, name)!r}" for name in ("op", "bucket_bytes", "backward_passes_per_step")]
@@ -75,7 +87,8 @@ class Options:
 
     @property
     def _lossy(self) -> list[str]:
-        return [] if self.compression is None else [f"compression={self.compression}"]
+        names = ("wire", "error_feedback", "compression")
+        return [f"{name}={getattr(self, name)!r}" for name in names if getattr(self, name)]
 
     def require_fit(self, parameters: Sequence[tuple[str, Tensor]]) -> None:
         """Raise ArgumentError where `parameters` cannot be shared in the lossy way that was asked for."""
