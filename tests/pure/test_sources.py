@@ -235,6 +235,16 @@ def test_one_rank_under_mpiexec_needs_no_mpi4py() -> None:
     assert identity_of({**HYDRA, "PMI_RANK": "0", "PMI_SIZE": "1"}).size == 1
 
 
+@pytest.mark.usefixtures("no_mpi4py")
+@pytest.mark.parametrize("environment", [HYDRA, OPEN_MPI])
+def test_ranks_of_mpiexec_that_are_told_all_need_no_mpi4py(environment: dict[str, str]) -> None:
+    found = identity_of(
+        {**environment, "MULTIRING_RENDEZVOUS": "a:5000", "MULTIRING_SECRET": "s", "MULTIRING_JOB": "j"}
+    )
+    assert (found.rank, found.size, found.local_rank, found.local_size) == (1, 2, 1, 2)
+    assert (found.rendezvous, found.secret, found.job, found.source) == ("a:5000", b"s", "j", "mpi")
+
+
 @pytest.fixture
 def told() -> list[Any]:
     return []

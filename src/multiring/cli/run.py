@@ -1,20 +1,23 @@
-"""multiring run: start a command as N ranks on this machine.
+"""multiring run: start a command as N ranks on this machine, or with --hosts on several, by the mpiexec on PATH.
 
 Every output line is tagged with its rank. When a rank fails, its last lines are shown, the others are stopped,
-and its exit code is returned (128 + n for signal n). Nothing the job started is left behind.
+and its exit code is returned (128 + n for signal n). Nothing the job started is left behind. On several hosts
+all that is mpiexec's business.
 """
 
 import argparse
 import sys
 from pathlib import Path
 
-from multiring.launch import CommandError, run_local
+from multiring.launch import CommandError, run_local, run_over_hosts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.usage = "multiring run -n N [--log-dir DIR] [--] CMD..."
-    parser.add_argument("-n", dest="ranks", type=_count, required=True, metavar="N", help="how many ranks")
+    parser.usage = "multiring run (-n N | --hosts H:N,...) [--log-dir DIR] [--] CMD..."
+    parser.add_argument("-n", dest="ranks", type=_count, metavar="N", help="how many ranks")
+    parser.add_argument("--hosts", metavar="H:N,...", help="how many on which host, by the mpiexec on PATH")
+    parser.set_defaults(refuse=parser.error)
     parser.add_argument("--log-dir", type=Path, metavar="DIR", help="also write DIR/rank-K.out and DIR/rank-K.err")
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="CMD...", help="what every rank runs")
 
@@ -22,7 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Exit with the job's code; 127 where the command does not exist, 126 where it cannot be executed."""
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
+    if arguments.ranks is None and arguments.hosts is None:
+        arguments.refuse("how many ranks? say -n N, or --hosts H:N,... for several hosts")
     try:
+        if arguments.hosts is not None:
+            return run_over_hosts(program, arguments.hosts, arguments.ranks, log_dir=arguments.log_dir)
         return run_local(program, arguments.ranks, log_dir=arguments.log_dir)
     except CommandError as error:
         print(f"multiring: {error}", file=sys.stderr)

@@ -24,10 +24,10 @@ from multiring.launch.cores import cores_of_cpus, share_cpus, threads_per_rank, 
 from multiring.launch.job import Job, Member, Start, check_can_run, check_command, environment_of_process
 from multiring.launch.leftovers import signal_group
 from multiring.launch.local import job_name
+from multiring.launch.mpiexec import version_of_mpiexec
 from multiring.settings import Settings, inherited_environment
 
 _PATIENCE_S = 10.0  # after a fault: how long the survivors of a first failure get to say what they saw
-_VERSION_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +75,7 @@ def run_lab(plan: Plan, command: Sequence[str], options: Options | None = None) 
     if options.launcher is not Launcher.MULTIRING:
         check_command(options.launcher.value, environment)
     if options.launcher is Launcher.MPIEXEC:
-        version = _version_of_mpiexec(environment)
+        version = version_of_mpiexec(environment)
     processes = processes_of(plan, options.launcher, command, version, place)
 
     def work() -> int:
@@ -84,21 +84,6 @@ def run_lab(plan: Plan, command: Sequence[str], options: Options | None = None) 
 
     require_root()
     return run_apart(work)
-
-
-def _version_of_mpiexec(environment: dict[str, str]) -> str:
-    try:
-        done = subprocess.run(
-            ["mpiexec", "--version"],  # noqa: S607 -- the one on PATH is the one that will start the ranks
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=_VERSION_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise LaunchError(f"mpiexec --version fails: {error}") from None
-    return done.stdout + done.stderr
 
 
 def _starts(lab: Lab, processes: Sequence[Process], environment: dict[str, str]) -> list[Start]:

