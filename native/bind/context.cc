@@ -126,6 +126,8 @@ void bind_context(nb::module_& m) {
       .def("has_ended", &Context::has_ended, nb::arg("operation"), nb::call_guard<nb::gil_scoped_release>())
       .def("stalled_on", &Context::stalled_on, nb::arg("operation"), nb::call_guard<nb::gil_scoped_release>(),
            "Ranks waited for, and the seconds since anything moved.")
+      .def("goodputs", &Context::goodputs, nb::call_guard<nb::gil_scoped_release>(),
+           "(rank, bytes per second it took lately) of the ranks of other hosts that this one is connected to, where known.")
       .def("read_by", &Context::read_by, nb::call_guard<nb::gil_scoped_release>(),
            "Ranks of this host that read this rank's ordinary memory in place.")
       .def("has_failed", &Context::has_failed, nb::call_guard<nb::gil_scoped_release>(),

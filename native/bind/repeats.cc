@@ -126,9 +126,9 @@ class Holdings {
 
 class Repeats {
  public:
-  Repeats(nb::object holdings, uint64_t group, std::shared_ptr<Exchange> exchange, uint64_t steps, double patience_s, nb::object array_type)
+  Repeats(nb::object holdings, uint64_t group, std::shared_ptr<Exchange> exchange, uint64_t steps, double patience_s, uint64_t pause_every, nb::object array_type)
       : owner_(std::move(holdings)), holdings_(nb::cast<Holdings&>(owner_)), context_(holdings_.context()), group_(group),
-        exchange_(std::move(exchange)), steps_(steps), patience_s_(patience_s), array_type_(std::move(array_type)) {}
+        exchange_(std::move(exchange)), steps_(steps), patience_s_(patience_s), pause_every_(pause_every), array_type_(std::move(array_type)) {}
 
   uint64_t next() { return sequence_.fetch_add(steps_) + steps_; }
   std::shared_ptr<Exchange> exchange() const { return exchange_; }
@@ -173,6 +173,7 @@ class Repeats {
   nb::object run(const Shape& shape, std::byte* data, nb::handle array) {
     const OperationSpec* model = find(shape);
     if (model == nullptr) return nb::none();
+    if (pause_every_ != 0 && (sequence_.load() / steps_ + 1) % pause_every_ == 0) return nb::none();  // the caller has more to do there
     std::shared_ptr<Operation> operation;
     if (model->meets) {
       auto attempt = context_.meet(*model, group_, sequence_, steps_, data);
@@ -199,6 +200,7 @@ class Repeats {
   const std::shared_ptr<Exchange> exchange_;
   const uint64_t steps_;
   const double patience_s_;
+  const uint64_t pause_every_;  // operations; 0: never
   const nb::object array_type_;
   std::atomic<uint64_t> sequence_{0};
   std::vector<std::pair<Shape, OperationSpec>> known_;  // newest last
@@ -221,8 +223,9 @@ void bind_repeats(nb::module_& m) {
            "Start an operation, and keep what it works on until it has ended.")
       .def("release", &Holdings::release, nb::arg("operation"), "Let go of what an operation that has ended worked on.");
   nb::class_<Repeats>(m, "Repeats")
-      .def(nb::init<nb::object, uint64_t, std::shared_ptr<Exchange>, uint64_t, double, nb::object>(), nb::arg("holdings"),
-           nb::arg("group"), nb::arg("exchange").none(), nb::arg("steps"), nb::arg("patience_s"), nb::arg("array_type"))
+      .def(nb::init<nb::object, uint64_t, std::shared_ptr<Exchange>, uint64_t, double, uint64_t, nb::object>(), nb::arg("holdings"),
+           nb::arg("group"), nb::arg("exchange").none(), nb::arg("steps"), nb::arg("patience_s"), nb::arg("pause_every"),
+           nb::arg("array_type"))
       .def("next", &Repeats::next, "The group's next sequence number.")
       .def_prop_ro("exchange", &Repeats::exchange)
       .def("remember", &Repeats::remember, nb::arg("spec"), nb::arg("array").none(), nb::arg("op").none(),

@@ -385,6 +385,15 @@ Context::Waited Context::wait(const std::shared_ptr<Operation>& operation, doubl
   return operation->ended() ? Waited::ended : result;
 }
 
+std::vector<std::pair<int, uint64_t>> Context::goodputs() {
+  const Lock lock(mutex_);
+  std::vector<std::pair<int, uint64_t>> found;
+  for (const auto& [peer, link] : tcp_links_) {
+    if (const uint64_t rate = link->goodput(); rate != 0) found.emplace_back(peer, rate);
+  }
+  return found;
+}
+
 bool Context::has_ended(const Operation& operation) {
   const Lock lock(mutex_);
   return operation.ended();

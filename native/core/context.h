@@ -110,6 +110,7 @@ class Context final : public LinkEvents, public Host {
   uint64_t dropped_events();
   std::map<int, Loss> losses();
   bool has_failed();           // a rank died or fell silent, or this one cannot go on
+  std::vector<std::pair<int, uint64_t>> goodputs();  // bytes per second to ranks of other hosts, where known
   std::vector<int> read_by();  // ranks of this host that can read this rank's ordinary memory
   std::shared_ptr<Segment> own_segment() const { return segment_; }
 

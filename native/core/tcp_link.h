@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "goodput.h"
 #include "handshake.h"
 #include "link.h"
 #include "poller.h"
@@ -24,6 +25,7 @@ class TcpLink final : public Link {
   void adopt(Descriptor socket);  // an accepted, proven connection
   bool established() const { return socket_.valid(); }
   bool calling() const { return handshake_ != nullptr; }
+  uint64_t goodput() const { return socket_.valid() ? goodput_of(socket_.get()) : 0; }
   bool idle() const { return queue_.empty(); }  // everything was handed to the kernel
   void expire();                                // gives up a call that is past its deadline
   void hang_up();                               // no more frames from here; the peer sees the end

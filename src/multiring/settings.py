@@ -92,6 +92,13 @@ class Settings:
     plan: str | None = _setting(
         "MULTIRING_PLAN", str, None, "a path", "file of pinned plans, the same on all ranks (docs/plan.md)"
     )
+    replan: bool = _setting(
+        "MULTIRING_REPLAN",
+        _boolean,
+        True,
+        "0 or 1",
+        "0 keeps plans that take longer than predicted, and measures nothing; the same on all ranks (docs/plan.md)",
+    )
     ports: tuple[int, int] | None = _setting(
         "MULTIRING_PORTS", _port_range, None, "FIRST-LAST, 0 to 65535", "ports the tcp engine may listen on"
     )

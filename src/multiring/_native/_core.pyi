@@ -173,6 +173,12 @@ class Operation:
     @property
     def sequence(self) -> int: ...
     @property
+    def ran_s(self) -> tuple[float, float]:
+        """
+        When all ranks had arrived, and when it ended: seconds of the monotonic clock, the former 0 if they never did.
+        """
+
+    @property
     def fault(self) -> FaultKind: ...
     @property
     def fault_text(self) -> str: ...
@@ -198,7 +204,14 @@ class Holdings:
 
 class Repeats:
     def __init__(
-        self, holdings: object, group: int, exchange: Exchange | None, steps: int, patience_s: float, array_type: object
+        self,
+        holdings: object,
+        group: int,
+        exchange: Exchange | None,
+        steps: int,
+        patience_s: float,
+        pause_every: int,
+        array_type: object,
     ) -> None: ...
     def next(self) -> int:
         """The group's next sequence number."""
@@ -263,6 +276,11 @@ class Context:
     def has_ended(self, operation: Operation) -> bool: ...
     def stalled_on(self, operation: Operation) -> tuple[list[int], float]:
         """Ranks waited for, and the seconds since anything moved."""
+
+    def goodputs(self) -> list[tuple[int, int]]:
+        """
+        (rank, bytes per second it took lately) of the ranks of other hosts that this one is connected to, where known.
+        """
 
     def read_by(self) -> list[int]:
         """Ranks of this host that read this rank's ordinary memory in place."""

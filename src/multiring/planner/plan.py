@@ -81,6 +81,11 @@ def ranked(task: Task, topology: Topology) -> list[Plan]:
     return sorted(plans, key=lambda plan: plan.predicted_seconds)
 
 
+def repriced(task: Task, plan: Plan, topology: Topology) -> float:
+    """Return the seconds that `plan` is predicted to take for `task` on `topology`, whatever it was made for."""
+    return _priced(task, topology, plan.schedule, plan.segment_bytes).predicted_seconds
+
+
 def _offers(task: Task, topology: Topology) -> list[tuple[Schedule, int | None]]:
     cuts = segments_of(task.collective, topology, task.size_bytes)
     schedules = candidates(task.collective, topology, task.accumulation, task.root, task.wire)

@@ -16,10 +16,11 @@ import numpy as np
 from multiring._native import Context, Exchange, Holdings, Lowering, Operation, OperationSpec, Program, Repeats, Rounds
 from multiring.errors import StallError, StateError
 from multiring.planner import Pins, Plan, Task
-from multiring.runtime.arrays import Buffer, numpy_dtype
+from multiring.runtime.arrays import Buffer, buffer_of, numpy_dtype
 from multiring.runtime.events import NAMES, STEPS
 from multiring.runtime.handles import Flight, OperationHandle
 from multiring.runtime.programs import AT_ONCE_MOST, Programs, Request, agreement_rounds, direct_rounds
+from multiring.runtime.watch import CHECK_EVERY, LEAST_BYTES, Watch
 from multiring.schedule import Collective
 from multiring.topology import Topology, grid_of
 
@@ -35,6 +36,7 @@ class Membership:
     world_rank: int
     stall_warn_s: float
     pins: Pins | None = None
+    replan: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,15 +91,24 @@ class Calls:
         self._lock = threading.Lock()
         slots = self._at_once and len(ranks) > 1
         exchange = Exchange(membership.context, list(ranks), STEPS) if slots else None
+        watches = membership.replan and len(topology.hosts) > 1
+        self._watch = Watch(membership.context, ranks, topology) if watches else None
+        self._topology = topology
         self.repeats = Repeats(
-            membership.holdings, self._id, exchange, STEPS, membership.stall_warn_s, array_type=np.ndarray
+            membership.holdings,
+            self._id,
+            exchange,
+            STEPS,
+            membership.stall_warn_s,
+            CHECK_EVERY if watches else 0,
+            array_type=np.ndarray,
         )
         self._messages: dict[tuple[int, int, int], int] = {}
         self._latest: Flight | None = None
 
     def next(self, name: str) -> Call:
         """Return the group's next operation; the order of these calls is the order the ranks agree on."""
-        return Call(
+        call = Call(
             name=name,
             key=(self._id, self.repeats.next()),
             members=self.ranks,
@@ -105,6 +116,34 @@ class Calls:
             at_once=self._at_once,
             exchange=self.repeats.exchange,
         )
+        if self._watch is not None and call.number % CHECK_EVERY == 0:
+            with self.telling(call):
+                self._check(self._watch, call)
+        return call
+
+    def _check(self, watch: Watch, call: Call) -> None:
+        """Act on what was gathered since the last check, and begin to gather for the next one.
+
+        The wait is for all ranks to have come to the operation of the last check, CHECK_EVERY operations ago.
+        """
+        if watch.gathering is not None:
+            handle, table = watch.gathering
+            watch.gathering = None
+            handle.wait()
+            finding = watch.check(table)
+            if finding is not None:
+                with self._lock:
+                    self.programs.replan(finding.constants.applied(self._topology))
+                self.repeats.forget()
+        with self._lock:
+            own = watch.row()
+        table = np.zeros((len(self.ranks), len(own)))
+        counts = (len(own),) * len(self.ranks)
+        request = Request(Collective.ALL_GATHER, "float64", counts, table.size, agreed="measures")
+        key = (identifier(self._key, "measures"), call.key[1])  # a line of its own, which no other operation waits for
+        place = replace(call, name="measures", key=key, exchange=None)
+        buffers = buffer_of(own, writes=False), buffer_of(table, writes=True)
+        watch.gathering = self.run(place, "measures", request, buffers, None, waits=False), table
 
     def message(self, name: str, sender: int, receiver: int, tag: int) -> Call:
         """Return the next message from `sender` to `receiver` under `tag`; one of them is this rank."""
@@ -147,18 +186,26 @@ class Calls:
         """Start the program of `request` on (input, output); see `post`."""
         with self._lock:
             compiled = self.programs.get(request)
-        size_bytes = request.total * numpy_dtype(request.dtype).itemsize
+            size_bytes = request.total * numpy_dtype(request.dtype).itemsize
+            is_watched = (
+                self._watch is not None and request.collective is Collective.ALL_REDUCE and size_bytes >= LEAST_BYTES
+            )
+            predicted_s = self.programs.predicted(request) if is_watched else 0.0
         work = Work(
             program=compiled.program,
             plan_digest=compiled.digest,
             meets=compiled.lowering is Lowering.EXCHANGE and size_bytes <= Exchange.CAPACITY,
-            repeated=(buffers[1].owner, request.op) if _may_repeat(request) else None,
+            repeated=(buffers[1].owner, request.op) if _may_repeat(request) and not is_watched else None,
             size_bytes=size_bytes,
             input=buffers[0],
             output=buffers[1],
             result=result,
         )
-        return self.post(call, title, work, waits=waits)
+        handle = self.post(call, title, work, waits=waits)
+        if is_watched and self._watch is not None:
+            with self._lock:
+                self._watch.add(handle.operation, predicted_s)
+        return handle
 
     def post(self, call: Call, title: str, work: Work, *, waits: bool) -> OperationHandle:
         """Start `work`, once all ranks of `call` have come with the same title and plan.

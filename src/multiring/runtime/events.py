@@ -5,7 +5,7 @@ from dataclasses import dataclass
 # The closed list of names; an event carries its index through the native core.
 NAMES = (
     *("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier", "send", "recv"),
-    *("subgroup", "counts"),
+    *("subgroup", "counts", "measures"),
 )
 
 # An operation of several steps (assuming the sizes, or else finding them, and then moving the bytes) takes one sequence

@@ -79,6 +79,11 @@ class OperationHandle:
         self._result = result
         self._warned = False
 
+    @property
+    def operation(self) -> Operation:
+        """The native operation."""
+        return self._flight.operation
+
     def done(self) -> bool:
         """Whether `wait` would return, or raise, at once."""
         return self._flight.done()

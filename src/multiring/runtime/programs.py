@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from multiring._native import NOTE_BYTES, Lowering, Program, ReduceOp, make_program
 from multiring.errors import ArgumentError
-from multiring.planner import Pins, Plan, Task, cheapest
+from multiring.planner import Pins, Plan, Task, cheapest, repriced
 from multiring.runtime.arrays import DTYPES, numpy_dtype
 from multiring.schedule import (
     NOWHERE,
@@ -36,6 +36,9 @@ _log = logging.getLogger("multiring")
 AT_ONCE_MOST = 16
 _LINE = 64  # bytes of a cache line
 _MOST_KEPT = 1024  # programs; a training run needs a few dozen
+
+# Their second step may begin whenever it wants, on one rank before others plan anew and on another behind it.
+_PLANNED_ONCE = frozenset({Collective.ALL_GATHER, Collective.ALL_TO_ALL})
 
 Counts = int | tuple[int, ...] | Splits
 
@@ -121,6 +124,10 @@ class Programs:
         self._compiled: OrderedDict[Request, Compiled] = OrderedDict()
         self.plans: dict[Task, Plan] = {}
         self._proven: set[bytes] = set()
+        self._measured = topology  # with the constants that were measured since
+        self._fixed: set[Task] = set()  # what nothing measured changes
+        self._former: dict[Task, Plan] = {}
+        self._predicted: dict[Task, float] = {}
 
     def get(self, request: Request) -> Compiled:
         """Return the program of `request`; the same request gets the same plan for as long as the group lives."""
@@ -140,6 +147,29 @@ class Programs:
         Raises:
             ScheduleError: the plan's schedule does not do what it promises.
         """
+        self._fixed.add(task)
+        self._keep(task, plan)
+
+    def replan(self, topology: Topology) -> None:
+        """Plan with the constants of `topology` from now on; what is pinned, and what is planned once, stays."""
+        self._measured = topology
+        self._predicted.clear()
+        dropped = {task: plan for task, plan in self.plans.items() if task not in self._fixed}
+        self._former.update(dropped)
+        for task in dropped:
+            del self.plans[task]
+        for request in [request for request in self._compiled if task_of(request) in dropped]:
+            del self._compiled[request]
+
+    def predicted(self, request: Request) -> float:
+        """Return the seconds that `request` is predicted to take with the plan it runs by."""
+        task = task_of(request)
+        if task not in self._predicted:
+            self._predicted[task] = repriced(task, self.plan(request), self._measured)
+        return self._predicted[task]
+
+    def _keep(self, task: Task, plan: Plan) -> None:
+        self._predicted.pop(task, None)
         if plan.schedule.digest() not in self._proven:
             check(plan.schedule)
             self._proven.add(plan.schedule.digest())
@@ -153,8 +183,20 @@ class Programs:
         plan = self.plans.get(task)
         if plan is None:
             pinned = None if self._pins is None else self._pins.find(task)
-            plan = cheapest(task, self._topology) if pinned is None else pinned
-            self.use(task, plan)
+            once = task.collective in _PLANNED_ONCE
+            plan = cheapest(task, self._topology if once else self._measured) if pinned is None else pinned
+            self._keep(task, plan)
+            if once or pinned is not None:
+                self._fixed.add(task)
+            former = self._former.pop(task, plan)
+            if former.schedule != plan.schedule or former.segment_bytes != plan.segment_bytes:
+                _log.warning(
+                    "%s of %d bytes runs by another plan from now on: %s instead of %s",
+                    task.collective.value,
+                    task.size_bytes,
+                    plan,
+                    former,
+                )
             if self._rank == 0:
                 _log.info(
                     "%s of %d bytes on ranks %s: %s, %s; %.3g ms predicted",

@@ -197,10 +197,11 @@ def _join(settings: Settings) -> World:
             pins = None if settings.plan is None else read_pins(settings.plan)
             files = {"topology": _digest_of(known), "plan": _digest_of(pins)}
             engines = {"engine": settings.engine, "mpi": mpi and mpi.card}
-            cards = meeting.exchange({**card, **files, **engines})
+            cards = meeting.exchange({**card, **files, **engines, "replan": settings.replan})
             _refuse_unlike(cards, "topology")
             _refuse_unlike(cards, "plan")
             check_engines(cards)
+            _refuse_other_replan(cards)
             hosts = _hosts_for(settings.engine, [card["host"] for card in cards])
             topology = _topology(known, hosts, cards)
             if pins is not None:
@@ -275,6 +276,7 @@ def _world(
         world_rank=identity.rank,
         stall_warn_s=settings.stall_warn_s,
         pins=place[1],
+        replan=settings.replan,
     )
     key = hashlib.blake2b(f"world|{identity.job}".encode(), digest_size=16).digest()
     return World(
@@ -304,6 +306,15 @@ def _refuse_unlike(cards: list[dict[str, Any]], file: str) -> None:
         raise RendezvousError(
             f"ranks have different {file} files: {'; '.join(held)}; "
             f"set MULTIRING_{file.upper()} to the same file everywhere"
+        )
+
+
+def _refuse_other_replan(cards: list[dict[str, Any]]) -> None:
+    """Raise RendezvousError unless all ranks plan again, or none does."""
+    without = [rank for rank, card in enumerate(cards) if not card["replan"]]
+    if without and len(without) < len(cards):
+        raise RendezvousError(
+            f"ranks {without} have MULTIRING_REPLAN=0, the others have not; set it to the same everywhere"
         )
 
 
