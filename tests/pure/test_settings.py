@@ -20,6 +20,7 @@ VALUES = {
     "MULTIRING_INTERFACE": ("eth0", "eth0", []),
     "MULTIRING_TOPOLOGY": ("topology.toml", "topology.toml", []),
     "MULTIRING_PLAN": ("plan.toml", "plan.toml", []),
+    "MULTIRING_REPLAN": ("0", False, ["never"]),
     "MULTIRING_PORTS": ("5000-5010", (5000, 5010), ["5010-5000", "x", "1-70000", "-5", "1-2-3"]),
     "MULTIRING_INIT_TIMEOUT_S": ("2.5", 2.5, ["0", "-1", "nan", "soon"]),
     "MULTIRING_STALL_WARN_S": ("1", 1.0, ["0"]),

@@ -12,7 +12,7 @@ from multiring.topology import Link, OwnRails, Topology
 
 FAR = 1.5  # times what was predicted
 TIMES = 2  # checks in a row that have to find it
-_SLOW = 0.5  # of what the median host carries, both as parts of what is stated
+_SLOW = 2 / 3  # of what the median host carries, both as parts of what is stated
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,21 +86,19 @@ class Review:
         that take slowly.
         """
         hosts = np.asarray(self.topology.host_of())
-        stated = [
-            sum(rail.bandwidth_bytes_per_s for rail in self.topology.rails_of(host))
-            for host in range(len(self.topology.hosts))
-        ]
+        every = range(len(self.topology.hosts))
+        stated = np.array([sum(rail.bandwidth_bytes_per_s for rail in self.topology.rails_of(host)) for host in every])
+        # What passes a token bucket at once seems faster than the wire: never more than is stated.
+        parts = np.minimum(rates / np.minimum(stated[hosts][:, None], stated), 1.0)
         sides = []
-        for host, most in enumerate(stated):
-            others = np.arange(len(stated)) != host
-            sent = float(rates[hosts == host][:, others].max(initial=0.0))
-            taken = float(rates[hosts != host][:, host].max(initial=0.0))
-            # What passes a token bucket at once seems faster than the wire: never more than is stated.
-            sides.append([min(each / most, 1.0) for each in (max(sent, taken), sent, taken)])
+        for host in every:
+            sent = float(parts[hosts == host][:, np.array(every) != host].max(initial=0.0))
+            taken = float(parts[hosts != host][:, host].max(initial=0.0))
+            sides.append((max(sent, taken), sent, taken))
         for side in zip(*sides, strict=True):
             usual = float(np.median(side)) if len(side) > 2 else max(side)
             found = {
-                host: (part * stated[host], usual * stated[host])
+                host: (part * float(stated[host]), usual * float(stated[host]))
                 for host, part in enumerate(side)
                 if 0 < part < _SLOW * usual
             }

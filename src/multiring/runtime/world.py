@@ -198,8 +198,7 @@ def _join(settings: Settings) -> World:
             files = {"topology": _digest_of(known), "plan": _digest_of(pins)}
             engines = {"engine": settings.engine, "mpi": mpi and mpi.card}
             cards = meeting.exchange({**card, **files, **engines, "replan": settings.replan})
-            _refuse_unlike(cards, "topology")
-            _refuse_unlike(cards, "plan")
+            _refuse_other_files(cards)
             check_engines(cards)
             _refuse_other_replan(cards)
             hosts = _hosts_for(settings.engine, [card["host"] for card in cards])
@@ -294,6 +293,11 @@ def _world(
 def _digest_of(value: Topology | Pins | None) -> str:
     """Return what is equal for equal values; "" for none."""
     return "" if value is None else hashlib.blake2b(repr(value).encode(), digest_size=16).hexdigest()
+
+
+def _refuse_other_files(cards: list[dict[str, Any]]) -> None:
+    for file in ("topology", "plan"):
+        _refuse_unlike(cards, file)
 
 
 def _refuse_unlike(cards: list[dict[str, Any]], file: str) -> None:
