@@ -23,7 +23,8 @@ namespace {
 constexpr double kSignalCheck_s = 0.2;  // longest time between two looks for Ctrl-C
 
 using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
-using PeerTuple = std::tuple<int, bool, std::string, std::string, int>;
+using RailTuple = std::pair<std::string, int>;
+using PeerTuple = std::tuple<int, bool, std::string, std::vector<RailTuple>>;
 
 struct Block {
   std::shared_ptr<Segment> segment;
@@ -44,8 +45,9 @@ Bytes allocate(Context& context, size_t bytes) {
 bool connect(Context& context, const std::vector<PeerTuple>& peers, const std::vector<int>& local_ranks,
              const std::vector<int>& neighbours, double timeout_s, const nb::callable& disturbed) {
   std::vector<PeerAddress> addresses;
-  for (const auto& [rank, same_host, handover, host, port] : peers) {
-    addresses.push_back({rank, same_host, handover, host, static_cast<uint16_t>(port)});
+  for (const auto& [rank, same_host, handover, rails] : peers) {
+    addresses.push_back({rank, same_host, handover, {}});
+    for (const auto& [host, port] : rails) addresses.back().rails.push_back({host, static_cast<uint16_t>(port)});
   }
   bool raised = false;
   bool connected = false;
@@ -103,18 +105,19 @@ void bind_context(nb::module_& m) {
           "__init__",
           [](Context* self, int rank, int size, const nb::bytes& job, const nb::bytes& secret, size_t segment_bytes,
              double stall_warn_s, double stall_timeout_s, bool log_moves, bool lower, bool read_peers,
-             bool by_mpi) {
+             bool by_mpi, double rail_timeout_s) {
             new (self) Context(ContextConfig{rank, size, {job.c_str(), job.size()}, {secret.c_str(), secret.size()},
-                                             segment_bytes, stall_warn_s, stall_timeout_s, log_moves, lower, read_peers, by_mpi});
+                                             segment_bytes, stall_warn_s, stall_timeout_s, log_moves, lower, read_peers, by_mpi,
+                                             rail_timeout_s});
           },
           nb::arg("rank"), nb::arg("size"), nb::arg("job"), nb::arg("secret"), nb::arg("segment_bytes"),
           nb::arg("stall_warn_s"), nb::arg("stall_timeout_s"), nb::arg("log_moves"), nb::arg("lower"),
-          nb::arg("read_peers"), nb::arg("by_mpi"))
+          nb::arg("read_peers"), nb::arg("by_mpi"), nb::arg("rail_timeout_s"))
       .def_prop_ro("handover_name", &Context::handover_name)
       .def("listen", &Context::listen, nb::arg("host"), nb::arg("first_port"), nb::arg("last_port"),
-           "Listen at a numeric address on the first free port; returns the port.")
+           "Listen at a numeric address on the first free port; returns the port. Each call makes one more rail.")
       .def("connect", &connect, nb::arg("peers"), nb::arg("local_ranks"), nb::arg("neighbours"), nb::arg("timeout_s"),
-           nb::arg("disturbed"), "False when `disturbed` returned True first. peers: (rank, same host, hand-over name, tcp host, tcp port).")
+           nb::arg("disturbed"), "False when `disturbed` returned True first. peers: (rank, same host, hand-over name, (host, port) of each rail).")
       .def("allocate", &allocate, nb::arg("bytes"), "Arena memory as bytes; freed with the last array that views it.")
       .def("arena_bytes", [](Context& context) { return context.own_segment()->used_bytes(); })
       .def("holds", [](Context& context, uintptr_t address, size_t bytes) {
@@ -139,14 +142,27 @@ void bind_context(nb::module_& m) {
           },
           "Ranks that are gone: (died rather than left, why).")
       .def("take_events", [](Context& context) {
-            std::vector<std::tuple<bool, uint32_t, uint64_t, uint64_t, uint64_t, int64_t, int64_t, int64_t>> out;
+            std::vector<std::tuple<int, uint32_t, uint64_t, uint64_t, uint64_t, int64_t, int64_t, int64_t>> out;
             for (const Event& e : context.take_events()) {
-              out.emplace_back(e.kind == Event::Kind::wait, e.name, e.key.group, e.key.sequence, e.bytes, e.start_ns,
+              out.emplace_back(static_cast<int>(e.kind), e.name, e.key.group, e.key.sequence, e.bytes, e.start_ns,
                                e.agreed_ns, e.end_ns);
             }
             return out;
           },
-          "(is a wait, name, group, sequence, bytes, start ns, agreed ns, end ns) since the last call.")
+          "(kind, name, group, sequence, bytes, start ns, agreed ns, end ns) since the last call. Kinds: operation, wait, "
+          "rail (name: which was given up; sequence: the peer).")
+      .def("rails", [](Context& context) {
+            std::vector<std::tuple<int, int, bool, uint64_t, double>> out;
+            for (const RailStatus& r : context.rails()) out.emplace_back(r.peer, r.rail, r.is_up, r.acknowledged, r.busy_s);
+            return out;
+          },
+          "(peer, rail, is up, bytes acknowledged, busy seconds) of every connection to another host.")
+      .def("take_rail_losses", [](Context& context) {
+            std::vector<std::tuple<int, int, std::string>> out;
+            for (const RailLoss& loss : context.take_rail_losses()) out.emplace_back(loss.peer, loss.rail, loss.why);
+            return out;
+          },
+          "(peer, rail, why) of the rails given up since the last call.")
       .def("dropped_events", &Context::dropped_events)
       .def("settled", &Context::settled, nb::arg("timeout_s"), nb::call_guard<nb::gil_scoped_release>(),
            "True once nothing is in flight and every frame has been handed on.")

@@ -31,12 +31,6 @@ std::string random_name() {
   return name;
 }
 
-int64_t nanoseconds(Clock::time_point at) {
-  return at == Clock::time_point{}
-             ? 0
-             : std::chrono::duration_cast<std::chrono::nanoseconds>(at.time_since_epoch()).count();
-}
-
 double seconds_since(Clock::time_point at) { return std::chrono::duration<double>(Clock::now() - at).count(); }
 
 Clock::duration as_duration(double seconds) {
@@ -54,6 +48,12 @@ void cpu_relax() {
 const char* verb(LossKind kind) { return kind == LossKind::left ? "left the job" : "died"; }
 
 }  // namespace
+
+int64_t nanoseconds(Clock::time_point at) {
+  return at == Clock::time_point{}
+             ? 0
+             : std::chrono::duration_cast<std::chrono::nanoseconds>(at.time_since_epoch()).count();
+}
 
 Context::Context(ContextConfig config)
     : config_(std::move(config)), handover_name_(random_name()), links_(static_cast<size_t>(config_.size)) {
@@ -79,15 +79,20 @@ Context::~Context() {
 void Context::progress_loop() {
   std::array<Poller::Ready, 64> ready;
   Lock lock(mutex_);
+  bool came = false;  // something over sockets that may not have been made use of yet
   while (!stopped_) {
     bool moved = false;
-    if (!caller_drives_) moved = drive();
+    if (came || !caller_drives_) moved = drive();
     if (Clock::now() >= next_tick_) tick();
+    if (caller_drives_ && std::exchange(told_of_, ended_) != ended_) wake_self();  // its operation may be among them
+    if (Clock::now() >= next_rail_watch_) watch_rails();
     // Peers ring this thread only once no caller has driven for a second: a bell for each of a caller's quick
     // operations would cost the peers more than the operations.
     const bool callers_rest = !caller_drives_ && (!running_.empty() || seconds_since(last_caller_) > 1);
-    const bool idle = running_.empty() && strangers_.empty() && !listener_rests_;
+    const bool watches = rails_need_watching();
+    const bool idle = running_.empty() && strangers_.empty() && !listener_rests_ && !watches;
     int timeout_ms = idle && callers_rest ? -1 : 1000;
+    if (watches) timeout_ms = std::max(1, static_cast<int>(config_.rail_timeout_s * 125));
     if (moved) {
       timeout_ms = 0;
     } else {
@@ -99,10 +104,7 @@ void Context::progress_loop() {
     lock.lock();
     segment_->mapping().control().sleepers.fetch_and(~ControlPage::kSocketSleeper, std::memory_order_seq_cst);
     for (int i = 0; i < count; ++i) dispatch(ready[static_cast<size_t>(i)]);
-    if (count > 0 && caller_drives_) {
-      drive();  // what came over sockets; the caller is woken if it was for its operation
-      wake_self();
-    }
+    came = count > 0 || moved;
   }
 }
 
@@ -209,6 +211,7 @@ void Context::end_of(const std::shared_ptr<Operation>& operation) {
   const auto& spec = operation->spec();
   running_.erase(spec.key);
   doomed_.erase(spec.key);
+  ++ended_;
   record({Event::Kind::operation, spec.name, spec.key, spec.user_bytes, nanoseconds(operation->posted),
           nanoseconds(operation->agreed), nanoseconds(operation->finished)});
   changed_.notify_all();
@@ -447,7 +450,7 @@ void Context::on_frame(int peer, const Frame& frame, std::span<const std::byte> 
     if (lost < 0 || lost >= config_.size || lost == config_.rank) return;
     // Somebody else's word must not overtake what a rank that left has said on its own connection.
     const auto own = tcp_links_.find(lost);
-    if (lost != peer && kind == LossKind::left && own != tcp_links_.end() && own->second->established()) return;
+    if (lost != peer && kind == LossKind::left && own != tcp_links_.end() && own->second->is_open()) return;
     note_loss(lost, kind, "as rank " + std::to_string(peer) + " found");
     return;
   }
@@ -693,7 +696,7 @@ void Context::close(double grace_s, bool announce) {
     for (const auto& [rank, link] : tcp_links_) link->hang_up();
     const auto linger = std::min(Clock::now() + std::chrono::milliseconds(500), std::max(deadline, Clock::now()));
     changed_.wait_until(lock, linger, [this] {
-      return std::none_of(tcp_links_.begin(), tcp_links_.end(), [](const auto& entry) { return entry.second->established(); });
+      return std::none_of(tcp_links_.begin(), tcp_links_.end(), [](const auto& entry) { return entry.second->is_open(); });
     });
     const auto running = running_;
     for (const auto& [key, operation] : running) {
@@ -714,7 +717,7 @@ void Context::close(double grace_s, bool announce) {
   mpi_links_.clear();
   local_links_.clear();
   links_.clear();
-  listener_.reset();
+  listeners_.clear();
   handover_socket_.reset();
   bell_.reset();
 }

@@ -40,15 +40,20 @@ struct ContextConfig {
   bool lower = true;         // false: every program runs move by move
   bool read_peers = true;    // false: ordinary memory goes through staging slots, as where the kernel forbids reading
   bool by_mpi = false;       // payload between hosts is carried by MPI: somebody must call collect and carried
+  double rail_timeout_s = 2;  // a rail that is silent for so long while another works is given up
 };
 
 // Where a rank can be met.
+struct RailAddress {
+  std::string host;
+  uint16_t port = 0;
+};
+
 struct PeerAddress {
   int rank = 0;
   bool same_host = false;
   std::string handover;  // abstract socket name (same host)
-  std::string host;      // tcp
-  uint16_t port = 0;
+  std::vector<RailAddress> rails;  // tcp
 };
 
 struct Loss {
@@ -57,10 +62,10 @@ struct Loss {
 };
 
 struct Event {
-  enum class Kind : uint8_t { operation, wait };
+  enum class Kind : uint8_t { operation, wait, rail };
   Kind kind;
-  uint32_t name;
-  OperationKey key;
+  uint32_t name;     // rail: which one was given up
+  OperationKey key;  // rail: sequence = the peer
   uint64_t bytes;
   int64_t start_ns;   // steady clock
   int64_t agreed_ns;  // operation: when every rank had arrived; 0: never
@@ -76,12 +81,14 @@ struct Greeting {
   uint64_t witness = 0;
 };
 
+int64_t nanoseconds(Clock::time_point at);  // 0: the time point that stands for never
+
 class Context final : public LinkEvents, public Host {
  public:
   explicit Context(ContextConfig config);
   ~Context() override;
 
-  // Names and addresses to tell the other ranks.
+  // Names and addresses to tell the other ranks. Every call of `listen` makes one more rail.
   const std::string& handover_name() const { return handover_name_; }
   uint16_t listen(const std::string& host, uint16_t first_port, uint16_t last_port);
 
@@ -111,6 +118,8 @@ class Context final : public LinkEvents, public Host {
   std::map<int, Loss> losses();
   bool has_failed();           // a rank died or fell silent, or this one cannot go on
   std::vector<std::pair<int, uint64_t>> goodputs();  // bytes per second to ranks of other hosts, where known
+  std::vector<RailStatus> rails();
+  std::vector<RailLoss> take_rail_losses();  // since the last call
   std::vector<int> read_by();  // ranks of this host that can read this rank's ordinary memory
   std::shared_ptr<Segment> own_segment() const { return segment_; }
 
@@ -185,7 +194,10 @@ class Context final : public LinkEvents, public Host {
   // Connections between hosts.
   TcpLink& tcp_link(int peer);
   TcpLink& make_link(int peer);
-  void on_stranger();
+  Handshake::Self self_on(uint16_t rail) const;
+  void on_stranger(const Descriptor& listener);
+  void watch_rails();
+  bool rails_need_watching() const;
   void listen_again();
   void on_handshake(int fd);
   void expire_strangers();
@@ -217,7 +229,11 @@ class Context final : public LinkEvents, public Host {
   std::map<int, TcpLink*> tcp_links_;  // also those inside mpi_links_
   std::map<int, MpiLink*> mpi_links_;
   Descriptor handover_socket_;
-  Descriptor listener_;
+  struct Listener {
+    std::string host;
+    Descriptor socket;
+  };
+  std::vector<Listener> listeners_;  // by rail
   bool listener_rests_ = false;  // no descriptor was left for another connection
   std::map<int, Descriptor> visitors_;  // accepted hand-over sockets that have said nothing yet
   std::map<int, Descriptor> watches_;   // rank -> socket whose end tells of its death
@@ -242,6 +258,11 @@ class Context final : public LinkEvents, public Host {
   std::map<OperationKey, Doom> doomed_;  // what some member could not finish, and for whom
   std::map<uint64_t, std::string> stalled_groups_;           // which ranks took part in what is not known there any more
   Clock::time_point oldest_new_loss_{};
+  std::vector<RailLoss> rail_losses_;
+  bool connected_ = false;
+  Clock::time_point next_rail_watch_{};
+  uint64_t ended_ = 0;   // operations, ever
+  uint64_t told_of_ = 0;  // of those: when a sleeping caller was last told
   bool unsettled_ = false;                        // a loss is known that operations were not checked for
   Clock::time_point next_tick_{};
   std::deque<Event> events_;  // the newest

@@ -125,7 +125,7 @@ uint16_t Context::listen(const std::string& host, uint16_t first_port, uint16_t 
     socklen_t length = sizeof address;
     ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &length);
     const Lock lock(mutex_);
-    listener_ = std::move(socket);
+    listeners_.push_back({host, std::move(socket)});
     return ntohs(found->ai_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&address)->sin6_port
                                               : reinterpret_cast<sockaddr_in*>(&address)->sin_port);
   }
@@ -151,7 +151,9 @@ bool Context::connect(const std::vector<PeerAddress>& peers, const std::vector<i
     neighbours_ = {neighbours.begin(), neighbours.end()};
     // Not before: who calls can only be told apart from a stranger once the ranks' addresses are known.
     poller_.add(handover_socket_.get(), EPOLLIN, [this](uint32_t) { on_handover_ready(); });
-    if (listener_.valid()) poller_.add(listener_.get(), EPOLLIN, [this](uint32_t) { on_stranger(); });
+    for (const auto& listener : listeners_) {
+      poller_.add(listener.socket.get(), EPOLLIN, [this, &listener](uint32_t) { on_stranger(listener.socket); });
+    }
     poller_.wake();
   }
   for (const int peer : local_ranks) {
@@ -191,6 +193,14 @@ bool Context::connect(const std::vector<PeerAddress>& peers, const std::vector<i
     lock.lock();
     if (stop) return false;
   }
+  for (const auto& [peer, link] : tcp_links_) {
+    for (const uint16_t rail : link->rails_not_up()) {
+      throw Fault(FaultKind::rendezvous, "no connection with rank " + std::to_string(peer) + " over rail " +
+                                             std::to_string(rail) + ", from " + listeners_[rail].host + " to " +
+                                             addresses_.at(peer).rails[rail].host);
+    }
+  }
+  connected_ = true;
   poller_.remove(handover_socket_.get());
   handover_socket_.reset();
   segment_->close_fd();
@@ -304,7 +314,8 @@ void Context::on_watch_ready(int peer) {
 
 TcpLink& Context::tcp_link(int peer) {
   const auto found = addresses_.find(peer);
-  if (found == addresses_.end() || found->second.port == 0) {
+  const size_t rails = listeners_.size();
+  if (found == addresses_.end() || found->second.rails.empty() || found->second.rails.size() != rails) {
     throw Fault(FaultKind::state, "rank " + std::to_string(peer) + " gave no address to connect to");
   }
   TcpLink& link = make_link(peer);
@@ -312,33 +323,42 @@ TcpLink& Context::tcp_link(int peer) {
   // The lower rank calls, the higher one waits to be called: both know that they belong together.
   if (config_.rank < peer) {
     const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(kCallTimeout_s));
-    link.call(found->second.host, found->second.port, {config_.rank, config_.size, config_.job, config_.secret}, deadline);
+    for (uint16_t rail = 0; rail < rails; ++rail) {
+      const auto& [host, port] = found->second.rails[rail];
+      link.call(rail, host, port, rails > 1 ? listeners_[rail].host : "", self_on(rail), deadline);
+    }
   }
   return link;
 }
 
 TcpLink& Context::make_link(int peer) {
   auto& place = links_[static_cast<size_t>(peer)];
+  const TcpLink::Rails rails{static_cast<uint16_t>(listeners_.size()),
+                             std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(config_.rail_timeout_s))};
   if (config_.by_mpi) {
-    auto made = std::make_unique<MpiLink>(peer, *this, poller_, mailroom_);
+    auto made = std::make_unique<MpiLink>(peer, *this, poller_, rails, mailroom_);
     TcpLink& connection = made->connection();
     mpi_links_[peer] = made.get();
     place = std::move(made);
     return connection;
   }
-  auto made = std::make_unique<TcpLink>(peer, *this, poller_);
+  auto made = std::make_unique<TcpLink>(peer, *this, poller_, rails);
   TcpLink& link = *made;
   place = std::move(made);
   return link;
 }
 
-void Context::on_stranger() {
+Handshake::Self Context::self_on(uint16_t rail) const {
+  return {config_.rank, config_.size, config_.job, config_.secret, static_cast<uint16_t>(listeners_.size()), rail};
+}
+
+void Context::on_stranger(const Descriptor& listener) {
   for (;;) {
-    Descriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    Descriptor socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket.valid()) {
       if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return;
       // Out of descriptors or memory: the waiting connection would wake us again and again.
-      poller_.remove(listener_.get());
+      for (const auto& [host, resting] : listeners_) poller_.remove(resting.get());
       listener_rests_ = true;
       return;
     }
@@ -351,15 +371,16 @@ void Context::on_stranger() {
     }
     const int fd = socket.get();
     strangers_[fd] = std::make_unique<Handshake>(
-        std::move(socket), Handshake::Self{config_.rank, config_.size, config_.job, config_.secret},
-        Handshake::kAnyone, Clock::now() + kStrangerPatience);
+        std::move(socket), self_on(0), Handshake::kAnyone, Clock::now() + kStrangerPatience);
     poller_.add(fd, EPOLLIN, [this, fd](uint32_t) { on_handshake(fd); });
   }
 }
 
 void Context::listen_again() {
   if (!std::exchange(listener_rests_, false)) return;
-  poller_.add(listener_.get(), EPOLLIN, [this](uint32_t) { on_stranger(); });
+  for (const auto& listener : listeners_) {
+    poller_.add(listener.socket.get(), EPOLLIN, [this, &listener](uint32_t) { on_stranger(listener.socket); });
+  }
 }
 
 void Context::on_handshake(int fd) {
@@ -375,7 +396,8 @@ void Context::on_handshake(int fd) {
   if (peer >= config_.rank || known == addresses_.end() || known->second.same_host) return;
   auto& link = links_[static_cast<size_t>(peer)];
   TcpLink& mine = link ? *tcp_links_.at(peer) : tcp_link(peer);
-  if (!mine.established() && !losses_.contains(peer)) mine.adopt(over->release());
+  const uint16_t rail = over->rail();
+  if (mine.awaits(rail) && !losses_.contains(peer)) mine.adopt(rail, over->release());
   changed_.notify_all();
 }
 

@@ -15,7 +15,8 @@ struct OperationKey {
 
 enum class FrameKind : uint8_t {
   round = 1,  // agreement: note = descriptor digest (16), conflict flag (1)
-  data = 2,   // shm: bytes at (offset, length) of the sender's segment, or of its own memory; tcp: length bytes follow
+  data = 2,   // shm: bytes at (offset, length) of the sender's segment, or of its own memory; tcp: `length` bytes
+             // of the stream follow, from its byte `offset` on
   taken = 3,  // the receiver took `length` bytes of the stream (shm: and slot is free again)
   fail = 4,   // the operation failed on the sender: offset = rank it lost, slot = LossKind,
               // note = seconds of silence (8)
@@ -26,6 +27,7 @@ enum class FrameKind : uint8_t {
   parcel = 9,    // mpi: the stream's next `length` bytes come as a message tagged `slot`
   granted = 10,  // mpi: the receiver consumed `length` bytes of the stream
   landed = 11,   // mpi: `length` more messages have arrived
+  rail = 12,     // tcp: the sender has given up rail `offset` of this link
 };
 
 // `silent` and `unable` are no loss of a rank, only of an operation: one it did not come to, or could not go on with.

@@ -13,10 +13,10 @@ namespace multiring {
 namespace {
 
 constexpr char kMagic[9] = "MULTIRNG";
-constexpr uint32_t kProtocol = 1;
+constexpr uint32_t kProtocol = 2;
 constexpr size_t kNonce = 16;
 constexpr size_t kProof = 32;
-constexpr size_t kHello = 8 + 4 + 4 + 4 + kNonce;  // magic, protocol, caller's rank, called rank, nonce
+constexpr size_t kHello = 8 + 4 + 4 + 4 + 4 + kNonce;  // magic, protocol, caller's rank, called rank, rail, nonce
 
 void put(std::string& to, uint32_t value) { to.append(reinterpret_cast<const char*>(&value), sizeof value); }
 
@@ -37,7 +37,7 @@ bool same(const std::string& got, const std::string& want) {
 }  // namespace
 
 Handshake::Handshake(Descriptor socket, const Self& self, int peer, Clock::time_point deadline)
-    : socket_(std::move(socket)), self_(self), peer_(peer), calls_(peer != kAnyone), deadline_(deadline) {
+    : socket_(std::move(socket)), self_(self), peer_(peer), rail_(self.rail), calls_(peer != kAnyone), deadline_(deadline) {
   const auto nonce = random_nonce();
   own_nonce_.assign(reinterpret_cast<const char*>(nonce.data()), nonce.size());
   if (!calls_) return;
@@ -45,6 +45,7 @@ Handshake::Handshake(Descriptor socket, const Self& self, int peer, Clock::time_
   put(outgoing_, kProtocol);
   put(outgoing_, static_cast<uint32_t>(self_.rank));
   put(outgoing_, static_cast<uint32_t>(peer_));
+  put(outgoing_, rail_);
   outgoing_ += own_nonce_;
 }
 
@@ -57,7 +58,8 @@ Handshake::Status Handshake::refuse(const std::string& why) {
 std::string Handshake::proof(const std::string& role) const {
   const int caller = calls_ ? self_.rank : peer_;
   const int called = calls_ ? peer_ : self_.rank;
-  std::string text = role + "|" + self_.job + "|" + std::to_string(caller) + "|" + std::to_string(called) + "|";
+  std::string text = role + "|" + self_.job + "|" + std::to_string(caller) + "|" + std::to_string(called) + "|" +
+                     std::to_string(rail_) + "|";
   text += calls_ ? own_nonce_ + their_nonce_ : their_nonce_ + own_nonce_;
   const Sha256 mac = hmac_sha256(self_.secret, text);
   return {reinterpret_cast<const char*>(mac.data()), mac.size()};
@@ -103,8 +105,10 @@ Handshake::Status Handshake::on_hello() {
   if (caller >= static_cast<uint32_t>(self_.size) || get(incoming_, 16) != static_cast<uint32_t>(self_.rank)) {
     return refuse("a rank that is not in this job");
   }
+  if (get(incoming_, 20) >= self_.rails) return refuse("a rail that there is not");
   peer_ = static_cast<int>(caller);
-  their_nonce_ = incoming_.substr(20, kNonce);
+  rail_ = static_cast<uint16_t>(get(incoming_, 20));
+  their_nonce_ = incoming_.substr(24, kNonce);
   incoming_.clear();
   heard_first_ = true;
   outgoing_ = own_nonce_ + proof("called");

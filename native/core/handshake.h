@@ -21,6 +21,8 @@ class Handshake {
     int size;
     std::string job;
     std::string secret;
+    uint16_t rails = 1;  // how many every rank has
+    uint16_t rail = 0;   // caller: which of them this connection is to be
   };
   static constexpr int kAnyone = -1;
 
@@ -30,6 +32,7 @@ class Handshake {
   Status advance();  // as far as the socket lets it; never blocks
   bool wants_to_write() const { return !outgoing_.empty(); }
   int peer() const { return peer_; }
+  uint16_t rail() const { return rail_; }
   int fd() const { return socket_.get(); }
   const std::string& why() const { return why_; }
   Clock::time_point deadline() const { return deadline_; }
@@ -47,6 +50,7 @@ class Handshake {
   Descriptor socket_;
   const Self self_;
   int peer_;
+  uint16_t rail_;
   const bool calls_;
   const Clock::time_point deadline_;
   bool heard_first_ = false;

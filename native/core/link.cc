@@ -10,9 +10,10 @@ OutStream& Link::out(const StreamKey& key) {
   return found != out_.end() ? found->second : out_.emplace(key, fresh_out()).first->second;
 }
 
-void Link::offer(const StreamKey& key, const std::byte* data, size_t size) {
+void Link::offer(const StreamKey& key, const std::byte* data, size_t size, uint16_t rail) {
   if (size == 0) return;
   OutStream& stream = out(key);
+  stream.rail = rail;
   stream.pending.push_back({data, size});
   stream.offered += size;
 }

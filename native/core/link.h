@@ -16,6 +16,7 @@
 #include <string>
 
 #include "frame.h"
+#include "payload.h"
 
 namespace multiring {
 
@@ -37,6 +38,9 @@ struct OutStream {
   uint64_t sent = 0;     // bytes handed to the wire (tcp: bounded by credit)
   uint32_t staged = 0;   // shm: staging slots it holds
   uint64_t credit = 0;   // tcp: bytes the peer has room for, counted from the stream's start
+  static constexpr uint16_t kNoCarrier = UINT16_MAX;
+  uint16_t rail = 0;              // tcp: the one it was offered on
+  uint16_t carrier = kNoCarrier;  // tcp: the one it travels on
   bool drained() const { return offered == taken; }
 };
 
@@ -47,13 +51,18 @@ struct InStream {
     size_t size;
     size_t whole;   // size when it arrived
     uint32_t slot;  // shm: the sender's staging slot, kNoSlot or kForeign
-    std::unique_ptr<std::byte[]> owned;  // tcp
+    Payload owned;  // tcp; null: received where it belongs
   };
   std::deque<Piece> pieces;
   std::unique_ptr<std::byte[]> fetched;  // the first bytes of a foreign piece
   const std::byte* fetched_from = nullptr;
   size_t fetched_size = 0;
   uint64_t ungranted = 0;  // tcp: bytes consumed since the last credit
+  uint64_t arrived = 0;    // tcp: bytes, in whole frames
+  // tcp: where the bytes from `landing_from` up to `landing_to` of the stream belong; null: nowhere known yet
+  std::byte* landing = nullptr;
+  uint64_t landing_from = 0;
+  uint64_t landing_to = 0;
 };
 
 inline constexpr size_t kNoteBytes = 64 * 1024;
@@ -81,7 +90,8 @@ class Link {
   int peer() const { return peer_; }
   OutStream& out(const StreamKey& key);
   InStream& in(const StreamKey& key) { return in_[key]; }
-  void offer(const StreamKey& key, const std::byte* data, size_t size);
+  // `rail`: which of several connections should carry the stream, counted from 0 and round again.
+  void offer(const StreamKey& key, const std::byte* data, size_t size, uint16_t rail = 0);
 
   virtual void send(const Frame& frame) = 0;
   // A round's frame and at most kNoteBytes with it; they are copied. Sets the frame's slot, offset and length.
@@ -91,6 +101,7 @@ class Link {
   // The stream's next bytes, at most `most`, readable in place until consumed; empty: nothing has arrived.
   virtual std::span<const std::byte> peek(InStream& stream, size_t most);
   // Copies at most `most` of the stream's next bytes to `target`; returns how many. They still are to be consumed.
+  // Until the operation is closed, what then arrives of them may be written there at any time.
   virtual size_t copy(InStream& stream, std::byte* target, size_t most);
   virtual void consume(const StreamKey& key, InStream& stream, size_t size) = 0;
   virtual bool pump() = 0;  // hands on what can be handed on without blocking; true if anything was

@@ -119,7 +119,8 @@ void MpiLink::arrived(uint64_t number, Mailroom::Memory memory) {
     while (!queue.empty() && queue.front().memory != nullptr) {
       Expected& next = queue.front();
       const std::byte* data = next.memory.get();
-      in(key).pieces.push_back({data, next.size, next.size, kNoSlot, std::move(next.memory)});
+      Payload owned(next.memory.release(), [&room = mailroom_](std::byte* back) { room.recycle(Mailroom::Memory(back)); });
+      in(key).pieces.push_back({data, next.size, next.size, kNoSlot, std::move(owned)});
       queue.pop_front();
     }
     if (queue.empty()) expected_.erase(key);
@@ -134,10 +135,7 @@ void MpiLink::consume(const StreamKey& key, InStream& stream, size_t size) {
   piece.data += size;
   piece.size -= size;
   stream.ungranted += size;
-  if (piece.size == 0) {
-    mailroom_.recycle(std::move(piece.owned));
-    stream.pieces.pop_front();
-  }
+  if (piece.size == 0) stream.pieces.pop_front();
   if (stream.ungranted < kWindow / 4) return;
   send({.group = key.operation.group, .sequence = key.operation.sequence, .kind = FrameKind::granted,
         .channel = key.channel, .length = std::exchange(stream.ungranted, 0)});

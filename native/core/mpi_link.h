@@ -20,8 +20,8 @@ namespace multiring {
 
 class MpiLink final : public Link, private LinkEvents {
  public:
-  MpiLink(int peer, LinkEvents& events, Poller& poller, Mailroom& mailroom)
-      : Link(peer, events), mailroom_(mailroom), connection_(peer, *this, poller) {}
+  MpiLink(int peer, LinkEvents& events, Poller& poller, TcpLink::Rails rails, Mailroom& mailroom)
+      : Link(peer, events), mailroom_(mailroom), connection_(peer, *this, poller, rails) {}
   ~MpiLink() override;
 
   TcpLink& connection() { return connection_; }

@@ -523,7 +523,8 @@ bool Operation::step(Lane& lane, const Move& move) {
   if (move.kind == MoveKind::send) {
     for (int peer : move.peers) {
       Link& link = host_.link(peer);
-      link.offer(stream_of(lane, move.channel), address(lane, move.source_space, move.source_offset), move.size);
+      link.offer(stream_of(lane, move.channel), address(lane, move.source_space, move.source_offset), move.size,
+                 move.channel);
       link.pump();
     }
     lane.progress = move.size;

@@ -1,275 +1,378 @@
 #include "tcp_link.h"
 
-#include <arpa/inet.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <sys/epoll.h>
-#include <sys/socket.h>
-#include <sys/uio.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <utility>
 
-#include "fault.h"
-
 namespace multiring {
+namespace {
 
-TcpLink::~TcpLink() {
-  if (handshake_) poller_.remove(handshake_->fd());
-  if (socket_.valid()) poller_.remove(socket_.get());
+// A process that ends closes its rails one after the other: until then the loss of one is no news.
+constexpr auto kEndOfAPeer = std::chrono::milliseconds(500);
+
+}  // namespace
+
+TcpLink::TcpLink(int peer, LinkEvents& events, Poller& poller, Rails rails)
+    : Link(peer, events), rail_timeout_(rails.timeout) {
+  for (uint16_t i = 0; i < rails.count; ++i) rails_.push_back(std::make_unique<Rail>(i, peer, rails.count > 1, *this, poller));
 }
 
-void TcpLink::call(const std::string& host, uint16_t port, const Handshake::Self& self, Clock::time_point deadline) {
-  addrinfo hints{};
-  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) {
-    throw Fault(FaultKind::rendezvous, "rank " + std::to_string(peer_) + " gave the address " + host +
-                                           ", which is not a numeric one");
-  }
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> guard(found, ::freeaddrinfo);
-  Descriptor socket(::socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!socket.valid()) throw_errno(FaultKind::rendezvous, "socket");
-  if (::connect(socket.get(), found->ai_addr, found->ai_addrlen) != 0 && errno != EINPROGRESS) {
-    throw_errno(FaultKind::rendezvous, "connecting to rank " + std::to_string(peer_) + " at " + host + ":" +
-                                           std::to_string(port));
-  }
-  const int fd = socket.get();
-  handshake_ = std::make_unique<Handshake>(std::move(socket), self, peer_, deadline);
-  poller_.add(fd, EPOLLIN | EPOLLOUT, [this](uint32_t events) { on_ready(events); });
+// ---- connecting ----------------------------------------------------------------------------
+
+void TcpLink::call(uint16_t rail, const std::string& host, uint16_t port, const std::string& from,
+                   const Handshake::Self& self, Clock::time_point deadline) {
+  rails_[rail]->call(host, port, from, self, deadline);
 }
 
-void TcpLink::adopt(Descriptor socket) {
-  socket_ = std::move(socket);
-  watch_socket();
-  pump();
+void TcpLink::adopt(uint16_t rail, Descriptor socket) { rails_[rail]->adopt(std::move(socket)); }
+
+void TcpLink::on_up(Rail&) {
+  if (first_up_at_ == Clock::time_point{}) first_up_at_ = Clock::now();
+  begin_if_ready();
 }
 
-void TcpLink::watch_socket() {
-  const int yes = 1;
-  ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-  poller_.add(socket_.get(), EPOLLIN | EPOLLRDHUP, [this](uint32_t events) { on_ready(events); });
+bool TcpLink::established() const {
+  return first_up() != nullptr &&
+         std::none_of(rails_.begin(), rails_.end(), [](const auto& rail) { return rail->is_pending(); });
 }
 
-void TcpLink::on_handshake() {
-  const int fd = handshake_->fd();
-  const auto status = handshake_->advance();
-  if (status == Handshake::Status::going) {
-    poller_.change(fd, handshake_->wants_to_write() ? EPOLLIN | EPOLLOUT : EPOLLIN);
-    return;
+bool TcpLink::is_open() const {
+  return std::any_of(rails_.begin(), rails_.end(), [](const auto& rail) { return rail->is_open(); });
+}
+
+std::vector<uint16_t> TcpLink::rails_not_up() const {
+  std::vector<uint16_t> found;
+  for (const auto& rail : rails_) {
+    if (!rail->is_up()) found.push_back(rail->index());
   }
-  poller_.remove(fd);
-  const std::unique_ptr<Handshake> over = std::move(handshake_);
-  if (status == Handshake::Status::refused) {
-    break_off(over->why());
-    return;
-  }
-  socket_ = over->release();
-  watch_socket();
+  return found;
+}
+
+// Nothing is sent before it is known which rails there are: what once travels on one cannot change to another in good
+// order without being sent again.
+void TcpLink::begin_if_ready() {
+  if (begun_ || !established()) return;
+  begun_ = true;
+  Rail& rail = *first_up();
+  for (Outgoing& outgoing : std::exchange(held_, {})) rail.push(std::move(outgoing));
   pump();
 }
 
 void TcpLink::expire() {
-  if (!handshake_ || Clock::now() < handshake_->deadline()) return;
-  poller_.remove(handshake_->fd());
-  handshake_.reset();
-  break_off("it did not answer a connection in time");
+  for (const auto& rail : rails_) rail->expire();
 }
 
 void TcpLink::hang_up() {
-  if (socket_.valid()) ::shutdown(socket_.get(), SHUT_WR);
+  for (const auto& rail : rails_) rail->hang_up();
+}
+
+// ---- losing rails --------------------------------------------------------------------------
+
+Rail* TcpLink::first_up() const {
+  const auto found = std::find_if(rails_.begin(), rails_.end(), [](const auto& rail) { return rail->is_up(); });
+  return found == rails_.end() ? nullptr : found->get();
+}
+
+void TcpLink::on_broken(Rail& rail, const std::string& why) {
+  const bool others = std::any_of(rails_.begin(), rails_.end(), [](const auto& r) { return r->is_up() || r->is_pending(); });
+  if (others) {
+    lose(rail, why);
+  } else {
+    break_off(why);
+  }
 }
 
 void TcpLink::break_off(const std::string& why) {
   if (broken_) return;
   broken_ = true;
-  if (socket_.valid()) poller_.remove(socket_.get());
-  socket_.reset();
-  queue_.clear();
-  queued_data_ = 0;
+  for (const auto& rail : rails_) rail->close();
+  held_.clear();
+  losses_.clear();
   events_.on_loss(peer_, LossKind::died, why);
 }
 
+// What the rail has not delivered goes over another; what it delivers after all is dropped where it arrives twice.
+void TcpLink::lose(Rail& rail, const std::string& why) {
+  rail.give_up();
+  std::deque<Outgoing> frames = rail.take_unacknowledged();
+  if (!rail.has_left) losses_.push_back({peer_, rail.index(), why, Clock::now()});
+  begin_if_ready();
+  Rail* other = first_up();
+  if (other == nullptr) {  // others are being connected
+    held_.insert(held_.begin(), std::make_move_iterator(frames.begin()), std::make_move_iterator(frames.end()));
+    return;
+  }
+  for (auto& [key, stream] : out_) {
+    if (stream.carrier == rail.index()) stream.carrier = other->index();
+  }
+  std::stable_partition(frames.begin(), frames.end(), [](const Outgoing& outgoing) { return !outgoing.is_data(); });
+  other->push_first(std::move(frames));
+  send({.kind = FrameKind::rail, .offset = rail.index()});
+}
+
+// The kernel's own time-outs do for none of this: they are minutes, or, set shorter, end a connection to a process that
+// is only stopped. A kernel answers for a stopped process, so that silence is the wire's.
+void TcpLink::watch_rails() {
+  if (!keeps() || broken_) return;
+  const auto now = Clock::now();
+  const double half_s = std::chrono::duration<double>(rail_timeout_).count() / 2;
+  for (const auto& rail : rails_) {
+    if (!rail->is_up()) continue;
+    const auto health = rail->health();
+    if (!health.waits || health.quiet_s < half_s) {
+      rail->suspect_since = {};
+    } else if (rail->suspect_since == Clock::time_point{}) {
+      rail->suspect_since = now;
+    }
+  }
+  for (const auto& rail : rails_) {
+    const bool late = rail->is_pending() && first_up() != nullptr && now - first_up_at_ > rail_timeout_;
+    const bool dead = rail->is_up() && rail->suspect_since != Clock::time_point{} && now - rail->suspect_since > rail_timeout_ / 2;
+    if (!late && !dead) continue;
+    const bool another_works = std::any_of(rails_.begin(), rails_.end(), [&](const auto& r) {
+      return r != rail && r->is_up() && r->suspect_since == Clock::time_point{};
+    });
+    if (another_works) lose(*rail, late ? "it could not be connected" : "nothing comes back over it");
+  }
+}
+
+bool TcpLink::needs_watching() const {
+  if (!keeps() || broken_) return false;
+  return std::any_of(rails_.begin(), rails_.end(), [](const auto& rail) {
+    return rail->is_up() ? rail->holds_unacknowledged() : rail->is_pending();
+  }) || !losses_.empty();
+}
+
+std::vector<RailLoss> TcpLink::take_losses() {
+  if (losses_.empty() || Clock::now() - losses_.front().when < kEndOfAPeer) return {};
+  return std::exchange(losses_, {});
+}
+
+uint64_t TcpLink::goodput() const {
+  uint64_t sum = 0;
+  for (const auto& rail : rails_) sum += rail->goodput();
+  return sum;
+}
+
+std::vector<RailStatus> TcpLink::rails() const {
+  std::vector<RailStatus> found;
+  for (const auto& rail : rails_) {
+    const auto health = rail->health();
+    found.push_back({peer_, rail->index(), rail->is_up(), health.acknowledged, health.busy_s});
+  }
+  return found;
+}
+
+// ---- out -----------------------------------------------------------------------------------
+
 void TcpLink::send(const Frame& frame) {
-  if (broken_) return;
-  Chunk chunk;
-  chunk.frame = frame;
-  chunk.size = sizeof(Frame);
-  queue_.push_back(std::move(chunk));
-  flush();
+  Outgoing outgoing;
+  outgoing.packet.frame = frame;
+  if (frame.kind == FrameKind::lost) {
+    send_everywhere(std::move(outgoing));
+  } else {
+    send_numbered(std::move(outgoing));
+  }
 }
 
 void TcpLink::send_note(const Frame& frame, std::span<const std::byte> payload) {
-  if (broken_) return;
-  Chunk chunk;
-  chunk.frame = frame;
-  chunk.frame.length = payload.size();
-  chunk.kept = std::make_unique_for_overwrite<std::byte[]>(payload.size());
-  std::memcpy(chunk.kept.get(), payload.data(), payload.size());
-  chunk.payload = chunk.kept.get();
-  chunk.size = sizeof(Frame) + payload.size();
-  queue_.push_back(std::move(chunk));
-  flush();
+  Outgoing outgoing;
+  outgoing.packet.frame = frame;
+  outgoing.packet.frame.length = payload.size();
+  outgoing.kept = pool_->take(payload.size());
+  std::memcpy(outgoing.kept.get(), payload.data(), payload.size());
+  outgoing.payload = outgoing.kept.get();
+  send_numbered(std::move(outgoing));
 }
 
-bool TcpLink::refill() {
+void TcpLink::send_numbered(Outgoing outgoing) {
+  if (broken_) return;
+  outgoing.packet.number = ++numbered_out_;
+  Rail* rail = begun_ ? first_up() : nullptr;
+  if (rail == nullptr) {
+    held_.push_back(std::move(outgoing));
+    return;
+  }
+  rail->push_urgent(std::move(outgoing));
+  pump(*rail);
+}
+
+// News of losses comes behind the payload that was sent before, on every rail.
+void TcpLink::send_everywhere(Outgoing outgoing) {
+  if (broken_) return;
+  if (!begun_) {
+    held_.push_back(std::move(outgoing));
+    return;
+  }
+  for (const auto& rail : rails_) {
+    if (!rail->is_up()) continue;
+    rail->push(outgoing);
+    pump(*rail);
+  }
+}
+
+Rail& TcpLink::carrier_of(OutStream& stream) {
+  if (stream.carrier == OutStream::kNoCarrier) {
+    const auto wanted = static_cast<uint16_t>(stream.rail % rails_.size());
+    stream.carrier = rails_[wanted]->is_up() ? wanted : first_up()->index();
+  }
+  return *rails_[stream.carrier];
+}
+
+bool TcpLink::refill(Rail& rail) {
   bool any = false;
   for (auto& [key, stream] : out_) {
-    while (!stream.pending.empty() && queued_data_ < kQueuedFrames && stream.sent < stream.credit) {
-      auto& piece = stream.pending.front();
-      // Whole multiples of 64 bytes but for an offer's end, so that no element is ever split.
-      const size_t size = std::min({piece.size, kFrameBytes, static_cast<size_t>(stream.credit - stream.sent)});
-      Chunk chunk;
-      chunk.frame = {.group = key.operation.group, .sequence = key.operation.sequence, .kind = FrameKind::data,
-                     .channel = key.channel, .length = size};
-      chunk.payload = piece.data;
-      chunk.size = sizeof(Frame) + size;
-      chunk.stream = &stream;
-      queue_.push_back(std::move(chunk));
-      ++queued_data_;
-      stream.sent += size;
-      piece.data += size;
-      piece.size -= size;
-      if (piece.size == 0) stream.pending.pop_front();
+    while (!stream.pending.empty() && rail.queued_data() < kQueuedFrames && stream.sent < stream.credit &&
+           &carrier_of(stream) == &rail) {
+      rail.push(next_of(key, stream));
       any = true;
     }
+    if (rail.queued_data() >= kQueuedFrames) break;
   }
   return any;
 }
 
-bool TcpLink::flush() {
+Outgoing TcpLink::next_of(const StreamKey& key, OutStream& stream) {
+  auto& piece = stream.pending.front();
+  // Whole multiples of 64 bytes but for an offer's end, so that no element is ever split.
+  const size_t size = std::min({piece.size, PayloadPool::kBytes, static_cast<size_t>(stream.credit - stream.sent)});
+  Outgoing outgoing;
+  outgoing.packet.frame = {.group = key.operation.group, .sequence = key.operation.sequence, .kind = FrameKind::data,
+                           .channel = key.channel, .offset = stream.sent, .length = size};
+  outgoing.payload = piece.data;
+  if (keeps()) {
+    outgoing.kept = pool_->take(size);
+    std::memcpy(outgoing.kept.get(), piece.data, size);
+    outgoing.payload = outgoing.kept.get();
+    stream.taken += size;
+  } else {
+    outgoing.stream = &stream;
+  }
+  stream.sent += size;
+  piece.data += size;
+  piece.size -= size;
+  if (piece.size == 0) stream.pending.pop_front();
+  return outgoing;
+}
+
+bool TcpLink::pump(Rail& rail) {
   bool any = false;
-  while (socket_.valid() && !queue_.empty()) {
-    std::array<iovec, 16> parts{};
-    size_t count = 0;
-    for (auto at = queue_.begin(); at != queue_.end() && count + 2 <= parts.size(); ++at) {
-      if (at->sent < sizeof(Frame)) {
-        parts[count++] = {reinterpret_cast<char*>(&at->frame) + at->sent, sizeof(Frame) - at->sent};
-      }
-      if (at->payload != nullptr) {
-        const size_t done = at->sent > sizeof(Frame) ? at->sent - sizeof(Frame) : 0;
-        parts[count++] = {const_cast<std::byte*>(at->payload) + done, at->size - sizeof(Frame) - done};
-      }
-    }
-    msghdr message{};
-    message.msg_iov = parts.data();
-    message.msg_iovlen = count;
-    const ssize_t wrote = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (wrote < 0) {
-      if (errno == EINTR) continue;
-      if (errno != EAGAIN) break_off(std::string("its connection broke: ") + std::strerror(errno));
-      break;
-    }
-    any = true;
-    auto left = static_cast<size_t>(wrote);
-    while (left > 0) {
-      Chunk& chunk = queue_.front();
-      const size_t step = std::min(left, chunk.size - chunk.sent);
-      chunk.sent += step;
-      left -= step;
-      if (chunk.sent < chunk.size) break;
-      if (chunk.frame.kind == FrameKind::data) --queued_data_;
-      if (chunk.stream != nullptr) chunk.stream->taken += chunk.size - sizeof(Frame);
-      queue_.pop_front();
-    }
-    refill();
+  for (bool more = true; more && rail.is_open() && !rail.is_blocked();) {
+    more = rail.is_up() && refill(rail);
+    any |= rail.flush() || more;
   }
-  const bool wants = socket_.valid() && !queue_.empty();
-  if (socket_.valid() && wants != wants_write_) {
-    wants_write_ = wants;
-    poller_.change(socket_.get(), wants ? EPOLLIN | EPOLLRDHUP | EPOLLOUT : EPOLLIN | EPOLLRDHUP);
-  }
+  rail.watch_writes();
   return any;
 }
 
 bool TcpLink::pump() {
-  const bool refilled = refill();
-  return flush() || refilled;
+  if (!begun_) return false;
+  bool any = false;
+  for (const auto& rail : rails_) any |= pump(*rail);
+  return any;
 }
 
-void TcpLink::on_ready(uint32_t events) {
-  if (handshake_) {
-    on_handshake();
+void TcpLink::on_writable(Rail& rail) {
+  rail.unblock();
+  pump(rail);
+}
+
+// ---- in ------------------------------------------------------------------------------------
+
+// What the sender has left out here has come over the rails it gave up, and waits there to be read. False: meanwhile
+// this rail broke.
+bool TcpLink::catch_up(const Rail& rail) {
+  for (const auto& other : rails_) {
+    if (other.get() != &rail) other->receive_all();
+  }
+  return rail.is_open();
+}
+
+bool TcpLink::place(Rail& rail, const Frame& frame, Place& place) {
+  const StreamKey key{frame.key(), frame.channel};
+  if (frame.kind == FrameKind::round) {
+    place.wanted = true;
+  } else if (events_.expects(frame.key())) {  // otherwise it failed here; its bytes are nobody's any more
+    InStream& stream = in(key);
+    if (frame.offset > stream.arrived && catch_up(rail) && frame.offset > stream.arrived) {
+      rail.break_off("it sent a stream's bytes out of order");
+      return false;
+    }
+    if (!rail.is_open()) return false;
+    if (frame.offset == stream.arrived) {
+      for (const auto& other : rails_) {
+        if (other.get() != &rail) other->abandon(key, *pool_);
+      }
+      place.wanted = true;
+      if (stream.landing != nullptr && frame.offset >= stream.landing_from &&
+          frame.offset + frame.length <= stream.landing_to) {
+        place.at = stream.landing + (frame.offset - stream.landing_from);
+        return true;
+      }
+    }
+  }
+  place.owned = pool_->take(frame.length);
+  place.at = place.owned.get();
+  return true;
+}
+
+void TcpLink::on_packet(Rail& rail, const Packet& packet, Place place) {
+  if (packet.frame.kind == FrameKind::data) {
+    if (place.wanted) on_arrival(packet.frame, std::move(place));
     return;
   }
-  if ((events & (EPOLLIN | EPOLLHUP | EPOLLRDHUP | EPOLLERR)) != 0) receive();
-  if (socket_.valid() && (events & EPOLLOUT) != 0) pump();
-}
-
-bool TcpLink::receive() {
-  // Bounded, so that one busy peer cannot keep the others waiting; epoll calls again.
-  for (int turn = 0; turn < 64 && socket_.valid(); ++turn) {
-    char* at = nullptr;
-    size_t want = 0;
-    if (header_got_ < sizeof(Frame)) {
-      at = reinterpret_cast<char*>(&incoming_) + header_got_;
-      want = sizeof(Frame) - header_got_;
-    } else {
-      at = reinterpret_cast<char*>(payload_.get()) + payload_got_;
-      want = incoming_.length - payload_got_;
-    }
-    const ssize_t got = ::recv(socket_.get(), at, want, MSG_DONTWAIT);
-    if (got == 0) {
-      break_off("its connection ended");
-      return true;
-    }
-    if (got < 0) {
-      if (errno == EINTR) continue;
-      if (errno != EAGAIN) break_off(std::string("its connection broke: ") + std::strerror(errno));
-      return turn > 0;
-    }
-    if (header_got_ < sizeof(Frame)) {
-      header_got_ += static_cast<size_t>(got);
-      if (header_got_ < sizeof(Frame)) continue;
-      if (!accept_frame()) return true;
-    } else {
-      payload_got_ += static_cast<size_t>(got);
-    }
-    if (payload_ == nullptr || payload_got_ == incoming_.length) deliver();
-  }
-  return true;
-}
-
-bool TcpLink::accept_frame() {
-  if (incoming_.kind < FrameKind::round || incoming_.kind > FrameKind::landed) {
-    break_off("it sent a frame of unknown kind " + std::to_string(static_cast<int>(incoming_.kind)));
-    return false;
-  }
-  const bool is_data = incoming_.kind == FrameKind::data;
-  const bool is_note = incoming_.kind == FrameKind::round && incoming_.length > 0;
-  if (!is_data && !is_note) return true;
-  if (incoming_.length == 0 || incoming_.length > (is_data ? kFrameBytes : kNoteBytes)) {
-    break_off("it sent a frame with " + std::to_string(incoming_.length) + " bytes");
-    return false;
-  }
-  payload_ = std::make_unique_for_overwrite<std::byte[]>(incoming_.length);
-  payload_got_ = 0;
-  return true;
-}
-
-void TcpLink::deliver() {
-  const Frame frame = incoming_;
-  header_got_ = 0;
-  if (frame.kind == FrameKind::data) {
-    const std::byte* data = payload_.get();
-    if (!events_.expects(frame.key())) {  // the operation failed here; its bytes are nobody's any more
-      payload_.reset();
+  if (packet.number != 0) {
+    if (packet.number > numbered_in_ + 1 && !catch_up(rail)) return;
+    if (packet.number <= numbered_in_) return;  // it came over a rail that was given up, after all
+    if (packet.number != numbered_in_ + 1) {
+      rail.break_off("it sent frames out of order");
       return;
     }
-    in({frame.key(), frame.channel}).pieces.push_back({data, frame.length, frame.length, kNoSlot, std::move(payload_)});
-    payload_.reset();
-  } else if (frame.kind == FrameKind::taken) {
-    const auto found = out_.find({frame.key(), frame.channel});
-    if (found != out_.end()) found->second.credit += frame.length;
-    pump();
-  } else {
-    const auto payload = std::exchange(payload_, nullptr);
-    events_.on_frame(peer_, frame, {payload.get(), payload ? frame.length : 0});
+    ++numbered_in_;
   }
+  on_control(rail, packet, {place.at, payload_of(packet.frame)});
+}
+
+void TcpLink::on_arrival(const Frame& frame, Place place) {
+  InStream& stream = in({frame.key(), frame.channel});
+  stream.arrived += frame.length;
+  stream.pieces.push_back({place.at, frame.length, frame.length, kNoSlot, std::move(place.owned)});
+}
+
+void TcpLink::on_control(Rail& rail, const Packet& packet, std::span<const std::byte> payload) {
+  const Frame& frame = packet.frame;
+  if (frame.kind == FrameKind::taken) {
+    const auto found = out_.find({frame.key(), frame.channel});
+    if (found == out_.end()) return;
+    found->second.credit += frame.length;
+    pump();
+    return;
+  }
+  if (frame.kind == FrameKind::rail) {
+    if (frame.offset >= rails_.size()) return;
+    Rail& silent = *rails_[frame.offset];
+    const bool in_use = silent.is_up() || silent.is_pending();
+    if (in_use && &silent != &rail) lose(silent, "the other side found that nothing comes back over it");
+    return;
+  }
+  if (frame.kind == FrameKind::lost && frame.offset == static_cast<uint64_t>(peer_)) {
+    // Payload sent before it may still be on its way over the other rails.
+    rail.has_left = true;
+    if (std::any_of(rails_.begin(), rails_.end(), [](const auto& r) { return r->is_up() && !r->has_left; })) return;
+  }
+  events_.on_frame(peer_, frame, payload);
+}
+
+size_t TcpLink::copy(InStream& stream, std::byte* target, size_t most) {
+  if (stream.pieces.empty()) {
+    stream.landing = target;
+    stream.landing_from = stream.arrived;
+    stream.landing_to = stream.arrived + most;
+    return 0;
+  }
+  const auto bytes = peek(stream, most);
+  if (bytes.data() != target) std::memcpy(target, bytes.data(), bytes.size());
+  return bytes.size();
 }
 
 void TcpLink::consume(const StreamKey& key, InStream& stream, size_t size) {
@@ -284,21 +387,7 @@ void TcpLink::consume(const StreamKey& key, InStream& stream, size_t size) {
 }
 
 void TcpLink::close(const OperationKey& key) {
-  for (auto at = queue_.begin(); at != queue_.end();) {
-    if (at->stream == nullptr || at->frame.key() != key) {
-      ++at;
-    } else if (at->sent == 0) {
-      --queued_data_;
-      at = queue_.erase(at);
-    } else {  // half a frame is on the wire: the rest must follow, from memory that stays
-      const size_t bytes = at->size - sizeof(Frame);
-      at->kept = std::make_unique_for_overwrite<std::byte[]>(bytes);
-      std::memcpy(at->kept.get(), at->payload, bytes);
-      at->payload = at->kept.get();
-      at->stream = nullptr;
-      ++at;
-    }
-  }
+  for (const auto& rail : rails_) rail->close_operation(key, *pool_);
   Link::close(key);
 }
 

@@ -2,6 +2,11 @@
 
 #include "core/context.h"
 
+#include <arpa/inet.h>
+#include <linux/filter.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
 #include <atomic>
 #include <cmath>
 #include <cstdio>
@@ -31,17 +36,21 @@ void check(bool holds, const char* what) {
 struct Job {
   std::vector<std::unique_ptr<Context>> ranks;
 
-  Job(int size, bool one_host, bool plain = false, bool logs = true) {
+  Job(int size, bool one_host, bool plain = false, bool logs = true, int rails = 1) {
     for (int rank = 0; rank < size; ++rank) {
       ranks.push_back(std::make_unique<Context>(ContextConfig{
           .rank = rank, .size = size, .job = "test", .secret = "secret", .segment_bytes = size_t{1} << 28,
-          .stall_warn_s = 60, .stall_timeout_s = 60, .log_moves = logs, .lower = !plain, .read_peers = !plain}));
+          .stall_warn_s = 60, .stall_timeout_s = 60, .log_moves = logs, .lower = !plain, .read_peers = !plain,
+          .rail_timeout_s = 0.4}));
     }
     std::vector<PeerAddress> addresses;
     for (int rank = 0; rank < size; ++rank) {
       Context& context = *ranks[static_cast<size_t>(rank)];
-      const uint16_t port = one_host ? uint16_t{0} : context.listen("127.0.0.1", 0, 0);
-      addresses.push_back({rank, one_host, context.handover_name(), "127.0.0.1", port});
+      addresses.push_back({rank, one_host, context.handover_name(), {}});
+      for (int rail = 0; rail < (one_host ? 0 : rails); ++rail) {
+        const std::string host = "127.0.0." + std::to_string(rail + 1);
+        addresses.back().rails.push_back({host, context.listen(host, 0, 0)});
+      }
     }
     in_parallel([&](int rank) {
       std::vector<int> local;
@@ -76,9 +85,10 @@ std::shared_ptr<const std::vector<Round>> rounds_of(int rank, int size, bool at_
   return rounds;
 }
 
-// Direct reduce-scatter, then direct all-gather, of `count` int32 in place.
-std::shared_ptr<const Program> direct_all_reduce(int rank, int size, uint64_t count) {
+// Direct reduce-scatter, then direct all-gather, of `count` int32 in place; the parts are dealt to the channels.
+std::shared_ptr<const Program> direct_all_reduce(int rank, int size, uint64_t count, uint16_t channels = 1) {
   auto program = std::make_shared<Program>();
+  program->channels = channels;
   program->dtype = DType::i32;
   program->lowering = Lowering::slice;
   const auto at = [&](int part) { return count * static_cast<uint64_t>(part) / static_cast<uint64_t>(size) * 4; };
@@ -89,7 +99,8 @@ std::shared_ptr<const Program> direct_all_reduce(int rank, int size, uint64_t co
     if (peer != rank) others.push_back(peer);
   }
   const auto move = [&](MoveKind kind, int part, std::vector<int> peers) {
-    program->moves.push_back({.kind = kind, .last = kind == MoveKind::reduce, .channel = 0, .source_space = 1,
+    program->moves.push_back({.kind = kind, .last = kind == MoveKind::reduce,
+                              .channel = static_cast<uint16_t>(part % channels), .source_space = 1,
                               .target_space = 1, .source_offset = at(part), .target_offset = at(part),
                               .size = at(part + 1) - at(part), .peers = std::move(peers)});
   };
@@ -363,6 +374,65 @@ void departure(bool one_host, bool announce) {
   job.in_parallel([&](int rank) { job[rank].close(1, true); });
 }
 
+// The wire of a rail is cut: what arrives over it is dropped without a word, at both ends.
+void cut(int rail) {
+  sock_filter drop = BPF_STMT(BPF_RET | BPF_K, 0);
+  const sock_fprog program{1, &drop};
+  for (int fd = 3; fd < 1024; ++fd) {
+    sockaddr_in own{};
+    sockaddr_in other{};
+    socklen_t length = sizeof own;
+    if (::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &length) != 0 || own.sin_family != AF_INET) continue;
+    length = sizeof other;
+    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&other), &length) != 0) continue;
+    const in_addr_t wanted = htonl(INADDR_LOOPBACK + static_cast<uint32_t>(rail));
+    if (own.sin_addr.s_addr == wanted) ::setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program);
+  }
+}
+
+// Sums over two rails; from operation `cut_before` on, one of them is silent.
+void sums_over_rails(int size, uint64_t cut_before, int cut_rail) {
+  constexpr uint64_t kOperations = 8;
+  constexpr uint64_t kCount = 600000;
+  Job job(size, false, false, false, 2);
+  for (uint64_t turn = 0; turn < kOperations; ++turn) {
+    if (turn == cut_before) cut(cut_rail);
+    job.in_parallel([&](int rank) {
+      std::vector<int32_t> data(kCount, rank + static_cast<int>(turn));
+      const auto operation =
+          job[rank].post(spec_of(rank, size, turn, direct_all_reduce(rank, size, kCount, 2), data.data(), "sum"), true);
+      wait_for(job[rank], operation);
+      check(operation->fault() == FaultKind::none, "an all_reduce over rails ends well");
+      const int32_t sum = size * (size - 1) / 2 + size * static_cast<int>(turn);
+      check(data == std::vector<int32_t>(kCount, sum), "an all_reduce over rails sums");
+    });
+  }
+  if (cut_before < kOperations) {
+    std::map<std::pair<int, int>, bool> lost;
+    // Part 1 alone travels on rail 1, from and to rank 1: nobody misses the rail between others. The news comes late.
+    const int users = cut_rail == 0 ? size * (size - 1) : 2 * (size - 1);
+    while (lost.size() < static_cast<size_t>(users)) {
+      for (int rank = 0; rank < size; ++rank) {
+        for (const RailLoss& loss : job[rank].take_rail_losses()) {
+          check(loss.rail == cut_rail, "the rail that was cut is named");
+          lost[{rank, loss.peer}] = true;
+        }
+      }
+      std::this_thread::yield();
+    }
+  }
+  for (int rank = 0; rank < size; ++rank) {
+    const auto rails = job[rank].rails();
+    check(rails.size() == static_cast<size_t>(2 * (size - 1)), "every rail to every rank is listed");
+    for (const RailStatus& rail : rails) {
+      const bool misses = rail.rail == cut_rail && (cut_rail == 0 || rank == 1 || rail.peer == 1);
+      check(rail.is_up == (cut_before >= kOperations || !misses), "and whether it is used");
+    }
+    check(job[rank].losses().empty(), "no rank is lost with a rail");
+  }
+  job.in_parallel([&](int rank) { job[rank].close(5, true); });
+}
+
 void allocator() {
   const auto segment = std::make_shared<Segment>(size_t{1} << 26);
   std::vector<std::byte*> blocks;
@@ -409,6 +479,8 @@ int main() {
     departure(one_host, true);
     departure(one_host, false);
   }
+  sums_over_rails(3, UINT64_MAX, 0);
+  for (const int rail : {0, 1}) sums_over_rails(3, 4, rail);
   std::printf("%d passed, %d failed\n", passed.load(), failed.load());
   return failed == 0 ? 0 : 1;
 }

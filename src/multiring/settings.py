@@ -5,6 +5,7 @@ over the environment, the environment over the default. A value that cannot be p
 """
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
@@ -47,6 +48,40 @@ def _natural(text: str) -> int:
     if value < 0:
         raise ValueError(text)
     return value
+
+
+_RATE = re.compile(r"(\d+(?:\.\d+)?)(k|m|g)?bit", re.ASCII)
+_PREFIXES = {None: 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
+
+
+@dataclass(frozen=True, slots=True)
+class Rail:
+    """An interface, by name or address, that carries bytes between hosts, and its rate where the user gave one."""
+
+    interface: str
+    bits_per_s: float | None
+
+    def __str__(self) -> str:
+        return self.interface if self.bits_per_s is None else f"{self.interface}:{self.bits_per_s:.12g}bit"
+
+
+def _rails(text: str) -> tuple[Rail, ...]:
+    rails = tuple(_rail(part.strip()) for part in text.split(","))
+    if len({rail.interface for rail in rails}) < len(rails):
+        raise ValueError(text)
+    return rails
+
+
+def _rail(text: str) -> Rail:
+    interface, colon, last = text.rpartition(":")
+    match = _RATE.fullmatch(last.lower())
+    if not colon or match is None:  # a colon may be an address's own
+        interface, bits_per_s = text, None
+    else:
+        bits_per_s = float(match[1]) * _PREFIXES[match[2]]
+    if not interface or bits_per_s == 0 or "bit" in interface.rpartition(":")[2]:
+        raise ValueError(text)
+    return Rail(interface, bits_per_s)
 
 
 def _setting(name: str, parse: Callable[[str], Any], default: Any, wanted: str, meaning: str) -> Any:
@@ -98,6 +133,21 @@ class Settings:
         True,
         "0 or 1",
         "0 keeps plans that take longer than predicted, and measures nothing; the same on all ranks (docs/plan.md)",
+    )
+    rails: tuple[Rail, ...] | None = _setting(
+        "MULTIRING_RAILS",
+        _rails,
+        None,
+        "different interface names or addresses with commas between, each with its :rate or without, "
+        "like rail0:1gbit,rail1:250mbit",
+        "the interfaces that carry bytes between hosts; one, MULTIRING_INTERFACE or the default, where not set",
+    )
+    rail_timeout_s: float = _setting(
+        "MULTIRING_RAIL_TIMEOUT_S",
+        _positive,
+        2.0,
+        "seconds > 0",
+        "a rail over which nothing comes back for so long is given up, while another works",
     )
     ports: tuple[int, int] | None = _setting(
         "MULTIRING_PORTS", _port_range, None, "FIRST-LAST, 0 to 65535", "ports the tcp engine may listen on"
@@ -154,8 +204,7 @@ class Settings:
         for name, value in values.items():
             if name not in known:
                 raise ArgumentError(f"unknown setting {name}={value!r}; known are {', '.join(sorted(known))}")
-            text = "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
-            parsed[name] = None if value is None else _parsed(known[name], name, text)
+            parsed[name] = None if value is None else _parsed(known[name], name, _text_of(value))
         return replace(self, **parsed)
 
     @classmethod
@@ -178,6 +227,13 @@ class Settings:
         return cls(**values)
 
 
+def _text_of(value: object) -> str:
+    if not isinstance(value, tuple):
+        return str(value)
+    between = "," if any(isinstance(part, (Rail, str)) for part in value) else "-"
+    return between.join(map(str, value))
+
+
 def _parsed(setting: "Field[Any]", name: str, text: str) -> Any:
     try:
         return setting.metadata["parse"](text)
@@ -188,7 +244,7 @@ def _parsed(setting: "Field[Any]", name: str, text: str) -> Any:
 def environment_of(**values: object) -> dict[str, str]:
     """Return the variables that make `Settings.from_environment` read `values`, given by field name."""
     names = {f.name: f.metadata["name"] for f in fields(Settings)}
-    return {names[field_name]: str(value) for field_name, value in values.items()}
+    return {names[field_name]: _text_of(value) for field_name, value in values.items()}
 
 
 # What other launchers tell the ranks they start: read only, and only when no MULTIRING_RANK is set.

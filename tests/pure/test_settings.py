@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError, fields
 import pytest
 
 from multiring.errors import ArgumentError
-from multiring.settings import Settings
+from multiring.settings import Rail, Settings, environment_of
 
 VALUES = {
     "MULTIRING_RANK": ("3", 3, ["-1", "x", "", "1.5"]),
@@ -21,6 +21,12 @@ VALUES = {
     "MULTIRING_TOPOLOGY": ("topology.toml", "topology.toml", []),
     "MULTIRING_PLAN": ("plan.toml", "plan.toml", []),
     "MULTIRING_REPLAN": ("0", False, ["never"]),
+    "MULTIRING_RAILS": (
+        "rail0:1gbit, fe80::1:2.5Mbit,::1",
+        (Rail("rail0", 1e9), Rail("fe80::1", 2.5e6), Rail("::1", None)),
+        ["", "a,", "a,a", ":1gbit", "a:0bit", "a:1xbit", "a:1gbit,a"],
+    ),
+    "MULTIRING_RAIL_TIMEOUT_S": ("0.5", 0.5, ["0", "x"]),
     "MULTIRING_PORTS": ("5000-5010", (5000, 5010), ["5010-5000", "x", "1-70000", "-5", "1-2-3"]),
     "MULTIRING_INIT_TIMEOUT_S": ("2.5", 2.5, ["0", "-1", "nan", "soon"]),
     "MULTIRING_STALL_WARN_S": ("1", 1.0, ["0"]),
@@ -59,6 +65,12 @@ def test_the_words_for_yes_and_no() -> None:
         assert Settings.from_environment({"MULTIRING_LOG_MOVES": text}).log_moves is True
     for text in ("0", "false", "no", "NO"):
         assert Settings.from_environment({"MULTIRING_LOG_MOVES": text}).log_moves is False
+
+
+def test_rails_are_handed_on_as_they_were_read() -> None:
+    rails = Settings.from_environment({"MULTIRING_RAILS": "eth0,10.0.0.1:1.5gbit"}).rails
+    assert Settings.from_environment(environment_of(rails=rails)).rails == rails
+    assert Settings().changed(rails=rails).rails == Settings().changed(rails="eth0,10.0.0.1:1500mbit").rails == rails
 
 
 def test_one_port_is_a_range() -> None:

@@ -30,7 +30,11 @@ def gets_through(port: int, words: bytes) -> bool:
 def frames(noise: random.Random, count: int) -> Iterator[bytes]:
     """Yield noise, hellos that are cut off, right hellos with wrong proofs, and hellos of another protocol."""
     for number in range(count):
-        hello = MAGIC + struct.pack("<III", 1, noise.randrange(4), noise.randrange(4)) + noise.randbytes(16)
+        hello = (
+            MAGIC
+            + struct.pack("<IIII", 2, noise.randrange(4), noise.randrange(4), noise.randrange(2))
+            + noise.randbytes(16)
+        )
         kinds = (
             noise.randbytes(noise.randrange(200)),
             hello[: noise.randrange(len(hello))],

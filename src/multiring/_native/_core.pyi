@@ -246,22 +246,25 @@ class Context:
         lower: bool,
         read_peers: bool,
         by_mpi: bool,
+        rail_timeout_s: float,
     ) -> None: ...
     @property
     def handover_name(self) -> str: ...
     def listen(self, host: str, first_port: int, last_port: int) -> int:
-        """Listen at a numeric address on the first free port; returns the port."""
+        """
+        Listen at a numeric address on the first free port; returns the port. Each call makes one more rail.
+        """
 
     def connect(
         self,
-        peers: Sequence[tuple[int, bool, str, str, int]],
+        peers: Sequence[tuple[int, bool, str, Sequence[tuple[str, int]]]],
         local_ranks: Sequence[int],
         neighbours: Sequence[int],
         timeout_s: float,
         disturbed: Callable,
     ) -> bool:
         """
-        False when `disturbed` returned True first. peers: (rank, same host, hand-over name, tcp host, tcp port).
+        False when `disturbed` returned True first. peers: (rank, same host, hand-over name, (host, port) of each rail).
         """
 
     def allocate(self, bytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
@@ -291,10 +294,18 @@ class Context:
     def losses(self) -> dict[int, tuple[bool, str]]:
         """Ranks that are gone: (died rather than left, why)."""
 
-    def take_events(self) -> list[tuple[bool, int, int, int, int, int, int, int]]:
+    def take_events(self) -> list[tuple[int, int, int, int, int, int, int, int]]:
         """
-        (is a wait, name, group, sequence, bytes, start ns, agreed ns, end ns) since the last call.
+        (kind, name, group, sequence, bytes, start ns, agreed ns, end ns) since the last call. Kinds: operation, wait, rail (name: which was given up; sequence: the peer).
         """
+
+    def rails(self) -> list[tuple[int, int, bool, int, float]]:
+        """
+        (peer, rail, is up, bytes acknowledged, busy seconds) of every connection to another host.
+        """
+
+    def take_rail_losses(self) -> list[tuple[int, int, str]]:
+        """(peer, rail, why) of the rails given up since the last call."""
 
     def dropped_events(self) -> int: ...
     def settled(self, timeout_s: float) -> bool:

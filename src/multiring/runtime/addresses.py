@@ -116,7 +116,7 @@ def own_address(interface: str | None) -> str:
         LaunchError: there is none, or no such interface.
     """
     if interface is not None:
-        return interface if _is_address(interface) else _address_of_interface(interface)
+        return interface if _is_address(interface) else _address_of_interface(interface, "MULTIRING_INTERFACE")
     for find in (_address_by_name, _address_by_route):
         try:
             address = find()
@@ -127,6 +127,27 @@ def own_address(interface: str | None) -> str:
     raise LaunchError("this host's name leads to no address other hosts can reach; set MULTIRING_INTERFACE")
 
 
+def address_of_rail(interface: str, source: str) -> str:
+    """Return the address of this host's `interface`, a name or an address; `source` is what named it, for the error.
+
+    Raises:
+        LaunchError: it is none of this host's, or has no IPv4 address.
+    """
+    if not _is_address(interface):
+        return _address_of_interface(interface, source)
+    family = socket.AF_INET6 if ":" in interface else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((interface, 0))
+        except OSError as error:
+            raise LaunchError(f"{source}={interface!r}: {error.strerror}; interfaces here: {_interfaces()}") from None
+    return interface
+
+
+def _interfaces() -> str:
+    return ", ".join(known for _, known in socket.if_nameindex())
+
+
 def _is_address(text: str) -> bool:
     try:
         ipaddress.ip_address(text)
@@ -135,14 +156,13 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def _address_of_interface(name: str) -> str:
+def _address_of_interface(name: str, setting: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         request = struct.pack("256s", os.fsencode(name)[: _IFNAME_BYTES - 1])
         try:
             answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
         except OSError as error:
-            known = ", ".join(known for _, known in socket.if_nameindex())
-            raise LaunchError(f"MULTIRING_INTERFACE={name!r}: {error.strerror}; interfaces here: {known}") from None
+            raise LaunchError(f"{setting}={name!r}: {error.strerror}; interfaces here: {_interfaces()}") from None
     return socket.inet_ntoa(answer[20:24])
 
 

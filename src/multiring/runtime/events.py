@@ -8,6 +8,8 @@ NAMES = (
     *("subgroup", "counts", "measures"),
 )
 
+_KINDS = ("operation", "wait", "rail")  # as the native core counts them
+
 # An operation of several steps (assuming the sizes, or else finding them, and then moving the bytes) takes one sequence
 # number for each. All operations have as many, so that ranks that called different ones are not out of step afterwards.
 STEPS = 3
@@ -15,13 +17,14 @@ STEPS = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
-    """One operation, or one stretch of a thread's time spent waiting for one.
+    """One operation, one stretch of a thread's time spent waiting for one, or the loss of a rail.
 
     Times are seconds of this host's monotonic clock. `agreed_s` is when every rank of the group had
-    arrived (None for a wait, and where they never did); `size_bytes` is the user's whole buffer.
+    arrived (None for a wait, and where they never did); `size_bytes` is the user's whole buffer. Of a rail, `name` says
+    which, `peer` the rank it led to; it was given up at `start_s`.
     """
 
-    kind: str  # "operation" or "wait"
+    kind: str  # "operation", "wait" or "rail"
     name: str
     group: int
     operation: int  # its place among the group's; counts at 1
@@ -30,19 +33,22 @@ class Event:
     agreed_s: float | None
     end_s: float
     size_bytes: int
+    peer: int | None = None
 
 
-def event_of(raw: tuple[bool, int, int, int, int, int, int, int], rank: int) -> Event:
+def event_of(raw: tuple[int, int, int, int, int, int, int, int], rank: int) -> Event:
     """Return the Event of one row of the native recorder."""
-    is_wait, name, group, sequence, size_bytes, start_ns, agreed_ns, end_ns = raw
+    kind, name, group, sequence, size_bytes, start_ns, agreed_ns, end_ns = raw
+    is_rail = _KINDS[kind] == "rail"
     return Event(
-        kind="wait" if is_wait else "operation",
-        name=NAMES[name],
+        kind=_KINDS[kind],
+        name=f"rail {name}" if is_rail else NAMES[name],
         group=group,
-        operation=sequence // STEPS,
+        operation=0 if is_rail else sequence // STEPS,
         rank=rank,
         start_s=start_ns * 1e-9,
         agreed_s=agreed_ns * 1e-9 if agreed_ns else None,
         end_s=end_ns * 1e-9,
         size_bytes=size_bytes,
+        peer=sequence if is_rail else None,
     )

@@ -15,13 +15,14 @@ from typing import Any
 from multiring._native import Context, Holdings
 from multiring.errors import LaunchError, RendezvousError, StateError, UnsupportedError
 from multiring.planner import Pins
-from multiring.runtime.addresses import host_id, own_address
+from multiring.runtime.addresses import host_id
 from multiring.runtime.calls import Membership
 from multiring.runtime.events import Event, event_of
 from multiring.runtime.group import Group
 from multiring.runtime.mpi_engine import MpiEngine, MpiHere, check_engines
 from multiring.runtime.mpi_library import end_despite_mpi
 from multiring.runtime.plan_file import read_pins
+from multiring.runtime.rails import Place, RailWatch, agreed_rails, chosen_rails, topology_with
 from multiring.runtime.rendezvous import Rendezvous
 from multiring.runtime.sources import Identity, identify
 from multiring.runtime.topology_file import read_topology
@@ -50,6 +51,7 @@ class World:
     local_rank: int
     local_size: int
     pid: int
+    rail_watch: RailWatch | None  # where there is more than one
 
     def take_events(self) -> list[Event]:
         """Return what was recorded since the last call, oldest first; at most 65,536 are kept in between."""
@@ -58,6 +60,8 @@ class World:
     def close(self, grace_s: float, *, announce: bool) -> None:
         """Leave the job once what is in flight has ended, after `grace_s` in any case. Ctrl-C ends the waiting."""
         deadline = time.monotonic() + grace_s
+        if self.rail_watch is not None:
+            self.rail_watch.stop()
         try:
             while not self.context.settled(_SIGNAL_CHECK_S) and time.monotonic() < deadline:
                 pass
@@ -172,7 +176,6 @@ def _leave_at_exit() -> None:
 
 def _join(settings: Settings) -> World:
     identity = identify(settings, foreign_environment())
-    own_host = settings.engine == "tcp"
     with Rendezvous(identity, timeout_s=settings.init_timeout_s) as meeting:
         mpi = MpiHere.find(identity) if settings.engine == "mpi" and identity.size > 1 else None
         context = Context(
@@ -187,10 +190,11 @@ def _join(settings: Settings) -> World:
             lower=settings.lower,
             read_peers=settings.read_peers,
             by_mpi=mpi is not None,
+            rail_timeout_s=settings.rail_timeout_s,
         )
         engine = None
         try:
-            host = f"{host_id()} rank {identity.rank}" if own_host else host_id()
+            host = f"{host_id()} rank {identity.rank}" if settings.engine == "tcp" else host_id()
             cores = sorted(os.sched_getaffinity(0))
             known = None if settings.topology is None else read_topology(settings.topology)
             card = {"host": host, "name": os.uname().nodename, "handover": context.handover_name, "cores": cores}
@@ -203,16 +207,17 @@ def _join(settings: Settings) -> World:
             _refuse_other_replan(cards)
             hosts = _hosts_for(settings.engine, [card["host"] for card in cards])
             topology = _topology(known, hosts, cards)
+            local_ranks = next(ranks for ranks in hosts if identity.rank in ranks)
+            rails: list[list[Place]] = [[] for _ in cards]
+            if len(hosts) > 1:
+                told = meeting.exchange({"rails": _listen(context, identity, settings, known)})
+                rails = agreed_rails([card["rails"] for card in told])
+                topology = topology_with(topology, rails)
             if pins is not None:
                 pins.refuse_other(topology)
-            local_ranks = next(ranks for ranks in hosts if identity.rank in ranks)
-            addresses = [("", 0)] * identity.size
-            if len(hosts) > 1:
-                where = _listen(context, identity, settings)
-                addresses = [(card["address"], card["port"]) for card in meeting.exchange(where)]
             grid, order = grid_of(topology)
             peers = [
-                (rank, rank in local_ranks, card["handover"], *addresses[rank])
+                (rank, rank in local_ranks, card["handover"], [place.end for place in rails[rank]])
                 for rank, card in enumerate(cards)
                 if rank != identity.rank
             ]
@@ -221,18 +226,18 @@ def _join(settings: Settings) -> World:
             if mpi is not None and len(hosts) > 1:
                 engine = mpi.start(context, meeting, [card["mpi"] for card in cards], settings.init_timeout_s)
             _say_how_memory_moves(context, identity.rank, local_ranks)
-            shared = {core for rank in local_ranks for core in cards[rank]["cores"]}
-            if len(shared) >= len(local_ranks):
+            if len({core for rank in local_ranks for core in cards[rank]["cores"]}) >= len(local_ranks):
                 context.allow_spin(_SPIN_S)
         except BaseException:
             context.close(0.0, False)
             raise
-    return _world(identity, settings, (context, engine), (topology, pins), local_ranks)
+    watch = RailWatch(context, identity.rank, rails, topology) if len(rails[identity.rank]) > 1 else None
+    return _world(identity, settings, (context, engine, watch), (topology, pins), local_ranks)
 
 
 def _connect(
     context: Context,
-    peers: list[tuple[int, bool, str, str, int]],
+    peers: list[tuple[int, bool, str, list[tuple[str, int]]]],
     near: tuple[Sequence[int], Sequence[int]],
     timeout_s: float,
     meeting: Rendezvous,
@@ -264,11 +269,13 @@ def _say_how_memory_moves(context: Context, own: int, local_ranks: tuple[int, ..
 def _world(
     identity: Identity,
     settings: Settings,
-    carriers: tuple[Context, MpiEngine | None],
+    carriers: tuple[Context, MpiEngine | None, RailWatch | None],
     place: tuple[Topology, Pins | None],
     local_ranks: tuple[int, ...],
 ) -> World:
-    context, engine = carriers
+    context, engine, rail_watch = carriers
+    if rail_watch is not None:
+        rail_watch.start()
     membership = Membership(
         context=context,
         holdings=Holdings(context),
@@ -287,6 +294,7 @@ def _world(
         local_rank=local_ranks.index(identity.rank),
         local_size=len(local_ranks),
         pid=os.getpid(),
+        rail_watch=rail_watch,
     )
 
 
@@ -343,9 +351,10 @@ def hosts_of(names: list[str]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(ranks) for ranks in hosts.values())
 
 
-def _listen(context: Context, identity: Identity, settings: Settings) -> dict[str, Any]:
+def _listen(context: Context, identity: Identity, settings: Settings, known: Topology | None) -> list[Place]:
     # Ranks that met at an abstract socket are on one machine, and then nobody else is to reach them.
-    met_locally = identity.rendezvous.startswith("@")
-    address = "127.0.0.1" if met_locally and settings.interface is None else own_address(settings.interface)
     first, last = settings.ports or (0, 0)
-    return {"address": address, "port": context.listen(address, first, last)}
+    return [
+        Place(rail.interface, address, context.listen(address, first, last), rail.bits_per_s)
+        for rail, address in chosen_rails(settings, known, met_locally=identity.rendezvous.startswith("@"))
+    ]
