@@ -214,7 +214,8 @@ void Rail::watch_writes() {
 void Rail::drop_acknowledged() {
   int left = 0;
   if (unacknowledged_.empty() || !socket_.valid() || ::ioctl(socket_.get(), SIOCOUTQ, &left) != 0) return;
-  const uint64_t acknowledged = written_ - static_cast<uint64_t>(left);
+  // What was said to prove the secret may be among what is left, and is not among what was written.
+  const uint64_t acknowledged = written_ - std::min(written_, static_cast<uint64_t>(left));
   while (!unacknowledged_.empty() && unacknowledged_.front().end <= acknowledged) unacknowledged_.pop_front();
 }
 
