@@ -20,6 +20,8 @@ constexpr size_t kMostEvents = 1 << 16;
 // A rank's last words travel for at most about this long behind the news of its end.
 constexpr auto kLastWords = std::chrono::milliseconds(100);
 constexpr auto kMeetingSpin = std::chrono::microseconds(20);  // with the caller's locks held
+constexpr auto kHearsay = std::chrono::seconds(3);     // what a rank that left has sent is in this host's kernel by then
+constexpr auto kHandingOn = std::chrono::seconds(30);  // a peer that is late does not wait for ever for who has left
 constexpr auto kCongestedSleep = std::chrono::milliseconds(1);
 
 std::string random_name() {
@@ -450,7 +452,14 @@ void Context::on_frame(int peer, const Frame& frame, std::span<const std::byte> 
     if (lost < 0 || lost >= config_.size || lost == config_.rank) return;
     // Somebody else's word must not overtake what a rank that left has said on its own connection.
     const auto own = tcp_links_.find(lost);
-    if (lost != peer && kind == LossKind::left && own != tcp_links_.end() && own->second->is_open()) return;
+    if (lost != peer && kind == LossKind::left) {
+      if (own != tcp_links_.end() && own->second->is_open()) return;
+      // Or, where it has connected only just now, what is on the way to here.
+      if (!local_rank(lost) && !losses_.contains(lost)) {
+        hearsay_.try_emplace(lost, Clock::now() + kHearsay, "as rank " + std::to_string(peer) + " found");
+        return;
+      }
+    }
     note_loss(lost, kind, "as rank " + std::to_string(peer) + " found");
     return;
   }
@@ -491,6 +500,26 @@ void Context::on_frame(int peer, const Frame& frame, std::span<const std::byte> 
   }
 }
 
+bool Context::local_rank(int rank) const {
+  return std::find(local_ranks_.begin(), local_ranks_.end(), rank) != local_ranks_.end();
+}
+
+// Ranks that left, as others say, and from which nothing has come since.
+void Context::believe_hearsay(Clock::time_point now) {
+  for (auto at = hearsay_.begin(); at != hearsay_.end();) {
+    const auto& [lost, said] = *at;
+    const auto own = tcp_links_.find(lost);
+    if (losses_.contains(lost)) {
+      at = hearsay_.erase(at);
+    } else if (now < said.believed_at || (own != tcp_links_.end() && own->second->is_open())) {
+      ++at;
+    } else {
+      note_loss(lost, LossKind::left, said.why);
+      at = hearsay_.erase(at);
+    }
+  }
+}
+
 void Context::on_loss(int peer, LossKind kind, const std::string& why) { note_loss(peer, kind, why); }
 
 void Context::note_loss(int lost, LossKind kind, const std::string& why) {
@@ -528,6 +557,8 @@ bool Context::settle(const std::shared_ptr<Operation>& operation) {
   const auto doomed = doomed_.find(operation->spec().key);
   if (doomed != doomed_.end()) {
     const auto [lost, kind, quiet_s] = doomed->second;
+    // Passed on before it is relayed that whoever said so has left: some members have no connection with that rank.
+    if (kind == LossKind::silent || kind == LossKind::unable) tell_members(*operation, lost, kind, quiet_s);
     if (kind == LossKind::silent) {
       fail_stalled(*operation, lost, quiet_s);
     } else if (kind == LossKind::unable) {
@@ -594,6 +625,7 @@ void Context::tick() {
   next_tick_ = now + std::chrono::milliseconds(std::clamp<int64_t>(static_cast<int64_t>(config_.stall_warn_s * 250), 10, 1000));
   for (const auto& [rank, link] : tcp_links_) link->expire();
   expire_strangers();
+  believe_hearsay(now);
   listen_again();
   const auto running = running_;
   for (const auto& [key, operation] : running) {
@@ -657,6 +689,11 @@ void Context::cannot_reach(int peer, const std::string& why) {
 
 // ---- the end -------------------------------------------------------------------------------
 
+bool Context::hands_on() const {
+  return std::any_of(tcp_links_.begin(), tcp_links_.end(),
+                     [this](const auto& entry) { return !losses_.contains(entry.first) && entry.second->holds_frames(); });
+}
+
 bool Context::settled(double timeout_s) {
   const auto deadline = Clock::now() + as_duration(timeout_s);
   Lock lock(mutex_);
@@ -682,6 +719,11 @@ void Context::close(double grace_s, bool announce) {
     poller_.wake();
     while (!is_settled() && Clock::now() < deadline) {
       changed_.wait_until(lock, std::min(deadline, Clock::now() + kCongestedSleep));
+    }
+    // Its own part is done, but not with everybody: some have yet to connect for it.
+    const auto last_call = Clock::now() + kHandingOn;
+    while (announce && running_.empty() && stalled_groups_.empty() && hands_on() && Clock::now() < last_call) {
+      changed_.wait_until(lock, Clock::now() + kCongestedSleep);
     }
     const Frame leave{.kind = FrameKind::lost, .slot = static_cast<uint32_t>(LossKind::left),
                       .offset = static_cast<uint64_t>(config_.rank)};

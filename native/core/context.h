@@ -176,6 +176,9 @@ class Context final : public LinkEvents, public Host {
   void record(const Event& event);
   bool congested() const;
   // What a silent rank has not received is not waited for.
+  bool local_rank(int rank) const;
+  void believe_hearsay(Clock::time_point now);
+  bool hands_on() const;  // frames wait for ranks that have yet to connect
   bool is_settled() const {
     return running_.empty() && !congested() && (mailroom_.is_quiet() || !stalled_groups_.empty());
   }
@@ -248,6 +251,11 @@ class Context final : public LinkEvents, public Host {
   };
   std::map<OperationKey, std::vector<EarlyFrame>> early_;  // frames for operations not posted yet
   std::map<int, Loss> losses_;
+  struct Hearsay {
+    Clock::time_point believed_at;
+    std::string why;
+  };
+  std::map<int, Hearsay> hearsay_;
   std::vector<std::pair<int, Loss>> new_losses_;  // found while links or operations are at work
   std::vector<int> loss_order_;                   // lost ranks as they were learned of
   struct Doom {

@@ -152,7 +152,7 @@ void Rail::push_first(std::deque<Outgoing> frames) {
 bool Rail::flush() {
   bool any = false;
   wants_write_ = false;
-  while (socket_.valid() && !queue_.empty()) {
+  while (socket_.valid() && !is_mute_ && !queue_.empty()) {
     std::array<iovec, 16> parts{};
     size_t count = 0;
     size_t offered = 0;
@@ -172,11 +172,9 @@ bool Rail::flush() {
     const ssize_t wrote = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (wrote < 0) {
       if (errno == EINTR) continue;
-      if (errno == EAGAIN) {
-        wants_write_ = true;
-      } else {
-        break_off(std::string("its connection broke: ") + std::strerror(errno));
-      }
+      // A peer that left has closed its end; its last words are still to be read here, and then the end of them.
+      wants_write_ = errno == EAGAIN;
+      is_mute_ = !wants_write_;
       break;
     }
     any = true;

@@ -87,6 +87,7 @@ class Rail {
   State state() const { return state_; }
   bool is_up() const { return state_ == State::up; }
   bool is_open() const { return socket_.valid(); }
+  bool holds_frames() const { return !queue_.empty() && !is_mute_; }
   uint64_t goodput() const { return is_up() ? goodput_of(socket_.get()) : 0; }  // bytes per second; 0: not known
   bool is_pending() const { return state_ == State::waiting || state_ == State::calling; }
   size_t queued_data() const { return queued_data_; }
@@ -139,6 +140,7 @@ class Rail {
   std::unique_ptr<Handshake> handshake_;
   Descriptor socket_;
   bool wants_write_ = false;
+  bool is_mute_ = false;  // the kernel takes nothing more
   bool watches_write_ = false;
 
   std::deque<Outgoing> queue_;

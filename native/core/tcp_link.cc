@@ -36,6 +36,10 @@ bool TcpLink::established() const {
          std::none_of(rails_.begin(), rails_.end(), [](const auto& rail) { return rail->is_pending(); });
 }
 
+bool TcpLink::holds_frames() const {
+  return !broken_ && (!held_.empty() || std::any_of(rails_.begin(), rails_.end(), [](const auto& rail) { return rail->holds_frames(); }));
+}
+
 bool TcpLink::is_open() const {
   return std::any_of(rails_.begin(), rails_.end(), [](const auto& rail) { return rail->is_open(); });
 }

@@ -46,6 +46,7 @@ class TcpLink final : public Link, public RailOwner {
   void adopt(uint16_t rail, Descriptor socket);  // an accepted, proven connection
   bool awaits(uint16_t rail) const { return rails_[rail]->state() == Rail::State::waiting; }
   bool established() const;  // every rail's fate is known, and one is up
+  bool holds_frames() const;  // some were not yet handed to the kernel
   bool is_open() const;      // something may still come from the peer
   std::vector<uint16_t> rails_not_up() const;
   void expire();             // gives up calls that are past their deadline
