@@ -467,8 +467,15 @@ void Context::on_frame(int peer, const Frame& frame, std::span<const std::byte> 
   if (frame.kind == FrameKind::where) {
     Frame answer{.group = frame.group, .sequence = frame.sequence, .kind = FrameKind::there};
     answer.offset = static_cast<uint64_t>(config_.rank);
-    if (found != running_.end()) {
-      const auto& operation = *found->second;
+    auto asked = found;
+    if (asked == running_.end()) {  // not come to it: what counts is whom it waits for in the group's oldest
+      asked = running_.lower_bound({frame.group, 0});
+      if (asked != running_.end() && (asked->first.group != frame.group || asked->first.sequence > frame.sequence)) {
+        asked = running_.end();
+      }
+    }
+    if (asked != running_.end()) {
+      const auto& operation = *asked->second;
       const auto waits = operation.waiting_for();
       if (operation.culprit >= 0) {
         answer.offset = static_cast<uint64_t>(operation.culprit);
