@@ -7,12 +7,19 @@ namespace {
 
 constexpr size_t kMostSpare = 64;  // 16 MiB
 
+// What MPI was given and has not given back it may still read or write, until the process ends.
+void keep(Mailroom::Memory memory) {
+  static std::mutex mutex;
+  static auto* const kept = new std::vector<Mailroom::Memory>;  // never destroyed
+  const std::lock_guard lock(mutex);
+  kept->push_back(std::move(memory));
+}
+
 }  // namespace
 
 Mailroom::~Mailroom() {
-  // What MPI was given and has not given back it may still read or write: that memory is never freed.
   for (auto& [number, entry] : entries_) {
-    if (entry.is_collected) [[maybe_unused]] const auto* kept = entry.memory.release();
+    if (entry.is_collected) keep(std::move(entry.memory));
   }
 }
 
@@ -54,7 +61,7 @@ void Mailroom::forget(int peer) {
       continue;
     }
     if (at->second.parcel.is_outgoing) --outgoing_;
-    if (at->second.is_collected) [[maybe_unused]] const auto* kept = at->second.memory.release();  // as above
+    if (at->second.is_collected) keep(std::move(at->second.memory));
     at = entries_.erase(at);
   }
   gone_.push_back(peer);

@@ -1,0 +1,217 @@
+// The mpi engine without an MPI: ranks as threads, and a post office in memory that delivers out of order; made for TSan.
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <thread>
+#include <tuple>
+
+#include "core/context.h"
+
+using namespace multiring;
+
+namespace {
+
+std::atomic<int> passed{0};
+std::atomic<int> failed{0};
+
+void check(bool holds, const char* what) {
+  if (holds) {
+    ++passed;
+    return;
+  }
+  ++failed;
+  std::printf("FAILED: %s\n", what);
+}
+
+// What MPI promises: a message reaches the receive that names its sender and tag; which of several is done first is open.
+class PostOffice {
+ public:
+  void post(int rank, const Parcel& parcel) {
+    const std::lock_guard lock(mutex_);
+    const auto place = parcel.is_outgoing ? std::tuple(rank, parcel.peer, parcel.tag) : std::tuple(parcel.peer, rank, parcel.tag);
+    auto& [sends, receives] = open_[place];
+    (parcel.is_outgoing ? sends : receives).push_back({rank, parcel});
+    if (sends.empty() || receives.empty()) return;
+    const auto [from, sent] = sends.front();
+    const auto [to, received] = receives.front();
+    check(sent.size == received.size, "a message is as long as was announced");
+    std::memcpy(received.data, sent.data, sent.size);
+    done_[from].push_back(sent.number);
+    done_[to].push_back(received.number);
+    open_.erase(place);
+  }
+
+  std::vector<uint64_t> collect(int rank) {
+    const std::lock_guard lock(mutex_);
+    auto done = std::exchange(done_[rank], {});
+    std::shuffle(done.begin(), done.end(), random_);
+    return done;
+  }
+
+ private:
+  using Posted = std::pair<int, Parcel>;
+  std::mutex mutex_;
+  std::minstd_rand random_;
+  std::map<std::tuple<int, int, uint32_t>, std::pair<std::vector<Posted>, std::vector<Posted>>> open_;
+  std::map<int, std::vector<uint64_t>> done_;
+};
+
+struct Job {
+  PostOffice office;
+  std::vector<std::unique_ptr<Context>> ranks;
+  std::vector<std::thread> carriers;
+  std::atomic<int> mute{-1};  // a rank whose messages are not carried any more
+
+  explicit Job(int size, double stall_timeout_s = 60) {
+    std::vector<PeerAddress> addresses;
+    for (int rank = 0; rank < size; ++rank) {
+      ranks.push_back(std::make_unique<Context>(ContextConfig{
+          .rank = rank, .size = size, .job = "test", .secret = "secret", .segment_bytes = size_t{1} << 26,
+          .stall_warn_s = stall_timeout_s, .stall_timeout_s = stall_timeout_s, .by_mpi = true}));
+      const uint16_t port = ranks.back()->listen("127.0.0.1", 0, 0);
+      addresses.push_back({rank, false, ranks.back()->handover_name(), "127.0.0.1", port});
+    }
+    for (int rank = 0; rank < size; ++rank) carriers.emplace_back([this, rank] { carry(rank); });
+    in_parallel([&](int rank) {
+      std::vector<int> neighbours;
+      std::vector<PeerAddress> peers;
+      for (int peer = 0; peer < size; ++peer) {
+        if (peer == rank) continue;
+        if (peer == rank + 1 || peer == rank - 1) neighbours.push_back(peer);  // the others' links are made when needed
+        peers.push_back(addresses[static_cast<size_t>(peer)]);
+      }
+      ranks[static_cast<size_t>(rank)]->connect(peers, {rank}, neighbours, 30, [] { return false; });
+    });
+  }
+  ~Job() {
+    for (auto& rank : ranks) rank->close(0, false);
+    for (auto& carrier : carriers) carrier.join();
+  }
+
+  void carry(int rank) {
+    Context& context = *ranks[static_cast<size_t>(rank)];
+    for (;;) {
+      const auto work = context.collect(std::chrono::microseconds(50));
+      if (work.is_closed) return;
+      for (const Parcel& parcel : work.parcels) {
+        if (mute != rank && mute != parcel.peer) office.post(rank, parcel);
+      }
+      const auto done = office.collect(rank);
+      if (!done.empty()) context.carried(done);
+    }
+  }
+
+  int size() const { return static_cast<int>(ranks.size()); }
+  void in_parallel(const std::function<void(int)>& work) {
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < size(); ++rank) threads.emplace_back(work, rank);
+    for (auto& thread : threads) thread.join();
+  }
+};
+
+// Everybody's `count` int32 to everybody, in offers of unequal size, and all of them added up.
+OperationSpec sum_of(int rank, int size, uint64_t sequence, uint64_t count, std::vector<int32_t>& data) {
+  auto program = std::make_shared<Program>();
+  program->dtype = DType::i32;
+  program->scratch_bytes = count * 4;
+  std::vector<int> all(static_cast<size_t>(size));
+  std::iota(all.begin(), all.end(), 0);
+  std::vector<int> others;
+  for (const int peer : all) {
+    if (peer != rank) others.push_back(peer);
+  }
+  program->moves.push_back({.kind = MoveKind::copy, .source_space = 1, .target_space = 2, .size = count * 4, .peers = {rank}});
+  for (uint64_t at = 0, size_bytes = 4; at < count * 4; at += size_bytes, size_bytes *= 3) {
+    size_bytes = std::min(size_bytes, count * 4 - at);
+    program->moves.push_back({.kind = MoveKind::send, .source_space = 2, .source_offset = at, .size = size_bytes, .peers = others});
+  }
+  program->moves.push_back(
+      {.kind = MoveKind::reduce, .last = true, .source_space = 2, .target_space = 1, .size = count * 4, .peers = all});
+  OperationSpec spec;
+  spec.key = {1, sequence};
+  spec.members = all;
+  auto rounds = std::make_shared<std::vector<Round>>();
+  for (int distance = 1; distance < size; distance *= 2) rounds->push_back({(rank + distance) % size, (rank + size - distance) % size});
+  spec.rounds = rounds;
+  spec.description = "sum";
+  spec.program = program;
+  spec.bases = {nullptr, reinterpret_cast<std::byte*>(data.data())};
+  spec.user_bytes = count * 4;
+  return spec;
+}
+
+void wait_for(Context& context, const std::shared_ptr<Operation>& operation) {
+  while (context.wait(operation, 1) != Context::Waited::ended) {
+  }
+}
+
+void sums(int size) {
+  Job job(size);
+  job.in_parallel([&](int rank) {
+    Context& context = *job.ranks[static_cast<size_t>(rank)];
+    std::vector<std::vector<int32_t>> data;
+    std::vector<std::shared_ptr<Operation>> operations;
+    const std::vector<uint64_t> counts{1, 1000, 1'500'000, 70'000};  // more than a window, and several at once
+    for (const uint64_t count : counts) data.emplace_back(count, rank + 1);
+    for (size_t i = 0; i < counts.size(); ++i) {
+      operations.push_back(context.post(sum_of(rank, size, i + 1, counts[i], data[i]), false));
+    }
+    for (size_t i = 0; i < counts.size(); ++i) {
+      wait_for(context, operations[i]);
+      check(operations[i]->fault() == FaultKind::none, "a sum by messages succeeds");
+      check(data[i] == std::vector<int32_t>(counts[i], size * (size + 1) / 2), "and is right");
+    }
+    context.close(5, true);  // at different times: what has been sent arrives all the same
+  });
+}
+
+void silence() {
+  Job job(3, 0.5);
+  job.mute = 2;
+  job.in_parallel([&](int rank) {
+    Context& context = *job.ranks[static_cast<size_t>(rank)];
+    std::vector<int32_t> data(500'000, rank);
+    const auto operation = context.post(sum_of(rank, 3, 1, data.size(), data), true);
+    wait_for(context, operation);
+    check(operation->fault() == FaultKind::stall, "messages that never come end at the time-out");
+    check(context.settled(5), "and nobody waits for them afterwards");
+  });
+}
+
+void loss() {
+  Job job(3);
+  job.mute = 1;
+  job.in_parallel([&](int rank) {
+    Context& context = *job.ranks[static_cast<size_t>(rank)];
+    if (rank == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      job.ranks[0]->cannot_reach(1, "the test says so");
+      return;
+    }
+    std::vector<int32_t> data(500'000, rank);
+    const auto operation = context.post(sum_of(rank, 3, 1, data.size(), data), true);
+    wait_for(context, operation);
+    check(operation->fault() == FaultKind::peer_lost, "a peer that MPI cannot reach is lost, to all");
+    // Rank 1 sees its connection with rank 0 end, and may be the first to tell rank 2 of it.
+    const std::string& text = operation->fault_text();
+    check(text.find("rank 1 died") == 0 || (rank == 2 && text.find("rank 0 died") == 0), "and it is named");
+  });
+}
+
+}  // namespace
+
+int main() {
+  sums(2);
+  sums(4);
+  silence();
+  loss();
+  std::printf("%d passed, %d failed\n", passed.load(), failed.load());
+  return failed == 0 ? 0 : 1;
+}
