@@ -76,7 +76,7 @@ struct Job {
           .rank = rank, .size = size, .job = "test", .secret = "secret", .segment_bytes = size_t{1} << 26,
           .stall_warn_s = stall_timeout_s, .stall_timeout_s = stall_timeout_s, .by_mpi = true}));
       const uint16_t port = ranks.back()->listen("127.0.0.1", 0, 0);
-      addresses.push_back({rank, false, ranks.back()->handover_name(), "127.0.0.1", port});
+      addresses.push_back({rank, false, ranks.back()->handover_name(), {{"127.0.0.1", port}}});
     }
     for (int rank = 0; rank < size; ++rank) carriers.emplace_back([this, rank] { carry(rank); });
     in_parallel([&](int rank) {
