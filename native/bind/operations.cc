@@ -63,6 +63,7 @@ std::shared_ptr<Program> make_program(Column<uint8_t> kind, Column<uint8_t> last
 void bind_operations(nb::module_& m) {
   nb::enum_<Lowering>(m, "Lowering").value("NONE", Lowering::none).value("SLICE", Lowering::slice).value("STAGED_SLICE", Lowering::staged_slice).value("EXCHANGE", Lowering::exchange).value("NOTES", Lowering::notes);
   m.attr("NOTE_BYTES") = kNoteBytes;
+  m.attr("MOST_LANES") = kMostLanes;
   nb::class_<Program>(m, "Program").def_prop_ro("scratch_bytes", [](const Program& p) { return p.scratch_bytes; });
   m.def("make_program", &make_program, nb::arg("kind"), nb::arg("last"), nb::arg("channel"), nb::arg("source_space"),
         nb::arg("source_offset"), nb::arg("target_space"), nb::arg("target_offset"), nb::arg("size"),

@@ -23,8 +23,6 @@ constexpr uint64_t kMostStaged = 8 << 20;
 constexpr uint64_t kMostStagedInAll = 64 << 20;  // by all operations in flight: more would not stay in cache
 constexpr size_t kSlotsAt = 17;  // in a note: 7 bytes, where the sender has its exchange slots
 constexpr uint32_t kExplainChannel = 0xff00;  // + round; schedules use channels below
-// Enough that every link has work while segments wait for each other's last bytes; each lane costs a stream a peer.
-constexpr uint32_t kMostLanes = 16;
 
 void put_u32(std::string& to, uint32_t value) { to.append(reinterpret_cast<const char*>(&value), sizeof value); }
 

@@ -25,6 +25,9 @@ namespace multiring {
 
 using Clock = std::chrono::steady_clock;
 
+// Enough that every link has work while segments wait for each other's last bytes; each lane costs a stream a peer.
+inline constexpr uint32_t kMostLanes = 16;
+
 enum class MoveKind : uint8_t { send = 0, copy = 1, reduce = 2 };
 
 // One move of a Schedule, with extents resolved to bytes. Ranks are world ranks.

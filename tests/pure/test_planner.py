@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiring._native import NOTE_BYTES
+from multiring._native import MOST_LANES, NOTE_BYTES
 from multiring.errors import ArgumentError, ScheduleError
 from multiring.planner import Plan, Task, candidates, cheapest, ranked, ways_of
 from multiring.planner.candidates import grids_of, proportion, shares_of
 from multiring.planner.plan import NOTES_BYTES
-from multiring.schedule import SUMS, Accumulation, Collective, Schedule, Way, check, price
+from multiring.schedule import SUMS, Accumulation, Collective, Schedule, Way, check, price, timing
 from multiring.topology import SHM, TCP, Link, OwnRails, Rack, Topology
 
 SIZES = [0, 1000, 1 << 20, 1 << 28]
@@ -218,8 +218,8 @@ def test_a_small_exchange_saves_the_agreement() -> None:
     assert _all_reduce(topology, 256).schedule.algorithm == "exchange"
 
 
-def test_what_is_a_note_is_the_native_cores_word() -> None:
-    assert NOTES_BYTES == NOTE_BYTES
+def test_what_the_price_knows_of_the_native_core_is_so() -> None:
+    assert (NOTES_BYTES, timing.MOST_LANES) == (NOTE_BYTES, MOST_LANES)
 
 
 def test_what_cannot_be_the_cheapest_is_not_priced(monkeypatch: pytest.MonkeyPatch) -> None:

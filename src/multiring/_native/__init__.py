@@ -1,5 +1,6 @@
 """The compiled core, re-exported: everything outside this room imports it from here."""
 
+from multiring._native._core import MOST_LANES as MOST_LANES
 from multiring._native._core import NOTE_BYTES as NOTE_BYTES
 from multiring._native._core import VERSION as VERSION
 from multiring._native._core import Context as Context

@@ -114,6 +114,8 @@ class Lowering(enum.Enum):
 
 NOTE_BYTES: int = 65536
 
+MOST_LANES: int = 16
+
 class Program:
     @property
     def scratch_bytes(self) -> int: ...
