@@ -28,6 +28,16 @@ def test_candidates_come_cheapest_first(capsys: pytest.CaptureFixture[str]) -> N
     assert " 2 x 4 " in large.splitlines()[2]
 
 
+def test_coded_plans_are_shorter_and_on_axes_that_cross_hosts(capsys: pytest.CaptureFixture[str]) -> None:
+    first = {}
+    for wire in ([], ["--wire", "bf16"], ["--wire", "int8"]):
+        assert main([*LAB, "--sizes", "32MiB", "--top", "1", *wire]) == 0
+        time, algorithm, *_ = capsys.readouterr().out.splitlines()[-1].split()
+        first[wire[-1] if wire else "float32"] = float(time)
+        assert algorithm == "direct" or not wire
+    assert first["float32"] > 1.8 * first["bf16"] > 1.8 * 1.8 * first["int8"]
+
+
 def test_plans_are_saved_for_the_hosts_described(tmp_path: Path) -> None:
     lab = ["--rail", "250mbit", "--rack", "2", "--uplink", "500mbit"]
     assert main([*LAB, *lab, "--sizes", "64KiB,8MiB", "--save", str(tmp_path / "p.toml")]) == 0
@@ -50,6 +60,8 @@ def test_a_topology_file_has_the_hosts(tmp_path: Path, capsys: pytest.CaptureFix
         (["--measure", *LAB[1:]], "--measure times the job's own hosts"),
         (["broadcast", "--measure"], "--measure times an all_reduce of float32"),
         (["--sizes", "6", "--measure"], "whole floats"),
+        (["broadcast", "--wire", "int8", *LAB[1:]], "--wire int8 codes an all_reduce of float32"),
+        (["--wide", "--wire", "bf16", *LAB[1:]], "want no other collective, no --wide"),
         (["--sizes", "much"], "'much' is no size"),
         (["--link", "1gbit"], "--link describes hosts: say how many there are with --hosts H"),
         (["--hosts", "2", "--slots", "0"], "0 slots make no lab"),

@@ -19,7 +19,7 @@ from multiring.probe import time_plan
 from multiring.runtime import Group, init, shutdown
 from multiring.runtime.plan_file import write_pins
 from multiring.runtime.topology_file import read_topology
-from multiring.schedule import SUMS, Accumulation, Collective
+from multiring.schedule import SUMS, Accumulation, Collective, Wire
 from multiring.topology import Topology
 
 _SIZES = "4KiB,64KiB,1MiB,8MiB,32MiB"
@@ -33,6 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", default=_SIZES, metavar="SIZE,...", help=f"whole buffers (default {_SIZES})")
     parser.add_argument("--top", type=int, default=8, metavar="N", help="show so many plans a size (default 8)")
     parser.add_argument("--wide", action="store_true", help="for 16-bit floats, whose sums are accumulated in 32")
+    parser.add_argument(
+        "--wire",
+        choices=[each.name.lower() for each in Wire if each is not Wire.NONE],
+        help="code the float32 of an all_reduce between hosts",
+    )
     parser.add_argument(
         "--measure", action="store_true", help="in a job: time these plans for an all_reduce of float32"
     )
@@ -82,7 +87,12 @@ def _task(arguments: argparse.Namespace, size_bytes: int) -> Task:
         )
     wide = arguments.wide and collective in SUMS
     accumulation = Accumulation.WIDE if wide else Accumulation.SAME
-    return Task(collective=collective, size_bytes=size_bytes, accumulation=accumulation)
+    wire = Wire.NONE if arguments.wire is None else Wire[arguments.wire.upper()]
+    if wire is not Wire.NONE and (collective is not Collective.ALL_REDUCE or wide):
+        raise ArgumentError(
+            f"--wire {arguments.wire} codes an all_reduce of float32: want no other collective, no --wide"
+        )
+    return Task(collective=collective, size_bytes=size_bytes, accumulation=accumulation, wire=wire)
 
 
 def _described(arguments: argparse.Namespace) -> Topology | None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from multiring.planner import Plan, Task
 from multiring.runtime import Group
-from multiring.schedule import Collective
+from multiring.schedule import Collective, Wire
 
 _FEWEST = 3
 
@@ -26,20 +26,21 @@ def time_plan(group: Group, task: Task, plan: Plan, *, seconds: float, drain_s: 
     group.pin(task, plan)
     array = group.allocate(task.size_bytes // 4, np.float32)
     array[:] = 0
+    wire = None if task.wire is Wire.NONE else task.wire.name.lower()
     for _ in range(_FEWEST):
-        group.all_reduce(array)
-    one_s = _agreed(group, _timed(group, array, _FEWEST))
-    _timed(group, array, round(drain_s / one_s))
+        group.all_reduce(array, wire=wire)
+    one_s = _agreed(group, _timed(group, array, wire, _FEWEST))
+    _timed(group, array, wire, round(drain_s / one_s))
     # Bursts that went for free let the first ones look shorter than the rest.
-    one_s = _agreed(group, _timed(group, array, _FEWEST)) if drain_s else one_s
-    return _agreed(group, _timed(group, array, max(_FEWEST, round(seconds / one_s))))
+    one_s = _agreed(group, _timed(group, array, wire, _FEWEST)) if drain_s else one_s
+    return _agreed(group, _timed(group, array, wire, max(_FEWEST, round(seconds / one_s))))
 
 
-def _timed(group: Group, array: "np.ndarray[tuple[int], np.dtype[np.float32]]", calls: int) -> float:
+def _timed(group: Group, array: "np.ndarray[tuple[int], np.dtype[np.float32]]", wire: str | None, calls: int) -> float:
     group.barrier()
     begin = time.perf_counter()
     for _ in range(calls):
-        group.all_reduce(array)
+        group.all_reduce(array, wire=wire)
     return (time.perf_counter() - begin) / max(calls, 1)
 
 
