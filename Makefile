@@ -21,7 +21,10 @@ demo: build  ## Two processes learn handwritten digits, sharing gradients
 
 .PHONY: test
 test: peers  ## The tests
-	pytest $(PYTEST_ARGS)
+	pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+# Most tests wait for ranks, so that there may be more of them at a time than cores.
+WORKERS ?= 3
 
 .PHONY: peers
 peers: build  ## Both MPIs, for tests and bench: in the user's cache, or where MULTIRING_BENCH_PEERS says
