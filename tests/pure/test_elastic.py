@@ -1,0 +1,228 @@
+"""Going on after a failure: what is kept, what is taken back, and in what order things happen."""
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from multiring.errors import MismatchError, PeerLostError
+from multiring.runtime.elastic import HostsUpdatedInterrupt, HostUpdateResult, ObjectState, State, run_fn
+
+
+class LostError(RuntimeError):
+    """What an adapter's collectives raise."""
+
+
+class Noted(State):
+    """Writes down what is done with it."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda value: value, lambda: 0)
+        self.notes: list[str] = []
+
+    def save(self) -> None:
+        self.notes.append("save")
+
+    def restore(self) -> None:
+        self.notes.append("restore")
+
+    def sync(self) -> None:
+        self.notes.append("sync")
+
+    def reset(self) -> None:
+        self.notes.append("fit")
+
+
+def steps(state: Noted, *outcomes: Exception | str) -> Callable[..., str]:
+    """Return what raises or returns one outcome after the other, each time it is called."""
+    left = list(outcomes)
+
+    def train(found: State, word: str, *, end: str) -> str:
+        assert found is state
+        state.notes.append(word)
+        outcome = left.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome + end
+
+    return run_fn(train, lambda: state.notes.append("reset"), (LostError,))
+
+
+def test_what_happens_when() -> None:
+    state = Noted()
+    state.register_reset_callbacks([lambda: state.notes.append("first"), lambda: state.notes.append("second")])
+    train = steps(state, LostError(), HostsUpdatedInterrupt(), HostsUpdatedInterrupt(skip_sync=True), "done")
+    assert train.__name__ == "train"
+    assert train(state, "train", end=".") == "done."
+    again = ["reset", "fit", "first", "second"]
+    assert state.notes == [
+        *("sync", "train", "restore", *again),
+        *("sync", "train", *again),
+        *("sync", "train", *again),
+        "train",
+    ]
+
+
+def test_errors_of_multiring_itself() -> None:
+    state = Noted()
+    assert steps(state, PeerLostError("gone"), "done")(state, "train", end="") == "done"
+    assert state.notes.count("restore") == 1
+    with pytest.raises(MismatchError):  # the Group is usable: it is not for a reset to mend
+        steps(state, MismatchError("differ"))(state, "train", end="")
+    with pytest.raises(ZeroDivisionError):
+        steps(state, ZeroDivisionError())(state, "train", end="")
+
+
+def test_what_fails_for_ever_ends() -> None:
+    state = Noted()
+    train = steps(state, *[LostError(str(i)) for i in range(11)])
+    with pytest.raises(LostError, match="9"):
+        train(state, "train", end="")
+
+    def commit_now_and_then(state: Noted) -> str:
+        state.notes.append("train")
+        count = state.notes.count("train")
+        if count % 7 == 0:
+            state.commit()
+        if count < 30:
+            raise LostError
+        return "done"
+
+    state.notes.clear()
+    assert run_fn(commit_now_and_then, lambda: None, (LostError,))(state) == "done"
+
+
+def test_any_object_can_be_a_state() -> None:
+    class Own:
+        calls = 0
+
+        def sync(self) -> None:
+            self.calls += 1
+
+    own = Own()
+    assert run_fn(lambda state: state.calls, lambda: None, ())(own) == 1
+
+
+class Job:
+    """Ranks as threads, which exchange objects."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self._told: list[Any] = [None] * ranks
+        self._barrier = threading.Barrier(ranks, timeout=20)
+
+    def gather(self, rank: int, value: Any) -> list[Any]:
+        self._told[rank] = value
+        self._barrier.wait()
+        found = copy.deepcopy(self._told)  # as what travels is
+        self._barrier.wait()
+        return found
+
+    def run(self, function: Callable[[int], Any]) -> list[Any]:
+        found: list[Any] = [None] * self.ranks
+
+        def call(rank: int) -> None:
+            found[rank] = function(rank)
+
+        threads = [threading.Thread(target=call, args=(rank,)) for rank in range(self.ranks)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return found
+
+    def state(self, rank: int, **kwargs: Any) -> ObjectState:
+        return ObjectState(
+            lambda value: self.gather(rank, value)[0], lambda: rank, lambda value: self.gather(rank, value), **kwargs
+        )
+
+
+def interrupt_of(state: State) -> bool | None:
+    """Return `skip_sync` where the hosts changed, else None."""
+    try:
+        state.check_host_updates()
+    except HostsUpdatedInterrupt as interrupt:
+        return interrupt.skip_sync
+    return None
+
+
+def test_what_one_rank_hears_all_do() -> None:
+    job = Job(3)
+
+    def check(rank: int) -> list[bool | None]:
+        state = job.state(rank)
+        found = [interrupt_of(state)]
+        if rank == 2:
+            state.on_hosts_updated(5.0, HostUpdateResult.removed)
+        found += [interrupt_of(state), interrupt_of(state)]
+        # Rank 0 hears that one was removed, another that one was added: somebody is new.
+        if rank < 2:
+            state.on_hosts_updated(6.0 + rank, HostUpdateResult.removed if rank == 0 else HostUpdateResult.added)
+        found += [interrupt_of(state)]
+        if rank == 1:
+            state.on_hosts_updated(5.0, HostUpdateResult.added)  # old news
+        return [*found, interrupt_of(state)]
+
+    assert job.run(check) == [[None, True, None, False, None]] * 3
+
+
+def test_one_that_is_new_makes_all_synchronise() -> None:
+    job = Job(2)
+    assert job.run(lambda rank: job.state(rank).must_sync(wanted=rank == 1)) == [True, True]
+    assert job.run(lambda rank: job.state(rank).must_sync(wanted=False)) == [False, False]
+
+
+def test_without_a_gather_rank_0_is_believed() -> None:
+    state = State(lambda value: value, lambda: 0)
+    assert interrupt_of(state) is None
+    state.on_hosts_updated(1.0)
+    assert interrupt_of(state) is False
+    assert interrupt_of(state) is None
+    state.on_hosts_updated(2.0)
+    state.on_reset()  # they met anew since
+    assert interrupt_of(state) is None
+
+
+def test_objects_are_kept() -> None:
+    job = Job(2)
+
+    def check(rank: int) -> tuple[Any, ...]:
+        mine = [rank]
+        state: Any = job.state(rank, batch=20 + rank, seen=mine)
+        assert state.seen is mine
+        state.sync()
+        found = [state.batch, list(state.seen)]
+        state.batch = 7
+        state.seen.append(1)
+        state.restore()
+        found += [state.batch, list(state.seen)]
+        state.batch = 8
+        state.seen.append(2)
+        state.commit()
+        for _ in range(2):
+            state.batch += 1
+            state.seen.append(3)
+            state.restore()
+        return (*found, state.batch, state.seen)
+
+    assert job.run(check) == [(20, [0], 20, [0], 8, [0, 2])] * 2
+
+
+def test_a_commit_looks_for_hosts() -> None:
+    state: Any = ObjectState(lambda value: value, lambda: 0, batch=1)
+    state.batch = 2
+    state.on_hosts_updated(1.0, HostUpdateResult.added)
+    with pytest.raises(HostsUpdatedInterrupt, match="the hosts changed"):
+        state.commit()
+    state.batch = 3
+    state.restore()
+    assert state.batch == 2
+
+
+def test_a_plain_state_says_nothing_of_itself() -> None:
+    state = State(lambda value: value, lambda: 0)
+    for call in (state.save, state.restore, state.sync):
+        with pytest.raises(NotImplementedError):
+            call()
