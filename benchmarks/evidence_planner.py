@@ -1,5 +1,6 @@
 """Plans in labs of many kinds: is the chosen one as good as the best measured, and which algorithm won where."""
 
+import json
 import statistics
 from collections import Counter
 from collections.abc import Iterator
@@ -8,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.evidence import Claim, shown
-from benchmarks.evidence_job import LabJob
+from benchmarks.evidence_job import ROOT, LabJob
 
 RANK = Path(__file__).with_name("evidence_planner_rank.py")
+# What was measured, with the constants that the probe found: another price can be held against it without a machine.
+RECORDS = ROOT / "build" / "evidence_planner.jsonl"
 WITHIN, GAIN = 1.05, 1.10
 KIB, MIB = 2**10, 2**20
 SMALL, MIDDLE, LARGE = 4 * KIB, 512 * KIB, 16 * MIB
@@ -106,6 +109,9 @@ def measured(lab: str, sizes: tuple[int, ...]) -> tuple[list[Configuration], str
         except TimeoutError as error:
             wrong = str(error)
         heard = list(job.heard)
+    with RECORDS.open("a") as records:
+        for word in heard:
+            records.write(json.dumps({"lab": lab, **word}) + "\n")
     return [Configuration(lab, word["size"], tuple(map(tried_of, word["plans"]))) for word in heard], wrong
 
 

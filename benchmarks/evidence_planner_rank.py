@@ -14,6 +14,7 @@ import multiring
 from multiring.planner import Plan, Task, cheapest, ranked
 from multiring.probe import probe
 from multiring.schedule import Collective
+from multiring.topology import text_of
 
 TURNS = 3
 TIMED_S = 0.3  # of one plan in one turn, by what is predicted
@@ -32,7 +33,8 @@ def main() -> None:
         plans = [chosen, *(plan for plan in contenders(ranked(task, topology), chosen) if plan != chosen)]
         seconds = measure(group, task, plans)
         if group.rank == 0:
-            tell(Path(folder), size=int(size), plans=[word_of(*each) for each in zip(plans, seconds, strict=True)])
+            words = [word_of(*each) for each in zip(plans, seconds, strict=True)]
+            tell(Path(folder), size=int(size), topology=text_of(topology), plans=words)
     group.barrier()
 
 
