@@ -5,6 +5,7 @@ intact and the next operation on the Group works. It is False where a peer is go
 buffers of the operations in flight are undefined and the Group raises from then on.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 
@@ -27,7 +28,29 @@ class UnsupportedError(MultiringError, NotImplementedError):
 
 
 class MismatchError(MultiringError, ValueError):
-    """Ranks called one operation with different arguments; raised on every rank of the group."""
+    """Ranks called one operation with different arguments; raised on every rank of the group.
+
+    `titles` says what each rank of the group called it.
+    """
+
+    def __init__(self, text: str, titles: Mapping[int, str] | None = None) -> None:
+        super().__init__(text)
+        self.titles = dict(titles or {})
+
+
+Terms = tuple[tuple[str, str], ...]
+
+
+class DisagreementError(MismatchError):
+    """Ranks came to one named operation with different terms; raised on every rank of the set, inputs intact.
+
+    `terms` says by rank of the set what each came with: pairs of what is meant and its value, in the order they are
+    checked in.
+    """
+
+    def __init__(self, text: str, terms: Mapping[int, Terms] | None = None) -> None:
+        super().__init__(text)
+        self.terms = dict(terms or {})
 
 
 class StateError(MultiringError, RuntimeError):

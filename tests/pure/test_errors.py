@@ -10,6 +10,7 @@ KINDS = {
     "ScheduleError": (ValueError, True),
     "UnsupportedError": (NotImplementedError, True),
     "MismatchError": (ValueError, True),
+    "DisagreementError": (ValueError, True),
     "StateError": (RuntimeError, True),
     "RendezvousError": (RuntimeError, False),
     "PeerLostError": (ConnectionError, False),

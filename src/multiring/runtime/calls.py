@@ -5,6 +5,7 @@ arguments are wrong tells the others.
 """
 
 import hashlib
+import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,6 +26,8 @@ from multiring.schedule import Collective
 from multiring.topology import Topology, grid_of
 
 _NAME_INDEX = {name: index for index, name in enumerate(NAMES)}
+# Between what an operation does and its label, in the title the ranks agree on.
+LABELLED = " labelled "
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,11 +52,16 @@ class Call:
     rounds: Rounds
     at_once: bool  # all rounds at the same time: every rank tells every other
     exchange: Exchange | None = None  # the group's slots for small messages
+    label: str = ""  # the caller's own part of what the ranks agree on
 
     @property
     def number(self) -> int:
         """The operation's place among those of its group, or of its line of messages."""
         return self.key[1] // STEPS
+
+    def titled(self, title: str) -> str:
+        """Return `title` with the label, as the ranks agree on it."""
+        return f"{title}{LABELLED}{self.label}" if self.label else title
 
     def step(self, index: int, name: str) -> "Call":
         """Return the place of the same operation's step `index`, below STEPS; this is step 0."""
@@ -104,9 +112,10 @@ class Calls:
             array_type=np.ndarray,
         )
         self._messages: dict[tuple[int, int, int], int] = {}
+        self._twins = itertools.count()
         self._latest: Flight | None = None
 
-    def next(self, name: str) -> Call:
+    def next(self, name: str, label: str = "") -> Call:
         """Return the group's next operation; the order of these calls is the order the ranks agree on."""
         call = Call(
             name=name,
@@ -115,6 +124,7 @@ class Calls:
             rounds=self._rounds,
             at_once=self._at_once,
             exchange=self.repeats.exchange,
+            label=label,
         )
         if self._watch is not None and call.number % CHECK_EVERY == 0:
             with self.telling(call):
@@ -141,7 +151,7 @@ class Calls:
         counts = (len(own),) * len(self.ranks)
         request = Request(Collective.ALL_GATHER, "float64", counts, table.size, agreed="measures")
         key = (identifier(self._key, "measures"), call.key[1])  # a line of its own, which no other operation waits for
-        place = replace(call, name="measures", key=key, exchange=None)
+        place = replace(call, name="measures", key=key, exchange=None, label="")
         buffers = buffer_of(own, writes=False), buffer_of(table, writes=True)
         watch.gathering = self.run(place, "measures", request, buffers, None, waits=False), table
 
@@ -213,6 +223,7 @@ class Calls:
         `title` says in words what the ranks must agree on; other ranks are shown it where they do not. `waits` says
         that this thread waits for the handle next, so that no other need be woken.
         """
+        title = call.titled(title)
         membership = self.membership
         spec = OperationSpec(
             key=call.key,
@@ -252,7 +263,7 @@ class Calls:
 
     def _handle_of(self, flight: Flight, title: str, number: int, result: Any) -> OperationHandle:
         title = f"{title} (operation {number} of the group of {len(self.ranks)})"
-        return OperationHandle(flight, title, self.membership.stall_warn_s, result)
+        return OperationHandle(flight, title, self.ranks, self.membership.stall_warn_s, result)
 
     @property
     def latest(self) -> Flight:
@@ -277,6 +288,10 @@ class Calls:
         """Return the plan that runs for `request`."""
         with self._lock:
             return self.programs.plan(request)
+
+    def twin_key(self) -> bytes:
+        """Return what names the next group of the same ranks, the same on every rank."""
+        return hashlib.blake2b(self._key + repr(("twin", next(self._twins))).encode(), digest_size=16).digest()
 
     def subgroup_key(self, call: Call, ranks: Sequence[int]) -> bytes:
         """Return what names the group that `call` makes of `ranks`, the same on every rank."""

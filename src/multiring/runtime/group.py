@@ -32,6 +32,9 @@ class Group:
     MismatchError on the other ranks; MismatchError on all where they differ (inputs intact, the group
     usable); PeerLostError or StallError where a rank is gone or silent (contents undefined, the group
     unusable). `<name>_async` returns a handle at once; its `wait` returns, or raises, the same.
+
+    `label`, of every collective: text that the ranks must agree on besides; MismatchError.titles has it behind
+    " labelled ".
     """
 
     def __init__(self, membership: Membership, ranks: tuple[int, ...], topology: Topology, key: bytes) -> None:
@@ -115,7 +118,7 @@ class Group:
 
     # ---- collectives ----
 
-    def all_reduce(self, array: Array, op: str = "sum", *, wire: str | None = None) -> None:
+    def all_reduce(self, array: Array, op: str = "sum", *, wire: str | None = None, label: str = "") -> None:
         """Combine every rank's `array` into all of them, in place.
 
         Args:
@@ -123,16 +126,17 @@ class Group:
             op: "sum", "average", "min", "max" or "product" (docs/algorithms.md: by type).
             wire: "fp16", "bf16" or "int8": how float32 travels between hosts, for a sum or an average; all ranks still
                 get the same bits (docs/algorithms.md: what is lost). Within a host nothing is coded.
+            label: see the class.
         """
-        if wire is not None or not self._calls.again("all_reduce", array, op):
-            self._start_all_reduce(array, op, wire, waits=True).wait()
+        if wire is not None or label or not self._calls.again("all_reduce", array, op):
+            self._start_all_reduce(array, op, wire, label, waits=True).wait()
 
-    def all_reduce_async(self, array: Array, op: str = "sum", *, wire: str | None = None) -> Handle:
+    def all_reduce_async(self, array: Array, op: str = "sum", *, wire: str | None = None, label: str = "") -> Handle:
         """Start an `all_reduce`."""
-        return self._start_all_reduce(array, op, wire, waits=False)
+        return self._start_all_reduce(array, op, wire, label, waits=False)
 
-    def _start_all_reduce(self, array: Array, op: str, wire: str | None, *, waits: bool) -> Handle:
-        call = self._calls.next("all_reduce")
+    def _start_all_reduce(self, array: Array, op: str, wire: str | None, label: str, *, waits: bool) -> Handle:
+        call = self._calls.next("all_reduce", label)
         with self._calls.telling(call):
             buffer = buffer_of(array, writes=True)
             count, coded = buffer.count, wire_of(wire)
@@ -140,21 +144,22 @@ class Group:
             title = f"all_reduce {op} {_shown(buffer)}{f', wire {wire}' if coded else ''}"
             return self._calls.run(call, title, request, (None, buffer), None, waits=waits)
 
-    def broadcast(self, array: Array, root: int = 0) -> None:
+    def broadcast(self, array: Array, root: int = 0, *, label: str = "") -> None:
         """Overwrite every rank's `array` with rank `root`'s, in place.
 
         Args:
             array: any shape, the same on all ranks, as is the order of its strides.
             root: a rank of the group.
+            label: see the class.
         """
-        self._start_broadcast(array, root, waits=True).wait()
+        self._start_broadcast(array, root, label, waits=True).wait()
 
-    def broadcast_async(self, array: Array, root: int = 0) -> Handle:
+    def broadcast_async(self, array: Array, root: int = 0, *, label: str = "") -> Handle:
         """Start a `broadcast`."""
-        return self._start_broadcast(array, root, waits=False)
+        return self._start_broadcast(array, root, label, waits=False)
 
-    def _start_broadcast(self, array: Array, root: int, *, waits: bool) -> Handle:
-        call = self._calls.next("broadcast")
+    def _start_broadcast(self, array: Array, root: int, label: str, *, waits: bool) -> Handle:
+        call = self._calls.next("broadcast", label)
         with self._calls.telling(call):
             root = self._rank_of("root", root)
             buffer = buffer_of(array, writes=self._own != root)
@@ -162,7 +167,7 @@ class Group:
             title = f"broadcast from rank {root} {_shown(buffer)}"
             return self._calls.run(call, title, request, (None, buffer), None, waits=waits)
 
-    def reduce_scatter(self, array: Array, out: Array | None = None, op: str = "sum") -> Array:
+    def reduce_scatter(self, array: Array, out: Array | None = None, op: str = "sum", *, label: str = "") -> Array:
         """Combine every rank's `array` and return this rank's part of the rows; `array` stays as it is.
 
         Args:
@@ -170,15 +175,18 @@ class Group:
                 r < n % size.
             out: where to put them, row-major; a new array in the arena by default.
             op: as for all_reduce.
+            label: see the class.
         """
-        return self._start_reduce_scatter(array, out, op, waits=True).wait()
+        return self._start_reduce_scatter(array, out, op, label, waits=True).wait()
 
-    def reduce_scatter_async(self, array: Array, out: Array | None = None, op: str = "sum") -> Handle:
+    def reduce_scatter_async(
+        self, array: Array, out: Array | None = None, op: str = "sum", *, label: str = ""
+    ) -> Handle:
         """Start a `reduce_scatter`."""
-        return self._start_reduce_scatter(array, out, op, waits=False)
+        return self._start_reduce_scatter(array, out, op, label, waits=False)
 
-    def _start_reduce_scatter(self, array: Array, out: Array | None, op: str, *, waits: bool) -> Handle:
-        call = self._calls.next("reduce_scatter")
+    def _start_reduce_scatter(self, array: Array, out: Array | None, op: str, label: str, *, waits: bool) -> Handle:
+        call = self._calls.next("reduce_scatter", label)
         with self._calls.telling(call):
             buffer = _rows(buffer_of(array, writes=False))
             rows = [buffer.shape[0] // self.size + (r < buffer.shape[0] % self.size) for r in range(self.size)]
@@ -189,22 +197,23 @@ class Group:
             title = f"reduce_scatter {op} {_shown(buffer)}"
             return self._calls.run(call, title, request, (buffer, output), out, waits=waits)
 
-    def all_gather(self, array: Array, out: Array | None = None) -> Array:
+    def all_gather(self, array: Array, out: Array | None = None, *, label: str = "") -> Array:
         """Return every rank's `array`, one after the other along the first dimension.
 
         Args:
             array: shape (n_r, ...), row-major; the ranks may differ in n_r only.
             out: shape (sum of n_r, ...), row-major; a new array in the arena by default. It may hold `array` as this
                 rank's own part, which then is not copied.
+            label: see the class.
         """
-        return self._start_all_gather(array, out, waits=True)()
+        return self._start_all_gather(array, out, label, waits=True)()
 
-    def all_gather_async(self, array: Array, out: Array | None = None) -> Handle:
+    def all_gather_async(self, array: Array, out: Array | None = None, *, label: str = "") -> Handle:
         """Start an `all_gather`."""
-        return self._chain("all_gather", self._start_all_gather(array, out, waits=False))
+        return self._chain("all_gather", self._start_all_gather(array, out, label, waits=False))
 
-    def _start_all_gather(self, array: Array, out: Array | None, *, waits: bool) -> Callable[[], Array]:
-        call = self._calls.next("all_gather")
+    def _start_all_gather(self, array: Array, out: Array | None, label: str, *, waits: bool) -> Callable[[], Array]:
+        call = self._calls.next("all_gather", label)
         with self._calls.telling(call):
             buffer = _rows(buffer_of(array, writes=False))
 
@@ -219,24 +228,29 @@ class Group:
             title = f"all_gather of {_shown_rows(buffer)}"
             return self._by_rows.start(call, Rows(title=title, own=[buffer.shape[0]], column=0, move=move), waits=waits)
 
-    def all_to_all(self, array: Array, out: Array | None = None, splits: Sequence[int] | None = None) -> Array:
+    def all_to_all(
+        self, array: Array, out: Array | None = None, splits: Sequence[int] | None = None, *, label: str = ""
+    ) -> Array:
         """Send each rank its rows of `array`, and return the rows they all sent here, by sender.
 
         Args:
             array: shape (n, ...), row-major.
             out: shape (rows received, ...), row-major; a new array in the arena by default.
             splits: how many rows go to each rank; without it n must be a multiple of the group's size.
+            label: see the class.
         """
-        return self._start_all_to_all(array, out, splits, waits=True)()
+        return self._start_all_to_all(array, out, splits, label, waits=True)()
 
-    def all_to_all_async(self, array: Array, out: Array | None = None, splits: Sequence[int] | None = None) -> Handle:
+    def all_to_all_async(
+        self, array: Array, out: Array | None = None, splits: Sequence[int] | None = None, *, label: str = ""
+    ) -> Handle:
         """Start an `all_to_all`."""
-        return self._chain("all_to_all", self._start_all_to_all(array, out, splits, waits=False))
+        return self._chain("all_to_all", self._start_all_to_all(array, out, splits, label, waits=False))
 
     def _start_all_to_all(
-        self, array: Array, out: Array | None, splits: Sequence[int] | None, *, waits: bool
+        self, array: Array, out: Array | None, splits: Sequence[int] | None, label: str, *, waits: bool
     ) -> Callable[[], Array]:
-        call = self._calls.next("all_to_all")
+        call = self._calls.next("all_to_all", label)
         with self._calls.telling(call):
             buffer = _rows(buffer_of(array, writes=False))
             sent = self._splits(buffer, splits)
@@ -253,18 +267,18 @@ class Group:
             title = f"all_to_all of {_shown_rows(buffer)}"
             return self._by_rows.start(call, Rows(title=title, own=sent, column=self._own, move=move), waits=waits)
 
-    def barrier(self) -> None:
+    def barrier(self, *, label: str = "") -> None:
         """Return once every rank has called it."""
-        if not self._calls.again("barrier"):
-            self._start_barrier(waits=True).wait()
+        if label or not self._calls.again("barrier"):
+            self._start_barrier(label, waits=True).wait()
 
-    def barrier_async(self) -> Handle:
+    def barrier_async(self, *, label: str = "") -> Handle:
         """Start a `barrier`."""
-        return self._start_barrier(waits=False)
+        return self._start_barrier(label, waits=False)
 
-    def _start_barrier(self, *, waits: bool) -> Handle:
+    def _start_barrier(self, label: str, *, waits: bool) -> Handle:
         work = Work(meets=True, repeated=(None, "sum"))
-        return self._calls.post(self._calls.next("barrier"), "barrier", work, waits=waits)
+        return self._calls.post(self._calls.next("barrier", label), "barrier", work, waits=waits)
 
     # ---- messages ----
 
@@ -330,6 +344,13 @@ class Group:
             self._topology.restricted(chosen),
             self._calls.subgroup_key(call, chosen),
         )
+
+    def twin(self) -> "Group":
+        """Return another group of the same ranks, whose operations have an order of their own.
+
+        Local: the k-th twin that one rank makes belongs together with the k-th of every other.
+        """
+        return Group(self._calls.membership, self._ranks, self._topology, self._calls.twin_key())
 
     # ---- the common path ----
 

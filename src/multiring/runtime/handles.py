@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, NamedTuple, Protocol
@@ -72,9 +72,10 @@ class Flight:
 class OperationHandle:
     """The handle of one native operation."""
 
-    def __init__(self, flight: Flight, title: str, stall_warn_s: float, result: Any) -> None:
+    def __init__(self, flight: Flight, title: str, ranks: Sequence[int], stall_warn_s: float, result: Any) -> None:
         self._flight = flight
         self._title = title
+        self._ranks = ranks
         self._stall_warn_s = stall_warn_s
         self._result = result
         self._warned = False
@@ -101,13 +102,13 @@ class OperationHandle:
                 raise TimeoutError(f"{self._title} is still in flight after {timeout:g} s")
         flight.land()
         if flight.operation.fault is not FaultKind.NONE:
-            raise failure_of(flight.operation, self._title)
+            raise failure_of(flight.operation, self._title, self._ranks)
         return self._result
 
     @property
-    def titles(self) -> list[str]:
-        """What each rank called the operation; known after a mismatch."""
-        return list(self._flight.operation.descriptions.values())
+    def titles(self) -> dict[int, str]:
+        """What each rank of the group called the operation; known after a mismatch."""
+        return titles_of(self._flight.operation, self._ranks)
 
     def _warn_of_stall(self) -> None:
         ranks, quiet_s = self._flight.context.stalled_on(self._flight.operation)
@@ -156,18 +157,22 @@ class ChainedHandle:
             raise TimeoutError(f"{self._title} is still in flight after {timeout:g} s") from None
 
 
-def failure_of(operation: Operation, title: str) -> MultiringError:
-    """Return the error that says why `operation` failed."""
+def failure_of(operation: Operation, title: str, ranks: Sequence[int]) -> MultiringError:
+    """Return the error that says why `operation`, of a group of these world ranks, failed."""
     text = operation.fault_text
     if operation.fault is FaultKind.MISMATCH:
-        return MismatchError(
-            f"{title}: the ranks do not agree: {told_apart(operation.descriptions)}; inputs are intact"
-        )
+        text = f"{title}: the ranks do not agree: {told_apart(operation.descriptions)}; inputs are intact"
+        return MismatchError(text, titles_of(operation, ranks))
     if operation.fault is FaultKind.PEER_LOST:
         return PeerLostError(f"{title}: {text}; the contents of its arrays are undefined")
     if operation.fault is FaultKind.STALL:
         return StallError(f"{title}: {text}; the contents of its arrays are undefined")
     return StateError(f"{title}: {text}")
+
+
+def titles_of(operation: Operation, ranks: Sequence[int]) -> dict[int, str]:
+    """Return what each rank of the group called `operation`, after a mismatch."""
+    return {ranks.index(rank): text for rank, text in sorted(operation.descriptions.items())}
 
 
 def told_apart(descriptions: dict[int, str]) -> str:

@@ -64,7 +64,7 @@ class RowCalls:
             try:
                 found = first.wait()
             except MismatchError:
-                if any(title != rows.title for title in first.titles):
+                if any(title != call.titled(rows.title) for title in first.titles.values()):
                     raise
                 step = 1
             else:
