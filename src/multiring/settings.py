@@ -185,6 +185,13 @@ class Settings:
     log_moves: bool = _setting(
         "MULTIRING_LOG_MOVES", _boolean, False, "0 or 1", "record every executed move (for tests)"
     )
+    dynamic_process_sets: bool = _setting(
+        "MULTIRING_DYNAMIC_PROCESS_SETS",
+        _boolean,
+        False,
+        "0 or 1",
+        "1 lets programs with Horovod's interface add and remove process sets after init; the same on all ranks",
+    )
     bench_peers: str | None = _setting(
         "MULTIRING_BENCH_PEERS",
         str,
@@ -208,15 +215,17 @@ class Settings:
         return replace(self, **parsed)
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] | None = None) -> "Settings":
+    def from_environment(cls, environment: Mapping[str, str] | None = None, *, horovod: bool = False) -> "Settings":
         """Return the settings in `environment` (default: this process's).
+
+        With `horovod` also what Horovod's variables in it mean, where MULTIRING_X does not say otherwise.
 
         Raises:
             ArgumentError: a variable's value cannot be parsed, or MULTIRING_X is unknown.
         """
         source = os.environ if environment is None else environment
         known = {f.metadata["name"]: f for f in fields(cls)}
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = _from_horovod(source) if horovod else {}
         for name, text in source.items():
             if not name.startswith("MULTIRING_"):
                 continue
@@ -298,3 +307,59 @@ def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
 def inherited_environment() -> dict[str, str]:
     """Return a copy of this process's environment, for a launcher to hand on to the ranks it starts."""
     return dict(os.environ)
+
+
+# Where a rank is, as Horovod's launcher says it: written for programs that read it, never read by multiring.
+HOROVOD_PLACE = MappingProxyType(
+    {
+        "rank": "HOROVOD_RANK",
+        "size": "HOROVOD_SIZE",
+        "local_rank": "HOROVOD_LOCAL_RANK",
+        "local_size": "HOROVOD_LOCAL_SIZE",
+        "cross_rank": "HOROVOD_CROSS_RANK",
+        "cross_size": "HOROVOD_CROSS_SIZE",
+        "hostname": "HOROVOD_HOSTNAME",
+    }
+)
+_NEVER_S = 1e9  # three decades; the native core counts nanoseconds in 64 bits
+_Values = dict[str, Any]
+
+
+def _stall_check(text: str) -> _Values:
+    return {"stall_warn_s": _NEVER_S, "stall_timeout_s": _NEVER_S} if _boolean(text) else {}
+
+
+def _seconds(setting: str) -> Callable[[str], _Values]:
+    return lambda text: {setting: _positive(text)}
+
+
+def _seconds_or_never(setting: str) -> Callable[[str], _Values]:
+    return lambda text: {setting: _natural(text) or _NEVER_S}
+
+
+# What Horovod's variables mean here, for `Settings.from_environment(horovod=True)`; a later one wins.
+_HOROVOD: Mapping[str, tuple[Callable[[str], _Values], str]] = MappingProxyType(
+    {
+        "HOROVOD_DYNAMIC_PROCESS_SETS": (lambda text: {"dynamic_process_sets": _boolean(text)}, "0 or 1"),
+        "HOROVOD_GLOO_IFACE": (lambda text: {"interface": text}, "an interface name"),
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": (_seconds("init_timeout_s"), "seconds > 0"),
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": (_seconds("stall_warn_s"), "seconds > 0"),
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": (_seconds_or_never("stall_timeout_s"), "whole seconds, 0 for never"),
+        "HOROVOD_STALL_CHECK_DISABLE": (_stall_check, "0 or 1"),
+    }
+)
+HOROVOD_READ = tuple(_HOROVOD)
+
+
+def _from_horovod(source: Mapping[str, str]) -> _Values:
+    """Return what Horovod's variables in `source` mean, by field name. Empty ones count as not set, as in Horovod."""
+    values: _Values = {}
+    for name, (parse, wanted) in _HOROVOD.items():
+        text = source.get(name)
+        if not text:
+            continue
+        try:
+            values |= parse(text)
+        except (ValueError, KeyError):
+            raise ArgumentError(f"{name}={text!r}: want {wanted}") from None
+    return values

@@ -16,11 +16,11 @@ from multiring.version import VERSION
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], int, Path | None]]:
-    made: list[tuple[list[str], int, Path | None]] = []
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], int, Path | None, bool]]:
+    made: list[tuple[list[str], int, Path | None, bool]] = []
 
-    def record(command: list[str], ranks: int, *, log_dir: Path | None) -> int:
-        made.append((command, ranks, log_dir))
+    def record(command: list[str], ranks: int, *, log_dir: Path | None, horovod: bool) -> int:
+        made.append((command, ranks, log_dir, horovod))
         return 7
 
     monkeypatch.setattr(run_command, "run_local", record)
@@ -30,13 +30,14 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], int, Path | 
 @pytest.mark.parametrize(
     ("argv", "call"),
     [
-        (["-n", "2", "python", "x.py"], (["python", "x.py"], 2, None)),
-        (["-n2", "--", "prog", "-n", "3", "--", "x"], (["prog", "-n", "3", "--", "x"], 2, None)),
-        (["--log-dir", "d", "-n", "1", "prog", "--log-dir", "e"], (["prog", "--log-dir", "e"], 1, Path("d"))),
+        (["-n", "2", "python", "x.py"], (["python", "x.py"], 2, None, False)),
+        (["-n2", "--", "prog", "-n", "3", "--", "x"], (["prog", "-n", "3", "--", "x"], 2, None, False)),
+        (["--log-dir", "d", "-n", "1", "prog", "--log-dir", "e"], (["prog", "--log-dir", "e"], 1, Path("d"), False)),
+        (["--horovod", "-n", "2", "python", "x.py", "--horovod"], (["python", "x.py", "--horovod"], 2, None, True)),
     ],
 )
 def test_run_hands_the_command_on_as_it_is(
-    calls: list[object], argv: list[str], call: tuple[list[str], int, Path | None]
+    calls: list[object], argv: list[str], call: tuple[list[str], int, Path | None, bool]
 ) -> None:
     assert main(["run", *argv]) == 7
     assert calls == [call]
@@ -134,4 +135,4 @@ def test_the_set_of_flags_is_this_one(capsys: pytest.CaptureFixture[str]) -> Non
         main(["run", "--help"])
     listed = capsys.readouterr().out.partition("options:")[2]
     flags = [word.rstrip(",") for line in listed.splitlines() for word in line.split("  ")[1:2]]
-    assert flags == ["-h, --help", "-n N", "--hosts H:N,...", "--log-dir DIR"]
+    assert flags == ["-h, --help", "-n N", "--hosts H:N,...", "--horovod", "--log-dir DIR"]

@@ -34,6 +34,7 @@ VALUES = {
     "MULTIRING_SEGMENT_BYTES": ("4096", 4096, ["-4096", "4k"]),
     "MULTIRING_LOG_MOVES": ("yes", True, ["maybe", "", "2"]),
     "MULTIRING_LOWER": ("0", False, ["off", ""]),
+    "MULTIRING_DYNAMIC_PROCESS_SETS": ("1", True, ["", "DYNAMIC"]),
     "MULTIRING_BENCH_PEERS": ("/opt/peers", "/opt/peers", []),
     "MULTIRING_READ_PEERS": ("no", False, ["never"]),
 }

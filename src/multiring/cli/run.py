@@ -2,21 +2,22 @@
 
 Every output line is tagged with its rank. When a rank fails, its last lines are shown, the others are stopped,
 and its exit code is returned (128 + n for signal n). Nothing the job started is left behind. On several hosts
-all that is mpiexec's business.
+all that is mpiexec's business. With --horovod, a program that imports horovod gets multiring (docs/horovod.md).
 """
 
 import argparse
 import sys
 from pathlib import Path
 
-from multiring.launch import CommandError, run_local, run_over_hosts
+from multiring.launch import CommandError, horovod_without_effect, run_local, run_over_hosts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.usage = "multiring run (-n N | --hosts H:N,...) [--log-dir DIR] [--] CMD..."
+    parser.usage = "multiring run (-n N | --hosts H:N,...) [--horovod] [--log-dir DIR] [--] CMD..."
     parser.add_argument("-n", dest="ranks", type=_count, metavar="N", help="how many ranks")
     parser.add_argument("--hosts", metavar="H:N,...", help="how many on which host, by the mpiexec on PATH")
+    parser.add_argument("--horovod", action="store_true", help="let the ranks take multiring for Horovod")
     parser.set_defaults(refuse=parser.error)
     parser.add_argument("--log-dir", type=Path, metavar="DIR", help="also write DIR/rank-K.out and DIR/rank-K.err")
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="CMD...", help="what every rank runs")
@@ -27,10 +28,13 @@ def run(arguments: argparse.Namespace) -> int:
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
     if arguments.ranks is None and arguments.hosts is None:
         arguments.refuse("how many ranks? say -n N, or --hosts H:N,... for several hosts")
+    for name, reason in horovod_without_effect().items() if arguments.horovod else ():
+        print(f"multiring: {name} has no effect: {reason}", file=sys.stderr)
+    options = {"log_dir": arguments.log_dir, "horovod": arguments.horovod}
     try:
         if arguments.hosts is not None:
-            return run_over_hosts(program, arguments.hosts, arguments.ranks, log_dir=arguments.log_dir)
-        return run_local(program, arguments.ranks, log_dir=arguments.log_dir)
+            return run_over_hosts(program, arguments.hosts, arguments.ranks, **options)
+        return run_local(program, arguments.ranks, **options)
     except CommandError as error:
         print(f"multiring: {error}", file=sys.stderr)
         return error.exit_code

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from multiring.errors import ArgumentError
+from multiring.launch.horovod import placed_command, without_place
 from multiring.launch.job import CommandError, Job, Start, check_can_run, check_command
 from multiring.launch.mpiexec import Mpiexec, mpiexec_of, parse_hosts, placement, version_of_mpiexec
 from multiring.settings import Settings, environment_of, inherited_environment
@@ -20,12 +21,15 @@ _NO_MPIEXEC = (
 )
 
 
-def run_over_hosts(command: Sequence[str], hosts: str, ranks: int | None, *, log_dir: Path | None = None) -> int:
+def run_over_hosts(
+    command: Sequence[str], hosts: str, ranks: int | None, *, log_dir: Path | None = None, horovod: bool = False
+) -> int:
     """Run `command` on hosts like `a:4,b:4` and return what mpiexec returns.
 
     The ranks meet at the first host, at MULTIRING_RENDEZVOUS or a port of MULTIRING_PORTS, with MULTIRING_SECRET or
     MULTIRING_SECRET_FILE, or a secret made for this job; whatever engine then carries their bytes. They get this
-    process's environment as far as mpiexec hands it on, and MULTIRING_* in any case, in this folder.
+    process's environment as far as mpiexec hands it on, and MULTIRING_* and HOROVOD_* in any case, in this folder. With
+    `horovod` they take multiring for Horovod, by this Python, which has to be at the same place on every host.
 
     Raises:
         ArgumentError: no command, `hosts` is malformed or has another number of ranks, a MULTIRING variable that makes
@@ -48,12 +52,14 @@ def run_over_hosts(command: Sequence[str], hosts: str, ranks: int | None, *, log
         raise CommandError(_NO_MPIEXEC, error.exit_code) from None
     check_can_run("multiring run --hosts", ("mpiexec",), environment)
     kind = mpiexec_of(version_of_mpiexec(environment))
-    told = meeting_of(Settings.from_environment(environment), places[0][0])
+    told = meeting_of(Settings.from_environment(environment, horovod=horovod), places[0][0])
+    handed_on = sorted(told | _ours(environment))
+    program = placed_command(hosts, command) if horovod else command
     start = Start(
         name="mpiexec",
         tag="",
         log_name="mpiexec",
-        command=tuple(command_line(kind, places, command, sorted(told | _ours(environment)), os.getcwd())),  # noqa: PTH109 -- as it is spelt here: hosts may know it by that name only
+        command=tuple(command_line(kind, places, program, handed_on, os.getcwd())),  # noqa: PTH109 -- as it is spelt here: hosts may know it by that name only
         environment={"PYTHONUNBUFFERED": "1", **_without_rank(environment), **told},
         prepare=lambda: None,
     )
@@ -86,10 +92,10 @@ def command_line(
 
 def _ours(environment: Mapping[str, str]) -> dict[str, str]:
     kept = _without_rank(environment)
-    return {name: kept[name] for name in kept if name.startswith("MULTIRING_") or name in _HANDED_ON}
+    return {name: kept[name] for name in kept if name.startswith(("MULTIRING_", "HOROVOD_")) or name in _HANDED_ON}
 
 
 def _without_rank(environment: Mapping[str, str]) -> dict[str, str]:
     """Return `environment` less what an outer job's rank is told of its own place."""
     place = environment_of(rank=0, size=1, local_rank=0, local_size=1)
-    return {name: text for name, text in environment.items() if name not in place}
+    return {name: text for name, text in without_place(environment).items() if name not in place}

@@ -11,6 +11,7 @@ from pathlib import Path
 from multiring.errors import ArgumentError
 from multiring.launch.cores import cores_of_cpus, share_cpus, threads_per_rank, usable_cpus
 from multiring.launch.guard import Guard
+from multiring.launch.horovod import horovod_environment, places_on
 from multiring.launch.job import Job, Member, Start, check_can_run, environment_of_process
 from multiring.launch.leftovers import end_leftovers, job_processes, signal_processes
 from multiring.settings import Settings, inherited_environment
@@ -18,13 +19,13 @@ from multiring.settings import Settings, inherited_environment
 _PR_SET_PDEATHSIG = 1
 
 
-def run_local(command: Sequence[str], ranks: int, *, log_dir: Path | None = None) -> int:
+def run_local(command: Sequence[str], ranks: int, *, log_dir: Path | None = None, horovod: bool = False) -> int:
     """Run `command` as `ranks` local ranks and return the job's exit code.
 
     0 only where every rank ended with 0; else the code of the rank that failed first, 128 + n where it died of
     signal n. SIGINT, SIGTERM and SIGHUP are forwarded, and the code is 128 + n. Blocks until every process of the
     job is gone. Writes to file descriptors 1 and 2, and untagged to rank-K.out and rank-K.err in `log_dir`.
-    Call it from the main thread.
+    With `horovod`, the ranks take multiring for Horovod (`multiring.launch.horovod`). Call it from the main thread.
 
     Raises:
         ArgumentError: no command, less than one rank, or a MULTIRING variable that makes no sense.
@@ -38,10 +39,11 @@ def run_local(command: Sequence[str], ranks: int, *, log_dir: Path | None = None
         raise ArgumentError(f"cannot run {ranks} ranks, want at least 1")
     check_can_run("multiring run", command, environment)
     token, secret = secrets.token_hex(8), secrets.token_hex(32)
-    job = job_name(Settings.from_environment(environment).job, token)
+    job = job_name(Settings.from_environment(environment, horovod=horovod).job, token)
     core_of = cores_of_cpus(usable_cpus())
     threads = threads_per_rank(core_of, ranks)
-    die_with_us = _death_with_parent()
+    die_with_us = _death_with(os.getpid())
+    places = places_on([("localhost", ranks)])
     starts = [
         Start(
             name=f"rank {rank}",
@@ -58,10 +60,11 @@ def run_local(command: Sequence[str], ranks: int, *, log_dir: Path | None = None
                 rendezvous=f"@multiring-{token}",
                 secret=secret,
                 job=job,
-            ),
+            )
+            | (horovod_environment(environment, place) if horovod else {}),
             prepare=_preparation(die_with_us, cpus),
         )
-        for rank, cpus in enumerate(share_cpus(core_of, ranks))
+        for rank, (cpus, place) in enumerate(zip(share_cpus(core_of, ranks), places, strict=True))
     ]
     return _LocalJob(job, starts, log_dir).run()
 
@@ -103,10 +106,14 @@ def _preparation(die_with_us: Callable[[], None], cpus: frozenset[int]) -> Calla
     return prepare
 
 
-def _death_with_parent() -> Callable[[], None]:
-    """Return what a child runs between fork and exec to be killed when this process, however it dies, is gone."""
+def die_with(parent: int) -> None:
+    """Be killed when `parent`, the process that started this one, is gone, however it dies."""
+    _death_with(parent)()
+
+
+def _death_with(parent: int) -> Callable[[], None]:
+    """Return what a child of `parent` runs, possibly between fork and exec, to be killed when that is gone."""
     libc = ctypes.CDLL(None, use_errno=True)
-    parent = os.getpid()
 
     def die_with_parent() -> None:
         if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0 or os.getppid() != parent:

@@ -1,0 +1,103 @@
+"""Small things that scripts take from `horovod.common.util` and `horovod.runner.common.util.env`."""
+
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
+
+from multiring.settings import HOROVOD_PLACE, inherited_environment
+
+_T = TypeVar("_T")
+LOG_LEVEL_STR = ["FATAL", "ERROR", "WARNING", "INFO", "DEBUG", "TRACE"]
+# Variables that mean something on one host only.
+IGNORE_REGEXES = {"BASH_FUNC_.*", "OLDPWD", ".*CUDA_VISIBLE_DEVICES", "HOROVOD_SECRET_KEY"}
+KUBEFLOW_MPI_EXEC = "/etc/mpi/kubexec.sh"
+_RANK_AND_SIZE = (
+    (HOROVOD_PLACE["rank"], HOROVOD_PLACE["size"]),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
+
+
+class ReduceOps(Protocol):
+    """A module with the reduction operations, such as `horovod.torch`."""
+
+    Average: int
+    Sum: int
+
+
+@contextmanager
+def env(**kwargs: str | None) -> Iterator[None]:
+    """Set environment variables for the block; one that is None stays as it is."""
+    wanted = {name: text for name, text in kwargs.items() if text is not None}
+    former = {name: text for name, text in inherited_environment().items() if name in wanted}
+    os.environ.update(wanted)  # noqa: TID251 -- setting variables is what it is for
+    try:
+        yield
+    finally:
+        for name in wanted:
+            os.environ.pop(name, None)  # noqa: TID251 -- as above
+        os.environ.update(former)  # noqa: TID251 -- as above
+
+
+def get_average_backwards_compatibility_fun(reduce_ops: ReduceOps) -> Callable[[int | None, bool | None], int]:
+    """Return what makes one reduction operation of the parameters `op` and `average`, at most one of them given."""
+
+    def chosen(op: int | None, average: bool | None) -> int:
+        if average is None:
+            return reduce_ops.Average if op is None else op
+        if op is not None:
+            raise ValueError(f"both op={op!r} and average={average!r} are given; give op alone")
+        warnings.warn(f"average={average!r} has been replaced; give op", DeprecationWarning, stacklevel=3)
+        return reduce_ops.Average if average else reduce_ops.Sum
+
+    return chosen
+
+
+def num_rank_is_power_2(num_rank: int) -> bool:
+    """Return whether so many ranks are a power of two; Adasum works for any number here."""
+    return num_rank > 0 and num_rank.bit_count() == 1
+
+
+def split_list(l: Sequence[_T], n: int) -> list[Sequence[_T]]:  # noqa: E741 -- Horovod's name
+    """Return `l` in `n` pieces of nearly the same length, the longer ones first."""
+    least, longer = divmod(len(l), n)
+    ends = [least * (piece + 1) + min(piece + 1, longer) for piece in range(n)]
+    return [l[first:end] for first, end in zip([0, *ends], ends, strict=False)]
+
+
+def is_iterable(x: Any) -> bool:
+    """Return whether one can iterate over `x`."""
+    try:
+        iter(x)
+    except TypeError:
+        return False
+    return True
+
+
+def is_exportable(v: str) -> bool:
+    """Return whether a variable of this name means the same on another host."""
+    return not any(re.match(pattern, v) for pattern in IGNORE_REGEXES)
+
+
+def get_env_rank_and_size() -> tuple[int, int]:
+    """Return the rank and size that the environment names, (0, 1) where it names none.
+
+    Raises:
+        RuntimeError: it has one without the other.
+    """
+    environment = inherited_environment()
+    for rank_name, size_name in _RANK_AND_SIZE:
+        rank, size = environment.get(rank_name), environment.get(size_name)
+        if rank is not None and size is not None:
+            return int(rank), int(size)
+        if rank is not None or size is not None:
+            raise RuntimeError(f"{rank_name}={rank} and {size_name}={size}: one is set without the other")
+    return 0, 1
+
+
+def is_kubeflow_mpi() -> bool:
+    """Return whether Open MPI reaches its hosts as Kubeflow's operator has it do."""
+    return inherited_environment().get("OMPI_MCA_plm_rsh_agent") == KUBEFLOW_MPI_EXEC

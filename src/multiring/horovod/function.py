@@ -1,0 +1,30 @@
+"""`python -m multiring.horovod.function FOLDER`: one rank of `horovod.run`; it leaves in FOLDER what became of it."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from multiring.errors import StateError
+from multiring.horovod.parcels import Parcel, Returned, failure_of
+from multiring.settings import Settings
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Call the function; what it raises ends this process, once it is told.
+
+    Raises:
+        StateError: this process is no rank.
+    """
+    rank = Settings.from_environment().rank
+    if rank is None:
+        raise StateError("MULTIRING_RANK is not set: this is a rank of horovod.run, which starts it")
+    parcel = Parcel(Path(arguments[0]))
+    try:
+        parcel.leave(rank, Returned(parcel.call()))
+    except BaseException as error:
+        parcel.leave(rank, failure_of(error))
+        raise
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,3 @@
+"""A function on several ranks."""
+
+from multiring.horovod import run as run

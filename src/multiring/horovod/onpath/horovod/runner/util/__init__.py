@@ -1,0 +1,1 @@
+"""What Horovod's launcher is made of, as far as scripts use it."""

@@ -1,0 +1,168 @@
+"""`horovod.run`: a function on several ranks of this machine, and what it returned on each.
+
+The function goes to the ranks, and results and errors come back, as pickles in a folder that only this user can
+enter. The ranks are started and watched by a launcher process of their own, which ends them when one fails.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from multiring.errors import ArgumentError, LaunchError, UnsupportedError
+from multiring.horovod.parcels import Failure, Outcome, Parcel, Returned
+from multiring.launch.mpiexec import parse_hosts
+from multiring.settings import environment_of, inherited_environment
+
+_Value = TypeVar("_Value", int, "int | None")
+_HERE = ("localhost", "127.0.0.1", "::1")
+_FAILED = "Horovod detected that one or more processes exited with non-zero status"  # programs look for this
+_ELSEWHERE = (
+    "horovod.run starts ranks on this machine alone; for others put the function into a script and start that with "
+    "`multiring run --horovod --hosts {hosts} -- python script.py`"
+)
+
+
+def run(  # noqa: PLR0913, PLR0917 -- Horovod's signature
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,  # noqa: ARG001 -- of elastic jobs
+    reset_limit: int | None = None,  # noqa: ARG001 -- of elastic jobs
+    cooldown_range: Sequence[int] | None = None,  # noqa: ARG001 -- of elastic jobs
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    host_discovery_script: str | None = None,
+    start_timeout: float | None = None,
+    ssh_port: int | None = None,  # noqa: ARG001 -- no ssh on this machine
+    ssh_identity_file: str | None = None,  # noqa: ARG001 -- no ssh on this machine
+    disable_cache: bool | None = None,  # noqa: ARG001 -- nothing is cached
+    output_filename: str | None = None,
+    verbose: int | None = None,  # noqa: ARG001 -- the launcher says what goes wrong, and nothing else
+    use_gloo: bool | None = None,  # noqa: ARG001 -- means: without MPI
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | None = None,
+    network_interfaces: str | None = None,
+    executable: str | None = None,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+) -> list[Any]:
+    """Call `func(*args, **kwargs)` on `num_proc` ranks of this machine and return the results, by rank.
+
+    Args:
+        func: found by its name in its module, or sent along (by cloudpickle, where that is installed).
+        args: its arguments.
+        kwargs: its arguments by name.
+        num_proc: how many ranks.
+        min_num_proc: if given, what `num_proc` is: their number does not change.
+        max_num_proc: the same.
+        slots: without effect, as the number of ranks does not change.
+        reset_limit: without effect, for the same reason.
+        cooldown_range: without effect, for the same reason.
+        hosts: `localhost:N` or this host's own name, with `num_proc` places at least; by default just that.
+        hostfile: not available.
+        host_discovery_script: not available.
+        start_timeout: seconds that each rank's `init` waits for all of them.
+        ssh_port: without effect.
+        ssh_identity_file: without effect.
+        disable_cache: without effect.
+        output_filename: a folder; what rank K writes is also in its files rank-K.out and rank-K.err.
+        verbose: without effect.
+        use_gloo: without effect; it means: without MPI.
+        use_mpi: not available.
+        mpi_args: not available.
+        network_interface: an older name of the next.
+        network_interfaces: where ranks of different hosts would listen (MULTIRING_INTERFACE).
+        executable: the ranks' Python; this one by default.
+        np: an older name of `num_proc`.
+        min_np: an older name of `min_num_proc`.
+        max_np: an older name of `max_num_proc`.
+
+    Raises:
+        ArgumentError: a value or a combination of values makes no sense.
+        UnsupportedError: another host, MPI, or a number of ranks that changes.
+        LaunchError: a rank failed; its error is the cause, and its traceback in the text. The others were stopped.
+        KeyboardInterrupt: once all ranks have ended.
+    """
+    ranks = _renamed("num_proc", num_proc, np)
+    _refuse_elastic(
+        ranks, _renamed("min_num_proc", min_num_proc, min_np), _renamed("max_num_proc", max_num_proc, max_np)
+    )
+    _refuse_other_hosts(hosts, hostfile or host_discovery_script, ranks)
+    if use_mpi or mpi_args:
+        raise UnsupportedError("use_mpi and mpi_args: multiring starts ranks by itself; under an MPI, use its mpiexec")
+    told = {"init_timeout_s": start_timeout, "interface": network_interfaces or network_interface}
+    environment = environment_of(**{name: value for name, value in told.items() if value is not None})
+    with tempfile.TemporaryDirectory(prefix="multiring-run-") as folder:
+        Parcel(Path(folder)).send(func, tuple(args), dict(kwargs or {}))
+        command = [str(ranks), folder, output_filename or "", executable or sys.executable]
+        code = _launched(command, environment)
+        return _results(code, Parcel(Path(folder)).outcomes(ranks))
+
+
+def _renamed(name: str, value: _Value, older: int | None) -> _Value | int:
+    if older is None:
+        return value
+    warnings.warn(f"{name.replace('num_proc', 'np')} is an older name of {name}", DeprecationWarning, stacklevel=3)
+    return older if value in (None, 1) else value
+
+
+def _refuse_elastic(ranks: int, least: int | None, most: int | None) -> None:
+    if ranks < 1:
+        raise ArgumentError(f"num_proc={ranks}: want at least 1")
+    if any(bound not in (None, ranks) for bound in (least, most)):
+        raise UnsupportedError(
+            f"min_num_proc={least}, num_proc={ranks}, max_num_proc={most}: the number of ranks does not change; "
+            "leave the other two out"
+        )
+
+
+def _refuse_other_hosts(hosts: str | None, file: str | None, ranks: int) -> None:
+    if hosts is not None and file is not None:
+        raise ArgumentError(f"hosts={hosts!r} and also {file!r}, which says them: give one of them")
+    if file is not None:
+        raise UnsupportedError(f"hosts from {file!r}: {_ELSEWHERE.format(hosts='a:4,b:4')}")
+    if hosts is None:
+        return
+    places = parse_hosts(hosts)
+    if any(name not in (*_HERE, os.uname().nodename) for name, _ in places):
+        raise UnsupportedError(f"hosts={hosts!r}: {_ELSEWHERE.format(hosts=hosts)}")
+    if sum(count for _, count in places) < ranks:
+        raise ArgumentError(f"hosts={hosts!r} has places for {sum(count for _, count in places)}, num_proc={ranks}")
+
+
+def _launched(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run the launcher to its end; Ctrl-C ends the ranks before it goes on."""
+    command = [sys.executable, "-m", "multiring.horovod.launcher", str(os.getpid()), *arguments]
+    process = subprocess.Popen(command, env={**inherited_environment(), **environment}, stdin=subprocess.DEVNULL)  # noqa: S603 -- our own module
+    try:
+        return process.wait()
+    except BaseException:
+        process.send_signal(signal.SIGINT)  # asked twice, if the terminal did: then it kills at once
+        process.wait()
+        raise
+
+
+def _results(code: int, outcomes: Sequence[Outcome | None]) -> list[Any]:
+    returned = [each.value for each in outcomes if isinstance(each, Returned)]
+    if code == 0 and len(returned) == len(outcomes):
+        return returned
+    failures = [(rank, each) for rank, each in enumerate(outcomes) if isinstance(each, Failure)]
+    # A rank that raises because it misses another one is not the cause.
+    causes = [(rank, failure) for rank, failure in failures if not failure.is_consequence]
+    if causes:
+        rank, failure = causes[0]
+        raise LaunchError(f"{_FAILED}: rank {rank} raised\n{failure.text}") from failure.error
+    missing = [rank for rank, each in enumerate(outcomes) if each is None]
+    told = "".join(f"\nrank {rank} raised\n{failure.text}" for rank, failure in failures)
+    raise LaunchError(f"{_FAILED}: exit code {code}; ranks {missing} neither returned nor raised{told}")

@@ -1,0 +1,118 @@
+"""Functions in threads: what `horovod.runner.util.threads` offers."""
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+_LOOK_S = 0.1  # joining in pieces lets Ctrl-C through
+
+
+def in_thread(
+    target: Callable[..., object],
+    args: tuple[Any, ...] = (),
+    name: str | None = None,
+    daemon: bool = True,
+    silent: bool = False,
+) -> threading.Thread:
+    """Start `target(*args)` in a thread, and return the thread.
+
+    Args:
+        target: what to run.
+        args: a tuple.
+        name: the thread's.
+        daemon: whether the process may end before it.
+        silent: whether an exception of `target` is dropped instead of printed.
+
+    Raises:
+        ValueError: `args` is no tuple.
+    """
+    if not isinstance(args, tuple):
+        raise ValueError(f"args={args!r} is a {type(args).__name__}; want a tuple, (x,) for one argument")  # noqa: TRY004 -- Horovod's kind
+    wanted = _silenced(target) if silent else target
+    thread = threading.Thread(target=wanted, args=args, name=name, daemon=daemon)
+    thread.start()
+    return thread
+
+
+def execute_function_multithreaded(
+    fn: Callable[..., Any],
+    args_list: Sequence[Sequence[Any]],
+    block_until_all_done: bool = True,
+    max_concurrent_executions: int = 1000,
+) -> dict[int, Any] | None:
+    """Call `fn(*args)` for each of `args_list`, at most so many at a time, and return the results by index.
+
+    Without `block_until_all_done` it returns None at once, and the threads end with the process.
+
+    Raises:
+        RuntimeError: a call failed; its own error is the cause.
+    """
+    waiting: queue.SimpleQueue[tuple[int, Sequence[Any]]] = queue.SimpleQueue()
+    for job in enumerate(args_list):
+        waiting.put(job)
+    results: dict[int, Any] = {}
+    failures: dict[int, Exception] = {}
+
+    def work() -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                index, arguments = waiting.get_nowait()
+                try:
+                    results[index] = fn(*arguments)
+                except Exception as error:  # noqa: BLE001 -- a thread's edge: told below, by the thread that asked
+                    failures[index] = error
+
+    count = min(max_concurrent_executions, len(args_list))
+    threads = [in_thread(work, daemon=not block_until_all_done) for _ in range(count)]
+    if not block_until_all_done:
+        return None
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(_LOOK_S)
+    if failures:
+        first = min(failures)
+        called = getattr(fn, "__name__", repr(fn))
+        raise RuntimeError(f"{len(failures)} of {len(args_list)} calls of {called} failed") from failures[first]
+    return results
+
+
+def on_event(  # noqa: PLR0913, PLR0917 -- Horovod's signature
+    event: threading.Event,
+    func: Callable[..., object],
+    args: tuple[Any, ...] = (),
+    stop: threading.Event | None = None,
+    check_stop_interval_s: float = 1.0,
+    daemon: bool = True,
+    silent: bool = False,
+) -> threading.Thread:
+    """Start a thread that calls `func(*args)` once `event` is set, and return it.
+
+    It gives up when `stop`, looked at every `check_stop_interval_s` seconds, is set before.
+
+    Raises:
+        ValueError: `event` or `stop` is no threading.Event.
+    """
+    if not isinstance(event, threading.Event):
+        raise ValueError(f"event={event!r} is a {type(event).__name__}; want a threading.Event")  # noqa: TRY004 -- Horovod's kind
+    if stop is not None and not isinstance(stop, threading.Event):
+        raise ValueError(f"stop={stop!r} is a {type(stop).__name__}; want a threading.Event")
+    wanted = _silenced(func) if silent else func
+
+    def wait() -> None:
+        while not event.wait(None if stop is None else check_stop_interval_s):
+            if stop is not None and stop.is_set():
+                return
+        if stop is None or not stop.is_set():
+            wanted(*args)
+
+    return in_thread(wait, daemon=daemon)
+
+
+def _silenced(target: Callable[..., object]) -> Callable[..., None]:
+    def quiet(*arguments: Any) -> None:
+        with contextlib.suppress(Exception):
+            target(*arguments)
+
+    return quiet
