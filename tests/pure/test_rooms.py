@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "multiring"
-PURE_ROOMS = ("topology", "schedule", "collectives", "planner")
+PURE_ROOMS = ("agreement", "topology", "schedule", "collectives", "planner")
 # No file, clock, environment, thread or random number can be had from these.
 PURE_MODULES = {
     "__future__",

@@ -1,0 +1,13 @@
+"""How the ranks of one group agree on the order of named operations: a state machine that knows no time and no wire."""
+
+from multiring.agreement.decisions import Deadlock as Deadlock
+from multiring.agreement.decisions import Decision as Decision
+from multiring.agreement.decisions import Joined as Joined
+from multiring.agreement.decisions import Lost as Lost
+from multiring.agreement.decisions import Missing as Missing
+from multiring.agreement.decisions import Note as Note
+from multiring.agreement.decisions import Outcome as Outcome
+from multiring.agreement.decisions import Ready as Ready
+from multiring.agreement.decisions import Refused as Refused
+from multiring.agreement.decisions import Silent as Silent
+from multiring.agreement.member import Member as Member

@@ -1,0 +1,121 @@
+"""Who is missing: the answers to a question, put together on their way up the tree, and what the root makes of them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from multiring.agreement.messages import Answer, deadlock_row, missing_row
+from multiring.agreement.pending import Pending
+from multiring.agreement.runs import Runs, add_run, add_runs, ranks_in, runs_of
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """What a rank itself has to say to a question."""
+
+    rank: int
+    pending: Mapping[str, Pending]
+    joined: int  # places (see `Book`) that have joined
+    blocked: str | None
+
+
+@dataclass(slots=True)
+class Gathering:
+    """The answers to one question that have come to a rank."""
+
+    question: int
+    children: Sequence[range]
+    answers: dict[int, Answer] = field(default_factory=dict)  # by child
+    decided: set[str] = field(default_factory=set)  # names, since the question was asked
+    is_outdated: bool = False  # all have joined since the question was asked
+
+    def is_complete(self) -> bool:
+        """Return whether every child has answered."""
+        return len(self.answers) == len(self.children)
+
+    def merged(self, own: Own) -> Answer:
+        """Return the answer of the rank and all that is below it. A child without an answer is silent."""
+        found = Answer(names={}, blocked={}, unjoined=[], joined=own.joined & 1, silent=[])
+        if not own.joined & 1:
+            add_run(found.unjoined, own.rank, own.rank + 1)
+        if own.blocked is not None:
+            found.blocked[own.blocked] = [own.rank, own.rank + 1]
+        for child in self.children:
+            answer = self.answers.get(child.start)
+            if answer is None:
+                found.silent.append(child.start)
+                continue
+            add_runs(found.unjoined, answer.unjoined)
+            found.joined += answer.joined
+            found.silent += answer.silent
+            for name, runs in answer.blocked.items():
+                add_runs(found.blocked.setdefault(name, []), runs)
+        told = {name for answer in self.answers.values() for name in answer.names}
+        for name in sorted(told | own.pending.keys()):
+            pending = own.pending.get(name)
+            if pending is None or not pending.is_told:
+                found.names[name] = self._missing(name, own, pending.come if pending is not None else 0)
+        return found
+
+    def _missing(self, name: str, own: Own, come: int) -> Runs:
+        """Return the ranks from which the operation has not come."""
+        come |= own.joined
+        runs: Runs = []
+        if not come & 1:
+            add_run(runs, own.rank, own.rank + 1)
+        for number, child in enumerate(self.children, 1):
+            if come >> number & 1:
+                continue
+            answer = self.answers.get(child.start)
+            if answer is None:
+                add_run(runs, child.start, child.start + 1)
+            else:
+                # Where nobody below the child has heard of it, all are missing that have not joined.
+                add_runs(runs, answer.names.get(name, answer.unjoined))
+        return runs
+
+    def verdict(self, answer: Answer) -> list[list[object]]:
+        """Return the decisions, as they are sent, that the whole group's answer leads to."""
+        names = {name: runs for name, runs in answer.names.items() if name not in self.decided}
+        blocked = {rank: name for name, runs in answer.blocked.items() for rank in ranks_in(runs)}
+        sets = {tuple(runs): frozenset(ranks_in(runs)) for runs in names.values()}
+        missing = {name: sets[tuple(runs)] for name, runs in names.items()}
+        concerned = frozenset[int]().union(*sets.values())
+        unjoined = answer.unjoined if answer.joined else []
+        shown = _by_name((rank, name) for rank, name in blocked.items() if rank in concerned)
+        rows = [missing_row(names, shown, unjoined, sorted(answer.silent))]
+        stuck = stuck_names(missing, blocked)
+        if stuck:
+            stuck_ranks = ((rank, name) for rank, name in blocked.items() if _waits_for(name, rank, missing))
+            waiting = _by_name((rank, name) for rank, name in stuck_ranks if name in stuck)
+            rows.append(deadlock_row(waiting, {name: runs for name, runs in names.items() if name in stuck}))
+        return rows
+
+
+def stuck_names(missing: Mapping[str, frozenset[int]], blocked: Mapping[int, str]) -> set[str]:
+    """Return the operations that cannot complete: each waits for a rank that is blocked on one of them.
+
+    Args:
+        missing: the ranks that have not come to each.
+        blocked: what ranks are blocked on. One that has not come to that itself is held up by something else.
+    """
+    waits = {
+        ranks: {blocked[rank] for rank in ranks & blocked.keys() if _waits_for(blocked[rank], rank, missing)}
+        for ranks in set(missing.values())
+    }
+    stuck = set(missing)
+    while True:
+        free = {name for name in stuck if not waits[missing[name]] & stuck}
+        if not free:
+            return stuck
+        stuck -= free
+
+
+def _waits_for(name: str, rank: int, missing: Mapping[str, frozenset[int]]) -> bool:
+    return name in missing and rank not in missing[name]
+
+
+def _by_name(blocked: Iterable[tuple[int, str]]) -> dict[str, Runs]:
+    by_name: dict[str, list[int]] = {}
+    for rank, name in sorted(blocked):
+        by_name.setdefault(name, []).append(rank)
+    return {name: runs_of(ranks) for name, ranks in by_name.items()}

@@ -1,0 +1,284 @@
+"""One rank's part in the agreement of its group on the order of named operations."""
+
+from collections.abc import Sequence
+
+from multiring.agreement.book import Book
+from multiring.agreement.decisions import Joined, Lost, Missing, Outcome, Silent
+from multiring.agreement.inquiry import Gathering, Own
+from multiring.agreement.messages import (
+    Answer,
+    Arrival,
+    Orders,
+    Report,
+    Voice,
+    decode,
+    encode_notice,
+    encode_orders,
+    encode_report,
+    joined_row,
+    ready_row,
+    refused_row,
+)
+from multiring.agreement.tree import height_of, place_of
+
+
+class Member:
+    """One rank's part: every method takes an event and returns what comes of it.
+
+    A rank tells its parent of an operation once all that is below it has come, so that a round of p ranks takes at most
+    radix + 1 messages a rank and 2 ceil(log_radix p) messages one after the other, however many operations it is about.
+    The root decides; its decisions are one stream that all ranks are passed. Messages between two ranks must arrive in
+    order and once; nothing is expected of those between different ranks. Not thread-safe.
+
+    After a `ValueError` nothing has changed.
+    """
+
+    def __init__(self, rank: int, size: int, radix: int = 16) -> None:
+        place = place_of(rank, size, radix)
+        self.rank, self.size = rank, size
+        self.parent, self.depth, self.height = place.parent, place.depth, place.height
+        self._levels = height_of(size, radix)
+        self._below = {ranks.start: ranks for ranks in place.children}
+        self._book = Book(rank, self._below)
+        self._lost: Lost | None = None
+        # Inquiries.
+        self._blocked: str | None = None
+        self._question = 0
+        self._gathering: Gathering | None = None
+        self._asked = False  # and no question has come since
+        self._awaiting = False  # an answer
+        self._again = False  # at the root: somebody asked after the question had left
+
+    @property
+    def patience(self) -> int:
+        """How long to wait before `conclude`, in units of time that a message and its handling surely take; 0: for ever.
+
+        It is to be counted anew whenever it changes. A rank is more patient than those whose answers it waits for, so
+        that who is next to a silent rank speaks first.
+        """
+        if self._gathering is not None:
+            return self.height
+        return 2 * self._levels + self.depth + 1 if self._awaiting else 0
+
+    def announce(self, name: str, terms: str) -> Outcome:
+        """Take it that this rank has come to an operation; see `announce_all`."""
+        return self.announce_all([(name, terms)])
+
+    def announce_all(self, operations: Sequence[tuple[str, str]]) -> Outcome:
+        """Take it that this rank has come to these operations, (name, terms) each: as few messages as for one.
+
+        An operation that was decided against before this rank came to it is not announced: the `Refused` or `Deadlock`
+        is in the outcome's notes, once for each time that it happened. After a loss the notes say so.
+
+        Raises:
+            ValueError: a name is in flight, is there twice or is no Unicode, or this rank has joined.
+        """
+        outcome = Outcome()
+        if self._is_lost(outcome):
+            return outcome
+        self._book.check_announcement(operations)
+        arrivals = []
+        for name, terms in operations:
+            late = self._book.late(name)
+            if late is None:
+                arrivals.append(Arrival(name, (Voice(terms, 1, (self.rank,)),)))
+            else:
+                outcome.notes.append(late)
+        self._pass_on(self._book.come(arrivals), outcome)
+        return outcome
+
+    def join(self) -> Outcome:
+        """Take it that this rank has nothing more to announce until all have joined; it counts as coming to everything.
+
+        Raises:
+            ValueError: it has joined.
+        """
+        outcome = Outcome()
+        if self._is_lost(outcome):
+            return outcome
+        self._book.check_in_step()
+        self._pass_on(self._book.join(self.rank), outcome)
+        return outcome
+
+    def wait_for(self, name: str | None) -> Outcome:
+        """Take it that this rank's program does nothing until the operation is done; None: it goes on."""
+        self._blocked = name
+        return Outcome()
+
+    def inquire(self) -> Outcome:
+        """Ask who is missing: all ranks get a `Missing`, and a `Deadlock` where operations wait for each other.
+
+        Ranks that ask at the same time share an answer. Where a rank sends nothing there is none until `conclude`.
+        """
+        outcome = Outcome()
+        if not self._is_lost(outcome):
+            self._pass_on((), outcome, asks=True)
+        return outcome
+
+    def conclude(self) -> Outcome:
+        """Wait no longer for what an inquiry waits for; to be called when `patience` has passed.
+
+        Ranks below this one that have not answered are `Missing.silent`. Where the parent says nothing, a note `Silent`
+        names it, here and on the ranks below this one that wait for an answer.
+        """
+        outcome = Outcome()
+        if self._gathering is not None:
+            self._pass_on((), outcome, must_answer=True)
+        elif self._awaiting and self.parent is not None:
+            self._take_silent(Silent(self.parent), outcome)
+        return outcome
+
+    def lost(self, rank: int) -> Outcome:
+        """Take it that a rank is gone: nothing more is decided, as no operation can do without it.
+
+        All that are next to it in the tree have to be told by this method; they tell the others.
+
+        Raises:
+            ValueError: there is no such other rank.
+        """
+        if not 0 <= rank < self.size or rank == self.rank:
+            raise ValueError(f"rank {rank} is lost, want another one than {self.rank} of a group of {self.size}")
+        outcome = Outcome()
+        if self._lost is None:
+            self._take_lost(Lost(rank), outcome, told_by=None)
+        return outcome
+
+    def receive(self, sender: int, message: bytes) -> Outcome:
+        """Take a message of another rank.
+
+        Raises:
+            ValueError: no member of this group can have sent it; what is wrong with it.
+        """
+        outcome = Outcome()
+        if self._lost is not None:
+            return outcome
+        try:
+            received = self._understood(sender, message)
+        except ValueError as error:
+            raise ValueError(f"rank {self.rank} cannot use a message of rank {sender}: {error}") from error
+        match received:
+            case Report():
+                self._take_report(sender, received, outcome)
+            case Orders():
+                self._take_orders(received, message, outcome)
+            case Lost():
+                self._take_lost(received, outcome, told_by=sender)
+            case Silent():
+                self._take_silent(received, outcome)
+        return outcome
+
+    def _understood(self, sender: int, message: bytes) -> Report | Orders | Lost | Silent:
+        below = self._below.get(sender)
+        if below is None and sender != self.parent:
+            raise ValueError("it is not next to this rank in the tree")
+        received = decode(message, self.size, below)
+        if isinstance(received, Report):
+            self._book.check_report(sender, received)
+        elif isinstance(received, Orders) and received.position != self._book.seen:
+            raise ValueError(f"it goes on after {received.position} decisions, want {self._book.seen}")
+        return received
+
+    def _take_report(self, sender: int, report: Report, outcome: Outcome) -> None:
+        changed = self._book.take_report(sender, report)
+        if report.answer is not None and self._gathering is not None:
+            question, answer = report.answer
+            if question == self._gathering.question:  # not one that was concluded without it
+                self._gathering.answers[sender] = answer
+        self._pass_on(changed, outcome, asks=report.asks)
+
+    def _pass_on(self, changed: Sequence[str], outcome: Outcome, *, asks: bool = False, must_answer: bool = False) -> None:
+        """Tell the parent what there is to tell, or as the root decide it."""
+        settled, last = self._book.settled(changed)
+        if self.parent is None:
+            self._decide(settled, last, outcome, asks=asks)
+            gathered = self._gathered(must_answer=must_answer)
+            if gathered is not None:
+                self._decide_inquiry(*gathered, outcome)
+            return
+        asks = asks and not self._asked
+        if asks:
+            self._asked = self._awaiting = True
+        gathered = self._gathered(must_answer=must_answer)
+        if settled or last is not None or asks or gathered is not None:
+            answer = None if gathered is None else (gathered[0].question, gathered[1])
+            message = encode_report(Report(self._book.seen, settled, last, asks, answer), self._size_below())
+            outcome.messages.append((self.parent, message))
+
+    def _decide(self, settled: Sequence[Arrival], last: int | None, outcome: Outcome, *, asks: bool) -> None:
+        rows = []
+        for name, voices in settled:
+            if len(voices) > 1:
+                rows.append(refused_row(name, voices))
+            else:
+                rows.append(ready_row(name, voices[0].terms, self.size - voices[0].count))
+        if last is not None:
+            rows.append(joined_row(last))
+        starts = asks and self._gathering is None
+        if asks and not starts:
+            self._again = True
+        if rows or starts:
+            self._order(rows, outcome, asks=starts)
+
+    def _decide_inquiry(self, gathering: Gathering, answer: Answer, outcome: Outcome) -> None:
+        # What was answered before all had joined says nothing of what came after.
+        rows = [] if gathering.is_outdated else gathering.verdict(answer)
+        again = self._again or gathering.is_outdated
+        self._again = False
+        self._order(rows, outcome, asks=again)
+
+    def _order(self, rows: list[list[object]], outcome: Outcome, *, asks: bool) -> None:
+        orders, message = encode_orders(self._book.seen, rows, self._question + 1 if asks else None, self.size)
+        self._take_orders(orders, message, outcome)
+
+    def _take_orders(self, orders: Orders, message: bytes, outcome: Outcome) -> None:
+        self._send_down(message, outcome)
+        outcome.decisions += orders.decisions
+        for decision in orders.decisions:
+            ended = self._book.apply(decision)
+            if self._gathering is not None:
+                self._gathering.decided.update(ended)
+                self._gathering.is_outdated |= isinstance(decision, Joined)
+            if isinstance(decision, Missing):
+                self._awaiting = self._asked
+        if orders.question is not None:
+            self._question = orders.question
+            self._gathering = Gathering(orders.question, list(self._below.values()))
+            self._asked = False
+            if self.parent is not None:
+                self._awaiting = True
+                self._pass_on((), outcome)
+
+    def _gathered(self, *, must_answer: bool) -> tuple[Gathering, Answer] | None:
+        """Return the answers to the question as one, once all are there or must be."""
+        gathering = self._gathering
+        if gathering is None or not (must_answer or gathering.is_complete()):
+            return None
+        self._gathering = None
+        return gathering, gathering.merged(Own(self.rank, self._book.pending, self._book.joined, self._blocked))
+
+    def _is_lost(self, outcome: Outcome) -> bool:
+        if self._lost is not None:
+            outcome.notes.append(self._lost)
+        return self._lost is not None
+
+    def _take_lost(self, lost: Lost, outcome: Outcome, *, told_by: int | None) -> None:
+        self._lost = lost
+        self._gathering, self._awaiting = None, False
+        outcome.decisions.append(lost)
+        message = encode_notice(lost)
+        outcome.messages += ((rank, message) for rank in self._neighbours() if rank not in (told_by, lost.rank))
+
+    def _take_silent(self, silent: Silent, outcome: Outcome) -> None:
+        if self._awaiting:
+            outcome.notes.append(silent)
+        self._asked = self._awaiting = False
+        self._send_down(encode_notice(silent), outcome)
+
+    def _send_down(self, message: bytes, outcome: Outcome) -> None:
+        outcome.messages += ((child, message) for child in self._below)
+
+    def _neighbours(self) -> list[int]:
+        return [*self._below] if self.parent is None else [self.parent, *self._below]
+
+    def _size_below(self) -> int:
+        return 1 + sum(len(ranks) for ranks in self._below.values())

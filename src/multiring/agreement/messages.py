@@ -1,0 +1,292 @@
+"""What the members of a group tell each other, and its bytes.
+
+They are JSON: Python writes and reads that in C, a hundred names in tens of microseconds, and whatever comes instead
+of what was sent is found out. Upwards go reports, downwards orders, which every rank passes on as they came:
+
+    ["r", seen, arrivals, last, asks, answer]   a rank's report of its subtree, see `Report`
+    ["o", position, decisions, question]        the root's orders, see `Orders`
+    ["l", rank]                                 a rank is lost; up and down
+    ["s", rank]                                 a rank is silent; down
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from multiring.agreement.decisions import Deadlock, Decision, Joined, Lost, Missing, Ready, Refused, Silent
+from multiring.agreement.runs import Runs, ranks_in
+
+FEW = 8  # ranks that are named for each terms
+_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+
+
+class Voice(NamedTuple):
+    """What some ranks said of an operation: how many there are, and the first few of them."""
+
+    terms: str
+    count: int
+    ranks: Sequence[int]
+
+
+class Arrival(NamedTuple):
+    """Ranks have come to an operation: all of a subtree with one voice, or some of it with several."""
+
+    name: str
+    voices: Sequence[Voice]
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a subtree says to the root's question."""
+
+    names: dict[str, Runs]  # what is announced in it and not by all of it: the ranks that have not come
+    blocked: dict[str, Runs]  # the ranks that are blocked on each name
+    unjoined: Runs
+    joined: int
+    silent: list[int]  # ranks that did not answer
+
+
+class Report(NamedTuple):
+    """What a rank tells its parent of its subtree."""
+
+    seen: int  # decisions that the rank had when it sent this
+    arrivals: Sequence[Arrival]
+    last: int | None  # the whole subtree has joined, this rank as the last
+    asks: bool  # a rank asks who is missing
+    answer: tuple[int, Answer] | None  # to the question of that number
+
+
+class Orders(NamedTuple):
+    """What the root tells all ranks."""
+
+    position: int  # decisions before these
+    decisions: list[Decision]
+    question: int | None  # its number: who is missing?
+
+
+def encode_report(report: Report, below: int) -> bytes:
+    """Return the bytes of the report of a subtree of `below` ranks."""
+    arrivals = [_arrival_row(arrival, below) for arrival in report.arrivals]
+    answer = None
+    if report.answer is not None:
+        question, told = report.answer
+        answer = [question, told.names, told.blocked, told.unjoined, told.joined, told.silent]
+    return _encode(["r", report.seen, arrivals, report.last, int(report.asks), answer]).encode()
+
+
+def encode_orders(
+    position: int, rows: list[list[object]], question: int | None, size: int
+) -> tuple[Orders, bytes]:
+    """Return the root's orders to a group of `size` ranks, and their bytes.
+
+    Args:
+        position: decisions before these.
+        rows: decisions as the functions `*_row` make them. The root reads them as all ranks do.
+        question: its number, if any.
+        size: ranks of the group.
+    """
+    decisions = [_decision(row, range(size)) for row in rows]
+    return Orders(position, decisions, question), _encode(["o", position, rows, question]).encode()
+
+
+def encode_notice(notice: Lost | Silent) -> bytes:
+    """Return the bytes that tell of a rank."""
+    return _encode(["l" if isinstance(notice, Lost) else "s", notice.rank]).encode()
+
+
+def ready_row(name: str, terms: str, joined: int) -> list[object]:
+    """Return `Ready` as it is sent."""
+    return ["r", name, terms, joined]
+
+
+def refused_row(name: str, voices: Sequence[Voice]) -> list[object]:
+    """Return `Refused` as it is sent."""
+    return ["x", *_voices_row(name, voices)]
+
+
+def joined_row(last: int) -> list[object]:
+    """Return `Joined` as it is sent."""
+    return ["j", last]
+
+
+def missing_row(names: dict[str, Runs], blocked: dict[str, Runs], unjoined: Runs, silent: list[int]) -> list[object]:
+    """Return `Missing` as it is sent."""
+    return ["m", names, blocked, unjoined, silent]
+
+
+def deadlock_row(blocked: dict[str, Runs], names: dict[str, Runs]) -> list[object]:
+    """Return `Deadlock` as it is sent."""
+    return ["d", blocked, names]
+
+
+def decode(message: bytes, size: int, below: range | None) -> Report | Orders | Lost | Silent:
+    """Return what a message says in a group of `size` ranks.
+
+    Args:
+        message: the bytes.
+        size: ranks of the group.
+        below: the ranks of the sender's subtree where it is a child; None where it is the parent.
+
+    Raises:
+        ValueError: what is wrong with the bytes.
+    """
+    try:
+        content = json.loads(message)
+    except RecursionError:
+        raise ValueError(f"its {len(message)} bytes are nested without end") from None
+    except ValueError as error:
+        raise ValueError(f"it is no JSON: {error}, got {message[:40]!r}") from None
+    ranks = range(size)
+    match content:
+        case ["r", seen, list(arrivals), last, 0 | 1 as asks, answer] if below is not None:
+            return Report(
+                _number(seen),
+                [_arrival(row, below) for row in arrivals],
+                None if last is None else _rank(last, below),
+                bool(asks),
+                None if answer is None else _answer(answer, below),
+            )
+        case ["o", position, list(rows), question] if below is None:
+            return Orders(
+                _number(position),
+                [_decision(row, ranks) for row in rows],
+                None if question is None else _number(question),
+            )
+        case ["l", rank]:
+            return Lost(_rank(rank, ranks))
+        case ["s", rank] if below is None:
+            return Silent(_rank(rank, ranks))
+    raise ValueError(f"want {'orders' if below is None else 'a report'}, got {_shown(content)}")
+
+
+def _arrival_row(arrival: Arrival, below: int) -> list[object]:
+    if len(arrival.voices) > 1:
+        return _voices_row(arrival.name, arrival.voices)
+    (voice,) = arrival.voices
+    # Where no rank has joined the parent knows who came: all that are below it.
+    if voice.count == below:
+        return [arrival.name, voice.terms]
+    return [arrival.name, voice.terms, voice.count, list(voice.ranks)]
+
+
+def _voices_row(name: str, voices: Sequence[Voice]) -> list[object]:
+    return [name, [[voice.terms, voice.count, list(voice.ranks)] for voice in voices]]
+
+
+def _arrival(row: object, below: range) -> Arrival:
+    match row:
+        case [str(name), str(terms)]:
+            return Arrival(name, (Voice(terms, len(below), below[:FEW]),))
+        case [str(name), terms, count, ranks]:
+            return Arrival(name, (_voice([terms, count, ranks], below),))
+        case [str(name), list(rows)]:
+            return Arrival(name, _voices(rows, below))
+    raise ValueError(f"want a name and who said what of it, got {_shown(row)}")
+
+
+def _voices(rows: list[Any], ranks: range) -> list[Voice]:
+    voices = [_voice(row, ranks) for row in rows]
+    if len({voice.terms for voice in voices}) != len(voices) or len(voices) < 2:
+        raise ValueError(f"want two or more that differ, got {_shown([voice.terms for voice in voices])}")
+    if sum(voice.count for voice in voices) > len(ranks):
+        raise ValueError(f"{sum(voice.count for voice in voices)} of {len(ranks)} ranks said something")
+    return voices
+
+
+def _voice(row: object, ranks: range) -> Voice:
+    match row:
+        case [str(terms), count, list(named)]:
+            number = _number(count)
+            if not 0 < len(named) <= min(number, FEW) or number > len(ranks):
+                raise ValueError(f"{len(named)} ranks are named of {number} of {len(ranks)} that said the same")
+            return Voice(terms, number, [_rank(rank, ranks) for rank in named])
+    raise ValueError(f"want terms, a count and ranks that said so, got {_shown(row)}")
+
+
+def _answer(row: object, below: range) -> tuple[int, Answer]:
+    match row:
+        case [question, names, blocked, unjoined, joined, list(silent)]:
+            return _number(question), Answer(
+                names=_runs_by_name(names, below),
+                blocked=_runs_by_name(blocked, below),
+                unjoined=_runs(unjoined, below),
+                joined=_number(joined),
+                silent=[_rank(rank, below) for rank in silent],
+            )
+    raise ValueError(f"want an answer, got {_shown(row)}")
+
+
+def _decision(row: object, ranks: range) -> Decision:
+    match row:
+        case ["r", str(name), str(terms), joined]:
+            return Ready(name, terms, _rank(joined, ranks))
+        case ["x", str(name), list(rows)]:
+            voices = _voices(rows, ranks)
+            said = sorted((rank, voice.terms) for voice in voices for rank in voice.ranks)
+            return Refused(name, dict(said), {voice.terms: voice.count for voice in voices})
+        case ["j", last]:
+            return Joined(_rank(last, ranks))
+        case ["m", names, blocked, unjoined, list(silent)]:
+            return Missing(
+                names=_ranks_by_name(names, ranks),
+                blocked=_name_by_rank(blocked, ranks),
+                unjoined=ranks_in(_runs(unjoined, ranks)),
+                silent=tuple(_rank(rank, ranks) for rank in silent),
+            )
+        case ["d", blocked, names]:
+            return Deadlock(blocked=_name_by_rank(blocked, ranks), names=_ranks_by_name(names, ranks))
+    raise ValueError(f"want a decision, got {_shown(row)}")
+
+
+def _ranks_by_name(value: object, ranks: range) -> dict[str, tuple[int, ...]]:
+    # Many operations wait for the same ranks: of a job that stalls they are one tuple.
+    known: dict[tuple[int, ...], tuple[int, ...]] = {}
+    found = {}
+    for name, runs in _runs_by_name(value, ranks).items():
+        key = tuple(runs)
+        if key not in known:
+            known[key] = ranks_in(runs)
+        found[name] = known[key]
+    return found
+
+
+def _name_by_rank(value: object, ranks: range) -> dict[int, str]:
+    by_name = _runs_by_name(value, ranks)
+    return dict(sorted((rank, name) for name, runs in by_name.items() for rank in ranks_in(runs)))
+
+
+def _runs_by_name(value: object, within: range) -> dict[str, Runs]:
+    match value:
+        case dict():
+            return {name: _runs(runs, within) for name, runs in value.items()}
+    raise ValueError(f"want ranks by name, got {_shown(value)}")
+
+
+def _runs(value: object, within: range) -> Runs:
+    if type(value) is not list or len(value) % 2:
+        raise ValueError(f"want runs of ranks, got {_shown(value)}")
+    least = within.start
+    for bound in value:
+        if type(bound) is not int or not least <= bound <= within.stop:
+            raise ValueError(f"want runs of ranks of {within.start} to {within.stop - 1}, got {_shown(bound)}")
+        least = bound + 1
+    return value
+
+
+def _rank(value: object, ranks: range) -> int:
+    if type(value) is not int or value not in ranks:
+        raise ValueError(f"want {ranks.start} to {ranks.stop - 1}, got {_shown(value)}")
+    return value
+
+
+def _number(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"want a number, got {_shown(value)}")
+    return value
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list | dict):
+        return f"a {type(value).__name__} of {len(value)}"
+    return repr(value[:40] if isinstance(value, str) else value)
