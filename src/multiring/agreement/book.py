@@ -1,4 +1,4 @@
-"""What one rank knows of its group's operations: who has come or joined, what is decided, and what it has yet to be told."""
+"""What one rank knows of its group's operations: who has come or joined, what is decided, what it is yet to be told."""
 
 from collections.abc import Iterable, Sequence
 
@@ -97,7 +97,7 @@ class Book:
     def settled(self, changed: Iterable[str]) -> tuple[list[Arrival], int | None]:
         """Return what the parent, or at the root the group, is to know, once.
 
-        That is: the operations to which all have come or about which ranks differ, and, where all have joined, the last.
+        That is: the operations to which all have come or about which ranks differ; and where all have joined, the last.
         """
         found = []
         for name in changed:

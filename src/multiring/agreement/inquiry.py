@@ -1,6 +1,6 @@
 """Who is missing: the answers to a question, put together on their way up the tree, and what the root makes of them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from multiring.agreement.messages import Answer, deadlock_row, missing_row
@@ -34,11 +34,13 @@ class Gathering:
 
     def merged(self, own: Own) -> Answer:
         """Return the answer of the rank and all that is below it. A child without an answer is silent."""
-        found = Answer(names={}, blocked={}, unjoined=[], joined=own.joined & 1, silent=[])
+        found = Answer(names={}, blocked={}, held={}, unjoined=[], joined=own.joined & 1, silent=[])
         if not own.joined & 1:
             add_run(found.unjoined, own.rank, own.rank + 1)
         if own.blocked is not None:
-            found.blocked[own.blocked] = [own.rank, own.rank + 1]
+            pending = own.pending.get(own.blocked)
+            waits = found.blocked if pending is not None and pending.come & 1 else found.held
+            waits[own.blocked] = [own.rank, own.rank + 1]
         for child in self.children:
             answer = self.answers.get(child.start)
             if answer is None:
@@ -47,10 +49,11 @@ class Gathering:
             add_runs(found.unjoined, answer.unjoined)
             found.joined += answer.joined
             found.silent += answer.silent
-            for name, runs in answer.blocked.items():
-                add_runs(found.blocked.setdefault(name, []), runs)
-        told = {name for answer in self.answers.values() for name in answer.names}
-        for name in sorted(told | own.pending.keys()):
+            for into, told in ((found.blocked, answer.blocked), (found.held, answer.held)):
+                for name, runs in told.items():
+                    add_runs(into.setdefault(name, []), runs)
+        names = {name for answer in self.answers.values() for name in answer.names}
+        for name in sorted(names | own.pending.keys()):
             pending = own.pending.get(name)
             if pending is None or not pending.is_told:
                 found.names[name] = self._missing(name, own, pending.come if pending is not None else 0)
@@ -76,18 +79,17 @@ class Gathering:
     def verdict(self, answer: Answer) -> list[list[object]]:
         """Return the decisions, as they are sent, that the whole group's answer leads to."""
         names = {name: runs for name, runs in answer.names.items() if name not in self.decided}
-        blocked = {rank: name for name, runs in answer.blocked.items() for rank in ranks_in(runs)}
+        blocked = _by_rank(answer.blocked)
         sets = {tuple(runs): frozenset(ranks_in(runs)) for runs in names.values()}
         missing = {name: sets[tuple(runs)] for name, runs in names.items()}
         concerned = frozenset[int]().union(*sets.values())
+        shown = {rank: name for rank, name in {**_by_rank(answer.held), **blocked}.items() if rank in concerned}
         unjoined = answer.unjoined if answer.joined else []
-        shown = _by_name((rank, name) for rank, name in blocked.items() if rank in concerned)
-        rows = [missing_row(names, shown, unjoined, sorted(answer.silent))]
+        rows = [missing_row(names, _by_name(shown), unjoined, sorted(answer.silent))]
         stuck = stuck_names(missing, blocked)
         if stuck:
-            stuck_ranks = ((rank, name) for rank, name in blocked.items() if _waits_for(name, rank, missing))
-            waiting = _by_name((rank, name) for rank, name in stuck_ranks if name in stuck)
-            rows.append(deadlock_row(waiting, {name: runs for name, runs in names.items() if name in stuck}))
+            waiting = {rank: name for rank, name in blocked.items() if name in stuck}
+            rows.append(deadlock_row(_by_name(waiting), {name: runs for name, runs in names.items() if name in stuck}))
         return rows
 
 
@@ -96,12 +98,10 @@ def stuck_names(missing: Mapping[str, frozenset[int]], blocked: Mapping[int, str
 
     Args:
         missing: the ranks that have not come to each.
-        blocked: what ranks are blocked on. One that has not come to that itself is held up by something else.
+        blocked: what ranks are blocked on that they have come to. It has not been decided since they said so if it is
+            one of those above; so they are blocked still, and there is no need for all to have answered at one moment.
     """
-    waits = {
-        ranks: {blocked[rank] for rank in ranks & blocked.keys() if _waits_for(blocked[rank], rank, missing)}
-        for ranks in set(missing.values())
-    }
+    waits = {ranks: {blocked[rank] for rank in ranks & blocked.keys()} for ranks in set(missing.values())}
     stuck = set(missing)
     while True:
         free = {name for name in stuck if not waits[missing[name]] & stuck}
@@ -110,12 +110,12 @@ def stuck_names(missing: Mapping[str, frozenset[int]], blocked: Mapping[int, str
         stuck -= free
 
 
-def _waits_for(name: str, rank: int, missing: Mapping[str, frozenset[int]]) -> bool:
-    return name in missing and rank not in missing[name]
+def _by_rank(runs_by_name: Mapping[str, Runs]) -> dict[int, str]:
+    return {rank: name for name, runs in runs_by_name.items() for rank in ranks_in(runs)}
 
 
-def _by_name(blocked: Iterable[tuple[int, str]]) -> dict[str, Runs]:
+def _by_name(names: Mapping[int, str]) -> dict[str, Runs]:
     by_name: dict[str, list[int]] = {}
-    for rank, name in sorted(blocked):
+    for rank, name in sorted(names.items()):
         by_name.setdefault(name, []).append(rank)
     return {name: runs_of(ranks) for name, ranks in by_name.items()}

@@ -51,10 +51,10 @@ class Member:
 
     @property
     def patience(self) -> int:
-        """How long to wait before `conclude`, in units of time that a message and its handling surely take; 0: for ever.
+        """How long to wait before `conclude`, in units of time that are enough for a message; 0: for ever.
 
-        It is to be counted anew whenever it changes. A rank is more patient than those whose answers it waits for, so
-        that who is next to a silent rank speaks first.
+        It is to be counted anew whenever it changes, and at each decision. A rank is more patient than those whose
+        answers it waits for, so that who is next to a silent rank speaks first.
         """
         if self._gathering is not None:
             return self.height
@@ -186,7 +186,9 @@ class Member:
                 self._gathering.answers[sender] = answer
         self._pass_on(changed, outcome, asks=report.asks)
 
-    def _pass_on(self, changed: Sequence[str], outcome: Outcome, *, asks: bool = False, must_answer: bool = False) -> None:
+    def _pass_on(
+        self, changed: Sequence[str], outcome: Outcome, *, asks: bool = False, must_answer: bool = False
+    ) -> None:
         """Tell the parent what there is to tell, or as the root decide it."""
         settled, last = self._book.settled(changed)
         if self.parent is None:
@@ -210,7 +212,7 @@ class Member:
             if len(voices) > 1:
                 rows.append(refused_row(name, voices))
             else:
-                rows.append(ready_row(name, voices[0].terms, self.size - voices[0].count))
+                rows.append(ready_row(name, voices[0].terms, self.size - voices[0].number))
         if last is not None:
             rows.append(joined_row(last))
         starts = asks and self._gathering is None

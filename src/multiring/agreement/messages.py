@@ -25,7 +25,7 @@ class Voice(NamedTuple):
     """What some ranks said of an operation: how many there are, and the first few of them."""
 
     terms: str
-    count: int
+    number: int
     ranks: Sequence[int]
 
 
@@ -41,7 +41,8 @@ class Answer:
     """What a subtree says to the root's question."""
 
     names: dict[str, Runs]  # what is announced in it and not by all of it: the ranks that have not come
-    blocked: dict[str, Runs]  # the ranks that are blocked on each name
+    blocked: dict[str, Runs]  # the ranks that are blocked on each name that they have come to, and that is not decided
+    held: dict[str, Runs]  # those that are blocked on another
     unjoined: Runs
     joined: int
     silent: list[int]  # ranks that did not answer
@@ -71,13 +72,11 @@ def encode_report(report: Report, below: int) -> bytes:
     answer = None
     if report.answer is not None:
         question, told = report.answer
-        answer = [question, told.names, told.blocked, told.unjoined, told.joined, told.silent]
+        answer = [question, told.names, told.blocked, told.held, told.unjoined, told.joined, told.silent]
     return _encode(["r", report.seen, arrivals, report.last, int(report.asks), answer]).encode()
 
 
-def encode_orders(
-    position: int, rows: list[list[object]], question: int | None, size: int
-) -> tuple[Orders, bytes]:
+def encode_orders(position: int, rows: list[list[object]], question: int | None, size: int) -> tuple[Orders, bytes]:
     """Return the root's orders to a group of `size` ranks, and their bytes.
 
     Args:
@@ -132,7 +131,7 @@ def decode(message: bytes, size: int, below: range | None) -> Report | Orders | 
         ValueError: what is wrong with the bytes.
     """
     try:
-        content = json.loads(message)
+        content = json.loads(message.decode())
     except RecursionError:
         raise ValueError(f"its {len(message)} bytes are nested without end") from None
     except ValueError as error:
@@ -165,13 +164,13 @@ def _arrival_row(arrival: Arrival, below: int) -> list[object]:
         return _voices_row(arrival.name, arrival.voices)
     (voice,) = arrival.voices
     # Where no rank has joined the parent knows who came: all that are below it.
-    if voice.count == below:
+    if voice.number == below:
         return [arrival.name, voice.terms]
-    return [arrival.name, voice.terms, voice.count, list(voice.ranks)]
+    return [arrival.name, voice.terms, voice.number, list(voice.ranks)]
 
 
 def _voices_row(name: str, voices: Sequence[Voice]) -> list[object]:
-    return [name, [[voice.terms, voice.count, list(voice.ranks)] for voice in voices]]
+    return [name, [[voice.terms, voice.number, list(voice.ranks)] for voice in voices]]
 
 
 def _arrival(row: object, below: range) -> Arrival:
@@ -189,8 +188,8 @@ def _voices(rows: list[Any], ranks: range) -> list[Voice]:
     voices = [_voice(row, ranks) for row in rows]
     if len({voice.terms for voice in voices}) != len(voices) or len(voices) < 2:
         raise ValueError(f"want two or more that differ, got {_shown([voice.terms for voice in voices])}")
-    if sum(voice.count for voice in voices) > len(ranks):
-        raise ValueError(f"{sum(voice.count for voice in voices)} of {len(ranks)} ranks said something")
+    if sum(voice.number for voice in voices) > len(ranks):
+        raise ValueError(f"{sum(voice.number for voice in voices)} of {len(ranks)} ranks said something")
     return voices
 
 
@@ -206,10 +205,11 @@ def _voice(row: object, ranks: range) -> Voice:
 
 def _answer(row: object, below: range) -> tuple[int, Answer]:
     match row:
-        case [question, names, blocked, unjoined, joined, list(silent)]:
+        case [question, names, blocked, held, unjoined, joined, list(silent)]:
             return _number(question), Answer(
                 names=_runs_by_name(names, below),
                 blocked=_runs_by_name(blocked, below),
+                held=_runs_by_name(held, below),
                 unjoined=_runs(unjoined, below),
                 joined=_number(joined),
                 silent=[_rank(rank, below) for rank in silent],
@@ -224,7 +224,7 @@ def _decision(row: object, ranks: range) -> Decision:
         case ["x", str(name), list(rows)]:
             voices = _voices(rows, ranks)
             said = sorted((rank, voice.terms) for voice in voices for rank in voice.ranks)
-            return Refused(name, dict(said), {voice.terms: voice.count for voice in voices})
+            return Refused(name, dict(said), {voice.terms: voice.number for voice in voices})
         case ["j", last]:
             return Joined(_rank(last, ranks))
         case ["m", names, blocked, unjoined, list(silent)]:

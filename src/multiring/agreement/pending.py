@@ -27,4 +27,4 @@ class Pending:
 
 def _both(known: Voice, other: Voice) -> Voice:
     ranks = known.ranks if len(known.ranks) >= FEW else [*known.ranks, *other.ranks][:FEW]
-    return Voice(known.terms, known.count + other.count, ranks)
+    return Voice(known.terms, known.number + other.number, ranks)

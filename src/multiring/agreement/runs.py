@@ -1,4 +1,4 @@
-"""Sets of ranks as runs: [start, stop, start, stop, ...], each run up to its stop, ascending, with gaps between them."""
+"""Sets of ranks as runs: [start, stop, start, stop, ...], each without its stop, ascending, with gaps between them."""
 
 from collections.abc import Iterable
 

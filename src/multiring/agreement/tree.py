@@ -5,7 +5,6 @@ longer than ceil(log_radix p), and where ranks of a host follow each other most 
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +28,12 @@ def place_of(rank: int, size: int, radix: int) -> Place:
     if not 0 <= rank < size:
         raise ValueError(f"rank is {rank}, want one of a group of {size}: 0 to {size - 1}")
     parent, depth, below = None, 0, range(size)
-    children = _children(below, radix)
     while below.start != rank:
         parent, depth = below.start, depth + 1
-        below = next(child for child in children if rank in child)
-        children = _children(below, radix)
+        count = min(radix, len(below) - 1)
+        below = _child(below, count, ((rank - below.start) * count - 1) // (len(below) - 1))
+    count = min(radix, len(below) - 1)
+    children = tuple(_child(below, count, number) for number in range(count))
     return Place(parent=parent, depth=depth, height=height_of(len(below), radix), children=children)
 
 
@@ -46,8 +46,7 @@ def height_of(size: int, radix: int) -> int:
     return height
 
 
-def _children(ranks: range, radix: int) -> tuple[range, ...]:
+def _child(ranks: range, count: int, number: int) -> range:
+    """Return the child of that number, of `count` that the first of `ranks` has, and all below it."""
     first, below = ranks.start + 1, len(ranks) - 1
-    count = min(radix, below)
-    bounds = [first + child * below // count for child in range(count + 1)] if count else []
-    return tuple(range(start, stop) for start, stop in pairwise(bounds))
+    return range(first + number * below // count, first + (number + 1) * below // count)
