@@ -181,7 +181,6 @@ def run_fn(
         Exception: what `func` raised, where it is none of these, or after ten failures without a commit in between;
             what `reset` raised, as where a rank is gone for good.
     """
-
     caught: tuple[type[Exception], ...] = (*failures, MultiringError)
 
     @functools.wraps(func)

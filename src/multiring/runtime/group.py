@@ -2,6 +2,7 @@
 
 import math
 import operator
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -43,6 +44,8 @@ class Group:
         self._ranks = ranks
         self._own = self._calls.own
         self._topology = topology
+        self._twins: dict[str, Group] = {}
+        self._twins_lock = threading.Lock()
 
     @property
     def rank(self) -> int:
@@ -351,6 +354,18 @@ class Group:
         Local: the k-th twin that one rank makes belongs together with the k-th of every other.
         """
         return Group(self._calls.membership, self._ranks, self._topology, self._calls.twin_key())
+
+    def twin_for(self, purpose: str) -> "Group":
+        """Return the group of the same ranks for `purpose`, whose operations have an order of their own.
+
+        Local: it is one group on all ranks, whenever each of them asks for it.
+        """
+        with self._twins_lock:
+            found = self._twins.get(purpose)
+            if found is None:
+                key = self._calls.purpose_key(purpose)
+                found = self._twins[purpose] = Group(self._calls.membership, self._ranks, self._topology, key)
+            return found
 
     # ---- the common path ----
 
