@@ -53,7 +53,9 @@ def steps(state: Noted, *outcomes: Exception | str) -> Callable[..., str]:
 def test_what_happens_when() -> None:
     state = Noted()
     state.register_reset_callbacks([lambda: state.notes.append("first"), lambda: state.notes.append("second")])
-    train = steps(state, LostError(), HostsUpdatedInterrupt(), HostsUpdatedInterrupt(skip_sync=True), "done")
+    train = steps(
+        state, LostError(), HostsUpdatedInterrupt(skip_sync=False), HostsUpdatedInterrupt(skip_sync=True), "done"
+    )
     assert train.__name__ == "train"
     assert train(state, "train", end=".") == "done."
     again = ["reset", "fit", "first", "second"]
@@ -102,7 +104,7 @@ def test_any_object_can_be_a_state() -> None:
             self.calls += 1
 
     own = Own()
-    assert run_fn(lambda state: state.calls, lambda: None, ())(own) == 1
+    assert run_fn(lambda state: state.calls, lambda: None)(own) == 1
 
 
 class Job:
@@ -177,10 +179,10 @@ def test_one_that_is_new_makes_all_synchronise() -> None:
 def test_without_a_gather_rank_0_is_believed() -> None:
     state = State(lambda value: value, lambda: 0)
     assert interrupt_of(state) is None
-    state.on_hosts_updated(1.0)
+    state.on_hosts_updated(1.0, HostUpdateResult.mixed)
     assert interrupt_of(state) is False
     assert interrupt_of(state) is None
-    state.on_hosts_updated(2.0)
+    state.on_hosts_updated(2.0, HostUpdateResult.mixed)
     state.on_reset()  # they met anew since
     assert interrupt_of(state) is None
 

@@ -35,7 +35,7 @@ class HostUpdateResult(IntFlag):
 class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818 -- Horovod's name
     """The hosts changed: the ranks meet anew. `skip_sync`: no rank is new, so that none needs the others' state."""
 
-    def __init__(self, skip_sync: bool = False) -> None:  # noqa: FBT001, FBT002 -- Horovod's signature
+    def __init__(self, skip_sync: bool) -> None:  # noqa: FBT001 -- Horovod's signature
         super().__init__(f"the hosts changed{', none was added' if skip_sync else ''}")
         self.skip_sync = skip_sync
 
@@ -72,7 +72,7 @@ class State:
         for callback in self._reset_callbacks:
             callback()
 
-    def on_hosts_updated(self, timestamp: float, update_res: int = HostUpdateResult.mixed) -> None:
+    def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
         """Take note that the hosts changed at `timestamp`, in the way that HostUpdateResult has; from any thread."""
         self._host_messages.put((timestamp, update_res))
 
@@ -164,7 +164,7 @@ class ObjectState(State):
 
 
 def run_fn(
-    func: Callable[..., Result], reset: Callable[[], object], failures: tuple[type[Exception], ...]
+    func: Callable[..., Result], reset: Callable[[], object], failures: tuple[type[Exception], ...] = ()
 ) -> Callable[..., Result]:
     """Return `func`, made to go on after a failure: `wrapper(state, *arguments)` returns what `func` returns at last.
 
