@@ -164,6 +164,18 @@ void bind_context(nb::module_& m) {
           },
           "(peer, rail, why) of the rails given up since the last call.")
       .def("dropped_events", &Context::dropped_events)
+      .def("keep_timeline", &Context::keep_timeline, nb::arg("keeps"), nb::call_guard<nb::gil_scoped_release>(),
+           "Whether events are kept for take_timeline too, in addition.")
+      .def("take_timeline", [](Context& context) {
+            std::vector<Event> rows;
+            {
+              const nb::gil_scoped_release release;
+              rows = context.take_timeline();
+            }
+            return nb::bytes(reinterpret_cast<const char*>(rows.data()), rows.size() * sizeof(Event));
+          },
+          "Rows of trace.part.ROW, since the last call.")
+      .def("dropped_from_timeline", &Context::dropped_from_timeline)
       .def("settled", &Context::settled, nb::arg("timeout_s"), nb::call_guard<nb::gil_scoped_release>(),
            "True once nothing is in flight and every frame has been handed on.")
       .def("collect", &collect, nb::arg("pause_ns"),

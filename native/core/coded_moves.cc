@@ -46,6 +46,7 @@ bool Operation::receive_coded(Lane& lane, const Move& move) {
   }
   if (ready == 0) return false;
   std::byte* target = address(lane, move.target_space, move.target_offset) + lane.progress;
+  const Reducing reducing(*this);
   if (move.kind == MoveKind::copy) {
     decode(move.wire, target, streams.front().data(), ready);
   } else {

@@ -17,6 +17,7 @@ namespace multiring {
 namespace {
 
 constexpr size_t kMostEvents = 1 << 16;
+constexpr size_t kMostOfTimeline = 1 << 20;  // 80 MB: what a group of one rank does in a second or so, and somebody drains it more often
 // A rank's last words travel for at most about this long behind the news of its end.
 constexpr auto kLastWords = std::chrono::milliseconds(100);
 constexpr auto kMeetingSpin = std::chrono::microseconds(20);  // with the caller's locks held
@@ -45,6 +46,17 @@ void cpu_relax() {
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
+}
+
+uint32_t this_thread() {
+  static thread_local const auto number = static_cast<uint32_t>(::syscall(SYS_gettid));
+  return number;
+}
+
+uint64_t first_bytes(const Digest& digest) {
+  uint64_t first = 0;
+  std::memcpy(&first, digest.data(), sizeof first);
+  return first;
 }
 
 const char* verb(LossKind kind) { return kind == LossKind::left ? "left the job" : "died"; }
@@ -215,7 +227,11 @@ void Context::end_of(const std::shared_ptr<Operation>& operation) {
   doomed_.erase(spec.key);
   ++ended_;
   record({Event::Kind::operation, spec.name, spec.key, spec.user_bytes, nanoseconds(operation->posted),
-          nanoseconds(operation->agreed), nanoseconds(operation->finished)});
+          nanoseconds(operation->agreed), nanoseconds(operation->finished), first_bytes(spec.digest), 0, 0, operation->fault()});
+  for (const auto& [start, end, busy] : operation->reductions()) {
+    keep({Event::Kind::reduce, spec.name, spec.key, 0, nanoseconds(start), 0, nanoseconds(end), 0,
+          std::chrono::duration_cast<std::chrono::nanoseconds>(busy).count()});
+  }
   changed_.notify_all();
 }
 
@@ -225,6 +241,16 @@ void Context::record(const Event& event) {
     ++dropped_events_;
   }
   events_.push_back(event);
+  keep(event);
+}
+
+void Context::keep(const Event& event) {
+  if (!keeps_timeline_) return;
+  if (timeline_.size() == kMostOfTimeline) {
+    ++dropped_from_timeline_;  // the newest: who reads on has the beginnings of all that he was told of
+    return;
+  }
+  timeline_.push_back(event);
 }
 
 // ---- operations ----------------------------------------------------------------------------
@@ -304,8 +330,9 @@ Context::Attempt Context::meet(const OperationSpec& model, uint64_t group, std::
       last_caller_ = Clock::now();
       const int64_t end = nanoseconds(last_caller_);
       model.exchange->note_end(key.sequence);
-      record({Event::Kind::operation, model.name, key, model.user_bytes, nanoseconds(start), end, end});
-      record({Event::Kind::wait, model.name, key, 0, nanoseconds(start), 0, end});
+      record({Event::Kind::operation, model.name, key, model.user_bytes, nanoseconds(start), end, end,
+              first_bytes(model.digest)});
+      record({Event::Kind::wait, model.name, key, 0, nanoseconds(start), 0, end, 0, 0, keeps_timeline_ ? this_thread() : 0});
       return {true, nullptr};
     }
     if (seen == Exchange::Seen::different) break;
@@ -386,7 +413,7 @@ Context::Waited Context::wait(const std::shared_ptr<Operation>& operation, doubl
     break;
   }
   record({Event::Kind::wait, operation->spec().name, operation->spec().key, 0, nanoseconds(start), 0,
-          nanoseconds(Clock::now())});
+          nanoseconds(Clock::now()), 0, 0, keeps_timeline_ ? this_thread() : 0});
   return operation->ended() ? Waited::ended : result;
 }
 
@@ -420,6 +447,27 @@ std::vector<Event> Context::take_events() {
 uint64_t Context::dropped_events() {
   const Lock lock(mutex_);
   return dropped_events_;
+}
+
+void Context::keep_timeline(bool keeps) {
+  const Lock lock(mutex_);
+  if (keeps) {
+    timeline_.clear();
+    dropped_from_timeline_ = 0;
+  }
+  keeps_timeline_ = keeps;
+}
+
+std::vector<Event> Context::take_timeline() {
+  const Lock lock(mutex_);
+  std::vector<Event> next;
+  next.reserve(timeline_.size());  // it may need as much again, and whoever records is not to wait for that
+  return std::exchange(timeline_, std::move(next));
+}
+
+uint64_t Context::dropped_from_timeline() {
+  const Lock lock(mutex_);
+  return dropped_from_timeline_;
 }
 
 std::map<int, Loss> Context::losses() {

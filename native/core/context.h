@@ -16,6 +16,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "digest.h"
@@ -61,8 +62,9 @@ struct Loss {
   std::string why;
 };
 
+// A row of a timeline as it is: Python reads an array of them (trace/part.py has the same fields).
 struct Event {
-  enum class Kind : uint8_t { operation, wait, rail };
+  enum class Kind : uint32_t { operation, wait, rail, reduce };
   Kind kind;
   uint32_t name;     // rail: which one was given up
   OperationKey key;  // rail: sequence = the peer
@@ -70,7 +72,14 @@ struct Event {
   int64_t start_ns;   // steady clock
   int64_t agreed_ns;  // operation: when every rank had arrived; 0: never
   int64_t end_ns;
+  // Of timelines only.
+  uint64_t digest = 0;   // operation: the first bytes of its descriptor's
+  int64_t busy_ns = 0;   // reduce: how much of its time was work
+  uint32_t thread = 0;   // wait: whose, as the kernel counts threads
+  FaultKind fault = FaultKind::none;  // operation
+  uint8_t unused[3] = {};
 };
+static_assert(sizeof(Event) == 80 && std::is_trivially_copyable_v<Event>);
 
 // What a rank says when it hands over its segment; `proof` shows that it knows the job's secret.
 struct Greeting {
@@ -115,6 +124,10 @@ class Context final : public LinkEvents, public Host {
 
   std::vector<Event> take_events();
   uint64_t dropped_events();
+  // Events again, those of a timeline: with reductions, and many more of them between two calls of take_timeline.
+  void keep_timeline(bool keeps);
+  std::vector<Event> take_timeline();
+  uint64_t dropped_from_timeline();  // since keep_timeline
   std::map<int, Loss> losses();
   bool has_failed();           // a rank died or fell silent, or this one cannot go on
   std::vector<std::pair<int, uint64_t>> goodputs();  // bytes per second to ranks of other hosts, where known
@@ -145,6 +158,7 @@ class Context final : public LinkEvents, public Host {
   int rank() const override { return config_.rank; }
   bool logs_moves() const override { return config_.log_moves; }
   bool lowers() const override { return config_.lower; }
+  bool times_work() const override { return keeps_timeline_; }
   // LinkEvents
   void on_frame(int peer, const Frame& frame, std::span<const std::byte> payload) override;
   bool expects(const OperationKey& key) const override { return running_.contains(key); }
@@ -174,6 +188,7 @@ class Context final : public LinkEvents, public Host {
   bool may_sleep(uint32_t sleeper);
   void wake_self();
   void record(const Event& event);
+  void keep(const Event& event);
   bool congested() const;
   // What a silent rank has not received is not waited for.
   bool local_rank(int rank) const;
@@ -275,6 +290,9 @@ class Context final : public LinkEvents, public Host {
   Clock::time_point next_tick_{};
   std::deque<Event> events_;  // the newest
   uint64_t dropped_events_ = 0;
+  bool keeps_timeline_ = false;
+  std::vector<Event> timeline_;
+  uint64_t dropped_from_timeline_ = 0;
 };
 
 }  // namespace multiring

@@ -22,6 +22,7 @@ constexpr uint64_t kSliceBlock = 4 * 1024;
 constexpr uint64_t kMostStaged = 8 << 20;
 constexpr uint64_t kMostStagedInAll = 64 << 20;  // by all operations in flight: more would not stay in cache
 constexpr size_t kSlotsAt = 17;  // in a note: 7 bytes, where the sender has its exchange slots
+constexpr size_t kMostStretches = 32;  // that an operation keeps; where there are more, those with short gaps become one
 constexpr uint32_t kExplainChannel = 0xff00;  // + round; schedules use channels below
 
 void put_u32(std::string& to, uint32_t value) { to.append(reinterpret_cast<const char*>(&value), sizeof value); }
@@ -158,7 +159,10 @@ bool Operation::exchange() {
   }
   if (seen == Exchange::Seen::missing) return false;
   agreed = Clock::now();
-  if (spec_.program) combine_published(*spec_.program, slots, spec_.key.sequence, spec_.bases[1], spec_.user_bytes);
+  if (spec_.program) {
+    const Reducing reducing(*this);
+    combine_published(*spec_.program, slots, spec_.key.sequence, spec_.bases[1], spec_.user_bytes);
+  }
   if (spec_.program && host_.logs_moves()) {
     const auto reduction = static_cast<uint32_t>(spec_.program->moves.size() - 1);
     log_.push_back({Lowering::exchange, 0, reduction, spec_.user_bytes});
@@ -245,6 +249,7 @@ bool Operation::take_notes(Lane& lane, const Move& move) {
     sources.push_back(payload.data());
   }
   const Program& program = *spec_.program;
+  const Reducing reducing(*this);
   combine(program.dtype, program.op, address(lane, move.target_space, move.target_offset), sources.data(),
           static_cast<int>(sources.size()), move.size / size_of(program.dtype), move.last ? program.divisor : 1);
   return true;
@@ -367,18 +372,21 @@ bool Operation::choose_lowering() {
 bool Operation::slice() {
   const Program& program = *spec_.program;
   std::vector<const void*> sources(reached_.size());
-  for (uint64_t budget = kTurn; budget > 0 && progress_ < sliced_->size;) {
-    const uint64_t size = std::min(kSliceBlock, sliced_->size - progress_);
-    const uint64_t at = sliced_->target_offset + progress_;
-    for (size_t i = 0; i < reached_.size(); ++i) sources[i] = reached_[i] + at;
-    std::byte* own = spec_.bases[1] + at;
-    combine(program.dtype, program.op, own, sources.data(), static_cast<int>(sources.size()),
-            size / size_of(program.dtype), program.divisor);
-    for (std::byte* buffer : reached_) {
-      if (buffer + at != own) std::memcpy(buffer + at, own, size);
+  {
+    const Reducing reducing(*this);
+    for (uint64_t budget = kTurn; budget > 0 && progress_ < sliced_->size;) {
+      const uint64_t size = std::min(kSliceBlock, sliced_->size - progress_);
+      const uint64_t at = sliced_->target_offset + progress_;
+      for (size_t i = 0; i < reached_.size(); ++i) sources[i] = reached_[i] + at;
+      std::byte* own = spec_.bases[1] + at;
+      combine(program.dtype, program.op, own, sources.data(), static_cast<int>(sources.size()),
+              size / size_of(program.dtype), program.divisor);
+      for (std::byte* buffer : reached_) {
+        if (buffer + at != own) std::memcpy(buffer + at, own, size);
+      }
+      progress_ += size;
+      budget -= std::min(budget, size);
     }
-    progress_ += size;
-    budget -= std::min(budget, size);
   }
   if (progress_ < sliced_->size) return true;
   if (host_.logs_moves()) {
@@ -576,6 +584,7 @@ bool Operation::receive(Lane& lane, const Move& move) {
   if (move.kind == MoveKind::copy) {
     if (own) std::memcpy(target, source[0], ready);
   } else {
+    const Reducing reducing(*this);
     combine(program.dtype, program.op, target, source, static_cast<int>(move.peers.size()), ready / element,
             move.last ? program.divisor : 1);
   }
@@ -627,6 +636,28 @@ void Operation::finish(State state) {
   unstage();
   finished = Clock::now();
   state_ = state;
+}
+
+void Operation::reduced(Clock::time_point start, Clock::time_point end) {
+  if (!reductions_.empty() && start - reductions_.back().end <= joined_) {
+    reductions_.back().end = end;
+    reductions_.back().busy += end - start;
+    return;
+  }
+  reductions_.push_back({start, end, end - start});
+  while (reductions_.size() > kMostStretches) {
+    joined_ *= 2;
+    std::vector<Stretch> fewer;
+    for (const Stretch& each : reductions_) {
+      if (fewer.empty() || each.start - fewer.back().end > joined_) {
+        fewer.push_back(each);
+      } else {
+        fewer.back().end = each.end;
+        fewer.back().busy += each.busy;
+      }
+    }
+    reductions_ = std::move(fewer);
+  }
 }
 
 void Operation::fail(FaultKind kind, const std::string& text) {

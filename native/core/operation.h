@@ -122,6 +122,7 @@ class Host {
   virtual bool logs_moves() const = 0;
   virtual uint64_t& staged_bytes() = 0;  // of all operations in flight
   virtual bool lowers() const = 0;  // false: move by move, for tests
+  virtual bool times_work() const = 0;  // whether operations keep their reductions
 };
 
 // Combines what all ranks have published for `sequence` into `target`.
@@ -153,6 +154,13 @@ class Operation {
   const std::string& fault_text() const { return fault_text_; }
   const std::map<int, std::string>& descriptions() const { return descriptions_; }  // after a mismatch
   const std::vector<LogEntry>& log() const { return log_; }
+  // Stretches in which this rank combined, decoded, or wrote a result into others' buffers; short gaps are part of them.
+  struct Stretch {
+    Clock::time_point start;
+    Clock::time_point end;
+    Clock::duration busy;
+  };
+  const std::vector<Stretch>& reductions() const { return reductions_; }
 
   Clock::time_point posted = Clock::now();
   Clock::time_point moved = posted;  // last time anything moved
@@ -161,6 +169,21 @@ class Operation {
   int culprit = -1;  // whom the ranks we wait for say they wait for
 
  private:
+  // As long as it lives this rank reduces for the operation.
+  class Reducing {
+   public:
+    explicit Reducing(Operation& operation) : operation_(operation), start_(operation.host_.times_work() ? Clock::now() : Clock::time_point{}) {}
+    ~Reducing() {
+      if (start_ != Clock::time_point{}) operation_.reduced(start_, Clock::now());
+    }
+    Reducing(const Reducing&) = delete;
+    Reducing& operator=(const Reducing&) = delete;
+
+   private:
+    Operation& operation_;
+    const Clock::time_point start_;
+  };
+
   struct Note {
     Frame frame;
     std::vector<std::byte> payload;
@@ -200,6 +223,7 @@ class Operation {
   void combine_coded(const Lane& lane, const Move& move, std::byte* target, uint64_t elements);
   uint64_t logged_bytes(const Lane& lane, const Move& move) const;
   void finish(State state);
+  void reduced(Clock::time_point start, Clock::time_point end);
   const std::vector<Move>& moves_of(const Lane& lane) const;
   StreamKey stream_of(const Lane& lane, uint16_t channel) const;
   std::vector<int> readers_of(const Lane& lane) const;  // peers that were offered bytes on its streams and have not taken them
@@ -232,6 +256,8 @@ class Operation {
   std::map<uint16_t, std::vector<CodedStream>> coded_;  // of each lane, by the place among the move's peers
   std::vector<float> decoded_;                          // operands of a coded reduction, a little of each
   std::vector<LogEntry> log_;
+  std::vector<Stretch> reductions_;
+  Clock::duration joined_ = std::chrono::microseconds(20);  // gaps up to so long belong to a stretch
 };
 
 }  // namespace multiring

@@ -19,6 +19,8 @@ from multiring.runtime import rank as rank
 from multiring.runtime import round_trip as round_trip
 from multiring.runtime import shutdown as shutdown
 from multiring.runtime import size as size
+from multiring.runtime import start_timeline as start_timeline
+from multiring.runtime import stop_timeline as stop_timeline
 from multiring.runtime import take_events as take_events
 from multiring.runtime import world as world
 from multiring.version import VERSION as __version__
@@ -36,6 +38,8 @@ __all__ = [
     "round_trip",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "take_events",
     "world",
 ]

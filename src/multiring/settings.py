@@ -50,6 +50,15 @@ def _natural(text: str) -> int:
     return value
 
 
+TIMELINE_LATER = "DYNAMIC"
+
+
+def _timeline(text: str) -> str:
+    if not text:
+        raise ValueError(text)
+    return text
+
+
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(k|m|g)?bit", re.ASCII)
 _PREFIXES = {None: 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 
@@ -191,6 +200,28 @@ class Settings:
         False,
         "0 or 1",
         "1 lets programs with Horovod's interface add and remove process sets after init; the same on all ranks",
+    )
+    timeline: str | None = _setting(
+        "MULTIRING_TIMELINE",
+        _timeline,
+        None,
+        "a path, or DYNAMIC",
+        "file for what all ranks do from init to shutdown (docs/timeline.md); rank 0's counts. DYNAMIC: none until "
+        "start_timeline is called, as without the variable",
+    )
+    timeline_mark_cycles: bool = _setting(
+        "MULTIRING_TIMELINE_MARK_CYCLES",
+        _boolean,
+        False,
+        "0 or 1",
+        "1 marks in that file where an operation begins while none is in flight",
+    )
+    timeline_preview: bool = _setting(
+        "MULTIRING_TIMELINE_PREVIEW",
+        _boolean,
+        False,
+        "0 or 1",
+        "1 has that file there from the beginning, with what rank 0 has done so far",
     )
     bench_peers: str | None = _setting(
         "MULTIRING_BENCH_PEERS",
@@ -346,6 +377,9 @@ _HOROVOD: Mapping[str, tuple[Callable[[str], _Values], str]] = MappingProxyType(
         "HOROVOD_STALL_CHECK_TIME_SECONDS": (_seconds("stall_warn_s"), "seconds > 0"),
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": (_seconds_or_never("stall_timeout_s"), "whole seconds, 0 for never"),
         "HOROVOD_STALL_CHECK_DISABLE": (_stall_check, "0 or 1"),
+        # There the file grows as the job runs.
+        "HOROVOD_TIMELINE": (lambda text: {"timeline": text, "timeline_preview": True}, "a path, or DYNAMIC"),
+        "HOROVOD_TIMELINE_MARK_CYCLES": (lambda text: {"timeline_mark_cycles": _boolean(text)}, "0 or 1"),
     }
 )
 HOROVOD_READ = tuple(_HOROVOD)

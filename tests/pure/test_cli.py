@@ -135,4 +135,4 @@ def test_the_set_of_flags_is_this_one(capsys: pytest.CaptureFixture[str]) -> Non
         main(["run", "--help"])
     listed = capsys.readouterr().out.partition("options:")[2]
     flags = [word.rstrip(",") for line in listed.splitlines() for word in line.split("  ")[1:2]]
-    assert flags == ["-h, --help", "-n N", "--hosts H:N,...", "--horovod", "--log-dir DIR"]
+    assert flags == ["-h, --help", "-n N", "--hosts H:N,...", "--horovod", "--timeline FILE", "--log-dir DIR"]

@@ -35,6 +35,9 @@ VALUES = {
     "MULTIRING_LOG_MOVES": ("yes", True, ["maybe", "", "2"]),
     "MULTIRING_LOWER": ("0", False, ["off", ""]),
     "MULTIRING_DYNAMIC_PROCESS_SETS": ("1", True, ["", "DYNAMIC"]),
+    "MULTIRING_TIMELINE": ("trace.json.gz", "trace.json.gz", [""]),
+    "MULTIRING_TIMELINE_PREVIEW": ("1", True, ["", "maybe"]),
+    "MULTIRING_TIMELINE_MARK_CYCLES": ("1", True, ["", "often"]),
     "MULTIRING_BENCH_PEERS": ("/opt/peers", "/opt/peers", []),
     "MULTIRING_READ_PEERS": ("no", False, ["never"]),
 }

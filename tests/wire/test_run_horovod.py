@@ -61,10 +61,10 @@ def test_ranks_are_told_of_their_places_and_an_outer_jobs_are_forgotten(tmp_path
         print(json.dumps({name: text for name, text in os.environ.items() if name.startswith("HOROVOD_")}))
         """,
     )
-    left = {"HOROVOD_RANK": "5", "HOROVOD_SIZE": "9", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_TIMELINE_MARK_CYCLES": ""}
+    left = {"HOROVOD_RANK": "5", "HOROVOD_SIZE": "9", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_CYCLE_TIME": ""}
     environment = {"PATH": "/usr/bin:/bin", **left}
     done = started("-n", "1", sys.executable, script, env=environment)
-    assert json.loads(done.stdout.removeprefix("[0] ")) == {"HOROVOD_TIMELINE_MARK_CYCLES": ""}
+    assert json.loads(done.stdout.removeprefix("[0] ")) == {"HOROVOD_CYCLE_TIME": ""}
     done = started("--horovod", "-n", "2", sys.executable, script, env=environment)
     told = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     for rank in ("0", "1"):
@@ -78,7 +78,7 @@ def test_ranks_are_told_of_their_places_and_an_outer_jobs_are_forgotten(tmp_path
             "HOROVOD_HOSTNAME": "localhost",
             "HOROVOD_CONTROLLER": "multiring",
             "HOROVOD_CPU_OPERATIONS": "multiring",
-            "HOROVOD_TIMELINE_MARK_CYCLES": "",
+            "HOROVOD_CYCLE_TIME": "",
         }
 
 

@@ -310,6 +310,13 @@ class Context:
         """(peer, rail, why) of the rails given up since the last call."""
 
     def dropped_events(self) -> int: ...
+    def keep_timeline(self, keeps: bool) -> None:
+        """Whether events are kept for take_timeline too, in addition."""
+
+    def take_timeline(self) -> bytes:
+        """Rows of trace.part.ROW, since the last call."""
+
+    def dropped_from_timeline(self) -> int: ...
     def settled(self, timeout_s: float) -> bool:
         """True once nothing is in flight and every frame has been handed on."""
 

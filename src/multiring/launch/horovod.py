@@ -57,7 +57,6 @@ HOROVOD_IGNORED = MappingProxyType(
         "HOROVOD_SECRET_KEY": "MULTIRING_SECRET, or a secret made for each job",
         "HOROVOD_START_TIMEOUT": "ranks are started at once; HOROVOD_GLOO_TIMEOUT_SECONDS bounds how long init waits",
         "HOROVOD_THREAD_AFFINITY": "the launcher gives each rank its cores",
-        "HOROVOD_TIMELINE_MARK_CYCLES": _NO_CYCLE,
         "HOROVOD_TORUS_ALLREDUCE": _PLANNER,
     }
 )

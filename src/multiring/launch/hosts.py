@@ -22,14 +22,21 @@ _NO_MPIEXEC = (
 
 
 def run_over_hosts(
-    command: Sequence[str], hosts: str, ranks: int | None, *, log_dir: Path | None = None, horovod: bool = False
+    command: Sequence[str],
+    hosts: str,
+    ranks: int | None,
+    *,
+    log_dir: Path | None = None,
+    horovod: bool = False,
+    timeline: Path | None = None,
 ) -> int:
     """Run `command` on hosts like `a:4,b:4` and return what mpiexec returns.
 
     The ranks meet at the first host, at MULTIRING_RENDEZVOUS or a port of MULTIRING_PORTS, with MULTIRING_SECRET or
     MULTIRING_SECRET_FILE, or a secret made for this job; whatever engine then carries their bytes. They get this
     process's environment as far as mpiexec hands it on, and MULTIRING_* and HOROVOD_* in any case, in this folder. With
-    `horovod` they take multiring for Horovod, by this Python, which has to be at the same place on every host.
+    `horovod` they take multiring for Horovod, by this Python, which has to be at the same place on every host; with
+    `timeline` they write one there, on rank 0's host.
 
     Raises:
         ArgumentError: no command, `hosts` is malformed or has another number of ranks, a MULTIRING variable that makes
@@ -53,6 +60,7 @@ def run_over_hosts(
     check_can_run("multiring run --hosts", ("mpiexec",), environment)
     kind = mpiexec_of(version_of_mpiexec(environment))
     told = meeting_of(Settings.from_environment(environment, horovod=horovod), places[0][0])
+    told |= {} if timeline is None else environment_of(timeline=timeline)
     handed_on = sorted(told | _ours(environment))
     program = placed_command(hosts, command) if horovod else command
     start = Start(

@@ -19,13 +19,21 @@ from multiring.settings import Settings, inherited_environment
 _PR_SET_PDEATHSIG = 1
 
 
-def run_local(command: Sequence[str], ranks: int, *, log_dir: Path | None = None, horovod: bool = False) -> int:
+def run_local(
+    command: Sequence[str],
+    ranks: int,
+    *,
+    log_dir: Path | None = None,
+    horovod: bool = False,
+    timeline: Path | None = None,
+) -> int:
     """Run `command` as `ranks` local ranks and return the job's exit code.
 
     0 only where every rank ended with 0; else the code of the rank that failed first, 128 + n where it died of
     signal n. SIGINT, SIGTERM and SIGHUP are forwarded, and the code is 128 + n. Blocks until every process of the
     job is gone. Writes to file descriptors 1 and 2, and untagged to rank-K.out and rank-K.err in `log_dir`.
-    With `horovod`, the ranks take multiring for Horovod (`multiring.launch.horovod`). Call it from the main thread.
+    With `horovod`, the ranks take multiring for Horovod (`multiring.launch.horovod`); with `timeline` they write one
+    there, whatever MULTIRING_TIMELINE says. Call it from the main thread.
 
     Raises:
         ArgumentError: no command, less than one rank, or a MULTIRING variable that makes no sense.
@@ -60,6 +68,7 @@ def run_local(command: Sequence[str], ranks: int, *, log_dir: Path | None = None
                 rendezvous=f"@multiring-{token}",
                 secret=secret,
                 job=job,
+                **({} if timeline is None else {"timeline": timeline}),
             )
             | (horovod_environment(environment, place) if horovod else {}),
             prepare=_preparation(die_with_us, cpus),

@@ -4,6 +4,8 @@ from multiring.runtime.edge import local_rank as local_rank
 from multiring.runtime.edge import local_size as local_size
 from multiring.runtime.edge import rank as rank
 from multiring.runtime.edge import size as size
+from multiring.runtime.edge import start_timeline as start_timeline
+from multiring.runtime.edge import stop_timeline as stop_timeline
 from multiring.runtime.edge import take_events as take_events
 from multiring.runtime.edge import world as world
 from multiring.runtime.events import Event as Event

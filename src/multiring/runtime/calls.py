@@ -24,6 +24,7 @@ from multiring.runtime.programs import AT_ONCE_MOST, Programs, Request, agreemen
 from multiring.runtime.watch import CHECK_EVERY, LEAST_BYTES, Watch
 from multiring.schedule import Collective
 from multiring.topology import Topology, grid_of
+from multiring.trace import Glossary
 
 _NAME_INDEX = {name: index for index, name in enumerate(NAMES)}
 # Between what an operation does and its label, in the title the ranks agree on.
@@ -38,6 +39,7 @@ class Membership:
     holdings: Holdings
     world_rank: int
     stall_warn_s: float
+    glossary: Glossary
     pins: Pins | None = None
     replan: bool = True
 
@@ -73,6 +75,7 @@ class Work:
     """What an operation does once it is agreed on; nothing, for a barrier."""
 
     program: Program | None = None
+    plan: Plan | None = None
     plan_digest: bytes = b""
     meets: bool = False  # whether it can be done in the slots
     size_bytes: int = 0
@@ -93,6 +96,7 @@ class Calls:
         self.programs = Programs(topology, self.own, ranks, membership.pins)
         self._key = key
         self._id = identifier(key)
+        membership.glossary.groups[self._id] = ranks_in_words(ranks)
         self._at_once = len(topology.hosts) == 1 and len(ranks) <= AT_ONCE_MOST
         pairs = direct_rounds(len(ranks), self.own) if self._at_once else agreement_rounds(self.grid, order, self.own)
         self._rounds = Rounds([(ranks[to], ranks[source]) for to, source in pairs])
@@ -203,6 +207,7 @@ class Calls:
             predicted_s = self.programs.predicted(request) if is_watched else 0.0
         work = Work(
             program=compiled.program,
+            plan=compiled.plan,
             plan_digest=compiled.digest,
             meets=compiled.lowering is Lowering.EXCHANGE and size_bytes <= Exchange.CAPACITY,
             repeated=(buffers[1].owner, request.op) if _may_repeat(request) and not is_watched else None,
@@ -225,12 +230,14 @@ class Calls:
         """
         title = call.titled(title)
         membership = self.membership
+        digest = hashlib.blake2b(title.encode() + work.plan_digest, digest_size=16).digest()
+        membership.glossary.note(digest, title, work.plan)
         spec = OperationSpec(
             key=call.key,
             members=call.members,
             rounds=call.rounds,
             at_once=call.at_once,
-            digest=hashlib.blake2b(title.encode() + work.plan_digest, digest_size=16).digest(),
+            digest=digest,
             description=title,
             program=work.program,
             input=work.input.address if work.input else 0,
@@ -305,6 +312,15 @@ class Calls:
 def _may_repeat(request: Request) -> bool:
     """Whether a call can be known again by its array and its operation alone."""
     return request.collective is Collective.ALL_REDUCE and not request.wire
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """Return "rank 3", "ranks 0-7" or "ranks 0, 2, 5"."""
+    first, last = ranks[0], ranks[-1]
+    if len(ranks) == 1:
+        return f"rank {first}"
+    in_a_row = tuple(ranks) == tuple(range(first, last + 1))
+    return f"ranks {first}-{last}" if in_a_row else f"ranks {', '.join(map(str, ranks))}"
 
 
 def identifier(key: bytes, *parts: object) -> int:

@@ -25,9 +25,11 @@ from multiring.runtime.plan_file import read_pins
 from multiring.runtime.rails import Place, RailWatch, agreed_rails, chosen_rails, topology_with
 from multiring.runtime.rendezvous import Rendezvous
 from multiring.runtime.sources import Identity, identify
+from multiring.runtime.timeline import Timelines
 from multiring.runtime.topology_file import read_topology
-from multiring.settings import Settings, foreign_environment
+from multiring.settings import TIMELINE_LATER, Settings, foreign_environment
 from multiring.topology import Topology, grid_of, neighbours
+from multiring.trace import Glossary
 
 # A caller spins this long before it sleeps, and only where every local rank can have a core of its own
 # (docs/decisions/0004-one-host.md).
@@ -52,6 +54,7 @@ class World:
     local_size: int
     pid: int
     rail_watch: RailWatch | None  # where there is more than one
+    timelines: Timelines
 
     def take_events(self) -> list[Event]:
         """Return what was recorded since the last call, oldest first; at most 65,536 are kept in between."""
@@ -59,6 +62,14 @@ class World:
 
     def close(self, grace_s: float, *, announce: bool) -> None:
         """Leave the job once what is in flight has ended, after `grace_s` in any case. Ctrl-C ends the waiting."""
+        patience_s = self.settings.stall_warn_s if announce else grace_s
+        try:
+            # The others do not wait for the timeline of one that fails by itself: they do not know yet.
+            self.timelines.close(patience_s, is_wanted=announce or self.context.has_failed())
+        finally:
+            self._leave(grace_s, announce=announce)
+
+    def _leave(self, grace_s: float, *, announce: bool) -> None:
         deadline = time.monotonic() + grace_s
         if self.rail_watch is not None:
             self.rail_watch.stop()
@@ -98,7 +109,7 @@ def init(settings: Settings | None = None, **changes: Any) -> Group:
     Raises:
         StateError: called twice without `shutdown` in between, or in a fork of a rank.
         RendezvousError: the ranks did not find each other; every rank that could be reached raises the same.
-        ArgumentError: a setting or a launcher's variable makes no sense.
+        ArgumentError: a setting or a launcher's variable makes no sense; the timeline it asks for cannot be written.
         LaunchError: the launcher's ranks cannot meet as things are; the text says what to set or install.
         UnsupportedError: another system than Linux on x86-64 or aarch64.
     """
@@ -109,7 +120,7 @@ def init(settings: Settings | None = None, **changes: Any) -> Group:
         if _current.world is not None:
             raise StateError("multiring.init() was called twice; call multiring.shutdown() in between")
         try:
-            _current.world = _join(chosen)
+            _current.world = _begin(chosen)
         except BaseException:
             end_despite_mpi()
             raise
@@ -123,7 +134,8 @@ def shutdown() -> None:
     """Leave the job. Arrays stay valid; groups and handles do not. Does nothing before `init`.
 
     Local: others may still be at work, and learn that this rank left only if they wait for it. Waits for operations in
-    flight, at most MULTIRING_STALL_WARN_S; those that have not ended by then fail.
+    flight, at most MULTIRING_STALL_WARN_S; those that have not ended by then fail. With a timeline on, the ranks first
+    write it together, and wait as long for each other.
     """
     with _current.lock:
         world = _current.world
@@ -174,7 +186,20 @@ def _leave_at_exit() -> None:
     world.close(_EXIT_GRACE_S, announce=getattr(sys, "last_type", None) is None)
 
 
-def _join(settings: Settings) -> World:
+def _begin(settings: Settings) -> World:
+    """Return the world, with its timeline on where rank 0's settings want one."""
+    world, timeline = _join(settings)
+    if timeline["path"]:
+        try:
+            world.timelines.start(**timeline)
+        except BaseException:
+            world.close(0.0, announce=True)
+            raise
+    return world
+
+
+def _join(settings: Settings) -> tuple[World, dict[str, Any]]:
+    # And what rank 0 wants of a timeline.
     identity = identify(settings, foreign_environment())
     with Rendezvous(identity, timeout_s=settings.init_timeout_s) as meeting:
         mpi = MpiHere.find(identity) if settings.engine == "mpi" and identity.size > 1 else None
@@ -201,7 +226,7 @@ def _join(settings: Settings) -> World:
             pins = None if settings.plan is None else read_pins(settings.plan)
             files = {"topology": _digest_of(known), "plan": _digest_of(pins)}
             engines = {"engine": settings.engine, "mpi": mpi and mpi.card}
-            cards = meeting.exchange({**card, **files, **engines, "replan": settings.replan})
+            cards = meeting.exchange({**card, **files, **engines, **_wishes(settings)})
             _refuse_other_files(cards)
             check_engines(cards)
             _refuse_other_replan(cards)
@@ -232,7 +257,14 @@ def _join(settings: Settings) -> World:
             context.close(0.0, False)
             raise
     watch = RailWatch(context, identity.rank, rails, topology) if len(rails[identity.rank]) > 1 else None
-    return _world(identity, settings, (context, engine, watch), (topology, pins), local_ranks)
+    return _world(identity, settings, (context, engine, watch), (topology, pins), local_ranks), cards[0]["timeline"]
+
+
+def _wishes(settings: Settings) -> dict[str, Any]:
+    """Return whether plans may change, and the arguments of `Timelines.start`: the path is "" where none starts."""
+    path = "" if settings.timeline in (None, TIMELINE_LATER) else settings.timeline
+    marks = {"mark_cycles": settings.timeline_mark_cycles, "preview": settings.timeline_preview}
+    return {"replan": settings.replan, "timeline": {"path": path, **marks}}
 
 
 def _connect(
@@ -276,25 +308,32 @@ def _world(
     context, engine, rail_watch = carriers
     if rail_watch is not None:
         rail_watch.start()
+    glossary = Glossary()
     membership = Membership(
         context=context,
         holdings=Holdings(context),
         world_rank=identity.rank,
         stall_warn_s=settings.stall_warn_s,
+        glossary=glossary,
         pins=place[1],
         replan=settings.replan,
     )
-    key = hashlib.blake2b(f"world|{identity.job}".encode(), digest_size=16).digest()
+
+    def group_named(name: str) -> Group:
+        key = hashlib.blake2b(f"{name}|{identity.job}".encode(), digest_size=16).digest()
+        return Group(membership, tuple(range(identity.size)), place[0], key)
+
     return World(
         identity=identity,
         settings=settings,
         context=context,
         engine=engine,
-        group=Group(membership, tuple(range(identity.size)), place[0], key),
+        group=group_named("world"),
         local_rank=local_ranks.index(identity.rank),
         local_size=len(local_ranks),
         pid=os.getpid(),
         rail_watch=rail_watch,
+        timelines=Timelines(identity, context, glossary, group_named),
     )
 
 

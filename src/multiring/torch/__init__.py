@@ -23,6 +23,8 @@ from multiring.torch.optimizer_state import broadcast_optimizer_state as broadca
 from multiring.torch.options import PowerSGD as PowerSGD
 from multiring.torch.reducing import allreduce as allreduce
 from multiring.torch.reducing import allreduce_ as allreduce_
+from multiring.torch.timeline import start_timeline as start_timeline
+from multiring.torch.timeline import stop_timeline as stop_timeline
 
 __all__ = [
     "DistributedOptimizer",
@@ -39,4 +41,6 @@ __all__ = [
     "rank",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
 ]

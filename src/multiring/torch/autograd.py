@@ -29,3 +29,8 @@ def gradient_hooks(parameter: Tensor) -> list[Any]:
     """Return the hooks of `parameter`, also those of other libraries."""
     hooks: dict[int, Any] | None = parameter._post_accumulate_grad_hooks  # noqa: SLF001
     return list((hooks or {}).values())
+
+
+def current_backward() -> int:
+    """Return a number that tells the backward that is going on from all others of this process; -1 outside of any."""
+    return int(torch._C._current_graph_task_id())  # noqa: SLF001

@@ -20,6 +20,7 @@ from multiring.torch.options import Options, PowerSGD
 from multiring.torch.powersgd import Factored, Stages
 from multiring.torch.reductions import Kept, Plain, Reduction
 from multiring.torch.tensors import dense_strides, described, dtype_name, refuse_elsewhere
+from multiring.torch.timeline import follow_timelines
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 _Named = tuple[tuple[str, Tensor], ...]
@@ -125,6 +126,7 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 -- Horovod's name; options are 
         UnsupportedError: a parameter on a GPU, or an optimizer that cannot be distributed.
         StateError: before `init`.
     """
+    follow_timelines()
     whole = group or world()
     with told_to_others(whole, "DistributedOptimizer"):
         if isinstance(optimizer, torch.optim.LBFGS):

@@ -1,0 +1,167 @@
+"""What a timeline costs a training step: events a step x the cost of one, and steps with and without one beside it.
+
+    python benchmarks/timeline.py [--network resnet50] [--steps 12] [--rounds 5]
+
+First the cost of one event, alone in this process: of the native core's by operations with and without a timeline by
+turns, of the recorder's thread by what it writes down a row, of a span in Python by empty ones. Then two ranks, one
+core each, train the network of `multiring bench step` (batch 4, 224 px, bfloat16): the file says how many events a step
+has.
+Exit code 1 where they cost more than 1 % of a step.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import multiring
+from multiring.bench.machine import commit
+
+MOST = 0.01  # of a step
+OPERATIONS, SPANS, ROUNDS = 20_000, 20_000, 15
+COMBINED = 512 * 1024  # bytes that the executor combines between two looks at the clock, at most
+TASK = {"library": "multiring", "batch": 4, "image_size": 224, "dtype": "bfloat16", "threads": 1, "out_dir": ""}
+
+
+def main() -> int:
+    """Print the costs, and whether they hold."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--network", default="resnet50")
+    parser.add_argument("--steps", type=int, default=12, help="of a round, with and without a timeline each")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rank-in", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.rank_in is not None:
+        train(arguments)
+        return 0
+    with tempfile.TemporaryDirectory() as name:
+        costs = cost_of_one(Path(name))
+        for what, seconds in costs.items():
+            print(f"{what:<44}{seconds * 1e9:>9.0f} ns")
+        return judge(Path(name), arguments, costs)
+
+
+# ---- the cost of one
+
+
+def cost_of_one(folder: Path) -> dict[str, float]:
+    """Return the seconds of one event of each kind, in a job of one rank."""
+    group = multiring.init()
+    group.barrier()
+    found: dict[str, list[float]] = {"native": [], "written": [], "span": [], "clock": []}
+    for number in range(ROUNDS):
+        without = timed(group.barrier, OPERATIONS)
+        idle = timed(empty_span, SPANS)
+        multiring.start_timeline(folder / f"cost-{number}.json")
+        found["native"].append(max(0.0, timed(group.barrier, OPERATIONS) - without) / 2)  # an operation and a wait
+        found["span"].append(max(0.0, timed(empty_span, SPANS) - idle))
+        start = time.thread_time()
+        multiring.stop_timeline()
+        found["written"].append((time.thread_time() - start) / (2 * OPERATIONS + SPANS))
+        found["clock"].append(timed(time.monotonic_ns, SPANS))
+    multiring.shutdown()
+    names = {
+        "native": "an event of the native core",
+        "span": "a span in Python",
+        "written": "writing one down, and into the file, later",
+        "clock": "a look at the clock, from Python",
+    }
+    return {text: statistics.median(found[name]) for name, text in names.items()}
+
+
+def timed(call: Callable[[], object], times: int) -> float:
+    """Return the seconds of one call."""
+    start = time.perf_counter()
+    for _ in range(times):
+        call()
+    return (time.perf_counter() - start) / times
+
+
+def empty_span() -> None:
+    """Enter and leave a span."""
+    with multiring.trace.span("nothing"):
+        pass
+
+
+# ---- a step
+
+
+def train(arguments: argparse.Namespace) -> None:
+    """Be a rank: train with a timeline and without by turns, and tell the seconds of each step."""
+    import torch  # noqa: PLC0415 -- a rank's business, and slow to import
+
+    import multiring.torch as mt  # noqa: PLC0415
+    from multiring.bench.workers.step_case import StepCase  # noqa: PLC0415
+    from multiring.bench.workers.step_task import Task  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    mt.init()
+    group = multiring.world()
+    case = StepCase(network=arguments.network, steps=arguments.steps, warmup=3, **TASK)  # type: ignore[arg-type]
+    task = Task(case, group.rank)
+    optimizer: Any = mt.DistributedOptimizer(task.optimizer(), task.model.named_parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        task.backward(task.model)
+        optimizer.step()
+
+    timed(step, case.warmup)
+    told: dict[str, list[float]] = {"with": [], "without": []}
+    for number in range(arguments.rounds):
+        for kind, seconds in told.items():
+            if kind == "with":
+                mt.start_timeline(arguments.rank_in / f"round-{number}.json")
+            group.barrier()
+            seconds.append(timed(step, arguments.steps))
+            if kind == "with":
+                mt.stop_timeline()
+    (arguments.rank_in / f"steps-{group.rank}.json").write_text(json.dumps(told), encoding="utf-8")
+    multiring.shutdown()
+
+
+def judge(folder: Path, arguments: argparse.Namespace, costs: dict[str, float]) -> int:
+    """Have two ranks train, and print what the events of a step cost of it."""
+    own = ["--network", arguments.network, "--steps", str(arguments.steps), "--rounds", str(arguments.rounds)]
+    command = [sys.executable, "-m", "multiring", "run", "-n", "2", "--"]
+    subprocess.run([*command, sys.executable, __file__, *own, "--rank-in", str(folder)], check=True)  # noqa: S603 -- ours
+    told = [json.loads((folder / f"steps-{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
+    found = json.loads((folder / "round-0.json").read_text(encoding="utf-8"))["traceEvents"]
+    native, span, written, clock = costs.values()
+    worst = 0.0
+    print(f"\n{arguments.network}, 2 ranks, commit {commit()}")
+    for rank, seconds in enumerate(told):
+        kinds = Counter(each["cat"] for each in found if each["ph"] == "X" and each["pid"] == rank)
+        spans = sum(kinds[kind] for kind in ("forward", "backward", "optimizer", "span")) / arguments.steps
+        rows = sum(kinds[kind] for kind in ("operation", "wait", "reduce")) / arguments.steps
+        moved = sum(
+            each["args"]["bytes"]
+            for each in found
+            if each["ph"] == "X" and each["pid"] == rank and each["cat"] == "operation"
+        )
+        looks = 2 * moved / COMBINED / arguments.steps
+        cost_s = rows * native + spans * span + (rows + spans) * written + looks * clock
+        without, with_one = statistics.median(seconds["without"]), statistics.median(seconds["with"])
+        worst = max(worst, cost_s / without)
+        ratios = [a / b - 1 for a, b in zip(seconds["with"], seconds["without"], strict=True)]
+        print(
+            f"rank {rank}: {rows:.0f} native events, {spans:.0f} spans and {looks:.0f} looks at the clock a step: "
+            f"{cost_s * 1e6:.0f} us of {without * 1e3:.0f} ms, {cost_s / without:.4%}\n"
+            f"        timed beside: {without * 1e3:.1f} ms without, {with_one * 1e3:.1f} with, by rounds "
+            f"{', '.join(f'{each:+.2%}' for each in np.array(ratios))}"
+        )
+    print(f"{'holds ' if worst <= MOST else 'MISSED'}: {worst:.4%} of a step (at most {MOST:.0%})")
+    return 0 if worst <= MOST else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""The training loop in the timeline: forward, backward and optimizer, recorded from outside while one is on.
+
+forward     a call of a module that no other module's call is around
+backward    from the first gradient of such a module's output to the end of that backward's graph; waiting for other
+            ranks' gradients comes behind it
+optimizer   a step, with what is done in its hooks
+
+torch has hooks for all modules, and for all optimizers, but none for all backwards. Under torch.compile only the
+outermost call is hooked, which is not compiled.
+"""
+
+import os
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from multiring.errors import StateError
+from multiring.runtime import is_initialized
+from multiring.runtime import start_timeline as start_on_all
+from multiring.runtime import stop_timeline as stop_on_all
+from multiring.torch.autograd import call_after_backward, current_backward
+from multiring.trace import Spans, follow, recorded
+
+
+def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:  # noqa: FBT001, FBT002 -- Horovod's signature
+    """Record what every rank does from now on, into one file; see `multiring.start_timeline`. Every rank calls it.
+
+    Raises:
+        ValueError: before `init`; a timeline is on already; or the file cannot be written. On every rank.
+    """
+    _require_init()
+    follow_timelines()
+    try:
+        start_on_all(file_path, mark_cycles=mark_cycles)
+    except StateError as error:
+        raise ValueError(str(error)) from error
+
+
+def stop_timeline() -> None:
+    """Stop recording, and return when the file is written; nothing happens where no timeline is on.
+
+    Every rank calls it.
+
+    Raises:
+        ValueError: before `init`; or the file could not be written.
+    """
+    _require_init()
+    if recorded() is None:
+        return
+    try:
+        stop_on_all()
+    except StateError as error:
+        raise ValueError(str(error)) from error
+
+
+def follow_timelines() -> None:
+    """Have forward, backward and optimizer recorded whenever a timeline is on, whoever started it."""
+    follow(_hooks)
+
+
+def _require_init() -> None:
+    if not is_initialized():
+        raise ValueError("Horovod has not been initialized; use hvd.init(). (multiring is not: multiring.torch.init())")
+
+
+class _Calls(threading.local):
+    """What goes on in a thread: of modules the outermost one."""
+
+    def __init__(self) -> None:
+        self.outermost: nn.Module | None = None
+        self.depth = 0  # of the outermost one's calls of itself
+        self.began_ns = 0
+        self.backward = -1  # the one whose end is waited for
+        self.steps: dict[int, int] = {}  # when each optimizer's step began
+
+
+class _Hooks:
+    """The hooks, which are there while a timeline is on only."""
+
+    def __init__(self) -> None:
+        self._spans = Spans()
+        self._calls = _Calls()
+        self._handles: list[Any] = []
+
+    def started(self, spans: Spans) -> None:
+        """As in Follower."""
+        self._spans = spans
+        self._calls = _Calls()
+        # True, and no harm: of the calls within each other the outermost is recorded.
+        warnings.filterwarnings("ignore", r"Using `torch.compile\(module\)` when there are global hooks", UserWarning)
+        self._handles = [
+            register_module_forward_pre_hook(self._before_forward),
+            register_module_forward_hook(self._after_forward, always_call=True),
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+
+    def stopped(self) -> None:
+        """As in Follower."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _before_forward(self, module: nn.Module, _inputs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        calls = self._calls
+        if calls.outermost is None:
+            calls.outermost = module
+            calls.depth = 1
+            calls.began_ns = time.monotonic_ns()
+        elif calls.outermost is module:
+            calls.depth += 1
+
+    def _after_forward(self, module: nn.Module, _inputs: Any, outputs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        calls = self._calls
+        if calls.outermost is not module:
+            return
+        calls.depth -= 1
+        if calls.depth:
+            return
+        calls.outermost = None
+        self._spans.add(f"forward {type(module).__name__}", "forward", calls.began_ns, time.monotonic_ns())
+        for tensor in _tensors(outputs):
+            if tensor.requires_grad:
+                tensor.register_hook(self._in_backward)  # type: ignore[no-untyped-call] # torch's own
+
+    def _in_backward(self, _gradient: Tensor) -> None:
+        calls, backward = self._calls, current_backward()
+        if calls.backward == backward:
+            return
+        calls.backward = backward
+        start_ns = time.monotonic_ns()
+        call_after_backward(lambda: self._after_backward(backward, start_ns))
+
+    def _after_backward(self, backward: int, start_ns: int) -> None:
+        if self._calls.backward == backward:
+            self._calls.backward = -1
+        self._spans.add("backward", "backward", start_ns, time.monotonic_ns())
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, _arguments: Any, _keywords: Any) -> None:
+        self._calls.steps[id(optimizer)] = time.monotonic_ns()
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, _arguments: Any, _keywords: Any) -> None:
+        start_ns = self._calls.steps.pop(id(optimizer), None)
+        if start_ns is not None:
+            name = f"optimizer {type(optimizer).__name__}"
+            self._spans.add(name, "optimizer", start_ns, time.monotonic_ns())
+
+
+_hooks = _Hooks()
+
+
+def _tensors(outputs: Any) -> Iterator[Tensor]:
+    """Yield the tensors of what a module returned, as far as it is made of sequences, mappings and dataclasses."""
+    if isinstance(outputs, Tensor):
+        yield outputs
+    elif isinstance(outputs, Mapping):
+        for each in outputs.values():
+            yield from _tensors(each)
+    elif isinstance(outputs, Sequence) and not isinstance(outputs, str | bytes):
+        for each in outputs:
+            yield from _tensors(each)
+    elif hasattr(outputs, "__dataclass_fields__"):
+        for name in outputs.__dataclass_fields__:
+            yield from _tensors(getattr(outputs, name))

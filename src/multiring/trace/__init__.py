@@ -1,0 +1,45 @@
+"""Timelines: what every rank did when, as values, and as one file that Perfetto and chrome://tracing open."""
+
+from multiring.trace.clocks import Alignment as Alignment
+from multiring.trace.clocks import Reading as Reading
+from multiring.trace.clocks import best_reading as best_reading
+from multiring.trace.file import TraceFile as TraceFile
+from multiring.trace.file import clear as clear
+from multiring.trace.file import file_path as file_path
+from multiring.trace.file import merge as merge
+from multiring.trace.file import part_path as part_path
+from multiring.trace.file import parts_of as parts_of
+from multiring.trace.glossary import Glossary as Glossary
+from multiring.trace.part import Part as Part
+from multiring.trace.part import block as block
+from multiring.trace.part import read_part as read_part
+from multiring.trace.spans import Follower as Follower
+from multiring.trace.spans import Spans as Spans
+from multiring.trace.spans import follow as follow
+from multiring.trace.spans import recorded as recorded
+from multiring.trace.spans import span as span
+from multiring.trace.spans import start_spans as start_spans
+from multiring.trace.spans import stop_spans as stop_spans
+
+__all__ = [
+    "Alignment",
+    "Follower",
+    "Glossary",
+    "Part",
+    "Reading",
+    "Spans",
+    "TraceFile",
+    "best_reading",
+    "block",
+    "clear",
+    "file_path",
+    "follow",
+    "merge",
+    "part_path",
+    "parts_of",
+    "read_part",
+    "recorded",
+    "span",
+    "start_spans",
+    "stop_spans",
+]

@@ -1,0 +1,263 @@
+"""A part as events that Perfetto and chrome://tracing show: a process for each rank, with rows for what it did.
+
+program         what its main thread did: forward, backward, optimizer, wait, and the program's own spans
+other threads   the same of others, as many rows as there are at a time
+ranks ...       the operations of a group, as many rows as are in flight at a time; in each operation
+                agree    until every rank had come to it
+                wire     from then to its end: bytes on their way, or waited for
+                reduce   within that: this rank's processor combines, decodes, writes results into others' buffers
+rails           those that were given up; and for each a curve of what it carried
+
+Source: "Trace Event Format", https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Times
+there are microseconds; these are rank 0's monotonic clock.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from multiring.trace.clocks import Alignment
+from multiring.trace.lanes import lanes
+from multiring.trace.part import OPERATION, RAIL, REDUCE, ROW, WAIT, Part
+
+Event = dict[str, Any]
+_MESSAGES = ("send", "recv")
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation of a rank; times in ns by the reference's clock. `agreed` is None where it never was."""
+
+    name: str
+    number: int
+    group: str
+    start: int
+    agreed: int | None
+    end: int
+    size_bytes: int
+    title: str
+    plan: str
+    fault: str
+    reductions: tuple[tuple[int, int, int], ...]  # (start, end, ns of work)
+
+
+def events_of(part: Part, alignment: Alignment, *, mark_cycles: bool = False) -> list[Event]:
+    """Return the events of one rank: what names its rows, then what happened, in the order of time.
+
+    Args:
+        part: the rank's.
+        alignment: what makes its times the reference's.
+        mark_cycles: whether an instant marks each operation that begins while no other is in flight.
+    """
+    rows = _aligned(part.rows, alignment)
+    names = _GroupNames(part)
+    operations = _operations(part, rows, names)
+    picture = _Picture(part.rank)
+    _draw_threads(picture, part, rows, names, alignment)
+    if mark_cycles:
+        _draw_cycles(picture, operations)
+    _draw_operations(picture, operations)
+    _draw_rails(picture, part, rows, alignment)
+    return picture.events(f"rank {part.rank}, {part.who['host']}")
+
+
+def _aligned(rows: NDArray[np.void], alignment: Alignment) -> NDArray[np.void]:
+    made = np.array(rows, ROW)
+    for each in ("start", "end", "agreed"):
+        made[each] = alignment.aligned(rows[each])
+    made["agreed"][rows["agreed"] == 0] = 0
+    return made[np.argsort(made["start"], kind="stable")]
+
+
+def _operations(part: Part, rows: NDArray[np.void], names: "_GroupNames") -> list[Operation]:
+    reductions: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
+    for row in rows[rows["kind"] == REDUCE]:
+        reductions[int(row["group"]), int(row["sequence"])].append(
+            (int(row["start"]), int(row["end"]), int(row["busy"]))
+        )
+    made = []
+    for row in rows[rows["kind"] == OPERATION]:
+        title, plan = part.operations.get(int(row["digest"]), ("", ""))
+        fault = int(row["fault"])
+        made.append(
+            Operation(
+                name=_name_of(part, row),
+                number=_number_of(part, row),
+                group=names.of(row),
+                start=int(row["start"]),
+                agreed=int(row["agreed"]) or None,
+                end=int(row["end"]),
+                size_bytes=int(row["bytes"]),
+                title=title,
+                plan=plan,
+                fault=part.who["faults"][fault] if fault else "",
+                reductions=tuple(reductions.get((int(row["group"]), int(row["sequence"])), ())),
+            )
+        )
+    return made
+
+
+def _name_of(part: Part, row: np.void) -> str:
+    names: list[str] = part.who["names"]
+    return names[int(row["name"])]
+
+
+def _number_of(part: Part, row: np.void) -> int:
+    return int(row["sequence"]) // int(part.who["steps"])
+
+
+class _GroupNames:
+    """What the groups' rows are called: groups of the same ranks are told apart, lines of messages are not."""
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+        self._known: dict[int, str] = {}
+        self._alike: dict[str, int] = defaultdict(int)
+
+    def of(self, row: np.void) -> str:
+        group = int(row["group"])
+        if group not in self._known:
+            text = self._part.groups.get(group)
+            if text is None:
+                name = _name_of(self._part, row)
+                return "messages" if name in _MESSAGES else name
+            self._alike[text] += 1
+            count = self._alike[text]
+            self._known[group] = text if count == 1 else f"{text}, group {count}"
+        return self._known[group]
+
+
+class Slice(NamedTuple):
+    """A stretch of time in a row. Times in ns."""
+
+    start: int
+    end: int
+    name: str
+    kind: str
+    arguments: dict[str, Any]
+
+
+class _Picture:
+    """The rows of one rank, in the order in which they are made, and what is in them."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._rows: dict[str, int] = {}
+        self._events: list[tuple[int, int, Event]] = []
+
+    def row(self, name: str, lane: int = 0) -> int:
+        """Return the number of a row; `lane` counts those of one name."""
+        return self._rows.setdefault(name if lane == 0 else f"{name} ({lane + 1})", len(self._rows) + 1)
+
+    def add(self, row: int, piece: Slice) -> None:
+        event = {"ph": "X", "name": piece.name, "cat": piece.kind, "pid": self._rank, "tid": row}
+        event |= {"ts": piece.start / 1000, "dur": (piece.end - piece.start) / 1000}
+        if piece.arguments:
+            event["args"] = piece.arguments
+        self._events.append((piece.start, piece.start - piece.end, event))
+
+    def mark(self, row: int, at: int, name: str) -> None:
+        event = {"ph": "i", "name": name, "cat": "mark", "pid": self._rank, "tid": row, "ts": at / 1000, "s": "t"}
+        self._events.append((at, 0, event))
+
+    def count(self, at: int, name: str, values: dict[str, float]) -> None:
+        event = {"ph": "C", "name": name, "cat": "rail", "pid": self._rank, "ts": at / 1000, "args": values}
+        self._events.append((at, 0, event))
+
+    def events(self, title: str) -> list[Event]:
+        """Return what names the rows, and what is in them by time; what begins together, the longest first."""
+        made = [self._meta("process_name", name=title), self._meta("process_sort_index", sort_index=self._rank)]
+        for name, row in self._rows.items():
+            made += [self._meta("thread_name", row, name=name), self._meta("thread_sort_index", row, sort_index=row)]
+        self._events.sort(key=lambda each: each[:2])
+        return made + [event for _, _, event in self._events]
+
+    def _meta(self, name: str, row: int = 0, /, **arguments: Any) -> Event:
+        return {"ph": "M", "name": name, "pid": self._rank, "tid": row, "args": arguments}
+
+
+def _draw_threads(
+    picture: _Picture, part: Part, rows: NDArray[np.void], names: _GroupNames, alignment: Alignment
+) -> None:
+    threads: dict[int, list[Slice]] = defaultdict(list)
+    times = alignment.aligned(np.array([each[2:4] for each in part.spans], np.int64).reshape(-1, 2))
+    for each, (start, end) in zip(part.spans, times.tolist(), strict=True):
+        threads[each.thread].append(Slice(start, end, each.name, each.kind, {}))
+    for row in rows[rows["kind"] == WAIT]:
+        what = {"for": f"{_name_of(part, row)} {_number_of(part, row)} of {names.of(row)}"}
+        threads[int(row["thread"])].append(Slice(int(row["start"]), int(row["end"]), "wait", "wait", what))
+    program = picture.row("program")
+    for piece in threads.pop(int(part.who["pid"]), []):
+        picture.add(program, piece)
+    others = sorted(threads.values(), key=lambda pieces: min(piece.start for piece in pieces))
+    extents = [(min(piece.start for piece in each), max(piece.end for piece in each)) for each in others]
+    for pieces, lane in zip(others, lanes(extents), strict=True):
+        for piece in pieces:
+            picture.add(picture.row("other threads", lane), piece)
+
+
+def _draw_cycles(picture: _Picture, operations: list[Operation]) -> None:
+    until = None
+    for each in operations:
+        if until is None or each.start >= until:
+            picture.mark(picture.row("program"), each.start, "CYCLE_START")
+        until = each.end if until is None else max(until, each.end)
+
+
+def _draw_operations(picture: _Picture, operations: list[Operation]) -> None:
+    groups: dict[str, list[Operation]] = defaultdict(list)
+    for each in operations:
+        groups[each.group].append(each)
+    for group, members in groups.items():
+        for each, lane in zip(members, lanes([(each.start, each.end) for each in members]), strict=True):
+            row = picture.row(group, lane)
+            for piece in _slices(each):
+                picture.add(row, piece)
+
+
+def _slices(each: Operation) -> Iterator[Slice]:
+    yield Slice(each.start, each.end, each.name, "operation", _told(each))
+    if each.agreed is None:
+        return
+    if each.agreed > each.start:
+        yield Slice(each.start, each.agreed, "agree", "agree", {"horovod": f"NEGOTIATE_{_horovod(each)}"})
+    if each.end > each.agreed:
+        yield Slice(each.agreed, each.end, "wire", "wire", {})
+    for start, end, busy in each.reductions:
+        # What a reduction's stretch has in common with neither side of the agreement is a gap that was left in it.
+        first = max(start, each.agreed) if end > each.agreed else start
+        if end > first:
+            yield Slice(first, end, "reduce", "reduce", {"busy_us": busy / 1000})
+
+
+def _told(each: Operation) -> dict[str, Any]:
+    seconds = (each.end - (each.agreed or each.start) or each.end - each.start) * 1e-9
+    told: dict[str, Any] = {"operation": each.number, "bytes": each.size_bytes, "horovod": _horovod(each)}
+    if each.size_bytes and seconds > 0:
+        told["algbw GB/s"] = float(f"{each.size_bytes / seconds * 1e-9:.4g}")
+    words = {"title": each.title, "plan": each.plan, "fault": each.fault}
+    return told | {name: text for name, text in words.items() if text}
+
+
+def _horovod(each: Operation) -> str:
+    """Return what Horovod's timeline calls the operation."""
+    return each.name.replace("_", "").upper()
+
+
+def _draw_rails(picture: _Picture, part: Part, rows: NDArray[np.void], alignment: Alignment) -> None:
+    for row in rows[rows["kind"] == RAIL]:
+        name = f"rail {int(row['name'])} to rank {int(row['sequence'])} is given up"
+        picture.mark(picture.row("rails"), int(row["start"]), name)
+    times = alignment.aligned(np.array([sample.at_ns for sample in part.rails], np.int64)).tolist()
+    for i in range(1, len(part.rails)):
+        before = {each[:2]: each[2] for each in part.rails[i - 1].carried}
+        moved: dict[int, int] = defaultdict(int)
+        for peer, rail, carried in part.rails[i].carried:
+            moved[rail] += carried - before.get((peer, rail), 0)
+        seconds = max(1, times[i] - times[i - 1]) * 1e-9
+        for rail, size_bytes in moved.items():
+            picture.count(times[i - 1], f"rail {rail}", {"GB/s": float(f"{size_bytes / seconds * 1e-9:.4g}")})

@@ -1,0 +1,21 @@
+"""Lanes: rows of a picture in which nothing overlaps."""
+
+import heapq
+from collections.abc import Sequence
+
+
+def lanes(stretches: Sequence[tuple[int, int]]) -> list[int]:
+    """Return a lane for each (start, end), such that those of one lane follow each other; the fewest there can be.
+
+    Of the lanes that are free at a start it is the lowest. Stretches come in the order of their starts.
+    """
+    busy: list[tuple[int, int]] = []  # (end, lane)
+    free: list[int] = []
+    chosen: list[int] = []
+    for start, end in stretches:
+        while busy and busy[0][0] <= start:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        lane = heapq.heappop(free) if free else len(busy)
+        heapq.heappush(busy, (end, lane))
+        chosen.append(lane)
+    return chosen

@@ -1,0 +1,138 @@
+"""A part: what one rank recorded, as it goes to its file while the job runs, and to rank 0 at the end.
+
+A part is a row of blocks: a line of JSON, of which "bytes" says how much follows, and that. It can be read as far as it
+was written, however its rank ended.
+
+block       fields, and what follows
+start       rank, size, host, pid, job, timeline, versions, clock (equal where clocks are one), names, faults, steps,
+            wall_s, start_ns, mark_cycles; first of all
+reading     at_ns, offset_ns, error_ns: rank 0's clock, seen from this rank's
+rows        an array of ROW
+spans       JSON: [[name, kind, start ns, end ns, thread], ...]
+words       JSON: {"operations": {digest: [title, plan]}, "groups": {group: text}}
+rails       at_ns; JSON: [[peer, rail, bytes acknowledged], ...]
+end         at_ns, dropped, fault: what went wrong while it was written, or ""; last of all
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from multiring.errors import ArgumentError
+from multiring.trace.clocks import Alignment, Reading
+from multiring.trace.spans import Span
+
+# As `Event` in native/core/context.h. Times are ns of the rank's monotonic clock; agreed 0: it never was.
+ROW = np.dtype(
+    [
+        ("kind", "<u4"),
+        ("name", "<u4"),
+        ("group", "<u8"),
+        ("sequence", "<u8"),
+        ("bytes", "<u8"),
+        ("start", "<i8"),
+        ("agreed", "<i8"),
+        ("end", "<i8"),
+        ("digest", "<u8"),
+        ("busy", "<i8"),
+        ("thread", "<u4"),
+        ("fault", "<u4"),
+    ]
+)
+OPERATION, WAIT, RAIL, REDUCE = range(4)  # kinds
+_HEADER_MOST = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RailSample:
+    """How many bytes each (peer, rail) had carried at `at_ns`."""
+
+    at_ns: int
+    carried: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """One rank's record. `who` is its start block; `end` its end block, None where it was cut off."""
+
+    who: dict[str, Any]
+    rows: NDArray[np.void]
+    spans: tuple[Span, ...] = ()
+    readings: tuple[Reading, ...] = ()
+    operations: dict[int, tuple[str, str]] = field(default_factory=dict)
+    groups: dict[int, str] = field(default_factory=dict)
+    rails: tuple[RailSample, ...] = ()
+    end: dict[str, Any] | None = None
+
+    @property
+    def rank(self) -> int:
+        """Whose it is."""
+        return int(self.who["rank"])
+
+    def alignment(self, reference: str | None) -> Alignment:
+        """Return how its times become those of the clock called `reference`; its own word where that is not known."""
+        if self.rank == 0 or (reference is not None and self.who["clock"] == reference):
+            return Alignment()
+        return Alignment(*self.readings[:1], *self.readings[1:][-1:])
+
+
+def block(kind: str, payload: bytes = b"", /, **fields: Any) -> bytes:
+    """Return one block."""
+    return json.dumps({"block": kind, "bytes": len(payload), **fields}).encode() + b"\n" + payload
+
+
+def read_part(data: bytes) -> Part:
+    """Return what `block`s in a row say, up to where they are cut off.
+
+    Raises:
+        ArgumentError: it is no part, or too short to say whose it is.
+    """
+    rows: list[NDArray[np.void]] = []
+    spans: list[Span] = []
+    readings: list[Reading] = []
+    rails: list[RailSample] = []
+    part: dict[str, Any] = {"operations": {}, "groups": {}, "end": None}
+    for fields, payload in _blocks(data):
+        kind = fields["block"]
+        if kind == "start":
+            part["who"] = fields
+        elif kind == "rows":
+            rows.append(np.frombuffer(payload, ROW))
+        elif kind == "spans":
+            spans += [Span(*each) for each in json.loads(payload)]
+        elif kind == "reading":
+            readings.append(Reading(fields["at_ns"], fields["offset_ns"], fields["error_ns"]))
+        elif kind == "rails":
+            rails.append(RailSample(fields["at_ns"], tuple((*each,) for each in json.loads(payload))))
+        elif kind == "words":
+            words = json.loads(payload)
+            part["operations"] |= {int(key): tuple(text) for key, text in words["operations"].items()}
+            part["groups"] |= {int(key): text for key, text in words["groups"].items()}
+        else:
+            part["end"] = fields
+    if "who" not in part:
+        raise ArgumentError("no part of a timeline; want a file that a rank left, named *.rank-K.part")
+    whole = np.concatenate(rows) if rows else np.empty(0, ROW)
+    return Part(rows=whole, spans=tuple(spans), readings=tuple(readings), rails=tuple(rails), **part)
+
+
+def _blocks(data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
+    at = 0
+    while (line := data.find(b"\n", at, at + _HEADER_MOST)) >= 0:
+        try:
+            fields = json.loads(data[at:line])
+            end = line + 1 + fields["bytes"]
+            known = fields["block"] in _BLOCKS
+        except (ValueError, KeyError, TypeError):
+            return
+        if not known or end > len(data):
+            return
+        yield fields, data[line + 1 : end]
+        at = end
+
+
+_BLOCKS = ("start", "reading", "rows", "spans", "words", "rails", "end")

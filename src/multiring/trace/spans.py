@@ -1,0 +1,140 @@
+"""Spans: what a process's program was doing, kept only while a timeline is on."""
+
+import os
+import threading
+import time
+from collections import deque
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import NamedTuple, Protocol
+
+from multiring.errors import StateError
+
+
+class Span(NamedTuple):
+    """A stretch of a thread's time. `kind`: "span", or what an adapter calls it, such as "forward"."""
+
+    name: str
+    kind: str
+    start_ns: int
+    end_ns: int
+    thread: int  # as the kernel counts threads
+
+
+class Spans:
+    """The spans of one process since the timeline began. Any thread may add."""
+
+    def __init__(self) -> None:
+        self._kept: deque[Span] = deque()
+
+    def add(self, name: str, kind: str, start_ns: int, end_ns: int) -> None:
+        """Keep a span of this thread, by `time.monotonic_ns`."""
+        self._kept.append(Span(name, kind, start_ns, end_ns, threading.get_native_id()))
+
+    def take(self) -> list[Span]:
+        """Return the spans since the last call; for one thread only."""
+        taken: list[Span] = []
+        while self._kept:
+            taken.append(self._kept.popleft())
+        return taken
+
+
+class Follower(Protocol):
+    """What an adapter does while a timeline is on."""
+
+    def started(self, spans: Spans) -> None:
+        """Begin to add to `spans`."""
+
+    def stopped(self) -> None:
+        """Stop that."""
+
+
+class _Process:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.spans: Spans | None = None
+        self.followers: list[Follower] = []
+        self.is_fork_watched = False
+
+
+_process = _Process()
+_NOTHING = nullcontext()
+
+
+def span(name: str) -> AbstractContextManager[None]:
+    """Return a context whose block is shown under `name` in the timeline that is on; without one it does nothing.
+
+    with multiring.trace.span("augment"):
+        batch = augment(batch)
+    """
+    spans = _process.spans
+    return _NOTHING if spans is None else _Open(spans, name)
+
+
+def recorded() -> Spans | None:
+    """Return where spans go at the moment; None: no timeline is on."""
+    return _process.spans
+
+
+def start_spans() -> Spans:
+    """Keep spans from now on, and return them.
+
+    Raises:
+        StateError: this process keeps spans already.
+    """
+    with _process.lock:
+        if _process.spans is not None:
+            raise StateError("this process has a timeline already; stop it first")
+        if not _process.is_fork_watched:
+            os.register_at_fork(after_in_child=_forget)
+            _process.is_fork_watched = True
+        _process.spans = spans = Spans()
+        for follower in _process.followers:
+            follower.started(spans)
+    return spans
+
+
+def stop_spans() -> None:
+    """Keep no more spans; what was kept can still be taken."""
+    with _process.lock:
+        if _process.spans is None:
+            return
+        _process.spans = None
+        for follower in _process.followers:
+            follower.stopped()
+
+
+def follow(follower: Follower) -> None:
+    """Tell `follower` of each timeline's start and end, and of one that is on; once, however often it is called."""
+    with _process.lock:
+        if follower in _process.followers:
+            return
+        _process.followers.append(follower)
+        if _process.spans is not None:
+            follower.started(_process.spans)
+
+
+def _forget() -> None:
+    """In a fork: the timeline is the parent's, and nobody takes what is added here."""
+    _process.lock = threading.Lock()
+    if _process.spans is not None:
+        stop_spans()
+
+
+class _Open:
+    """A span that goes on."""
+
+    __slots__ = ("_name", "_spans", "_start_ns")
+
+    def __init__(self, spans: Spans, name: str) -> None:
+        self._spans = spans
+        self._name = name
+        self._start_ns = 0
+
+    def __enter__(self) -> None:
+        self._start_ns = time.monotonic_ns()
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        self._spans.add(self._name, "span", self._start_ns, time.monotonic_ns())

@@ -1,0 +1,123 @@
+"""A training loop in the timeline: forward, backward, waiting and optimizer, where they were."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.frameworks.plain import backward, join, loss_of, network
+from tests.frameworks.sharing import kept
+from tests.wire.ranks import Here, run_ranks
+from torch import nn
+
+import multiring
+import multiring.torch as mt
+from multiring.torch.timeline import follow_timelines
+
+
+class Slow(nn.Module):
+    """What takes a known time on the way forward, and on the way back; outputs in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = network()
+
+    def forward(self, images: torch.Tensor) -> dict[str, Any]:
+        time.sleep(0.01)
+        inner = self.body[0](images)
+        inner.register_hook(lambda _: time.sleep(0.02))
+        return {"all": [self.body[1:](inner)]}
+
+
+def train(here: Here, folder: str) -> None:
+    join(here)
+    mt.start_timeline(f"{folder}/a.json")
+    with pytest.raises(ValueError, match="a timeline is on already"):
+        mt.start_timeline(f"{folder}/b.json")
+    mt.stop_timeline()
+    mt.stop_timeline()  # as in Horovod, no error
+    model = Slow()
+    optimizer: Any = mt.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    kept.append(optimizer)
+    with pytest.raises(ValueError, match="no directory"):
+        mt.start_timeline(f"{folder}/no/c.json")
+    mt.start_timeline(f"{folder}/c.json", True)
+    for step in range(3):
+        optimizer.zero_grad()
+        with multiring.trace.span("data"):
+            images = torch.ones(2, 1, 4, 4, dtype=torch.float64) * step
+        loss = model(images)["all"][0].square().mean()
+        backward(loss)
+        optimizer.step()
+    with pytest.raises(RuntimeError):
+        model(torch.ones(3, 3))  # what is open is closed by an error too
+    with torch.no_grad():
+        model.body(images)
+    mt.stop_timeline()
+    backward(loss_of(network(), here.rank))  # in no timeline: the hooks are gone
+    assert not torch.nn.modules.module._global_forward_hooks
+    multiring.shutdown()
+    with pytest.raises(ValueError, match="has not been initialized"):
+        mt.start_timeline(f"{folder}/d.json")
+    with pytest.raises(ValueError, match="has not been initialized"):
+        mt.stop_timeline()
+
+
+def test_a_step_in_the_timeline(tmp_path: Path) -> None:
+    run_ranks(train, 2, str(tmp_path))
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.json", "c.json"]
+    found = json.loads((tmp_path / "c.json").read_text())
+    for rank in range(2):
+        program = [
+            event
+            for event in found["traceEvents"]
+            if event["ph"] == "X" and (event["pid"], event["tid"]) == (rank, 1) and event["cat"] != "wait"
+        ]
+        step = ["data", "forward Slow", "backward", "optimizer SGD"]
+        assert [event["name"] for event in program] == [*step * 3, "forward Slow", "forward Sequential"]
+        ends = [event["ts"] + event["dur"] for event in program]
+        assert all(end <= event["ts"] + 0.01 for end, event in zip(ends, program[1:], strict=False))
+        assert all(event["dur"] > 1e4 for event in program if event["name"] == "forward Slow")
+        backwards = [event for event in program if event["name"] == "backward"]
+        assert all(event["dur"] > 2e4 for event in backwards)
+        waits = [event for event in found["traceEvents"] if event.get("cat") == "wait" and event["pid"] == rank]
+        operations = [
+            event for event in found["traceEvents"] if event.get("cat") == "operation" and event["pid"] == rank
+        ]
+        buckets = [event for event in operations if event["name"] == "all_reduce"]
+        assert len(buckets) == 3
+        # The gradients are there behind the backward, and before the optimizer takes them.
+        for bucket, before, after in zip(buckets, backwards, program[3::4], strict=False):
+            assert before["ts"] <= bucket["ts"] <= after["ts"]
+            assert any(bucket["ts"] <= wait["ts"] + wait["dur"] <= after["ts"] for wait in waits)
+
+
+def train_twice_at_once(here: Here, folder: str) -> list[str]:
+    join(here)
+    follow_timelines()
+    multiring.start_timeline(f"{folder}/trace.json")
+    model = network()
+    outputs = [model(torch.ones(1, 1, 4, 4, dtype=torch.float64)) for _ in range(2)]
+    backward(outputs[0].sum() + outputs[1].sum())  # of two forwards, one backward
+    failing = model(torch.ones(1, 1, 4, 4, dtype=torch.float64))
+    failing.register_hook(raise_an_error)
+    with pytest.raises(ZeroDivisionError):
+        backward(failing.sum())
+    backward(model(torch.ones(1, 1, 4, 4, dtype=torch.float64)).sum())
+    compiled: Any = torch.compile(model, backend="eager")
+    backward(compiled(torch.ones(1, 1, 4, 4, dtype=torch.float64)).sum())
+    multiring.stop_timeline()
+    events = json.loads(Path(folder, "trace.json").read_text())["traceEvents"]
+    return [event["name"] for event in events if event["ph"] == "X" and event["tid"] == 1]
+
+
+def raise_an_error(_gradient: torch.Tensor) -> None:
+    raise ZeroDivisionError
+
+
+def test_backwards_are_told_apart(tmp_path: Path) -> None:
+    (names,) = run_ranks(train_twice_at_once, 1, str(tmp_path))
+    forward = "forward Sequential"
+    assert names == [forward, forward, "backward", forward, forward, "backward", "forward OptimizedModule", "backward"]

@@ -1,0 +1,69 @@
+"""Parts of timelines that no rank recorded."""
+
+from typing import Any
+
+import numpy as np
+
+from multiring.trace import Part, block
+from multiring.trace.part import OPERATION, ROW, WAIT
+from multiring.trace.spans import Span
+
+NAMES = ["all_reduce", "barrier", "send"]
+
+
+def who(rank: int, size: int = 2, **changes: Any) -> dict[str, Any]:
+    """Return a start block's fields."""
+    return {
+        "rank": rank,
+        "size": size,
+        "host": f"host{rank}",
+        "pid": 100 + rank,
+        "job": "a job",
+        "timeline": "f00",
+        "versions": {"multiring": "0"},
+        "clock": f"clock {rank}",
+        "names": NAMES,
+        "steps": 3,
+        "faults": ["none", "argument", "mismatch"],
+        "wall_s": 1.5,
+        "start_ns": 0,
+        "mark_cycles": False,
+        **changes,
+    }
+
+
+def row(kind: int, start: int, end: int, **fields: int) -> Any:
+    """Return one row; `agreed` is its start where nothing else is said."""
+    made = np.zeros(1, ROW)
+    made["kind"], made["start"], made["end"] = kind, start, end
+    if kind == OPERATION:
+        made["agreed"] = start
+    for name, value in fields.items():
+        made[name] = value
+    return made
+
+
+def rows(*each: Any) -> Any:
+    return np.concatenate(each) if each else np.empty(0, ROW)
+
+
+def part(rank: int = 0, *each: Any, spans: tuple[Span, ...] = (), **fields: Any) -> Part:
+    about = fields.pop("who", {})
+    return Part(who=who(rank, **about), rows=rows(*each), spans=spans, end={"dropped": 0, "fault": ""}, **fields)
+
+
+def part_bytes(rank: int, *each: Any, **about: Any) -> bytes:
+    """Return what a rank would have written."""
+    return (
+        block("start", **who(rank, **about))
+        + block("reading", at_ns=10, offset_ns=1000, error_ns=5)
+        + block("words", b'{"operations": {"7": ["all_reduce sum", "a plan"]}, "groups": {"1": "ranks 0-1"}}')
+        + block("rows", rows(*each).tobytes())
+        + block("spans", b'[["forward Net", "forward", 1, 2, 100]]')
+        + block("rails", b"[[1, 0, 500]]", at_ns=20)
+        + block("reading", at_ns=100, offset_ns=2000, error_ns=7)
+        + block("end", at_ns=110, dropped=0, fault="")
+    )
+
+
+__all__ = ["NAMES", "OPERATION", "ROW", "WAIT", "Span", "part", "part_bytes", "row", "rows", "who"]
