@@ -3,9 +3,9 @@
     python benchmarks/timeline.py [--network resnet50] [--steps 12] [--rounds 5]
 
 First the cost of one event, alone in this process: of the native core's by operations with and without a timeline by
-turns, of the recorder's thread by what it writes down a row, of a span in Python by empty ones. Then two ranks, one
-core each, train the network of `multiring bench step` (batch 4, 224 px, bfloat16): the file says how many events a step
-has.
+turns, of the recorder's thread by what it writes down a row, of a span in Python by empty ones, of the hooks on torch's
+modules by modules that do nothing. Then two ranks, one core each, train the network of `multiring bench step` (batch 4,
+224 px, bfloat16): the file says how many events a step has.
 Exit code 1 where they cost more than 1 % of a step.
 """
 
@@ -21,13 +21,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
+from torch import nn
 
 import multiring
+import multiring.torch as mt
 from multiring.bench.machine import commit
+from multiring.bench.workers.step_case import StepCase
+from multiring.bench.workers.step_task import Task
+from multiring.torch.timeline import follow_timelines
 
 MOST = 0.01  # of a step
-OPERATIONS, SPANS, ROUNDS = 20_000, 20_000, 15
+OPERATIONS, SPANS, MODULES, ROUNDS = 20_000, 20_000, 100, 15
 COMBINED = 512 * 1024  # bytes that the executor combines between two looks at the clock, at most
 TASK = {"library": "multiring", "batch": 4, "image_size": 224, "dtype": "bfloat16", "threads": 1, "out_dir": ""}
 
@@ -57,13 +62,17 @@ def cost_of_one(folder: Path) -> dict[str, float]:
     """Return the seconds of one event of each kind, in a job of one rank."""
     group = multiring.init()
     group.barrier()
-    found: dict[str, list[float]] = {"native": [], "written": [], "span": [], "clock": []}
+    follow_timelines()
+    modules, nothing = nn.Sequential(*(nn.Identity() for _ in range(MODULES))), torch.ones(1)
+    found: dict[str, list[float]] = {"native": [], "written": [], "span": [], "module": [], "clock": []}
     for number in range(ROUNDS):
         without = timed(group.barrier, OPERATIONS)
         idle = timed(empty_span, SPANS)
+        unhooked = timed(lambda: modules(nothing), MODULES) / MODULES
         multiring.start_timeline(folder / f"cost-{number}.json")
         found["native"].append(max(0.0, timed(group.barrier, OPERATIONS) - without) / 2)  # an operation and a wait
         found["span"].append(max(0.0, timed(empty_span, SPANS) - idle))
+        found["module"].append(max(0.0, timed(lambda: modules(nothing), MODULES) / MODULES - unhooked))
         start = time.thread_time()
         multiring.stop_timeline()
         found["written"].append((time.thread_time() - start) / (2 * OPERATIONS + SPANS))
@@ -72,6 +81,7 @@ def cost_of_one(folder: Path) -> dict[str, float]:
     names = {
         "native": "an event of the native core",
         "span": "a span in Python",
+        "module": "the hooks of a module within another",
         "written": "writing one down, and into the file, later",
         "clock": "a look at the clock, from Python",
     }
@@ -97,12 +107,6 @@ def empty_span() -> None:
 
 def train(arguments: argparse.Namespace) -> None:
     """Be a rank: train with a timeline and without by turns, and tell the seconds of each step."""
-    import torch  # noqa: PLC0415 -- a rank's business, and slow to import
-
-    import multiring.torch as mt  # noqa: PLC0415
-    from multiring.bench.workers.step_case import StepCase  # noqa: PLC0415
-    from multiring.bench.workers.step_task import Task  # noqa: PLC0415
-
     torch.set_num_threads(1)
     mt.init()
     group = multiring.world()
@@ -118,14 +122,15 @@ def train(arguments: argparse.Namespace) -> None:
     timed(step, case.warmup)
     told: dict[str, list[float]] = {"with": [], "without": []}
     for number in range(arguments.rounds):
-        for kind, seconds in told.items():
+        for kind in ("with", "without") if number % 2 else ("without", "with"):
             if kind == "with":
                 mt.start_timeline(arguments.rank_in / f"round-{number}.json")
             group.barrier()
-            seconds.append(timed(step, arguments.steps))
+            told[kind].append(timed(step, arguments.steps))
             if kind == "with":
                 mt.stop_timeline()
-    (arguments.rank_in / f"steps-{group.rank}.json").write_text(json.dumps(told), encoding="utf-8")
+    answer = {**told, "modules": len(list(task.model.modules()))}
+    (arguments.rank_in / f"steps-{group.rank}.json").write_text(json.dumps(answer), encoding="utf-8")
     multiring.shutdown()
 
 
@@ -136,10 +141,10 @@ def judge(folder: Path, arguments: argparse.Namespace, costs: dict[str, float]) 
     subprocess.run([*command, sys.executable, __file__, *own, "--rank-in", str(folder)], check=True)  # noqa: S603 -- ours
     told = [json.loads((folder / f"steps-{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
     found = json.loads((folder / "round-0.json").read_text(encoding="utf-8"))["traceEvents"]
-    native, span, written, clock = costs.values()
+    native, span, module, written, clock = costs.values()
     worst = 0.0
     print(f"\n{arguments.network}, 2 ranks, commit {commit()}")
-    for rank, seconds in enumerate(told):
+    for rank, answer in enumerate(told):
         kinds = Counter(each["cat"] for each in found if each["ph"] == "X" and each["pid"] == rank)
         spans = sum(kinds[kind] for kind in ("forward", "backward", "optimizer", "span")) / arguments.steps
         rows = sum(kinds[kind] for kind in ("operation", "wait", "reduce")) / arguments.steps
@@ -149,15 +154,17 @@ def judge(folder: Path, arguments: argparse.Namespace, costs: dict[str, float]) 
             if each["ph"] == "X" and each["pid"] == rank and each["cat"] == "operation"
         )
         looks = 2 * moved / COMBINED / arguments.steps
-        cost_s = rows * native + spans * span + (rows + spans) * written + looks * clock
-        without, with_one = statistics.median(seconds["without"]), statistics.median(seconds["with"])
+        hooks_s = answer["modules"] * module
+        cost_s = rows * native + spans * span + (rows + spans) * written + looks * clock + hooks_s
+        without, with_one = statistics.median(answer["without"]), statistics.median(answer["with"])
         worst = max(worst, cost_s / without)
-        ratios = [a / b - 1 for a, b in zip(seconds["with"], seconds["without"], strict=True)]
+        ratios = [a / b - 1 for a, b in zip(answer["with"], answer["without"], strict=True)]
         print(
-            f"rank {rank}: {rows:.0f} native events, {spans:.0f} spans and {looks:.0f} looks at the clock a step: "
+            f"rank {rank}: {rows:.0f} native events, {spans:.0f} spans, {looks:.0f} looks at the clock and "
+            f"{answer['modules']} modules a step: "
             f"{cost_s * 1e6:.0f} us of {without * 1e3:.0f} ms, {cost_s / without:.4%}\n"
             f"        timed beside: {without * 1e3:.1f} ms without, {with_one * 1e3:.1f} with, by rounds "
-            f"{', '.join(f'{each:+.2%}' for each in np.array(ratios))}"
+            f"{', '.join(f'{each:+.2%}' for each in ratios)}"
         )
     print(f"{'holds ' if worst <= MOST else 'MISSED'}: {worst:.4%} of a step (at most {MOST:.0%})")
     return 0 if worst <= MOST else 1

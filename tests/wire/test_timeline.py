@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.wire.faults import kill
+from tests.wire.faults import interrupt, kill
 from tests.wire.ranks import Here, report_of, run_ranks
 
 import multiring
@@ -308,6 +308,48 @@ def test_who_fails_does_not_keep_the_others_waiting(tmp_path: Path) -> None:
     found = read(tmp_path / "trace.json")
     assert [len(slices(found, rank, "operation")) for rank in range(2)] == [2, 1]
     assert [each.name for each in tmp_path.iterdir()] == ["trace.json"]
+
+
+def leave_early(here: Here, folder: str) -> None:
+    logging.basicConfig(level=logging.WARNING)
+    group = here.join(stall_warn_s=0.5)
+    multiring.start_timeline(f"{folder}/trace.json")
+    group.barrier()
+    time.sleep(0.6)  # until it has been written down
+    if here.rank == 1:
+        time.sleep(2)
+    multiring.shutdown()
+
+
+def test_who_goes_on_keeps_its_part(tmp_path: Path) -> None:
+    report = report_of(leave_early, 2, str(tmp_path))
+    part = tmp_path / "trace.json.rank-1.part"
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "trace.json", part]
+    found = read(tmp_path / "trace.json")
+    assert [len(slices(found, rank, "operation")) for rank in range(2)] == [1, 1]
+    assert [found["metadata"]["ranks"][rank]["is_complete"] for rank in "01"] == [True, False]
+    assert "has of rank 1 what it left on the disk" in report.outcomes[0].output
+    assert f"stays in {part}: rank 0 does not take it" in report.outcomes[1].output
+
+
+def stop_in_vain(here: Here, folder: str) -> None:
+    logging.basicConfig(level=logging.WARNING)
+    group = here.join()
+    multiring.start_timeline(f"{folder}/trace.json")
+    group.barrier()
+    here.reach("stopping")
+    if here.rank == 1:
+        time.sleep(1)
+    with pytest.raises(KeyboardInterrupt if here.rank == 0 else StateError):
+        multiring.stop_timeline()
+    multiring.shutdown()
+
+
+def test_an_interrupted_end_leaves_the_parts(tmp_path: Path) -> None:
+    report = report_of(stop_in_vain, 2, str(tmp_path), faults=[interrupt(0).at("stopping").after(0.4)])
+    parts = [tmp_path / f"trace.json.rank-{rank}.part" for rank in range(2)]
+    assert sorted(tmp_path.iterdir()) == parts
+    assert f"stays in {parts[0]}: the writing was broken off" in report.outcomes[0].output
 
 
 # ---- multiring run --timeline

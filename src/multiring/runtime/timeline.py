@@ -127,6 +127,11 @@ class Timelines:
                 self._collect(running, patience)
             else:
                 self._hand_over(running, patience)
+        except StateError:  # which says what is left
+            raise
+        except BaseException:
+            _log.warning("%s", self._left(running, "the writing was broken off"))
+            raise
         finally:
             running.recording.close()
 
@@ -236,16 +241,20 @@ class Timelines:
 
     def _collect(self, running: Running, patience: Patience) -> None:
         writing = _Writing(running)
-        writing.add(running.recording.data())
         come: list[int] = []
-        for rank in range(1, running.group.size):
-            try:
-                data = _received(running.group, rank, patience)
-            except _GONE as error:
-                writing.add_left(rank, str(error))
-            else:
-                come.append(rank)
-                writing.add(data)
+        try:
+            writing.add(running.recording.data())
+            for rank in range(1, running.group.size):
+                try:
+                    data = _received(running.group, rank, patience)
+                except _GONE as error:
+                    writing.add_left(rank, error)
+                else:
+                    come.append(rank)
+                    writing.add(data)
+        except BaseException:
+            writing.discard()
+            raise
         failure = writing.close()
         for rank in come:
             try:
@@ -290,8 +299,9 @@ class _Writing:
         if end.get("dropped"):
             _log.warning("the timeline lacks %d events of rank %d, which came too fast", end["dropped"], part.rank)
 
-    def add_left(self, rank: int, why: str) -> None:
+    def add_left(self, rank: int, error: Exception) -> None:
         """Add what `rank`, which does not come, left on this disk; or that it is missing."""
+        why = str(error)
         path = part_path(self._running.path, rank)
         try:
             part = read_part(path.read_bytes())
@@ -303,8 +313,14 @@ class _Writing:
             _log.warning("the timeline %s lacks rank %d: %s", self._running.path, rank, why)
             return
         self._add(part)
-        self._taken.append(path)
+        if isinstance(error, PeerLostError):  # it writes no more
+            self._taken.append(path)
         _log.warning("the timeline %s has of rank %d what it left on the disk: %s", self._running.path, rank, why)
+
+    def discard(self) -> None:
+        """Leave nothing of the file; the parts stay."""
+        if self._file is not None:
+            self._file.discard()
 
     def close(self) -> OSError | None:
         """Put the file in its place; return why it is not there."""
