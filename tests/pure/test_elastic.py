@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 
 from multiring.errors import MismatchError, PeerLostError
-from multiring.runtime.elastic import HostsUpdatedInterrupt, HostUpdateResult, ObjectState, State, run_fn
-
-
-class LostError(RuntimeError):
-    """What an adapter's collectives raise."""
+from multiring.runtime.elastic import (
+    HorovodInternalError,
+    HostsUpdatedInterrupt,
+    HostUpdateResult,
+    ObjectState,
+    State,
+    run_fn,
+)
 
 
 class Noted(State):
@@ -47,14 +50,18 @@ def steps(state: Noted, *outcomes: Exception | str) -> Callable[..., str]:
             raise outcome
         return outcome + end
 
-    return run_fn(train, lambda: state.notes.append("reset"), (LostError,))
+    return run_fn(train, lambda: state.notes.append("reset"))
 
 
 def test_what_happens_when() -> None:
     state = Noted()
     state.register_reset_callbacks([lambda: state.notes.append("first"), lambda: state.notes.append("second")])
     train = steps(
-        state, LostError(), HostsUpdatedInterrupt(skip_sync=False), HostsUpdatedInterrupt(skip_sync=True), "done"
+        state,
+        HorovodInternalError(),
+        HostsUpdatedInterrupt(skip_sync=False),
+        HostsUpdatedInterrupt(skip_sync=True),
+        "done",
     )
     assert train.__name__ == "train"
     assert train(state, "train", end=".") == "done."
@@ -79,8 +86,8 @@ def test_errors_of_multiring_itself() -> None:
 
 def test_what_fails_for_ever_ends() -> None:
     state = Noted()
-    train = steps(state, *[LostError(str(i)) for i in range(11)])
-    with pytest.raises(LostError, match="9"):
+    train = steps(state, *[HorovodInternalError(str(i)) for i in range(11)])
+    with pytest.raises(HorovodInternalError, match="9"):
         train(state, "train", end="")
 
     def commit_now_and_then(state: Noted) -> str:
@@ -89,11 +96,11 @@ def test_what_fails_for_ever_ends() -> None:
         if count % 7 == 0:
             state.commit()
         if count < 30:
-            raise LostError
+            raise HorovodInternalError
         return "done"
 
     state.notes.clear()
-    assert run_fn(commit_now_and_then, lambda: None, (LostError,))(state) == "done"
+    assert run_fn(commit_now_and_then, lambda: None)(state) == "done"
 
 
 def test_any_object_can_be_a_state() -> None:

@@ -23,6 +23,10 @@ _log = logging.getLogger("multiring")
 _MOST_FAILURES = 10
 
 
+class HorovodInternalError(RuntimeError):
+    """A collective failed on every rank that took part, as adapters say it; `run_fn` restores the state and goes on."""
+
+
 class HostUpdateResult(IntFlag):
     """What became of the hosts."""
 
@@ -164,7 +168,9 @@ class ObjectState(State):
 
 
 def run_fn(
-    func: Callable[..., Result], reset: Callable[[], object], failures: tuple[type[Exception], ...] = ()
+    func: Callable[..., Result],
+    reset: Callable[[], object],
+    failures: tuple[type[Exception], ...] = (HorovodInternalError,),
 ) -> Callable[..., Result]:
     """Return `func`, made to go on after a failure: `wrapper(state, *arguments)` returns what `func` returns at last.
 
