@@ -96,15 +96,17 @@ class Net:
     def deliver(self) -> bool:
         """Deliver any message; False where there is none."""
         pairs = [(sender, to) for sender, to in self.under_way if to not in self.stopped]
-        if not pairs:
-            return False
-        pair = self.random.choice(pairs)
-        message = self.under_way[pair].popleft()
-        if not self.under_way[pair]:
-            del self.under_way[pair]
-        sender, to = pair
+        if pairs:
+            self.pass_on(*self.random.choice(pairs))
+        return bool(pairs)
+
+    def pass_on(self, sender: int, to: int) -> None:
+        """Deliver the next message from one rank to another."""
+        messages = self.under_way[sender, to]
+        message = messages.popleft()
+        if not messages:
+            del self.under_way[sender, to]
         self._take(to, self.members[to].receive(sender, message))
-        return True
 
     def settle(self) -> None:
         while self.deliver():

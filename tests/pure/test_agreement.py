@@ -271,7 +271,7 @@ def test_all_that_wait_for_each_other_are_named() -> None:
     deadlock = Deadlock(blocked, found)
     assert net.decisions == [[Missing(found, blocked, (), ()), deadlock]] * 3
     net.announce(2, ("x", TERMS))  # what was decided against does not come back
-    assert net.notes[2] == [deadlock]
+    assert net.notes[2] == [Deadlock(blocked, {"x": (2,)})]
     assert not net.under_way
 
 
@@ -287,6 +287,56 @@ def test_who_waits_for_a_rank_that_only_computes_is_not_stuck() -> None:
     net.settle()
     names = {"x": (2,), "y": (0, 2)}
     assert net.decisions == [[Missing(names, {0: "x", 2: "decided long ago"}, (), ())]] * 3
+
+
+def test_what_was_answered_before_all_had_joined_is_asked_again() -> None:
+    net = group_of(3)
+    net.join(0)
+    net.join(1)
+    net.pass_on(1, 0)
+    net.inquire(0)
+    net.pass_on(0, 1)
+    net.pass_on(1, 0)  # it has joined
+    net.join(2)
+    net.settle()
+    assert net.decisions == [[Joined(2), Missing({}, {}, (), ())]] * 3
+
+
+def test_an_answer_to_an_earlier_question_is_none_to_this_one() -> None:
+    net = group_of(3)
+    net.inquire(0)
+    net.pass_on(0, 2)
+    net.pass_on(0, 1)
+    net.pass_on(1, 0)
+    net.stopped.add(2)
+    net.conclude(0)
+    net.announce(2, ("x", TERMS))
+    net.inquire(0)
+    net.pass_on(2, 0)  # the answer that was not waited for
+    net.stopped = {0}
+    net.settle()
+    net.stopped.clear()
+    net.pass_on(1, 0)
+    assert net.decisions[0] == [Missing({}, {}, (), (2,))]
+    net.settle()
+    assert net.decisions == [[Missing({}, {}, (), (2,)), Missing({"x": (0, 1)}, {}, (), ())]] * 3
+
+
+def test_who_asks_again_while_others_are_asked_waits_on() -> None:
+    net = group_of(3)
+    net.inquire(1)
+    net.pass_on(1, 0)
+    net.pass_on(0, 1)
+    net.inquire(1)
+    net.pass_on(0, 2)
+    net.pass_on(2, 0)
+    net.pass_on(1, 0)
+    net.pass_on(0, 1)
+    assert net.decisions[1] == [Missing({}, {}, (), ())]
+    assert net.members[1].patience > 0
+    net.settle()
+    assert net.decisions[1] == [Missing({}, {}, (), ())] * 2
+    assert net.members[1].patience == 0
 
 
 @given(groups, st.data())

@@ -120,9 +120,9 @@ class Book:
             case Refused(name):
                 self._end(name, decision)
                 return (name,)
-            case Deadlock(_, names):
-                for name in names:
-                    self._end(name, decision)
+            case Deadlock(blocked, names):
+                for name, ranks in names.items():
+                    self._end(name, Deadlock(blocked, {name: ranks}))  # a note of it is about this one
                 return tuple(names)
             case Joined():
                 self.pending.clear()

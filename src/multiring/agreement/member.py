@@ -68,7 +68,8 @@ class Member:
         """Take it that this rank has come to these operations, (name, terms) each: as few messages as for one.
 
         An operation that was decided against before this rank came to it is not announced: the `Refused` or `Deadlock`
-        is in the outcome's notes, once for each time that it happened. After a loss the notes say so.
+        is in the outcome's notes, once for each time that it happened, and names no other operation. After a loss the
+        notes say so.
 
         Raises:
             ValueError: a name is in flight, is there twice or is no Unicode, or this rank has joined.
