@@ -1,32 +1,55 @@
 """What it takes a group to agree on the order of operations: messages and steps of the tree, and of a flat coordinator.
 
-    python benchmarks/control_plane.py [--ranks N,...] [--radix R] [--operations N]
+    python benchmarks/control_plane.py [--ranks N,...] [--radix R] [--operations N] [--processes]
 
-All ranks are simulated in this process: they announce the same operations, each rank in an order of its own, and all
-messages of a step arrive together. A flat coordinator is what Horovod 0.28.1 has (common/controller.cc): rank 0 hears
-from each of the others what is ready there, and tells each what to do; here each such word is one message. Its
-response cache replaces that, for names it knows, by a bitwise all_reduce, which this does not count.
+All ranks announce the same operations, each in an order of its own. They are simulated in this process, and all
+messages of a step arrive together; with --processes each rank is a process of its own, sockets join those that are next
+to each other in the tree, and messages arrive as they do. A flat coordinator is what Horovod 0.28.1 has
+(common/controller.cc): rank 0 hears from each of the others what is ready there, and tells each what to do; here each
+such word is one message. Its response cache replaces that, for names it knows, by a bitwise all_reduce, which this does
+not count.
 """
 
 import argparse
+import hashlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
 import time
-from collections import Counter
+import traceback
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
 from multiring.agreement import Decision, Member, Outcome, Ready
+from multiring.agreement.tree import place_of
+
+TIMEOUT_S = 300
+WIDTHS = (7, 6, 8, 8, 8, 11, 7, 7, 7, 9)
+_LONGEST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What one round of a group took."""
+    """What one round took a rank; or a group: the most that it took one rank."""
 
-    messages: int
-    most_sent: int  # messages, by one rank
-    most_taken: int
-    steps: int  # messages one after the other
-    longest_bytes: int
-    seconds: float  # of one processor: every rank's part, one after the other
+    messages: int = 0
+    most_sent: int = 0
+    most_taken: int = 0
+    steps: int = 0  # messages one after the other
+    longest_bytes: int = 0
+
+    def beside(self, other: "Counted") -> "Counted":
+        """Return what it took both."""
+        return Counted(
+            messages=self.messages + other.messages,
+            most_sent=max(self.most_sent, other.most_sent),
+            most_taken=max(self.most_taken, other.most_taken),
+            steps=max(self.steps, other.steps),
+            longest_bytes=max(self.longest_bytes, other.longest_bytes),
+        )
 
 
 def levels(ranks: int, radix: int) -> int:
@@ -37,66 +60,154 @@ def levels(ranks: int, radix: int) -> int:
     return found
 
 
-def count(*, ranks: int, radix: int, operations: int) -> Counted:
-    """Let a group agree on operations that all its ranks announce at once; check that it does."""
-    members = [Member(rank, ranks, radix) for rank in range(ranks)]
-    names = [f"DistributedOptimizer.gradient.{number}" for number in range(operations)]
-    decisions: list[list[Decision]] = [[] for _ in members]
-    sent, taken = Counter[int](), Counter[int]()
-    steps = longest = 0
+class Rank:
+    """A member, and a count of what it sends and takes."""
 
-    def posted(rank: int, outcome: Outcome) -> Iterable[tuple[int, int, bytes]]:
-        decisions[rank] += outcome.decisions
-        return ((rank, to, message) for to, message in outcome.messages)
+    def __init__(self, rank: int, ranks: int, radix: int, operations: int) -> None:
+        self.member = Member(rank, ranks, radix)
+        self.decisions: list[Decision] = []
+        self.counted = Counted()
+        self._operations = operations
 
-    start = time.process_time()
-    under_way: list[tuple[int, int, bytes]] = []
-    for member in members:
-        turn = member.rank % operations
+    def announce(self) -> list[tuple[int, bytes]]:
+        """Announce all operations, beginning with another one on each rank; return what is to be sent."""
+        turn = self.member.rank % self._operations
+        names = self._names()
         announced = [(name, "allreduce of float32 (64, 3, 7, 7), average") for name in names[turn:] + names[:turn]]
-        under_way += posted(member.rank, member.announce_all(announced))
+        return self._count(self.member.announce_all(announced))
+
+    def take(self, sender: int, step: int, message: bytes) -> list[tuple[int, bytes]]:
+        """Take the message that another rank has sent as its `step`-th one; return what is to be sent."""
+        was = self.counted
+        self.counted = replace(was, most_taken=was.most_taken + 1, steps=max(was.steps, step))
+        return self._count(self.member.receive(sender, message))
+
+    def is_done(self) -> bool:
+        """Return whether all operations are decided; check them."""
+        if len(self.decisions) < self._operations:
+            return False
+        decided = sorted(decision.name for decision in self.decisions if isinstance(decision, Ready))
+        assert decided == sorted(self._names())
+        return True
+
+    def _names(self) -> list[str]:
+        return [f"DistributedOptimizer.gradient.{number}" for number in range(self._operations)]
+
+    def _count(self, outcome: Outcome) -> list[tuple[int, bytes]]:
+        self.decisions += outcome.decisions
+        was, sent = self.counted, len(outcome.messages)
+        longest = max((len(message) for _, message in outcome.messages), default=0)
+        self.counted = replace(
+            was,
+            messages=was.messages + sent,
+            most_sent=was.most_sent + sent,
+            longest_bytes=max(was.longest_bytes, longest),
+        )
+        return outcome.messages
+
+
+def count(*, ranks: int, radix: int, operations: int) -> Counted:
+    """Let a group that is simulated agree on operations that all its ranks announce at once; check that it does."""
+    group = [Rank(rank, ranks, radix, operations) for rank in range(ranks)]
+    under_way = [(rank, to, message) for rank, each in enumerate(group) for to, message in each.announce()]
+    step = 0
     while under_way:
-        steps += 1
+        step += 1
         arriving, under_way = under_way, []
         for sender, to, message in arriving:
-            sent[sender] += 1
-            taken[to] += 1
-            longest = max(longest, len(message))
-            under_way += posted(to, members[to].receive(sender, message))
-    seconds = time.process_time() - start
-    assert sorted(decision.name for decision in decisions[0] if isinstance(decision, Ready)) == sorted(names)
-    assert all(decided == decisions[0] for decided in decisions)
-    return Counted(
-        messages=sent.total(),
-        most_sent=max(sent.values(), default=0),
-        most_taken=max(taken.values(), default=0),
-        steps=steps,
-        longest_bytes=longest,
-        seconds=seconds,
-    )
+            under_way += ((to, onward, sent) for onward, sent in group[to].take(sender, step, message))
+    assert all(rank.is_done() and rank.decisions == group[0].decisions for rank in group)
+    return total(rank.counted for rank in group)
+
+
+def count_processes(*, ranks: int, radix: int, operations: int) -> Counted:
+    """Let a group of processes agree; check that it does."""
+    links: list[dict[int, socket.socket]] = [{} for _ in range(ranks)]
+    for rank in range(1, ranks):
+        parent = place_of(rank, ranks, radix).parent
+        assert parent is not None
+        links[rank][parent], links[parent][rank] = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    read, write = os.pipe()
+    sys.stdout.flush()
+    for rank in range(ranks):
+        if os.fork() == 0:
+            _be(Rank(rank, ranks, radix, operations), links, write)
+    os.close(write)
+    for link in (link for row in links for link in row.values()):
+        link.close()
+    with os.fdopen(read, encoding="utf-8") as results:
+        lines = [json.loads(line) for line in results]
+    assert len(lines) == ranks, f"{ranks - len(lines)} of {ranks} ranks have failed or not ended"
+    assert len({line.pop("decisions") for line in lines}) == 1
+    for _ in range(ranks):
+        os.wait()
+    return total(Counted(**line) for line in lines)
+
+
+def _be(rank: Rank, links: list[dict[int, socket.socket]], results: int) -> None:
+    """Be a rank, and end this process."""
+    try:
+        signal.alarm(TIMEOUT_S)
+        mine = links[rank.member.rank]
+        for link in (link for row in links for link in row.values() if row is not mine):
+            link.close()
+        sender_of = {link.fileno(): sender for sender, link in mine.items()}
+        poll = select.poll()
+        for number in sender_of:
+            poll.register(number, select.POLLIN)
+        _send(mine, rank, rank.announce())
+        while not rank.is_done():
+            for number, _ in poll.poll():
+                sender = sender_of[number]
+                step, message = mine[sender].recv(_LONGEST_BYTES).split(b" ", 1)
+                _send(mine, rank, rank.take(sender, int(step), message))
+        digest = hashlib.sha256(repr(rank.decisions).encode()).hexdigest()
+        line = json.dumps({"decisions": digest, **asdict(rank.counted)}) + "\n"
+        os.write(results, line.encode())  # below PIPE_BUF: in one piece
+        os._exit(0)
+    except BaseException:  # noqa: BLE001 -- this process is a copy of another one, in which nothing must go on
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _send(links: dict[int, socket.socket], rank: Rank, messages: list[tuple[int, bytes]]) -> None:
+    for to, message in messages:
+        links[to].send(b"%d %s" % (rank.counted.steps + 1, message))
+
+
+def total(counted: Iterable[Counted]) -> Counted:
+    """Return what it took all."""
+    found = Counted()
+    for each in counted:
+        found = found.beside(each)
+    return found
 
 
 def main() -> None:
-    """Print a line for each number of ranks."""
+    """Print a line for each number of ranks; fail where a limit is passed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--ranks", default="256,27360", help="how many, several with commas (%(default)s)")
     parser.add_argument("--radix", type=int, default=16, help="children of a rank (%(default)s)")
     parser.add_argument("--operations", type=int, default=4, help="in one round (%(default)s)")
+    parser.add_argument("--processes", action="store_true", help="each rank a process, not simulated")
     args = parser.parse_args()
-    columns = ("ranks", "radix", "sent", "limit", "taken", "flat", "steps", "limit", "flat", "longest", "us/message")
-    print(f"{'':13}{'messages of the busiest rank':^35}{'steps':^21}")
+    columns = ("ranks", "radix", "sent", "limit", "taken", "flat", "steps", "limit", "flat", "longest")
+    print(f"{'':13}{'messages of the busiest rank':^35}{'steps':^21}{'bytes':>9}")
     print("".join(f"{name:>{width}}" for name, width in zip(columns, WIDTHS, strict=True)))
     for ranks in map(int, args.ranks.split(",")):
-        counted = count(ranks=ranks, radix=args.radix, operations=args.operations)
-        values = (
-            *(ranks, args.radix, counted.most_sent, args.radix + 1, counted.most_taken, 2 * (ranks - 1)),
-            *(counted.steps, 2 * levels(ranks, args.radix), 2, counted.longest_bytes),
-            f"{counted.seconds / max(counted.messages, 1) * 1e6:.1f}",
-        )
-        print("".join(f"{value:>{width}}" for value, width in zip(values, WIDTHS, strict=True)))
+        counting = count_processes if args.processes else count
+        start = time.monotonic()
+        counted = counting(ranks=ranks, radix=args.radix, operations=args.operations)
+        limit, most_steps = args.radix + 1, 2 * levels(ranks, args.radix)
+        assert counted.most_sent <= limit
+        assert counted.most_taken <= limit
+        assert counted.steps <= most_steps
+        values = [ranks, args.radix, counted.most_sent, limit, counted.most_taken, 2 * (ranks - 1)]
+        values += [counted.steps, most_steps, 2, counted.longest_bytes]
+        print("".join(f"{value:>{width}}" for value, width in zip(values, WIDTHS, strict=True)), flush=True)
+        kind = "processes" if args.processes else "simulated ranks, one after the other"
+        print(f"{'':13}{time.monotonic() - start:.1f} s for {ranks} {kind}", file=sys.stderr)
 
-
-WIDTHS = (7, 6, 8, 8, 8, 11, 7, 7, 7, 9, 12)
 
 if __name__ == "__main__":
     main()

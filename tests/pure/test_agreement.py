@@ -1,10 +1,13 @@
 """The agreement on an order: whatever the ranks' own orders and the messages' delays, all ranks decide the same."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from random import Random
 from typing import Any
 
 import pytest
+from benchmarks import control_plane
 from benchmarks.control_plane import count, levels
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -82,6 +85,16 @@ def test_a_round_takes_few_messages_and_steps(ranks: int, radix: int) -> None:
     assert counted.most_sent <= radix + 1
     assert counted.most_taken <= radix + 1
     assert counted.steps <= 2 * levels(ranks, radix)
+
+
+def test_ranks_that_are_processes_take_as_few() -> None:
+    command = [sys.executable, "-W", "error::ResourceWarning", control_plane.__file__]
+    command += ["--processes", "--ranks", "1,30", "--radix", "3"]
+    printed = subprocess.run(command, check=True, timeout=100, capture_output=True, text=True).stdout
+    counted = count(ranks=30, radix=3, operations=4)
+    *_, last = printed.splitlines()
+    values = [30, 3, counted.most_sent, 4, counted.most_taken, 58, counted.steps, 8, 2, counted.longest_bytes]
+    assert last.split() == [str(value) for value in values]
 
 
 def test_several_names_take_as_few_messages_as_one() -> None:
