@@ -20,6 +20,7 @@ from tests.wire.ranks import Here, report_of, run_ranks
 
 import multiring
 from multiring.errors import ArgumentError, MultiringError, StateError
+from multiring.trace.part import ROW
 
 Events = list[dict[str, Any]]
 
@@ -157,6 +158,22 @@ def test_timelines_one_after_the_other_and_at_the_end(tmp_path: Path) -> None:
         assert len(slices(found, 0, "operation")) == barriers
         assert found["metadata"]["ranks"]["0"]["is_complete"] is True
     assert len(list(tmp_path.iterdir())) == 4
+
+
+def overflow(here: Here) -> tuple[int, int, int]:
+    group = here.join()
+    context = group._calls.membership.context
+    context.keep_timeline(True)
+    for _ in range((1 << 19) + 5):  # of two events each
+        group.barrier()
+    kept = len(context.take_timeline()), context.dropped_from_timeline()
+    context.keep_timeline(False)
+    group.barrier()
+    return *kept, len(context.take_timeline())
+
+
+def test_what_comes_too_fast_is_counted() -> None:
+    assert run_ranks(overflow, 1) == [(ROW.itemsize << 20, 10, 0)]
 
 
 def join_with_a_timeline(here: Here, folder: str) -> None:
