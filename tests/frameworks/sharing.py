@@ -32,5 +32,5 @@ def expect(model: nn.Module, seeds: list[int], make: Callable[[], nn.Module] = n
 
 def expect_same_parameters(model: nn.Module) -> None:
     for parameter in model.parameters():
-        lowest, highest = mt.allreduce(parameter.detach(), "min"), mt.allreduce(parameter.detach(), "max")
+        lowest, highest = mt.allreduce(parameter.detach(), op="min"), mt.allreduce(parameter.detach(), op="max")
         assert torch.equal(lowest, highest)

@@ -115,10 +115,10 @@ def broadcast_state(here: Here, name: str) -> None:
         backward(loss_of(model, 7))
         optimizer.step()
         for parameter in model.parameters():
-            assert torch.equal(mt.allreduce(parameter.detach(), "min"), mt.allreduce(parameter.detach(), "max"))
+            assert torch.equal(mt.allreduce(parameter.detach(), op="min"), mt.allreduce(parameter.detach(), op="max"))
             for each in optimizer.state[parameter].values():
                 if isinstance(each, torch.Tensor):
-                    assert torch.equal(mt.allreduce(each, "min"), mt.allreduce(each, "max"))
+                    assert torch.equal(mt.allreduce(each, op="min"), mt.allreduce(each, op="max"))
 
 
 def test_state_of_nested_kinds() -> None:
@@ -142,7 +142,7 @@ def broadcast_lbfgs(here: Here) -> None:
     mt.broadcast_parameters(model.state_dict())
     optimizer.step(closure)  # type: ignore[no-untyped-call] # torch's own
     for parameter in model.parameters():
-        assert torch.equal(mt.allreduce(parameter.detach(), "min"), mt.allreduce(parameter.detach(), "max"))
+        assert torch.equal(mt.allreduce(parameter.detach(), op="min"), mt.allreduce(parameter.detach(), op="max"))
 
 
 def test_bad_parameters() -> None:

@@ -41,14 +41,14 @@ def combine(here: Here) -> None:
                 own, wanted = everyones[here.rank], combined(everyones).to(dtype)
                 before = own.clone()
                 for given in (own, own.movedim(0, -1).clone().movedim(-1, 0) if shape else own):
-                    reduced = mt.allreduce(given, op)
+                    reduced = mt.allreduce(given, op=op)
                     assert reduced.dtype == dtype
                     assert torch.equal(reduced, wanted)
                     assert torch.equal(given, before)
-                assert mt.allreduce_(own, op) is own
+                assert mt.allreduce_(own, op=op) is own
                 assert torch.equal(own, wanted)
     with_gaps = torch.arange(12.0).reshape(3, 4)[:, ::2] * here.rank
-    assert torch.equal(mt.allreduce(with_gaps, "sum"), 3 * torch.arange(12.0).reshape(3, 4)[:, ::2])
+    assert torch.equal(mt.allreduce(with_gaps, op="sum"), 3 * torch.arange(12.0).reshape(3, 4)[:, ::2])
 
 
 def test_is_differentiable() -> None:
@@ -60,11 +60,11 @@ def differentiate(here: Here) -> list[float]:
     found = []
     for op in ("average", "sum"):
         value = torch.ones(2, requires_grad=True)
-        backward((mt.allreduce(value, op) * (1 + here.rank)).sum())
+        backward((mt.allreduce(value, op=op) * (1 + here.rank)).sum())
         assert value.grad is not None
         found.append(value.grad[0].item())
     with torch.no_grad():
-        assert not mt.allreduce(value, "max").requires_grad
+        assert not mt.allreduce(value, op="max").requires_grad
         mt.allreduce_(value)
     return found
 
@@ -105,7 +105,7 @@ def misuse(here: Here) -> None:
     for tensor, op, kind, text in bad:
         before = tensor.clone()
         with pytest.raises(kind, match=text):
-            mt.allreduce(tensor, op)
+            mt.allreduce(tensor, op=op)
         if not tensor.is_sparse and tensor.device.type == "cpu":
             assert torch.equal(tensor, before)
     with pytest.raises(UnsupportedError, match="allreduce_ of a tensor that requires a gradient"):

@@ -171,7 +171,7 @@ def expect_of_trained(model: nn.Module) -> None:
     assert model[5].weight.grad is None  # type: ignore[index]
     for parameter in model.parameters():
         if parameter.grad is not None:
-            assert torch.equal(mt.allreduce(parameter.grad, "min"), mt.allreduce(parameter.grad, "max"))
+            assert torch.equal(mt.allreduce(parameter.grad, op="min"), mt.allreduce(parameter.grad, op="max"))
 
 
 def test_compiled_model() -> None:

@@ -51,6 +51,11 @@ class MpiEngine:
         self._thread = threading.Thread(target=self._run, name="multiring-mpi", daemon=True)
         self._thread.start()
 
+    @property
+    def serves_threads(self) -> bool:
+        """Whether the program may call MPI itself, from any thread, beside this one."""
+        return bool(self._mpi.Query_thread() == self._mpi.THREAD_MULTIPLE)
+
     def stop(self) -> None:
         """Return once no call of ours is in MPI; the Context has been closed."""
         self._thread.join()

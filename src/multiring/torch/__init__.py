@@ -3,44 +3,152 @@
     import multiring.torch as mt
 
     mt.init()
-    mt.broadcast_parameters(model.state_dict())
+    mt.broadcast_parameters(model.state_dict(), root_rank=0)
     optimizer = mt.DistributedOptimizer(optimizer, model.named_parameters())
 
 Each rank then trains on its own samples; `loss.backward()` leaves the average of all ranks' gradients.
+
+Names, parameters, their order and defaults are those of `horovod.torch` 0.28.1; what multiring adds comes behind them.
 """
 
-from multiring.runtime import init as init
-from multiring.runtime import is_initialized as is_initialized
-from multiring.runtime import local_rank as local_rank
-from multiring.runtime import local_size as local_size
-from multiring.runtime import rank as rank
-from multiring.runtime import shutdown as shutdown
-from multiring.runtime import size as size
-from multiring.torch.broadcasting import broadcast_parameters as broadcast_parameters
+from multiring.torch.allreducing import allreduce as allreduce
+from multiring.torch.allreducing import allreduce_ as allreduce_
+from multiring.torch.allreducing import allreduce_async as allreduce_async
+from multiring.torch.allreducing import allreduce_async_ as allreduce_async_
+from multiring.torch.arena import arena_like as arena_like
+from multiring.torch.basics import ccl_built as ccl_built
+from multiring.torch.basics import cross_rank as cross_rank
+from multiring.torch.basics import cross_size as cross_size
+from multiring.torch.basics import cuda_built as cuda_built
+from multiring.torch.basics import ddl_built as ddl_built
+from multiring.torch.basics import gloo_built as gloo_built
+from multiring.torch.basics import gloo_enabled as gloo_enabled
+from multiring.torch.basics import init as init
+from multiring.torch.basics import is_homogeneous as is_homogeneous
+from multiring.torch.basics import is_initialized as is_initialized
+from multiring.torch.basics import local_rank as local_rank
+from multiring.torch.basics import local_size as local_size
+from multiring.torch.basics import mpi_built as mpi_built
+from multiring.torch.basics import mpi_enabled as mpi_enabled
+from multiring.torch.basics import mpi_threads_supported as mpi_threads_supported
+from multiring.torch.basics import nccl_built as nccl_built
+from multiring.torch.basics import rank as rank
+from multiring.torch.basics import rocm_built as rocm_built
+from multiring.torch.basics import shutdown as shutdown
+from multiring.torch.basics import size as size
+from multiring.torch.broadcasting import broadcast as broadcast
+from multiring.torch.broadcasting import broadcast_ as broadcast_
+from multiring.torch.broadcasting import broadcast_async as broadcast_async
+from multiring.torch.broadcasting import broadcast_async_ as broadcast_async_
+from multiring.torch.compression import Compression as Compression
+from multiring.torch.errors import HorovodInternalError as HorovodInternalError
+from multiring.torch.exchanging import alltoall as alltoall
+from multiring.torch.exchanging import alltoall_async as alltoall_async
+from multiring.torch.gathering import allgather as allgather
+from multiring.torch.gathering import allgather_async as allgather_async
+from multiring.torch.gathering import grouped_allgather as grouped_allgather
+from multiring.torch.gathering import grouped_allgather_async as grouped_allgather_async
+from multiring.torch.grouping import grouped_allreduce as grouped_allreduce
+from multiring.torch.grouping import grouped_allreduce_ as grouped_allreduce_
+from multiring.torch.grouping import grouped_allreduce_async as grouped_allreduce_async
+from multiring.torch.grouping import grouped_allreduce_async_ as grouped_allreduce_async_
+from multiring.torch.handles import poll as poll
+from multiring.torch.handles import synchronize as synchronize
+from multiring.torch.joining import barrier as barrier
+from multiring.torch.joining import join as join
+from multiring.torch.objects import allgather_object as allgather_object
+from multiring.torch.objects import broadcast_object as broadcast_object
 from multiring.torch.optimizer import DistributedOptimizer as DistributedOptimizer
 from multiring.torch.optimizer import gradient_bytes as gradient_bytes
 from multiring.torch.optimizer_state import broadcast_optimizer_state as broadcast_optimizer_state
 from multiring.torch.options import PowerSGD as PowerSGD
-from multiring.torch.reducing import allreduce as allreduce
-from multiring.torch.reducing import allreduce_ as allreduce_
+from multiring.torch.parameters import broadcast_parameters as broadcast_parameters
+from multiring.torch.process_sets import ProcessSet as ProcessSet
+from multiring.torch.process_sets import add_process_set as add_process_set
+from multiring.torch.process_sets import global_process_set as global_process_set
+from multiring.torch.process_sets import remove_process_set as remove_process_set
+from multiring.torch.reduce_ops import Adasum as Adasum
+from multiring.torch.reduce_ops import Average as Average
+from multiring.torch.reduce_ops import Max as Max
+from multiring.torch.reduce_ops import Min as Min
+from multiring.torch.reduce_ops import Product as Product
+from multiring.torch.reduce_ops import Sum as Sum
+from multiring.torch.reduce_scattering import grouped_reducescatter as grouped_reducescatter
+from multiring.torch.reduce_scattering import grouped_reducescatter_async as grouped_reducescatter_async
+from multiring.torch.reduce_scattering import reducescatter as reducescatter
+from multiring.torch.reduce_scattering import reducescatter_async as reducescatter_async
+from multiring.torch.sparse import sparse_allreduce_async as sparse_allreduce_async
 from multiring.torch.timeline import start_timeline as start_timeline
 from multiring.torch.timeline import stop_timeline as stop_timeline
 
 __all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
     "DistributedOptimizer",
+    "HorovodInternalError",
+    "Max",
+    "Min",
     "PowerSGD",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "add_process_set",
+    "allgather",
+    "allgather_async",
+    "allgather_object",
     "allreduce",
     "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "arena_like",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
     "gradient_bytes",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
     "init",
+    "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "poll",
     "rank",
+    "reducescatter",
+    "reducescatter_async",
+    "remove_process_set",
+    "rocm_built",
     "shutdown",
     "size",
+    "sparse_allreduce_async",
     "start_timeline",
     "stop_timeline",
+    "synchronize",
 ]

@@ -1,62 +1,109 @@
-"""One rank's tensors for all ranks."""
+"""broadcast: one rank's tensor for all ranks. The signatures are Horovod's."""
 
-from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from multiring.errors import ArgumentError
-from multiring.runtime import Group, world
-from multiring.torch.likeness import require_alike, told_to_others
-from multiring.torch.tensors import bytes_of, described, refuse_elsewhere
+from multiring.runtime import Group, Handle
+from multiring.runtime.arrays import Buffer
+from multiring.torch.allreducing import allreduce
+from multiring.torch.handles import Pending, handle_of, submit
+from multiring.torch.process_sets import ProcessSet, global_process_set, members_of, world_rank_in
+from multiring.torch.reduce_ops import Average
+from multiring.torch.tensors import is_one_piece, new_memory, note_change, require_plain
+from multiring.torch.terms import BROADCAST, ROOT, plain_terms
 
 
-def broadcast_parameters(
-    params: Mapping[str, Any] | Iterable[tuple[str, Tensor]], root_rank: int = 0, *, group: Group | None = None
-) -> None:
-    """Overwrite every rank's tensors with rank `root_rank`'s, in place.
+def broadcast(
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Tensor:
+    """Return rank `root_rank`'s `tensor`.
+
+    Differentiable: the root's gradient is the average of all ranks' gradients, the others' is zero, so every rank has to
+    run that backward.
 
     Args:
-        params: `model.state_dict()` or `model.named_parameters()`; the same names, shapes and types on all ranks.
-        root_rank: of the group.
-        group: by default all ranks.
+        tensor: of any type; the same shape and type on all ranks.
+        root_rank: as ranks are numbered in the whole job, also where the set has fewer.
+        name: as for allreduce.
+        process_set: by default all ranks.
 
     Raises:
-        ArgumentError: `params` has something that is no tensor, or there is no such rank.
-        MismatchError: on every rank: the ranks differ in names, shapes or types.
-        UnsupportedError: a tensor is not in host memory, or not dense.
+        ArgumentError: the root or this rank is not in the set, or the name is in use.
+        HorovodInternalError: on every rank: they disagree, inputs are intact; or one is gone.
+        UnsupportedError: not in host memory.
     """
-    whole = group or world()
-    with told_to_others(whole, "broadcast_parameters"):
-        require_rank(whole, root_rank)
-        named = list(params.items() if isinstance(params, Mapping) else params)
-        for name, tensor in named:
-            if not isinstance(tensor, Tensor):
-                raise ArgumentError(f"{name} is a {type(tensor).__name__}; want a tensor")
-            refuse_elsewhere(tensor, name)
-    lines = [f"root_rank={root_rank}", *(f"{name}, {described(tensor)}" for name, tensor in named)]
-    require_alike(whole, "broadcast_parameters", lines)
-    broadcast_tensors(whole, [tensor for _, tensor in named], root_rank)
+    require_plain(tensor)
+    found: Tensor
+    if tensor.requires_grad and torch.is_grad_enabled():
+        found = _Broadcast.apply(tensor, root_rank, name, process_set)  # type: ignore[no-untyped-call] # torch's own
+    else:
+        found = _submit(tensor, root_rank, name, process_set, in_place=False).wait()
+    return found
 
 
-def require_rank(group: Group, root_rank: int) -> None:
-    """Raise ArgumentError unless `group` has rank `root_rank`."""
-    if not 0 <= root_rank < group.size:
-        raise ArgumentError(f"root_rank={root_rank}: want a rank of the group, 0 to {group.size - 1}")
+def broadcast_async(
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Start a `broadcast`, which has no gradient, and return its handle for `synchronize` and `poll`."""
+    return handle_of(_submit(tensor, root_rank, name, process_set, in_place=False))
 
 
-def broadcast_tensors(group: Group, tensors: Sequence[Tensor], root_rank: int) -> None:
-    """Overwrite `tensors`, known to be alike on all ranks, with rank `root_rank`'s."""
-    with torch.no_grad():
-        # Row-major on the wire, as the ranks' strides may differ.
-        rows = [tensor.detach().contiguous() for tensor in tensors]
-        handles = [group.broadcast_async(bytes_of(row).numpy(), root_rank) for row in rows]
-        for tensor, row, handle in zip(tensors, rows, handles, strict=True):
-            handle.wait()
-            if group.rank == root_rank:
-                continue
-            if row.data_ptr() != tensor.data_ptr():
-                tensor.copy_(row)
-            # What autograd saved of it is no longer what it was.
-            torch.autograd.graph.increment_version(tensor)
+def broadcast_(
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Tensor:
+    """Overwrite `tensor` with rank `root_rank`'s, and return it; otherwise as `broadcast`."""
+    found: Tensor = _submit(tensor, root_rank, name, process_set, in_place=True).wait()
+    return found
+
+
+def broadcast_async_(
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Start a `broadcast_`, and return its handle for `synchronize` and `poll`."""
+    return handle_of(_submit(tensor, root_rank, name, process_set, in_place=True))
+
+
+def _submit(tensor: Tensor, root_rank: int, name: str | None, process_set: ProcessSet, *, in_place: bool) -> Pending:
+    require_plain(tensor)
+    members = members_of(process_set)
+    root = world_rank_in(members, root_rank)
+    terms = plain_terms(BROADCAST, tensor.dtype, tensor.shape, ((ROOT, str(int(root_rank))),))
+    source = tensor.detach()
+    memory = source
+    if not (in_place and is_one_piece(source)):
+        memory = new_memory(members.group, source.shape, source.dtype)
+        if members.rank == root:
+            memory.copy_(source)
+
+    def start(group: Group, label: str) -> Handle:
+        size_bytes = memory.numel() * memory.element_size()
+        return group.broadcast_async(Buffer(memory.data_ptr(), (size_bytes,), (1,), "uint8", memory), root, label=label)
+
+    def finish(_: Any) -> Tensor:
+        if not in_place:
+            return memory
+        if members.rank != root:
+            if memory is source:
+                note_change(tensor)
+            else:
+                source.copy_(memory)
+        return tensor
+
+    return submit(members, name, terms, start, finish)
+
+
+class _Broadcast(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> Tensor:
+        ctx.root_rank, ctx.process_set = root_rank, process_set
+        found: Tensor = _submit(tensor, root_rank, name, process_set, in_place=False).wait()
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        members = members_of(ctx.process_set)
+        average = allreduce(gradients[0], op=Average, process_set=ctx.process_set)
+        is_root = members.rank == world_rank_in(members, ctx.root_rank)
+        return average if is_root else torch.zeros_like(average), None, None, None

@@ -6,18 +6,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from multiring.errors import UnsupportedError
-from multiring.runtime import Group, world
-from multiring.torch.broadcasting import broadcast_tensors, require_rank
+from multiring.errors import ArgumentError, UnsupportedError
+from multiring.runtime import Group
 from multiring.torch.carried import KEY
+from multiring.torch.errors import internal_errors
 from multiring.torch.likeness import require_alike, told_to_others
+from multiring.torch.parameters import broadcast_tensors
+from multiring.torch.process_sets import Members, ProcessSet, global_process_set, members_of, world_rank_in
 from multiring.torch.tensors import dense_strides, described, dtype_name, refuse_elsewhere
 
 
 def broadcast_optimizer_state(
-    optimizer: torch.optim.Optimizer, root_rank: int = 0, *, group: Group | None = None
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: nn.Module | None = None,  # noqa: ARG001 -- Horovod's, which steps with it; here nothing is stepped
+    process_set: ProcessSet = global_process_set,
 ) -> None:
     """Give every rank's optimizer the state and options (learning rate and so on) of rank `root_rank`'s.
 
@@ -26,31 +31,40 @@ def broadcast_optimizer_state(
 
     Args:
         optimizer: with parameters of the same shapes in the same groups on all ranks.
-        root_rank: of the group.
-        group: by default all ranks.
+        root_rank: as ranks are numbered in the whole job.
+        model: not used.
+        process_set: by default all ranks.
 
     Raises:
-        ArgumentError: there is no such rank.
-        MismatchError: on every rank: the optimizers differ in class or parameters.
+        ArgumentError: the set has no such rank, or the optimizer is LBFGS.
+        HorovodInternalError: on every rank: the optimizers differ in class or parameters, or a rank is gone.
         UnsupportedError: the state holds something other than tensors, numbers, texts, lists, tuples and dicts of such.
     """
-    whole = group or world()
-    with told_to_others(whole, "broadcast_optimizer_state"):
-        require_rank(whole, root_rank)
+    members = members_of(process_set)
+    with internal_errors("broadcast_optimizer_state"):
+        _broadcast(members, optimizer, root_rank)
+
+
+def _broadcast(members: Members, optimizer: torch.optim.Optimizer, root_rank: int) -> None:
+    group = members.group
+    with told_to_others(group, "broadcast_optimizer_state"):
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ArgumentError("cannot broadcast torch.optim.LBFGS state: its steps depend on each rank's own loss")
+        root = world_rank_in(members, root_rank)
         tensors: list[Tensor] = []
         text = ""
-        if whole.rank == root_rank:
+        if group.rank == root:
             text = json.dumps(_packed(_state_of_all(optimizer), "state_dict()", tensors))
     lines = [f"root_rank={root_rank}, optimizer {type(optimizer).__name__}"]
     for index, param_group in enumerate(optimizer.param_groups):
         lines += [f"group {index}, parameter of {described(parameter)}" for parameter in param_group["params"]]
-    require_alike(whole, "broadcast_optimizer_state", lines)
-    text = _broadcast_text(whole, text, root_rank)
-    if whole.rank == root_rank:
-        broadcast_tensors(whole, tensors, root_rank)
+    require_alike(group, "broadcast_optimizer_state", lines)
+    text = _broadcast_text(group, text, root)
+    if group.rank == root:
+        broadcast_tensors(group, tensors, root)
         return
     state = _unpacked(json.loads(text), tensors)
-    broadcast_tensors(whole, tensors, root_rank)
+    broadcast_tensors(group, tensors, root)
     optimizer.load_state_dict(state)
 
 

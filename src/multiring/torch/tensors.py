@@ -1,15 +1,21 @@
 """Tensors as the arrays that a Group takes, and arena memory as tensors."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from multiring.errors import UnsupportedError
+from multiring.errors import ArgumentError, UnsupportedError
 from multiring.runtime import Group
+from multiring.runtime.arrays import Buffer, numpy_dtype
+
+# Up to here ranks of one host exchange what they have in slots, wherever it lies: the arena would win nothing.
+_SMALL_BYTES = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +26,7 @@ class Shared:
     tensor: Tensor
 
 
+@cache
 def dtype_name(dtype: torch.dtype) -> str:
     """Return what NumPy calls `dtype`."""
     return str(dtype).removeprefix("torch.")
@@ -39,6 +46,13 @@ def refuse_elsewhere(tensor: Tensor, name: str) -> None:
         raise UnsupportedError(f"{name} is {kind}; want a dense tensor")
 
 
+def require_plain(tensor: Any) -> None:
+    """Raise ArgumentError unless `tensor` is a tensor, and UnsupportedError unless it is plain memory of the host."""
+    if not isinstance(tensor, Tensor):
+        raise ArgumentError(f"tensor is a {type(tensor).__name__}; want a torch.Tensor")
+    refuse_elsewhere(tensor, "tensor")
+
+
 def allocate(group: Group, count: int, dtype: torch.dtype) -> Shared:
     """Return `count` zeros of `dtype` in the arena.
 
@@ -47,9 +61,75 @@ def allocate(group: Group, count: int, dtype: torch.dtype) -> Shared:
     """
     array = group.allocate(count, dtype_name(dtype))
     array.view(np.uint8).fill(0)
+    return Shared(array, tensor_of(array, dtype))
+
+
+def tensor_of(
+    array: "np.ndarray[Any, np.dtype[Any]]", dtype: torch.dtype, shape: Sequence[int] | None = None
+) -> Tensor:
+    """Return a row-major array of the arena as torch sees it: of `dtype`, in the array's shape or another.
+
+    It is no view of another tensor, which autograd would not let anybody change that gets it from a Function.
+    """
+    wanted = array.shape if shape is None else shape
+    if not array.size:
+        return torch.empty(wanted, dtype=dtype)
     # frombuffer takes no empty buffer, and does not know ml_dtypes' bfloat16.
-    tensor = torch.frombuffer(array.view(np.uint8), dtype=dtype) if count else torch.empty(0, dtype=dtype)
-    return Shared(array, tensor)
+    memory = torch.frombuffer(array.reshape(-1).view(np.uint8), dtype=torch.uint8)
+    return at_place(memory, dtype, 0, wanted)
+
+
+def at_place(memory: Tensor, dtype: torch.dtype, offset: int, shape: Sequence[int]) -> Tensor:
+    """Return a tensor that has a place in the memory of another without being its view; `offset` in elements of `dtype`."""
+    return torch.empty(0, dtype=dtype).set_(memory.untyped_storage(), offset, torch.Size(shape))
+
+
+def new_memory(group: Group, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return a row-major tensor of undefined contents, in the arena where it is large."""
+    size_bytes = math.prod(shape) * dtype.itemsize
+    if size_bytes <= _SMALL_BYTES:
+        return torch.empty(shape, dtype=dtype)
+    return tensor_of(group.allocate(size_bytes, np.uint8), dtype, shape)
+
+
+def buffer_from(tensor: Tensor) -> Buffer:
+    """Return the memory of a row-major `tensor`, of a type that a Group combines, for a Group; nothing is copied."""
+    return Buffer(tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), dtype_name(tensor.dtype), tensor)
+
+
+def array_of(tensor: Tensor) -> "np.ndarray[Any, np.dtype[Any]]":
+    """Return a row-major `tensor`, of a type that a Group combines, as NumPy sees it; nothing is copied."""
+    if tensor.dtype is torch.bfloat16:  # which torch does not hand to NumPy
+        return tensor.view(torch.int16).numpy().view(numpy_dtype("bfloat16"))
+    return tensor.numpy()
+
+
+def rows_from(tensor: Tensor) -> Buffer:
+    """Return the memory of a row-major `tensor` of any type as rows of bytes; it has at least one dimension."""
+    width = math.prod(tensor.shape[1:]) * tensor.element_size()
+    return Buffer(tensor.data_ptr(), (tensor.shape[0], width), (width, 1), "uint8", tensor)
+
+
+def rows_of_bytes(array: "np.ndarray[Any, np.dtype[Any]]", dtype: torch.dtype, behind: Sequence[int]) -> Tensor:
+    """Return rows of bytes from the arena as rows of shape `behind` of `dtype`."""
+    return tensor_of(array, dtype, (array.shape[0], *behind))
+
+
+def is_one_piece(tensor: Tensor) -> bool:
+    """Return whether the memory of `tensor`, read row by row, has its elements as they are."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def in_one_piece(tensor: Tensor) -> Tensor:
+    """Return `tensor`, or a copy of it, detached, whose memory has its elements as they are, row by row."""
+    found = tensor.detach()
+    return found if is_one_piece(found) else found.resolve_conj().resolve_neg().contiguous()
+
+
+def note_change(tensor: Tensor) -> None:
+    """Tell autograd that what it saved of `tensor` is no longer what it was."""
+    if not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)
 
 
 def dense_strides(tensor: Tensor) -> tuple[int, ...]:

@@ -1,0 +1,179 @@
+"""allreduce: one tensor combined over the ranks. The signatures are Horovod's."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from multiring.errors import UnsupportedError
+from multiring.runtime import Group, Handle
+from multiring.optim import start_adasum
+from multiring.torch.compression import Compression, require_compressor
+from multiring.torch.handles import Pending, Several, handle_of, submit
+from multiring.torch.process_sets import ProcessSet, global_process_set, members_of
+from multiring.torch.reduce_ops import Adasum, Average, Combination, Sum, combination, name_of
+from multiring.torch.sparse import submit_sparse
+from multiring.torch.tensors import array_of, buffer_from, is_one_piece, new_memory, note_change, require_plain
+from multiring.torch.terms import allreduce_terms
+from multiring.torch.wire_forms import WireForm, unwired, wire_form, wired
+
+LINEAR = (Average, Sum)
+
+
+def allreduce(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int | str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Tensor:
+    """Return a new tensor: every rank's `tensor` combined.
+
+    Differentiable for Average and Sum: its gradient is combined likewise, so every rank has to run that backward.
+
+    Args:
+        tensor: the same shape and type on all ranks: floats, integers, bools (no average), complex numbers (sum and
+            average). A sparse one gives a sparse sum or average.
+        average: DEPRECATED, use op.
+        name: what the ranks match the operation by; without one, they match by the order of their operations.
+        compression: in what form it travels.
+        op: Average (the default), Sum, Adasum, Min, Max, Product, or their names.
+        prescale_factor: multiplies the tensor first: integers in float64, 16-bit floats in float32.
+        postscale_factor: multiplies the result likewise.
+        process_set: by default all ranks.
+
+    Raises:
+        ArgumentError: `op` has no meaning for the type, this rank is not in the set, or the name is in use.
+        HorovodInternalError: on every rank: they disagree, inputs are intact; or one is gone.
+        UnsupportedError: not in host memory.
+    """
+    how = combination(op, average, prescale_factor, postscale_factor)
+    if compression is Compression.none:
+        return _reduced(tensor, name, how, process_set)
+    require_compressor(compression)
+    wire = getattr(compression, "wire", None)
+    if wire is not None and tensor.dtype == torch.float32 and how.op in LINEAR:
+        return _reduced(tensor, name, how._replace(wire=wire), process_set)
+    compressed, context = compression.compress(tensor)
+    found: Tensor = compression.decompress(_reduced(compressed, name, how, process_set), context)
+    return found
+
+
+def allreduce_async(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start an `allreduce`, which has no gradient, and return its handle for `synchronize` and `poll`."""
+    how = combination(op, average, prescale_factor, postscale_factor)
+    return handle_of(submit_allreduce(tensor, name, how, process_set, in_place=False))
+
+
+def allreduce_(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Tensor:
+    """Combine every rank's `tensor` into all of them, in place, and return it; otherwise as `allreduce`."""
+    how = combination(op, average, prescale_factor, postscale_factor)
+    found: Tensor = submit_allreduce(tensor, name, how, process_set, in_place=True).wait()
+    return found
+
+
+def allreduce_async_(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start an `allreduce_`, and return its handle for `synchronize` and `poll`."""
+    how = combination(op, average, prescale_factor, postscale_factor)
+    return handle_of(submit_allreduce(tensor, name, how, process_set, in_place=True))
+
+
+def submit_allreduce(
+    tensor: Tensor, name: str | None, how: Combination, process_set: ProcessSet, *, in_place: bool
+) -> Pending | Several:
+    """Start to combine `tensor`, into itself or into a new one, which is the operation's result."""
+    members = members_of(process_set)
+    if isinstance(tensor, Tensor) and tensor.layout == torch.sparse_coo:
+        return submit_sparse(members, tensor, name, how, in_place=in_place)
+    require_plain(tensor)
+    dtype = tensor.dtype
+    form = wire_form(dtype, how.op, how.postscale, members.size)
+    terms = allreduce_terms(dtype, tensor.shape, name_of(how.op), (how.prescale, how.postscale), how.wire)
+    memory = _memory(members.group, tensor, form, how.prescale, in_place=in_place)
+
+    def start(group: Group, label: str) -> Handle:
+        if how.op == Adasum:
+            return start_adasum(group, [array_of(memory)], label=label)
+        return group.all_reduce_async(buffer_from(memory), form.op, wire=how.wire, label=label)
+
+    def finish(_: Any) -> Tensor:
+        found = unwired(memory, form, dtype)
+        if not in_place:
+            return found
+        if found.data_ptr() == tensor.data_ptr():
+            note_change(tensor)
+        else:
+            tensor.detach().copy_(found)
+        return tensor
+
+    return submit(members, name, terms, start, finish)
+
+
+def _memory(group: Group, tensor: Tensor, form: WireForm, prescale: float, *, in_place: bool) -> Tensor:
+    """Return what is to be combined in place: `tensor` as the Group takes it, itself or as a row-major copy."""
+    source = tensor.detach()
+    found = wired(source, form, prescale)
+    is_own = found.data_ptr() != source.data_ptr()
+    if is_one_piece(found) and (in_place or is_own):
+        return found
+    memory = new_memory(group, found.shape, found.dtype)
+    return memory.copy_(found)
+
+
+def _reduced(tensor: Tensor, name: str | None, how: Combination, process_set: ProcessSet) -> Tensor:
+    found: Tensor
+    if isinstance(tensor, Tensor) and tensor.requires_grad and torch.is_grad_enabled():
+        found = _Allreduce.apply(tensor, name, how, process_set)  # type: ignore[no-untyped-call] # torch's own
+    else:
+        found = submit_allreduce(tensor, name, how, process_set, in_place=False).wait()
+    return found
+
+
+def require_linear(how: Combination) -> None:
+    """Raise UnsupportedError where a gradient of `how` is asked for and there is none."""
+    if how.op not in LINEAR:
+        raise UnsupportedError(
+            f"the gradient of an allreduce by {name_of(how.op)}: want tensor.detach() there, or one of Average and Sum"
+        )
+
+
+class _Allreduce(torch.autograd.Function):
+    """Combining is linear, and the same on all ranks: the gradient of the ranks' losses is combined the same way."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, name: str | None, how: Combination, process_set: ProcessSet) -> Tensor:
+        ctx.how, ctx.process_set = how, process_set
+        found: Tensor = submit_allreduce(tensor, name, how, process_set, in_place=False).wait()
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        require_linear(ctx.how)
+        return _reduced(gradients[0], None, ctx.how, ctx.process_set), None, None, None

@@ -1,0 +1,114 @@
+"""What failed operations raise here: Horovod's error, which is of multiring's kind as well.
+
+A program written for Horovod catches `HorovodInternalError`; one written for multiring catches `MismatchError`,
+`PeerLostError` and so on. Each error of a failed operation is both, and has both wordings.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from multiring.errors import (
+    DisagreementError,
+    MismatchError,
+    MultiringError,
+    PeerLostError,
+    StallError,
+    StateError,
+    UnsupportedError,
+)
+from multiring.runtime.handles import told_apart
+from multiring.torch.terms import DATA_TYPE, OPERATION, REDUCTION, ROOT, SCALES, SHAPE
+
+_SHUT_DOWN = (
+    "Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce, "
+    "allgather or broadcast a tensor after one of the ranks finished execution."
+)
+
+
+class HorovodInternalError(RuntimeError):
+    """An operation failed on every rank that took part; `elastic.run` catches it, restores the state and goes on."""
+
+
+class MismatchInternalError(HorovodInternalError, MismatchError):
+    """The ranks submitted one operation with different arguments; inputs are intact."""
+
+
+class RefusedInternalError(HorovodInternalError, UnsupportedError):
+    """All ranks asked for what cannot be done, such as an allgather beside a rank that has joined."""
+
+
+class PeerLostInternalError(HorovodInternalError, PeerLostError):
+    """A rank died or left."""
+
+
+class StallInternalError(HorovodInternalError, StallError):
+    """A rank did not take part in time."""
+
+
+class StateInternalError(HorovodInternalError, StateError):
+    """The operation does not fit the moment, as after `shutdown`."""
+
+
+class NotInitializedError(StateInternalError, ValueError):
+    """Before `init`, or after `shutdown`. Horovod's queries raise ValueError then, its operations its own error."""
+
+
+def not_initialized(error: StateError, *, was_before: bool) -> NotInitializedError:
+    """Return `error` as Horovod has it; `was_before`: there was an `init`, and then `shutdown`."""
+    text = f"Horovod has not been initialized; use hvd.init(). {error}"
+    return NotInitializedError(f"{_SHUT_DOWN} {text}" if was_before else text)
+
+
+@contextmanager
+def internal_errors(what: str = "") -> Iterator[None]:
+    """Raise what fails within, and is no wrong argument of this rank alone, as the HorovodInternalError of its kind.
+
+    Args:
+        what: the operation, for the error.
+    """
+    try:
+        yield
+    except HorovodInternalError:
+        raise
+    except tuple(_KINDS) as error:
+        raise internal(error, what) from error
+
+
+def internal(error: MultiringError, what: str = "") -> HorovodInternalError:
+    """Return the HorovodInternalError that says what `error` says, and how Horovod would."""
+    kind = next(ours for theirs, ours in _KINDS.items() if isinstance(error, theirs))
+    words = [_phrase_of(error), what, str(error)]
+    return kind(": ".join(word for word in words if word))
+
+
+_KINDS: dict[type[MultiringError], type[HorovodInternalError]] = {
+    MismatchError: MismatchInternalError,
+    PeerLostError: PeerLostInternalError,
+    StallError: StallInternalError,
+    StateError: StateInternalError,
+    UnsupportedError: RefusedInternalError,
+}
+# Horovod's controller says these; "{}" is the operation.
+_PHRASES = {
+    OPERATION: "Mismatched operations",
+    DATA_TYPE: "Mismatched data types",
+    SHAPE: "Mismatched {} tensor shapes",
+    REDUCTION: "Mismatched reduction operations",
+    SCALES: "Mismatched prescale and/or postscale factors",
+    ROOT: "Mismatched {} root ranks",
+}
+
+
+def _phrase_of(error: MultiringError) -> str:
+    if not isinstance(error, DisagreementError):
+        return _SHUT_DOWN if isinstance(error, StateError | PeerLostError) else ""
+    by_rank = {rank: dict(terms) for rank, terms in error.terms.items()}
+    if not all(by_rank.values()):
+        return "Mismatched operations"
+    for term in next(iter(by_rank.values())):
+        said = {rank: terms.get(term, "nothing") for rank, terms in by_rank.items()}
+        if len(set(said.values())) > 1:
+            operation = next(iter(by_rank.values())).get(OPERATION, "").upper()
+            phrase = _PHRASES.get(term, f"Mismatched {term}").format(operation)
+            return f"{phrase}: One rank differs from another: {told_apart(said)}"
+    return "Mismatched operations"

@@ -1,0 +1,247 @@
+"""grouped_allreduce: many tensors combined over the ranks as one. The signatures are Horovod's."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from multiring.errors import ArgumentError, Terms
+from multiring.optim import start_adasum
+from multiring.runtime import Group, Handle
+from multiring.torch.allreducing import LINEAR, require_linear, submit_allreduce
+from multiring.torch.compression import Compression, require_compressor
+from multiring.torch.handles import Pending, Several, handle_of, parts_of, submit
+from multiring.runtime.named import Start
+from multiring.torch.packing import Layout, Span, layout_of, new_buffer
+from multiring.torch.process_sets import Members, ProcessSet, global_process_set, members_of
+from multiring.torch.reduce_ops import Adasum, Combination, combination, name_of
+from multiring.torch.tensors import array_of, buffer_from, dtype_name, note_change, require_plain
+from multiring.torch.terms import (
+    DATA_TYPE,
+    ELEMENTS,
+    GROUPED_ALLREDUCE,
+    OPERATION,
+    PART,
+    REDUCTION,
+    SCALES,
+    SHAPE,
+    TENSORS,
+    WIRE,
+)
+from multiring.torch.wire_forms import WireForm, unwired, wire_form, wired
+
+
+def grouped_allreduce(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int | str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[Tensor]:
+    """Return new tensors: each of `tensors` combined over the ranks, all those of one type by one collective.
+
+    Otherwise as `allreduce`. Every rank passes as many tensors, of the same shapes and types in the same order.
+    """
+    how = combination(op, average, prescale_factor, postscale_factor)
+    if compression is Compression.none:
+        return list(_reduced(tensors, name, how, process_set))
+    require_compressor(compression)
+    wire = getattr(compression, "wire", None)
+    if wire is not None and how.op in LINEAR and all(tensor.dtype == torch.float32 for tensor in tensors):
+        return list(_reduced(tensors, name, how._replace(wire=wire), process_set))
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    found = _reduced([tensor for tensor, _ in pairs], name, how, process_set)
+    return [compression.decompress(tensor, context) for tensor, (_, context) in zip(found, pairs, strict=True)]
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start a `grouped_allreduce`, which has no gradient, and return its handle for `synchronize` and `poll`."""
+    how = combination(op, average, prescale_factor, postscale_factor)
+    return handle_of(_submit(tensors, name, how, process_set, in_place=False))
+
+
+def grouped_allreduce_(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> tuple[Tensor, ...]:
+    """Combine each of `tensors` in place, and return them; otherwise as `grouped_allreduce`.
+
+    Those of `arena_like` are not copied.
+    """
+    how = combination(op, average, prescale_factor, postscale_factor)
+    found: tuple[Tensor, ...] = _submit(tensors, name, how, process_set, in_place=True).wait()
+    return found
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start a `grouped_allreduce_`, and return its handle for `synchronize` and `poll`."""
+    how = combination(op, average, prescale_factor, postscale_factor)
+    return handle_of(_submit(tensors, name, how, process_set, in_place=True))
+
+
+def _submit(
+    tensors: Sequence[Tensor], name: str | None, how: Combination, process_set: ProcessSet, *, in_place: bool
+) -> Pending | Several:
+    members = members_of(process_set)
+    if not tensors:
+        raise ArgumentError("a group of no tensors: want at least one")
+    if in_place:
+        span = members.packing.known_span(tensors)  # whose tensors have been looked at
+        if span is not None and _is_in_place(members, span.layout.dtype, how):
+            return _submit_span(members, tensors, name, how, span, "1 of 1")
+    if any(isinstance(each, Tensor) and each.layout == torch.sparse_coo for each in tensors):
+        parts = parts_of(members, name, len(tensors))
+        return Several(
+            [
+                submit_allreduce(tensor, part, how, process_set, in_place=in_place)
+                for tensor, (part, _) in zip(tensors, parts, strict=True)
+            ],
+            tuple,
+        )
+    for tensor in tensors:
+        require_plain(tensor)
+    by_type: dict[torch.dtype, list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        by_type.setdefault(tensor.dtype, []).append(place)
+    if len(by_type) == 1:
+        return _submit_alike(members, tensors, name, how, "1 of 1", in_place=in_place)
+    for dtype in by_type:
+        wire_form(dtype, how.op, how.postscale, members.size)  # or nothing is started at all
+    parts = parts_of(members, name, len(by_type))
+    started = [
+        _submit_alike(members, [tensors[place] for place in places], part, how, more[0][1], in_place=in_place)
+        for places, (part, more) in zip(by_type.values(), parts, strict=True)
+    ]
+
+    def finish(found: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        by_place = {
+            place: tensor
+            for places, combined in zip(by_type.values(), found, strict=True)
+            for place, tensor in zip(places, combined, strict=True)
+        }
+        return tuple(by_place[place] for place in range(len(tensors)))
+
+    return Several(started, finish)
+
+
+def _is_in_place(members: Members, dtype: torch.dtype, how: Combination) -> bool:
+    """Return whether a Group makes results of tensors as they are."""
+    return how.op != Adasum and how.prescale == 1.0 and wire_form(dtype, how.op, how.postscale, members.size).is_plain
+
+
+def _submit_alike(
+    members: Members, tensors: Sequence[Tensor], name: str | None, how: Combination, part: str, *, in_place: bool
+) -> Pending:
+    """Start to combine tensors of one type."""
+    dtype = tensors[0].dtype
+    form = wire_form(dtype, how.op, how.postscale, members.size)
+    if in_place and _is_in_place(members, dtype, how):
+        span = members.packing.span_of(tensors)
+        if span is not None:
+            return _submit_span(members, tensors, name, how, span, part)
+    sources = [wired(tensor.detach(), form, how.prescale) for tensor in tensors]
+    layout = layout_of(form.dtype, tuple(source.shape for source in sources))
+    memory, views = members.packing.take(members.group, layout) if in_place else new_buffer(members.group, layout)
+    torch._foreach_copy_(views, sources)  # noqa: SLF001 -- torch's own optimizers use it
+
+    def finish(_: Any) -> tuple[Tensor, ...]:
+        found = [unwired(view, form, dtype) for view in views]
+        if not in_place:
+            return tuple(found)
+        torch._foreach_copy_([tensor.detach() for tensor in tensors], found)  # noqa: SLF001 -- as above
+        members.packing.give_back(layout, memory, views)
+        return tuple(tensors)
+
+    terms = _terms(layout_of(dtype, tuple(tensor.shape for tensor in tensors)), layout.total, how, part)
+    return submit(members, name, terms, _start(memory, views, form, how), finish)
+
+
+def _submit_span(
+    members: Members, tensors: Sequence[Tensor], name: str | None, how: Combination, span: Span, part: str
+) -> Pending:
+    """Start to combine tensors of one type where they lie."""
+
+    def finish(_: Any) -> tuple[Tensor, ...]:
+        for tensor in tensors:
+            note_change(tensor)
+        return tuple(tensors)
+
+    form = wire_form(span.layout.dtype, how.op, how.postscale, members.size)
+    terms = _terms(span.layout, span.layout.total, how, part)
+    return submit(members, name, terms, _start(span.memory, tensors, form, how), finish)
+
+
+def _start(memory: Tensor, views: Sequence[Tensor], form: WireForm, how: Combination) -> Start:
+    def start(group: Group, label: str) -> Handle:
+        if how.op == Adasum:
+            return start_adasum(group, [array_of(view) for view in views], label=label)
+        return group.all_reduce_async(buffer_from(memory), form.op, wire=how.wire, label=label)
+
+    return start
+
+
+@lru_cache(maxsize=1024)
+def _terms(layout: Layout, elements: int, how: Combination, part: str) -> Terms:
+    return (
+        (OPERATION, GROUPED_ALLREDUCE),
+        (TENSORS, str(len(layout.shapes))),
+        (DATA_TYPE, dtype_name(layout.dtype)),
+        (SHAPE, " ".join(str(tuple(shape)).replace(" ", "") for shape in layout.shapes)),
+        (REDUCTION, name_of(how.op)),
+        (SCALES, str((how.prescale, how.postscale))),
+        (WIRE, str(how.wire)),
+        (PART, part),
+        (ELEMENTS, str(elements)),
+    )
+
+
+def _reduced(
+    tensors: Sequence[Tensor], name: str | None, how: Combination, process_set: ProcessSet
+) -> Sequence[Tensor]:
+    found: Sequence[Tensor]
+    if torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in tensors):
+        found = _GroupedAllreduce.apply(name, how, process_set, *tensors)  # type: ignore[no-untyped-call] # torch's own
+    else:
+        found = _submit(tensors, name, how, process_set, in_place=False).wait()
+    return found
+
+
+class _GroupedAllreduce(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, name: str | None, how: Combination, process_set: ProcessSet, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.how, ctx.process_set = how, process_set
+        found: tuple[Tensor, ...] = _submit(tensors, name, how, process_set, in_place=False).wait()
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        require_linear(ctx.how)
+        return None, None, None, *_reduced(gradients, None, ctx.how, ctx.process_set)

@@ -1,0 +1,166 @@
+"""Handles: integers for operations that were submitted, as Horovod has them."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from multiring.errors import ArgumentError, MultiringError, Terms
+from multiring.runtime import Handle
+from multiring.runtime.named import Start
+from multiring.torch.errors import internal
+from multiring.torch.process_sets import Members
+from multiring.torch.terms import PART
+
+
+class Pending:
+    """An operation that was submitted and not synchronized yet."""
+
+    __slots__ = ("_finish", "_handle", "_members", "_name", "_what")
+
+    def __init__(self, members: Members, name: str, what: str, handle: Handle, finish: Callable[[Any], Any]) -> None:
+        self._members = members
+        self._name = name
+        self._what = what
+        self._handle = handle
+        self._finish = finish
+
+    def done(self) -> bool:
+        """Return whether `wait` would return, or raise, at once. Its name is free then."""
+        if not self._handle.done():
+            return False
+        self._members.in_flight.discard(self._name)
+        return True
+
+    def wait(self) -> Any:
+        """Return the operation's result.
+
+        Raises:
+            HorovodInternalError: on every rank: they disagree, or one is gone.
+        """
+        try:
+            found = self._handle.wait()
+        except MultiringError as error:
+            raise internal(error, self._what) from error
+        finally:
+            self._members.in_flight.discard(self._name)
+        return self._finish(found)
+
+    def forget(self) -> None:
+        """Free the name of what nobody waits for any more."""
+        self._members.in_flight.discard(self._name)
+
+
+class Several:
+    """Operations that are one to the caller."""
+
+    __slots__ = ("_finish", "_parts")
+
+    def __init__(self, parts: Sequence["Pending | Several"], finish: Callable[[list[Any]], Any]) -> None:
+        self._parts = parts
+        self._finish = finish
+
+    def done(self) -> bool:
+        """As in Pending."""
+        return all([part.done() for part in self._parts])
+
+    def wait(self) -> Any:
+        """As in Pending; where one fails, nothing is to be had of the others, which may not come on every rank."""
+        left = list(reversed(self._parts))
+        found = []
+        try:
+            while left:
+                found.append(left.pop().wait())
+        finally:
+            for part in left:
+                part.forget()
+        return self._finish(found)
+
+    def forget(self) -> None:
+        """As in Pending."""
+        for part in self._parts:
+            part.forget()
+
+
+class _Handles:
+    """The operations that were submitted and not synchronized yet, by handle."""
+
+    def __init__(self) -> None:
+        self.numbers = itertools.count()
+        self.pending: dict[int, Pending | Several] = {}
+
+
+_handles = _Handles()
+
+
+def submit(
+    members: Members, name: str | None, terms: Terms, start: Start, finish: Callable[[Any], Any]
+) -> Pending:
+    """Start an operation of a process set.
+
+    Args:
+        members: of the set.
+        name: what the ranks match it by; by default the number that the ranks count alike.
+        terms: what they have to agree on.
+        start: posts the collective.
+        finish: makes the operation's result of the collective's.
+
+    Raises:
+        ArgumentError: an operation of this name was submitted and not synchronized yet.
+    """
+    operation = terms[0][1]
+    # Without a name, ranks that come with different operations are to see that they do.
+    full_name = f"noname.{members.next_number()}" if name is None else f"{operation}.{name}"
+    if full_name in members.in_flight:
+        raise ArgumentError(
+            "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is "
+            f"currently being processed: {full_name}. Synchronize its handle first, or pass another name"
+        )
+    members.in_flight.add(full_name)
+    what = f"{operation}.{full_name}" if name is None else full_name
+    try:
+        handle = members.named.submit(full_name, terms, start)
+    except BaseException:
+        members.in_flight.discard(full_name)
+        raise
+    return Pending(members, full_name, what, handle, finish)
+
+
+def handle_of(pending: Pending | Several) -> int:
+    """Return a handle for what was submitted."""
+    number = next(_handles.numbers)
+    _handles.pending[number] = pending
+    return number
+
+
+def synchronize(handle: int) -> Any:
+    """Return the result of the operation with this handle once it has ended; None where the handle is not known (any more).
+
+    Raises:
+        HorovodInternalError: on every rank: they disagree (inputs are intact), or one is gone.
+    """
+    pending = _handles.pending.pop(handle, None)
+    return None if pending is None else pending.wait()
+
+
+def poll(handle: int) -> bool:
+    """Return whether `synchronize` would return, or raise, at once.
+
+    Raises:
+        ArgumentError: the handle is not known (any more).
+    """
+    pending = _handles.pending.get(handle)
+    if pending is None:
+        raise ArgumentError(f"Handle {handle!r} was not created or has been cleared.")
+    return pending.done()
+
+
+def parts_of(members: Members, name: str | None, count: int) -> list[tuple[str, Terms]]:
+    """Return a name for each of the `count` operations of a group, and the term that tells it from the others.
+
+    Raises:
+        ArgumentError: there are none.
+    """
+    if not count:
+        raise ArgumentError("a group of no tensors: want at least one")
+    base = f"noname.{members.next_number()}" if name is None else name
+    return [(f"{base}_{part}of{count}", ((PART, f"{part} of {count}"),)) for part in range(1, count + 1)]

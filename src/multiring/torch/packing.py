@@ -1,0 +1,165 @@
+"""Where the tensors of a group lie in the one buffer that is reduced for all of them.
+
+Tensors lie one after the other, row by row, each at a multiple of 64 bytes from the first one: the same on every rank,
+wherever a rank has its own tensors. Where they lie so already, that memory is the buffer.
+"""
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+import torch
+from torch import Tensor
+
+from multiring.runtime import Group
+from multiring.torch.tensors import at_place, is_one_piece, new_memory
+
+_ALIGNMENT_BYTES = 64
+_MOST_SPANS = 256
+_MOST_SPARE = 4  # buffers that are kept for the next groups of a layout
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """Where tensors of one type lie in a flat buffer. Offsets and `total` are in elements; gaps are part of it."""
+
+    dtype: torch.dtype
+    shapes: tuple[torch.Size, ...]
+    offsets: tuple[int, ...]
+    total: int
+    has_gaps: bool
+
+    def views(self, memory: Tensor) -> list[Tensor]:
+        """Return the tensors' places in the flat `memory`."""
+        start = memory.storage_offset()
+        return [
+            at_place(memory, self.dtype, start + offset, shape)
+            for offset, shape in zip(self.offsets, self.shapes, strict=True)
+        ]
+
+
+@lru_cache(maxsize=256)
+def layout_of(dtype: torch.dtype, shapes: tuple[torch.Size, ...]) -> Layout:
+    """Return the layout of tensors of these shapes; the same one each time."""
+    grain = _ALIGNMENT_BYTES // dtype.itemsize
+    offsets, end, has_gaps = [], 0, False
+    for shape in shapes:
+        start = -(-end // grain) * grain
+        has_gaps = has_gaps or start != end
+        offsets.append(start)
+        end = start + shape.numel()
+    return Layout(dtype, shapes, tuple(offsets), end, has_gaps)
+
+
+def new_buffer(group: Group, layout: Layout) -> tuple[Tensor, list[Tensor]]:
+    """Return a new buffer for `layout`, and the tensors' places in it."""
+    memory = new_memory(group, (layout.total,), layout.dtype)
+    if layout.has_gaps:
+        memory.zero_()  # what is in the gaps is reduced as well
+    return memory, layout.views(memory)
+
+
+class Blocks:
+    """Memory in which what lies between the tensors is nobody's, as long as it is there."""
+
+    def __init__(self) -> None:
+        self._ends: dict[int, int] = {}  # by start, addresses
+
+    def add(self, owner: object, start: int, size_bytes: int) -> None:
+        """Know the memory that `owner` keeps."""
+        self._ends[start] = start + size_bytes
+        weakref.finalize(owner, self._ends.pop, start, None)
+
+    def has(self, start: int, end: int) -> bool:
+        """Return whether all memory from address `start` on to `end` is known, in one piece."""
+        return any(first <= start and end <= last for first, last in list(self._ends.items()))
+
+
+blocks = Blocks()  # of this process; memory outlives groups
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Span:
+    """Tensors that lie in memory as their layout has them, and that memory as one."""
+
+    tensors: tuple["weakref.ref[Tensor]", ...]
+    addresses: tuple[int, ...]
+    counts: tuple[int, ...]
+    memory: Tensor
+    layout: Layout
+
+    def is_of(self, tensors: Sequence[Tensor]) -> bool:
+        """Return whether these, which are as many, are the tensors, and where they were."""
+        return (
+            all([own() is other for own, other in zip(self.tensors, tensors, strict=True)])
+            and tuple(map(Tensor.data_ptr, tensors)) == self.addresses
+            and tuple(map(Tensor.numel, tensors)) == self.counts
+        )
+
+
+class Packing:
+    """The buffers of the groups of one process set, kept from one group to the next like it."""
+
+    def __init__(self) -> None:
+        self._spans: dict[tuple[int, int], Span] = {}
+        self._spare: dict[Layout, list[tuple[Tensor, list[Tensor]]]] = {}
+
+    def span_of(self, tensors: Sequence[Tensor]) -> Span | None:
+        """Return the span of `tensors`, all of one type; None where they do not lie as their layout has them.
+
+        Memory between them is reduced like they are, so it has to be known to be nobody's.
+        """
+        key = id(tensors[0]), len(tensors)
+        found = self.known_span(tensors) or _found_span(tensors, partial(self._drop, key))
+        if found is not None:
+            if len(self._spans) >= _MOST_SPANS:
+                self._spans.pop(next(iter(self._spans)))
+            self._spans[key] = found
+        return found
+
+    def known_span(self, tensors: Sequence[Tensor]) -> Span | None:
+        """Return the span of `tensors` where `span_of` has returned it before."""
+        found = self._spans.get((id(tensors[0]), len(tensors)))
+        return found if found is not None and found.is_of(tensors) else None
+
+    def _drop(self, key: tuple[int, int], _dead: object) -> None:
+        self._spans.pop(key, None)
+
+    def take(self, group: Group, layout: Layout) -> tuple[Tensor, list[Tensor]]:
+        """Return a buffer for `layout`, and the tensors' places in it."""
+        spare = self._spare.get(layout)
+        if spare:
+            return spare.pop()
+        return new_buffer(group, layout)
+
+    def give_back(self, layout: Layout, memory: Tensor, views: list[Tensor]) -> None:
+        """Keep a buffer for the next group of its layout."""
+        spare = self._spare.setdefault(layout, [])
+        if len(spare) < _MOST_SPARE:
+            spare.append((memory, views))
+
+
+def _found_span(tensors: Sequence[Tensor], on_death: Callable[[object], None]) -> Span | None:
+    first = tensors[0].detach()
+    layout = layout_of(first.dtype, tuple(tensor.shape for tensor in tensors))
+    addresses = tuple(map(Tensor.data_ptr, tensors))
+    start, size = addresses[0], first.dtype.itemsize
+    for address, offset, shape in zip(addresses, layout.offsets, layout.shapes, strict=True):
+        if address != start + offset * size and shape.numel():  # of no elements, it is nowhere
+            return None
+    if not all(map(is_one_piece, tensors)):
+        return None
+    storage = first.untyped_storage()
+    end = start + layout.total * size
+    if end > storage.data_ptr() + storage.nbytes():  # the next tensors are there by chance
+        return None
+    if layout.has_gaps and not blocks.has(start, end):
+        return None
+    return Span(
+        tensors=tuple(weakref.ref(tensor, on_death) for tensor in tensors),
+        addresses=addresses,
+        counts=tuple(map(Tensor.numel, tensors)),
+        memory=first.as_strided((layout.total,), (1,)),
+        layout=layout,
+    )

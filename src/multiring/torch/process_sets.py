@@ -1,0 +1,279 @@
+"""Process sets: which ranks an operation is for, as Horovod's objects, and the Group behind each of them."""
+
+import itertools
+import threading
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from multiring.errors import ArgumentError, StateError
+from multiring.runtime import Group
+from multiring.runtime.named import NamedOperations
+from multiring.runtime.world import World, current
+from multiring.torch.errors import internal_errors, not_initialized
+from multiring.torch.packing import Packing
+from multiring.torch.stand_ins import stand_in
+
+
+class ProcessSet:
+    """Some ranks of the job, to be known as a set once `init` or `add_process_set` had it.
+
+    Args:
+        ranks_or_comm: their ranks, in any order; multiring has no use for MPI communicators here.
+
+    Raises:
+        ArgumentError: no ranks, but something else.
+    """
+
+    process_set_id: int | None = None
+    ranks: list[int] | None = None
+    mpi_comm: None = None
+
+    def __init__(self, ranks_or_comm: Iterable[int]) -> None:
+        found = list(ranks_or_comm) if isinstance(ranks_or_comm, Iterable) else None
+        if found is None or any(not isinstance(rank, int) for rank in found):
+            raise ArgumentError(
+                f"ProcessSet({ranks_or_comm!r}): ProcessSet should be initialized with a list of process ranks; multiring"
+                " makes no process sets of MPI communicators"
+            )
+        self.ranks = sorted(found)
+
+    def __str__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
+
+    __repr__ = __str__
+
+    def size(self) -> int | None:
+        """Return how many ranks the set has; None where it is not initialised."""
+        return None if self.process_set_id is None else len(_sets_now().known(self))
+
+    def rank(self) -> int | None:
+        """Return this rank's place in the set; None where it is not initialised.
+
+        Raises:
+            ArgumentError: this rank is not in it.
+        """
+        return None if self.process_set_id is None else members_of(self).group.rank
+
+    def included(self) -> bool | None:
+        """Return whether this rank is in the set; None where it is not initialised."""
+        return None if self.process_set_id is None else _sets_now().own_rank in _sets_now().known(self)
+
+    def invalidate(self) -> None:
+        """Make this an object that is no set any more."""
+        self.process_set_id = self.ranks = None
+
+
+class Members:
+    """The ranks of a process set, as one of them sees them."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group  # for operations that all ranks call in the same order
+        self.named = NamedOperations(group, stand_in)
+        self.rank = group.rank
+        self.size = group.size
+        self.in_flight: set[str] = set()
+        self.packing = Packing()
+        self._numbers = itertools.count(1)
+
+    def next_number(self) -> int:
+        """Return the number of the next operation that has no name; ranks count alike, as they count this set's only."""
+        return next(self._numbers)
+
+
+global_process_set = ProcessSet([])
+global_process_set.process_set_id = 0
+
+
+class _Sets:
+    """The process sets of one membership of the job. Changes are the same on every rank, in the same order."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.own_rank = world.identity.rank
+        self.is_dynamic = False
+        self.members: dict[int, Members] = {0: Members(world.group)}
+        self.ranks: dict[int, tuple[int, ...]] = {0: tuple(range(world.identity.size))}
+        self.objects: dict[int, list[ProcessSet]] = {0: [global_process_set]}
+        global_process_set.ranks = list(self.ranks[0])
+
+    def known(self, process_set: ProcessSet) -> tuple[int, ...]:
+        """Return the ranks of `process_set`; raises ArgumentError where it is none of these sets."""
+        found = self.ranks.get(process_set.process_set_id) if process_set.process_set_id is not None else None
+        if found is None:
+            raise ArgumentError(f"{process_set} is not known; want one that init or add_process_set had")
+        return found
+
+    def add(self, process_set: ProcessSet) -> None:
+        ranks = self._checked(process_set)
+        number = next(each for each in itertools.count(1) if each not in self.ranks)
+        group = self._agreed(f"add_process_set.{number}", ranks)
+        self.ranks[number] = ranks
+        self.objects[number] = [process_set]
+        if group is not None:
+            self.members[number] = Members(group)
+        process_set.process_set_id = number
+
+    def _agreed(self, name: str, ranks: tuple[int, ...]) -> Group | None:
+        with internal_errors(name):
+            return self.world.group.subgroup(ranks)
+
+    def remove(self, process_set: ProcessSet) -> None:
+        number, ranks = process_set.process_set_id, self.known(process_set)
+        assert number is not None
+        with internal_errors("remove_process_set"):
+            self.world.group.barrier(label=f"remove_process_set {number}, ranks {list(ranks)}")
+        del self.ranks[number]
+        members = self.members.pop(number, None)
+        if members is not None:
+            members.named.close()
+        for each in self.objects.pop(number):
+            each.invalidate()
+
+    def _checked(self, process_set: ProcessSet) -> tuple[int, ...]:
+        ranks = tuple(process_set.ranks or ())
+        size = len(self.ranks[0])
+        if not ranks or len(set(ranks)) < len(ranks) or ranks[0] < 0 or ranks[-1] >= size:
+            raise ArgumentError(f"{process_set}: want different ranks of the job, 0 to {size - 1}, and at least one")
+        for number, others in self.ranks.items():
+            if others == ranks:
+                raise ArgumentError(f"A process set with the same ranks is there already: process set {number}, {others}")
+        return ranks
+
+    def close(self) -> None:
+        """Forget all sets; their objects may be given to another `init`."""
+        for members in self.members.values():
+            members.named.close()
+        for objects in self.objects.values():
+            for each in objects:
+                if each is not global_process_set:
+                    each.process_set_id = None
+
+
+class _Now:
+    """The process sets of the membership that this process has now."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.sets: _Sets | None = None
+        self.was_initialized = False
+
+
+_now = _Now()
+
+
+def open_sets(process_sets: Iterable[ProcessSet], *, is_dynamic: bool) -> None:
+    """Make the process sets of a job that has just been joined; every rank does.
+
+    Raises:
+        ArgumentError: two sets are the same, or one is that of all ranks.
+    """
+    sets = _sets_now()
+    sets.is_dynamic = is_dynamic
+    for each in process_sets:
+        if not isinstance(each, ProcessSet):
+            raise ArgumentError(f"process_sets has a {type(each).__name__}; want ProcessSet objects, or 'dynamic'")
+        sets.add(each)
+
+
+def close_sets() -> None:
+    """Forget the process sets, before the job is left."""
+    with _now.lock:
+        sets, _now.sets = _now.sets, None
+        _now.was_initialized = _now.was_initialized or sets is not None
+    if sets is not None:
+        sets.close()
+
+
+def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
+    """Make a set of these ranks, and return it; every rank of the job calls it, with the same.
+
+    Raises:
+        ArgumentError: there is such a set already, a rank is not in the job, or sets were not made dynamic by
+            `init(process_sets="dynamic")` or HOROVOD_DYNAMIC_PROCESS_SETS=1.
+        HorovodInternalError: on every rank: they asked for different sets.
+    """
+    found = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    _dynamic("add").add(found)
+    return found
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Remove a set, and return whether it was one; every rank of the job calls it. The set of all ranks stays.
+
+    Raises:
+        ArgumentError: sets were not made dynamic.
+        HorovodInternalError: on every rank: they asked for different sets.
+    """
+    if not process_set.process_set_id:
+        return False
+    _dynamic("remove").remove(process_set)
+    return True
+
+
+def _dynamic(what: str) -> _Sets:
+    sets = _sets_now()
+    if not sets.is_dynamic:
+        raise ArgumentError(
+            f"{what}_process_set: process sets are fixed; set HOROVOD_DYNAMIC_PROCESS_SETS=1, or call "
+            'init(process_sets="dynamic")'
+        )
+    return sets
+
+
+def members_of(process_set: ProcessSet) -> Members:
+    """Return the members of `process_set`, of which this rank is one.
+
+    Raises:
+        ArgumentError: this rank is not in it, or it is no set (any more).
+        NotInitializedError: before `init`, or after `shutdown`.
+    """
+    sets = _sets_now()
+    try:
+        return sets.members[process_set.process_set_id]  # type: ignore[index] # None is none of them
+    except (KeyError, AttributeError):
+        _refuse(process_set, sets)
+
+
+def _refuse(process_set: Any, sets: _Sets) -> NoReturn:
+    if not isinstance(process_set, ProcessSet):
+        raise ArgumentError(f"process_set={process_set!r}: want a ProcessSet")
+    ranks = sets.known(process_set)
+    raise ArgumentError(f"rank {sets.own_rank} is not in {process_set}: only ranks {list(ranks)} may use it")
+
+
+def world_rank_in(members: Members, root_rank: int) -> int:
+    """Return the place in the set of the rank that is `root_rank` among all.
+
+    Raises:
+        ArgumentError: it is not in the set.
+    """
+    try:
+        return members.group.ranks.index(root_rank)
+    except ValueError:
+        raise ArgumentError(
+            f"root_rank={root_rank!r}: want one of the set's ranks, {list(members.group.ranks)}, as they are numbered in"
+            " the whole job"
+        ) from None
+
+
+def world_now() -> World:
+    """Return the job that this process is in.
+
+    Raises:
+        NotInitializedError: before `init`, after `shutdown`, or in a fork of a rank.
+    """
+    try:
+        return current()
+    except StateError as error:
+        raise not_initialized(error, was_before=_now.was_initialized) from error
+
+
+def _sets_now() -> _Sets:
+    """Return the sets of the job that this process is in; those of all ranks alone where `multiring.init` joined it."""
+    sets, world = _now.sets, world_now()
+    if sets is None or sets.world is not world:
+        with _now.lock:
+            sets = _now.sets
+            if sets is None or sets.world is not world:
+                sets = _now.sets = _Sets(world)
+    return sets
