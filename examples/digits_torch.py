@@ -154,7 +154,7 @@ def main() -> None:
     data, (test_images, test_labels) = digits(dtype)
     torch.manual_seed(options.seed)
     model = network().to(dtype)
-    mt.broadcast_parameters(model.state_dict())
+    mt.broadcast_parameters(model.state_dict(), root_rank=0)
     optimizer = optimizer_of(model, options)
 
     is_shown = mt.rank() == 0 and sys.stdout.isatty()

@@ -11,6 +11,7 @@ from tests.wire.ranks import Here
 from torch import Tensor, nn
 
 import multiring
+import multiring.torch as mt
 
 FEATURES, CLASSES = 16, 5
 
@@ -21,6 +22,14 @@ def join(here: Here) -> multiring.Group:
     warnings.simplefilter("error")
     torch.set_num_threads(1)
     return here.join()
+
+
+def enter(here: Here, **options: Any) -> None:
+    """As `join`, by `multiring.torch.init` and its options."""
+    gc.freeze()
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    mt.init(**options)
 
 
 def network(dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Sequential:

@@ -377,7 +377,7 @@ def broadcast_state(here: Here) -> None:
         for query in state["multiring"]["queries"].values():
             query.fill_(1.0)
         optimizer.load_state_dict(state)
-    mt.broadcast_optimizer_state(optimizer)
+    mt.broadcast_optimizer_state(optimizer, root_rank=0)
     for i, residual in residuals(optimizer).items():
         assert torch.equal(residual, own[i])
     expect_same_bits(group, list(optimizer.state_dict()["multiring"]["queries"].values()))

@@ -34,7 +34,7 @@ def trained(dtype: str, rank: int, size: int, op: str, weights: str) -> Trajecto
     if size > 1:
         if rank == 0:
             model.load_state_dict(network(kind).state_dict())
-        mt.broadcast_parameters(model.state_dict())
+        mt.broadcast_parameters(model.state_dict(), root_rank=0)
         optimizer = mt.DistributedOptimizer(optimizer, model.named_parameters(), op=op, bucket_bytes=512)
     losses = []
     for step in range(STEPS):

@@ -17,7 +17,7 @@ from multiring.errors import (
     UnsupportedError,
 )
 from multiring.runtime.handles import told_apart
-from multiring.torch.terms import DATA_TYPE, OPERATION, REDUCTION, ROOT, SCALES, SHAPE
+from multiring.torch.terms import DATA_TYPE, OPERATION, REDUCTION, ROOT, SCALES, SHAPE, WHOLE_SHAPE
 
 _SHUT_DOWN = (
     "Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce, "
@@ -77,7 +77,8 @@ def internal_errors(what: str = "") -> Iterator[None]:
 def internal(error: MultiringError, what: str = "") -> HorovodInternalError:
     """Return the HorovodInternalError that says what `error` says, and how Horovod would."""
     kind = next(ours for theirs, ours in _KINDS.items() if isinstance(error, theirs))
-    words = [_phrase_of(error), what, str(error)]
+    text = str(error)
+    words = [_phrase_of(error), "" if text.startswith(what) else what, text]
     return kind(": ".join(word for word in words if word))
 
 
@@ -93,6 +94,7 @@ _PHRASES = {
     OPERATION: "Mismatched operations",
     DATA_TYPE: "Mismatched data types",
     SHAPE: "Mismatched {} tensor shapes",
+    WHOLE_SHAPE: "Mismatched {} tensor shapes",
     REDUCTION: "Mismatched reduction operations",
     SCALES: "Mismatched prescale and/or postscale factors",
     ROOT: "Mismatched {} root ranks",
@@ -108,7 +110,7 @@ def _phrase_of(error: MultiringError) -> str:
     for term in next(iter(by_rank.values())):
         said = {rank: terms.get(term, "nothing") for rank, terms in by_rank.items()}
         if len(set(said.values())) > 1:
-            operation = next(iter(by_rank.values())).get(OPERATION, "").upper()
+            operation = next(iter(by_rank.values())).get(OPERATION, "").rpartition(" ")[2].upper()
             phrase = _PHRASES.get(term, f"Mismatched {term}").format(operation)
             return f"{phrase}: One rank differs from another: {told_apart(said)}"
     return "Mismatched operations"

@@ -11,7 +11,7 @@ from multiring.torch.handles import Pending, Several
 from multiring.torch.process_sets import Members, ProcessSet, global_process_set, members_of
 from multiring.torch.reduce_ops import Average, Combination, Sum, combination, name_of
 from multiring.torch.tensors import described
-from multiring.torch.terms import REDUCTION, SCALES, SHAPE, SPARSE_ALLREDUCE
+from multiring.torch.terms import REDUCTION, SCALES, SPARSE_ALLREDUCE, WHOLE_SHAPE
 from multiring.torch.wire_forms import scaled
 
 
@@ -58,7 +58,7 @@ def submit_sparse(members: Members, tensor: Tensor, name: str | None, how: Combi
     shape, dtype = own.shape, own.dtype
     values = scaled(own.values(), how.prescale)
     more = (
-        (SHAPE + " of the whole", str(tuple(shape))),
+        (WHOLE_SHAPE, str(tuple(shape))),
         (REDUCTION, name_of(how.op)),
         (SCALES, str((how.prescale, how.postscale))),
     )

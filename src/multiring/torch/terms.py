@@ -15,6 +15,7 @@ BARRIER = "barrier"
 OPERATION = "operation"
 DATA_TYPE = "data type"
 SHAPE = "shape"
+WHOLE_SHAPE = "shape of the whole"  # of a sparse tensor
 REDUCTION = "reduction operation"
 SCALES = "prescale and postscale factors"
 WIRE = "wire type"

@@ -51,7 +51,7 @@ class Training:
 def with_multiring(task: Task, _meeting: Meeting) -> Iterator[Training]:
     """Multiring's DistributedOptimizer, as its documentation begins."""
     mt.init()
-    mt.broadcast_parameters(task.model.state_dict())
+    mt.broadcast_parameters(task.model.state_dict(), root_rank=0)
     wire: dict[str, Any] = {"wire": task.case.wire} if task.case.wire else {}
     optimizer = mt.DistributedOptimizer(task.optimizer(), task.model.named_parameters(), **wire)
     yield Training(task.model, optimizer, f"multiring {VERSION}, torch {torch.__version__}", wire)

@@ -1,0 +1,50 @@
+"""The whole table of cells of the Horovod interface, at 1, 2, 3 and 4 ranks; exits with 1 where a cell fails.
+
+    python benchmarks/evidence_horovod.py [--ranks 1,2,3,4] [--only PATTERN]
+"""
+
+import argparse
+import re
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script: the table is one of the tests'
+
+from tests.frameworks.cells import Cell, cells_of, run_cells
+from tests.wire.ranks import run_ranks
+
+DEADLINE_S = 900.0
+
+
+def main() -> int:
+    """Print N of N for each number of ranks, and what is wrong with cells that fail."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--ranks", default="1,2,3,4", help="how many, with commas between")
+    parser.add_argument("--only", default="", help="cells whose line this expression is found in")
+    arguments = parser.parse_args()
+    missed = 0
+    for ranks in map(int, arguments.ranks.split(",")):
+        chosen = [cell for cell in cells_of(ranks) if re.search(arguments.only, str(cell))]
+        start = time.monotonic()
+        failed = failures(ranks, chosen)
+        missed += len(failed)
+        for cell, text in failed.items():
+            print(f"  {cell}: {text}")
+        done = len(chosen) - len(failed)
+        print(f"{ranks} ranks: {done} of {len(chosen)} cells, in {time.monotonic() - start:.0f} s", flush=True)
+    return 1 if missed else 0
+
+
+def failures(ranks: int, chosen: list[Cell]) -> dict[str, str]:
+    """Return what is wrong, by cell, on the first rank that saw it."""
+    found: dict[str, str] = {}
+    for rank, wrong in enumerate(run_ranks(run_cells, ranks, chosen, deadline_s=DEADLINE_S)):
+        for text in wrong:
+            cell, _, why = text.partition(": ")
+            found.setdefault(cell, f"rank {rank}: {why}")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

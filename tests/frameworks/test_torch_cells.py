@@ -1,0 +1,17 @@
+"""A sample of the table of cells; all of it is in benchmarks/evidence_horovod.py."""
+
+import pytest
+from tests.frameworks.cells import cells_of, run_cells, sample
+from tests.wire.ranks import run_ranks
+
+CELLS, SEED = 240, 20261121
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_cells(ranks: int, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = sample(ranks, CELLS, SEED + ranks)
+    wrong = run_ranks(run_cells, ranks, chosen)
+    failed = {text.partition(": ")[0] for each in wrong for text in each}
+    with capsys.disabled():
+        print(f" {len(chosen) - len(failed)} of {len(chosen)} cells of {len(cells_of(ranks))} at {ranks} ranks ", end="")
+    assert wrong == [[]] * ranks
