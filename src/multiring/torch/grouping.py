@@ -13,7 +13,7 @@ from multiring.runtime import Group, Handle
 from multiring.torch.allreducing import LINEAR, require_linear, submit_allreduce
 from multiring.torch.compression import Compression, require_compressor
 from multiring.torch.handles import Pending, Several, handle_of, parts_of, submit
-from multiring.runtime.named import Start
+from multiring.runtime.named_handle import Start
 from multiring.torch.packing import Layout, Span, layout_of, new_buffer
 from multiring.torch.process_sets import Members, ProcessSet, global_process_set, members_of
 from multiring.torch.reduce_ops import Adasum, Combination, combination, name_of

@@ -6,7 +6,7 @@ from typing import Any
 
 from multiring.errors import ArgumentError, MultiringError, Terms
 from multiring.runtime import Handle
-from multiring.runtime.named import Start
+from multiring.runtime.named_handle import Start
 from multiring.torch.errors import internal
 from multiring.torch.process_sets import Members
 from multiring.torch.terms import PART
@@ -110,17 +110,19 @@ def submit(
     operation = terms[0][1]
     # Without a name, ranks that come with different operations are to see that they do.
     full_name = f"noname.{members.next_number()}" if name is None else f"{operation}.{name}"
+    what = f"{operation}.{full_name}" if name is None else full_name
     if full_name in members.in_flight:
         raise ArgumentError(
             "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is "
-            f"currently being processed: {full_name}. Synchronize its handle first, or pass another name"
+            f"currently being processed: {what}. Synchronize its handle first, or pass another name"
         )
     members.in_flight.add(full_name)
-    what = f"{operation}.{full_name}" if name is None else full_name
     try:
         handle = members.named.submit(full_name, terms, start)
-    except BaseException:
+    except BaseException as error:
         members.in_flight.discard(full_name)
+        if isinstance(error, MultiringError) and not isinstance(error, ArgumentError):
+            raise internal(error, what) from error
         raise
     return Pending(members, full_name, what, handle, finish)
 
