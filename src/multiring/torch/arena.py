@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from multiring.torch.packing import blocks, layout_of
 from multiring.torch.process_sets import ProcessSet, global_process_set, members_of
-from multiring.torch.tensors import require_plain, tensor_of
+from multiring.torch.tensors import at_place, require_plain
 
 
 def arena_like(tensors: Sequence[Tensor], process_set: ProcessSet = global_process_set) -> list[Tensor]:
@@ -29,6 +30,9 @@ def arena_like(tensors: Sequence[Tensor], process_set: ProcessSet = global_proce
         layout = layout_of(dtype, tuple(tensors[place].shape for place in places))
         array = group.allocate(layout.total * dtype.itemsize, np.uint8)
         array.fill(0)
-        blocks.add(array, array.ctypes.data, array.nbytes)
-        found |= zip(places, layout.views(tensor_of(array, dtype, (layout.total,))), strict=True)
+        memory = torch.empty(0, dtype=dtype)
+        if array.size:
+            memory = at_place(torch.frombuffer(array, dtype=torch.uint8), dtype, 0, (layout.total,))
+            blocks.add(array, array.ctypes.data, array.nbytes)  # which the tensors' storage holds, this very object
+        found |= zip(places, layout.views(memory), strict=True)
     return [found[place] for place in range(len(tensors))]

@@ -29,23 +29,23 @@ class HorovodInternalError(RuntimeError):
     """An operation failed on every rank that took part; `elastic.run` catches it, restores the state and goes on."""
 
 
-class MismatchInternalError(HorovodInternalError, MismatchError):
+class MismatchInternalError(MismatchError, HorovodInternalError):
     """The ranks submitted one operation with different arguments; inputs are intact."""
 
 
-class RefusedInternalError(HorovodInternalError, UnsupportedError):
+class RefusedInternalError(UnsupportedError, HorovodInternalError):
     """All ranks asked for what cannot be done, such as an allgather beside a rank that has joined."""
 
 
-class PeerLostInternalError(HorovodInternalError, PeerLostError):
+class PeerLostInternalError(PeerLostError, HorovodInternalError):
     """A rank died or left."""
 
 
-class StallInternalError(HorovodInternalError, StallError):
+class StallInternalError(StallError, HorovodInternalError):
     """A rank did not take part in time."""
 
 
-class StateInternalError(HorovodInternalError, StateError):
+class StateInternalError(StateError, HorovodInternalError):
     """The operation does not fit the moment, as after `shutdown`."""
 
 
@@ -76,7 +76,7 @@ def internal_errors(what: str = "") -> Iterator[None]:
 
 def internal(error: MultiringError, what: str = "") -> HorovodInternalError:
     """Return the HorovodInternalError that says what `error` says, and how Horovod would."""
-    kind = next(ours for theirs, ours in _KINDS.items() if isinstance(error, theirs))
+    kind = next((ours for theirs, ours in _KINDS.items() if isinstance(error, theirs)), HorovodInternalError)
     text = str(error)
     words = [_phrase_of(error), "" if text.startswith(what) else what, text]
     return kind(": ".join(word for word in words if word))
