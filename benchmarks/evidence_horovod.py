@@ -1,6 +1,6 @@
 """The whole table of cells of the Horovod interface, at 1, 2, 3 and 4 ranks; exits with 1 where a cell fails.
 
-    python benchmarks/evidence_horovod.py [--ranks 1,2,3,4] [--only PATTERN]
+python benchmarks/evidence_horovod.py [--ranks 1,2,3,4] [--only PATTERN]
 """
 
 import argparse

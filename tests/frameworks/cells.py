@@ -168,7 +168,9 @@ def tensors_of(cell: Cell, rank: int, shapes: tuple[tuple[int, ...], ...]) -> li
         if cell.reduction == "Adasum":
             values = torch.ones(shape, dtype=torch.int64)
         if dtype.is_complex:
-            found.append(torch.complex(values.double(), values.double().flip(0) if shape else values.double()).to(dtype))
+            found.append(
+                torch.complex(values.double(), values.double().flip(0) if shape else values.double()).to(dtype)
+            )
         else:
             found.append((values > 1).to(dtype) if dtype is torch.bool else values.float().to(dtype))
     return found
@@ -212,7 +214,9 @@ def same(found: Tensor, wanted: Tensor, what: str) -> None:
         assert not wanted.numel() or float(difference.max()) <= limit, f"{what}: {found} instead of {wanted}"
     else:
         view = torch.uint8 if wanted.dtype.itemsize == 1 else wanted.dtype
-        assert torch.equal(found.contiguous().view(view), wanted.contiguous().view(view)), f"{what}: {found}, not {wanted}"
+        assert torch.equal(found.contiguous().view(view), wanted.contiguous().view(view)), (
+            f"{what}: {found}, not {wanted}"
+        )
 
 
 class _Run:
@@ -344,7 +348,11 @@ class _Run:
             tensor = torch.cat(everyones[self.rank])
             wanted = torch.cat([parts[self.rank] for parts in everyones])
             received = list(range(1, self.ranks + 1))
-            for splits in (None, torch.tensor([self.rank + 1] * self.ranks, dtype=torch.int32), [self.rank + 1] * self.ranks):
+            for splits in (
+                None,
+                torch.tensor([self.rank + 1] * self.ranks, dtype=torch.int32),
+                [self.rank + 1] * self.ranks,
+            ):
                 found = self.call([tensor], splits=splits)[0]
                 if splits is not None or "async" in self.cell.operation:
                     found, found_splits = found
@@ -436,7 +444,9 @@ class _Run:
         scalar = torch.ones(()) if odd or outcome == "no dimension" else plain
         unknown = mt.ProcessSet([0])
         cases: dict[str, Callable[[], list[ErrorCase]]] = {
-            "ArgumentError": lambda: [(ArgumentError, self.cell.dtype, lambda: self.call_with(typed_as(self.cell, plain)))],
+            "ArgumentError": lambda: [
+                (ArgumentError, self.cell.dtype, lambda: self.call_with(typed_as(self.cell, plain)))
+            ],
             "unknown process set": lambda: [
                 (ArgumentError, "is not known", lambda: self.call_with(plain, process_set=unknown))
             ],
@@ -462,7 +472,9 @@ class _Run:
                 (ArgumentError, "add up to at most", lambda: self.call_with(plain, splits=[3] * self.ranks))
             ],
             # Of ranks that disagree.
-            "Mismatched operations": lambda: [(mt.HorovodInternalError, outcome, lambda: self.call_other(plain, odd=odd))],
+            "Mismatched operations": lambda: [
+                (mt.HorovodInternalError, outcome, lambda: self.call_other(plain, odd=odd))
+            ],
             "not in the set": self.foreign_cases,
             "Mismatched data types": lambda: [
                 (mt.HorovodInternalError, f"{outcome}.*{self.cell.dtype}", lambda: self.call_with(typed))
@@ -523,7 +535,11 @@ class _Run:
         """Return what a rank gets from a set that it is not in; the rank that is in it works alone."""
         if self.rank:
             return [
-                (ArgumentError, "is not in ProcessSet", lambda: self.call_with(torch.ones(2, 2), process_set=self.others))
+                (
+                    ArgumentError,
+                    "is not in ProcessSet",
+                    lambda: self.call_with(torch.ones(2, 2), process_set=self.others),
+                )
             ]
         self.call_with(torch.ones(2, 2), process_set=self.others)
         return []
@@ -541,7 +557,9 @@ def sample(ranks: int, count: int, seed: int) -> list[Cell]:
     generator.shuffle(everything)
     first: dict[tuple[str, str], Cell] = {}
     for cell in everything:
-        first.setdefault((cell.operation.strip("_").removesuffix("_async").removeprefix("grouped_"), cell.outcome), cell)
+        first.setdefault(
+            (cell.operation.strip("_").removesuffix("_async").removeprefix("grouped_"), cell.outcome), cell
+        )
     chosen = list(first.values())
     rest = [cell for cell in everything if cell not in set(chosen)]
     return [*chosen, *rest[: max(0, count - len(chosen))]]

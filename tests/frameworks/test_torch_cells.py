@@ -13,5 +13,7 @@ def test_cells(ranks: int, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = run_ranks(run_cells, ranks, chosen)
     failed = {text.partition(": ")[0] for each in wrong for text in each}
     with capsys.disabled():
-        print(f" {len(chosen) - len(failed)} of {len(chosen)} cells of {len(cells_of(ranks))} at {ranks} ranks ", end="")
+        print(
+            f" {len(chosen) - len(failed)} of {len(chosen)} cells of {len(cells_of(ranks))} at {ranks} ranks ", end=""
+        )
     assert wrong == [[]] * ranks

@@ -119,7 +119,12 @@ def use_groups(here: Here) -> None:
     mt.grouped_allreduce_([whole[:8], whole[16:32]], op=mt.Sum)
     assert whole.tolist() == [2.0] * 8 + [1.0] * 8 + [2.0] * 16 + [1.0] * 32
     # Several types are several collectives of one group.
-    mixed = [torch.ones(2), torch.ones(3, dtype=torch.int64), torch.full((2,), 2.0), torch.ones(1, dtype=torch.bfloat16)]
+    mixed = [
+        torch.ones(2),
+        torch.ones(3, dtype=torch.int64),
+        torch.full((2,), 2.0),
+        torch.ones(1, dtype=torch.bfloat16),
+    ]
     assert [each.tolist() for each in mt.grouped_allreduce(mixed, op=mt.Sum)] == [[2, 2], [2, 2, 2], [4, 4], [2]]
     assert [each.tolist() for each in mt.grouped_allreduce_(mixed, op=mt.Sum)] == [[2, 2], [2, 2, 2], [4, 4], [2]]
     for empty in (mt.grouped_allreduce, mt.grouped_allgather, mt.grouped_reducescatter):

@@ -88,13 +88,15 @@ def buffer_of(array: Any, *, writes: bool) -> Buffer:
     """Return `array`'s memory.
 
     Args:
-        array: NumPy, DLPack or buffer protocol.
+        array: NumPy, DLPack or buffer protocol; or a Buffer, which an adapter has seen to itself.
         writes: whether the collective will write into it.
 
     Raises:
         ArgumentError: not an array, gaps between elements, another byte order, or `writes` and read-only.
         UnsupportedError: it is not in host memory.
     """
+    if isinstance(array, Buffer):
+        return array
     found = _of_numpy(array, writes=writes) if isinstance(array, np.ndarray) else _of_other(array, writes=writes)
     if found.dtype not in _NUMPY_DTYPES:
         raise ArgumentError(f"array of {found.dtype}: want one of {', '.join(sorted(_NUMPY_DTYPES))}")

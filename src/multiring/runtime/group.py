@@ -200,22 +200,30 @@ class Group:
             title = f"reduce_scatter {op} {_shown(buffer)}"
             return self._calls.run(call, title, request, (buffer, output), out, waits=waits)
 
-    def all_gather(self, array: Array, out: Array | None = None, *, label: str = "") -> Array:
+    def all_gather(
+        self, array: Array, out: Array | None = None, *, label: str = "", with_rows: bool = False
+    ) -> Array:
         """Return every rank's `array`, one after the other along the first dimension.
 
         Args:
             array: shape (n_r, ...), row-major; the ranks may differ in n_r only.
             out: shape (sum of n_r, ...), row-major; a new array in the arena by default. It may hold `array` as this
                 rank's own part, which then is not copied.
+            with_rows: whether to return (array, rows), how many rows came from each rank, in place of the array.
             label: see the class.
         """
-        return self._start_all_gather(array, out, label, waits=True)()
+        return self._start_all_gather(array, out, label, with_rows=with_rows, waits=True)()
 
-    def all_gather_async(self, array: Array, out: Array | None = None, *, label: str = "") -> Handle:
+    def all_gather_async(
+        self, array: Array, out: Array | None = None, *, label: str = "", with_rows: bool = False
+    ) -> Handle:
         """Start an `all_gather`."""
-        return self._chain("all_gather", self._start_all_gather(array, out, label, waits=False))
+        start = self._start_all_gather(array, out, label, with_rows=with_rows, waits=False)
+        return self._chain("all_gather", start)
 
-    def _start_all_gather(self, array: Array, out: Array | None, label: str, *, waits: bool) -> Callable[[], Array]:
+    def _start_all_gather(
+        self, array: Array, out: Array | None, label: str, *, with_rows: bool, waits: bool
+    ) -> Callable[[], Array]:
         call = self._calls.next("all_gather", label)
         with self._calls.telling(call):
             buffer = _rows(buffer_of(array, writes=False))
@@ -226,13 +234,19 @@ class Group:
                 width = math.prod(buffer.shape[1:])
                 counts = tuple([each * width for each in rows])
                 request = Request(Collective.ALL_GATHER, buffer.dtype, counts, total * width, agreed=agreed)
-                return Move(request=request, buffers=(buffer, output), result=whole)
+                return Move(request=request, buffers=(buffer, output), result=(whole, rows) if with_rows else whole)
 
             title = f"all_gather of {_shown_rows(buffer)}"
             return self._by_rows.start(call, Rows(title=title, own=[buffer.shape[0]], column=0, move=move), waits=waits)
 
-    def all_to_all(
-        self, array: Array, out: Array | None = None, splits: Sequence[int] | None = None, *, label: str = ""
+    def all_to_all(  # noqa: PLR0913 -- options are keywords
+        self,
+        array: Array,
+        out: Array | None = None,
+        splits: Sequence[int] | None = None,
+        *,
+        label: str = "",
+        with_rows: bool = False,
     ) -> Array:
         """Send each rank its rows of `array`, and return the rows they all sent here, by sender.
 
@@ -240,18 +254,33 @@ class Group:
             array: shape (n, ...), row-major.
             out: shape (rows received, ...), row-major; a new array in the arena by default.
             splits: how many rows go to each rank; without it n must be a multiple of the group's size.
+            with_rows: as for all_gather.
             label: see the class.
         """
-        return self._start_all_to_all(array, out, splits, label, waits=True)()
+        return self._start_all_to_all(array, out, splits, label, with_rows=with_rows, waits=True)()
 
-    def all_to_all_async(
-        self, array: Array, out: Array | None = None, splits: Sequence[int] | None = None, *, label: str = ""
+    def all_to_all_async(  # noqa: PLR0913 -- options are keywords
+        self,
+        array: Array,
+        out: Array | None = None,
+        splits: Sequence[int] | None = None,
+        *,
+        label: str = "",
+        with_rows: bool = False,
     ) -> Handle:
         """Start an `all_to_all`."""
-        return self._chain("all_to_all", self._start_all_to_all(array, out, splits, label, waits=False))
+        start = self._start_all_to_all(array, out, splits, label, with_rows=with_rows, waits=False)
+        return self._chain("all_to_all", start)
 
-    def _start_all_to_all(
-        self, array: Array, out: Array | None, splits: Sequence[int] | None, label: str, *, waits: bool
+    def _start_all_to_all(  # noqa: PLR0913 -- options are keywords
+        self,
+        array: Array,
+        out: Array | None,
+        splits: Sequence[int] | None,
+        label: str,
+        *,
+        with_rows: bool,
+        waits: bool,
     ) -> Callable[[], Array]:
         call = self._calls.next("all_to_all", label)
         with self._calls.telling(call):
@@ -265,7 +294,7 @@ class Group:
                 # The plan must not depend on one rank's splits: every rank prices the job's mean buffer.
                 mean = total * width // self.size
                 request = Request(Collective.ALL_TO_ALL, buffer.dtype, counts, mean, agreed=agreed)
-                return Move(request=request, buffers=(buffer, output), result=whole)
+                return Move(request=request, buffers=(buffer, output), result=(whole, received) if with_rows else whole)
 
             title = f"all_to_all of {_shown_rows(buffer)}"
             return self._by_rows.start(call, Rows(title=title, own=sent, column=self._own, move=move), waits=waits)

@@ -32,7 +32,9 @@ def init(comm: list[int] | None = None, process_sets: Iterable[ProcessSet] | str
         LaunchError: the launcher's ranks cannot meet as things are.
     """
     if comm is not None and not (isinstance(comm, list | tuple) and all(isinstance(rank, int) for rank in comm)):
-        raise ArgumentError(f"comm={comm!r}: want None, or a list of ranks; Horovod has not been built with MPI support")
+        raise ArgumentError(
+            f"comm={comm!r}: want None, or a list of ranks; Horovod has not been built with MPI support"
+        )
     with _changing:
         if runtime.is_initialized():
             return
@@ -111,7 +113,9 @@ def mpi_threads_supported() -> bool:
     """
     world = world_now()
     if world.engine is None:
-        raise ArgumentError("Horovod MPI is not enabled: MPI carries no bytes in this job; MULTIRING_ENGINE=mpi has it do so")
+        raise ArgumentError(
+            "Horovod MPI is not enabled: MPI carries no bytes in this job; MULTIRING_ENGINE=mpi has it do so"
+        )
     return world.engine.serves_threads
 
 

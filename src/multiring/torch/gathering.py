@@ -71,7 +71,9 @@ def _submit_group(
     for tensor in tensors:
         require_plain(tensor)
     parts = parts_of(members, name, len(tensors))
-    started = [submit_rows(members, tensor, part, more=more) for tensor, (part, more) in zip(tensors, parts, strict=True)]
+    started = [
+        submit_rows(members, tensor, part, more=more) for tensor, (part, more) in zip(tensors, parts, strict=True)
+    ]
 
     def finish(found: list[tuple[Tensor, Sequence[int]]]) -> tuple[Any, ...]:
         return tuple(gathered for gathered, _ in found) if tensors_only else tuple(found)

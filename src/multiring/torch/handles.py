@@ -92,9 +92,7 @@ class _Handles:
 _handles = _Handles()
 
 
-def submit(
-    members: Members, name: str | None, terms: Terms, start: Start, finish: Callable[[Any], Any]
-) -> Pending:
+def submit(members: Members, name: str | None, terms: Terms, start: Start, finish: Callable[[Any], Any]) -> Pending:
     """Start an operation of a process set.
 
     Args:

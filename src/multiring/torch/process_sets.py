@@ -136,7 +136,9 @@ class _Sets:
             raise ArgumentError(f"{process_set}: want different ranks of the job, 0 to {size - 1}, and at least one")
         for number, others in self.ranks.items():
             if others == ranks:
-                raise ArgumentError(f"A process set with the same ranks is there already: process set {number}, {others}")
+                raise ArgumentError(
+                    f"A process set with the same ranks is there already: process set {number}, {others}"
+                )
         return ranks
 
     def close(self) -> None:

@@ -53,7 +53,11 @@ class Combination(NamedTuple):
 
 
 def combination(
-    op: int | str | None, average: bool | None, prescale: float, postscale: float, wire: str | None = None  # noqa: FBT001
+    op: int | str | None,
+    average: bool | None,
+    prescale: float,
+    postscale: float,
+    wire: str | None = None,  # noqa: FBT001
 ) -> Combination:
     """Return the combination that was asked for; see `chosen_op` for the errors."""
     try:

@@ -118,9 +118,7 @@ def _submit_group(tensors: Sequence[Tensor], name: str | None, how: Combination,
     return Several(started, tuple)
 
 
-def _submit(
-    members: Members, tensor: Tensor, name: str | None, how: Combination, more: Terms = ()
-) -> Pending:
+def _submit(members: Members, tensor: Tensor, name: str | None, how: Combination, more: Terms = ()) -> Pending:
     require_plain(tensor)
     if how.op not in (Average, Sum):
         raise RefusedInternalError(f"reducescatter by {name_of(how.op)}: want Average or Sum; allreduce has the others")

@@ -15,7 +15,6 @@ from multiring.torch.terms import REDUCTION, SCALES, SPARSE_ALLREDUCE, WHOLE_SHA
 from multiring.torch.wire_forms import scaled
 
 
-
 class SparseHandle:
     """What waits for a sparse allreduce when it is called, and returns the tensor."""
 
@@ -73,7 +72,9 @@ def submit_sparse(members: Members, tensor: Tensor, name: str | None, how: Combi
         total = torch.sparse_coo_tensor(indices.t(), gathered_values, shape, dtype=dtype).coalesce()
         divisor = members.size if how.op == Average else 1
         sums = total.values()
-        average = torch.div(sums, divisor, rounding_mode=None if dtype.is_floating_point or dtype.is_complex else "trunc")
+        average = torch.div(
+            sums, divisor, rounding_mode=None if dtype.is_floating_point or dtype.is_complex else "trunc"
+        )
         result = torch.sparse_coo_tensor(
             total.indices(), scaled(average.to(dtype), how.postscale), shape, is_coalesced=True
         )
