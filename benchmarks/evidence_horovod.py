@@ -15,6 +15,10 @@ from tests.frameworks.cells import Cell, cells_of, run_cells
 from tests.wire.ranks import run_ranks
 
 DEADLINE_S = 900.0
+IMPATIENT = {
+    "stall_warn_s": 10.0,
+    "stall_timeout_s": 20.0,
+}  # a cell that hangs is to be named, and not to hold up the rest
 
 
 def main() -> int:
@@ -39,7 +43,7 @@ def main() -> int:
 def failures(ranks: int, chosen: list[Cell]) -> dict[str, str]:
     """Return what is wrong, by cell, on the first rank that saw it."""
     found: dict[str, str] = {}
-    for rank, wrong in enumerate(run_ranks(run_cells, ranks, chosen, deadline_s=DEADLINE_S)):
+    for rank, wrong in enumerate(run_ranks(run_cells, ranks, chosen, deadline_s=DEADLINE_S, **IMPATIENT)):
         for text in wrong:
             cell, _, why = text.partition(": ")
             found.setdefault(cell, f"rank {rank}: {why}")

@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from tests.frameworks.plain import backward, enter
 from tests.wire.ranks import Here
 from torch import Tensor
 
+import multiring
 import multiring.torch as mt
 from multiring.errors import ArgumentError
 from multiring.torch.tensors import dtype_name
@@ -145,16 +147,27 @@ def has_meaning(reduction: str, dtype: str) -> bool:
 
 def run_cells(here: Here, chosen: list[Cell]) -> list[str]:
     """Go through the cells; return what is wrong with those that failed."""
-    enter(here, process_sets="dynamic")
-    others = mt.add_process_set([0]) if here.size > 1 else mt.global_process_set
+    others = _begin(here)
     wrong = []
     for cell in chosen:
+        failed = np.zeros(1, np.int32)
         try:
             _Run(cell, here.rank, here.size, others).check()
         except Exception as error:  # noqa: BLE001 -- reported by the cell's name
             wrong.append(f"{cell}: {type(error).__name__}: {error}")
+            failed[0] = 1
+        # A rank that failed may be out of step: then all begin anew.
+        multiring.world().all_reduce(failed, "max")
+        if failed[0]:
+            mt.shutdown()
+            others = _begin(here)
     mt.shutdown()
     return wrong
+
+
+def _begin(here: Here) -> mt.ProcessSet:
+    enter(here, process_sets="dynamic")
+    return mt.add_process_set([0]) if here.size > 1 else mt.global_process_set
 
 
 def tensors_of(cell: Cell, rank: int, shapes: tuple[tuple[int, ...], ...]) -> list[Tensor]:
@@ -292,7 +305,7 @@ class _Run:
             everyones = self.everyones(shapes)
             own = everyones[self.rank]
             # In another order in memory, which must not matter.
-            own = [each.mT.contiguous().mT if each.dim() == 3 else each for each in own]
+            own = [each.mT.contiguous().mT if each.dim() == 3 else each.clone() for each in own]
             before = [each.clone() for each in own]
             found = self.call(own, **options)
             for place, wanted in enumerate(zip(*everyones, strict=True)):
@@ -332,7 +345,7 @@ class _Run:
         for shape in SHAPES:
             for root in range(self.ranks):
                 everyones = self.everyones((shape,))
-                own = everyones[self.rank]
+                own = [each.clone() for each in everyones[self.rank]]
                 before = own[0].clone()
                 found = self.call(own, root_rank=root)
                 same(found[0], everyones[root][0], f"{shape} from {root}")
@@ -382,7 +395,7 @@ class _Run:
         """Return a matrix of 5 rows, of which some are given, one of them twice."""
         numbers = torch.arange(count + rank) * 2 % 5
         values = tensors_of(self.cell, rank, ((len(numbers), 2),))[0]
-        return torch.sparse_coo_tensor(numbers[None], values, (5, 2))
+        return torch.sparse_coo_tensor(numbers[None], values, (5, 2), check_invariants=True)
 
     # ---- gradients ----
 

@@ -9,7 +9,7 @@ from multiring.errors import UnsupportedError
 from multiring.runtime import Group, Handle
 from multiring.optim import start_adasum
 from multiring.torch.compression import Compression, require_compressor
-from multiring.torch.handles import Pending, Several, handle_of, submit
+from multiring.torch.handles import Name, Pending, Several, handle_of, submit
 from multiring.torch.process_sets import ProcessSet, global_process_set, members_of
 from multiring.torch.reduce_ops import Adasum, Average, Combination, Sum, combination, name_of
 from multiring.torch.sparse import submit_sparse
@@ -106,7 +106,7 @@ def allreduce_async_(
 
 
 def submit_allreduce(
-    tensor: Tensor, name: str | None, how: Combination, process_set: ProcessSet, *, in_place: bool
+    tensor: Tensor, name: Name, how: Combination, process_set: ProcessSet, *, in_place: bool
 ) -> Pending | Several:
     """Start to combine `tensor`, into itself or into a new one, which is the operation's result."""
     members = members_of(process_set)

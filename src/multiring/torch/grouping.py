@@ -12,8 +12,8 @@ from multiring.optim import start_adasum
 from multiring.runtime import Group, Handle
 from multiring.torch.allreducing import LINEAR, require_linear, submit_allreduce
 from multiring.torch.compression import Compression, require_compressor
-from multiring.torch.handles import Pending, Several, handle_of, parts_of, submit
-from multiring.runtime.named_handle import Start
+from multiring.torch.handles import Name, Pending, Several, handle_of, parts_of, submit
+from multiring.runtime.named import Start
 from multiring.torch.packing import Layout, Span, layout_of, new_buffer
 from multiring.torch.process_sets import Members, ProcessSet, global_process_set, members_of
 from multiring.torch.reduce_ops import Adasum, Combination, combination, name_of
@@ -156,7 +156,7 @@ def _is_in_place(members: Members, dtype: torch.dtype, how: Combination) -> bool
 
 
 def _submit_alike(
-    members: Members, tensors: Sequence[Tensor], name: str | None, how: Combination, part: str, *, in_place: bool
+    members: Members, tensors: Sequence[Tensor], name: Name, how: Combination, part: str, *, in_place: bool
 ) -> Pending:
     """Start to combine tensors of one type."""
     dtype = tensors[0].dtype
@@ -183,7 +183,7 @@ def _submit_alike(
 
 
 def _submit_span(
-    members: Members, tensors: Sequence[Tensor], name: str | None, how: Combination, span: Span, part: str
+    members: Members, tensors: Sequence[Tensor], name: Name, how: Combination, span: Span, part: str
 ) -> Pending:
     """Start to combine tensors of one type where they lie."""
 

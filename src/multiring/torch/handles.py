@@ -2,14 +2,24 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from multiring.errors import ArgumentError, MultiringError, Terms
 from multiring.runtime import Handle
-from multiring.runtime.named_handle import Start
+from multiring.runtime.named import Start
 from multiring.torch.errors import internal
 from multiring.torch.process_sets import Members
 from multiring.torch.terms import PART
+
+
+class Unnamed(NamedTuple):
+    """In place of a name: the number that the ranks count alike, and which of the operations of that number it is."""
+
+    number: int
+    ending: str
+
+
+Name = str | Unnamed | None
 
 
 class Pending:
@@ -92,7 +102,7 @@ class _Handles:
 _handles = _Handles()
 
 
-def submit(members: Members, name: str | None, terms: Terms, start: Start, finish: Callable[[Any], Any]) -> Pending:
+def submit(members: Members, name: Name, terms: Terms, start: Start, finish: Callable[[Any], Any]) -> Pending:
     """Start an operation of a process set.
 
     Args:
@@ -107,8 +117,13 @@ def submit(members: Members, name: str | None, terms: Terms, start: Start, finis
     """
     operation = terms[0][1]
     # Without a name, ranks that come with different operations are to see that they do.
-    full_name = f"noname.{members.next_number()}" if name is None else f"{operation}.{name}"
-    what = f"{operation}.{full_name}" if name is None else full_name
+    if name is None:
+        name = Unnamed(members.next_number(), "")
+    if isinstance(name, Unnamed):
+        full_name = f"noname.{name.number}{name.ending}"
+        what = f"{operation}.{full_name}"
+    else:
+        what = full_name = f"{operation}.{name}"
     if full_name in members.in_flight:
         raise ArgumentError(
             "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is "
@@ -154,7 +169,7 @@ def poll(handle: int) -> bool:
     return pending.done()
 
 
-def parts_of(members: Members, name: str | None, count: int) -> list[tuple[str, Terms]]:
+def parts_of(members: Members, name: Name, count: int) -> list[tuple[str | Unnamed, Terms]]:
     """Return a name for each of the `count` operations of a group, and the term that tells it from the others.
 
     Raises:
@@ -162,5 +177,16 @@ def parts_of(members: Members, name: str | None, count: int) -> list[tuple[str, 
     """
     if not count:
         raise ArgumentError("a group of no tensors: want at least one")
-    base = f"noname.{members.next_number()}" if name is None else name
-    return [(f"{base}_{part}of{count}", ((PART, f"{part} of {count}"),)) for part in range(1, count + 1)]
+    names = names_of(members, name, [f"_{part}of{count}" for part in range(1, count + 1)])
+    return [(each, ((PART, f"{part} of {count}"),)) for part, each in enumerate(names, 1)]
+
+
+def names_of(members: Members, name: Name, endings: Sequence[str]) -> Sequence[str | Unnamed]:
+    """Return names for several operations that are one to the caller, who may have given it a name."""
+    if isinstance(name, Unnamed):
+        return [Unnamed(name.number, name.ending + ending) for ending in endings]
+    if name is not None:
+        return [f"{name}{ending}" for ending in endings]
+    number = members.next_number()
+    # The first is like a single one: ranks that come with another operation are to see it.
+    return [Unnamed(number, ending if place else "") for place, ending in enumerate(endings)]

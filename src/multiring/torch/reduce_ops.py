@@ -60,7 +60,8 @@ def combination(
     wire: str | None = None,  # noqa: FBT001
 ) -> Combination:
     """Return the combination that was asked for; see `chosen_op` for the errors."""
+    chosen = chosen_op(op, average)
     try:
-        return Combination(chosen_op(op, average), float(prescale), float(postscale), wire)
-    except TypeError:
+        return Combination(chosen, float(prescale), float(postscale), wire)
+    except (TypeError, ValueError):
         raise ArgumentError(f"factors {prescale!r} and {postscale!r}: want numbers") from None

@@ -9,7 +9,7 @@ from torch import Tensor
 from multiring.torch.compression import Compression, require_compressor
 from multiring.torch.errors import RefusedInternalError
 from multiring.torch.gathering import allgather
-from multiring.torch.handles import Pending, Several, handle_of, parts_of, submit
+from multiring.torch.handles import Name, Pending, Several, handle_of, parts_of, submit
 from multiring.errors import Terms
 from multiring.runtime import Group, Handle
 from multiring.torch.process_sets import Members, ProcessSet, global_process_set, members_of
@@ -118,7 +118,7 @@ def _submit_group(tensors: Sequence[Tensor], name: str | None, how: Combination,
     return Several(started, tuple)
 
 
-def _submit(members: Members, tensor: Tensor, name: str | None, how: Combination, more: Terms = ()) -> Pending:
+def _submit(members: Members, tensor: Tensor, name: Name, how: Combination, more: Terms = ()) -> Pending:
     require_plain(tensor)
     if how.op not in (Average, Sum):
         raise RefusedInternalError(f"reducescatter by {name_of(how.op)}: want Average or Sum; allreduce has the others")

@@ -8,15 +8,13 @@ from torch import Tensor
 from multiring.errors import Terms
 from multiring.runtime import Group, Handle
 from multiring.torch.errors import RefusedInternalError
-from multiring.torch.handles import Pending, submit
+from multiring.torch.handles import Name, Pending, submit
 from multiring.torch.process_sets import Members
 from multiring.torch.tensors import in_one_piece, rows_from, rows_of_bytes
 from multiring.torch.terms import ALLGATHER, ALLTOALL, rows_terms
 
 
-def submit_rows(
-    members: Members, tensor: Tensor, name: str | None, operation: str = ALLGATHER, more: Terms = ()
-) -> Pending:
+def submit_rows(members: Members, tensor: Tensor, name: Name, operation: str = ALLGATHER, more: Terms = ()) -> Pending:
     """Start to gather every rank's rows; the result is a tensor of all of them, and how many each rank had."""
     if not tensor.dim():
         return submit_refusal(members, tensor, name, operation)
@@ -32,7 +30,7 @@ def submit_rows(
     return submit(members, name, rows_terms(operation, own.dtype, own.shape, more), start, finish)
 
 
-def submit_exchange(members: Members, tensor: Tensor, splits: Sequence[int], name: str | None) -> Pending:
+def submit_exchange(members: Members, tensor: Tensor, splits: Sequence[int], name: Name) -> Pending:
     """Start to send each rank so many rows of `tensor`; the result is a tensor of those received, and their splits."""
     if not tensor.dim():
         return submit_refusal(members, tensor, name, ALLTOALL)
@@ -49,7 +47,7 @@ def submit_exchange(members: Members, tensor: Tensor, splits: Sequence[int], nam
     return submit(members, name, rows_terms(ALLTOALL, own.dtype, own.shape), start, finish)
 
 
-def submit_refusal(members: Members, tensor: Tensor, name: str | None, operation: str) -> Pending:
+def submit_refusal(members: Members, tensor: Tensor, name: Name, operation: str) -> Pending:
     """Start what fails on every rank: an operation on rows of a tensor that has no dimension.
 
     The ranks agree on it like on any other, so that they stay in step, and those that brought rows learn of it.

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from multiring.errors import ArgumentError
 from multiring.torch.rows import submit_rows
-from multiring.torch.handles import Pending, Several
+from multiring.torch.handles import Name, Several, names_of
 from multiring.torch.process_sets import Members, ProcessSet, global_process_set, members_of
 from multiring.torch.reduce_ops import Average, Combination, Sum, combination, name_of
 from multiring.torch.tensors import described
@@ -49,7 +49,7 @@ def sparse_allreduce_async(
     return SparseHandle(submit_sparse(members_of(process_set), tensor, name, how, in_place=False))
 
 
-def submit_sparse(members: Members, tensor: Tensor, name: str | None, how: Combination, *, in_place: bool) -> Several:
+def submit_sparse(members: Members, tensor: Tensor, name: Name, how: Combination, *, in_place: bool) -> Several:
     """Start to add up sparse tensors, into `tensor` or into a new one, which is the operation's result."""
     if how.op not in (Average, Sum):
         raise ArgumentError(f"{name_of(how.op)} of a sparse tensor: want Average or Sum, or tensor.to_dense()")
@@ -61,22 +61,24 @@ def submit_sparse(members: Members, tensor: Tensor, name: str | None, how: Combi
         (REDUCTION, name_of(how.op)),
         (SCALES, str((how.prescale, how.postscale))),
     )
-    base = f"noname.{members.next_number()}" if name is None else name
-    gathered: list[Pending] = [
-        submit_rows(members, part, f"{base}.{what}", SPARSE_ALLREDUCE, more)
-        for what, part in (("indices", own.indices().t()), ("values", values))
+    parts = own.indices().t(), values
+    names = names_of(members, name, (".indices", ".values"))
+    gathered = [
+        submit_rows(members, part, each, SPARSE_ALLREDUCE, more) for part, each in zip(parts, names, strict=True)
     ]
 
     def finish(found: list[Any]) -> Tensor:
         (indices, _), (gathered_values, _) = found
-        total = torch.sparse_coo_tensor(indices.t(), gathered_values, shape, dtype=dtype).coalesce()
+        total = torch.sparse_coo_tensor(
+            indices.t(), gathered_values, shape, dtype=dtype, check_invariants=False
+        ).coalesce()
         divisor = members.size if how.op == Average else 1
         sums = total.values()
         average = torch.div(
             sums, divisor, rounding_mode=None if dtype.is_floating_point or dtype.is_complex else "trunc"
         )
         result = torch.sparse_coo_tensor(
-            total.indices(), scaled(average.to(dtype), how.postscale), shape, is_coalesced=True
+            total.indices(), scaled(average.to(dtype), how.postscale), shape, is_coalesced=True, check_invariants=False
         )
         return tensor.detach().copy_(result) if in_place else result
 

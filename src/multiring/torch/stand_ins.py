@@ -2,7 +2,7 @@
 
 from multiring.errors import Terms, UnsupportedError
 from multiring.runtime import Group, Handle
-from multiring.runtime.named_handle import Start
+from multiring.runtime.named import Start
 from multiring.torch.reduce_ops import chosen_op
 from multiring.torch.tensors import buffer_from
 from multiring.torch.terms import (
