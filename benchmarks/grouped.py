@@ -2,9 +2,9 @@
 
     multiring run -n 2 -- python benchmarks/grouped.py [--rounds N]
 
-Every figure is a median over rounds, in microseconds, of the rank that took longest; groups and the raw collective of the
-same bytes take turns. The yardstick of the small operation is a futex ping-pong between two processes of the same run.
-Exits with 1 where a floor is missed.
+Every figure is a median over rounds, in microseconds, of the rank that took longest; groups and the raw collective of
+the same bytes take turns. The yardstick of the small operation is a futex ping-pong between two processes of the same
+run. Exits with 1 where a floor is missed.
 """
 
 import argparse
@@ -16,8 +16,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
-import numpy as np
 import torch
 
 import multiring
@@ -111,12 +111,11 @@ def first_groups(times: int) -> float:
     return slowest(statistics.median(differences))
 
 
-def span_of(gradients: list[torch.Tensor]) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
+def span_of(gradients: list[torch.Tensor]) -> Any:
     """Return the memory that the gradients lie in, as an array."""
     first, last = gradients[0], gradients[-1]
     count = (last.data_ptr() - first.data_ptr()) // 4 + last.numel()
-    found: np.ndarray[tuple[int, ...], np.dtype[np.float32]] = first.as_strided((count,), (1,)).numpy()
-    return found
+    return first.as_strided((count,), (1,)).numpy()
 
 
 def resnet50_shapes() -> list[tuple[int, ...]]:

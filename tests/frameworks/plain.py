@@ -24,7 +24,7 @@ def join(here: Here) -> multiring.Group:
     return here.join()
 
 
-def enter(here: Here, **options: Any) -> None:
+def enter(**options: Any) -> None:
     """As `join`, by `multiring.torch.init` and its options."""
     gc.freeze()
     warnings.simplefilter("error")

@@ -1,5 +1,7 @@
 """A sample of the table of cells; all of it is in benchmarks/evidence_horovod.py."""
 
+import sys
+
 import pytest
 from tests.frameworks.cells import cells_of, run_cells, sample
 from tests.wire.ranks import run_ranks
@@ -13,7 +15,6 @@ def test_cells(ranks: int, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = run_ranks(run_cells, ranks, chosen)
     failed = {text.partition(": ")[0] for each in wrong for text in each}
     with capsys.disabled():
-        print(
-            f" {len(chosen) - len(failed)} of {len(chosen)} cells of {len(cells_of(ranks))} at {ranks} ranks ", end=""
-        )
+        done = len(chosen) - len(failed)
+        sys.stdout.write(f" {done} of {len(chosen)} cells of {len(cells_of(ranks))} at {ranks} ranks ")
     assert wrong == [[]] * ranks

@@ -19,7 +19,7 @@ def use_static_sets(here: Here) -> None:
     assert str(pair) == "ProcessSet(process_set_id=None, ranks=[0, 2], mpi_comm=None)"
     before = mt.global_process_set
     for _ in range(2):
-        enter(here, process_sets=[pair, last])
+        enter(process_sets=[pair, last])
         assert mt.global_process_set is before
         assert (pair.process_set_id, last.process_set_id) == (1, 2)
         assert str(pair) == "ProcessSet(process_set_id=1, ranks=[0, 2], mpi_comm=None)"
@@ -60,7 +60,7 @@ def use_pair(here: Here, pair: mt.ProcessSet) -> None:
     assert splits.tolist() == [here.rank // 2 + 1] * 2
     assert len(received) == 2 * (here.rank // 2 + 1)
     assert mt.reducescatter(value, process_set=pair).tolist() == [1.0] * 2
-    table = torch.sparse_coo_tensor([[here.rank]], [2.0], (3,))
+    table = torch.sparse_coo_tensor([[here.rank]], [2.0], (3,), check_invariants=True)
     assert mt.sparse_allreduce_async(table, None, mt.Average, pair)().to_dense().tolist() == [1.0, 0.0, 1.0]
     model = {"weight": value.clone()}
     mt.broadcast_parameters(model, 2, process_set=pair)
@@ -76,7 +76,7 @@ def test_dynamic_sets() -> None:
 
 
 def use_dynamic_sets(here: Here) -> None:
-    enter(here, process_sets="dynamic")
+    enter(process_sets="dynamic")
     first, second = mt.add_process_set([1, 0]), mt.add_process_set(mt.ProcessSet([2, 1]))
     assert (first.process_set_id, second.process_set_id) == (1, 2)
     for again in ([0, 1], [1, 0], [0, 1, 2]):

@@ -150,7 +150,7 @@ def _shape(netlink: Any, index: int, rate: Rate | None) -> None:
             netlink.tc("del", index=index, parent=_ROOT)
         return
     bytes_per_s = rate // 8
-    least = _WHOLE_PACKET_BYTES if _WHOLE_PACKET_BYTES <= bytes_per_s * _WHOLE_PACKET_S else _LEAST_BURST_BYTES
+    least = _WHOLE_PACKET_BYTES if bytes_per_s * _WHOLE_PACKET_S >= _WHOLE_PACKET_BYTES else _LEAST_BURST_BYTES
     burst = max(round(bytes_per_s * _BURST_S), least)
     queue = max(round(bytes_per_s * _QUEUE_S), _LEAST_QUEUE_BYTES)
     with _explained(f"token bucket filter ({_BUCKET}), so no rate of {rate_text(rate)}", "CONFIG_NET_SCH_TBF"):

@@ -200,9 +200,7 @@ class Group:
             title = f"reduce_scatter {op} {_shown(buffer)}"
             return self._calls.run(call, title, request, (buffer, output), out, waits=waits)
 
-    def all_gather(
-        self, array: Array, out: Array | None = None, *, label: str = "", with_rows: bool = False
-    ) -> Array:
+    def all_gather(self, array: Array, out: Array | None = None, *, label: str = "", with_rows: bool = False) -> Array:
         """Return every rank's `array`, one after the other along the first dimension.
 
         Args:
@@ -239,7 +237,7 @@ class Group:
             title = f"all_gather of {_shown_rows(buffer)}"
             return self._by_rows.start(call, Rows(title=title, own=[buffer.shape[0]], column=0, move=move), waits=waits)
 
-    def all_to_all(  # noqa: PLR0913 -- options are keywords
+    def all_to_all(
         self,
         array: Array,
         out: Array | None = None,
@@ -259,7 +257,7 @@ class Group:
         """
         return self._start_all_to_all(array, out, splits, label, with_rows=with_rows, waits=True)()
 
-    def all_to_all_async(  # noqa: PLR0913 -- options are keywords
+    def all_to_all_async(
         self,
         array: Array,
         out: Array | None = None,
@@ -272,7 +270,7 @@ class Group:
         start = self._start_all_to_all(array, out, splits, label, with_rows=with_rows, waits=False)
         return self._chain("all_to_all", start)
 
-    def _start_all_to_all(  # noqa: PLR0913 -- options are keywords
+    def _start_all_to_all(
         self,
         array: Array,
         out: Array | None,

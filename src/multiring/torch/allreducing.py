@@ -6,14 +6,23 @@ import torch
 from torch import Tensor
 
 from multiring.errors import UnsupportedError
-from multiring.runtime import Group, Handle
 from multiring.optim import start_adasum
+from multiring.runtime import Group, Handle
 from multiring.torch.compression import Compression, require_compressor
 from multiring.torch.handles import Name, Pending, Several, handle_of, submit
 from multiring.torch.process_sets import ProcessSet, global_process_set, members_of
 from multiring.torch.reduce_ops import Adasum, Average, Combination, Sum, combination, name_of
 from multiring.torch.sparse import submit_sparse
-from multiring.torch.tensors import array_of, buffer_from, is_one_piece, new_memory, note_change, require_plain
+from multiring.torch.tensors import (
+    array_of,
+    buffer_from,
+    is_one_piece,
+    is_sparse,
+    new_memory,
+    note_change,
+    require_plain,
+    wants_gradient,
+)
 from multiring.torch.terms import allreduce_terms
 from multiring.torch.wire_forms import WireForm, unwired, wire_form, wired
 
@@ -110,7 +119,7 @@ def submit_allreduce(
 ) -> Pending | Several:
     """Start to combine `tensor`, into itself or into a new one, which is the operation's result."""
     members = members_of(process_set)
-    if isinstance(tensor, Tensor) and tensor.layout == torch.sparse_coo:
+    if is_sparse(tensor):
         return submit_sparse(members, tensor, name, how, in_place=in_place)
     require_plain(tensor)
     dtype = tensor.dtype
@@ -149,7 +158,7 @@ def _memory(group: Group, tensor: Tensor, form: WireForm, prescale: float, *, in
 
 def _reduced(tensor: Tensor, name: str | None, how: Combination, process_set: ProcessSet) -> Tensor:
     found: Tensor
-    if isinstance(tensor, Tensor) and tensor.requires_grad and torch.is_grad_enabled():
+    if wants_gradient(tensor):
         found = _Allreduce.apply(tensor, name, how, process_set)  # type: ignore[no-untyped-call] # torch's own
     else:
         found = submit_allreduce(tensor, name, how, process_set, in_place=False).wait()

@@ -14,8 +14,8 @@ from multiring.torch.tensors import at_place, require_plain
 def arena_like(tensors: Sequence[Tensor], process_set: ProcessSet = global_process_set) -> list[Tensor]:
     """Return zeros of the shapes and types of `tensors`, those of one type side by side in the arena.
 
-    `grouped_allreduce_` of all of them, in this order, needs no copy: it reduces the memory they lie in as one. Local: no
-    other rank takes part. The memory is given back with the last of them.
+    `grouped_allreduce_` of all of them, in this order, needs no copy: it reduces the memory they lie in as one. Local:
+    no other rank takes part. The memory is given back with the last of them.
 
     Args:
         tensors: of which the contents do not matter; a model's parameters, to have tensors for their gradients.

@@ -2,20 +2,19 @@
 
 import importlib.util
 import threading
-from collections.abc import Iterable
-
+from typing import Any
 
 from multiring import runtime
 from multiring.errors import ArgumentError, MultiringError
 from multiring.runtime.world import World
 from multiring.settings import Settings
-from multiring.torch.process_sets import ProcessSet, close_sets, open_sets, world_now
+from multiring.torch.process_sets import close_sets, open_sets, world_now
 
 _DYNAMIC = "dynamic"
 _changing = threading.RLock()
 
 
-def init(comm: list[int] | None = None, process_sets: Iterable[ProcessSet] | str | None = None) -> None:
+def init(comm: Any = None, process_sets: Any = None) -> None:
     """Join the job. Does nothing where this process has joined it already.
 
     Who this process is comes from what started it, and settings from the environment, MULTIRING_* and HOROVOD_*, as it
@@ -66,7 +65,7 @@ def is_initialized() -> bool:
 
 
 def rank() -> int:
-    """Return this process's rank, 0 to size() - 1. This and all below raise ValueError outside `init` and `shutdown`."""
+    """Return this process's rank, 0 to size() - 1; ValueError outside `init` and `shutdown`, as of all below."""
     return world_now().identity.rank
 
 

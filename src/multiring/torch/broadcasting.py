@@ -11,7 +11,7 @@ from multiring.torch.allreducing import allreduce
 from multiring.torch.handles import Pending, handle_of, submit
 from multiring.torch.process_sets import ProcessSet, global_process_set, members_of, world_rank_in
 from multiring.torch.reduce_ops import Average
-from multiring.torch.tensors import is_one_piece, new_memory, note_change, require_plain
+from multiring.torch.tensors import is_one_piece, new_memory, note_change, require_plain, wants_gradient
 from multiring.torch.terms import BROADCAST, ROOT, plain_terms
 
 
@@ -20,8 +20,8 @@ def broadcast(
 ) -> Tensor:
     """Return rank `root_rank`'s `tensor`.
 
-    Differentiable: the root's gradient is the average of all ranks' gradients, the others' is zero, so every rank has to
-    run that backward.
+    Differentiable: the root's gradient is the average of all ranks' gradients, the others' is zero, so every rank has
+    to run that backward.
 
     Args:
         tensor: of any type; the same shape and type on all ranks.
@@ -36,7 +36,7 @@ def broadcast(
     """
     require_plain(tensor)
     found: Tensor
-    if tensor.requires_grad and torch.is_grad_enabled():
+    if wants_gradient(tensor):
         found = _Broadcast.apply(tensor, root_rank, name, process_set)  # type: ignore[no-untyped-call] # torch's own
     else:
         found = _submit(tensor, root_rank, name, process_set, in_place=False).wait()

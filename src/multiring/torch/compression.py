@@ -77,7 +77,7 @@ class BF16Compressor(_NarrowFloat):
 
 
 class Int8Compressor(Compressor):
-    """Tensors of float32 travel between hosts as 8-bit integers and a scale for every few of them, others as they are."""
+    """Tensors of float32 travel between hosts as 8-bit integers with scales, others as they are."""
 
     wire = "int8"
 

@@ -10,7 +10,7 @@ from multiring.errors import ArgumentError
 from multiring.torch.handles import Several, handle_of
 from multiring.torch.process_sets import ProcessSet, global_process_set, members_of
 from multiring.torch.rows import submit_exchange
-from multiring.torch.tensors import dtype_name, require_plain
+from multiring.torch.tensors import dtype_name, require_plain, wants_gradient
 
 Splits = Tensor | Sequence[int] | None
 
@@ -38,7 +38,7 @@ def alltoall(
         UnsupportedError: not in host memory.
     """
     require_plain(tensor)
-    if tensor.requires_grad and torch.is_grad_enabled():
+    if wants_gradient(tensor):
         found = _Alltoall.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call] # torch's own
     else:
         found = _submit(tensor, splits, name, process_set).wait()

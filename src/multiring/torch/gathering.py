@@ -11,7 +11,7 @@ from multiring.torch.handles import Pending, Several, handle_of, parts_of
 from multiring.torch.process_sets import ProcessSet, global_process_set, members_of
 from multiring.torch.reduce_ops import Average
 from multiring.torch.rows import submit_rows
-from multiring.torch.tensors import require_plain
+from multiring.torch.tensors import require_plain, wants_gradient
 
 
 def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
@@ -32,7 +32,7 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
     """
     require_plain(tensor)
     found: Tensor
-    if tensor.requires_grad and torch.is_grad_enabled():
+    if wants_gradient(tensor):
         found = _Allgather.apply(tensor, name, process_set)  # type: ignore[no-untyped-call] # torch's own
     else:
         found, _ = submit_rows(members_of(process_set), tensor, name).wait()
@@ -50,7 +50,7 @@ def grouped_allgather(
 ) -> tuple[Tensor, ...]:
     """Return the `allgather` of each of `tensors`, of which every rank has as many."""
     found: tuple[Tensor, ...]
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+    if wants_gradient(*tensors):
         found = _GroupedAllgather.apply(name, process_set, *tensors)  # type: ignore[no-untyped-call] # torch's own
     else:
         found = tuple(gathered for gathered, _ in _submit_group(tensors, name, process_set).wait())
@@ -85,8 +85,8 @@ def _first(pending: Pending) -> Several:
     return Several([pending], lambda found: found[0][0])
 
 
-def _own_rows(gradient: Tensor, start: int, rows: int, process_set: ProcessSet) -> Tensor:
-    return allreduce(gradient, op=Average, process_set=process_set).narrow(0, start, rows)
+def _own_rows(gradient: Tensor, place: tuple[int, int], process_set: ProcessSet) -> Tensor:
+    return allreduce(gradient, op=Average, process_set=process_set).narrow(0, *place)
 
 
 class _Allgather(torch.autograd.Function):
@@ -94,13 +94,13 @@ class _Allgather(torch.autograd.Function):
     def forward(ctx: Any, tensor: Tensor, name: str | None, process_set: ProcessSet) -> Tensor:
         members = members_of(process_set)
         found, rows = submit_rows(members, tensor, name).wait()
-        ctx.start, ctx.rows, ctx.process_set = sum(rows[: members.rank]), rows[members.rank], process_set
+        ctx.place, ctx.process_set = (sum(rows[: members.rank]), rows[members.rank]), process_set
         gathered: Tensor = found
         return gathered
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return _own_rows(gradients[0], ctx.start, ctx.rows, ctx.process_set), None, None
+        return _own_rows(gradients[0], ctx.place, ctx.process_set), None, None
 
 
 class _GroupedAllgather(torch.autograd.Function):
@@ -115,4 +115,4 @@ class _GroupedAllgather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         pairs = zip(gradients, ctx.places, strict=True)
-        return None, None, *(_own_rows(gradient, *place, ctx.process_set) for gradient, place in pairs)
+        return None, None, *(_own_rows(gradient, place, ctx.process_set) for gradient, place in pairs)

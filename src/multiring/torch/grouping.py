@@ -10,14 +10,22 @@ from torch import Tensor
 from multiring.errors import ArgumentError, Terms
 from multiring.optim import start_adasum
 from multiring.runtime import Group, Handle
+from multiring.runtime.named import Start
 from multiring.torch.allreducing import LINEAR, require_linear, submit_allreduce
 from multiring.torch.compression import Compression, require_compressor
 from multiring.torch.handles import Name, Pending, Several, handle_of, parts_of, submit
-from multiring.runtime.named import Start
 from multiring.torch.packing import Layout, Span, layout_of, new_buffer
 from multiring.torch.process_sets import Members, ProcessSet, global_process_set, members_of
 from multiring.torch.reduce_ops import Adasum, Combination, combination, name_of
-from multiring.torch.tensors import array_of, buffer_from, dtype_name, note_change, require_plain
+from multiring.torch.tensors import (
+    array_of,
+    buffer_from,
+    dtype_name,
+    is_sparse,
+    note_change,
+    require_plain,
+    wants_gradient,
+)
 from multiring.torch.terms import (
     DATA_TYPE,
     ELEMENTS,
@@ -115,7 +123,7 @@ def _submit(
         span = members.packing.known_span(tensors)  # whose tensors have been looked at
         if span is not None and _is_in_place(members, span.layout.dtype, how):
             return _submit_span(members, tensors, name, how, span, "1 of 1")
-    if any(isinstance(each, Tensor) and each.layout == torch.sparse_coo for each in tensors):
+    if any(map(is_sparse, tensors)):
         parts = parts_of(members, name, len(tensors))
         return Several(
             [
@@ -168,13 +176,13 @@ def _submit_alike(
     sources = [wired(tensor.detach(), form, how.prescale) for tensor in tensors]
     layout = layout_of(form.dtype, tuple(source.shape for source in sources))
     memory, views = members.packing.take(members.group, layout) if in_place else new_buffer(members.group, layout)
-    torch._foreach_copy_(views, sources)  # noqa: SLF001 -- torch's own optimizers use it
+    torch._foreach_copy_(views, sources)
 
     def finish(_: Any) -> tuple[Tensor, ...]:
         found = [unwired(view, form, dtype) for view in views]
         if not in_place:
             return tuple(found)
-        torch._foreach_copy_([tensor.detach() for tensor in tensors], found)  # noqa: SLF001 -- as above
+        torch._foreach_copy_([tensor.detach() for tensor in tensors], found)
         members.packing.give_back(layout, memory, views)
         return tuple(tensors)
 
@@ -225,7 +233,7 @@ def _reduced(
     tensors: Sequence[Tensor], name: str | None, how: Combination, process_set: ProcessSet
 ) -> Sequence[Tensor]:
     found: Sequence[Tensor]
-    if torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in tensors):
+    if wants_gradient(*tensors):
         found = _GroupedAllreduce.apply(name, how, process_set, *tensors)  # type: ignore[no-untyped-call] # torch's own
     else:
         found = _submit(tensors, name, how, process_set, in_place=False).wait()

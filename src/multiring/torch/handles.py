@@ -71,7 +71,7 @@ class Several:
 
     def done(self) -> bool:
         """As in Pending."""
-        return all([part.done() for part in self._parts])
+        return all(part.done() for part in self._parts)
 
     def wait(self) -> Any:
         """As in Pending; where one fails, nothing is to be had of the others, which may not come on every rank."""
@@ -148,7 +148,7 @@ def handle_of(pending: Pending | Several) -> int:
 
 
 def synchronize(handle: int) -> Any:
-    """Return the result of the operation with this handle once it has ended; None where the handle is not known (any more).
+    """Return the result of the operation with this handle once it has ended; None where the handle is not known.
 
     Raises:
         HorovodInternalError: on every rank: they disagree (inputs are intact), or one is gone.

@@ -13,8 +13,8 @@ from multiring.torch.terms import BARRIER, OPERATION
 def join(device: int = -1) -> int:  # noqa: ARG001 -- Horovod's; there is host memory only
     """Take part in the others' operations, having no more data, until all ranks have joined; return the last one to.
 
-    This rank contributes zeros to the others' allreduces by Sum and Average (which still divides by all ranks), and what
-    changes nothing to those by Min, Max and Product.
+    This rank contributes zeros to the others' allreduces by Sum and Average (which still divides by all ranks), and
+    what changes nothing to those by Min, Max and Product.
 
     Args:
         device: not used.

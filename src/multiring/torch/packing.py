@@ -32,7 +32,7 @@ class Layout:
 
     def views(self, memory: Tensor) -> list[Tensor]:
         """Return the tensors' places in the flat `memory`."""
-        start = memory.storage_offset()
+        start = int(memory.storage_offset())
         return [
             at_place(memory, self.dtype, start + offset, shape)
             for offset, shape in zip(self.offsets, self.shapes, strict=True)
@@ -92,7 +92,7 @@ class Span:
     def is_of(self, tensors: Sequence[Tensor]) -> bool:
         """Return whether these, which are as many, are the tensors, and where they were."""
         return (
-            all([own() is other for own, other in zip(self.tensors, tensors, strict=True)])
+            all(own() is other for own, other in zip(self.tensors, tensors, strict=True))
             and tuple(map(Tensor.data_ptr, tensors)) == self.addresses
             and tuple(map(Tensor.numel, tensors)) == self.counts
         )

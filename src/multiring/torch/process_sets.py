@@ -28,12 +28,12 @@ class ProcessSet:
     ranks: list[int] | None = None
     mpi_comm: None = None
 
-    def __init__(self, ranks_or_comm: Iterable[int]) -> None:
+    def __init__(self, ranks_or_comm: Any) -> None:
         found = list(ranks_or_comm) if isinstance(ranks_or_comm, Iterable) else None
         if found is None or any(not isinstance(rank, int) for rank in found):
             raise ArgumentError(
-                f"ProcessSet({ranks_or_comm!r}): ProcessSet should be initialized with a list of process ranks; multiring"
-                " makes no process sets of MPI communicators"
+                f"ProcessSet({ranks_or_comm!r}): ProcessSet should be initialized with a list of process ranks; "
+                "multiring makes no process sets of MPI communicators"
             )
         self.ranks = sorted(found)
 
@@ -76,7 +76,7 @@ class Members:
         self._numbers = itertools.count(1)
 
     def next_number(self) -> int:
-        """Return the number of the next operation that has no name; ranks count alike, as they count this set's only."""
+        """Return the number of the next operation that has no name; all ranks of the set count alike."""
         return next(self._numbers)
 
 
@@ -118,8 +118,7 @@ class _Sets:
             return self.world.group.subgroup(ranks)
 
     def remove(self, process_set: ProcessSet) -> None:
-        number, ranks = process_set.process_set_id, self.known(process_set)
-        assert number is not None
+        ranks, number = self.known(process_set), process_set.process_set_id or 0
         with internal_errors("remove_process_set"):
             self.world.group.barrier(label=f"remove_process_set {number}, ranks {list(ranks)}")
         del self.ranks[number]
@@ -186,7 +185,7 @@ def close_sets() -> None:
         sets.close()
 
 
-def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
+def add_process_set(process_set: Any) -> ProcessSet:
     """Make a set of these ranks, and return it; every rank of the job calls it, with the same.
 
     Raises:
@@ -253,8 +252,8 @@ def world_rank_in(members: Members, root_rank: int) -> int:
         return members.group.ranks.index(root_rank)
     except ValueError:
         raise ArgumentError(
-            f"root_rank={root_rank!r}: want one of the set's ranks, {list(members.group.ranks)}, as they are numbered in"
-            " the whole job"
+            f"root_rank={root_rank!r}: want one of the set's ranks, {list(members.group.ranks)}, as they are numbered "
+            "in the whole job"
         ) from None
 
 

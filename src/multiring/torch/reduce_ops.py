@@ -16,7 +16,7 @@ def name_of(op: int) -> str:
     return _NAMES[op]
 
 
-def chosen_op(op: int | str | None, average: bool | None = None) -> int:  # noqa: FBT001 -- Horovod's
+def chosen_op(op: int | str | None, average: bool | None = None) -> int:
     """Return the operation that was asked for, by its number; by default Average.
 
     Args:
@@ -57,7 +57,7 @@ def combination(
     average: bool | None,
     prescale: float,
     postscale: float,
-    wire: str | None = None,  # noqa: FBT001
+    wire: str | None = None,
 ) -> Combination:
     """Return the combination that was asked for; see `chosen_op` for the errors."""
     chosen = chosen_op(op, average)

@@ -6,16 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from multiring.errors import Terms
+from multiring.runtime import Group, Handle
 from multiring.torch.compression import Compression, require_compressor
 from multiring.torch.errors import RefusedInternalError
 from multiring.torch.gathering import allgather
 from multiring.torch.handles import Name, Pending, Several, handle_of, parts_of, submit
-from multiring.errors import Terms
-from multiring.runtime import Group, Handle
 from multiring.torch.process_sets import Members, ProcessSet, global_process_set, members_of
 from multiring.torch.reduce_ops import Average, Combination, Sum, combination, name_of
 from multiring.torch.rows import submit_refusal
-from multiring.torch.tensors import buffer_from, in_one_piece, require_plain, tensor_of
+from multiring.torch.tensors import buffer_from, in_one_piece, require_plain, tensor_of, wants_gradient
 from multiring.torch.terms import REDUCESCATTER, REDUCTION, SCALES, plain_terms
 from multiring.torch.wire_forms import scaled, unwired, wire_form, wired
 
@@ -45,7 +45,7 @@ def reducescatter(
 
     Raises:
         ArgumentError: a type that cannot be added up, this rank is not in the set, or the name is in use.
-        HorovodInternalError: on every rank: another operation, they disagree, a tensor has no dimension, or one is gone.
+        HorovodInternalError: on every rank: another operation, they disagree, no dimension, or one is gone.
         UnsupportedError: not in host memory.
     """
     require_compressor(compression)
@@ -53,7 +53,7 @@ def reducescatter(
     require_plain(compressed)
     how = combination(op, None, prescale_factor, postscale_factor)
     found: Tensor
-    if compressed.requires_grad and torch.is_grad_enabled():
+    if wants_gradient(compressed):
         found = _Reducescatter.apply(compressed, name, how, process_set)  # type: ignore[no-untyped-call] # torch's own
     else:
         found = _submit(members_of(process_set), compressed, name, how).wait()
@@ -88,7 +88,7 @@ def grouped_reducescatter(
     pairs = [compression.compress(tensor) for tensor in tensors]
     compressed = [tensor for tensor, _ in pairs]
     how = combination(op, None, prescale_factor, postscale_factor)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in compressed):
+    if wants_gradient(*compressed):
         found = _GroupedReducescatter.apply(name, how, process_set, *compressed)  # type: ignore[no-untyped-call]
     else:
         found = _submit_group(compressed, name, how, process_set).wait()

@@ -58,8 +58,8 @@ def submit_refusal(members: Members, tensor: Tensor, name: Name, operation: str)
 
     def finish(_: Any) -> None:
         raise RefusedInternalError(
-            f"Rank zero tried to {operation} a rank-zero tensor: {operation} of a tensor of no dimensions; want at least"
-            " one, to cut rows from: use tensor.reshape(1)"
+            f"Rank zero tried to {operation} a rank-zero tensor: {operation} of a tensor of no dimensions; want at "
+            "least one, to cut rows from: use tensor.reshape(1)"
         )
 
     return submit(members, name, rows_terms(operation, tensor.dtype, tensor.shape), start, finish)

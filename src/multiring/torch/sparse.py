@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from multiring.errors import ArgumentError
-from multiring.torch.rows import submit_rows
 from multiring.torch.handles import Name, Several, names_of
 from multiring.torch.process_sets import Members, ProcessSet, global_process_set, members_of
 from multiring.torch.reduce_ops import Average, Combination, Sum, combination, name_of
-from multiring.torch.tensors import described
+from multiring.torch.rows import submit_rows
+from multiring.torch.tensors import is_sparse, shown
 from multiring.torch.terms import REDUCTION, SCALES, SPARSE_ALLREDUCE, WHOLE_SHAPE
 from multiring.torch.wire_forms import scaled
 
@@ -22,6 +22,7 @@ class SparseHandle:
         self._pending = pending
 
     def __call__(self) -> Tensor:
+        """Return the sum."""
         found: Tensor = self._pending.wait()
         return found
 
@@ -42,9 +43,8 @@ def sparse_allreduce_async(
     Raises:
         ArgumentError: another tensor or operation, or the name is in use.
     """
-    if not isinstance(tensor, Tensor) or tensor.layout != torch.sparse_coo:
-        kind = described(tensor) if isinstance(tensor, Tensor) else type(tensor).__name__
-        raise ArgumentError(f"sparse_allreduce_async of {kind}: want a tensor of layout torch.sparse_coo")
+    if not is_sparse(tensor):
+        raise ArgumentError(f"sparse_allreduce_async of {shown(tensor)}: want a tensor of layout torch.sparse_coo")
     how = combination(op, None, 1.0, 1.0)
     return SparseHandle(submit_sparse(members_of(process_set), tensor, name, how, in_place=False))
 
@@ -80,6 +80,9 @@ def submit_sparse(members: Members, tensor: Tensor, name: Name, how: Combination
         result = torch.sparse_coo_tensor(
             total.indices(), scaled(average.to(dtype), how.postscale), shape, is_coalesced=True, check_invariants=False
         )
-        return tensor.detach().copy_(result) if in_place else result
+        if not in_place:
+            return result
+        tensor.detach().copy_(result)
+        return tensor
 
     return Several(gathered, finish)

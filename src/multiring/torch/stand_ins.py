@@ -25,8 +25,8 @@ from multiring.torch.wire_forms import neutral, wire_form
 def stand_in(terms: Terms) -> Start:
     """Return what starts this rank's part in an operation of these terms: what changes no result of the others.
 
-    That is zeros for a sum and an average, which is still divided by all ranks, and the neutral element for a minimum, a
-    maximum and a product.
+    That is zeros for a sum and an average, which is still divided by all ranks, and the neutral element for a minimum,
+    a maximum and a product.
 
     Raises:
         UnsupportedError: an operation that has no such part.

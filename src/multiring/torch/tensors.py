@@ -53,6 +53,16 @@ def require_plain(tensor: Any) -> None:
     refuse_elsewhere(tensor, "tensor")
 
 
+def is_sparse(tensor: Any) -> bool:
+    """Return whether `tensor`, which may be anything, is a sparse tensor as `sparse_allreduce_async` takes it."""
+    return isinstance(tensor, Tensor) and tensor.layout == torch.sparse_coo
+
+
+def wants_gradient(*tensors: Any) -> bool:
+    """Return whether autograd is to know what becomes of any of `tensors`, which may be anything."""
+    return torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in tensors)
+
+
 def allocate(group: Group, count: int, dtype: torch.dtype) -> Shared:
     """Return `count` zeros of `dtype` in the arena.
 
@@ -80,8 +90,10 @@ def tensor_of(
 
 
 def at_place(memory: Tensor, dtype: torch.dtype, offset: int, shape: Sequence[int]) -> Tensor:
-    """Return a tensor that has a place in the memory of another without being its view; `offset` in elements of `dtype`."""
-    return torch.empty(0, dtype=dtype).set_(memory.untyped_storage(), offset, torch.Size(shape))
+    """Return a tensor in the memory of another, without being its view; `offset` is in elements of `dtype`."""
+    strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    placed: Tensor = torch.empty(0, dtype=dtype).set_(memory.untyped_storage(), offset, shape, strides)
+    return placed
 
 
 def new_memory(group: Group, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -130,6 +142,11 @@ def note_change(tensor: Tensor) -> None:
     """Tell autograd that what it saved of `tensor` is no longer what it was."""
     if not tensor.is_inference():
         torch.autograd.graph.increment_version(tensor)
+
+
+def shown(value: Any) -> str:
+    """Return what `value`, which may be anything, is in words."""
+    return described(value) if isinstance(value, Tensor) else type(value).__name__
 
 
 def dense_strides(tensor: Tensor) -> tuple[int, ...]:

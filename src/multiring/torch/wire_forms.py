@@ -25,9 +25,9 @@ _COMBINED = frozenset(
 class WireForm:
     """How tensors of a type are combined.
 
-    Complex numbers are summed as pairs of real ones. An average of signed integers is a sum of 64-bit integers, which is
-    divided here, as a Group would round it towards minus infinity and Horovod truncates; one that is scaled afterwards is
-    divided and scaled in one, as it would be truncated twice.
+    Complex numbers are summed as pairs of real ones. An average of signed integers is a sum of 64-bit integers, which
+    is divided here, as a Group would round it towards minus infinity and Horovod truncates; one that is scaled
+    afterwards is divided and scaled in one, as it would be truncated twice.
     """
 
     dtype: torch.dtype  # in which a Group combines them
