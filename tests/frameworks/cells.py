@@ -39,7 +39,7 @@ SPARSE = "sparse_allreduce_async"
 REDUCING = (*ALLREDUCE, *GROUPED_ALLREDUCE)
 REDUCTIONS = ("Average", "Sum", "Min", "Max", "Product", "Adasum")
 
-BOUNDS = {"float16": 4e-3, "bfloat16": 4e-2, "float32": 1e-5, "complex64": 1e-5}
+BOUNDS = {"float16": 4e-3, "bfloat16": 4e-2, "float32": 1e-5, "complex64": 1e-5, "float64": 1e-12, "complex128": 1e-12}
 ErrorCase = tuple[type[Exception], str, Callable[[], object]]
 SHAPES = ((), (0, 3), (7,), (2, 3, 4), (5000,))
 ROWS = ((3,), (2, 3), (0, 2), (4, 0), (300, 5))

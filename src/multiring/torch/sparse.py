@@ -82,7 +82,8 @@ def submit_sparse(members: Members, tensor: Tensor, name: Name, how: Combination
         )
         if not in_place:
             return result
-        tensor.detach().copy_(result)
+        with torch.no_grad():  # a detached one would not see what it gets: sparse tensors have no memory to share
+            tensor.copy_(result)
         return tensor
 
     return Several(gathered, finish)
