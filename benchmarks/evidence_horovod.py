@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script: the table is one of the tests'
 
@@ -15,7 +16,7 @@ from tests.frameworks.cells import Cell, cells_of, run_cells
 from tests.wire.ranks import run_ranks
 
 DEADLINE_S = 900.0
-IMPATIENT = {
+IMPATIENT: dict[str, Any] = {
     "stall_warn_s": 10.0,
     "stall_timeout_s": 20.0,
 }  # a cell that hangs is to be named, and not to hold up the rest

@@ -143,7 +143,7 @@ def misuse_parameters(here: Here) -> None:
         ({}, here.rank, MismatchError, r"rank 0: root_rank=0; rank 1: root_rank=1; rank 2: root_rank=2"),
         ({}, 3, ArgumentError, r"root_rank=3: want one of the set's ranks, \[0, 1, 2\]"),
         (mixed, 0, ArgumentError, "_extra_state is a str; want a tensor"),
-        ((each for each in ()), 0, ArgumentError, "invalid params of type: generator; want a state_dict, or a list"),
+        ((each for each in ""), 0, ArgumentError, "invalid params of type: generator; want a state_dict, or a list"),
         ({"a": torch.ones(1, device="meta")}, 0, UnsupportedError, "a is on meta"),
         ({"a": torch.eye(2).to_sparse()}, 0, UnsupportedError, "a is sparse_coo"),
     ]
