@@ -100,7 +100,8 @@ bool wait_for(Context& context, const std::shared_ptr<Operation>& operation, dou
 }
 
 void bind_context(nb::module_& m) {
-  nb::class_<Context>(m, "Context")
+  nb::class_<Context> bound(m, "Context");
+  bound
       .def(
           "__init__",
           [](Context* self, int rank, int size, const nb::bytes& job, const nb::bytes& secret, size_t segment_bytes,
@@ -129,6 +130,8 @@ void bind_context(nb::module_& m) {
       .def("has_ended", &Context::has_ended, nb::arg("operation"), nb::call_guard<nb::gil_scoped_release>())
       .def("stalled_on", &Context::stalled_on, nb::arg("operation"), nb::call_guard<nb::gil_scoped_release>(),
            "Ranks waited for, and the seconds since anything moved.")
+      .def("give_up", &Context::give_up, nb::arg("operation"), nb::arg("silent"), nb::call_guard<nb::gil_scoped_release>(),
+           "Fail an operation in flight on all its ranks, as if rank `silent` had been silent for too long.")
       .def("goodputs", &Context::goodputs, nb::call_guard<nb::gil_scoped_release>(),
            "(rank, bytes per second it took lately) of the ranks of other hosts that this one is connected to, where known.")
       .def("read_by", &Context::read_by, nb::call_guard<nb::gil_scoped_release>(),
@@ -188,6 +191,7 @@ void bind_context(nb::module_& m) {
            "MPI fails for this peer; it counts as lost.")
       .def("allow_spin", &Context::allow_spin, nb::arg("seconds"))
       .def("close", &Context::close, nb::arg("grace_s"), nb::arg("announce"), nb::call_guard<nb::gil_scoped_release>());
+  bind_context_notices(bound);
 }
 
 }  // namespace multiring

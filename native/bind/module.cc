@@ -11,6 +11,7 @@ NB_MODULE(_core, m) {
   multiring::bind_arrays(m);
   multiring::bind_operations(m);
   multiring::bind_repeats(m);
+  multiring::bind_notices(m);
   multiring::bind_context(m);
   multiring::bind_ending(m);
 }

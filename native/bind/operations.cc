@@ -84,7 +84,7 @@ void bind_operations(nb::module_& m) {
           "__init__",
           [](OperationSpec* self, std::pair<uint64_t, uint64_t> key, std::vector<int> members, const Rounds& rounds,
              bool at_once, const nb::bytes& digest, std::string description, std::shared_ptr<Program> program, uintptr_t input,
-             uintptr_t output, uint64_t user_bytes, uint32_t name, std::shared_ptr<Exchange> exchange, bool meets) {
+             uintptr_t output, uint64_t user_bytes, uint32_t name, std::shared_ptr<Exchange> exchange, bool meets, bool tells_mismatch) {
             if (digest.size() != 16) throw Fault(FaultKind::argument, "a digest has 16 bytes");
             new (self) OperationSpec();
             self->key = {key.first, key.second};
@@ -99,10 +99,11 @@ void bind_operations(nb::module_& m) {
             self->name = name;
             self->exchange = std::move(exchange);
             self->meets = meets;
+            self->tells_mismatch = tells_mismatch;
           },
           nb::arg("key"), nb::arg("members"), nb::arg("rounds"), nb::arg("at_once"), nb::arg("digest"), nb::arg("description"),
           nb::arg("program").none(), nb::arg("input"), nb::arg("output"), nb::arg("user_bytes"), nb::arg("name"),
-          nb::arg("exchange").none(), nb::arg("meets"));
+          nb::arg("exchange").none(), nb::arg("meets"), nb::arg("tells_mismatch"));
   // Read only once the operation has ended: until then another thread changes it.
   nb::class_<Operation>(m, "Operation")
       .def_prop_ro("title", [](const Operation& operation) { return operation.spec().description; })
@@ -113,6 +114,7 @@ void bind_operations(nb::module_& m) {
       }, "When all ranks had arrived, and when it ended: seconds of the monotonic clock, the former 0 if they never did.")
       .def_prop_ro("fault", &Operation::fault)
       .def_prop_ro("fault_text", &Operation::fault_text)
+      .def_prop_ro("culprit", [](const Operation& operation) { return operation.culprit; }, "Who was silent, after a stall; else -1.")
       .def_prop_ro("descriptions", &Operation::descriptions)
       .def_prop_ro("log", [](const Operation& operation) {
         std::vector<std::tuple<Lowering, uint32_t, uint32_t, uint64_t>> entries;

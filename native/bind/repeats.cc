@@ -131,6 +131,7 @@ class Repeats {
         exchange_(std::move(exchange)), steps_(steps), patience_s_(patience_s), pause_every_(pause_every), array_type_(std::move(array_type)) {}
 
   uint64_t next() { return sequence_.fetch_add(steps_) + steps_; }
+  uint64_t last() const { return sequence_.load(); }
   std::shared_ptr<Exchange> exchange() const { return exchange_; }
 
   // From now on a call like that of `array` runs as `spec`, under other sequence numbers.
@@ -227,6 +228,7 @@ void bind_repeats(nb::module_& m) {
            nb::arg("group"), nb::arg("exchange").none(), nb::arg("steps"), nb::arg("patience_s"), nb::arg("pause_every"),
            nb::arg("array_type"))
       .def("next", &Repeats::next, "The group's next sequence number.")
+      .def_prop_ro("last", &Repeats::last, "The sequence number given last; 0: none was.")
       .def_prop_ro("exchange", &Repeats::exchange)
       .def("remember", &Repeats::remember, nb::arg("spec"), nb::arg("array").none(), nb::arg("op").none(),
            "From now on `all_reduce`, or `barrier`, knows calls like this one.")

@@ -36,10 +36,6 @@ std::string random_name() {
 
 double seconds_since(Clock::time_point at) { return std::chrono::duration<double>(Clock::now() - at).count(); }
 
-Clock::duration as_duration(double seconds) {
-  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(seconds, 1e9)));
-}
-
 void cpu_relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -67,6 +63,10 @@ int64_t nanoseconds(Clock::time_point at) {
   return at == Clock::time_point{}
              ? 0
              : std::chrono::duration_cast<std::chrono::nanoseconds>(at.time_since_epoch()).count();
+}
+
+Clock::duration as_duration(double seconds) {
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(seconds, 1e9)));
 }
 
 Context::Context(ContextConfig config)
@@ -113,9 +113,11 @@ void Context::progress_loop() {
       if (congested()) timeout_ms = 1;
       if (callers_rest && !may_sleep(ControlPage::kSocketSleeper)) timeout_ms = 0;
     }
+    sleeps_on_ = timeout_ms < 0;
     lock.unlock();
     const int count = poller_.wait(ready.data(), static_cast<int>(ready.size()), timeout_ms);
     lock.lock();
+    sleeps_on_ = false;
     segment_->mapping().control().sleepers.fetch_and(~ControlPage::kSocketSleeper, std::memory_order_seq_cst);
     for (int i = 0; i < count; ++i) dispatch(ready[static_cast<size_t>(i)]);
     came = count > 0 || moved;
@@ -228,6 +230,9 @@ void Context::end_of(const std::shared_ptr<Operation>& operation) {
   ++ended_;
   record({Event::Kind::operation, spec.name, spec.key, spec.user_bytes, nanoseconds(operation->posted),
           nanoseconds(operation->agreed), nanoseconds(operation->finished), first_bytes(spec.digest), 0, 0, operation->fault()});
+  if (spec.tells_mismatch && operation->fault() == FaultKind::mismatch) {
+    tell_here({Notice::Kind::mismatch, config_.rank, spec.key.group, spec.key.sequence, {}, operation->descriptions()});
+  }
   for (const auto& [start, end, busy] : operation->reductions()) {
     keep({Event::Kind::reduce, spec.name, spec.key, 0, nanoseconds(start), 0, nanoseconds(end), 0,
           std::chrono::duration_cast<std::chrono::nanoseconds>(busy).count()});
@@ -275,10 +280,24 @@ std::shared_ptr<Operation> Context::post(OperationSpec spec, bool caller_waits) 
   begin(operation);
   if (caller_drives_) {
     wake_self();
-  } else if (!caller_waits) {
+  } else if (!caller_waits && !(exchanges && leave_to_peers(operation))) {
     poller_.wake();
   }
   return operation;
+}
+
+// Whether an operation that meets needs nobody here: it is done, or the peers it waits for will ring.
+bool Context::leave_to_peers(const std::shared_ptr<Operation>& operation) {
+  try {
+    operation->drive();
+  } catch (const std::exception& error) {  // as in Context::drive
+    fail_alone(*operation, error.what());
+  }
+  if (operation->ended()) {
+    end_of(operation);
+    return true;
+  }
+  return operation->state() == Operation::State::exchanging && !sleeps_on_ && may_sleep(ControlPage::kSocketSleeper);
 }
 
 void Context::begin(const std::shared_ptr<Operation>& operation) {
@@ -365,7 +384,8 @@ Context::Waited Context::wait(const std::shared_ptr<Operation>& operation, doubl
     }
     caller_drives_ = true;
     auto& sleepers = segment_->mapping().control().sleepers;
-    if ((sleepers.fetch_and(~ControlPage::kSocketSleeper) & ControlPage::kSocketSleeper) != 0) poller_.wake();
+    const bool was_announced = (sleepers.fetch_and(~ControlPage::kSocketSleeper) & ControlPage::kSocketSleeper) != 0;
+    if (was_announced && sleeps_on_) poller_.wake();  // or nobody could reach it once this caller rests
     // What comes over sockets comes to the progress thread, which needs the core that spinning would take.
     const auto& members = operation->spec().members;
     const bool spins = std::none_of(members.begin(), members.end(), [&](int member) { return tcp_links_.contains(member); });
@@ -511,6 +531,10 @@ void Context::on_frame(int peer, const Frame& frame, std::span<const std::byte> 
     note_loss(lost, kind, "as rank " + std::to_string(peer) + " found");
     return;
   }
+  if (frame.kind == FrameKind::notice || frame.kind == FrameKind::noticed) {
+    on_notice(peer, frame, payload);
+    return;
+  }
   const auto found = running_.find(frame.key());
   if (frame.kind == FrameKind::where) {
     Frame answer{.group = frame.group, .sequence = frame.sequence, .kind = FrameKind::there};
@@ -596,6 +620,7 @@ bool Context::settle_losses() {
     const auto [known, is_new] = losses_.try_emplace(lost, loss);
     if (!is_new) continue;
     loss_order_.push_back(lost);
+    tell_here({Notice::Kind::loss, lost, 0, static_cast<uint64_t>(loss.kind), loss.why, {}});
     if (closing_) continue;
     tell_everyone({.kind = FrameKind::lost, .slot = static_cast<uint32_t>(loss.kind), .offset = static_cast<uint64_t>(lost)});
   }
@@ -664,8 +689,23 @@ void Context::fail_for(Operation& operation, int lost, const Loss& loss) {
 void Context::fail_stalled(Operation& operation, int silent, int64_t quiet_s) {
   const std::string who = silent == config_.rank ? "this rank" : "rank " + std::to_string(silent);
   const std::string text = "nothing came from " + who + " for " + std::to_string(quiet_s) + " s";
+  operation.culprit = silent;
   stalled_groups_.try_emplace(operation.spec().key.group, text);
   operation.fail(FaultKind::stall, text);
+}
+
+void Context::stall(const std::shared_ptr<Operation>& operation, int silent, double quiet_s) {
+  const auto whole_s = static_cast<int64_t>(quiet_s);
+  tell_members(*operation, silent, LossKind::silent, whole_s);
+  fail_stalled(*operation, silent, whole_s);
+  end_of(operation);
+}
+
+void Context::give_up(const std::shared_ptr<Operation>& operation, int silent) {
+  const Lock lock(mutex_);
+  if (operation->ended()) return;
+  stall(operation, silent, seconds_since(operation->moved));
+  poke();
 }
 
 // This rank cannot go on with the operation, so nobody can.
@@ -689,10 +729,7 @@ void Context::tick() {
     const auto waits = operation->waiting_for();
     if (quiet_s >= config_.stall_timeout_s) {
       const int silent = operation->culprit >= 0 || waits.empty() ? operation->culprit : waits.front();
-      const auto whole_s = static_cast<int64_t>(quiet_s);
-      tell_members(*operation, silent, LossKind::silent, whole_s);
-      fail_stalled(*operation, silent, whole_s);
-      end_of(operation);
+      stall(operation, silent, quiet_s);
       continue;
     }
     for (const int rank : waits) {
@@ -803,6 +840,7 @@ void Context::close(double grace_s, bool announce) {
     stopped_ = true;
     poller_.wake();
     changed_.notify_all();
+    noticed_.notify_all();
   }
   progress_->join();
   mailroom_.close();

@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -22,6 +23,7 @@
 #include "digest.h"
 #include "mailroom.h"
 #include "mpi_link.h"
+#include "notices.h"
 #include "operation.h"
 #include "poller.h"
 #include "shm_link.h"
@@ -91,6 +93,7 @@ struct Greeting {
 };
 
 int64_t nanoseconds(Clock::time_point at);  // 0: the time point that stands for never
+Clock::duration as_duration(double seconds);
 
 class Context final : public LinkEvents, public Host {
  public:
@@ -119,6 +122,8 @@ class Context final : public LinkEvents, public Host {
   enum class Waited : uint8_t { ended, timed_out, interrupted };
   Waited wait(const std::shared_ptr<Operation>& operation, double timeout_s);
   bool has_ended(const Operation& operation);
+  // Fails an operation in flight on all its ranks, as if `silent` had been silent for too long.
+  void give_up(const std::shared_ptr<Operation>& operation, int silent);
   // Ranks the operation waits for and for how long nothing has moved.
   std::pair<std::vector<int>, double> stalled_on(const Operation& operation);
 
@@ -138,6 +143,16 @@ class Context final : public LinkEvents, public Host {
 
   // True once nothing is in flight and every frame has been handed on; false after `timeout_s`.
   bool settled(double timeout_s);
+
+  // Opens the connections with these ranks that are not there yet; the others do the same.
+  void link_with(const std::vector<int>& ranks);
+  // Sends a short message to a rank, outside any operation. False: it is gone, or of another host, lower and not linked
+  // with. FaultKind::state: it does not take what was sent to it.
+  bool notify(int rank, uint64_t group, uint64_t tag, std::span<const std::byte> payload);
+  // What has come, and what is new here, in order; empty after `timeout_s`, nothing at all once the context is closed.
+  // For one thread.
+  std::optional<std::vector<Notice>> take_notices(double timeout_s);
+  void prod();  // has take_notices return
 
   // For the thread that calls MPI: work for it (see Mailroom), what came of it, and peers MPI cannot reach any more.
   Mailroom::Work collect(std::chrono::nanoseconds pause) { return mailroom_.collect(pause); }
@@ -178,16 +193,21 @@ class Context final : public LinkEvents, public Host {
   void tell_everyone(const Frame& frame);
   void tell_members(const Operation& operation, int lost, LossKind kind, int64_t quiet_s = 0);
   void fail_for(Operation& operation, int lost, const Loss& loss);
+  void stall(const std::shared_ptr<Operation>& operation, int silent, double quiet_s);
   void fail_stalled(Operation& operation, int silent, int64_t quiet_s);
   void fail_alone(Operation& operation, const std::string& why);
   void tick();
   bool may_exchange(const OperationSpec& spec, OperationKey key) const;
   void begin(const std::shared_ptr<Operation>& operation);
+  bool leave_to_peers(const std::shared_ptr<Operation>& operation);
   void ring_waiting(const Exchange& exchange);
   bool has_news() const;
   bool may_sleep(uint32_t sleeper);
   void wake_self();
   void record(const Event& event);
+  void on_notice(int peer, const Frame& frame, std::span<const std::byte> payload);
+  void tell_here(Notice own);
+  void poke();
   void keep(const Event& event);
   bool congested() const;
   // What a silent rank has not received is not waited for.
@@ -230,6 +250,7 @@ class Context final : public LinkEvents, public Host {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   bool caller_drives_ = false;
+  bool sleeps_on_ = false;  // the progress thread, until it is woken: it announces itself to nobody meanwhile
   Clock::time_point last_caller_{};
   bool closing_ = false;
   double spin_s_ = 0;
@@ -282,6 +303,9 @@ class Context final : public LinkEvents, public Host {
   std::map<uint64_t, std::string> stalled_groups_;           // which ranks took part in what is not known there any more
   Clock::time_point oldest_new_loss_{};
   std::vector<RailLoss> rail_losses_;
+  Notices notices_;
+  std::condition_variable noticed_;
+  bool is_prodded_ = false;
   bool connected_ = false;
   Clock::time_point next_rail_watch_{};
   uint64_t ended_ = 0;   // operations, ever

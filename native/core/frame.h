@@ -28,6 +28,8 @@ enum class FrameKind : uint8_t {
   granted = 10,  // mpi: the receiver consumed `length` bytes of the stream
   landed = 11,   // mpi: `length` more messages have arrived
   rail = 12,     // tcp: the sender has given up rail `offset` of this link
+  notice = 13,   // a message outside any operation: `length` bytes come with it; group and sequence are its address
+  noticed = 14,  // `offset` notices of `length` bytes were taken
 };
 
 // `silent` and `unable` are no loss of a rank, only of an operation: one it did not come to, or could not go on with.

@@ -103,6 +103,7 @@ struct OperationSpec {
   std::shared_ptr<const std::vector<Round>> rounds;  // empty for one rank
   std::shared_ptr<Exchange> exchange;  // the group's, where all of it is on one host; null: none
   bool meets = false;  // may meet there: a blocking call, a lowering that can, a payload that fits
+  bool tells_mismatch = false;  // a mismatch becomes a notice, so that it is heard of though nobody waits
   bool at_once = false;  // every rank tells every other directly, all rounds at the same time
   Digest digest{};
   std::string description;  // shown to other ranks in a mismatch

@@ -27,9 +27,10 @@ struct Packet {
 };
 static_assert(sizeof(Packet) == 72);
 
-// Bytes that follow a frame: of payload, or of a note.
+// Bytes that follow a frame: of payload, of a note or of a notice.
 inline size_t payload_of(const Frame& frame) {
-  return frame.kind == FrameKind::data || frame.kind == FrameKind::round ? frame.length : 0;
+  const bool has_payload = frame.kind == FrameKind::data || frame.kind == FrameKind::round || frame.kind == FrameKind::notice;
+  return has_payload ? frame.length : 0;
 }
 
 // A frame on its way out.

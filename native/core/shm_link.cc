@@ -79,6 +79,8 @@ bool ShmLink::push(const Frame& frame) {
   ring.entries[at % Ring::kEntries] = frame;
   ring.produced.store(at + 1, std::memory_order_release);
   wake();
+  // A peer that does something else than communicate looks into its rings once a second.
+  if (frame.kind == FrameKind::notice) bell_.ring(ends_.their_bell);
   return true;
 }
 
@@ -195,7 +197,7 @@ bool ShmLink::receive() {
       }
       in({frame.key(), frame.channel})
           .pieces.push_back({data, frame.length, frame.length, frame.slot, nullptr});
-    } else if (frame.kind == FrameKind::round && frame.length > 0) {
+    } else if ((frame.kind == FrameKind::round || frame.kind == FrameKind::notice) && frame.length > 0) {
       const std::byte* payload = frame.length <= kNoteBytes ? reach(frame.offset, frame.length) : nullptr;
       if (payload == nullptr) {
         events_.on_loss(peer_, LossKind::died, "it sent a note from outside its segment");

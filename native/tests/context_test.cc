@@ -461,6 +461,95 @@ void allocator() {
   check(refused, "a full segment says so");
 }
 
+std::vector<Notice> take_some(Context& context) {
+  for (;;) {
+    auto taken = context.take_notices(5);
+    if (!taken || !taken->empty()) return taken ? std::move(*taken) : std::vector<Notice>{};
+  }
+}
+
+std::span<const std::byte> bytes_of(const std::string& text) { return {reinterpret_cast<const std::byte*>(text.data()), text.size()}; }
+
+// Every rank writes to every other, in order, outside any operation; beside it operations go on.
+void notices(bool one_host) {
+  constexpr int kSize = 3;
+  constexpr uint64_t kCount = 200;
+  Job job(kSize, one_host);
+  job.in_parallel([&](int rank) {
+    Context& context = job[rank];
+    const std::string large(kNoteBytes, static_cast<char>('a' + rank));
+    std::thread listener([&] {
+      std::map<int, uint64_t> next;
+      for (uint64_t got = 0; got < kCount * (kSize - 1);) {
+        for (const Notice& notice : take_some(context)) {
+          check(notice.kind == Notice::Kind::message && notice.group == 7 && notice.tag == next[notice.rank]++, "notices come in order");
+          const bool right = notice.tag % 50 == 0 ? notice.payload == std::string(kNoteBytes, static_cast<char>('a' + notice.rank))
+                                                  : notice.payload == std::string(notice.tag % 3, 'x');
+          check(right, "a notice brings what was sent");
+          ++got;
+        }
+      }
+    });
+    std::vector<int32_t> data(1000, rank);
+    for (uint64_t i = 0; i < kCount; ++i) {
+      for (int peer = 0; peer < kSize; ++peer) {
+        if (peer == rank) continue;
+        while (true) {
+          try {
+            check(context.notify(peer, 7, i, bytes_of(i % 50 == 0 ? large : std::string(i % 3, 'x'))), "a notice is sent");
+            break;
+          } catch (const Fault&) {  // as many wait as may
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+          }
+        }
+      }
+      if (i % 20 == 0) {
+        wait_for(context, context.post(spec_of(rank, kSize, i, direct_all_reduce(rank, kSize, 1000), data.data(), "sum", one_host), true));
+      }
+    }
+    listener.join();
+  });
+}
+
+// A listener hears of a mismatch nobody waits for, of losses, and of the end; who takes nothing is sent no more.
+void news(bool one_host) {
+  Job job(3, one_host);
+  job.in_parallel([&](int rank) {
+    OperationSpec spec = spec_of(rank, 3, 4, nullptr, nullptr, "meant by " + std::to_string(rank), one_host);
+    spec.tells_mismatch = true;
+    job[rank].post(std::move(spec), false);
+    const auto taken = take_some(job[rank]);
+    check(taken.size() == 1 && taken[0].kind == Notice::Kind::mismatch, "a mismatch is told of");
+    check(taken[0].group == 1 && taken[0].tag == 4 && taken[0].titles.at(2) == "meant by 2", "it says what each rank meant");
+  });
+  bool refused = false;
+  for (uint64_t i = 0; i <= Notices::kMostWaiting.count && !refused; ++i) {
+    try {
+      job[0].notify(1, 1, i, {});
+    } catch (const Fault& fault) {
+      refused = fault.kind() == FaultKind::state && i == Notices::kMostWaiting.count;
+    }
+  }
+  check(refused, "more notices than may wait are refused");
+  check(take_some(job[1]).front().tag == 0, "those before wait in order");
+  job[2].close(0, true);
+  for (const int rank : {0, 1}) {
+    bool told = false;
+    while (!told) {
+      for (const Notice& notice : take_some(job[rank])) {
+        if (notice.kind != Notice::Kind::loss) continue;
+        check(notice.rank == 2 && notice.tag == static_cast<uint64_t>(LossKind::left), "a rank that left is told of");
+        told = true;
+      }
+    }
+    check(!job[rank].notify(2, 1, 0, {}), "and is sent nothing");
+  }
+  std::thread closer([&] { job[0].close(0, false); });
+  while (job[0].take_notices(5)) {
+  }
+  closer.join();
+}
+
 }  // namespace
 
 int main() {
@@ -479,6 +568,8 @@ int main() {
     coded_sums(3, one_host, Wire::int8);
     many_in_flight(one_host);
     disagreement(one_host);
+    notices(one_host);
+    news(one_host);
     departure(one_host, true);
     departure(one_host, false);
   }

@@ -9,6 +9,8 @@ from multiring._native._core import Exchange as Exchange
 from multiring._native._core import FaultKind as FaultKind
 from multiring._native._core import Holdings as Holdings
 from multiring._native._core import Lowering as Lowering
+from multiring._native._core import Notice as Notice
+from multiring._native._core import NoticeKind as NoticeKind
 from multiring._native._core import Operation as Operation
 from multiring._native._core import OperationSpec as OperationSpec
 from multiring._native._core import Program as Program

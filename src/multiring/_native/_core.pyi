@@ -167,6 +167,7 @@ class OperationSpec:
         name: int,
         exchange: Exchange | None,
         meets: bool,
+        tells_mismatch: bool,
     ) -> None: ...
 
 class Operation:
@@ -184,6 +185,10 @@ class Operation:
     def fault(self) -> FaultKind: ...
     @property
     def fault_text(self) -> str: ...
+    @property
+    def culprit(self) -> int:
+        """Who was silent, after a stall; else -1."""
+
     @property
     def descriptions(self) -> dict[int, str]: ...
     @property
@@ -219,6 +224,10 @@ class Repeats:
         """The group's next sequence number."""
 
     @property
+    def last(self) -> int:
+        """The sequence number given last; 0: none was."""
+
+    @property
     def exchange(self) -> Exchange: ...
     def remember(self, spec: OperationSpec, array: object | None, op: object | None) -> None:
         """From now on `all_reduce`, or `barrier`, knows calls like this one."""
@@ -233,6 +242,40 @@ class Repeats:
 
     def forget(self) -> None:
         """Know no calls any more."""
+
+class NoticeKind(enum.Enum):
+    MESSAGE = 0
+
+    MISMATCH = 1
+
+    LOSS = 2
+
+class Notice:
+    @property
+    def kind(self) -> NoticeKind: ...
+    @property
+    def rank(self) -> int:
+        """In the world: who sent a message; who is gone."""
+
+    @property
+    def group(self) -> int:
+        """What a message is for; the group of a mismatch."""
+
+    @property
+    def tag(self) -> int:
+        """Of a message; a mismatch's sequence number."""
+
+    @property
+    def payload(self) -> bytes:
+        """What a message says; why a rank is gone."""
+
+    @property
+    def died(self) -> bool:
+        """Of a loss: whether the rank died, rather than left."""
+
+    @property
+    def titles(self) -> dict[int, str]:
+        """What each rank of the world called the operation of a mismatch."""
 
 class Context:
     def __init__(
@@ -281,6 +324,11 @@ class Context:
     def has_ended(self, operation: Operation) -> bool: ...
     def stalled_on(self, operation: Operation) -> tuple[list[int], float]:
         """Ranks waited for, and the seconds since anything moved."""
+
+    def give_up(self, operation: Operation, silent: int) -> None:
+        """
+        Fail an operation in flight on all its ranks, as if rank `silent` had been silent for too long.
+        """
 
     def goodputs(self) -> list[tuple[int, int]]:
         """
@@ -333,6 +381,23 @@ class Context:
 
     def allow_spin(self, seconds: float) -> None: ...
     def close(self, grace_s: float, announce: bool) -> None: ...
+    def link_with(self, ranks: Sequence[int]) -> None:
+        """
+        Open the connections with these ranks that are not there yet; the others do the same.
+        """
+
+    def notify(self, rank: int, group: int, tag: int, payload: bytes) -> bool:
+        """
+        Send a short message to a rank of the world, outside any operation. False: it is gone, or cannot be reached.
+        """
+
+    def take_notices(self, timeout_s: float) -> list[Notice] | None:
+        """
+        What has come since the last call, at once where there is something; None once the context is closed.
+        """
+
+    def prod(self) -> None:
+        """Have take_notices return."""
 
 def end_without_mpi() -> None:
     """
