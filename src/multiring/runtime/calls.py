@@ -19,7 +19,9 @@ from multiring.errors import StallError, StateError
 from multiring.planner import Pins, Plan, Task
 from multiring.runtime.arrays import Buffer, buffer_of, numpy_dtype
 from multiring.runtime.events import NAMES, STEPS
-from multiring.runtime.handles import Flight, OperationHandle
+from multiring.runtime.handles import NOBODY, Flight, Lookout, OperationHandle
+from multiring.runtime.labels import LABELLED
+from multiring.runtime.notices import Control
 from multiring.runtime.programs import AT_ONCE_MOST, Programs, Request, agreement_rounds, direct_rounds
 from multiring.runtime.watch import CHECK_EVERY, LEAST_BYTES, Watch
 from multiring.schedule import Collective
@@ -27,8 +29,6 @@ from multiring.topology import Topology, grid_of
 from multiring.trace import Glossary
 
 _NAME_INDEX = {name: index for index, name in enumerate(NAMES)}
-# Between what an operation does and its label, in the title the ranks agree on.
-LABELLED = " labelled "
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +39,9 @@ class Membership:
     holdings: Holdings
     world_rank: int
     stall_warn_s: float
+    stall_timeout_s: float
+    lookout: Lookout = NOBODY
+    control: Control | None = None  # where there are other ranks
     glossary: Glossary
     pins: Pins | None = None
     replan: bool = True
@@ -95,8 +98,8 @@ class Calls:
         self.grid, order = grid_of(topology)
         self.programs = Programs(topology, self.own, ranks, membership.pins)
         self._key = key
-        self._id = identifier(key)
-        membership.glossary.groups[self._id] = ranks_in_words(ranks)
+        self.id = identifier(key)
+        membership.glossary.groups[self.id] = ranks_in_words(ranks)
         self._at_once = len(topology.hosts) == 1 and len(ranks) <= AT_ONCE_MOST
         pairs = direct_rounds(len(ranks), self.own) if self._at_once else agreement_rounds(self.grid, order, self.own)
         self._rounds = Rounds([(ranks[to], ranks[source]) for to, source in pairs])
@@ -108,7 +111,7 @@ class Calls:
         self._topology = topology
         self.repeats = Repeats(
             membership.holdings,
-            self._id,
+            self.id,
             exchange,
             STEPS,
             membership.stall_warn_s,
@@ -119,11 +122,16 @@ class Calls:
         self._twins = itertools.count()
         self._latest: Flight | None = None
 
+    @property
+    def last(self) -> int:
+        """The number of the operation that came last; 0: none has come."""
+        return self.repeats.last // STEPS
+
     def next(self, name: str, label: str = "") -> Call:
         """Return the group's next operation; the order of these calls is the order the ranks agree on."""
         call = Call(
             name=name,
-            key=(self._id, self.repeats.next()),
+            key=(self.id, self.repeats.next()),
             members=self.ranks,
             rounds=self._rounds,
             at_once=self._at_once,
@@ -168,6 +176,10 @@ class Calls:
         key = (identifier(self._key, "message", sender, receiver, tag), number)
         members = (self.ranks[self.own], peer)
         return Call(name=name, key=key, members=members, rounds=Rounds([(peer, peer)]), at_once=False)
+
+    def decline(self, label: str, error: Exception) -> None:
+        """Take part in the group's next operation by telling the others that this rank cannot: they raise."""
+        self._tell(self.next("barrier", label), error)
 
     @contextmanager
     def telling(self, call: Call) -> Iterator[None]:
@@ -246,12 +258,13 @@ class Calls:
             name=_NAME_INDEX[call.name],
             exchange=call.exchange,
             meets=work.meets and waits,
+            tells_mismatch=bool(call.label),
         )
         operation = membership.holdings.post(spec, waits, (work.input, work.output))
-        self._latest = flight = Flight(membership.context, membership.holdings, operation)
+        self._latest = flight = Flight(membership.context, membership.holdings, operation, has_label=bool(call.label))
         if waits and work.repeated is not None:
             self.repeats.remember(spec, *work.repeated)
-        return self._handle_of(flight, title, call.number, work.result)
+        return self._handle_of(flight, title, work.result)
 
     def again(self, name: str, array: Any = None, op: str = "sum") -> bool:
         """Make a blocking call that was made before, which is cheap; False: it was not, and nothing was done."""
@@ -265,12 +278,12 @@ class Calls:
 
     def _resume(self, operation: Operation) -> OperationHandle:
         """Return the handle of a repeated call that is still in flight, or has failed."""
-        flight = Flight(self.membership.context, self.membership.holdings, operation)
-        return self._handle_of(flight, operation.title, operation.sequence // STEPS, None)
+        flight = Flight(self.membership.context, self.membership.holdings, operation, has_label=False)
+        return self._handle_of(flight, operation.title, None)
 
-    def _handle_of(self, flight: Flight, title: str, number: int, result: Any) -> OperationHandle:
-        title = f"{title} (operation {number} of the group of {len(self.ranks)})"
-        return OperationHandle(flight, title, self.ranks, self.membership.stall_warn_s, result)
+    def _handle_of(self, flight: Flight, title: str, result: Any) -> OperationHandle:
+        membership = self.membership
+        return OperationHandle(flight, title, self.ranks, result, membership.stall_warn_s, membership.lookout)
 
     @property
     def latest(self) -> Flight:

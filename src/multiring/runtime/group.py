@@ -73,6 +73,11 @@ class Group:
         return self._topology
 
     @property
+    def calls(self) -> Calls:
+        """What the group's operations have in common; for what is built on groups."""
+        return self._calls
+
+    @property
     def plans(self) -> dict[Task, Plan]:
         """What this group has planned so far, and how; `multiring.planner.pins_text` makes a plan file of them."""
         return self._calls.plans

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, Protocol
 
 from multiring._native import Context, FaultKind, Holdings, Lowering, Operation
 from multiring.errors import MismatchError, MultiringError, PeerLostError, StallError, StateError
+from multiring.runtime.events import STEPS
+from multiring.runtime.labels import shown
 
 _log = logging.getLogger("multiring")
 
@@ -47,9 +49,10 @@ class Executed(NamedTuple):
 class Flight:
     """A native operation; the process holds the memory that ranks read and write until it has ended."""
 
-    def __init__(self, context: Context, holdings: Holdings, operation: Operation) -> None:
+    def __init__(self, context: Context, holdings: Holdings, operation: Operation, *, has_label: bool) -> None:
         self.context = context
         self.operation = operation
+        self.has_label = has_label
         self._holdings = holdings
 
     def done(self) -> bool:
@@ -69,21 +72,86 @@ class Flight:
         ]
 
 
-class OperationHandle:
+class Waiter:
+    """Whose `wait` a thread is in when it waits for other ranks."""
+
+    has_label = False  # whether the ranks agree on a label of what is waited for
+
+    @property
+    def title(self) -> str:
+        """What is waited for, in words."""
+        raise NotImplementedError
+
+    def stalled_on(self) -> tuple[Sequence[int], float]:
+        """Return the ranks of the world that are waited for, and for how many seconds nothing has moved."""
+        raise NotImplementedError
+
+    @property
+    def place(self) -> tuple[int, str] | None:
+        """The set and name of an operation whose ranks have yet to agree: `stalled_on` then tells of a while ago."""
+        return None
+
+    def give_up(self, silent: int) -> None:
+        """Fail on all ranks, as if rank `silent` of the world had been silent for too long."""
+        raise NotImplementedError
+
+
+class Sight(NamedTuple):
+    """What was seen of other ranks."""
+
+    text: str  # "; rank 1 is at ...; rank 2 does not answer", or ""
+    waiting_back: Sequence[
+        int
+    ]  # ranks of the world that have waited for this one for long, in an operation with a label
+
+
+class Lookout:
+    """Sees nothing: there are no other ranks. See stacks.py for the one that does."""
+
+    def look(self, ranks: Sequence[int]) -> Sight:  # noqa: ARG002 -- for others
+        """Return where these ranks of the world are."""
+        return Sight("", ())
+
+    def release(self, rank: int) -> None:
+        """Have a rank that waits for this one give up: this one does, as each waits for the other."""
+
+
+NOBODY = Lookout()
+
+
+class OperationHandle(Waiter):
     """The handle of one native operation."""
 
-    def __init__(self, flight: Flight, title: str, ranks: Sequence[int], stall_warn_s: float, result: Any) -> None:
+    def __init__(
+        self, flight: Flight, title: str, ranks: Sequence[int], result: Any, stall_warn_s: float, lookout: Lookout
+    ) -> None:
         self._flight = flight
         self._title = title
         self._ranks = ranks
         self._stall_warn_s = stall_warn_s
         self._result = result
+        self._lookout = lookout
         self._warned = False
+        self.has_label = flight.has_label
+
+    @property
+    def title(self) -> str:
+        """What is waited for, in words."""
+        number = self._flight.operation.sequence // STEPS
+        return f"{shown(self._title)} (operation {number} of the group of {len(self._ranks)})"
 
     @property
     def operation(self) -> Operation:
         """The native operation."""
         return self._flight.operation
+
+    def stalled_on(self) -> tuple[Sequence[int], float]:
+        """Return the ranks of the world that are waited for, and for how many seconds nothing has moved."""
+        return self._flight.context.stalled_on(self._flight.operation)
+
+    def give_up(self, silent: int) -> None:
+        """Fail on all ranks, as if rank `silent` of the world had been silent for too long."""
+        self._flight.context.give_up(self._flight.operation, silent)
 
     def done(self) -> bool:
         """Whether `wait` would return, or raise, at once."""
@@ -99,10 +167,10 @@ class OperationHandle:
                 break
             self._warn_of_stall()
             if timeout is not None and time.monotonic() - start >= timeout:
-                raise TimeoutError(f"{self._title} is still in flight after {timeout:g} s")
+                raise TimeoutError(f"{self.title} is still in flight after {timeout:g} s")
         flight.land()
         if flight.operation.fault is not FaultKind.NONE:
-            raise failure_of(flight.operation, self._title, self._ranks)
+            raise failure_of(flight.operation, self.title, self._ranks, self._lookout)
         return self._result
 
     @property
@@ -111,11 +179,15 @@ class OperationHandle:
         return titles_of(self._flight.operation, self._ranks)
 
     def _warn_of_stall(self) -> None:
-        ranks, quiet_s = self._flight.context.stalled_on(self._flight.operation)
+        ranks, quiet_s = self.stalled_on()
         if self._warned or quiet_s < self._stall_warn_s:
             return
         self._warned = True
-        _log.warning("%s: nothing has come from rank %s for %.0f s", self._title, ", ".join(map(str, ranks)), quiet_s)
+        silent, sight = ", ".join(map(str, ranks)), self._lookout.look(ranks)
+        _log.warning("%s: nothing has come from rank %s for %.0f s%s", self.title, silent, quiet_s, sight.text)
+        if self.has_label and sight.waiting_back:
+            self._lookout.release(sight.waiting_back[0])
+            self.give_up(sight.waiting_back[0])
 
 
 def in_background(steps: Callable[[], Any], title: str) -> "ChainedHandle":
@@ -157,7 +229,7 @@ class ChainedHandle:
             raise TimeoutError(f"{self._title} is still in flight after {timeout:g} s") from None
 
 
-def failure_of(operation: Operation, title: str, ranks: Sequence[int]) -> MultiringError:
+def failure_of(operation: Operation, title: str, ranks: Sequence[int], lookout: Lookout) -> MultiringError:
     """Return the error that says why `operation`, of a group of these world ranks, failed."""
     text = operation.fault_text
     if operation.fault is FaultKind.MISMATCH:
@@ -166,7 +238,8 @@ def failure_of(operation: Operation, title: str, ranks: Sequence[int]) -> Multir
     if operation.fault is FaultKind.PEER_LOST:
         return PeerLostError(f"{title}: {text}; the contents of its arrays are undefined")
     if operation.fault is FaultKind.STALL:
-        return StallError(f"{title}: {text}; the contents of its arrays are undefined")
+        where = lookout.look([operation.culprit]).text if operation.culprit >= 0 else ""
+        return StallError(f"{title}: {text}{where}; the contents of its arrays are undefined")
     return StateError(f"{title}: {text}")
 
 

@@ -19,12 +19,15 @@ from multiring.runtime.addresses import host_id
 from multiring.runtime.calls import Membership
 from multiring.runtime.events import Event, event_of
 from multiring.runtime.group import Group
+from multiring.runtime.handles import NOBODY
 from multiring.runtime.mpi_engine import MpiEngine, MpiHere, check_engines
 from multiring.runtime.mpi_library import end_despite_mpi
+from multiring.runtime.notices import Control
 from multiring.runtime.plan_file import read_pins
 from multiring.runtime.rails import Place, RailWatch, agreed_rails, chosen_rails, topology_with
 from multiring.runtime.rendezvous import Rendezvous
 from multiring.runtime.sources import Identity, identify
+from multiring.runtime.stacks import Whereabouts
 from multiring.runtime.timeline import Timelines
 from multiring.runtime.topology_file import read_topology
 from multiring.settings import TIMELINE_LATER, Settings, foreign_environment
@@ -54,6 +57,7 @@ class World:
     local_size: int
     pid: int
     rail_watch: RailWatch | None  # where there is more than one
+    control: Control | None  # where there are other ranks
     timelines: Timelines
 
     def take_events(self) -> list[Event]:
@@ -78,6 +82,8 @@ class World:
                 pass
         finally:
             self.context.close(0.5, announce)
+            if self.control is not None:
+                self.control.stop()
             if self.engine is not None:
                 self.engine.stop()
             if not announce or self.context.has_failed():
@@ -306,6 +312,7 @@ def _world(
     local_ranks: tuple[int, ...],
 ) -> World:
     context, engine, rail_watch = carriers
+    control = Control(context) if identity.size > 1 else None
     if rail_watch is not None:
         rail_watch.start()
     glossary = Glossary()
@@ -314,10 +321,15 @@ def _world(
         holdings=Holdings(context),
         world_rank=identity.rank,
         stall_warn_s=settings.stall_warn_s,
+        stall_timeout_s=settings.stall_timeout_s,
+        lookout=NOBODY if control is None else Whereabouts(control, identity.rank, settings.stall_warn_s / 2),
+        control=control,
         glossary=glossary,
         pins=place[1],
         replan=settings.replan,
     )
+    if control is not None:
+        control.start()
 
     def group_named(name: str) -> Group:
         key = hashlib.blake2b(f"{name}|{identity.job}".encode(), digest_size=16).digest()
@@ -333,6 +345,7 @@ def _world(
         local_size=len(local_ranks),
         pid=os.getpid(),
         rail_watch=rail_watch,
+        control=control,
         timelines=Timelines(identity, context, glossary, group_named),
     )
 
