@@ -1,26 +1,33 @@
 """Named operations: matched by name, whatever order the ranks come to them in."""
 
+import random
+import threading
+import time
+from ast import literal_eval
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.wire.ranks import Here, run_ranks
 
+import multiring
 from multiring import Group, Handle
-from multiring.errors import ArgumentError, DisagreementError, MismatchError, Terms
+from multiring.errors import ArgumentError, DisagreementError, MismatchError, StateError, Terms, UnsupportedError
+from multiring.runtime.labels import label_of, meaning_of, shown
 from multiring.runtime.named import NamedOperations
-from multiring.runtime.terms import label_of, meaning_of
+from multiring.runtime.named_handle import Start
 
 
-def all_reduce(named: NamedOperations, name: str, array: Any, op: str = "sum") -> Handle:
+def all_reduce(named: NamedOperations, name: str, array: Any, op: str = "sum", really: str | None = None) -> Handle:
     terms = (
         ("operation", "allreduce"),
         ("data type", str(array.dtype)),
         ("shape", str(array.shape)),
         ("reduction operation", op),
     )
-    return named.submit(name, terms, lambda group, label: group.all_reduce_async(array, op, label=label))
+    return named.submit(name, terms, lambda group, label: group.all_reduce_async(array, really or op, label=label))
 
 
 COLLECTIVES: dict[str, Callable[[Group, str], Any]] = {
@@ -111,8 +118,11 @@ def differing_terms(here: Here) -> str:
     with pytest.raises(DisagreementError) as differ:
         handle.wait()
     assert (before == 7).all()
-    shapes = {rank: dict(terms)["shape"] for rank, terms in differ.value.terms.items()}
-    assert shapes == {0: "(2,)", 1: "(3,)", 2: "(2,)"}
+    assert {rank: dict(terms)["shape"] for rank, terms in differ.value.terms.items()} == {
+        0: "(2,)",
+        1: "(3,)",
+        2: "(2,)",
+    }
     total = np.ones(3)
     all_reduce(named, "next", total).wait()
     assert (total == here.size).all()
@@ -134,3 +144,145 @@ def test_a_title_gives_its_meaning_back(name: str) -> None:
     assert meaning_of(f"all_reduce labelled as {name} labelled {label_of(name, terms)}") == (name, terms)
     assert meaning_of(f"all_reduce labelled {name}") is None
     assert meaning_of("barrier") is None
+    assert shown(f"all_reduce labelled {label_of(name, terms)}") == f"all_reduce, operation {name!r}"
+    assert shown("barrier labelled mine") == "barrier labelled mine"
+
+
+def nothing(terms: Terms) -> Start:
+    """Return what a rank that has joined contributes: zeros."""
+    said = dict(terms)
+    if said["operation"] != "allreduce":
+        raise UnsupportedError(f"nothing stands in for {said['operation']}")
+    zeros = np.zeros(literal_eval(said["shape"]), said["data type"])
+    return lambda group, label: group.all_reduce_async(zeros, said["reduction operation"], label=label)
+
+
+def any_order(here: Here) -> bool:
+    """Operations in flight may come in any order, on every rank in another one; blocking ones follow in between."""
+    named = NamedOperations(here.join())
+    chance = random.Random(here.rank)  # noqa: S311 -- to be the same again
+    for turn in range(4):
+        arrays = {f"{turn}.{i}": np.full(i + 1, float(here.rank)) for i in range(20)}
+        order = chance.sample(list(arrays), len(arrays))
+        handles = {name: all_reduce(named, name, arrays[name]) for name in order}
+        for name in chance.sample(order, len(order)):
+            if turn % 2:
+                while not handles[name].done():
+                    time.sleep(0.001)
+            handles[name].wait(timeout=20)
+            assert (arrays[name] == sum(range(here.size))).all()
+        gathered = gather(named, f"rows {turn}", np.full((here.rank + 1, 2), here.rank)).wait()
+        np.testing.assert_array_equal(gathered, np.repeat(range(here.size), range(1, here.size + 1))[:, None] * [1, 1])
+    assert named._accord is not None
+    with pytest.raises(DisagreementError, match=r"on the reduction operation:.* rank 1: max"):
+        all_reduce(named, "odd", np.ones(2), "max" if here.rank == 1 else "sum").wait()
+    with pytest.raises(ArgumentError if here.rank == 1 else MismatchError, match="want one of sum"):
+        all_reduce(named, "wrong", np.ones(2), "sum", really="mean" if here.rank == 1 else "sum").wait()
+    for _ in range(3):
+        total = np.ones(2)
+        all_reduce(named, "again", total).wait()
+        assert (total == here.size).all()
+    late = np.ones(2)
+    if here.rank == 0:
+        time.sleep(0.3)
+    handle = all_reduce(named, "late", late)
+    if here.rank == 1:
+        with pytest.raises(TimeoutError, match=r"operation 'late' is still in flight after 0.05 s"):
+            handle.wait(timeout=0.05)
+        with pytest.raises(ArgumentError, match="in flight already"):
+            all_reduce(named, "late", late)
+    handle.wait()
+    assert (late == here.size).all()
+    pending = all_reduce(named, f"of rank {here.rank} alone", np.ones(2))
+    named.close()
+    with pytest.raises(StateError, match="these named operations were closed"):
+        pending.wait()
+    with pytest.raises(StateError, match="closed"):
+        all_reduce(named, "too late", np.ones(2))
+    return True
+
+
+def gather(named: NamedOperations, name: str, array: Any) -> Handle:
+    return named.submit(
+        name, (("operation", "allgather"),), lambda group, label: group.all_gather_async(array, label=label)
+    )
+
+
+@pytest.mark.parametrize("engine", ["shm", "tcp"])
+def test_operations_in_any_order(engine: str) -> None:
+    assert all(run_ranks(any_order, 3, engine=engine))
+
+
+def uneven(here: Here) -> bool:
+    """Ranks run out of data one after the other; the last one is known to all, and then all begin anew."""
+    world = here.join()
+    named = NamedOperations(world, nothing)
+    for turn in range(3):
+        handles = []
+        for step in range(3 * here.rank + 1):
+            total = np.ones(3)
+            handles.append((all_reduce(named, f"step {step}", total), total, step))
+            if turn == 1:
+                handles[-1][0].wait()
+        joining = named.join()
+        assert joining.wait(timeout=20) in range(here.size)
+        assert turn != 1 or joining.wait() == here.size - 1
+        for handle, total, step in handles:
+            handle.wait()
+            assert (total == sum(step < 3 * rank + 1 for rank in range(here.size))).all()
+        assert named._accord is None
+        total = np.ones(3)
+        all_reduce(named, "all again", total).wait()
+        assert (total == here.size).all()
+    assert named.join().wait() in range(here.size)  # all at once
+    if here.rank > 0:
+        world.barrier()
+    joining = named.join()
+    if here.rank == 0:  # the first one
+        with pytest.raises(StateError, match="has joined"):
+            named.join()
+        with pytest.raises(StateError, match="has joined"):
+            all_reduce(named, "more", np.ones(1))
+        world.barrier()
+    joining.wait()
+    if here.rank > 0:
+        with pytest.raises(MismatchError, match=r"failed with UnsupportedError: nothing stands in for allgather"):
+            gather(named, "rows", np.ones(2)).wait()
+    named.join().wait()
+    return True
+
+
+@pytest.mark.parametrize("engine", ["shm", "tcp"])
+def test_join(engine: str) -> None:
+    assert all(run_ranks(uneven, 3, engine=engine))
+
+
+def alone(here: Here) -> bool:
+    named = NamedOperations(here.join(), nothing)
+    all_reduce(named, "alone", np.ones(3)).wait()
+    return bool(named.join().wait() == 0)
+
+
+def test_a_rank_alone_joins_at_once() -> None:
+    assert all(run_ranks(alone, 1))
+
+
+def cycles(here: Here) -> tuple[int, int]:
+    """Come and go often; return how many more threads and descriptors there are afterwards."""
+    counts = []
+    for cycle in range(30):
+        named = NamedOperations(here.join())
+        names = ["a", "b", "c"]
+        handles = [all_reduce(named, name, np.ones(5)) for name in (names[::-1] if here.rank else names)]
+        for handle in handles:
+            handle.wait()
+        if cycle % 2:
+            named.close()
+        multiring.shutdown()
+        counts.append((threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))))
+    return counts[-1][0] - counts[4][0], counts[-1][1] - counts[4][1]
+
+
+@pytest.mark.parametrize("engine", ["shm", "tcp"])
+def test_nothing_is_left_of_a_membership(engine: str) -> None:
+    assert run_ranks(cycles, 2, engine=engine) == [(0, 0), (0, 0)]

@@ -1,0 +1,55 @@
+"""Ten kinds of hang and disagreement at random places of a stream of named operations: how many were named right.
+
+    python benchmarks/evidence_hangs.py [--seeds 20] [--kinds order,skipped]
+
+Every rank has to be told the culprit and the operation: within MULTIRING_STALL_WARN_S and a little where the ranks wait
+for each other, MULTIRING_STALL_TIMEOUT_S and a little where one is silent, at once where it is gone or disagrees.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script: the tests' cases are there
+
+from benchmarks.evidence import commit, machine
+from tests.wire.hangs import DEADLOCKS, DISAGREEMENTS, KINDS, TIMEOUT_S, WARN_S, Case, check
+
+A_LITTLE_S = 1.5
+
+
+def main() -> int:
+    """Print a line for each kind; return 1 where a case was named wrong, or too late."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seeds", type=int, default=20, help="cases of each kind")
+    parser.add_argument("--kinds", default=",".join(KINDS), help=f"some of {','.join(KINDS)}")
+    arguments = parser.parse_args()
+    print(f"# Hangs named, {time.strftime('%Y-%m-%d %H:%M')}\n")
+    print(f"`{' '.join(['python', *sys.argv])}` at commit {commit()}, {machine()}\n")
+    print("| kind | named right on every rank | longest | allowed |\n|---|---|---|---|", flush=True)
+    everything = True
+    for kind in arguments.kinds.split(","):
+        right, longest_s, allowed_s = 0, 0.0, allowed(kind)
+        for seed in range(arguments.seeds):
+            try:
+                took_s = check(Case.of(kind, seed))
+            except AssertionError as error:
+                print(f"\nseed {seed}: {error}\n", flush=True)
+                continue
+            right += took_s <= allowed_s
+            longest_s = max(longest_s, took_s)
+        print(f"| {kind} | {right} of {arguments.seeds} | {longest_s:.2f} s | {allowed_s:.1f} s |", flush=True)
+        everything &= right == arguments.seeds
+    return 0 if everything else 1
+
+
+def allowed(kind: str) -> float:
+    """Return within how many seconds every rank is to be told."""
+    if kind in DISAGREEMENTS or kind in ("killed", "ended"):
+        return A_LITTLE_S
+    return (WARN_S if kind in DEADLOCKS else TIMEOUT_S) + A_LITTLE_S
+
+
+if __name__ == "__main__":
+    sys.exit(main())

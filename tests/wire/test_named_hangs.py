@@ -1,0 +1,9 @@
+"""Hangs and disagreements among named operations: every rank is told who did what, at which operation."""
+
+import pytest
+from tests.wire.hangs import KINDS, Case, check
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_culprit_is_named(kind: str) -> None:
+    check(Case.of(kind, seed=1))
