@@ -77,15 +77,15 @@ def optimizer_of(model: nn.Module, options: argparse.Namespace) -> torch.optim.O
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
     if not options.sharing:
         return optimizer
+    compression = mt.PowerSGD(options.powersgd) if options.powersgd else getattr(mt.Compression, options.wire or "none")
     return mt.DistributedOptimizer(
         optimizer,
         model.named_parameters(),
         # Each rank's loss is its samples' part of the whole batch's mean, so that the ranks' gradients add up to the
         # batch's gradient, also where their shards are not equally long.
-        op="sum",
-        wire=options.wire,
+        op=mt.Sum,
+        compression=compression,
         error_feedback=options.error_feedback,
-        compression=mt.PowerSGD(options.powersgd) if options.powersgd else None,
     )
 
 

@@ -28,7 +28,8 @@ def test_every_gradient_has_a_place_of_its_own(shapes: list[tuple[torch.dtype, i
         assert {shapes[index][0] for index in bucket.members} == {bucket.dtype}
         assert all(offset * size % ALIGNMENT_BYTES == 0 for offset in bucket.offsets)
         assert all(end <= offset for end, offset in zip(ends, [*bucket.offsets[1:], bucket.flags_offset], strict=True))
-        assert bucket.count == bucket.flags_offset + len(bucket.members)
+        assert bucket.count == bucket.flags_offset + bucket.flags
+        assert bucket.flags == len(bucket.members) + 2
         assert len(bucket.members) == 1 or bucket.flags_offset * size <= bucket_bytes
 
 
@@ -51,3 +52,11 @@ def test_buckets_complete_in_the_order_they_start(shapes: list[tuple[torch.dtype
 def test_first_bucket_is_small(bucket_bytes: int, members: list[tuple[int, ...]]) -> None:
     quarter = meta(torch.float32, FIRST_BUCKET_BYTES // 16)
     assert [bucket.members for bucket in lay_out([quarter] * 10, bucket_bytes)] == members
+
+
+def test_groups_have_buckets_of_their_own() -> None:
+    large = meta(torch.float32, FIRST_BUCKET_BYTES)
+    mixed = [large, large, meta(torch.float64, 1), large, large, large]
+    buckets = lay_out(mixed, 1, [[1, 4, 2], [0]])
+    assert [bucket.members for bucket in buckets] == [(5,), (3,), (2,), (4, 1), (0,)]
+    assert [bucket.members for bucket in lay_out(mixed, 1, [range(6)])] == [(2,), (5, 4, 3, 1, 0)]

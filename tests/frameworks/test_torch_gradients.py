@@ -34,6 +34,7 @@ def leave_average(here: Here, bucket_bytes: int) -> None:
         optimizer.zero_grad(set_to_none=set_to_none)
         backward(loss_of(model, here.rank + 10))
         expect(model, [10, 11, 12])
+        optimizer.synchronize()  # as a step would, it lets the gradients be dropped
         # In the arena both times: autograd's own tensors are not kept, and not reduced.
         assert places == [each.grad.data_ptr() for each in model.parameters() if each.grad is not None]
         assert all(place % 64 == 0 for place in places)
@@ -93,7 +94,7 @@ def leave_average_with_strides(here: Here) -> None:
     transposed = nn.Linear(3, 5, dtype=torch.float64)
     transposed.weight = nn.Parameter(torch.ones(3, 5, dtype=torch.float64).t())
     model.append(transposed)
-    sgd(model)
+    optimizer = sgd(model)
     for _ in range(2):
         backward(loss_of(model[:-1], here.rank) + transposed(torch.full((3,), float(here.rank)).double()).sum())
         for parameter in model.parameters():
@@ -102,6 +103,7 @@ def leave_average_with_strides(here: Here) -> None:
         expect(model[:-1], [0, 1])
         assert transposed.weight.grad is not None
         assert transposed.weight.grad.eq(0.5).all()
+        optimizer.synchronize()
         model.zero_grad(set_to_none=False)
 
 
@@ -123,6 +125,7 @@ def add_up(here: Here) -> None:
             expect(model, [here.rank, here.rank + 10], scale=2.0)
             backward(loss_of(model, here.rank + 20))
             expect(model, [0, 1, 10, 11, 20, 21], scale=3 * scale)
+            optimizer.synchronize()
             (model if set_to_none else optimizer).zero_grad(set_to_none=set_to_none)
         # Two of three, and then it is time for a step.
         backward(loss_of(model, here.rank))
@@ -142,6 +145,8 @@ def leave_step_out(here: Here) -> None:
     optimizer = sgd(model, backward_passes_per_step=2)
     for seed in (0, 10, 20):
         backward(loss_of(model, here.rank + seed))
+        if seed == 10:
+            optimizer.synchronize()
     optimizer.synchronize()
     expect(model, [0, 1, 10, 11, 20, 21], scale=3.0)
 
@@ -153,8 +158,9 @@ def test_two_backwards_that_reduce_each() -> None:
 def reduce_twice(here: Here) -> None:
     join(here)
     model = network()
-    sgd(model, bucket_bytes=256)
+    optimizer = sgd(model, bucket_bytes=256)
     backward(loss_of(model, here.rank))
+    optimizer.synchronize()
     backward(loss_of(model, here.rank + 10))
     expect(model, [0, 1, 2, 10, 11, 12], scale=2.0)
 
@@ -222,6 +228,7 @@ def use_some(here: Here) -> None:
                 backward(model([[0, 1], [2, 1]][here.rank], 1.0 + here.rank))
                 # Layer 0 by rank 0, 1 by both, 2 by rank 1, 3 by none: as one process would have it.
                 assert model.slopes() == [1 / divisor, 3 / divisor, 2 / divisor, None]
+                optimizer.synchronize()
                 optimizer.zero_grad(set_to_none=set_to_none)
             for each in model.parameters():
                 each.grad = None if here.rank else torch.zeros_like(each)
@@ -241,6 +248,7 @@ def arrive_in_any_order(here: Here) -> None:
         order = [(layer * 3 + here.rank + step) % 4 for layer in range(4)]
         backward(model(order, 1.0 + here.rank))
         assert model.slopes() == [2.0] * 4
+        optimizer.synchronize()
         optimizer.zero_grad(set_to_none=bool(step % 2))
 
 
@@ -269,6 +277,7 @@ def train_two_models(here: Here) -> None:
         expect(first[:used], [0, 1], partial(first_layers, 1, used))
         expect(second[:used], [5, 6], partial(first_layers, 2, used))
         for optimizer in optimizers:
+            optimizer.synchronize()
             optimizer.zero_grad()
     group.barrier()
 
@@ -342,7 +351,7 @@ def init_again(here: Here) -> None:
     backward(loss_of(model, here.rank))
     multiring.shutdown()
     expect(model, [0, 1])
-    optimizer.zero_grad()
+    model.zero_grad()
     with pytest.raises(multiring.errors.StateError):
         backward(loss_of(model, here.rank))
     multiring.init()

@@ -57,7 +57,7 @@ def misuse(here: Here) -> None:
             (
                 lambda: wrap(matrix(8, 8), compression="powersgd"),
                 ArgumentError,
-                r"compression='powersgd': want PowerSGD\(rank=...\), or None",
+                r"compression='powersgd': want Compression.none, .* or PowerSGD\(rank=...\)",
             ),
             (
                 lambda: wrap(matrix(8, 8, dtype=torch.float64), compression=mt.PowerSGD(1)),
@@ -74,26 +74,31 @@ def misuse(here: Here) -> None:
                 MismatchError,
                 r"rank 0: op='average', .* compression=PowerSGD\(rank=1, seed=0\); rank 1: .*rank=2, seed=0",
             ),
-            (lambda: wrap(matrix(8), wire="fp8"), ArgumentError, "wire='fp8': want one of fp16, bf16, int8, or None"),
+            (lambda: wrap(matrix(8), compression="bf16"), ArgumentError, "compression='bf16': want Compression.none, "),
             (
-                lambda: wrap(matrix(8, 8), wire="int8", compression=mt.PowerSGD(1)),
+                lambda: wrap(matrix(8, 8), op=mt.Adasum, compression=mt.PowerSGD(1)),
                 ArgumentError,
-                r"wire='int8' and compression=PowerSGD\(rank=1, seed=0\): want one of them",
+                r"compression=PowerSGD\(rank=1, seed=0\) with op='adasum': want op=Average",
+            ),
+            (
+                lambda: wrap(matrix(8), op=mt.Adasum, compression=mt.Compression.bf16, error_feedback=True),
+                ArgumentError,
+                "error_feedback=True with op='adasum'",
             ),
             (
                 lambda: wrap(matrix(8, 8), error_feedback=True),
                 ArgumentError,
-                "error_feedback=True without wire: .* want wire=... too, or neither",
+                r"error_feedback=True without a wire type: .* compression=Compression\.bf16, \.fp16 or \.int8 too",
             ),
             (
-                lambda: wrap(matrix(8, dtype=torch.bfloat16), wire="bf16", error_feedback=True),
+                lambda: wrap(matrix(8, dtype=torch.bfloat16), compression=mt.Compression.bf16, error_feedback=True),
                 ArgumentError,
-                "parameter a is bfloat16, and wire='bf16', error_feedback=True takes float32 gradients only",
+                r"is bfloat16, and compression=Compression\.bf16, error_feedback=True takes float32 gradients only",
             ),
             (
-                lambda: wrap(matrix(8), wire="int8" if odd else "bf16"),
+                lambda: wrap(matrix(8), compression=mt.Compression.int8 if odd else mt.Compression.bf16),
                 MismatchError,
-                "rank 0: op='average', .*, wire='bf16'; rank 1: op='average', .*, wire='int8'",
+                r"rank 0: op='average', .*, compression=Compression\.bf16; rank 1: .*, compression=Compression\.int8",
             ),
             (
                 lambda: mt.gradient_bytes(torch.optim.SGD(matrix(1))),
@@ -109,7 +114,7 @@ def misuse(here: Here) -> None:
             (
                 lambda: backward(embedding(torch.tensor([1])).sum()),
                 UnsupportedError,
-                "gradient of a is sparse_coo; want a dense one",
+                r"gradient of a is sparse_coo, and .* want sparse_as_dense=True, or Embedding\(sparse=False\)",
             ),
             (optimizer.step, StateError, "make the DistributedOptimizer anew"),
         ]

@@ -146,6 +146,7 @@ def unfreeze(here: Here) -> None:
     optimizer = sgd(model)
     backward(loss_of(model, here.rank))
     assert model[0].weight.grad is None
+    optimizer.synchronize()
     optimizer.zero_grad(set_to_none=False)
     model[0].requires_grad_(True)
     optimizer = mt.DistributedOptimizer(optimizer, model.named_parameters(), op="sum")

@@ -14,6 +14,9 @@ ALIGNMENT_BYTES = 64
 # a first bucket of 1 MiB so that reducing starts early).
 BUCKET_BYTES = 25 << 20
 FIRST_BUCKET_BYTES = 1 << 20
+# Behind the members' flags there are two more; their places from the end.
+SPARSE_FLAG = -2
+TRAINS_FLAG = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,17 +24,29 @@ class BucketLayout:
     """The gradients of one bucket. Offsets and `count` are in elements of `dtype`.
 
     Behind the gradients is room for a flag for each: 1 where this rank has such a gradient, else 0. Reduced as well,
-    they tell a gradient that no rank has from one that is zero.
+    they tell a gradient that no rank has from one that is zero. Two more tell whether any rank's gradients came as
+    sparse ones that were not expected, and whether any rank still trains.
     """
 
     dtype: torch.dtype
     members: tuple[int, ...]  # indices of parameters, in the order their gradients are expected
     offsets: tuple[int, ...]  # by member
     flags_offset: int
-    count: int
+
+    @property
+    def flags(self) -> int:
+        """How many flags there are."""
+        return len(self.members) + 2
+
+    @property
+    def count(self) -> int:
+        """How many elements there are, with the flags."""
+        return self.flags_offset + self.flags
 
 
-def lay_out(parameters: Sequence[Tensor], bucket_bytes: int) -> list[BucketLayout]:
+def lay_out(
+    parameters: Sequence[Tensor], bucket_bytes: int, together: Sequence[Sequence[int]] = ()
+) -> list[BucketLayout]:
     """Return the buckets of the parameters' gradients, in the order in which they start.
 
     Backward reaches parameters roughly in reverse order, so buckets are filled from the last one on. Buckets are of
@@ -40,12 +55,21 @@ def lay_out(parameters: Sequence[Tensor], bucket_bytes: int) -> list[BucketLayou
     Args:
         parameters: in the order in which the model uses them.
         bucket_bytes: the limit; that of each type's first bucket is at most 1 MiB.
+        together: indices of parameters that make buckets of their own, whatever their size; none twice.
     """
     finished: list[list[int]] = []
+    for group in together:
+        by_type: dict[torch.dtype, list[int]] = {}
+        for index in sorted(group, reverse=True):
+            by_type.setdefault(parameters[index].dtype, []).append(index)
+        finished += by_type.values()
+    placed = {index for members in finished for index in members}
     filling: dict[torch.dtype, list[int]] = {}
     filled_bytes: dict[torch.dtype, int] = {}
     limits: dict[torch.dtype, int] = {}
     for index in reversed(range(len(parameters))):
+        if index in placed:
+            continue
         dtype, size_bytes = parameters[index].dtype, _padded_bytes(parameters[index])
         limit = limits.setdefault(dtype, min(FIRST_BUCKET_BYTES, bucket_bytes))
         if dtype in filling and filled_bytes[dtype] + size_bytes > limit:
@@ -80,9 +104,7 @@ def _bucket(parameters: Sequence[Tensor], members: Sequence[int]) -> BucketLayou
     for index in members:
         offsets.append(end)
         end += _padded_bytes(parameters[index]) // first.element_size()
-    return BucketLayout(
-        dtype=first.dtype, members=tuple(members), offsets=tuple(offsets), flags_offset=end, count=end + len(members)
-    )
+    return BucketLayout(dtype=first.dtype, members=tuple(members), offsets=tuple(offsets), flags_offset=end)
 
 
 def _padded_bytes(parameter: Tensor) -> int:

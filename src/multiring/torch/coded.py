@@ -30,11 +30,12 @@ from multiring.torch.tensors import allocate
 class Coded:
     """A bucket of float32 gradients that wires code, and its flags, which they must not round; see `Reduction`."""
 
-    def __init__(self, group: Group, options: Options, layout: BucketLayout, parameters: list[Tensor]) -> None:
+    def __init__(self, group: Group, op: str, options: Options, layout: BucketLayout, parameters: list[Tensor]) -> None:
         self._group = group
-        self._options = options
+        self._op = op
+        self._wire = options.wire
         self._memory = allocate(group, layout.flags_offset, layout.dtype)
-        self._flags = allocate(group, len(layout.members), torch.uint8)
+        self._flags = allocate(group, layout.flags, torch.uint8)
         self.flags = self._flags.array
         self.places = places_in(self._memory.tensor, layout, parameters)
         self._layout = layout
@@ -45,13 +46,13 @@ class Coded:
     @property
     def sent_bytes(self) -> int:
         """As in Reduction."""
-        return encoded_bytes(wire_of(self._options.wire), self._memory.array.size) + int(self._flags.array.nbytes)
+        return encoded_bytes(wire_of(self._wire), self._memory.array.size) + int(self._flags.array.nbytes)
 
     def start(self) -> Callable[[], object]:
         """As in Reduction."""
         if self._owed:
             self._round()
-        gradients = self._group.all_reduce_async(self._memory.array, self._options.op, wire=self._options.wire)
+        gradients = self._group.all_reduce_async(self._memory.array, self._op, wire=self._wire)
         flags = self._group.all_reduce_async(self._flags.array, "max")
 
         def wait() -> None:
@@ -66,7 +67,7 @@ class Coded:
             present = [member for member in range(len(self.places)) if self.flags[member]]
             for member in present:
                 self.places[member] += self._owed[member]
-            rounded = torch.from_numpy(round_trip(self._memory.array, self._options.wire))
+            rounded = torch.from_numpy(round_trip(self._memory.array, self._wire))
             sent = places_in(rounded, self._layout, self.places)
             for member in present:
                 torch.sub(self.places[member], sent[member], out=self._owed[member])

@@ -4,44 +4,39 @@ Every parameter's gradient has a place in a bucket. Where autograd hands over a 
 copies it there, while it is still in the cache, and makes `.grad` that place; from then on autograd adds to it in
 place. A bucket starts once all its gradients are in and the one before it has started, so that the order is the same on
 all ranks, whatever order backward takes. At the end of backward a callback starts the rest and waits for all of them.
+
+A gradient that first comes as a sparse one travels as a dense one, and the ranks tell each other; from then on it is
+gathered (`gathered`), unless dense was asked for.
 """
 
+import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
-import torch
+import numpy as np
 from torch import Tensor
 
-from multiring.errors import ArgumentError, StateError, UnsupportedError
+from multiring.errors import StateError, UnsupportedError
 from multiring.runtime import Group
-from multiring.torch.autograd import add_gradient_hook, call_after_backward, gradient_hooks, is_within_backward
-from multiring.torch.buckets import BucketLayout, lay_out
+from multiring.torch.autograd import add_gradient_hook, call_after_backward, is_within_backward
+from multiring.torch.buckets import SPARSE_FLAG, TRAINS_FLAG, BucketLayout, lay_out
+from multiring.torch.errors import internal_errors
+from multiring.torch.gathered import Gathered
 from multiring.torch.options import Options
 from multiring.torch.reductions import Kept, Reduction
-from multiring.torch.tensors import described
+from multiring.torch.slots import Bucket, Slot
 
+_WHAT = "DistributedOptimizer"
 _ANEW = "The ranks may be out of step; make the DistributedOptimizer anew on every rank"
-
-
-@dataclass(slots=True, eq=False)
-class _Slot:
-    """One parameter's gradient."""
-
-    name: str
-    parameter: Tensor
-    view: Tensor  # its place in the bucket, with the parameter's shape and order of strides
-    bucket: "_Bucket"
-    member: int  # its number in the bucket
-    has_arrived: bool = False  # in the backward that is going on
-    is_reduced: bool = False  # what is in its place came out of a reduction
-
-
-@dataclass(slots=True, eq=False)
-class _Bucket:
-    reduction: Reduction
-    slots: list[_Slot]
-    missing: int = 0  # gradients, in the backward that is going on
+# Both as Horovod says them: programs and tests look for these words.
+_TOO_MANY = (
+    "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
+    "backward_passes_per_step to accumulate gradients locally, or call optimizer.synchronize() in between."
+)
+_TOO_EARLY = (
+    "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
+    "This is prohibited as it can cause a race condition. To drop gradients, call optimizer.synchronize() first."
+)
 
 
 class GradientSharing:
@@ -56,6 +51,7 @@ class GradientSharing:
         group: Group,
         options: Options,
         reduction_of: Callable[[BucketLayout, list[Tensor]], Reduction],
+        together: Sequence[Sequence[int]] = (),
     ) -> None:
         """Give each of `parameters` its place; local.
 
@@ -64,27 +60,33 @@ class GradientSharing:
             group: of this object alone, as the order of operations in it is.
             options: what was asked for.
             reduction_of: makes a bucket of this layout, whose members are these parameters.
+            together: indices of parameters whose gradients are reduced in one bucket of their own.
         """
         self._group = group
+        self._options = options
+        self._reduction_of = reduction_of
         self._op = options.op
         self._passes = options.backward_passes_per_step
-        self._buckets: list[_Bucket] = []
-        self._slots: list[_Slot] = []
-        for layout in lay_out([parameter for _, parameter in parameters], options.bucket_bytes):
+        self._buckets: list[Bucket] = []
+        self._slots: list[Slot] = []
+        for layout in lay_out([parameter for _, parameter in parameters], options.bucket_bytes, together):
             named = [parameters[index] for index in layout.members]
-            bucket = _Bucket(reduction_of(layout, [parameter for _, parameter in named]), [])
+            bucket = Bucket(reduction_of(layout, [parameter for _, parameter in named]), [])
             for member, ((name, parameter), view) in enumerate(zip(named, bucket.reduction.places, strict=True)):
-                bucket.slots.append(_Slot(name, parameter, view, bucket, member))
+                bucket.slots.append(Slot(name, parameter, view, bucket, member))
             self._buckets.append(bucket)
             self._slots += bucket.slots
+        self._sparse: list[Slot] = []  # those that all ranks know to be
         self._waits: list[Callable[[], object]] = []  # for the buckets that have started
         self._passes_done = 0  # since the last reduction
         self._is_open = False  # a backward is going on, or broke off
         self._is_called_back = False  # at the end of it
         self._is_shared = False  # the gradients are the same on all ranks
+        self._is_unused = False  # a backward brought some, and neither a step nor anybody else has asked for them
+        self.is_synchronized = False  # somebody has, since the last backward and the last step
         this = weakref.ref(self)
         self._hooks = [
-            add_gradient_hook(slot.parameter, _Arrival(this, index)) for index, slot in enumerate(self._slots)
+            add_gradient_hook(slot.parameter, Arrival(this, index)) for index, slot in enumerate(self._slots)
         ]
 
     def names(self) -> dict[int, str]:
@@ -116,9 +118,23 @@ class GradientSharing:
         for hook in self._hooks:
             hook.remove()
         self._slots.clear()
+        self._sparse.clear()
         self._buckets.clear()
 
+    # ---- what the optimizer's owner does ----
+
+    def restart(self, passes: int) -> None:
+        """Reduce after so many backwards from now on, of which none has been."""
+        self._passes = passes
+        self._passes_done = 0
+        self._is_unused = False
+
     def synchronize(self) -> None:
+        """Reduce the gradients now, and take note that somebody asked for it."""
+        self.reduce()
+        self.is_synchronized = True
+
+    def reduce(self) -> None:
         """Reduce the gradients now, unless that has happened since they were last used up.
 
         A rank that ran no backward has none of its own, and gets the others'.
@@ -132,14 +148,24 @@ class GradientSharing:
             self._open()
             self._start_rest()
             self._finish()
+        self._is_unused = False
 
     def use_up(self) -> None:
-        """Reduce the gradients unless that has happened; the optimizer then takes a step with them."""
-        self.synchronize()
-        self._is_shared = False
+        """Take note that the optimizer takes a step with the gradients as they are."""
+        self._is_shared = self._is_unused = self.is_synchronized = False
+
+    def pass_over(self) -> None:
+        """Take note that somebody has seen the gradients, and may leave the step out."""
+        self._is_unused = False
 
     def forget(self) -> None:
-        """Take note that the gradients were set to zero, or to None."""
+        """Take note that the gradients are about to be set to zero, or to None.
+
+        Raises:
+            AssertionError: a backward brought them, and nobody has used them; Horovod would still be reducing.
+        """
+        if self._is_unused:
+            raise AssertionError(_TOO_EARLY)
         self._is_shared = False
         for slot in self._slots:
             slot.is_reduced = False
@@ -150,7 +176,7 @@ class GradientSharing:
         """Take the gradient that autograd just put into, or added to, a parameter's `.grad`."""
         slot = self._slots[index]
         if not self._is_open:
-            self._open()
+            self._begin(slot)
         if not self._is_called_back:
             call_after_backward(self._end_pass)
             self._is_called_back = True
@@ -165,6 +191,17 @@ class GradientSharing:
         slot.bucket.missing -= 1
         if self._passes_done + 1 == self._passes:
             self._start_complete()
+
+    def _begin(self, slot: Slot) -> None:
+        gradient = slot.parameter.grad
+        # Where they were dropped in the meantime, autograd hands over a new tensor.
+        if self._is_shared and self._is_unused and slot.holds(gradient):
+            # Its part of the second backward is in this one already: the ranks would differ in it.
+            self._is_shared = False
+            raise AssertionError(_TOO_MANY)
+        self._open()
+        self._is_unused = True
+        self.is_synchronized = False
 
     def _open(self) -> None:
         self._is_open = True
@@ -188,22 +225,29 @@ class GradientSharing:
         # Last of all: other sharings in this backward start theirs before anybody waits, as their order may differ.
         call_after_backward(self._finish)
 
-    def _bring_in(self, slot: _Slot) -> None:
+    def _bring_in(self, slot: Slot) -> None:
         """Put what the parameter's `.grad` holds into its place, and make it `.grad`; zeros where it is None."""
-        gradient = slot.parameter.grad
-        if gradient is None:
-            slot.view.zero_()
-        elif gradient is not slot.view:
-            _check(slot, gradient)
-            slot.view.copy_(gradient)
-            slot.parameter.grad = slot.view
-        elif slot.is_reduced and self._op == "sum":
+        gradient, reduction = slot.parameter.grad, slot.bucket.reduction
+        if slot.is_reduced and self._op == "sum" and slot.holds(gradient):
             raise StateError(
                 f"the gradient of {slot.name} is a sum over the ranks already; to sum it again would count it "
                 f"{self._group.size} times. Call optimizer.zero_grad() first, or pass backward_passes_per_step"
             )
+        if isinstance(reduction, Gathered):
+            if gradient is not None:
+                slot.check(gradient)
+            reduction.bring(gradient)
+        elif gradient is None:
+            slot.view.zero_()
+        elif gradient is not slot.view:
+            slot.take_in(gradient)
+            if slot.came_sparse and self._options.is_lossy and not self._options.sparse_as_dense:
+                raise UnsupportedError(
+                    f"the gradient of {slot.name} is sparse_coo, and {self._options} carries on what it loses of dense "
+                    "ones: want sparse_as_dense=True, or Embedding(sparse=False)"
+                )
         slot.is_reduced = False
-        slot.bucket.reduction.flags[slot.member] = gradient is not None
+        reduction.flags[slot.member] = gradient is not None
 
     def _start_complete(self) -> None:
         while len(self._waits) < len(self._buckets) and not self._buckets[len(self._waits)].missing:
@@ -211,7 +255,9 @@ class GradientSharing:
 
     def _start(self) -> None:
         bucket = self._buckets[len(self._waits)]
-        self._waits.append(bucket.reduction.start())
+        bucket.mark(trains=True)
+        with internal_errors(_WHAT):
+            self._waits.append(bucket.reduction.start())
 
     def _start_rest(self) -> None:
         for bucket in self._buckets[len(self._waits) :]:
@@ -221,18 +267,91 @@ class GradientSharing:
             self._start()
 
     def _finish(self) -> None:
-        for wait in self._waits:
-            wait()
+        with internal_errors(_WHAT):
+            for wait in self._waits:
+                wait()
         for slot in self._slots:
             if slot.parameter.grad is None and slot.bucket.reduction.flags[slot.member]:
                 slot.parameter.grad = slot.view
             slot.is_reduced = slot.parameter.grad is not None
+        found = self._learn_sparse()
+        for slot in self._sparse:
+            slot.hand_out_rows()
+        self._move_out(found)
         self._passes_done = 0
         self._is_open = False
         self._is_shared = True
 
+    # ---- sparse gradients, and ranks that have no more samples ----
 
-class _Arrival:
+    def _learn_sparse(self) -> list[Slot]:
+        """Return those whose gradients came as sparse ones, on any rank, and were not known to; all ranks know then."""
+        if not any(bucket.reduction.flags[SPARSE_FLAG] for bucket in self._buckets):
+            return []
+        came = np.array([slot.came_sparse for slot in self._slots], np.uint8)
+        with internal_errors(_WHAT):
+            self._group.all_reduce(came, "max")
+        found = [slot for slot, is_sparse in zip(self._slots, came, strict=True) if is_sparse]
+        for slot in found:
+            slot.is_sparse, slot.came_sparse = True, False
+            slot.bucket.has_news = False
+        self._sparse += found
+        return found
+
+    def _move_out(self, found: Sequence[Slot]) -> None:
+        """Have these gradients gathered from now on, unless they are to stay dense on their way."""
+        if self._options.sparse_as_dense:
+            return
+        for bucket in dict.fromkeys(slot.bucket for slot in found):
+            rest = [slot for slot in bucket.slots if slot not in found]
+            gathered = [slot for slot in bucket.slots if slot in found]
+            parts = [self._bucket_of(rest)] if rest else []
+            parts += [self._settle([slot], Gathered(self._group, self._op, slot.parameter)) for slot in gathered]
+            at = self._buckets.index(bucket)
+            self._buckets[at : at + 1] = parts
+
+    def _bucket_of(self, slots: list[Slot]) -> Bucket:
+        """Return a bucket with places of their own for these, which are of one type, and what they hold."""
+        parameters = [slot.parameter for slot in slots]
+        # Buckets count from the last parameter on.
+        (layout,) = lay_out(parameters[::-1], sys.maxsize, [range(len(slots))])
+        return self._settle(slots, self._reduction_of(layout, parameters))
+
+    def _settle(self, slots: list[Slot], reduction: Reduction) -> Bucket:
+        bucket = Bucket(reduction, slots)
+        for member, (slot, view) in enumerate(zip(slots, reduction.places, strict=True)):
+            if slot.parameter.grad is slot.view:
+                slot.parameter.grad = view.copy_(slot.view)
+            slot.view, slot.bucket, slot.member = view, bucket, member
+        return bucket
+
+    def stand_in(self) -> None:
+        """Take part in the other ranks' reductions without gradients of this rank's own, until no rank trains any more.
+
+        Every rank calls it when it has no more samples.
+        """
+        if self._is_open:
+            raise StateError("a backward began and did not end. " + _ANEW)
+        trains = bool(self._buckets)
+        while trains:
+            for bucket in self._buckets:
+                for slot in bucket.slots:
+                    if not isinstance(bucket.reduction, Gathered):
+                        slot.view.zero_()
+                    slot.is_reduced = False
+                bucket.reduction.flags[:] = 0
+            with internal_errors(_WHAT):
+                waits = [bucket.reduction.start() for bucket in self._buckets]
+                for wait in waits:
+                    wait()
+            trains = bool(self._buckets[0].reduction.flags[TRAINS_FLAG])
+            found = self._learn_sparse()
+            self._move_out(found)
+        self._passes_done = 0
+        self._is_shared = self._is_unused = self.is_synchronized = False
+
+
+class Arrival:
     """The hook of one parameter."""
 
     __slots__ = ("_index", "sharing")
@@ -242,54 +361,7 @@ class _Arrival:
         self._index = index
 
     def __call__(self, _parameter: Tensor) -> None:
+        """Have the sharing, while there is one, take the parameter's gradient."""
         sharing = self.sharing()
         if sharing is not None:
             sharing.take(self._index)
-
-
-def is_shared(parameter: Tensor) -> bool:
-    """Return whether some sharing has `parameter`."""
-    hooks = gradient_hooks(parameter)
-    return any(isinstance(hook, _Arrival) and hook.sharing() is not None for hook in hooks)
-
-
-def take_over(parameters: Sequence[tuple[str, Tensor]]) -> dict[int, Kept]:
-    """Close every sharing that `parameters` are in: a gradient is shared once. Return what they carried on.
-
-    Raises:
-        ArgumentError: such a sharing has parameters that are not among these; nothing was closed.
-    """
-    ours = {id(parameter) for _, parameter in parameters}
-    sharings: dict[int, tuple[str, GradientSharing]] = {}
-    for name, parameter in parameters:
-        found = [hook.sharing() for hook in gradient_hooks(parameter) if isinstance(hook, _Arrival)]
-        sharings |= {id(sharing): (name, sharing) for sharing in found if sharing is not None}
-    for name, sharing in sharings.values():
-        others = [other for key, other in sharing.names().items() if key not in ours]
-        if others:
-            raise ArgumentError(
-                f"parameter {name} is shared by another DistributedOptimizer, which has {others[0]} too; want all of "
-                "its parameters, or none"
-            )
-    kept: dict[int, Kept] = {}
-    for _, sharing in sharings.values():
-        kept |= sharing.kept()
-        sharing.close()
-    return kept
-
-
-def _check(slot: _Slot, gradient: Tensor) -> None:
-    if gradient.requires_grad:
-        raise UnsupportedError(
-            f"the gradient of {slot.name} is itself differentiable (create_graph=True); that graph would be lost"
-        )
-    if gradient.layout != torch.strided:
-        kind = str(gradient.layout).removeprefix("torch.")
-        raise UnsupportedError(
-            f"the gradient of {slot.name} is {kind}; want a dense one, such as of Embedding(sparse=False)"
-        )
-    if gradient.shape != slot.view.shape or gradient.dtype != slot.view.dtype:
-        raise StateError(
-            f"the gradient of {slot.name} is {described(gradient)}, but was {described(slot.view)} when the "
-            "DistributedOptimizer was made; make it anew on every rank"
-        )

@@ -1,9 +1,11 @@
 """join and barrier."""
 
+import gc
 from typing import Any
 
 from multiring.errors import MultiringError
 from multiring.runtime import Group, Handle
+from multiring.runtime.handles import in_background
 from multiring.torch.errors import internal
 from multiring.torch.handles import submit
 from multiring.torch.process_sets import ProcessSet, global_process_set, members_of
@@ -14,7 +16,8 @@ def join(device: int = -1) -> int:  # noqa: ARG001 -- Horovod's; there is host m
     """Take part in the others' operations, having no more data, until all ranks have joined; return the last one to.
 
     This rank contributes zeros to the others' allreduces by Sum and Average (which still divides by all ranks), and
-    what changes nothing to those by Min, Max and Product.
+    what changes nothing to those by Min, Max and Product. Its optimizers take part in the others' steps as well, with
+    gradients, or changes, of zeros.
 
     Args:
         device: not used.
@@ -24,8 +27,14 @@ def join(device: int = -1) -> int:  # noqa: ARG001 -- Horovod's; there is host m
             reducescatter, sparse tensors and Adasum; or a rank is gone.
     """
     members = members_of(global_process_set)
+    # Optimizers that are gone, but were in a cycle of references, are to be gone on every rank.
+    gc.collect()
     try:
-        last: int = members.named.join().wait()
+        joined = members.named.join()
+        reducers = [in_background(each.stand_in, "join") for each in members.reducers]
+        last: int = joined.wait()
+        for reducer in reducers:
+            reducer.wait()
     except MultiringError as error:
         raise internal(error, "join") from error
     return last

@@ -3,15 +3,17 @@
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from multiring.errors import ArgumentError
-from multiring.schedule import wire_of
+from multiring.torch.buckets import BUCKET_BYTES
+from multiring.torch.compression import Compression, require_compressor
 from multiring.torch.tensors import dtype_name
 
-OPS = ("average", "sum")
+OPS = ("average", "sum", "adasum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +40,7 @@ class PowerSGD:
 
     def __post_init__(self) -> None:
         for name, value, least in (("rank", self.rank, 1), ("seed", self.seed, 0)):
-            try:
-                number = operator.index(value)
-            except TypeError:
-                number = least - 1
-            if number < least:
+            if not _is_integer(value, least):
                 raise ArgumentError(f"PowerSGD({name}={value!r}): want an integer >= {least}")
 
     def pays(self, rows: int, columns: int) -> bool:
@@ -55,44 +53,88 @@ class Options:
     """How gradients are shared; see `DistributedOptimizer`."""
 
     op: str
-    bucket_bytes: int
-    backward_passes_per_step: int
-    wire: str | None = None
+    bucket_bytes: int = BUCKET_BYTES
+    backward_passes_per_step: int = 1
+    compression: Any = Compression.none
     error_feedback: bool = False
-    compression: PowerSGD | None = None
+    predivide: float = 1.0
+    sparse_as_dense: bool = False
 
     def __post_init__(self) -> None:
         if self.op not in OPS:
             raise ArgumentError(f"op={self.op!r}: want one of {', '.join(OPS)}")
-        if self.bucket_bytes < 1 or self.backward_passes_per_step < 1:
+        if not (_is_integer(self.bucket_bytes, 1) and _is_integer(self.backward_passes_per_step, 1)):
             raise ArgumentError(
                 f"bucket_bytes={self.bucket_bytes!r}, backward_passes_per_step={self.backward_passes_per_step!r}: "
                 "want 1 or more"
             )
-        if not isinstance(self.compression, PowerSGD | None):
-            raise ArgumentError(f"compression={self.compression!r}: want PowerSGD(rank=...), or None")
-        wire_of(self.wire)
-        if self.wire is not None and self.compression is not None:
+        if self.predivide != 1.0 and self.op != "average":
             raise ArgumentError(
-                f"wire={self.wire!r} and compression={self.compression}: want one of them; factors travel as float32"
+                f"gradient_predivide_factor={self.predivide!r} with op={self.op!r}: gradient_predivide_factor is not "
+                "supported with op != Average; divide the loss instead"
             )
-        if self.error_feedback and self.wire is None and self.compression is None:
+        if not self.predivide > 0:
+            raise ArgumentError(f"gradient_predivide_factor={self.predivide!r}: want a number above 0")
+        if self.factors is None:
+            self._require_compressor()
+        elif self.op == "adasum":
+            raise ArgumentError(f"compression={self.compression} with op='adasum': want op=Average, or op=Sum")
+        if self.error_feedback and self.wire is None and self.factors is None:
             raise ArgumentError(
-                "error_feedback=True without wire: nothing is lost to feed back; want wire=... too, or neither"
+                "error_feedback=True without a wire type: nothing is lost to feed back; want "
+                "compression=Compression.bf16, .fp16 or .int8 too, or neither"
             )
+        if self.error_feedback and self.op == "adasum":
+            raise ArgumentError("error_feedback=True with op='adasum': want op=Average, or op=Sum")
+
+    def _require_compressor(self) -> None:
+        try:
+            require_compressor(self.compression)
+        except ArgumentError as error:
+            raise ArgumentError(f"{error}, or PowerSGD(rank=...)") from None
+
+    @property
+    def wire(self) -> str | None:
+        """The wire type by which sums of float32 travel between hosts."""
+        wire: str | None = getattr(self.compression, "wire", None)
+        return wire
+
+    @property
+    def factors(self) -> PowerSGD | None:
+        """The compression by factors, where that was asked for."""
+        return self.compression if isinstance(self.compression, PowerSGD) else None
+
+    @property
+    def translates(self) -> bool:
+        """Whether gradients are compressed by what a caller brought."""
+        return self.wire is None and self.factors is None and self.compression is not Compression.none
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether something is carried on from one step to the next."""
+        return self.error_feedback or self.factors is not None
 
     def __str__(self) -> str:
-        plain = [f"{name}={getattr(self, name)!r}" for name in ("op", "bucket_bytes", "backward_passes_per_step")]
-        return ", ".join([*plain, *self._lossy])
+        shown = [f"{name}={getattr(self, name)!r}" for name in ("op", "bucket_bytes", "backward_passes_per_step")]
+        if self.predivide != 1.0:
+            shown.append(f"gradient_predivide_factor={self.predivide!r}")
+        if self.sparse_as_dense:
+            shown.append("sparse_as_dense=True")
+        return ", ".join([*shown, *self._lossy])
 
     @property
     def _lossy(self) -> list[str]:
-        names = ("wire", "error_feedback", "compression")
-        return [f"{name}={getattr(self, name)!r}" for name in names if getattr(self, name)]
+        shown = []
+        if self.factors is not None:
+            shown.append(f"compression={self.factors}")
+        elif self.compression is not Compression.none:
+            kind = self.compression if isinstance(self.compression, type) else type(self.compression)
+            shown.append(f"compression={f'Compression.{self.wire}' if self.wire else kind.__name__}")
+        return [*shown, *["error_feedback=True"] * self.error_feedback]
 
     def require_fit(self, parameters: Sequence[tuple[str, Tensor]]) -> None:
         """Raise ArgumentError where `parameters` cannot be shared in the lossy way that was asked for."""
-        if not self._lossy:
+        if not self.is_lossy:
             return
         what = ", ".join(self._lossy)
         for name, parameter in parameters:
@@ -101,9 +143,9 @@ class Options:
                     f"parameter {name} is {dtype_name(parameter.dtype)}, and {what} takes float32 gradients only: "
                     "use model.float(), or leave the option out"
                 )
-        if self.compression is not None:
+        if self.factors is not None:
             shapes = {name: matrix_shape(parameter) for name, parameter in parameters}
-            if parameters and not any(self.compression.pays(*shape) for shape in shapes.values()):
+            if parameters and not any(self.factors.pays(*shape) for shape in shapes.values()):
                 name = max(shapes, key=lambda name: min(shapes[name]))
                 raise ArgumentError(
                     f"{what} would compress no parameter: not even {name}, a matrix of {shapes[name]}, is larger than "
@@ -125,3 +167,10 @@ def matrix_shape(parameter: Tensor) -> tuple[int, int]:
         return 1, parameter.numel()
     rows = parameter.shape[outermost]
     return rows, parameter.numel() // rows
+
+
+def _is_integer(value: Any, least: int) -> bool:
+    try:
+        return operator.index(value) >= least
+    except TypeError:
+        return False

@@ -122,7 +122,7 @@ class Factored:
         rank = compression.rank
         counts = [shapes[member][0] * rank for member in compressed]
         counts += [self.places[member].numel() for member in others]
-        self._first, pieces = _pieces(stages.first, [*counts, len(shapes)])
+        self._first, pieces = _pieces(stages.first, [*counts, layout.flags])
         self._second, queries = _pieces(stages.second, [shapes[member][1] * rank for member in compressed])
         self.flags = pieces[-1].numpy()
         self._whole = [

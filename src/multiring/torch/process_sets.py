@@ -2,8 +2,9 @@
 
 import itertools
 import threading
+import weakref
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from multiring.errors import ArgumentError, StateError
 from multiring.runtime import Group
@@ -63,6 +64,13 @@ class ProcessSet:
         self.process_set_id = self.ranks = None
 
 
+class Reducer(Protocol):
+    """What reduces for an optimizer, in a group of its own."""
+
+    def stand_in(self) -> None:
+        """Take part in the other ranks' reductions with nothing of this rank's own, until all ranks do only that."""
+
+
 class Members:
     """The ranks of a process set, as one of them sees them."""
 
@@ -72,6 +80,7 @@ class Members:
         self.rank = group.rank
         self.size = group.size
         self.in_flight: set[str] = set()
+        self.reducers: weakref.WeakSet[Reducer] = weakref.WeakSet()
         self.packing = Packing()
         self._numbers = itertools.count(1)
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -24,7 +25,8 @@ class Reduction(Protocol):
     """One bucket, in whatever way its gradients travel.
 
     Members of the bucket are numbered as in its layout. Gradients are put into `places`, and for each a 1 into `flags`,
-    or zeros and a 0 where this rank has no such gradient; then comes `start`.
+    or zeros and a 0 where this rank has no such gradient; then comes `start`. Flags that are not a member's are reduced
+    with the others.
     """
 
     @property
@@ -33,7 +35,7 @@ class Reduction(Protocol):
 
     @property
     def flags(self) -> NDArray[Any]:
-        """By member, whether this rank has such a gradient; reduced, it is above zero where any rank had one."""
+        """Whether this rank has such a gradient, by member, and the others; reduced, above zero where any is."""
 
     @property
     def sent_bytes(self) -> int:
@@ -74,3 +76,82 @@ class Plain:
 
     def restore(self, _member: int, _kept: Kept) -> None:
         """As in Reduction."""
+
+
+class Translated:
+    """Gradients in the form that a compressor of the caller's gives them; see `Reduction`."""
+
+    def __init__(self, group: Group, op: str, compressor: Any, layout: BucketLayout, parameters: list[Tensor]) -> None:
+        self._group = group
+        self._op = op
+        self._compressor = compressor
+        self.places = places_in(torch.zeros(layout.flags_offset, dtype=layout.dtype), layout, parameters)
+        self._flags = allocate(group, layout.flags, torch.uint8)
+        self.flags = self._flags.array
+        self.sent_bytes = int(self.flags.nbytes) + sum(place.nbytes for place in self.places)
+
+    def start(self) -> Callable[[], object]:
+        """As in Reduction."""
+        with torch.no_grad():
+            pairs = [self._compressor.compress(place) for place in self.places]
+            # The caller's tensor may be the place itself, or a view of it.
+            sent = [compressed.contiguous() for compressed, _ in pairs]
+        self.sent_bytes = int(self.flags.nbytes) + sum(each.nbytes for each in sent)
+        handles = [self._group.all_reduce_async(each, self._op) for each in sent]
+        handles.append(self._group.all_reduce_async(self.flags, "max"))
+
+        def wait() -> None:
+            for handle in handles:
+                handle.wait()
+            with torch.no_grad():
+                for place, each, (_, context) in zip(self.places, sent, pairs, strict=True):
+                    place.copy_(self._compressor.decompress(each, context))
+
+        return wait
+
+    def kept(self, _member: int) -> Kept:
+        """As in Reduction."""
+        return Kept()
+
+    def restore(self, _member: int, _kept: Kept) -> None:
+        """As in Reduction."""
+
+
+class Predivided:
+    """A reduction whose average is divided in two parts: by `factor` before the sum, and by the rest after it."""
+
+    def __init__(self, summed: Reduction, factor: float, ranks: int) -> None:
+        """Divide what `summed`, a reduction that sums, is given and gives."""
+        self._summed = summed
+        self._before = 1.0 / factor
+        self._after = factor / ranks
+        self.places = summed.places
+        self.flags = summed.flags
+
+    @property
+    def sent_bytes(self) -> int:
+        """As in Reduction."""
+        return self._summed.sent_bytes
+
+    def start(self) -> Callable[[], object]:
+        """As in Reduction."""
+        self._scale(self._before)
+        summed = self._summed.start()
+
+        def wait() -> None:
+            summed()
+            self._scale(self._after)
+
+        return wait
+
+    def _scale(self, factor: float) -> None:
+        with torch.no_grad():
+            torch._foreach_mul_(self.places, factor)
+
+    def kept(self, member: int) -> Kept:
+        """As in Reduction."""
+        return self._summed.kept(member)
+
+    def restore(self, member: int, kept: Kept) -> None:
+        """As in Reduction."""
+        self._summed.restore(member, kept)

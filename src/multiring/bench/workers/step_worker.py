@@ -52,9 +52,10 @@ def with_multiring(task: Task, _meeting: Meeting) -> Iterator[Training]:
     """Multiring's DistributedOptimizer, as its documentation begins."""
     mt.init()
     mt.broadcast_parameters(task.model.state_dict(), root_rank=0)
-    wire: dict[str, Any] = {"wire": task.case.wire} if task.case.wire else {}
-    optimizer = mt.DistributedOptimizer(task.optimizer(), task.model.named_parameters(), **wire)
-    yield Training(task.model, optimizer, f"multiring {VERSION}, torch {torch.__version__}", wire)
+    compression = getattr(mt.Compression, task.case.wire or "none")
+    optimizer = mt.DistributedOptimizer(task.optimizer(), task.model.named_parameters(), compression)
+    settings = {"wire": task.case.wire} if task.case.wire else {}
+    yield Training(task.model, optimizer, f"multiring {VERSION}, torch {torch.__version__}", settings)
     mt.shutdown()
 
 
@@ -108,7 +109,7 @@ def fault(task: Task, training: Training, alone: Sums, meeting: Meeting) -> str:
     before = digest(task.model)
     # Twice: DistributedDataParallel lays out its buckets anew, and learns the graph, in the first.
     for _ in range(2):
-        training.optimizer.zero_grad()
+        training.model.zero_grad()  # not the optimizer: gradients that no step has used are dropped here
         task.reproducible_backward(training.model)
         all_alone = meeting.hear("alone") if training.is_shared else [alone]
         wrong = mean_fault(signed_sums(task.model), all_alone, tolerance_of(task.case.wire))
