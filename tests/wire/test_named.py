@@ -81,8 +81,15 @@ def in_order(here: Here) -> bool:
         assert handle.wait() is None
         assert handle.done()
         assert (arrays[name] == sum(range(here.size))).all()
-    for _ in range(3):  # a name is free again once its operation has ended
-        all_reduce(named, "again", np.ones(4)).wait()
+    for turn in range(6):  # a name is free again once its operation has ended
+        total = np.ones(4)
+        if here.rank == turn % here.size:
+            time.sleep(0.02)
+        handle = all_reduce(named, "again", total)
+        while turn % 2 and not handle.done():  # nobody waits for it
+            time.sleep(0.001)
+        handle.wait()
+        assert (total == here.size).all()
     named.close()
     return True
 

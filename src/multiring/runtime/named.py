@@ -29,11 +29,12 @@ from multiring.runtime.group import Group
 from multiring.runtime.handles import Handle
 from multiring.runtime.labels import label_of, meaning_of
 from multiring.runtime.line import Kind, Line, Message
-from multiring.runtime.named_handle import NamedHandle
-from multiring.runtime.named_handle import Start as Start
+from multiring.runtime.named_handle import NamedHandle, Start
 from multiring.runtime.switching import tree_neighbours
 from multiring.runtime.terms import disagreement
 from multiring.runtime.vigil import Vigil
+
+__all__ = ["NamedOperations", "Start"]
 
 _log = logging.getLogger("multiring")
 _FEW = 64  # names: fewer are not worth looking through for those whose operations have ended
