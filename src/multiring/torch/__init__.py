@@ -11,6 +11,7 @@ Each rank then trains on its own samples; `loss.backward()` leaves the average o
 Names, parameters, their order and defaults are those of `horovod.torch` 0.28.1; what multiring adds comes behind them.
 """
 
+from multiring.torch import elastic as elastic
 from multiring.torch.allreducing import allreduce as allreduce
 from multiring.torch.allreducing import allreduce_ as allreduce_
 from multiring.torch.allreducing import allreduce_async as allreduce_async
@@ -78,6 +79,8 @@ from multiring.torch.reduce_scattering import grouped_reducescatter_async as gro
 from multiring.torch.reduce_scattering import reducescatter as reducescatter
 from multiring.torch.reduce_scattering import reducescatter_async as reducescatter_async
 from multiring.torch.sparse import sparse_allreduce_async as sparse_allreduce_async
+from multiring.torch.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
+from multiring.torch.sync_batch_norm import convert_sync_batchnorm as convert_sync_batchnorm
 from multiring.torch.timeline import start_timeline as start_timeline
 from multiring.torch.timeline import stop_timeline as stop_timeline
 
@@ -93,6 +96,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNorm",
     "add_process_set",
     "allgather",
     "allgather_async",
@@ -113,10 +117,12 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "ccl_built",
+    "convert_sync_batchnorm",
     "cross_rank",
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

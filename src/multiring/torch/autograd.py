@@ -1,10 +1,13 @@
 """What sharing gradients needs of torch's autograd and torch keeps private: one place to look after an upgrade."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def call_after_backward(callback: Callable[[], None]) -> None:
@@ -13,6 +16,15 @@ def call_after_backward(callback: Callable[[], None]) -> None:
     Also used by PyTorch's own DistributedDataParallel (torch/csrc/distributed/c10d/reducer.cpp) and FSDP.
     """
     torch.autograd.Variable._execution_engine.queue_callback(callback)  # noqa: SLF001
+
+
+def outside_graphs(function: Function) -> Function:
+    """Return `function`, made to run as it is where torch.compile would trace it.
+
+    As torch.compiler.disable, which imports the compiler at once; this does when the function is called first.
+    """
+    found: Function = _disable_dynamo(function)  # type: ignore[assignment] # it is wrapped, no more
+    return found
 
 
 def is_within_backward() -> bool:

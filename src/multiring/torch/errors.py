@@ -16,6 +16,7 @@ from multiring.errors import (
     StateError,
     UnsupportedError,
 )
+from multiring.runtime import elastic
 from multiring.runtime.handles import told_apart
 from multiring.torch.terms import DATA_TYPE, OPERATION, REDUCTION, ROOT, SCALES, SHAPE, WHOLE_SHAPE
 
@@ -25,8 +26,7 @@ _SHUT_DOWN = (
 )
 
 
-class HorovodInternalError(RuntimeError):
-    """An operation failed on every rank that took part; `elastic.run` catches it, restores the state and goes on."""
+HorovodInternalError = elastic.HorovodInternalError
 
 
 class MismatchInternalError(MismatchError, HorovodInternalError):

@@ -194,6 +194,12 @@ def close_sets() -> None:
         sets.close()
 
 
+def sets_to_keep() -> tuple[list[ProcessSet], bool]:
+    """Return the process sets beside that of all ranks, in the order they were made, and whether they are dynamic."""
+    sets = _sets_now()
+    return [each for number, objects in sets.objects.items() if number for each in objects], sets.is_dynamic
+
+
 def add_process_set(process_set: Any) -> ProcessSet:
     """Make a set of these ranks, and return it; every rank of the job calls it, with the same.
 

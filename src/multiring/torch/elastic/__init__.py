@@ -1,0 +1,30 @@
+"""Training that goes on after a failure, from where it last committed; Horovod's interface.
+
+    @mt.elastic.run
+    def train(state):
+        for state.epoch in range(state.epoch, epochs):
+            ...
+            state.commit()
+
+    train(mt.elastic.TorchState(model, optimizer, epoch=0, sampler=sampler))
+
+Membership is fixed: the ranks that began go on, or the job ends (multiring.runtime.elastic).
+"""
+
+from multiring.runtime.elastic import ObjectState as ObjectState
+from multiring.runtime.elastic import State as State
+from multiring.torch.elastic.running import run as run
+from multiring.torch.elastic.sampler import ElasticSampler as ElasticSampler
+from multiring.torch.elastic.state import TorchState as TorchState
+from multiring.torch.elastic.state import get_handler_registry as get_handler_registry
+from multiring.torch.elastic.state import set_handler_registry as set_handler_registry
+
+__all__ = [
+    "ElasticSampler",
+    "ObjectState",
+    "State",
+    "TorchState",
+    "get_handler_registry",
+    "run",
+    "set_handler_registry",
+]

@@ -1,0 +1,37 @@
+"""elastic.run: a training function that goes on after a failure."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from multiring.runtime.elastic import run_fn
+from multiring.torch.basics import init, is_initialized, shutdown
+from multiring.torch.errors import HorovodInternalError
+from multiring.torch.process_sets import add_process_set, sets_to_keep
+
+Result = TypeVar("Result")
+
+
+def run(func: Callable[..., Result]) -> Callable[..., Result]:
+    """Return `func`, which takes a State and whatever else, made to go on after a failure (a decorator).
+
+    The state is synchronised before `func` is called; so all collectives of the ranks are to be within it. Where one of
+    them fails (HorovodInternalError), every rank takes back what it did since the last commit, the ranks meet anew, and
+    `func` is called again; where the hosts changed (HostsUpdatedInterrupt), the same, but nothing is taken back.
+
+    Raises:
+        HorovodInternalError: from the function made: ten failures in a row without a commit.
+        RendezvousError: from the function made: a rank did not come back, within MULTIRING_INIT_TIMEOUT_S.
+    """
+    return run_fn(func, _meet_anew, (HorovodInternalError,))
+
+
+def _meet_anew() -> None:
+    """Leave the job and join it again, with the process sets that there are."""
+    kept, are_dynamic = sets_to_keep() if is_initialized() else ([], False)
+    shutdown()
+    if not are_dynamic:
+        init(process_sets=kept)
+        return
+    init(process_sets="dynamic")
+    for each in kept:
+        add_process_set(each)
