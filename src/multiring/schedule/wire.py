@@ -40,9 +40,9 @@ def wire_of(name: object) -> Wire:
     Raises:
         ArgumentError: there is no such type.
     """
-    known = {wire.name.lower(): wire for wire in Wire if wire is not Wire.NONE}
     if name is None:
         return Wire.NONE
+    known = {wire.name.lower(): wire for wire in Wire if wire is not Wire.NONE}
     wire = known.get(name) if isinstance(name, str) else None
     if wire is None:
         raise ArgumentError(f"wire={name!r}: want one of {', '.join(known)}, or None")

@@ -22,7 +22,7 @@ from multiring.torch.tensors import (
     buffer_from,
     dtype_name,
     is_sparse,
-    note_change,
+    note_changes,
     require_plain,
     wants_gradient,
 )
@@ -123,6 +123,8 @@ def _submit(
         span = members.packing.known_span(tensors)  # whose tensors have been looked at
         if span is not None and _is_in_place(members, span.layout.dtype, how):
             return _submit_span(members, tensors, name, how, span, "1 of 1")
+    if _are_plain_and_alike(tensors):
+        return _submit_alike(members, tensors, name, how, "1 of 1", in_place=in_place)
     if any(map(is_sparse, tensors)):
         parts = parts_of(members, name, len(tensors))
         return Several(
@@ -137,8 +139,6 @@ def _submit(
     by_type: dict[torch.dtype, list[int]] = {}
     for place, tensor in enumerate(tensors):
         by_type.setdefault(tensor.dtype, []).append(place)
-    if len(by_type) == 1:
-        return _submit_alike(members, tensors, name, how, "1 of 1", in_place=in_place)
     for dtype in by_type:
         wire_form(dtype, how.op, how.postscale, members.size)  # or nothing is started at all
     parts = parts_of(members, name, len(by_type))
@@ -156,6 +156,15 @@ def _submit(
         return tuple(by_place[place] for place in range(len(tensors)))
 
     return Several(started, finish)
+
+
+def _are_plain_and_alike(tensors: Sequence[Tensor]) -> bool:
+    """Return whether all are plain memory of the host, and of one type; without a call for each of them."""
+    try:
+        kinds = {(tensor.dtype, tensor.layout, tensor.is_cpu) for tensor in tensors}
+    except AttributeError:  # no tensors
+        return False
+    return len(kinds) == 1 and next(iter(kinds))[1:] == (torch.strided, True)
 
 
 def _is_in_place(members: Members, dtype: torch.dtype, how: Combination) -> bool:
@@ -196,8 +205,7 @@ def _submit_span(
     """Start to combine tensors of one type where they lie."""
 
     def finish(_: Any) -> tuple[Tensor, ...]:
-        for tensor in tensors:
-            note_change(tensor)
+        note_changes(tensors)
         return tuple(tensors)
 
     form = wire_form(span.layout.dtype, how.op, how.postscale, members.size)

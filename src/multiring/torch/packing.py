@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from multiring.runtime import Group
-from multiring.torch.tensors import at_place, is_one_piece, new_memory
+from multiring.torch.tensors import at_place, new_memory
 
 _ALIGNMENT_BYTES = 64
 _MOST_SPANS = 256
@@ -145,10 +145,11 @@ def _found_span(tensors: Sequence[Tensor], on_death: Callable[[object], None]) -
     layout = layout_of(first.dtype, tuple(tensor.shape for tensor in tensors))
     addresses = tuple(map(Tensor.data_ptr, tensors))
     start, size = addresses[0], first.dtype.itemsize
-    for address, offset, shape in zip(addresses, layout.offsets, layout.shapes, strict=True):
-        if address != start + offset * size and shape.numel():  # of no elements, it is nowhere
-            return None
-    if not all(map(is_one_piece, tensors)):
+    if addresses != tuple([start + offset * size for offset in layout.offsets]):
+        for address, offset, shape in zip(addresses, layout.offsets, layout.shapes, strict=True):
+            if address != start + offset * size and shape.numel():  # of no elements, it is nowhere
+                return None
+    if not all(map(Tensor.is_contiguous, tensors)) or any(map(Tensor.is_neg, tensors)):
         return None
     storage = first.untyped_storage()
     end = start + layout.total * size
@@ -157,7 +158,7 @@ def _found_span(tensors: Sequence[Tensor], on_death: Callable[[object], None]) -
     if layout.has_gaps and not blocks.has(start, end):
         return None
     return Span(
-        tensors=tuple(weakref.ref(tensor, on_death) for tensor in tensors),
+        tensors=(weakref.ref(tensors[0], on_death), *map(weakref.ref, tensors[1:])),
         addresses=addresses,
         counts=tuple(map(Tensor.numel, tensors)),
         memory=first.as_strided((layout.total,), (1,)),

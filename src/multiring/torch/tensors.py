@@ -149,6 +149,15 @@ def shown(value: Any) -> str:
     return described(value) if isinstance(value, Tensor) else type(value).__name__
 
 
+def note_changes(tensors: Sequence[Tensor]) -> None:
+    """As `note_change`, of many tensors at once."""
+    try:
+        torch.autograd.graph.increment_version(tensors)
+    except (RuntimeError, TypeError):  # of inference mode; or a torch that takes one at a time
+        for tensor in tensors:
+            note_change(tensor)
+
+
 def dense_strides(tensor: Tensor) -> tuple[int, ...]:
     """Return `tensor`'s own strides where it is dense, else those of a dense copy in the same order."""
     return torch.empty_like(tensor, device="meta").stride()
