@@ -15,7 +15,7 @@ from multiring.torch.terms import PART
 class Unnamed(NamedTuple):
     """In place of a name: the number that the ranks count alike, and which of the operations of that number it is."""
 
-    number: int
+    number: str
     ending: str
 
 

@@ -37,6 +37,7 @@ def join(device: int = -1) -> int:  # noqa: ARG001 -- Horovod's; there is host m
             reducer.wait()
     except MultiringError as error:
         raise internal(error, "join") from error
+    members.count_anew()
     return last
 
 

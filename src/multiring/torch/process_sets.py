@@ -82,11 +82,18 @@ class Members:
         self.in_flight: set[str] = set()
         self.reducers: weakref.WeakSet[Reducer] = weakref.WeakSet()
         self.packing = Packing()
+        self._joins = 0
         self._numbers = itertools.count(1)
 
-    def next_number(self) -> int:
+    def next_number(self) -> str:
         """Return the number of the next operation that has no name; all ranks of the set count alike."""
-        return next(self._numbers)
+        number = next(self._numbers)
+        return f"{self._joins}.{number}" if self._joins else str(number)
+
+    def count_anew(self) -> None:
+        """Count from the beginning: all ranks have joined, and not all have counted what they missed."""
+        self._joins += 1
+        self._numbers = itertools.count(1)
 
 
 global_process_set = ProcessSet([])
