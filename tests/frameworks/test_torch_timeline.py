@@ -1,6 +1,7 @@
 """A training loop in the timeline: forward, backward, waiting and optimizer, where they were."""
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,30 @@ def test_a_step_in_the_timeline(tmp_path: Path) -> None:
         for bucket, before, after in zip(buckets, backwards, program[3::4], strict=False):
             assert before["ts"] <= bucket["ts"] <= after["ts"]
             assert any(bucket["ts"] <= wait["ts"] + wait["dur"] <= after["ts"] for wait in waits)
+
+
+def read_while_it_goes_on(here: Here, folder: str) -> None:
+    path = f"{folder}/{here.rank}.json"
+    os.environ.update(HOROVOD_TIMELINE=path, HOROVOD_TIMELINE_MARK_CYCLES="1")
+    mt.init()
+    mt.allreduce(torch.tensor([1, 2, 3], dtype=torch.float32), name="test_allreduce")
+    words = ("allreduce.test_allreduce", "NEGOTIATE_ALLREDUCE", "ALLREDUCE", "CYCLE_START")
+    until = time.monotonic() + 30
+    while here.rank == 0 and not all(word in text_of(path) for word in words):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    mt.shutdown()
+
+
+def text_of(path: str) -> str:
+    return Path(path).read_text() if Path(path).exists() else ""
+
+
+def test_horovods_variables_and_what_its_own_test_looks_for(tmp_path: Path) -> None:
+    run_ranks(read_while_it_goes_on, 2, str(tmp_path))
+    assert [each.name for each in tmp_path.iterdir()] == ["0.json"]
+    events = json.loads((tmp_path / "0.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == {0, 1}
 
 
 def train_twice_at_once(here: Here, folder: str) -> list[str]:

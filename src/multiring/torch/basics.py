@@ -9,6 +9,7 @@ from multiring.errors import ArgumentError, MultiringError
 from multiring.runtime.world import World
 from multiring.settings import Settings
 from multiring.torch.process_sets import close_sets, open_sets, world_now
+from multiring.torch.timeline import follow_timelines
 
 _DYNAMIC = "dynamic"
 _changing = threading.RLock()
@@ -42,6 +43,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         if isinstance(process_sets, str) and process_sets.lower() != _DYNAMIC:
             raise ArgumentError(f"process_sets={process_sets!r}: want ProcessSet objects, or {_DYNAMIC!r}")
         sets = [] if by_name or process_sets is None else list(process_sets)
+        follow_timelines()
         runtime.init(settings)
         try:
             if comm and sorted(comm) != list(range(size())):

@@ -22,10 +22,10 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from multiring.errors import StateError
-from multiring.runtime import is_initialized
 from multiring.runtime import start_timeline as start_on_all
 from multiring.runtime import stop_timeline as stop_on_all
 from multiring.torch.autograd import call_after_backward, current_backward
+from multiring.torch.process_sets import world_now
 from multiring.trace import Spans, follow, recorded
 
 
@@ -35,7 +35,7 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
     Raises:
         ValueError: before `init`; a timeline is on already; or the file cannot be written. On every rank.
     """
-    _require_init()
+    world_now()
     follow_timelines()
     try:
         start_on_all(file_path, mark_cycles=mark_cycles)
@@ -51,7 +51,7 @@ def stop_timeline() -> None:
     Raises:
         ValueError: before `init`; or the file could not be written.
     """
-    _require_init()
+    world_now()
     if recorded() is None:
         return
     try:
@@ -63,11 +63,6 @@ def stop_timeline() -> None:
 def follow_timelines() -> None:
     """Have forward, backward and optimizer recorded whenever a timeline is on, whoever started it."""
     follow(_hooks)
-
-
-def _require_init() -> None:
-    if not is_initialized():
-        raise ValueError("Horovod has not been initialized; use hvd.init(). (multiring is not: multiring.torch.init())")
 
 
 class _Calls(threading.local):
