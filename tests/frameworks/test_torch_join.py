@@ -12,7 +12,7 @@ from torch import Tensor
 import multiring.torch as mt
 
 # What an operation gives where one rank of three has joined and the others bring 2.
-JOINED = {
+JOINED: dict[str, Callable[[torch.dtype], Tensor]] = {
     "Average": lambda dtype: torch.tensor(4 / 3, dtype=torch.float64).to(dtype),
     "Sum": lambda dtype: torch.tensor(4).to(dtype),
     "Min": lambda dtype: torch.tensor(2).to(dtype),

@@ -1,6 +1,7 @@
 """Labels: what a caller adds to what the ranks agree on; that of a named operation holds its name and its terms."""
 
 import ast
+from functools import lru_cache
 from typing import Any
 
 from multiring.errors import Terms
@@ -13,7 +14,12 @@ Meaning = tuple[str, Terms]  # the name, and the terms it comes with
 
 def label_of(name: str, terms: Terms) -> str:
     """Return the label of a named operation; `meaning_of` reads it."""
-    return repr((name, terms))
+    return f"({name!r}, {_in_words(terms)})"
+
+
+@lru_cache(maxsize=1024)
+def _in_words(terms: Terms) -> str:
+    return repr(terms)  # of many tensors they are long, and come again
 
 
 def meaning_of(title: str) -> Meaning | None:
