@@ -83,7 +83,8 @@ blocks = Blocks()  # of this process; memory outlives groups
 class Span:
     """Tensors that lie in memory as their layout has them, and that memory as one."""
 
-    tensors: tuple["weakref.ref[Tensor]", ...]
+    tensors: tuple["weakref.ref[Tensor]", ...]  # as long as they live, nothing else has their `id`
+    ids: tuple[int, ...]
     addresses: tuple[int, ...]
     counts: tuple[int, ...]
     memory: Tensor
@@ -92,7 +93,7 @@ class Span:
     def is_of(self, tensors: Sequence[Tensor]) -> bool:
         """Return whether these, which are as many, are the tensors, and where they were."""
         return (
-            all(own() is other for own, other in zip(self.tensors, tensors, strict=True))
+            tuple(map(id, tensors)) == self.ids
             and tuple(map(Tensor.data_ptr, tensors)) == self.addresses
             and tuple(map(Tensor.numel, tensors)) == self.counts
         )
@@ -158,7 +159,8 @@ def _found_span(tensors: Sequence[Tensor], on_death: Callable[[object], None]) -
     if layout.has_gaps and not blocks.has(start, end):
         return None
     return Span(
-        tensors=(weakref.ref(tensors[0], on_death), *map(weakref.ref, tensors[1:])),
+        tensors=tuple([weakref.ref(tensor, on_death) for tensor in tensors]),
+        ids=tuple(map(id, tensors)),
         addresses=addresses,
         counts=tuple(map(Tensor.numel, tensors)),
         memory=first.as_strided((layout.total,), (1,)),
