@@ -99,13 +99,13 @@ def test_rounds_follow_each_other_and_one_failure_ends_them_for_all(place: str, 
     def rank(number: int) -> None:
         with Rendezvous(identity(number, 4, place), timeout_s=10) as rendezvous:
             assert [card["n"] for card in rendezvous.exchange({"n": number})] == [0, 1, 2, 3]
-            rendezvous.agree(None)
+            rendezvous.agree(None, time.monotonic())
             if number == 1:  # busy, and in no exchange: it must hear of it all the same
                 deadline = time.monotonic() + 10
                 while not rendezvous.disturbed():
                     assert time.monotonic() < deadline
                     time.sleep(0.01)
-            rendezvous.agree(f"no memory {number}" if number == failing else None)
+            rendezvous.agree(f"no memory {number}" if number == failing else None, time.monotonic())
 
     outcomes = run_ranks(*[lambda n=n: rank(n) for n in range(4)])
     assert the_text_of(outcomes) == f"rank {failing}: no memory {failing}"
@@ -239,7 +239,7 @@ def test_who_comes_after_the_job_is_complete_is_refused_and_harms_nobody(place: 
             complete.set()
             if number == 1:
                 time.sleep(0.3)  # rank 0 serves meanwhile
-            rendezvous.agree(None)
+            rendezvous.agree(None, time.monotonic())
 
     def late() -> Any:
         assert complete.wait(DEADLINE_S)

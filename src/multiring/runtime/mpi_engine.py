@@ -171,15 +171,15 @@ class MpiHere:
             RendezvousError: some rank failed; the same words on all.
         """
         communicator, _Copy.communicator = _Copy.communicator, None
-        error = None
+        error, began = None, time.monotonic()
         if not all(card["has_copy"] for card in cards):
             try:
-                communicator = self._duplicate(meeting, time.monotonic() + timeout_s)
+                communicator = self._duplicate(meeting, began + timeout_s)
             except (self._mpi.Exception, TimeoutError) as failure:
                 error = f"copying MPI's COMM_WORLD failed: {failure}"
             else:
                 error = None if communicator else "it gave up copying MPI's COMM_WORLD because another rank had failed"
-        meeting.agree(error)
+        meeting.agree(error, began)
         return MpiEngine(self._mpi, communicator, context)
 
     def _duplicate(self, meeting: Rendezvous, deadline: float) -> Any:

@@ -19,7 +19,7 @@ from multiring.version import VERSION
 class _Alone:
     """The rendezvous of a job of one rank."""
 
-    def exchange(self, card: Message) -> list[Message]:
+    def exchange(self, card: Message, _began: float | None = None) -> list[Message]:
         return [decode(encode(card))]
 
     def disturbed(self) -> bool:
@@ -91,16 +91,18 @@ class Rendezvous:
         """
         return self._end.disturbed()
 
-    def agree(self, error: str | None) -> None:
+    def agree(self, error: str | None, began: float) -> None:
         """Return when every rank is fine.
 
         Args:
             error: what went wrong on this rank; None where nothing did.
+            began: by time.monotonic(), when this rank began what it is to be agreed on. Where that went wrong, rank 0
+                has used up its own time for it, too, if it still is there.
 
         Raises:
             RendezvousError: something went wrong on some rank; the same words on all, the first one named.
         """
-        errors = [card["error"] for card in self.exchange({"error": error})]
+        errors = [card["error"] for card in self._end.exchange({"error": error}, None if error is None else began)]
         failed = [f"rank {rank}: {text}" for rank, text in enumerate(errors) if text is not None]
         if failed:
             raise RendezvousError("; ".join(failed))

@@ -26,7 +26,7 @@ from multiring.runtime.sources import Identity
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
 _DIAL_S = 5.0  # one attempt; a host that drops packets must not use up the whole time
-_GRACE_S = 5.0  # what rank 0 may need beyond its own time-out to say who is missing
+_GRACE_S = 3.0  # what rank 0 may need beyond its own time-out to say who is missing
 _TABLE_FRAME_BYTES = 1 << 30
 _RECEIVE_BYTES = 1 << 18
 
@@ -100,14 +100,19 @@ class Client:
         self._deadline = time.monotonic() + timeout_s
         self._talk: _Talk | None = None
 
-    def exchange(self, card: Message) -> list[Message]:
-        """Send this rank's card and wait for everyone's; see `Rendezvous.exchange`."""
+    def exchange(self, card: Message, began: float | None = None) -> list[Message]:
+        """Send this rank's card and wait for everyone's; see `Rendezvous.exchange`.
+
+        The others are waited for from `began` on, by time.monotonic(); by default from now on.
+        """
         if self._talk is None:
             self._talk = self._find()
             # Rank 0 judges who is late, by its own clock: wait until it can have said so.
             patience_s = self._join(self._talk)
         else:
             patience_s = self._timeout_s
+        if began is not None:
+            patience_s = max(0.0, patience_s - (time.monotonic() - began))
         self._talk.line.deadline = time.monotonic() + patience_s + _GRACE_S
         self._talk.say({"card": card})
         cards: list[Message] = self._talk.hear()["cards"]

@@ -36,6 +36,7 @@ _STRANGER_S = 10.0  # how long a connection may take to join
 _YOUNG_S = 0.5  # with no descriptor left, a stranger has at least this long to join
 _FULL_PAUSE_S = 0.005
 _LINGER_S = 1.0  # after trouble: how long ranks that still come are waited for, so that they hear of it too
+_LATE_S = 1.0  # ranks that used up all of their time come at once, more or less
 _FLUSH_S = 1.0  # how long the last words may take to leave
 _ADDRESS_TAKEN_S = 2.0  # a rank 0 that just ended may hold the address for a moment
 _RECEIVE_BYTES = 16384
@@ -83,12 +84,16 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
 
-    def exchange(self, card: Message) -> list[Message]:
-        """Wait for the card of every rank, then give all of them to all; see `Rendezvous.exchange`."""
+    def exchange(self, card: Message, began: float | None = None) -> list[Message]:
+        """Wait for the card of every rank, then give all of them to all; see `Rendezvous.exchange`.
+
+        The others are waited for from `began` on, by time.monotonic(); by default from now on.
+        """
         self._round += 1
         self._take_card(0, card)
         if self._round > 1:
-            self._deadline = time.monotonic() + self._timeout_s
+            now = time.monotonic()
+            self._deadline = max(now + _LATE_S, (now if began is None else began) + self._timeout_s)
         while self._trouble is None and len(self._cards) < self._identity.size:
             if time.monotonic() >= self._deadline:
                 self._trouble = self._missing_text()

@@ -253,7 +253,7 @@ def _join(settings: Settings) -> tuple[World, dict[str, Any]]:
                 if rank != identity.rank
             ]
             near = neighbours(grid, order, identity.rank)
-            meeting.agree(_connect(context, peers, (local_ranks, near), settings.init_timeout_s, meeting))
+            meeting.agree(*_connect(context, peers, (local_ranks, near), settings.init_timeout_s, meeting))
             if mpi is not None and len(hosts) > 1:
                 engine = mpi.start(context, meeting, [card["mpi"] for card in cards], settings.init_timeout_s)
             _say_how_memory_moves(context, identity.rank, local_ranks)
@@ -279,14 +279,15 @@ def _connect(
     near: tuple[Sequence[int], Sequence[int]],
     timeout_s: float,
     meeting: Rendezvous,
-) -> str | None:
-    """Connect with this host's ranks and the neighbours, `near`; return what went wrong."""
+) -> tuple[str | None, float]:
+    """Connect with this host's ranks and the neighbours, `near`; return what went wrong, and when it began."""
+    began = time.monotonic()
     try:
         if context.connect(peers, list(near[0]), list(near[1]), timeout_s, meeting.disturbed):
-            return None
+            return None, began
     except (OSError, RuntimeError) as failure:
-        return f"{type(failure).__name__}: {failure}"
-    return "it gave up connecting because another rank had failed"
+        return f"{type(failure).__name__}: {failure}", began
+    return "it gave up connecting because another rank had failed", began
 
 
 def _say_how_memory_moves(context: Context, own: int, local_ranks: tuple[int, ...]) -> None:
