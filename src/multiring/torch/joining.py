@@ -27,8 +27,9 @@ def join(device: int = -1) -> int:  # noqa: ARG001 -- Horovod's; there is host m
             reducescatter, sparse tensors and Adasum; or a rank is gone.
     """
     members = members_of(global_process_set)
-    # Optimizers that are gone, but were in a cycle of references, are to be gone on every rank.
-    gc.collect()
+    if members.reducers:
+        # Those of optimizers that are gone, but in a cycle of references, are to be gone on every rank.
+        gc.collect()
     try:
         joined = members.named.join()
         reducers = [in_background(each.stand_in, "join") for each in members.reducers]
