@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import multiring
 import multiring.torch as mt
 from multiring.errors import ArgumentError, MismatchError
+from multiring.torch.optimizer import share_anew
 
 NOT_SKIPPED = "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize()"
 TOO_EARLY = r"optimizer\.zero_grad\(\) was called after loss\.backward\(\) but before optimizer\.step\(\)"
@@ -48,7 +49,7 @@ def keep_contract(here: Here) -> None:
         leave_scaled_step,
     ):
         check(here)
-    for check in (derive_classes, stay_outside, translate, leave_other_types, differ_in_groups):
+    for check in (derive_classes, stay_outside, translate, leave_other_types, differ_in_groups, share_in_another_job):
         check(here)
 
 
@@ -288,6 +289,23 @@ def differ_in_groups(here: Here) -> None:
     backward(loss_of(model, here.rank))
     expect(model, [0, 1])
     assert sum(event.kind == "operation" for event in multiring.take_events()) == 3
+
+
+def share_in_another_job(here: Here) -> None:
+    model = network()
+    optimizer = sgd(model)
+    backward(loss_of(model, here.rank))
+    multiring.shutdown()
+    multiring.init()
+    optimizer.step()
+    with pytest.raises(mt.HorovodInternalError):  # the gradients' group went with the job
+        backward(loss_of(model, here.rank))
+    share_anew(optimizer)
+    assert first_of(model).grad is None
+    backward(loss_of(model, here.rank))
+    optimizer.step()
+    expect_same_parameters(model)
+    share_anew(torch.optim.SGD(model.parameters()))  # nothing to share
 
 
 def test_names_are_checked_before_init() -> None:

@@ -113,10 +113,12 @@ def gradient_bytes(optimizer: torch.optim.Optimizer) -> int:
 def share_anew(optimizer: torch.optim.Optimizer) -> None:
     """Share the gradients of a DistributedOptimizer in the job that this process is in now; others stay as they are.
 
-    For a job that was left and joined anew; every rank of it has to call this.
+    For a job that was left and joined anew; every rank of it has to call this. Gradients of a step that failed are
+    undefined, and are dropped.
     """
     if isinstance(optimizer, Distributed):
         optimizer.share_anew()
+        optimizer.zero_grad()
 
 
 def _told_to_others(process_set: ProcessSet) -> Any:
