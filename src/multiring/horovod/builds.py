@@ -24,8 +24,11 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: A
 
 
 def mpi_built(verbose: bool = False) -> bool | None:  # noqa: ARG001 -- Horovod's signature
-    """Return what `horovod.torch.mpi_built()` does; None without any framework."""
-    return _asked("mpi_built")
+    """Return False, as `horovod.run` has no way with MPI (`use_mpi`); None without any framework.
+
+    `horovod.torch.mpi_built()` says something else: whether MPI could carry bytes.
+    """
+    return None if _framework() is None else False
 
 
 def gloo_built(verbose: bool = False) -> bool | None:  # noqa: ARG001 -- Horovod's signature
@@ -73,8 +76,12 @@ def get_extension_full_path(pkg_path: str, *args: str) -> str:
     return str(Path(pkg_path).parent.joinpath(*folders, name + get_ext_suffix()))
 
 
+def _framework() -> str | None:
+    return next((name for name in ADAPTERS if extension_available(name)), None)
+
+
 def _asked(query: str) -> bool | None:
-    framework = next((name for name in ADAPTERS if extension_available(name)), None)
+    framework = _framework()
     return None if framework is None else bool(getattr(_adapter(framework), query)())
 
 

@@ -71,6 +71,9 @@ class StateDictHandler(StateHandler):
 class ModelStateHandler(StateDictHandler):
     """A model's parameters and buffers."""
 
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+
     def sync(self) -> None:
         """As in StateHandler; in place."""
         broadcast_parameters(self.value.state_dict(), root_rank=0)
@@ -79,6 +82,9 @@ class ModelStateHandler(StateDictHandler):
 
 class OptimizerStateHandler(StateDictHandler):
     """An optimizer's state and options."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer)
 
     def sync(self) -> None:
         """As in StateHandler."""
@@ -93,8 +99,8 @@ class OptimizerStateHandler(StateDictHandler):
 class SamplerStateHandler(StateDictHandler):
     """Which samples are processed: what all ranks recorded together."""
 
-    def __init__(self, value: ElasticSampler) -> None:
-        super().__init__(value)
+    def __init__(self, sampler: ElasticSampler) -> None:
+        super().__init__(sampler)
         self._met: dict[str, Any] | None = None
         self._is_restored = False
 

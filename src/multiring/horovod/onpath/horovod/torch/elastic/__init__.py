@@ -1,0 +1,8 @@
+"""Training that goes on from the last commit after a failure."""
+
+from multiring.runtime.elastic import run_fn as run_fn
+from multiring.torch import init as init
+from multiring.torch import shutdown as shutdown
+from multiring.torch.elastic import ElasticSampler as ElasticSampler
+from multiring.torch.elastic import TorchState as TorchState
+from multiring.torch.elastic import run as run

@@ -1,0 +1,6 @@
+"""Parameters, optimizer state and objects for all ranks."""
+
+from multiring.torch import allgather_object as allgather_object
+from multiring.torch import broadcast_object as broadcast_object
+from multiring.torch import broadcast_optimizer_state as broadcast_optimizer_state
+from multiring.torch import broadcast_parameters as broadcast_parameters

@@ -1,0 +1,3 @@
+"""An optimizer whose gradients are those of all ranks."""
+
+from multiring.torch import DistributedOptimizer as DistributedOptimizer

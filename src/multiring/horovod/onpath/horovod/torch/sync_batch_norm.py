@@ -1,0 +1,3 @@
+"""Batch norm over all ranks' batches."""
+
+from multiring.torch import SyncBatchNorm as SyncBatchNorm

@@ -1,0 +1,165 @@
+"""Programs written for Horovod, run as they are."""
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# Threads that wait for each other on cores that others use take minutes.
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def horovod(ranks: int, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    launcher = [sys.executable, "-m", "multiring", "run", "--horovod", "-n", str(ranks), sys.executable]
+    return subprocess.run(
+        [*launcher, *command],
+        capture_output=True,
+        text=True,
+        env=ONE_THREAD | environment,
+        timeout=110,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "ranks", "least"),
+    [
+        (("--fp16-allreduce", "--gradient-predivide-factor", "2.0"), 2, 90.0),
+        (("--use-adasum",), 3, 80.0),
+        (("--epochs", "8", "--elastic"), 2, 90.0),
+    ],
+)
+def test_digits_are_learnt(options: tuple[str, ...], ranks: int, least: float) -> None:
+    done = horovod(ranks, str(ROOT / "examples" / "digits_horovod.py"), *options)
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"accuracy ([\d.]+)%, (\d+) ranks", done.stdout)
+    assert found, done.stdout
+    assert int(found[2]) == ranks
+    assert float(found[1]) >= least
+
+
+# In the manner of Horovod's own test suites: one script, every module that they and scripts import.
+IMPORTS = """
+    import os
+    import horovod
+    import horovod.torch as hvd
+    import torch
+    from horovod.common import basics, elastic, exceptions, process_sets, util
+    from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+    from horovod.common.util import env, extension_available, gloo_built, mpi_built, nccl_built, num_rank_is_power_2
+    from horovod.runner import run
+    from horovod.runner.common.util.env import get_env_rank_and_size
+    from horovod.runner.util.threads import in_thread
+    from horovod.torch.compression import Compression
+    from horovod.torch.elastic import run as elastic_run
+    from horovod.torch.elastic.sampler import ElasticSampler
+    from horovod.torch.elastic.state import TorchState
+    from horovod.torch.functions import broadcast_object
+    from horovod.torch.mpi_ops import Average, Sum, allreduce, rank, size, synchronize
+    from horovod.torch.optimizer import DistributedOptimizer
+    from horovod.torch.sync_batch_norm import SyncBatchNorm
+
+    assert run is horovod.run
+    assert hvd.elastic.TorchState is TorchState and hvd.elastic.run is elastic_run
+    assert hvd.Compression is Compression and hvd.DistributedOptimizer is DistributedOptimizer
+    assert hvd.HorovodInternalError is HorovodInternalError
+    assert issubclass(HorovodInternalError, RuntimeError) and HostsUpdatedInterrupt(True).skip_sync
+    assert extension_available("torch") and not extension_available("tensorflow")
+    assert gloo_built() is hvd.gloo_built() is True and mpi_built() is nccl_built() is False
+    try:
+        hvd.rank()
+    except ValueError as error:
+        assert "Horovod has not been initialized; use hvd.init()." in str(error), error
+    else:
+        raise AssertionError("rank() before init()")
+    hvd.init()
+    hvd.init()
+    assert get_env_rank_and_size() == (hvd.rank(), hvd.size()) == (rank(), size())
+    assert int(os.environ["HOROVOD_LOCAL_RANK"]) == hvd.local_rank()
+    assert (hvd.cross_rank(), hvd.cross_size()) == (0, 1) and hvd.is_homogeneous()
+    handle = hvd.allreduce_async(torch.ones(3) * (rank() + 1), name="three", op=Sum)
+    assert isinstance(handle, int)
+    assert synchronize(handle).tolist() == [3.0] * 3
+    assert allreduce(torch.ones(2) * rank(), op=Average).tolist() == [0.5, 0.5]
+    assert broadcast_object({"from": rank()}, root_rank=1) == {"from": 1}
+    hvd.shutdown()
+    assert not hvd.is_initialized()
+    hvd.init()
+    assert hvd.allgather(torch.tensor([rank()])).tolist() == [0, 1]
+    print("well")
+"""
+
+
+def test_what_programs_import_is_there(tmp_path: Path) -> None:
+    script = tmp_path / "imports.py"
+    script.write_text(textwrap.dedent(IMPORTS))
+    done = horovod(2, str(script))
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] well", "[1] well"]
+
+
+# As in an interactive session: the program is one process, and has its functions run on several.
+INTERACTIVE = """
+    import horovod
+    import horovod.torch as hvd
+    import torch
+
+    def train(start, *, factor):
+        hvd.init()
+        return hvd.rank(), hvd.allreduce(torch.tensor([start * factor + hvd.rank()]), op=hvd.Sum).tolist()
+
+    def fail():
+        hvd.init()
+        if hvd.rank() == 1:
+            raise ArithmeticError("rank one is unhappy")
+        hvd.allreduce(torch.ones(1))
+
+    if __name__ == "__main__":
+        assert horovod.run(train, (1.0,), {"factor": 3.0}, num_proc=2) == [(0, [7.0]), (1, [7.0])]
+        try:
+            horovod.run(fail, num_proc=2)
+        except RuntimeError as error:
+            assert isinstance(error.__cause__, ArithmeticError), error
+            print("well")
+"""
+
+
+def test_a_function_runs_on_several_ranks(tmp_path: Path) -> None:
+    script = tmp_path / "interactive.py"
+    script.write_text(textwrap.dedent(INTERACTIVE))
+    done = horovod(1, str(script))
+    assert done.returncode == 0, done.stderr
+    assert "[0] well" in done.stdout.splitlines()
+
+
+STALLING = """
+    import time
+    import horovod.torch as hvd
+    import torch
+    from horovod.common.util import env
+
+    with env(HOROVOD_STALL_CHECK_TIME_SECONDS="1", HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="2"):
+        hvd.init()
+    if hvd.rank() == 0:
+        try:
+            hvd.allreduce(torch.ones(2), name="alone")
+        except hvd.HorovodInternalError as error:
+            assert "alone" in str(error), error
+            print("well", flush=True)
+    else:
+        time.sleep(5)
+"""
+
+
+def test_stall_times_are_horovods(tmp_path: Path) -> None:
+    """The environment is read by init(), and not before."""
+    script = tmp_path / "stalling.py"
+    script.write_text(textwrap.dedent(STALLING))
+    done = horovod(2, str(script))
+    assert done.returncode == 0, done.stderr
+    assert "[0] well" in done.stdout.splitlines(), done.stderr

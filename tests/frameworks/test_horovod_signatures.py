@@ -1,0 +1,49 @@
+"""The interface is Horovod 0.28.1's: every signature but those listed here."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).with_name("horovod_signatures.py")
+TABLE = Path(__file__).with_name("horovod_signatures.json")
+# Function: the parameters that ours takes besides, after theirs.
+ADDED = {
+    "horovod.common.elastic.ObjectState.__init__": ["gather_object"],
+    "horovod.common.elastic.State.__init__": ["gather_object"],
+    "horovod.common.elastic.run_fn": ["failures"],
+    "horovod.torch.functions.allgather_object": ["process_set"],
+    "horovod.torch.functions.broadcast_optimizer_state": ["process_set"],
+    "horovod.torch.functions.broadcast_parameters": ["process_set"],
+    "horovod.torch.optimizer.DistributedOptimizer": ["error_feedback", "bucket_bytes"],
+    "horovod.torch.optimizer._DistributedAdasumOptimizer.zero_grad": ["set_to_none"],
+    "horovod.torch.optimizer._DistributedOptimizer.zero_grad": ["set_to_none"],
+    "horovod.torch.sync_batch_norm.SyncBatchNorm.__init__": ["process_set"],
+}
+# Theirs takes anything and hands it on to another function; ours has that one's parameters.
+HANDED_ON = {
+    "horovod.torch.mpi_ops.init": "HorovodBasics.init, which is compared",
+    "horovod.torch.mpi_ops.shutdown": "HorovodBasics.shutdown, which is compared",
+    "horovod.torch.optimizer._DistributedOptimizer.load_state_dict": "torch.optim.Optimizer.load_state_dict",
+}
+# Theirs that there is no use for here, and why.
+ABSENT = {
+    "horovod.common.basics.MPI": "a name for annotations",
+    "horovod.common.elastic.notification_manager": "hosts do not come and go",
+    "horovod.common.process_sets.MPI": "a name for annotations",
+    "horovod.torch.optimizer._DistributedOptimizer.find_duplicates": "its constructor's own",
+}
+
+
+def test_signatures_are_horovods_but_for_listed_additions() -> None:
+    command = [sys.executable, "-m", "multiring", "run", "--horovod", "-n", "1", "--", sys.executable, str(SCRIPT)]
+    done = subprocess.run([*command, "compare"], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.removeprefix("[0] "))
+    functions = json.loads(TABLE.read_text())["functions"]
+    same = len(functions) - len(set(found["missing"]) & set(functions))
+    told = f"{same} of {len(functions)} signatures are Horovod's, {len(found['added'])} of them with parameters added"
+    sys.stdout.write(f"{told}\n")
+    assert set(found["differs"]) == set(HANDED_ON), found["differs"]
+    assert found["added"] == ADDED
+    assert set(found["missing"]) == set(ABSENT)
