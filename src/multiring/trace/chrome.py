@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from multiring.trace.clocks import Alignment
 from multiring.trace.lanes import lanes
-from multiring.trace.part import OPERATION, RAIL, REDUCE, ROW, WAIT, Part
+from multiring.trace.part import OPERATION, RAIL, REDUCE, ROW, WAIT, Part, Row, rows_of
 
 Event = dict[str, Any]
 _MESSAGES = ("send", "recv")
@@ -75,39 +75,36 @@ def _aligned(rows: NDArray[np.void], alignment: Alignment) -> NDArray[np.void]:
 
 def _operations(part: Part, rows: NDArray[np.void], names: "_GroupNames") -> list[Operation]:
     reductions: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
-    for row in rows[rows["kind"] == REDUCE]:
-        reductions[int(row["group"]), int(row["sequence"])].append(
-            (int(row["start"]), int(row["end"]), int(row["busy"]))
-        )
+    for row in rows_of(rows, REDUCE):
+        reductions[row.group, row.sequence].append((row.start, row.end, row.busy))
     made = []
-    for row in rows[rows["kind"] == OPERATION]:
-        title, plan = part.operations.get(int(row["digest"]), ("", ""))
-        fault = int(row["fault"])
+    for row in rows_of(rows, OPERATION):
+        title, plan = part.operations.get(row.digest, ("", ""))
         made.append(
             Operation(
                 name=_name_of(part, row),
                 number=_number_of(part, row),
                 group=names.of(row),
-                start=int(row["start"]),
-                agreed=int(row["agreed"]) or None,
-                end=int(row["end"]),
-                size_bytes=int(row["bytes"]),
+                start=row.start,
+                agreed=row.agreed or None,
+                end=row.end,
+                size_bytes=row.size_bytes,
                 title=title,
                 plan=plan,
-                fault=part.who["faults"][fault] if fault else "",
-                reductions=tuple(reductions.get((int(row["group"]), int(row["sequence"])), ())),
+                fault=part.who["faults"][row.fault] if row.fault else "",
+                reductions=tuple(reductions.get((row.group, row.sequence), ())),
             )
         )
     return made
 
 
-def _name_of(part: Part, row: np.void) -> str:
+def _name_of(part: Part, row: Row) -> str:
     names: list[str] = part.who["names"]
-    return names[int(row["name"])]
+    return names[row.name]
 
 
-def _number_of(part: Part, row: np.void) -> int:
-    return int(row["sequence"]) // int(part.who["steps"])
+def _number_of(part: Part, row: Row) -> int:
+    return row.sequence // int(part.who["steps"])
 
 
 class _GroupNames:
@@ -118,17 +115,16 @@ class _GroupNames:
         self._known: dict[int, str] = {}
         self._alike: dict[str, int] = defaultdict(int)
 
-    def of(self, row: np.void) -> str:
-        group = int(row["group"])
-        if group not in self._known:
-            text = self._part.groups.get(group)
+    def of(self, row: Row) -> str:
+        if row.group not in self._known:
+            text = self._part.groups.get(row.group)
             if text is None:
                 name = _name_of(self._part, row)
                 return "messages" if name in _MESSAGES else name
             self._alike[text] += 1
             count = self._alike[text]
-            self._known[group] = text if count == 1 else f"{text}, group {count}"
-        return self._known[group]
+            self._known[row.group] = text if count == 1 else f"{text}, group {count}"
+        return self._known[row.group]
 
 
 class Slice(NamedTuple):
@@ -187,9 +183,9 @@ def _draw_threads(
     times = alignment.aligned(np.array([each[2:4] for each in part.spans], np.int64).reshape(-1, 2))
     for each, (start, end) in zip(part.spans, times.tolist(), strict=True):
         threads[each.thread].append(Slice(start, end, each.name, each.kind, {}))
-    for row in rows[rows["kind"] == WAIT]:
+    for row in rows_of(rows, WAIT):
         what = {"for": f"{_name_of(part, row)} {_number_of(part, row)} of {names.of(row)}"}
-        threads[int(row["thread"])].append(Slice(int(row["start"]), int(row["end"]), "wait", "wait", what))
+        threads[row.thread].append(Slice(row.start, row.end, "wait", "wait", what))
     program = picture.row("program")
     for piece in threads.pop(int(part.who["pid"]), []):
         picture.add(program, piece)
@@ -249,9 +245,8 @@ def _horovod(each: Operation) -> str:
 
 
 def _draw_rails(picture: _Picture, part: Part, rows: NDArray[np.void], alignment: Alignment) -> None:
-    for row in rows[rows["kind"] == RAIL]:
-        name = f"rail {int(row['name'])} to rank {int(row['sequence'])} is given up"
-        picture.mark(picture.row("rails"), int(row["start"]), name)
+    for row in rows_of(rows, RAIL):
+        picture.mark(picture.row("rails"), row.start, f"rail {row.name} to rank {row.sequence} is given up")
     times = alignment.aligned(np.array([sample.at_ns for sample in part.rails], np.int64)).tolist()
     for i in range(1, len(part.rails)):
         before = {each[:2]: each[2] for each in part.rails[i - 1].carried}

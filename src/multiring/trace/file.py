@@ -14,6 +14,7 @@ from multiring.trace.chrome import events_of
 from multiring.trace.part import Part, read_part
 from multiring.version import VERSION
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 _READ_ME = {
     "times": "microseconds of rank 0's monotonic clock",
     "agree": "from the call to when every rank had come",
@@ -105,7 +106,7 @@ class TraceFile:
         alignment = part.alignment(self._reference)
         try:
             for event in events_of(part, alignment, mark_cycles=self._mark_cycles):
-                self._file.write(self._separator + json.dumps(event, separators=(",", ":")))
+                self._file.write(self._separator + _encode(event))
                 self._separator = ",\n"
         except BaseException:
             self.discard()
