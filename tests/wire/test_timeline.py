@@ -120,6 +120,7 @@ def test_all_ranks_are_in_one_file(tmp_path: Path, engine: str, ranks: int) -> N
         (load,) = slices(found, rank, "span")
         assert (load["name"], load["tid"]) == ("load", 1)
         assert load["dur"] * 1e-6 >= (0.05 if rank == 1 else 0)
+        assert (most_carried(found, rank) > 0) == (engine == "tcp")
         waits = slices(found, rank, "wait")
         assert sum(event["tid"] == 1 for event in waits) >= 5
         assert any(event["name"] == "CYCLE_START" for event in found["traceEvents"] if event["pid"] == rank)
@@ -130,6 +131,12 @@ def test_all_ranks_are_in_one_file(tmp_path: Path, engine: str, ranks: int) -> N
     for same in starts.values():
         assert len(same) == ranks
         assert min(event["ts"] + event["dur"] for event in same) >= max(event["ts"] for event in same)
+
+
+def most_carried(found: dict[str, Any], rank: int) -> float:
+    own = [event for event in found["traceEvents"] if event["ph"] == "C" and event["pid"] == rank]
+    assert {event["name"] for event in own} <= {"rail 0"}
+    return max((event["args"]["GB/s"] for event in own), default=0)
 
 
 # ---- a program that goes on, and one after the other

@@ -71,6 +71,7 @@ class Recording:
         """
         self._spans = start_spans()
         self._context.keep_timeline(True)
+        self._look_at_rails(time.monotonic())
         run = self._run if preview is None else partial(self._run_with, preview)
         self._thread = threading.Thread(target=run, name="multiring timeline", daemon=True)
         self._thread.start()
@@ -83,6 +84,7 @@ class Recording:
         if self._thread is not None:
             self._thread.join()
         self._drain()
+        self._look_at_rails(time.monotonic())
 
     def data(self) -> bytes:
         """Return the part, with its end; after `end`."""
@@ -137,10 +139,13 @@ class Recording:
             self._write(block("spans", json.dumps(spans).encode()))
         now_s = time.monotonic()
         if now_s >= self._rails_due_s:
-            self._rails_due_s = now_s + _PERIOD_S
-            rails = [(peer, rail, carried) for peer, rail, _, carried, _ in self._context.rails()]
-            if rails:
-                self._write(block("rails", json.dumps(rails).encode(), at_ns=time.monotonic_ns()))
+            self._look_at_rails(now_s)
+
+    def _look_at_rails(self, now_s: float) -> None:
+        self._rails_due_s = now_s + _PERIOD_S
+        rails = [(peer, rail, carried) for peer, rail, _, carried, _ in self._context.rails()]
+        if rails:
+            self._write(block("rails", json.dumps(rails).encode(), at_ns=time.monotonic_ns()))
 
     def _words(self, rows: bytes) -> bytes:
         """Return what explains those numbers in `rows` that are new."""
