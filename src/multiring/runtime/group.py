@@ -12,7 +12,7 @@ from multiring.errors import ArgumentError
 from multiring.planner import Plan, Task
 from multiring.runtime.arrays import Buffer, buffer_of, numpy_dtype
 from multiring.runtime.calls import Calls, Membership, Work
-from multiring.runtime.handles import Handle, in_background
+from multiring.runtime.handles import Handle, SteppedHandle, in_background
 from multiring.runtime.programs import Request, compile_moves, message_moves
 from multiring.runtime.rows import Move, RowCalls, Rows
 from multiring.schedule import Collective, Extents, Space, Splits, wire_of
@@ -218,11 +218,17 @@ class Group:
         return self._start_all_gather(array, out, label, with_rows=with_rows, waits=True)()
 
     def all_gather_async(
-        self, array: Array, out: Array | None = None, *, label: str = "", with_rows: bool = False
+        self,
+        array: Array,
+        out: Array | None = None,
+        *,
+        label: str = "",
+        with_rows: bool = False,
+        waits: bool = False,
     ) -> Handle:
-        """Start an `all_gather`."""
+        """Start an `all_gather`; with `waits` the caller waits for the handle at once, and needs no thread for that."""
         start = self._start_all_gather(array, out, label, with_rows=with_rows, waits=False)
-        return self._chain("all_gather", start)
+        return self._chain("all_gather", start, waits=waits)
 
     def _start_all_gather(
         self, array: Array, out: Array | None, label: str, *, with_rows: bool, waits: bool
@@ -270,10 +276,11 @@ class Group:
         *,
         label: str = "",
         with_rows: bool = False,
+        waits: bool = False,
     ) -> Handle:
-        """Start an `all_to_all`."""
+        """Start an `all_to_all`; `waits` as for all_gather_async."""
         start = self._start_all_to_all(array, out, splits, label, with_rows=with_rows, waits=False)
-        return self._chain("all_to_all", start)
+        return self._chain("all_to_all", start, waits=waits)
 
     def _start_all_to_all(
         self,
@@ -404,8 +411,8 @@ class Group:
     def _rank_of(self, what: str, rank: int) -> int:
         return _number(what, rank, 0, self.size - 1)
 
-    def _chain(self, title: str, finish: Callable[[], Array]) -> Handle:
-        return in_background(finish, title)
+    def _chain(self, title: str, finish: Callable[[], Array], *, waits: bool) -> Handle:
+        return SteppedHandle(finish) if waits else in_background(finish, title)
 
     def _splits(self, buffer: Buffer, splits: Sequence[int] | None) -> list[int]:
         rows = buffer.shape[0]

@@ -208,6 +208,29 @@ def in_background(steps: Callable[[], Any], title: str) -> "ChainedHandle":
     return ChainedHandle(future, title)
 
 
+class SteppedHandle:
+    """The handle of an operation of several steps, which the thread that waits for it takes; it waits at once."""
+
+    def __init__(self, steps: Callable[[], Any]) -> None:
+        self._steps = steps
+        self._lock = threading.Lock()
+        self._outcome: Future[Any] = Future()
+
+    def done(self) -> bool:
+        """Whether `wait` would return, or raise, at once."""
+        return self._outcome.done()
+
+    def wait(self, timeout: float | None = None) -> Any:  # noqa: ARG002 -- of the contract; there is none
+        """Return the operation's result once it has ended; see `Handle`."""
+        with self._lock:
+            if not self._outcome.done():
+                try:
+                    self._outcome.set_result(self._steps())
+                except MultiringError as error:
+                    self._outcome.set_exception(error)
+        return self._outcome.result()
+
+
 class ChainedHandle:
     """The handle of an operation of several steps, which another thread takes one after the other."""
 

@@ -41,7 +41,7 @@ def alltoall(
     if wants_gradient(tensor):
         found = _Alltoall.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call] # torch's own
     else:
-        found = _submit(tensor, splits, name, process_set).wait()
+        found = _submit(tensor, splits, name, process_set, waits=True).wait()
     received, received_splits = found
     return received if splits is None else (received, received_splits)
 
@@ -54,10 +54,12 @@ def alltoall_async(
     return handle_of(_submit(tensor, splits, name, process_set))
 
 
-def _submit(tensor: Tensor, splits: Splits, name: str | None, process_set: ProcessSet) -> Several:
+def _submit(
+    tensor: Tensor, splits: Splits, name: str | None, process_set: ProcessSet, *, waits: bool = False
+) -> Several:
     members = members_of(process_set)
     sent = _splits(splits, len(tensor), members.size) if tensor.dim() else [0] * members.size
-    pending = submit_exchange(members, tensor, sent, name)
+    pending = submit_exchange(members, tensor, sent, name, waits=waits)
     device = splits.device if isinstance(splits, Tensor) else tensor.device
 
     def finish(found: list[tuple[Tensor, Sequence[int]]]) -> tuple[Tensor, Tensor]:
@@ -93,14 +95,14 @@ class _Alltoall(torch.autograd.Function):
     def forward(
         ctx: Any, tensor: Tensor, splits: Splits, name: str | None, process_set: ProcessSet
     ) -> tuple[Tensor, Tensor]:
-        received, received_splits = _submit(tensor, splits, name, process_set).wait()
+        received, received_splits = _submit(tensor, splits, name, process_set, waits=True).wait()
         ctx.rows, ctx.received_splits, ctx.process_set = len(tensor), received_splits, process_set
         ctx.mark_non_differentiable(received_splits)
         return received, received_splits
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        back, _ = _submit(gradients[0], ctx.received_splits.cpu(), None, ctx.process_set).wait()
+        back, _ = _submit(gradients[0], ctx.received_splits.cpu(), None, ctx.process_set, waits=True).wait()
         unsent = ctx.rows - len(back)
         if unsent:
             back = torch.cat([back, back.new_zeros(unsent, *back.shape[1:])])

@@ -35,7 +35,7 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
     if wants_gradient(tensor):
         found = _Allgather.apply(tensor, name, process_set)  # type: ignore[no-untyped-call] # torch's own
     else:
-        found, _ = submit_rows(members_of(process_set), tensor, name).wait()
+        found, _ = submit_rows(members_of(process_set), tensor, name, waits=True).wait()
     return found
 
 
@@ -93,7 +93,7 @@ class _Allgather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, name: str | None, process_set: ProcessSet) -> Tensor:
         members = members_of(process_set)
-        found, rows = submit_rows(members, tensor, name).wait()
+        found, rows = submit_rows(members, tensor, name, waits=True).wait()
         ctx.place, ctx.process_set = (sum(rows[: members.rank]), rows[members.rank]), process_set
         gathered: Tensor = found
         return gathered

@@ -65,9 +65,9 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     try:
         data = _pickled(obj)
     except Exception:
-        submit_rows(members, nothing, name).wait()
+        submit_rows(members, nothing, name, waits=True).wait()
         raise
-    gathered, sizes = submit_rows(members, data, name).wait()
+    gathered, sizes = submit_rows(members, data, name, waits=True).wait()
     if 0 in sizes:
         raise MismatchInternalError(f"{name}: rank {sizes.index(0)} could not pickle its object, and raises why")
     return [_unpickled(part) for part in torch.split(gathered, list(sizes))]

@@ -14,14 +14,25 @@ from multiring.torch.tensors import in_one_piece, rows_from, rows_of_bytes
 from multiring.torch.terms import ALLGATHER, ALLTOALL, rows_terms
 
 
-def submit_rows(members: Members, tensor: Tensor, name: Name, operation: str = ALLGATHER, more: Terms = ()) -> Pending:
-    """Start to gather every rank's rows; the result is a tensor of all of them, and how many each rank had."""
+def submit_rows(
+    members: Members,
+    tensor: Tensor,
+    name: Name,
+    operation: str = ALLGATHER,
+    more: Terms = (),
+    *,
+    waits: bool = False,
+) -> Pending:
+    """Start to gather every rank's rows; the result is a tensor of all of them, and how many each rank had.
+
+    With `waits` the caller waits for it at once.
+    """
     if not tensor.dim():
         return submit_refusal(members, tensor, name, operation)
     own = in_one_piece(tensor)
 
     def start(group: Group, label: str) -> Handle:
-        return group.all_gather_async(rows_from(own), label=label, with_rows=True)
+        return group.all_gather_async(rows_from(own), label=label, with_rows=True, waits=waits)
 
     def finish(found: tuple[Any, Sequence[int]]) -> tuple[Tensor, Sequence[int]]:
         array, rows = found
@@ -30,7 +41,9 @@ def submit_rows(members: Members, tensor: Tensor, name: Name, operation: str = A
     return submit(members, name, rows_terms(operation, own.dtype, own.shape, more), start, finish)
 
 
-def submit_exchange(members: Members, tensor: Tensor, splits: Sequence[int], name: Name) -> Pending:
+def submit_exchange(
+    members: Members, tensor: Tensor, splits: Sequence[int], name: Name, *, waits: bool = False
+) -> Pending:
     """Start to send each rank so many rows of `tensor`; the result is a tensor of those received, and their splits."""
     if not tensor.dim():
         return submit_refusal(members, tensor, name, ALLTOALL)
@@ -38,7 +51,7 @@ def submit_exchange(members: Members, tensor: Tensor, splits: Sequence[int], nam
     sent = own.narrow(0, 0, sum(splits))
 
     def start(group: Group, label: str) -> Handle:
-        return group.all_to_all_async(rows_from(sent), splits=splits, label=label, with_rows=True)
+        return group.all_to_all_async(rows_from(sent), splits=splits, label=label, with_rows=True, waits=waits)
 
     def finish(found: tuple[Any, Sequence[int]]) -> tuple[Tensor, Sequence[int]]:
         array, rows = found
