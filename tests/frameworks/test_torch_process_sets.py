@@ -22,6 +22,11 @@ def use_static_sets(here: Here) -> None:
         enter(process_sets=[pair, last])
         assert mt.global_process_set is before
         assert (pair.process_set_id, last.process_set_id) == (1, 2)
+        alike = mt.ProcessSet([0, 2])
+        mt.init(process_sets=[alike])  # which joins nothing again
+        assert alike.process_set_id == 1
+        with pytest.raises(ArgumentError, match="is not known, and the job is joined already"):
+            mt.init(process_sets=[mt.ProcessSet([1])])
         assert str(pair) == "ProcessSet(process_set_id=1, ranks=[0, 2], mpi_comm=None)"
         assert pair.size() == 2
         assert pair.included() == (here.rank != 1)

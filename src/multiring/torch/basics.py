@@ -8,7 +8,7 @@ from multiring import runtime
 from multiring.errors import ArgumentError, MultiringError
 from multiring.runtime.world import World
 from multiring.settings import Settings
-from multiring.torch.process_sets import close_sets, open_sets, world_now
+from multiring.torch.process_sets import close_sets, know_sets, open_sets, world_now
 from multiring.torch.timeline import follow_timelines
 
 _DYNAMIC = "dynamic"
@@ -16,7 +16,7 @@ _changing = threading.RLock()
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Join the job. Does nothing where this process has joined it already.
+    """Join the job. Where this process has joined it already, only see to it that `process_sets` are known ones.
 
     Who this process is comes from what started it, and settings from the environment, MULTIRING_* and HOROVOD_*, as it
     is now. Blocks until every rank has called it.
@@ -36,13 +36,14 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             f"comm={comm!r}: want None, or a list of ranks; Horovod has not been built with MPI support"
         )
     with _changing:
-        if runtime.is_initialized():
-            return
-        settings = Settings.from_environment(horovod=True)
         by_name = isinstance(process_sets, str)
         if isinstance(process_sets, str) and process_sets.lower() != _DYNAMIC:
             raise ArgumentError(f"process_sets={process_sets!r}: want ProcessSet objects, or {_DYNAMIC!r}")
         sets = [] if by_name or process_sets is None else list(process_sets)
+        if runtime.is_initialized():
+            know_sets(sets)
+            return
+        settings = Settings.from_environment(horovod=True)
         follow_timelines()
         runtime.init(settings)
         try:

@@ -192,6 +192,25 @@ def open_sets(process_sets: Iterable[ProcessSet], *, is_dynamic: bool) -> None:
         sets.add(each)
 
 
+def know_sets(process_sets: Iterable[ProcessSet]) -> None:
+    """Give sets of ranks that are known already their numbers; local.
+
+    Raises:
+        ArgumentError: there is no such set.
+    """
+    sets = _sets_now()
+    numbers = {ranks: number for number, ranks in sets.ranks.items()}
+    for each in process_sets:
+        number = numbers.get(tuple(each.ranks or ()))
+        if number is None:
+            raise ArgumentError(
+                f"{each} is not known, and the job is joined already; want shutdown before init, or add_process_set"
+            )
+        each.process_set_id = number
+        if each not in sets.objects[number]:
+            sets.objects[number].append(each)
+
+
 def close_sets() -> None:
     """Forget the process sets, before the job is left."""
     with _now.lock:
