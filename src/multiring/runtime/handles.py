@@ -186,8 +186,8 @@ class OperationHandle(Waiter):
         silent, sight = ", ".join(map(str, ranks)), self._lookout.look(ranks)
         _log.warning("%s: nothing has come from rank %s for %.0f s%s", self.title, silent, quiet_s, sight.text)
         if self.has_label and sight.waiting_back:
+            self.give_up(sight.waiting_back[0])  # first: the others are to hear of it before that rank leaves
             self._lookout.release(sight.waiting_back[0])
-            self.give_up(sight.waiting_back[0])
 
 
 def in_background(steps: Callable[[], Any], title: str) -> "ChainedHandle":

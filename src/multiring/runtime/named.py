@@ -40,6 +40,7 @@ _log = logging.getLogger("multiring")
 _FEW = 64  # names: fewer are not worth looking through for those whose operations have ended
 _OWN = "\0"  # begins the names of what is no user's operation
 _FILLER = label_of(f"{_OWN}nothing", ())
+_NEWS_S = 0.2  # news of a loss is everywhere by then
 _LAST_WORDS_S = 1.0  # what a rank said before it left has come by then, also by way of others
 
 
@@ -199,9 +200,10 @@ class NamedOperations:
             return
         with self._lock:
             verb = "died" if died else "left the job"
-            self._gone[self.ranks.index(rank)] = PeerLostError(
-                f"rank {rank} {verb} ({why}); what waited for it has not run"
-            )
+            lost = {
+                self.ranks.index(rank): PeerLostError(f"rank {rank} {verb} ({why}); what waited for it has not run")
+            }
+            self._gone = lost | self._gone if died else self._gone | lost  # who leaves may do so because of a death
             if died:
                 self._lament()
             else:
@@ -224,8 +226,9 @@ class NamedOperations:
 
     def _lament(self) -> None:
         with self._lock:
-            for rank in self._gone if self._accord is not None else ():
-                if self._accord is None or not self._accord.lose(rank):
+            if self._accord is not None:
+                rank = next(iter(self._gone))
+                if not self._accord.lose(rank):
                     self.mourn(rank)
 
     def _take(self, message: Message) -> None:
@@ -332,8 +335,12 @@ class NamedOperations:
 
     def mourn(self, rank: int) -> None:
         """A rank of the set is gone: nothing more will be decided."""
+        control = self._membership.control
         gone = PeerLostError(f"rank {self.ranks[rank]} is gone; what waited for it has not run")
-        self._break(self._gone.get(rank, gone))
+        if self._gone or control is None:
+            self._break(next(iter(self._gone.values()), gone))
+        else:  # others have seen it first; how it went is about to be seen here
+            control.after(_NEWS_S, lambda: self._break(next(iter(self._gone.values()), gone)))
 
     def _pass_on_stall(self, text: str) -> None:
         if self._broken is None and self._line is not None:

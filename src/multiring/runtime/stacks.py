@@ -102,17 +102,20 @@ class Whereabouts(Lookout):
         return False
 
     def release(self, rank: int) -> None:
-        """Have a rank that waits for this one give up: this one does, as each waits for the other."""
-        self._send(rank, _RELEASE, b"")
+        """Have a rank that waits for this one give up: this one does, as each waits for the other.
 
-    def _ask(self, ranks: Sequence[int]) -> dict[int, Any]:
+        Returns when it has, or a moment later: were this rank to leave first, the other would take that for the cause.
+        """
+        self._ask([rank], _RELEASE)
+
+    def _ask(self, ranks: Sequence[int], tag: int = _ASK) -> dict[int, Any]:
         question = next(self._numbers)
         answers: dict[int, Any] = {}
         with self._heard:
             self._questions[question] = answers
         try:
             payload = question.to_bytes(8, "little")
-            asked = [rank for rank in ranks if rank != self._rank and self._send(rank, _ASK, payload)]
+            asked = [rank for rank in ranks if rank != self._rank and self._send(rank, tag, payload)]
             deadline_s = time.monotonic() + _PATIENCE_S
             with self._heard:
                 while len(answers) < len(asked) and (left := deadline_s - time.monotonic()) > 0:
@@ -137,9 +140,11 @@ class Whereabouts(Lookout):
                     self._questions[question][notice.rank] = json.loads(notice.payload[8:])
                     self._heard.notify_all()
         elif notice.tag == _RELEASE:
-            operation = _waiting(main_frame(), notice.rank)
-            if operation is not None:
-                operation.give_up(notice.rank)
+            # What it waits for, it said when it was asked; whom exactly changes from moment to moment.
+            waiter = next((each for each in waiters_in(main_frame()) if each.has_label), None)
+            if waiter is not None:
+                waiter.give_up(notice.rank)
+            self._send(notice.rank, _ANSWER, notice.payload[:8] + b"[]")
 
     def lose(self, rank: int, *, died: bool, why: str) -> None:
         """Wait no longer for a rank that is gone."""

@@ -101,8 +101,10 @@ class Vigil:
             who, sight = named(absent, self._owner.ranks), self._lookout.look(self._of_world(absent))
             _log.warning("%s: %s has not come to it for %.0f s%s", self._handle.title, who, quiet_s, sight.text)
             if sight.waiting_back:  # in another set: each waits for the other
+                error = self._stall(quiet_s)
+                # First: it may leave at once, for which the others do not give up yet; they might as well.
                 self._lookout.release(sight.waiting_back[0])
-                self._owner.give_up(self._handle, self._stall(quiet_s))
+                self._owner.give_up(self._handle, error)
 
     def _absent(self) -> Sequence[int]:
         missing = self._accord.missing
