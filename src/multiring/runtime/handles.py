@@ -132,6 +132,7 @@ class OperationHandle(Waiter):
         self._result = result
         self._lookout = lookout
         self._warned = False
+        self._next_look_s = 0.0
         self.has_label = flight.has_label
 
     @property
@@ -180,11 +181,15 @@ class OperationHandle(Waiter):
 
     def _warn_of_stall(self) -> None:
         ranks, quiet_s = self.stalled_on()
-        if self._warned or quiet_s < self._stall_warn_s:
+        now = time.monotonic()
+        if quiet_s < self._stall_warn_s or (self._warned and not self.has_label) or now < self._next_look_s:
             return
-        self._warned = True
-        silent, sight = ", ".join(map(str, ranks)), self._lookout.look(ranks)
-        _log.warning("%s: nothing has come from rank %s for %.0f s%s", self.title, silent, quiet_s, sight.text)
+        self._next_look_s = now + self._stall_warn_s
+        sight = self._lookout.look(ranks)
+        if not self._warned:
+            self._warned = True
+            silent = ", ".join(map(str, ranks))
+            _log.warning("%s: nothing has come from rank %s for %.0f s%s", self.title, silent, quiet_s, sight.text)
         if self.has_label and sight.waiting_back:
             self.give_up(sight.waiting_back[0])  # first: the others are to hear of it before that rank leaves
             self._lookout.release(sight.waiting_back[0])

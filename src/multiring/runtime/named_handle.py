@@ -8,6 +8,8 @@ from multiring.errors import MismatchError, MultiringError, StallError, Terms
 from multiring.runtime.group import Group
 from multiring.runtime.handles import Handle, Waiter
 
+_LINGER_S = 0.3
+
 Start = Callable[[Group, str], Handle]  # posts a collective on that group, with that label
 
 
@@ -42,6 +44,7 @@ class NamedHandle(Waiter):
         self.watch: Callable[[], tuple[Sequence[int], float]] | None = None  # while a thread waits for a decision
         self._result: Any = None
         self._error: BaseException | None = None
+        self._has_lingered = False
 
     def stalled_on(self) -> tuple[Sequence[int], float]:
         """Return the ranks of the world that are waited for, and for how many seconds nothing has moved."""
@@ -109,6 +112,10 @@ class NamedHandle(Waiter):
                     self.fail(error)
             if timeout is not None:
                 left = max(0.0, timeout - (time.monotonic() - started_s))
+        if isinstance(self._error, StallError) and not self._has_lingered:
+            # Others are being told: were this rank to leave at once, they might take that for the cause.
+            self._has_lingered = True
+            time.sleep(_LINGER_S)
         if self._error is not None:
             raise self._error
         return self._result
