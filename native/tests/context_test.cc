@@ -12,7 +12,9 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <numeric>
+#include <set>
 #include <thread>
 
 #include "core/digest.h"
@@ -245,6 +247,15 @@ void many_in_flight(bool one_host) {
   Job job(kSize, one_host);
   job.in_parallel([&](int rank) {
     Context& context = job[rank];
+    context.keep_timeline(true);
+    std::vector<Event> timeline;
+    std::atomic<bool> ended{false};
+    const auto drain = [&] {
+      for (const Event& event : context.take_timeline()) timeline.push_back(event);
+    };
+    std::thread drains([&] {
+      while (!ended) drain();
+    });
     std::vector<std::vector<int32_t>> buffers(kOperations, std::vector<int32_t>(kCount, rank + 1));
     std::vector<std::shared_ptr<Operation>> operations;
     for (uint64_t i = 0; i < kOperations; ++i) {
@@ -256,11 +267,26 @@ void many_in_flight(bool one_host) {
     });
     for (const auto& operation : operations) wait_for(context, operation);
     backwards.join();
+    ended = true;
+    drains.join();
+    drain();
+    context.keep_timeline(false);
     bool right = true;
     for (const auto& buffer : buffers) {
       for (const int32_t value : buffer) right &= value == 6;
     }
     check(right, "operations in flight together do not mix");
+    std::map<Event::Kind, uint64_t> kinds;
+    std::set<uint64_t> reduced;
+    bool ordered = true;
+    for (const Event& event : timeline) {
+      ++kinds[event.kind];
+      ordered &= event.start_ns <= event.end_ns && event.busy_ns <= event.end_ns - event.start_ns;
+      if (event.kind == Event::Kind::reduce) reduced.insert(event.key.sequence);
+    }
+    check(kinds[Event::Kind::operation] == kOperations && kinds[Event::Kind::wait] >= 2 * kOperations, "a timeline has every operation and wait");
+    check(reduced.size() == kOperations, "a timeline has every operation's reductions");
+    check(ordered && context.dropped_from_timeline() == 0, "a timeline's times are in order");
   });
   job.in_parallel([&](int rank) { job[rank].close(5, true); });
 }
