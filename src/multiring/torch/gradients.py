@@ -9,22 +9,21 @@ A gradient that first comes as a sparse one travels as a dense one, and the rank
 gathered (`gathered`), unless dense was asked for.
 """
 
-import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
 from torch import Tensor
 
 from multiring.errors import StateError, UnsupportedError
 from multiring.runtime import Group
 from multiring.torch.autograd import add_gradient_hook, call_after_backward, is_within_backward
-from multiring.torch.buckets import SPARSE_FLAG, TRAINS_FLAG, BucketLayout, lay_out
+from multiring.torch.buckets import TRAINS_FLAG, BucketLayout
 from multiring.torch.errors import internal_errors
 from multiring.torch.gathered import Gathered
 from multiring.torch.options import Options
+from multiring.torch.places import Places
 from multiring.torch.reductions import Kept, Reduction
-from multiring.torch.slots import Bucket, Slot
+from multiring.torch.slots import Slot
 
 _WHAT = "DistributedOptimizer"
 _ANEW = "The ranks may be out of step; make the DistributedOptimizer anew on every rank"
@@ -64,19 +63,10 @@ class GradientSharing:
         """
         self._group = group
         self._options = options
-        self._reduction_of = reduction_of
         self._op = options.op
         self._passes = options.backward_passes_per_step
-        self._buckets: list[Bucket] = []
-        self._slots: list[Slot] = []
-        for layout in lay_out([parameter for _, parameter in parameters], options.bucket_bytes, together):
-            named = [parameters[index] for index in layout.members]
-            bucket = Bucket(reduction_of(layout, [parameter for _, parameter in named]), [])
-            for member, ((name, parameter), view) in enumerate(zip(named, bucket.reduction.places, strict=True)):
-                bucket.slots.append(Slot(name, parameter, view, bucket, member))
-            self._buckets.append(bucket)
-            self._slots += bucket.slots
-        self._sparse: list[Slot] = []  # those that all ranks know to be
+        self._places = Places(parameters, group, options, reduction_of, together)
+        self._buckets, self._slots = self._places.buckets, self._places.slots
         self._waits: list[Callable[[], object]] = []  # for the buckets that have started
         self._passes_done = 0  # since the last reduction
         self._is_open = False  # a backward is going on, or broke off
@@ -117,9 +107,7 @@ class GradientSharing:
         """Let go of the parameters; what their gradients hold stays."""
         for hook in self._hooks:
             hook.remove()
-        self._slots.clear()
-        self._sparse.clear()
-        self._buckets.clear()
+        self._places.clear()
 
     # ---- what the optimizer's owner does ----
 
@@ -274,56 +262,16 @@ class GradientSharing:
             if slot.parameter.grad is None and slot.bucket.reduction.flags[slot.member]:
                 slot.parameter.grad = slot.view
             slot.is_reduced = slot.parameter.grad is not None
-        found = self._learn_sparse()
-        for slot in self._sparse:
+        with internal_errors(_WHAT):
+            found = self._places.learn_sparse()
+        for slot in self._places.sparse:
             slot.hand_out_rows()
-        self._move_out(found)
+        self._places.move_out(found)
         self._passes_done = 0
         self._is_open = False
         self._is_shared = True
 
     # ---- sparse gradients, and ranks that have no more samples ----
-
-    def _learn_sparse(self) -> list[Slot]:
-        """Return those whose gradients came as sparse ones, on any rank, and were not known to; all ranks know then."""
-        if not any(bucket.reduction.flags[SPARSE_FLAG] for bucket in self._buckets):
-            return []
-        came = np.array([slot.came_sparse for slot in self._slots], np.uint8)
-        with internal_errors(_WHAT):
-            self._group.all_reduce(came, "max")
-        found = [slot for slot, is_sparse in zip(self._slots, came, strict=True) if is_sparse]
-        for slot in found:
-            slot.is_sparse, slot.came_sparse = True, False
-            slot.bucket.has_news = False
-        self._sparse += found
-        return found
-
-    def _move_out(self, found: Sequence[Slot]) -> None:
-        """Have these gradients gathered from now on, unless they are to stay dense on their way."""
-        if self._options.sparse_as_dense:
-            return
-        for bucket in dict.fromkeys(slot.bucket for slot in found):
-            rest = [slot for slot in bucket.slots if slot not in found]
-            gathered = [slot for slot in bucket.slots if slot in found]
-            parts = [self._bucket_of(rest)] if rest else []
-            parts += [self._settle([slot], Gathered(self._group, self._op, slot.parameter)) for slot in gathered]
-            at = self._buckets.index(bucket)
-            self._buckets[at : at + 1] = parts
-
-    def _bucket_of(self, slots: list[Slot]) -> Bucket:
-        """Return a bucket with places of their own for these, which are of one type, and what they hold."""
-        parameters = [slot.parameter for slot in slots]
-        # Buckets count from the last parameter on.
-        (layout,) = lay_out(parameters[::-1], sys.maxsize, [range(len(slots))])
-        return self._settle(slots, self._reduction_of(layout, parameters))
-
-    def _settle(self, slots: list[Slot], reduction: Reduction) -> Bucket:
-        bucket = Bucket(reduction, slots)
-        for member, (slot, view) in enumerate(zip(slots, reduction.places, strict=True)):
-            if slot.parameter.grad is slot.view:
-                slot.parameter.grad = view.copy_(slot.view)
-            slot.view, slot.bucket, slot.member = view, bucket, member
-        return bucket
 
     def stand_in(self) -> None:
         """Take part in the other ranks' reductions without gradients of this rank's own, until no rank trains any more.
@@ -344,9 +292,9 @@ class GradientSharing:
                 waits = [bucket.reduction.start() for bucket in self._buckets]
                 for wait in waits:
                     wait()
-            trains = bool(self._buckets[0].reduction.flags[TRAINS_FLAG])
-            found = self._learn_sparse()
-            self._move_out(found)
+                trains = bool(self._buckets[0].reduction.flags[TRAINS_FLAG])
+                found = self._places.learn_sparse()
+            self._places.move_out(found)
         self._passes_done = 0
         self._is_shared = self._is_unused = self.is_synchronized = False
 
