@@ -75,6 +75,7 @@ class Whereabouts(Lookout):
         self._heard = threading.Condition()
         self._questions: dict[int, dict[int, Any]] = {}  # by number: the answers by rank
         self._numbers = itertools.count(1)
+        self._mute: dict[int, float] = {}  # ranks that did not answer the last time, and when that was
         self._latest: dict[int, tuple[float, str]] = {}  # by rank: when it said where it was, and where
         control.add(_ADDRESS, self)
 
@@ -116,10 +117,13 @@ class Whereabouts(Lookout):
         try:
             payload = question.to_bytes(8, "little")
             asked = [rank for rank in ranks if rank != self._rank and self._send(rank, tag, payload)]
-            deadline_s = time.monotonic() + _PATIENCE_S
+            now_s = time.monotonic()
+            is_known = all(now_s - self._mute.get(rank, -_FRESH_S) < _FRESH_S for rank in asked)
+            deadline_s = now_s + (_PATIENCE_S / 5 if is_known else _PATIENCE_S)
             with self._heard:
                 while len(answers) < len(asked) and (left := deadline_s - time.monotonic()) > 0:
                     self._heard.wait(left)
+                self._mute = {rank: now_s for rank in asked if rank not in answers}
                 return {rank: answers.get(rank) for rank in asked}
         finally:
             with self._heard:
