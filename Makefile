@@ -38,6 +38,7 @@ bench: build  ## Every floor of one host, beside the peers (an hour; goes on whe
 .PHONY: evidence
 evidence: build  ## The long form of the tests: hundreds of deaths, 64 ranks, strangers; the lab (as root)
 	python benchmarks/evidence.py
+	python benchmarks/evidence_hangs.py
 	python benchmarks/evidence_horovod.py
 	python benchmarks/evidence_lab.py
 
