@@ -257,7 +257,7 @@ class Calls:
             user_bytes=work.size_bytes,
             name=_NAME_INDEX[call.name],
             exchange=call.exchange,
-            meets=work.meets and (waits or bool(call.label)),  # who labels an operation mostly waits for it soon
+            meets=work.meets and waits,
             tells_mismatch=bool(call.label),
         )
         operation = membership.holdings.post(spec, waits, (work.input, work.output))
