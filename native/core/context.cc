@@ -113,11 +113,9 @@ void Context::progress_loop() {
       if (congested()) timeout_ms = 1;
       if (callers_rest && !may_sleep(ControlPage::kSocketSleeper)) timeout_ms = 0;
     }
-    sleeps_on_ = timeout_ms < 0;
     lock.unlock();
     const int count = poller_.wait(ready.data(), static_cast<int>(ready.size()), timeout_ms);
     lock.lock();
-    sleeps_on_ = false;
     segment_->mapping().control().sleepers.fetch_and(~ControlPage::kSocketSleeper, std::memory_order_seq_cst);
     for (int i = 0; i < count; ++i) dispatch(ready[static_cast<size_t>(i)]);
     came = count > 0 || moved;
@@ -280,24 +278,10 @@ std::shared_ptr<Operation> Context::post(OperationSpec spec, bool caller_waits) 
   begin(operation);
   if (caller_drives_) {
     wake_self();
-  } else if (!caller_waits && !(exchanges && leave_to_peers(operation))) {
+  } else if (!caller_waits) {
     poller_.wake();
   }
   return operation;
-}
-
-// Whether an operation that meets needs nobody here: it is done, or the peers it waits for will ring.
-bool Context::leave_to_peers(const std::shared_ptr<Operation>& operation) {
-  try {
-    operation->drive();
-  } catch (const std::exception& error) {  // as in Context::drive
-    fail_alone(*operation, error.what());
-  }
-  if (operation->ended()) {
-    end_of(operation);
-    return true;
-  }
-  return operation->state() == Operation::State::exchanging && !sleeps_on_ && may_sleep(ControlPage::kSocketSleeper);
 }
 
 void Context::begin(const std::shared_ptr<Operation>& operation) {
@@ -384,8 +368,7 @@ Context::Waited Context::wait(const std::shared_ptr<Operation>& operation, doubl
     }
     caller_drives_ = true;
     auto& sleepers = segment_->mapping().control().sleepers;
-    const bool was_announced = (sleepers.fetch_and(~ControlPage::kSocketSleeper) & ControlPage::kSocketSleeper) != 0;
-    if (was_announced && sleeps_on_) poller_.wake();  // or nobody could reach it once this caller rests
+    if ((sleepers.fetch_and(~ControlPage::kSocketSleeper) & ControlPage::kSocketSleeper) != 0) poller_.wake();
     // What comes over sockets comes to the progress thread, which needs the core that spinning would take.
     const auto& members = operation->spec().members;
     const bool spins = std::none_of(members.begin(), members.end(), [&](int member) { return tcp_links_.contains(member); });

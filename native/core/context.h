@@ -199,7 +199,6 @@ class Context final : public LinkEvents, public Host {
   void tick();
   bool may_exchange(const OperationSpec& spec, OperationKey key) const;
   void begin(const std::shared_ptr<Operation>& operation);
-  bool leave_to_peers(const std::shared_ptr<Operation>& operation);
   void ring_waiting(const Exchange& exchange);
   bool has_news() const;
   bool may_sleep(uint32_t sleeper);
@@ -250,7 +249,6 @@ class Context final : public LinkEvents, public Host {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   bool caller_drives_ = false;
-  bool sleeps_on_ = false;  // the progress thread, until it is woken: it announces itself to nobody meanwhile
   Clock::time_point last_caller_{};
   bool closing_ = false;
   double spin_s_ = 0;

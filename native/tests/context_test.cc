@@ -9,7 +9,6 @@
 
 #include <atomic>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -18,22 +17,12 @@
 #include <thread>
 
 #include "core/digest.h"
+#include "checks.h"
 
 using namespace multiring;
+using namespace multiring::checks;
 
 namespace {
-
-std::atomic<int> passed{0};
-std::atomic<int> failed{0};
-
-void check(bool holds, const char* what) {
-  if (holds) {
-    ++passed;
-    return;
-  }
-  ++failed;
-  std::printf("FAILED: %s\n", what);
-}
 
 struct Job {
   std::vector<std::unique_ptr<Context>> ranks;
@@ -601,6 +590,5 @@ int main() {
   }
   sums_over_rails(3, UINT64_MAX, 0);
   for (const int rail : {0, 1}) sums_over_rails(3, 4, rail);
-  std::printf("%d passed, %d failed\n", passed.load(), failed.load());
-  return failed == 0 ? 0 : 1;
+  return result();
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -13,22 +12,12 @@
 #include <tuple>
 
 #include "core/context.h"
+#include "checks.h"
 
 using namespace multiring;
+using namespace multiring::checks;
 
 namespace {
-
-std::atomic<int> passed{0};
-std::atomic<int> failed{0};
-
-void check(bool holds, const char* what) {
-  if (holds) {
-    ++passed;
-    return;
-  }
-  ++failed;
-  std::printf("FAILED: %s\n", what);
-}
 
 // What MPI promises: a message reaches the receive that names its sender and tag; which of several is done first is open.
 class PostOffice {
@@ -212,6 +201,5 @@ int main() {
   sums(4);
   silence();
   loss();
-  std::printf("%d passed, %d failed\n", passed.load(), failed.load());
-  return failed == 0 ? 0 : 1;
+  return result();
 }

@@ -3,27 +3,20 @@
 #include "core/segment.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <map>
 #include <random>
 
 #include "core/fault.h"
+#include "checks.h"
 
 using namespace multiring;
+using namespace multiring::checks;
 
 namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
-int passed = 0;
-int failed = 0;
-
-void check(bool holds, const char* what) {
-  ++(holds ? passed : failed);
-  if (!holds) std::printf("FAILED: %s\n", what);
-}
-
 bool holds_only(const std::byte* block, size_t bytes, int value) {
   return std::all_of(block, block + bytes, [value](std::byte each) { return each == static_cast<std::byte>(value); });
 }
@@ -132,6 +125,5 @@ int main() {
   what_is_too_much_is_given_back_oldest_first();
   small_blocks_may_lie_in_warm_memory();
   any_order_of_calls();
-  std::printf("%d passed, %d failed\n", passed, failed);
-  return failed == 0 ? 0 : 1;
+  return result();
 }

@@ -26,6 +26,15 @@ def horovod(ranks: int, *command: str, **environment: str) -> subprocess.Complet
     )
 
 
+def done_well(folder: Path, program: str, *, ranks: int) -> subprocess.CompletedProcess[str]:
+    """Run `program`, indented text, which has to succeed."""
+    script = folder / "program.py"
+    script.write_text(textwrap.dedent(program))
+    done = horovod(ranks, str(script))
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 @pytest.mark.parametrize(
     ("options", "ranks", "least"),
     [
@@ -96,10 +105,7 @@ IMPORTS = """
 
 
 def test_what_programs_import_is_there(tmp_path: Path) -> None:
-    script = tmp_path / "imports.py"
-    script.write_text(textwrap.dedent(IMPORTS))
-    done = horovod(2, str(script))
-    assert done.returncode == 0, done.stderr
+    done = done_well(tmp_path, IMPORTS, ranks=2)
     assert sorted(done.stdout.splitlines()) == ["[0] well", "[1] well"]
 
 
@@ -130,10 +136,7 @@ INTERACTIVE = """
 
 
 def test_a_function_runs_on_several_ranks(tmp_path: Path) -> None:
-    script = tmp_path / "interactive.py"
-    script.write_text(textwrap.dedent(INTERACTIVE))
-    done = horovod(1, str(script))
-    assert done.returncode == 0, done.stderr
+    done = done_well(tmp_path, INTERACTIVE, ranks=1)
     assert "[0] well" in done.stdout.splitlines()
 
 
@@ -158,8 +161,5 @@ STALLING = """
 
 def test_stall_times_are_horovods(tmp_path: Path) -> None:
     """The environment is read by init(), and not before."""
-    script = tmp_path / "stalling.py"
-    script.write_text(textwrap.dedent(STALLING))
-    done = horovod(2, str(script))
-    assert done.returncode == 0, done.stderr
+    done = done_well(tmp_path, STALLING, ranks=2)
     assert "[0] well" in done.stdout.splitlines(), done.stderr

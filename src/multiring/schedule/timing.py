@@ -56,12 +56,11 @@ def last_end(programs: Sequence[Sequence[Step]], ways: Sequence[Way], chunk_byte
 class _Lane:
     """One of the places in which a rank runs segments."""
 
-    __slots__ = ("at", "queues", "segment")
+    __slots__ = ("at", "segment")
 
     def __init__(self, segment: int) -> None:
         self.segment = segment
         self.at = 0
-        self.queues: dict[int, deque[float]] = {}
 
 
 class _Rank:

@@ -1,5 +1,6 @@
 """allreduce: one tensor combined over the ranks. The signatures are Horovod's."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,10 +9,11 @@ from torch import Tensor
 from multiring.errors import UnsupportedError
 from multiring.optim import start_adasum
 from multiring.runtime import Group, Handle
+from multiring.runtime.named import Start
 from multiring.torch.compression import Compression, require_compressor
 from multiring.torch.handles import Name, Pending, Several, handle_of, submit
 from multiring.torch.process_sets import ProcessSet, global_process_set, members_of
-from multiring.torch.reduce_ops import Adasum, Average, Combination, Sum, combination, name_of
+from multiring.torch.reduce_ops import LINEAR, Adasum, Combination, combination, name_of
 from multiring.torch.sparse import submit_sparse
 from multiring.torch.tensors import (
     array_of,
@@ -25,8 +27,6 @@ from multiring.torch.tensors import (
 )
 from multiring.torch.terms import allreduce_terms
 from multiring.torch.wire_forms import WireForm, unwired, wire_form, wired
-
-LINEAR = (Average, Sum)
 
 
 def allreduce(
@@ -60,12 +60,9 @@ def allreduce(
         UnsupportedError: not in host memory.
     """
     how = combination(op, average, prescale_factor, postscale_factor)
-    if compression is Compression.none:
-        return _reduced(tensor, name, how, process_set)
-    require_compressor(compression)
-    wire = getattr(compression, "wire", None)
-    if wire is not None and tensor.dtype == torch.float32 and how.op in LINEAR:
-        return _reduced(tensor, name, how._replace(wire=wire), process_set)
+    direct = without_compressor(how, compression, [tensor])
+    if direct is not None:
+        return _reduced(tensor, name, direct, process_set)
     compressed, context = compression.compress(tensor)
     found: Tensor = compression.decompress(_reduced(compressed, name, how, process_set), context)
     return found
@@ -127,11 +124,6 @@ def submit_allreduce(
     terms = allreduce_terms(dtype, tensor.shape, name_of(how.op), (how.prescale, how.postscale), how.wire)
     memory = _memory(members.group, tensor, form, how.prescale, in_place=in_place)
 
-    def start(group: Group, label: str) -> Handle:
-        if how.op == Adasum:
-            return start_adasum(group, [array_of(memory)], label=label)
-        return group.all_reduce_async(buffer_from(memory), form.op, wire=how.wire, label=label)
-
     def finish(_: Any) -> Tensor:
         found = unwired(memory, form, dtype)
         if not in_place:
@@ -142,7 +134,32 @@ def submit_allreduce(
             tensor.detach().copy_(found)
         return tensor
 
-    return submit(members, name, terms, start, finish)
+    return submit(members, name, terms, starting(memory, [memory], form, how), finish)
+
+
+def without_compressor(how: Combination, compression: Any, tensors: Sequence[Tensor]) -> Combination | None:
+    """Return how a Group combines `tensors` by itself, coding what crosses hosts where that is asked for.
+
+    None: `compression` has to make of them what is combined, and afterwards what they become.
+    """
+    if compression is Compression.none:
+        return how
+    require_compressor(compression)
+    wire = getattr(compression, "wire", None)
+    if wire is not None and how.op in LINEAR and all(tensor.dtype == torch.float32 for tensor in tensors):
+        return how._replace(wire=wire)
+    return None
+
+
+def starting(memory: Tensor, parts: Sequence[Tensor], form: WireForm, how: Combination) -> Start:
+    """Return what starts to combine `memory` in place; Adasum combines `parts` of it, each by itself."""
+
+    def start(group: Group, label: str) -> Handle:
+        if how.op == Adasum:
+            return start_adasum(group, [array_of(part) for part in parts], label=label)
+        return group.all_reduce_async(buffer_from(memory), form.op, wire=how.wire, label=label)
+
+    return start
 
 
 def _memory(group: Group, tensor: Tensor, form: WireForm, prescale: float, *, in_place: bool) -> Tensor:

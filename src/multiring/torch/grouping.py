@@ -8,18 +8,13 @@ import torch
 from torch import Tensor
 
 from multiring.errors import ArgumentError, Terms
-from multiring.optim import start_adasum
-from multiring.runtime import Group, Handle
-from multiring.runtime.named import Start
-from multiring.torch.allreducing import LINEAR, require_linear, submit_allreduce
-from multiring.torch.compression import Compression, require_compressor
+from multiring.torch.allreducing import require_linear, starting, submit_allreduce, without_compressor
+from multiring.torch.compression import Compression
 from multiring.torch.handles import Name, Pending, Several, handle_of, parts_of, submit
 from multiring.torch.packing import Layout, Span, layout_of, new_buffer
 from multiring.torch.process_sets import Members, ProcessSet, global_process_set, members_of
 from multiring.torch.reduce_ops import Adasum, Combination, combination, name_of
 from multiring.torch.tensors import (
-    array_of,
-    buffer_from,
     dtype_name,
     is_sparse,
     note_changes,
@@ -38,7 +33,7 @@ from multiring.torch.terms import (
     TENSORS,
     WIRE,
 )
-from multiring.torch.wire_forms import WireForm, unwired, wire_form, wired
+from multiring.torch.wire_forms import unwired, wire_form, wired
 
 
 def grouped_allreduce(
@@ -56,12 +51,9 @@ def grouped_allreduce(
     Otherwise as `allreduce`. Every rank passes as many tensors, of the same shapes and types in the same order.
     """
     how = combination(op, average, prescale_factor, postscale_factor)
-    if compression is Compression.none:
-        return list(_reduced(tensors, name, how, process_set))
-    require_compressor(compression)
-    wire = getattr(compression, "wire", None)
-    if wire is not None and how.op in LINEAR and all(tensor.dtype == torch.float32 for tensor in tensors):
-        return list(_reduced(tensors, name, how._replace(wire=wire), process_set))
+    direct = without_compressor(how, compression, tensors)
+    if direct is not None:
+        return list(_reduced(tensors, name, direct, process_set))
     pairs = [compression.compress(tensor) for tensor in tensors]
     found = _reduced([tensor for tensor, _ in pairs], name, how, process_set)
     return [compression.decompress(tensor, context) for tensor, (_, context) in zip(found, pairs, strict=True)]
@@ -196,7 +188,7 @@ def _submit_alike(
         return tuple(tensors)
 
     terms = _terms(layout_of(dtype, tuple(tensor.shape for tensor in tensors)), layout.total, how, part)
-    return submit(members, name, terms, _start(memory, views, form, how), finish)
+    return submit(members, name, terms, starting(memory, views, form, how), finish)
 
 
 def _submit_span(
@@ -210,16 +202,7 @@ def _submit_span(
 
     form = wire_form(span.layout.dtype, how.op, how.postscale, members.size)
     terms = _terms(span.layout, span.layout.total, how, part)
-    return submit(members, name, terms, _start(span.memory, tensors, form, how), finish)
-
-
-def _start(memory: Tensor, views: Sequence[Tensor], form: WireForm, how: Combination) -> Start:
-    def start(group: Group, label: str) -> Handle:
-        if how.op == Adasum:
-            return start_adasum(group, [array_of(view) for view in views], label=label)
-        return group.all_reduce_async(buffer_from(memory), form.op, wire=how.wire, label=label)
-
-    return start
+    return submit(members, name, terms, starting(span.memory, tensors, form, how), finish)
 
 
 @lru_cache(maxsize=1024)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from multiring.errors import ArgumentError
 
 Average, Sum, Adasum, Min, Max, Product = range(6)
+LINEAR = (Average, Sum)
 
 _NAMES = ("average", "sum", "adasum", "min", "max", "product")
 _NUMBERS = {name: number for number, name in enumerate(_NAMES)}

@@ -13,7 +13,7 @@ from multiring.torch.errors import RefusedInternalError
 from multiring.torch.gathering import allgather
 from multiring.torch.handles import Name, Pending, Several, handle_of, parts_of, submit
 from multiring.torch.process_sets import Members, ProcessSet, global_process_set, members_of
-from multiring.torch.reduce_ops import Average, Combination, Sum, combination, name_of
+from multiring.torch.reduce_ops import LINEAR, Average, Combination, Sum, combination, name_of
 from multiring.torch.rows import submit_refusal
 from multiring.torch.tensors import buffer_from, in_one_piece, require_plain, tensor_of, wants_gradient
 from multiring.torch.terms import REDUCESCATTER, REDUCTION, SCALES, plain_terms
@@ -120,7 +120,7 @@ def _submit_group(tensors: Sequence[Tensor], name: str | None, how: Combination,
 
 def _submit(members: Members, tensor: Tensor, name: Name, how: Combination, more: Terms = ()) -> Pending:
     require_plain(tensor)
-    if how.op not in (Average, Sum):
+    if how.op not in LINEAR:
         raise RefusedInternalError(f"reducescatter by {name_of(how.op)}: want Average or Sum; allreduce has the others")
     if not tensor.dim():
         return submit_refusal(members, tensor, name, REDUCESCATTER)

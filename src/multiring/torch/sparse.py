@@ -8,7 +8,7 @@ from torch import Tensor
 from multiring.errors import ArgumentError
 from multiring.torch.handles import Name, Several, names_of
 from multiring.torch.process_sets import Members, ProcessSet, global_process_set, members_of
-from multiring.torch.reduce_ops import Average, Combination, Sum, combination, name_of
+from multiring.torch.reduce_ops import LINEAR, Average, Combination, combination, name_of
 from multiring.torch.rows import submit_rows
 from multiring.torch.tensors import is_sparse, shown
 from multiring.torch.terms import REDUCTION, SCALES, SPARSE_ALLREDUCE, WHOLE_SHAPE
@@ -51,7 +51,7 @@ def sparse_allreduce_async(
 
 def submit_sparse(members: Members, tensor: Tensor, name: Name, how: Combination, *, in_place: bool) -> Several:
     """Start to add up sparse tensors, into `tensor` or into a new one, which is the operation's result."""
-    if how.op not in (Average, Sum):
+    if how.op not in LINEAR:
         raise ArgumentError(f"{name_of(how.op)} of a sparse tensor: want Average or Sum, or tensor.to_dense()")
     own = tensor.detach().coalesce()
     shape, dtype = own.shape, own.dtype

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from multiring.errors import ArgumentError
-from multiring.torch.reduce_ops import Adasum, Average, Min, Product, Sum, name_of
+from multiring.torch.reduce_ops import LINEAR, Adasum, Average, Min, Product, name_of
 from multiring.torch.tensors import dtype_name
 
 _REAL_OF = {torch.complex64: torch.float32, torch.complex128: torch.float64, torch.complex32: torch.float16}
-_LINEAR = (Average, Sum)
 _COMBINED = frozenset(
     {
         *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
@@ -49,7 +48,7 @@ def wire_form(dtype: torch.dtype, op: int, postscale: float, ranks: int) -> Wire
     if real not in _COMBINED:
         known = ", ".join(sorted(map(dtype_name, {*_COMBINED, *_REAL_OF})))
         raise ArgumentError(f"tensor of {dtype_name(dtype)}: want one of {known}")
-    if real is not dtype and op not in _LINEAR:
+    if real is not dtype and op not in LINEAR:
         raise ArgumentError(f"{name_of(op)} of {dtype_name(dtype)}: want sum or average; complex numbers have no order")
     if dtype is torch.bool and op == Average:
         raise ArgumentError("average of bool: want Sum or Max (any), Product or Min (all), or tensor.float()")
