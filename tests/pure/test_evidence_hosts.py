@@ -70,8 +70,8 @@ def test_one_that_went_wrong_is_a_missed_claim_with_its_case() -> None:
 # ---- plans ----
 
 
-def tried(algorithm: str, grid: tuple[int, ...], predicted_s: float, seconds: float) -> Tried:
-    return Tried(algorithm, grid, (1,), None, predicted_s, seconds)
+def tried(algorithm: str, grid: tuple[int, ...], predicted_s: float, *turns: float) -> Tried:
+    return Tried(algorithm, grid, (1,), None, predicted_s, turns)
 
 
 def configuration(flat_s: float, multi_s: float, predicted_flat_s: float = 2.0) -> Configuration:
@@ -91,6 +91,15 @@ def test_a_gain_that_was_predicted_has_to_come() -> None:
     assert "0.90 x" in lost.figure
     nothing, _ = together([])
     assert not nothing.holds
+
+
+def test_plans_are_held_against_the_chosen_one_turn_by_turn() -> None:
+    chosen = tried("ring", (8,), 1.0, 1.0, 4.0, 1.0, 1.0)
+    lucky = tried("direct", (8,), 1.0, 0.9, 5.0, 1.1)
+    faster = tried("exchange", (8,), 1.0, 0.8, 3.2, 0.8, 0.8)
+    assert chosen.over(lucky) == pytest.approx(0.909, abs=1e-3)
+    assert Configuration("lab", 4, (chosen, lucky, faster)).best is faster
+    assert Configuration("lab", 4, (chosen, lucky)).best is chosen
 
 
 def test_there_are_enough_configurations_of_labs_that_can_be() -> None:

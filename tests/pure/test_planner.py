@@ -156,7 +156,7 @@ def test_racks_share_their_uplinks_and_axes_the_rails() -> None:
     topology = _topology(2, 2, 2, 2, racks=_racks([0, 1], [2, 3], uplink=uplink))
     found = _found(topology, Collective.ALL_REDUCE)
     further = replace(TCP, latency_s=TCP.latency_s + 1e-5)
-    assert found["ring", (2, 2, 2)] == [
+    assert found["direct", (2, 2, 2)] == [
         Way(link=SHM, port=0),
         Way(link=_part(TCP, 2), port=1),
         Way(link=_part(further, 2), port=1, uplink_bytes_per_s=1e8),

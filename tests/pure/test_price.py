@@ -114,22 +114,26 @@ def test_broadcasts_in_segments_are_faster_and_right_on_a_line(algorithm: str) -
     assert cut == pytest.approx(_price_of_all(schedule, 8 << 20, ways, 8), rel=0.05)
 
 
+def _sent(messages: int, n: float, link: Link) -> float:
+    """The closed form of messages of n bytes, one after the other: while one has the wire, the next is handled."""
+    wire_s = n / link.bandwidth_bytes_per_s
+    if not messages:
+        return 0
+    return link.latency_s + min(link.overhead_s, wire_s) + messages * max(link.overhead_s, wire_s)
+
+
 def _scatter(algorithm: str, p: int, n: float, link: Link) -> float:
     """The closed form of a reduce-scatter of n bytes along an axis of p."""
     if p == 1:
         return 0
-    part = n / p
-    message = link.overhead_s + part / link.bandwidth_bytes_per_s
+    reduce_s = n / p / link.reduce_bytes_per_s
     if algorithm == "ring":
-        return (p - 1) * (link.latency_s + message + part / link.reduce_bytes_per_s)
-    return link.latency_s + (p - 1) * message + part / link.reduce_bytes_per_s
+        return (p - 1) * (_sent(1, n / p, link) + reduce_s)
+    return _sent(p - 1, n / p, link) + reduce_s
 
 
 def _gather(algorithm: str, p: int, n: float, link: Link) -> float:
-    if p == 1:
-        return 0
-    message = link.overhead_s + n / p / link.bandwidth_bytes_per_s
-    return (p - 1) * (link.latency_s + message) if algorithm == "ring" else link.latency_s + (p - 1) * message
+    return (p - 1) * _sent(1, n / p, link) if algorithm == "ring" else _sent(p - 1, n / p, link)
 
 
 @pytest.mark.parametrize("grid", [(1,), (2,), (7,), (2, 3), (4, 16, 4), (3, 1, 2, 5)], ids=str)
@@ -161,19 +165,16 @@ def test_rings_cost_what_the_design_says() -> None:
 def test_broadcasts_and_exchanges_cost_their_closed_forms(p: int) -> None:
     for n in SIZES:
         link = LINKS[1]
-        whole, block = (link.overhead_s + size / link.bandwidth_bytes_per_s for size in (n, n / p))
         direct = build("direct", frame_on(Collective.BROADCAST, (p,)))
-        assert price(direct, n, [link]) == pytest.approx((p > 1) * link.latency_s + (p - 1) * whole, rel=1e-12)
+        assert price(direct, n, [link]) == pytest.approx(_sent(p - 1, n, link), rel=1e-12)
         # Power of two: the longest path is every time the first child.
         if p & (p - 1) == 0:
             tree = build("tree", frame_on(Collective.BROADCAST, (p,)))
-            assert price(tree, n, [link]) == pytest.approx((p.bit_length() - 1) * (link.latency_s + whole), rel=1e-12)
+            assert price(tree, n, [link]) == pytest.approx((p.bit_length() - 1) * _sent(1, n, link), rel=1e-12)
         exchange = build("direct", frame_on(Collective.ALL_TO_ALL, (p,)))
         own = n / p / link.reduce_bytes_per_s
-        want = max(own, (p > 1) * link.latency_s + (p - 1) * block)
-        # The own block is copied while the first message is on its way; what comes later does not wait for it.
-        first = own if p == 1 else max(own, link.latency_s + block)
-        assert price(exchange, n, [link]) == pytest.approx(max(want, first), rel=1e-12)
+        # The own block is copied while the messages are on their way.
+        assert price(exchange, n, [link]) == pytest.approx(max(own, _sent(p - 1, n / p, link)), rel=1e-12)
 
 
 def test_channels_share_a_link() -> None:
@@ -194,6 +195,5 @@ def test_an_exchange_costs_its_closed_form(p: int) -> None:
     schedule = build("exchange", frame_on(Collective.ALL_REDUCE, (p,)))
     for n in SIZES:
         link = LINKS[0]
-        message = link.overhead_s + n / link.bandwidth_bytes_per_s
-        want = link.latency_s + (p - 1) * message + 2 * n / link.reduce_bytes_per_s
+        want = _sent(p - 1, n, link) + 2 * n / link.reduce_bytes_per_s
         assert price(schedule, n, [link]) == pytest.approx(want, rel=1e-12)

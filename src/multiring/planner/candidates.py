@@ -3,14 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 
 import numpy as np
 
 from multiring.collectives import algorithms_of, build
 from multiring.errors import ScheduleError
-from multiring.schedule import SUMS, Accumulation, Collective, Frame, Schedule, Wire
+from multiring.schedule import SUMS, Accumulation, Collective, Frame, Phase, Schedule, Wire
 from multiring.topology import Link, Topology, grid_of
 
 SEGMENTED = frozenset({Collective.ALL_REDUCE, Collective.BROADCAST})  # whose buffer is one piece of memory
@@ -30,7 +30,7 @@ def candidates(
     root: int = 0,
     wire: Wire = Wire.NONE,
 ) -> tuple[Schedule, ...]:
-    """Return what the table has for `collective`, on each grid, on one rail and on all.
+    """Return what the table has for `collective`, on each grid, on one rail and on all; of equal ones the first.
 
     `wire` is the type of the axes that cross hosts.
 
@@ -41,7 +41,7 @@ def candidates(
     frame = Frame(collective=collective, grid=grids[0], order=order, root=root)
     if collective in SUMS and accumulation is Accumulation.ONCE:
         grids = grids[:1]
-    found = []
+    found: dict[tuple[object, ...], Schedule] = {}
     for algorithm, grid, shares in product(algorithms_of(collective), grids, shares_of(topology)):
         wires = wires_of(grid, order, topology, wire)
         try:
@@ -49,8 +49,21 @@ def candidates(
         except ScheduleError:  # refuses this accumulation or wire type
             continue
         if schedule.grid == grid:
-            found.append(schedule)
-    return tuple(found)
+            found.setdefault((grid, shares, *map(partial(_kind_of, grid), schedule.phases)), schedule)
+    return tuple(found.values())
+
+
+def _kind_of(grid: tuple[int, ...], phase: Phase) -> tuple[object, ...]:
+    """Return what tells phases apart: on an axis of two ranks rings and direct patterns do the same."""
+    size = grid[phase.axis]
+    if size > 2:
+        return phase.axis, phase.pattern
+    # Of two operands it does not matter which comes first.
+    programs = [
+        [(*row[:-2], *sorted(row.peers), row.wire) for row in phase.pattern.program(size, at).rows()]
+        for at in range(size)
+    ]
+    return phase.axis, *map(tuple, programs)
 
 
 @lru_cache(maxsize=256)

@@ -1,6 +1,8 @@
 """From what a few all_reduces take to the constants of the links that they pass."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 
 from multiring.collectives import build
 from multiring.planner import Plan
@@ -58,6 +60,15 @@ class Between:
             reduce_bytes_per_s=SHM.reduce_bytes_per_s if self.engine == "tcp" else 2 * bandwidth,
         )
 
+    def overhead_s(self, latency_s: float) -> float:
+        """Return what a message costs by itself, as those of a small sum are; a stream of them shares wake-ups.
+
+        The agreement takes ceil(log2 p) messages one after the other, and what `link` says comes behind it.
+        """
+        others, rounds = self.part.size - 1, (self.part.size - 1).bit_length()
+        more_s = self._small("direct", 1, median) - self._small("exchange", 1, median)
+        return max((more_s - (rounds + 1) * latency_s) / (rounds + others), _LEAST_S)
+
     def bandwidth(self) -> float:
         """Return the bytes per second that each rank gets, each way."""
         between_hosts = self.engine == "tcp"
@@ -67,11 +78,12 @@ class Between:
         taken_s = time_plan(self.part, task, plan, seconds=self.patience.seconds, drain_s=drain_s)
         return 2 * _LARGE_BYTES * (self.part.size - 1) / self.part.size / taken_s
 
-    def _small(self, algorithm: str, pieces: int) -> float:
+    def _small(self, algorithm: str, pieces: int, usual: Callable[[list[float]], float] = min) -> float:
         task = all_reduce_task(_SMALL_BYTES * pieces)
         plan = self._plan(algorithm, None if pieces == 1 else _SMALL_BYTES)
-        # The least disturbed of a few: what others of the machine do is not the link's.
-        return min(time_plan(self.part, task, plan, seconds=self.patience.seconds / _TURNS / 4) for _ in range(_TURNS))
+        # The least disturbed of a few, unless told otherwise: what others of the machine do is not the link's.
+        seconds = self.patience.seconds / _TURNS / 4
+        return usual([time_plan(self.part, task, plan, seconds=seconds) for _ in range(_TURNS)])
 
     def _plan(self, algorithm: str, segment_bytes: int | None) -> Plan:
         ranks = self.part.size

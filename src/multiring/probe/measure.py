@@ -2,10 +2,12 @@
 
 Constants are fitted to what collectives take, so that they are what plans are made of: of several plans for one small
 sum the differences give latency and overhead; what a large one takes gives the bandwidth. Every host takes part in one
-pair at a time, and in another afterwards, so that a slow host shows in both and can be named.
+pair at a time, and in another afterwards, so that a slow host shows in both and can be named. What a message costs is
+measured with all ranks at once, too: where ranks share cores it is several times what a pair finds.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import astuple, dataclass, replace
 from itertools import combinations
 
@@ -16,6 +18,7 @@ from multiring.probe.remarks import far_from_stated, median_of, racked, slow_hos
 from multiring.runtime import Group
 from multiring.topology import SHM, Link, Topology
 
+_LONGEST_LINE = 16  # hosts; of more the planner makes two axes
 _NEARLY_ALL = 60  # parts of a buffer that one rail carries while it is measured, each other rail one
 
 
@@ -44,6 +47,8 @@ def probe(group: Group, *, seconds: float = 0.5, drain_s: float = 0.5) -> Findin
     measured = [_rail(group, rail, rounds, patience) for rail in range(len(known.rails))]
     usual = tuple(median_of(each) for each in measured)
     own, warnings = slow_hosts(known, measured, usual)
+    busy_s = _busy_overhead_s(group, usual[0], patience)
+    usual = tuple(replace(link, overhead_s=max(link.overhead_s, busy_s)) for link in usual)
     racks = tuple(known.racks)
     if len(racks) > 1:
         uplinks = [_uplink(group, rail, patience) for rail in range(len(known.rails))]
@@ -62,9 +67,12 @@ def _shm(group: Group, patience: Patience) -> Link:
     halves = [group.subgroup(host) for host in group.topology.hosts]
     local = next(part for part in halves if part is not None)
     found = np.zeros(5)
-    if local.size > 1:
-        found[:4] = astuple(Between(part=local, engine="shm+tcp", shares=(1,), patience=patience).link())
-        found[4] = 1
+    # Plans between hosts have nobody spin; where virtual hosts share cores, spinners take them from who is waited for.
+    waiting = group.calls.membership.asleep() if len(group.topology.hosts) > 1 else nullcontext()
+    with waiting:
+        if local.size > 1:
+            found[:4] = astuple(Between(part=local, engine="shm+tcp", shares=(1,), patience=patience).link())
+            found[4] = 1
     rows = group.all_gather(found[np.newaxis])
     rows = rows[rows[:, 4] > 0]
     if not len(rows):
@@ -117,6 +125,23 @@ def _rail(group: Group, rail: int, rounds: list[list[tuple[int, int]]], patience
         Link(latency_s=row[0], overhead_s=row[1], bandwidth_bytes_per_s=row[2], reduce_bytes_per_s=row[3])
         for row in best.tolist()
     ]
+
+
+def _busy_overhead_s(group: Group, rail: Link, patience: Patience) -> float:
+    """Return what a message between hosts costs a rank while all ranks send: the median of the ranks' lines."""
+    hosts = group.topology.hosts
+    local = min(len(ranks) for ranks in hosts)
+    lines = [
+        [ranks[at] for ranks in hosts[first : first + _LONGEST_LINE]]
+        for first in range(0, len(hosts), _LONGEST_LINE)
+        for at in range(local)
+    ]
+    part = _part_of(group, [line for line in lines if len(line) > 1])
+    found = np.full(1, np.nan)
+    group.barrier()
+    if part is not None:
+        found[0] = Between(part=part, engine="tcp", shares=(1,), patience=patience).overhead_s(rail.latency_s)
+    return float(np.nanmedian(group.all_gather(found)))
 
 
 def _uplink(group: Group, rail: int, patience: Patience) -> list[float]:

@@ -45,6 +45,16 @@ class Membership:
     glossary: Glossary
     pins: Pins | None = None
     replan: bool = True
+    spin_s: float = 0.0  # how long callers spin before they sleep, where all that they wait for is on their host
+
+    @contextmanager
+    def asleep(self) -> Iterator[None]:
+        """Let no caller of this process spin meanwhile; it is as if each waited for other hosts."""
+        self.context.allow_spin(0.0)
+        try:
+            yield
+        finally:
+            self.context.allow_spin(self.spin_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

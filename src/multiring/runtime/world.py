@@ -257,13 +257,15 @@ def _join(settings: Settings) -> tuple[World, dict[str, Any]]:
             if mpi is not None and len(hosts) > 1:
                 engine = mpi.start(context, meeting, [card["mpi"] for card in cards], settings.init_timeout_s)
             _say_how_memory_moves(context, identity.rank, local_ranks)
-            if len({core for rank in local_ranks for core in cards[rank]["cores"]}) >= len(local_ranks):
-                context.allow_spin(_SPIN_S)
+            has_cores = len({core for rank in local_ranks for core in cards[rank]["cores"]}) >= len(local_ranks)
+            spin_s = _SPIN_S if has_cores else 0.0
+            context.allow_spin(spin_s)
         except BaseException:
             context.close(0.0, False)
             raise
     watch = RailWatch(context, identity.rank, rails, topology) if len(rails[identity.rank]) > 1 else None
-    return _world(identity, settings, (context, engine, watch), (topology, pins), local_ranks), cards[0]["timeline"]
+    place = (topology, pins, spin_s)
+    return _world(identity, settings, (context, engine, watch), place, local_ranks), cards[0]["timeline"]
 
 
 def _wishes(settings: Settings) -> dict[str, Any]:
@@ -309,7 +311,7 @@ def _world(
     identity: Identity,
     settings: Settings,
     carriers: tuple[Context, MpiEngine | None, RailWatch | None],
-    place: tuple[Topology, Pins | None],
+    place: tuple[Topology, Pins | None, float],
     local_ranks: tuple[int, ...],
 ) -> World:
     context, engine, rail_watch = carriers
@@ -328,6 +330,7 @@ def _world(
         glossary=glossary,
         pins=place[1],
         replan=settings.replan,
+        spin_s=place[2],
     )
     if control is not None:
         control.start()

@@ -1,10 +1,11 @@
 """What a schedule costs: the only pricing there is.
 
-The model is alpha-beta with one port per rank, direction and physical link; docs/algorithms.md has its closed forms. A
-message of b bytes occupies its sender's port for overhead + b / bandwidth, arrives latency later, and occupies its
-receiver's port as long. A SEND costs its rank nothing else, a receive waits, and what a REDUCE or a local
-COPY writes costs b / reduce bandwidth more. On a lossy wire fewer bytes travel, and encoding, and decoding in a
-COPY, cost as much as a local COPY. A buffer may be cut into segments that go side by side.
+The model is LogGP's with one port per rank, direction and physical link; docs/algorithms.md has its closed forms. A
+port handles a message of b bytes for the overhead, then has it on the wire for b / bandwidth while it handles the
+next; it arrives latency later, and occupies its receiver's port as long. A SEND costs its rank nothing else, a
+receive waits, and what a REDUCE or a local COPY writes costs b / reduce bandwidth more. On a lossy wire fewer bytes
+travel, and encoding, and decoding in a COPY, cost as much as a local COPY. A buffer may be cut into segments that go
+side by side.
 
 On a grid without a root every rank does the same up to a turn of each axis, so what the peer at offset -d sends is
 what the rank itself sends to offset +d: one rank's moves are enough.
@@ -68,14 +69,15 @@ def least(schedule: Schedule, size_bytes: float, ways: Sequence[Way], segments: 
     if schedule.collective is Collective.BROADCAST:
         return 0.0
     messages, chunks, written = _loads(schedule)
-    ports: dict[int, float] = {}
+    handled: dict[int, float] = {}
+    wired: dict[int, float] = {}
     uplink_s = 0.0
     for way, count, sent in zip(ways, messages, chunks, strict=True):
-        busy = count * way.link.overhead_s + sent * chunk_bytes / way.link.bandwidth_bytes_per_s
-        ports[way.port] = ports.get(way.port, 0.0) + busy
+        handled[way.port] = handled.get(way.port, 0.0) + count * way.link.overhead_s
+        wired[way.port] = wired.get(way.port, 0.0) + sent * chunk_bytes / way.link.bandwidth_bytes_per_s
         uplink_s += 0.0 if way.uplink_bytes_per_s is None else sent * chunk_bytes / way.uplink_bytes_per_s
     own_s = sum(each * chunk_bytes / way.link.reduce_bytes_per_s for way, each in zip(ways, written, strict=True))
-    return segments * max(*ports.values(), uplink_s, own_s)
+    return segments * max(*handled.values(), *wired.values(), uplink_s, own_s)
 
 
 @lru_cache(maxsize=512)

@@ -1,8 +1,9 @@
 """When moves happen: the events of several ranks that run several segments at once, in the order of time.
 
-A message leaves its sender's port (and passes a narrower one on its way, where there is one), is under way for the
-latency, and occupies its receiver's port. A rank runs its segments as lanes: it does what can be done for the oldest
-first, one thing at a time. docs/algorithms.md has the model.
+A port handles a message, then puts it on the wire, and handles the next one meanwhile; the message passes a narrower
+wire on its way, where there is one, is under way for the latency, and goes through its receiver's port the other way
+round. A rank runs its segments as lanes: it does what can be done for the oldest first, one thing at a time.
+docs/algorithms.md has the model.
 """
 
 from collections import deque
@@ -66,13 +67,14 @@ class _Lane:
 class _Rank:
     """One rank's clock, ports and lanes."""
 
-    __slots__ = ("arrived", "in_free", "lanes", "now", "out_free", "steps", "uplink_free")
+    __slots__ = ("arrived", "in_free", "in_handled", "lanes", "now", "out_free", "out_handled", "steps", "uplink_free")
 
     def __init__(self, steps: Sequence[Step], ports: int, lanes: int, segments: int) -> None:
         self.steps = steps
         self.now = 0.0
-        self.out_free = [0.0] * ports
-        self.in_free = [0.0] * ports
+        # When each port's wire is free, and when it has handled what it was given.
+        self.out_free, self.out_handled = [0.0] * ports, [0.0] * ports
+        self.in_free, self.in_handled = [0.0] * ports, [0.0] * ports
         self.uplink_free = 0.0
         self.lanes = [_Lane(segment) for segment in range(lanes)]
         # When the messages of each segment were there, by queue.
@@ -115,9 +117,10 @@ class _Run:
         segment, queue, axis, size_bytes = message
         rank, way = self.ranks[index], self.ways[axis]
         link = way.link
-        busy = rank.in_free[way.port] + link.overhead_s + size_bytes / link.bandwidth_bytes_per_s
-        there = max(time, busy)
-        rank.in_free[way.port] = there
+        through = max(time, rank.in_free[way.port] + size_bytes / link.bandwidth_bytes_per_s)
+        rank.in_free[way.port] = through
+        there = max(through, rank.in_handled[way.port] + link.overhead_s)
+        rank.in_handled[way.port] = there
         rank.arrived[segment].setdefault(queue, deque()).append(there)
         self._push(max(there, rank.now), index, None)
 
@@ -155,8 +158,10 @@ class _Run:
         for axis, to, queue in step.sends:
             way = self.ways[axis]
             link = way.link
-            start = max(rank.now, rank.out_free[way.port])
-            end = start + link.overhead_s + size_bytes / link.bandwidth_bytes_per_s
+            handled = max(rank.now, rank.out_handled[way.port]) + link.overhead_s
+            rank.out_handled[way.port] = handled
+            start = max(handled, rank.out_free[way.port])
+            end = start + size_bytes / link.bandwidth_bytes_per_s
             rank.out_free[way.port] = end
             if way.uplink_bytes_per_s is not None:
                 rank.uplink_free = max(start, rank.uplink_free) + size_bytes / way.uplink_bytes_per_s

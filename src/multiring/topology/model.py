@@ -12,8 +12,8 @@ from multiring.errors import ArgumentError
 class Link:
     """The constants of a link, as one rank sees it in one direction (docs/algorithms.md defines the model).
 
-    A message of b bytes costs its sender's port `overhead_s + b / bandwidth_bytes_per_s` and arrives
-    `latency_s` later. Every byte that a reduction writes costs another 1 / reduce_bytes_per_s.
+    A message of b bytes takes its sender's port `overhead_s` to handle, then its wire b / bandwidth_bytes_per_s, and
+    arrives `latency_s` later. Every byte that a reduction writes costs another 1 / reduce_bytes_per_s.
 
     Raises:
         ArgumentError: a time is negative, or a bandwidth is not positive.
