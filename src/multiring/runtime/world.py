@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from multiring._native import Context, Holdings
@@ -257,15 +258,14 @@ def _join(settings: Settings) -> tuple[World, dict[str, Any]]:
             if mpi is not None and len(hosts) > 1:
                 engine = mpi.start(context, meeting, [card["mpi"] for card in cards], settings.init_timeout_s)
             _say_how_memory_moves(context, identity.rank, local_ranks)
-            has_cores = len({core for rank in local_ranks for core in cards[rank]["cores"]}) >= len(local_ranks)
-            spin_s = _SPIN_S if has_cores else 0.0
+            spin_s = _spin_s([cards[rank]["cores"] for rank in local_ranks])
             context.allow_spin(spin_s)
         except BaseException:
             context.close(0.0, False)
             raise
     watch = RailWatch(context, identity.rank, rails, topology) if len(rails[identity.rank]) > 1 else None
-    place = (topology, pins, spin_s)
-    return _world(identity, settings, (context, engine, watch), place, local_ranks), cards[0]["timeline"]
+    world = _world(identity, settings, (context, engine, watch), (topology, pins, spin_s), local_ranks)
+    return world, cards[0]["timeline"]
 
 
 def _wishes(settings: Settings) -> dict[str, Any]:
@@ -290,6 +290,11 @@ def _connect(
     except (OSError, RuntimeError) as failure:
         return f"{type(failure).__name__}: {failure}", began
     return "it gave up connecting because another rank had failed", began
+
+
+def _spin_s(cores: Sequence[Sequence[int]]) -> float:
+    """Return how long callers may spin: where every rank of this host can have one of `cores`, theirs, for itself."""
+    return _SPIN_S if len(set(chain.from_iterable(cores))) >= len(cores) else 0.0
 
 
 def _say_how_memory_moves(context: Context, own: int, local_ranks: tuple[int, ...]) -> None:
