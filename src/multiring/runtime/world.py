@@ -258,14 +258,13 @@ def _join(settings: Settings) -> tuple[World, dict[str, Any]]:
             if mpi is not None and len(hosts) > 1:
                 engine = mpi.start(context, meeting, [card["mpi"] for card in cards], settings.init_timeout_s)
             _say_how_memory_moves(context, identity.rank, local_ranks)
-            spin_s = _spin_s([cards[rank]["cores"] for rank in local_ranks])
-            context.allow_spin(spin_s)
+            context.allow_spin(spin_s := _spin_s([cards[rank]["cores"] for rank in local_ranks]))
         except BaseException:
             context.close(0.0, False)
             raise
     watch = RailWatch(context, identity.rank, rails, topology) if len(rails[identity.rank]) > 1 else None
-    world = _world(identity, settings, (context, engine, watch), (topology, pins, spin_s), local_ranks)
-    return world, cards[0]["timeline"]
+    carriers = context, engine, watch
+    return _world(identity, settings, carriers, (topology, pins, spin_s), local_ranks), cards[0]["timeline"]
 
 
 def _wishes(settings: Settings) -> dict[str, Any]:
