@@ -327,6 +327,10 @@ class Calls:
         """Return what names the group that `call` makes of `ranks`, the same on every rank."""
         return hashlib.blake2b(self._key + repr((call.number, tuple(ranks))).encode(), digest_size=16).digest()
 
+    def purpose_id(self, purpose: str) -> int:
+        """Return what names the notices of this group for `purpose`, the same on every rank."""
+        return identifier(self._key, "purpose", purpose)
+
     def purpose_key(self, purpose: str) -> bytes:
         """Return what names the group of the same ranks for `purpose`, the same on every rank."""
         return hashlib.blake2b(self._key + repr(("purpose", purpose)).encode(), digest_size=16).digest()
