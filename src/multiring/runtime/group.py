@@ -387,6 +387,25 @@ class Group:
             self._calls.subgroup_key(call, chosen),
         )
 
+    def subgroup_named(self, ranks: Sequence[int], name: str) -> "Group":
+        """Return the group of these ranks that goes by `name`; this rank is one of them.
+
+        Local: it is one group on all of them, who name it alike, each once; the other ranks have no part in it.
+
+        Args:
+            ranks: of this group, in the order they have in the new one.
+            name: another one than for every other group of the same ranks.
+
+        Raises:
+            ArgumentError: `ranks` names a rank twice, or one that is not in this group, or not this one.
+        """
+        chosen = tuple(self._rank_of("ranks", rank) for rank in ranks)
+        if self._own not in chosen or len(set(chosen)) != len(chosen):
+            raise ArgumentError(f"ranks={list(chosen)}: want rank {self._own} among them, and none twice")
+        key = self._calls.purpose_key(f"ranks {list(chosen)} by the name {name}")
+        members = tuple(self._ranks[rank] for rank in chosen)
+        return Group(self._calls.membership, members, self._topology.restricted(chosen), key)
+
     def twin(self) -> "Group":
         """Return another group of the same ranks, whose operations have an order of their own.
 

@@ -50,8 +50,11 @@ class RowCalls:
         # what the others do: whoever counts differs from whoever assumes, and then all count.
         self._uneven: set[str] = set()
 
-    def start(self, call: Call, rows: Rows, *, waits: bool) -> Callable[[], Any]:
-        """Start the collective; return what waits for it, does the rest, and returns or raises as `Handle.wait`."""
+    def start(self, call: Call, rows: Rows, *, waits: bool) -> Callable[..., Any]:
+        """Start the collective; return what waits for it, does the rest, and returns or raises as `Handle.wait`.
+
+        It may be given how to wait for the handle of each step.
+        """
         assumed = self._assumed(rows)
         if assumed is None:
             pending = [self._count(call.step(0, "counts"), rows, waits=waits)]
@@ -59,10 +62,10 @@ class RowCalls:
             pending = [self._run(call, rows, assumed, waits=waits)]
         is_assumed = assumed is not None
 
-        def finish() -> Any:
+        def finish(wait: Callable[[OperationHandle], Any] = OperationHandle.wait) -> Any:
             step, first = 0, pending.pop()
             try:
-                found = first.wait()
+                found = wait(first)
             except MismatchError:
                 if any(title != call.titled(rows.title) for title in first.titles.values()):
                     raise
@@ -74,13 +77,13 @@ class RowCalls:
             if step == 1:
                 with self._calls.telling(counting := call.step(step, "counts")):
                     again = self._count(counting, rows, waits=True)
-                found = again.wait()
+                found = wait(again)
             table = found.reshape(-1, len(rows.own))
             (self._uneven.discard if (table == table[0, 0]).all() else self._uneven.add)(rows.title)
             with self._calls.telling(moving := call.step(step + 1, call.name)):
                 move = rows.move(table[:, rows.column].tolist(), int(table.sum()), "")
                 handle = self._run(moving, rows, move, waits=True)
-            return handle.wait()
+            return wait(handle)
 
         return finish
 

@@ -186,7 +186,7 @@ def _from_mpi(settings: Settings, foreign: Mapping[str, str]) -> Identity:
     try:
         here = host_id()
         is_one_host = bool(words.allreduce(here == words.bcast(here, root=0), op=mpi.LAND))
-        place = _choose_place(settings, is_one_host=is_one_host) if world.Get_rank() == 0 else None
+        place = choose_place(settings, "mpi", is_one_host=is_one_host) if world.Get_rank() == 0 else None
         told = words.bcast(place.told if place else None, root=0)
     finally:
         words.Free()
@@ -206,15 +206,23 @@ def _from_mpi(settings: Settings, foreign: Mapping[str, str]) -> Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
+    """Where rank 0 listens: what it tells the others, with "error" in it where it cannot, and the socket."""
+
     told: dict[str, str]
     listener: socket.socket | None = None
 
 
-def _choose_place(settings: Settings, *, is_one_host: bool) -> _Place:
-    """Return what rank 0 tells the others; never raises, or they would wait in the broadcast for ever."""
+def choose_place(settings: Settings, source: str, *, is_one_host: bool) -> Place:
+    """Return where rank 0 listens from now on; never raises, or those who are told would wait for ever.
+
+    Args:
+        settings: an address, a secret and a name of the job in them are taken, else there are fresh ones.
+        source: by what the ranks are told; part of a fresh name.
+        is_one_host: whether all ranks are on this host.
+    """
     token = secrets.token_hex(8)
-    job = settings.job or f"mpi-{token}"
+    job = settings.job or f"{source}-{token}"
     listener = None
     try:
         secret = _secret(settings) or secrets.token_bytes(_SECRET_BYTES)
@@ -227,8 +235,8 @@ def _choose_place(settings: Settings, *, is_one_host: bool) -> _Place:
             listener = _listen_in_range(host, settings.ports)
             address = TcpAddress(host, listener.getsockname()[1])
     except (MultiringError, OSError) as error:
-        return _Place({"error": str(error)})
-    return _Place({"rendezvous": str(address), "secret": secret.hex(), "job": job}, listener)
+        return Place({"error": str(error)})
+    return Place({"rendezvous": str(address), "secret": secret.hex(), "job": job}, listener)
 
 
 def _listen_in_range(host: str, ports: tuple[int, int] | None) -> socket.socket:

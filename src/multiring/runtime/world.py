@@ -97,6 +97,7 @@ class _Current:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.world: World | None = None
+        self.others: list[World] = []  # that are nobody's `current`
         self.exit_handler_set = False
 
 
@@ -126,15 +127,46 @@ def init(settings: Settings | None = None, **changes: Any) -> Group:
         _refuse_fork(_current.world)
         if _current.world is not None:
             raise StateError("multiring.init() was called twice; call multiring.shutdown() in between")
-        try:
-            _current.world = _begin(chosen)
-        except BaseException:
-            end_despite_mpi()
-            raise
-        if not _current.exit_handler_set:
-            atexit.register(_leave_at_exit)
-            _current.exit_handler_set = True
+        _current.world = _entered(chosen, None)
         return _current.world.group
+
+
+def enter(identity: Identity, settings: Settings, *, is_current: bool) -> World:
+    """Join the job that `identity` says, as `init` does; with `is_current` it is this process's one from now on.
+
+    Raises:
+        StateError: `is_current`, and there is one; or in a fork of a rank.
+        Others: as `init`.
+    """
+    refuse_other_systems(platform.system(), platform.machine())
+    with _current.lock:
+        for each in (_current.world, *_current.others):
+            _refuse_fork(each)
+        if is_current and _current.world is not None:
+            raise StateError("multiring.init() was called already; call multiring.shutdown() first")
+        world = _entered(settings, identity)
+        if is_current:
+            _current.world = world
+        else:
+            _current.others.append(world)
+        return world
+
+
+def leave(world: World, *, grace_s: float | None = None) -> None:
+    """Leave a job that `enter` joined, as `shutdown` does; nothing happens where it was left already.
+
+    Args:
+        world: the job.
+        grace_s: how long operations in flight have; by default as with `shutdown`.
+    """
+    with _current.lock:
+        if world is not _current.world and all(world is not each for each in _current.others):
+            return
+        if world is _current.world:
+            _current.world = None
+        _current.others = [each for each in _current.others if each is not world]
+        if world.pid == os.getpid():
+            world.close(world.settings.stall_warn_s if grace_s is None else grace_s, announce=True)
 
 
 def shutdown() -> None:
@@ -184,18 +216,30 @@ def _refuse_fork(world: World | None) -> None:
         )
 
 
+def _entered(settings: Settings, identity: Identity | None) -> World:
+    """Return the world, which is left at the latest when the process ends; the lock is held."""
+    try:
+        world = _begin(settings, identity)
+    except BaseException:
+        end_despite_mpi()
+        raise
+    if not _current.exit_handler_set:
+        atexit.register(_leave_at_exit)
+        _current.exit_handler_set = True
+    return world
+
+
 def _leave_at_exit() -> None:
-    world = _current.world
-    if world is None or world.pid != os.getpid():
-        return
-    _current.world = None
-    # An uncaught error is no leave-taking: the other ranks are to hear that this one died.
-    world.close(_EXIT_GRACE_S, announce=getattr(sys, "last_type", None) is None)
+    worlds = [world for world in (*_current.others, _current.world) if world is not None and world.pid == os.getpid()]
+    _current.world, _current.others = None, []
+    for world in worlds:
+        # An uncaught error is no leave-taking: the other ranks are to hear that this one died.
+        world.close(_EXIT_GRACE_S, announce=getattr(sys, "last_type", None) is None)
 
 
-def _begin(settings: Settings) -> World:
+def _begin(settings: Settings, identity: Identity | None) -> World:
     """Return the world, with its timeline on where rank 0's settings want one."""
-    world, timeline = _join(settings)
+    world, timeline = _join(settings, identity or identify(settings, foreign_environment()))
     if timeline["path"]:
         try:
             world.timelines.start(**timeline)
@@ -205,9 +249,8 @@ def _begin(settings: Settings) -> World:
     return world
 
 
-def _join(settings: Settings) -> tuple[World, dict[str, Any]]:
+def _join(settings: Settings, identity: Identity) -> tuple[World, dict[str, Any]]:
     # And what rank 0 wants of a timeline.
-    identity = identify(settings, foreign_environment())
     with Rendezvous(identity, timeout_s=settings.init_timeout_s) as meeting:
         mpi = MpiHere.find(identity) if settings.engine == "mpi" and identity.size > 1 else None
         context = Context(

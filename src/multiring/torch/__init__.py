@@ -17,6 +17,7 @@ from multiring.torch.allreducing import allreduce_ as allreduce_
 from multiring.torch.allreducing import allreduce_async as allreduce_async
 from multiring.torch.allreducing import allreduce_async_ as allreduce_async_
 from multiring.torch.arena import arena_like as arena_like
+from multiring.torch.backend import registration as registration
 from multiring.torch.basics import ccl_built as ccl_built
 from multiring.torch.basics import cross_rank as cross_rank
 from multiring.torch.basics import cross_size as cross_size

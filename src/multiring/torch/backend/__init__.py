@@ -1,0 +1,1 @@
+"""torch.distributed's backend "multiring": `torch.distributed.init_process_group("multiring")`."""

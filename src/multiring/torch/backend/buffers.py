@@ -1,0 +1,93 @@
+"""Tensors as the memory that operations work on, and copies of those that are not in one piece."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from multiring.runtime import Group
+from multiring.runtime.arrays import Buffer
+from multiring.torch.tensors import dtype_name, is_one_piece, new_memory
+
+
+def require_host(what: str, tensor: object) -> None:
+    """Raise unless `tensor` is a dense tensor in host memory.
+
+    Args:
+        what: the operation, for the error.
+        tensor: what it was given.
+
+    Raises:
+        TypeError: no tensor.
+        RuntimeError: in another device's memory.
+        ValueError: sparse.
+    """
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{what}: got a {type(tensor).__name__}; want a torch.Tensor")
+    if not tensor.is_cpu:
+        raise RuntimeError(
+            f"{what}: a tensor is on {tensor.device}. No backend type associated with device type "
+            f"{tensor.device.type}: multiring moves host memory only; use .cpu()"
+        )
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"{what}: a tensor is {str(tensor.layout).removeprefix('torch.')}; want a dense one")
+
+
+def flat(tensor: Tensor) -> Buffer:
+    """Return the elements of a tensor in one piece, in a row."""
+    return Buffer(tensor.data_ptr(), (tensor.numel(),), (1,), dtype_name(tensor.dtype), tensor)
+
+
+def as_bytes(tensor: Tensor) -> Buffer:
+    """Return the memory of a tensor in one piece, of any type, as bytes."""
+    return Buffer(tensor.data_ptr(), (tensor.numel() * tensor.element_size(),), (1,), "uint8", tensor)
+
+
+def contents(tensor: Tensor) -> Tensor:
+    """Return `tensor`, or a copy of it in one piece."""
+    if is_one_piece(tensor):
+        return tensor
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def place_for(group: Group, tensor: Tensor) -> tuple[Tensor, Callable[[], None] | None]:
+    """Return memory in one piece for what is to be in `tensor`, and what puts it there; None: it is there already."""
+    if is_one_piece(tensor):
+        return tensor, None
+    place = new_memory(group, tensor.shape, tensor.dtype)
+    return place, lambda: put(tensor, place)
+
+
+def put(tensor: Tensor, found: Tensor) -> None:
+    """Copy `found`, of as many elements, into `tensor`."""
+    with torch.no_grad():
+        tensor.detach().copy_(found.view(tensor.shape))
+
+
+def in_a_row(tensors: Sequence[Tensor]) -> Tensor | None:
+    """Return the memory of `tensors` as one flat tensor, where each is in one piece and begins where the last ends."""
+    first = tensors[0]
+    start = end = first.data_ptr()
+    for each in tensors:
+        if each.data_ptr() != end or not is_one_piece(each):
+            return None
+        end += each.numel() * each.element_size()
+    storage = first.untyped_storage()
+    # Neighbours in memory may still belong to different allocations.
+    if start == 0 or end > storage.data_ptr() + storage.nbytes():
+        return None
+    count = (end - start) // first.element_size()
+    return torch.empty(0, dtype=first.dtype).set_(storage, first.storage_offset(), (count,), (1,))
+
+
+def put_in_order(tensors: Sequence[Tensor], found: Tensor) -> None:
+    """Copy `found`, flat, into `tensors`, one after the other."""
+    at = 0
+    for each in tensors:
+        put(each, found[at : at + each.numel()])
+        at += each.numel()
+
+
+def bytes_in(one: Buffer, other: Buffer) -> bool:
+    """Return whether two pieces of memory have any byte in common."""
+    return one.address < other.address + other.size_bytes and other.address < one.address + one.size_bytes

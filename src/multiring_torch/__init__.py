@@ -1,0 +1,24 @@
+"""What torch loads when it is imported: it learns that there is a backend "multiring", and nothing else happens.
+
+A package of its own, because importing anything of `multiring` loads its runtime, which is to wait until a process
+group is made.
+"""
+
+from typing import Any
+
+
+def register() -> None:
+    """Make `init_process_group("multiring")` mean multiring; torch's entry point "torch.backends" calls it.
+
+    May be called again. Where this torch has no torch.distributed, nothing happens.
+    """
+    import torch.distributed as dist  # noqa: PLC0415 -- torch is being imported when its entry points are looked up
+
+    if dist.is_available():
+        dist.Backend.register_backend("multiring", _create, extended_api=True, devices=["cpu"])
+
+
+def _create(options: Any, pg_options: Any) -> Any:
+    from multiring.torch.backend.creating import create  # noqa: PLC0415 -- see above
+
+    return create(options, pg_options)
