@@ -61,6 +61,4 @@ def require_rank(what: str, name: str, value: int, ranks: int) -> None:
 def require_as_many(what: str, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
     """Raise ValueError unless there are as many outputs as inputs, and at least one."""
     if not outputs or len(outputs) != len(inputs):
-        raise ValueError(
-            f"{what}: got {len(outputs)} outputs for {len(inputs)} inputs; want as many, and at least one"
-        )
+        raise ValueError(f"{what}: got {len(outputs)} outputs for {len(inputs)} inputs; want as many, and at least one")

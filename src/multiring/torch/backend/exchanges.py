@@ -13,7 +13,15 @@ from multiring.runtime import Handle
 from multiring.runtime.arrays import Buffer
 from multiring.torch.backend import operations
 from multiring.torch.backend.arguments import blocks_of
-from multiring.torch.backend.buffers import as_bytes, bytes_in, contents, in_a_row, place_for, put_in_order, require_host
+from multiring.torch.backend.buffers import (
+    as_bytes,
+    bytes_in,
+    contents,
+    in_a_row,
+    place_for,
+    put_in_order,
+    require_host,
+)
 from multiring.torch.backend.standing import Ready, Standing
 from multiring.torch.tensors import dtype_name, new_memory
 
@@ -41,10 +49,15 @@ class Exchanges(Standing):
         require_host(what, output)
         if source.dtype is not output.dtype:
             raise ValueError(f"{what}: {dtype_name(source.dtype)} into {dtype_name(output.dtype)}; want the same type")
-        rows = self._rows(what, "input", source, input_split_sizes), self._rows(what, "output", output, output_split_sizes)
+        rows = (
+            self._rows(what, "input", source, input_split_sizes),
+            self._rows(what, "output", output, output_split_sizes),
+        )
         width = math.prod(source.shape[1:])
         if math.prod(output.shape[1:]) != width:
-            raise ValueError(f"{what}: rows of shape {tuple(source.shape[1:])} into rows of shape {tuple(output.shape[1:])}")
+            raise ValueError(
+                f"{what}: rows of shape {tuple(source.shape[1:])} into rows of shape {tuple(output.shape[1:])}"
+            )
         place, settle = place_for(self.group, output)
         start = self._exchange(source, place, rows, (dtype_name(source.dtype), width))
         return self.issue(what, Ready(start, settle), self.terms(opts, timeout), (output,))
@@ -105,6 +118,7 @@ class Exchanges(Standing):
         found = list(splits)
         if len(found) != ranks or min(found) < 0 or sum(found) != rows:
             raise ValueError(
-                f"{what}: split sizes {found} of the {name} of {rows} rows; want {ranks} numbers >= 0 that add up to them"
+                f"{what}: split sizes {found} of the {name} of {rows} rows; want {ranks} numbers >= 0 that add up "
+                "to them"
             )
         return found

@@ -25,7 +25,6 @@ from multiring.torch.tensors import dtype_name, new_memory
 Settle = Callable[[], None] | None
 
 
-
 class Gatherings(Standing):
     """The collectives that move what ranks have, of any type; the names and parameters are torch's."""
 
@@ -57,7 +56,9 @@ class Gatherings(Standing):
         ready = self._into_list("all_gather", blocks, tensor)
         return self.issue("all_gather", ready, self.terms(opts, timeout), blocks)
 
-    def allgather_coalesced(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None) -> Any:
+    def allgather_coalesced(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
+    ) -> Any:
         """As `allgather`, of many tensors."""
         what = "all_gather_coalesced"
         require_as_many(what, outputs, inputs)
@@ -129,4 +130,3 @@ class Gatherings(Standing):
             return operations.all_gather(self.calls, own, out, sizes, title, waits=waits)
 
         return Ready(start, settle)
-

@@ -41,29 +41,29 @@ def all_gather(
 
 
 def reduce_scatter(
-    calls: Calls, source: Buffer, out: Buffer, counts: tuple[int, ...], op: str, title: str, *, waits: bool
+    calls: Calls, buffers: tuple[Buffer, Buffer], counts: tuple[int, ...], op: str, title: str, *, waits: bool
 ) -> OperationHandle:
-    """Combine every rank's `source` and put this rank's part, of `counts` elements by rank, into `out`."""
+    """Combine every rank's first buffer and put this rank's part, of `counts` elements by rank, into the second."""
+    source = buffers[0]
     request = Request(Collective.REDUCE_SCATTER, source.dtype, counts, source.shape[0], op)
-    return _run(calls, calls.next("reduce_scatter"), title, request, (source, out), waits=waits)
+    return _run(calls, calls.next("reduce_scatter"), title, request, buffers, waits=waits)
 
 
 def exchange(
-    calls: Calls, source: Buffer, out: Buffer, sizes: Splits, total: int, title: str, *, waits: bool
+    calls: Calls, buffers: tuple[Buffer, Buffer], sizes: Splits, total: int, title: str, *, waits: bool
 ) -> OperationHandle:
-    """Send each rank its bytes of `source`, and put what they send here into `out`; all ranks know all sizes.
+    """Send each rank its bytes of one buffer, and put what they send here into another; all ranks know all sizes.
 
     Args:
         calls: the group's.
-        source: bytes.
-        out: bytes.
+        buffers: bytes to send, and memory for those that come.
         sizes: bytes sent to, and received from, each rank.
         total: by what the operation is planned, the same on all ranks: the mean buffer.
         title: says all that the ranks must agree on.
         waits: as of Calls.run.
     """
     request = Request(Collective.ALL_TO_ALL, "uint8", sizes, total)
-    return _run(calls, calls.next("all_to_all"), title, request, (source, out), waits=waits)
+    return _run(calls, calls.next("all_to_all"), title, request, buffers, waits=waits)
 
 
 def barrier(calls: Calls, *, waits: bool) -> OperationHandle:

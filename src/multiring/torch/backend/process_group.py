@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore
 
 from multiring.errors import MultiringError
 from multiring.runtime import Group
@@ -183,7 +184,7 @@ class ProcessGroup(Reductions, Gatherings, Exchanges, _TorchGroup):  # type: ign
         if group is None:
             return None
         timeout_s = self.default_timeout_s if timeout is None else timeout.total_seconds()
-        part = ProcessGroup(group, store=dist.PrefixStore(f"{name}/", self._store), name=name, timeout_s=timeout_s)
+        part = ProcessGroup(group, store=PrefixStore(f"{name}/", self._store), name=name, timeout_s=timeout_s)
         part.setGroupDesc(f"{self._description}:split" if group_desc is None else group_desc)
         return part
 

@@ -155,7 +155,7 @@ def _reduce_scatter(
     """Combine `whole`, in one piece, of which rank r gets `counts[r]` elements."""
     reduction.check("reduce_scatter", whole.dtype)
     if reduction.fold is not None:
-        return _folded_parts(group, output, whole, counts, reduction)
+        return _folded_parts(group, output, whole, counts, (reduction.name, reduction.fold))
     if reduction.factor is not None:
         whole = _multiplied(group, whole, reduction.factor)
     place, settle = place_for(group, output)
@@ -168,7 +168,7 @@ def _reduce_scatter(
     title = f"reduce_scatter {reduction.name} of {_parts(counts)} {source.dtype}"
     op = str(reduction.op)
     return Ready(
-        lambda waits: operations.reduce_scatter(group.calls, source, target, counts, op, title, waits=waits), settle
+        lambda waits: operations.reduce_scatter(group.calls, (source, target), counts, op, title, waits=waits), settle
     )
 
 
@@ -185,21 +185,16 @@ def _folded(group: Group, tensor: Tensor, name: str, fold: Fold) -> Ready:
     )
 
 
-def _folded_parts(
-    group: Group, output: Tensor, whole: Tensor, counts: tuple[int, ...], reduction: Reduction
-) -> Ready:
+def _folded_parts(group: Group, output: Tensor, whole: Tensor, counts: tuple[int, ...], how: tuple[str, Fold]) -> Ready:
     """Every rank gets all contributions to its part, and combines them itself."""
     everyone = new_memory(group, (group.size, output.numel()), output.dtype)
     source, target = as_bytes(whole.detach()), as_bytes(everyone)
     itemsize = output.element_size()
     sizes = Splits(tuple(count * itemsize for count in counts), (output.numel() * itemsize,) * group.size)
-    title = f"reduce_scatter {reduction.name} of {_parts(counts)} {dtype_name(output.dtype)}"
-    fold = reduction.fold
-    assert fold is not None
+    name, fold = how
+    title = f"reduce_scatter {name} of {_parts(counts)} {dtype_name(output.dtype)}"
     return Ready(
-        lambda waits: operations.exchange(
-            group.calls, source, target, sizes, source.shape[0], title, waits=waits
-        ),
+        lambda waits: operations.exchange(group.calls, (source, target), sizes, source.shape[0], title, waits=waits),
         lambda: put(output, functools.reduce(fold, everyone.unbind())),
     )
 

@@ -14,7 +14,6 @@ from torch.futures import Future, collect_all
 
 from multiring.errors import MultiringError
 from multiring.runtime import Group, Handle
-from multiring.runtime.calls import Calls
 from multiring.torch.backend.errors import torch_error
 from multiring.torch.backend.work import Done, Pending, Several
 
@@ -44,7 +43,7 @@ class Standing:
             timeout_s: for operations that are given none.
         """
         self.group = group
-        self.calls: Calls = group.calls
+        self.calls = group.calls
         self.default_timeout_s = timeout_s
         self._end: str | None = None  # what became of the group, in words
         self._in_flight: weakref.WeakSet[Pending] = weakref.WeakSet()

@@ -137,7 +137,9 @@ class Pending(dist.Work):
             RuntimeError: it is not there yet.
         """
         if not self.is_completed():
-            raise RuntimeError(f"{self._what}: work needs to be completed before calling result(); want wait() before it")
+            raise RuntimeError(
+                f"{self._what}: work needs to be completed before calling result(); want wait() before it"
+            )
         self.wait()
         return list(self.outputs)
 
@@ -145,7 +147,7 @@ class Pending(dist.Work):
         """Wait."""
         self.wait()
 
-    def get_future(self) -> "Future[Any]":  # type: ignore[override] # torch's own is not generic
+    def get_future(self) -> "Future[Any]":
         """Return a future of the list of tensors that the result is in; it fails where `wait` raises."""
         with self._lock:
             if self._future is None:
@@ -252,7 +254,7 @@ class Done(dist.Work):
     def synchronize(self) -> None:
         """Do nothing."""
 
-    def get_future(self) -> "Future[Any]":  # type: ignore[override] # torch's own is not generic
+    def get_future(self) -> "Future[Any]":
         """Return a future of the list of tensors that the result is in."""
         future: Future[Any] = Future()
         future.set_result(self.result())
