@@ -64,6 +64,7 @@ from multiring.torch.optimizer import DistributedOptimizer as DistributedOptimiz
 from multiring.torch.optimizer import gradient_bytes as gradient_bytes
 from multiring.torch.optimizer_state import broadcast_optimizer_state as broadcast_optimizer_state
 from multiring.torch.options import PowerSGD as PowerSGD
+from multiring.torch.parallelizing import parallelize as parallelize
 from multiring.torch.parameters import broadcast_parameters as broadcast_parameters
 from multiring.torch.process_sets import ProcessSet as ProcessSet
 from multiring.torch.process_sets import add_process_set as add_process_set
@@ -146,6 +147,7 @@ __all__ = [
     "mpi_enabled",
     "mpi_threads_supported",
     "nccl_built",
+    "parallelize",
     "poll",
     "rank",
     "reducescatter",

@@ -1,0 +1,100 @@
+"""The choice: what each mix is expected to take, the cheapest that fits, and all of them as a table."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from multiring.errors import ArgumentError
+from multiring.planner.mixes.memory import Memory, memory_of
+from multiring.planner.mixes.mix import Axis, Mix, laid_out, mixes_of, reason_against
+from multiring.planner.mixes.profile import Profile
+from multiring.planner.mixes.seconds import Seconds, seconds_of
+from multiring.topology import Topology
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a step is expected to take under a mix, and whether a rank's memory is enough for it."""
+
+    mix: Mix
+    memory: Memory
+    seconds: Seconds
+    fits: bool = True
+
+
+def forecasts(profile: Profile, topology: Topology, memory_bytes: float | None = None) -> list[Forecast]:
+    """Return one forecast for each set of axes and sizes, as it is laid best: those that fit first, then the fastest.
+
+    Args:
+        profile: the model, its batch, and what was measured.
+        topology: of all ranks.
+        memory_bytes: what a rank may hold; None: no limit.
+    """
+    return _best_laid(mixes_of(profile, topology), profile, topology, memory_bytes)
+
+
+def forecast(mix: Mix, profile: Profile, topology: Topology, memory_bytes: float | None = None) -> Forecast:
+    """Return the forecast for the axes and sizes of `mix`, as they are laid best.
+
+    Raises:
+        ArgumentError: it cannot be had; the words say why.
+    """
+    reason = reason_against(mix, profile, topology)
+    if reason:
+        raise ArgumentError(reason)
+    return _best_laid(list(laid_out(mix, profile, topology)), profile, topology, memory_bytes)[0]
+
+
+def chosen(found: Sequence[Forecast], memory_bytes: float | None = None) -> Forecast:
+    """Return the fastest that fits.
+
+    Raises:
+        ArgumentError: none fits into a rank's memory.
+    """
+    fitting = [each for each in found if each.fits]
+    if not fitting:
+        least = min(found, key=lambda each: each.memory.total)
+        limit = "" if memory_bytes is None else f" of {memory_bytes / _MIB:.0f} MiB"
+        raise ArgumentError(
+            f"no mix fits into a rank's memory{limit}: {least.mix} needs least, {least.memory.total / _MIB:.0f} MiB; "
+            "take more ranks, a smaller batch, or an optimizer that keeps less"
+        )
+    return min(fitting, key=lambda each: each.seconds.total)
+
+
+def _best_laid(
+    mixes: Sequence[Mix], profile: Profile, topology: Topology, memory_bytes: float | None
+) -> list[Forecast]:
+    best: dict[frozenset[tuple[Axis, int]], Forecast] = {}
+    for mix in mixes:
+        memory = memory_of(mix, profile)
+        fits = memory_bytes is None or memory.total <= memory_bytes
+        found = Forecast(mix, memory, seconds_of(mix, profile, topology), fits)
+        known = best.get(frozenset(mix.axes))
+        if known is None or _rank_of(found) < _rank_of(known):
+            best[frozenset(mix.axes)] = found
+    return sorted(best.values(), key=_rank_of)
+
+
+def _rank_of(found: Forecast) -> tuple[bool, float]:
+    return not found.fits, found.seconds.total
+
+
+def table(found: Sequence[Forecast], taken: Mix, profile: Profile, topology: Topology) -> str:
+    """Return the forecasts as text, the one that is taken marked, and why other axes cannot be had."""
+    width = max(25, *(len(str(each.mix)) for each in found))
+    columns = f"{'ms a step':>11}{'compute':>9}{'exchange':>10}{'update':>8}{'MiB a rank':>12}"
+    lines = [
+        f"{topology}; a step of {profile.batch} samples, {profile.parameter_bytes / _MIB:.1f} MiB of parameters",
+        f"  {'mix, farthest ranks first':<{width}}{columns}",
+    ]
+    for each in found:
+        parts = each.seconds
+        lines.append(
+            f"{'>' if each.mix == taken else ' '} {each.mix!s:<{width}}{parts.total * 1e3:>11.1f}"
+            f"{parts.compute * 1e3:>9.1f}{parts.exchange * 1e3:>10.1f}{parts.update * 1e3:>8.1f}"
+            f"{each.memory.total / _MIB:>12.1f}{'' if each.fits else '  too much'}"
+        )
+    lines += [f"  no {axis} axis: {reason}" for axis, reason in profile.refused.items()]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,157 @@
+"""What a training step takes under a mix: computing, the exchanges that nothing hides, and the optimizer's update."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from multiring.planner.mixes.mix import Axis, Mix
+from multiring.planner.mixes.parts import gathered_together, stages_of
+from multiring.planner.mixes.prices import Prices
+from multiring.planner.mixes.profile import Profile, Unit
+from multiring.schedule import Collective
+from multiring.topology import Topology
+
+# torch's DistributedDataParallel: bucket_cap_mb, and _DEFAULT_FIRST_BUCKET_BYTES for the first.
+_BUCKET_BYTES, _FIRST_BUCKET_BYTES = 25 << 20, 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seconds:
+    """The parts of a step."""
+
+    compute: float
+    exchange: float
+    update: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.compute + self.exchange + self.update
+
+
+def seconds_of(mix: Mix, profile: Profile, topology: Topology) -> Seconds:
+    """Return what a step of the whole batch takes under `mix`."""
+    prices = Prices(mix, topology)
+    if mix.size(Axis.SHARD) > 1:
+        return _sharded(mix, profile, prices)
+    if mix.size(Axis.TENSOR) > 1:
+        return _tensor(mix, profile, prices)
+    if mix.size(Axis.PIPELINE) > 1:
+        return _pipeline(mix, profile, prices)
+    return _replicated(mix, profile, prices)
+
+
+def _replicated(mix: Mix, profile: Profile, prices: Prices) -> Seconds:
+    """Buckets are reduced in the order in which backward ends them, while it goes on with what comes before."""
+    compute = profile.compute_of(profile.batch / mix.data_ranks)
+    over = 0.0
+    if mix.ranks > 1:
+        for ready, size_bytes in _buckets(profile.units):
+            copied_s = size_bytes * profile.overheads.copy_s_per_byte
+            reduced_s = prices.collective_s(Axis.DATA, Collective.ALL_REDUCE, size_bytes)
+            over = max(over, ready * compute.backward_s) + reduced_s + copied_s
+    return Seconds(
+        compute=compute.seconds,
+        exchange=max(0.0, over - compute.backward_s),
+        update=_update(profile, profile.parameter_bytes, plain=_count(profile.units)),
+    )
+
+
+def _buckets(units: Sequence[Unit]) -> list[tuple[float, int]]:
+    """Return when, as a part of backward, each bucket is complete, and its bytes."""
+    whole = sum(unit.seconds for unit in units) or 1.0
+    found: list[tuple[float, int]] = []
+    done, waiting, most = 0.0, 0, _FIRST_BUCKET_BYTES
+    for unit in reversed(units):
+        done += unit.seconds
+        waiting += unit.parameter_bytes
+        if waiting >= most:
+            found.append((done / whole, waiting))
+            waiting, most = 0, _BUCKET_BYTES
+    return [*found, (1.0, waiting)] if waiting else found
+
+
+def _sharded(mix: Mix, profile: Profile, prices: Prices) -> Seconds:
+    """On CPUs torch gathers and reduces a group of parameters while nothing else is done.
+
+    A group is gathered for forward and again for backward, the rest of the model once.
+    """
+    compute = profile.compute_of(profile.batch / mix.data_ranks)
+    exchange, costs = 0.0, profile.overheads
+    for at, group in enumerate(gathered_together(profile.units)):
+        size_bytes = sum(profile.units[index].parameter_bytes for index in group)
+        if not size_bytes:
+            continue
+        times = 1 if at == 0 else 2
+        exchange += times * prices.collective_s(Axis.SHARD, Collective.ALL_GATHER, size_bytes)
+        exchange += prices.collective_s(Axis.SHARD, Collective.REDUCE_SCATTER, size_bytes)
+        if mix.size(Axis.DATA) > 1:
+            part = size_bytes / mix.size(Axis.SHARD)
+            exchange += prices.collective_s(Axis.DATA, Collective.ALL_REDUCE, part)
+        exchange += costs.sharded_unit_s + (times + 1) * size_bytes * costs.copy_s_per_byte
+    own = profile.parameter_bytes / mix.size(Axis.SHARD)
+    update = _update(profile, own, dtensors=_count(profile.units))
+    return Seconds(compute=compute.seconds, exchange=exchange, update=update)
+
+
+def _tensor(mix: Mix, profile: Profile, prices: Prices) -> Seconds:
+    """Ranks of the tensor axis exchange what divided layers make of the samples, then average over the data axis."""
+    samples = profile.batch / mix.data_ranks
+    ways = mix.size(Axis.TENSOR)
+    left = 1 - profile.split_share * (1 - 1 / ways)
+    exchange = sum(
+        prices.collective_s(Axis.TENSOR, collective, size_bytes * samples)
+        for unit in profile.units
+        for collective, sizes in ((Collective.ALL_GATHER, unit.gathers), (Collective.ALL_REDUCE, unit.sums))
+        for size_bytes in sizes
+    )
+    split = sum(unit.split_parameters for unit in profile.units)
+    split_bytes = sum(unit.split_bytes for unit in profile.units)
+    own = profile.parameter_bytes - split_bytes + split_bytes / ways
+    modules = sum(len(unit.gathers) + len(unit.sums) for unit in profile.units)
+    exchange += modules * profile.overheads.split_module_s + _averaged(mix, profile, prices, own)
+    update = _update(profile, own, plain=_count(profile.units) - split, dtensors=split)
+    return Seconds(compute=profile.compute_of(samples).seconds * left, exchange=exchange, update=update)
+
+
+def _pipeline(mix: Mix, profile: Profile, prices: Prices) -> Seconds:
+    """1F1B: (m - 1) turns of the slowest stage behind the first microbatch's way through all of them.
+
+    Where ranks share cores, stages that wait leave theirs to others: a step is as long as the turns of stages that
+    nobody disturbs, or as all the work takes all cores, whichever is more.
+    """
+    units, m = profile.units, mix.microbatches
+    stages = stages_of(units, mix.size(Axis.PIPELINE))
+    whole = sum(unit.seconds for unit in units) or 1.0
+    slowest = max(sum(units[index].seconds for index in stage) for stage in stages) / whole
+    samples = profile.batch / mix.data_ranks / m
+    turn = profile.compute_of(samples).seconds
+    own_overhead = profile.overheads.microbatch_s
+    undisturbed = ((m - 1) * slowest + 1) * turn / profile.crowding
+    compute = max(undisturbed, m * turn / len(stages)) + (m + len(stages) - 1) * own_overhead
+    passed = [prices.message_s(Axis.PIPELINE, units[stage[-1]].output_bytes * samples) for stage in stages[:-1]]
+    exchange = 2 * sum(passed) + 2 * (m - 1) * max(passed)
+    held = max(sum(units[index].parameter_bytes for index in stage) for stage in stages)
+    count = max(_count([units[index] for index in stage]) for stage in stages)
+    exchange += _averaged(mix, profile, prices, held)
+    return Seconds(compute=compute, exchange=exchange, update=_update(profile, held, plain=count))
+
+
+def _averaged(mix: Mix, profile: Profile, prices: Prices, size_bytes: float) -> float:
+    """Return what it takes to average gradients over the data axis behind backward, in one piece."""
+    if mix.size(Axis.DATA) == 1:
+        return 0.0
+    copied_s = 2 * size_bytes * profile.overheads.copy_s_per_byte
+    return prices.collective_s(Axis.DATA, Collective.ALL_REDUCE, size_bytes) + copied_s
+
+
+def _update(profile: Profile, own_bytes: float, plain: int = 0, dtensors: int = 0) -> float:
+    costs = profile.overheads
+    return (
+        own_bytes * costs.update_s_per_byte
+        + plain * costs.update_s_per_parameter
+        + dtensors * costs.update_s_per_dtensor
+    )
+
+
+def _count(units: Sequence[Unit]) -> int:
+    return sum(unit.parameters for unit in units)

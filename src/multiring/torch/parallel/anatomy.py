@@ -1,0 +1,153 @@
+"""A model taken apart: its units, in their order, and which layers the ranks of a tensor axis can divide."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+from torch import nn
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+# They do the same to each feature, so that a rank can do it to its own features alone.
+_ELEMENTWISE = (
+    nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Identity, nn.LeakyReLU, nn.ELU, nn.Softplus, nn.Mish,
+    nn.Hardswish, nn.Hardtanh,
+)  # fmt: skip
+_DROPOUTS = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention)  # noqa: SLF001 -- torch has no public base of them
+_PAIR_LEAST_BYTES = 1 << 18  # of two layers that are divided together: less is not worth two exchanges
+_ALONE_LEAST_BYTES = 1 << 20  # of one that is divided alone
+
+
+class Split(Enum):
+    """How a layer is divided; ranks have all features of what goes in, or comes out, unless it is said otherwise."""
+
+    COLUMN = "column"  # each rank makes its own features, and keeps them
+    ROW = "row"  # each rank takes its own features; sums
+    GATHERED = "gathered"  # each rank makes its own features; all are gathered
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A unit: its name in the model, and the module; None for the parameters that the model itself has."""
+
+    name: str
+    module: nn.Module | None
+
+
+@dataclass(frozen=True, slots=True)
+class Anatomy:
+    """What a model is made of.
+
+    `splits` names the layers that a tensor axis divides, `divisor` is what its ranks have to divide. `refused` says
+    why an axis cannot be had.
+    """
+
+    parts: tuple[Part, ...]
+    splits: MappingProxyType[str, Split]
+    divisor: int
+    refused: MappingProxyType[str, str]
+
+
+def anatomy_of(model: nn.Module, ranks: int) -> Anatomy:
+    """Return what `model` is made of, as far as `ranks` ranks are concerned."""
+    parts = [*_parts(model, "")]
+    if not parts:
+        parts = [Part("", model)]
+    elif next(model.parameters(recurse=False), None) is not None:
+        parts.insert(0, Part("", None))
+    splits, divisor = _splits(model, ranks)
+    return Anatomy(tuple(parts), MappingProxyType(splits), divisor, MappingProxyType(_refused(model, parts, splits)))
+
+
+def modules_below(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules of the unit `name`, itself included, by their names in the model."""
+    for below, module in model.get_submodule(name).named_modules():
+        yield ".".join(filter(None, (name, below))), module
+
+
+def _parts(module: nn.Module, prefix: str) -> Iterator[Part]:
+    for name, child in module.named_children():
+        path = f"{prefix}{name}"
+        if type(child) in _CONTAINERS:
+            yield from _parts(child, f"{path}.")
+        else:
+            yield Part(path, child)
+
+
+def _refused(model: nn.Module, parts: list[Part], splits: dict[str, Split]) -> dict[str, str]:
+    found = {}
+    times = Counter(id(each) for _, each in model.named_parameters(remove_duplicate=False))
+    shared = [name for name, each in model.named_parameters() if times[id(each)] > 1]
+    if not is_sequence(model):
+        found["pipeline"] = "the model is no nn.Sequential, so that nothing says in which order its parts run"
+    elif len(parts) == 1:
+        found["pipeline"] = "the model has one part"
+    if not splits:
+        found["tensor"] = "no nn.Linear or nn.Embedding is large enough, and of a size that all ranks divide"
+    drawing = [name for name, module in model.named_modules() if isinstance(module, _DROPOUTS) and _draws(module)]
+    if drawing:
+        found["tensor"] = f"{drawing[0]} draws random numbers, and each rank would draw its own"
+    if shared:
+        found["tensor"] = found["pipeline"] = f"{shared[0]} is used in more than one place"
+    return found
+
+
+def _draws(module: nn.Module) -> bool:
+    return bool(getattr(module, "p", 0) or getattr(module, "dropout", 0))
+
+
+def is_sequence(model: nn.Module) -> bool:
+    """Return whether the parts of `model` run one after the other, each on what the one before made."""
+    return isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward
+
+
+def _splits(model: nn.Module, ranks: int) -> tuple[dict[str, Split], int]:
+    found: dict[str, Split] = {}
+    features: list[int] = []
+    for path, module in model.named_modules():
+        if type(module) is nn.Sequential:
+            for first, second in _pairs(module):
+                wide, narrow = module[first], module[second]
+                if wide.out_features % ranks == 0 and _bytes_of(wide) + _bytes_of(narrow) >= _PAIR_LEAST_BYTES:
+                    found[_joined(path, first)], found[_joined(path, second)] = Split.COLUMN, Split.ROW
+                    features.append(wide.out_features)
+    for path, module in model.named_modules():
+        if path not in found and _bytes_of(module) >= _ALONE_LEAST_BYTES and (made := _features(module)) % ranks == 0:
+            found[path] = Split.GATHERED
+            features.append(made)
+    return {path: split for path, split in found.items() if path}, math.gcd(*features)
+
+
+def _pairs(sequence: nn.Sequential) -> Iterator[tuple[int, int]]:
+    """Yield the places of two linear layers with nothing but elementwise ones between; no layer is in two pairs."""
+    first = None
+    for place, module in enumerate(sequence):
+        if type(module) is nn.Linear:
+            if first is None:
+                first = place
+            else:
+                yield first, place
+                first = None
+        elif not isinstance(module, _ELEMENTWISE):
+            first = None
+
+
+def _joined(path: str, place: int) -> str:
+    return f"{path}.{place}" if path else str(place)
+
+
+def _bytes_of(module: nn.Module) -> int:
+    """Return the bytes of what a layer that can be divided has; 0 of any other."""
+    if type(module) is nn.Linear or (type(module) is nn.Embedding and _is_plain(module)):
+        return sum(each.nbytes for each in module.parameters(recurse=False))
+    return 0
+
+
+def _is_plain(module: nn.Embedding) -> bool:
+    return module.max_norm is None and not module.sparse and not module.scale_grad_by_freq
+
+
+def _features(module: nn.Module) -> int:
+    return module.embedding_dim if isinstance(module, nn.Embedding) else int(module.out_features)  # type: ignore[arg-type] # of a Linear

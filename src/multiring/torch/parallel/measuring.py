@@ -1,0 +1,165 @@
+"""What a model's step takes here: the whole of it for several batches, and its parts one by one."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from multiring.errors import ArgumentError
+from multiring.planner.mixes import Compute
+
+Call = tuple[tuple[Any, ...], dict[str, Any], Any]  # what a module was given, and what it made of it
+_TURNS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one module takes for the samples it was given: forward and backward, and what autograd keeps."""
+
+    seconds: float = 0.0
+    saved_bytes: int = 0
+
+
+@contextmanager
+def undone(model: nn.Module) -> Iterator[None]:
+    """Give the model back its buffers, and torch its random numbers, when all is measured; gradients are gone."""
+    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, before in kept:
+                    buffer.copy_(before)
+            model.zero_grad(set_to_none=True)
+
+
+def calls_of(model: nn.Module, inputs: tuple[Tensor, ...], modules: dict[str, nn.Module]) -> dict[str, list[Call]]:
+    """Return how often each of `modules` is called in a forward of `model`, with what, and what comes of it."""
+    found: dict[str, list[Call]] = {name: [] for name in modules}
+
+    def hook(name: str) -> Callable[..., None]:
+        return lambda _, args, kwargs, out: found[name].append((_detached(args), _detached(kwargs), _detached(out)))
+
+    handles = [module.register_forward_hook(hook(name), with_kwargs=True) for name, module in modules.items()]
+    try:
+        with torch.no_grad():
+            model(*inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def cost_of(module: nn.Module, calls: Sequence[Call], *, wants_gradient: bool = True) -> Cost:
+    """Return what all `calls` of `module` take, one by one; `wants_gradient`: of what it is given, too."""
+    seconds, kept = 0.0, 0
+    for args, kwargs, _ in calls:
+        mine = {each.untyped_storage().data_ptr() for each in module.parameters()}
+        kept += _kept_bytes(module, args, kwargs, mine)
+        turns = [_turn(module, *_fresh((args, kwargs), wants_gradient=wants_gradient)) for _ in range(_TURNS)]
+        seconds += statistics.median(turn.forward_s + turn.backward_s for turn in turns)
+    return Cost(seconds, kept)
+
+
+def together(model: nn.Module, inputs: tuple[Tensor, ...], samples: int) -> Compute:
+    """Return what forward and backward take while all ranks compute: of the slowest rank. Every rank calls it."""
+    given = part_of(inputs, samples)
+    turns = []
+    for _ in range(_TURNS + 1):
+        dist.barrier()
+        turns.append(_turn(model, given, {}))
+    forward_s, backward_s = slowest(
+        statistics.median(turn.forward_s for turn in turns[1:]),
+        statistics.median(turn.backward_s for turn in turns[1:]),
+    )
+    return Compute(samples, forward_s, backward_s)
+
+
+def alone(model: nn.Module, inputs: tuple[Tensor, ...], samples: int) -> float:
+    """Return the seconds of forward and backward on rank 0, while no other rank computes. Every rank calls it."""
+    given, found = part_of(inputs, samples), 0.0
+    dist.barrier()
+    if dist.get_rank() == 0:
+        turns = [_turn(model, given, {}) for _ in range(_TURNS)]
+        found = statistics.median(turn.seconds for turn in turns)
+    dist.barrier()
+    return slowest(found)[0]
+
+
+def slowest(*seconds: float) -> list[float]:
+    """Return the largest of what all ranks measured, the same on all."""
+    told = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(told, dist.ReduceOp.MAX)
+    found: list[float] = told.tolist()
+    return found
+
+
+def part_of(inputs: tuple[Tensor, ...], samples: int) -> tuple[Tensor, ...]:
+    """Return the first `samples` of `inputs`."""
+    return tuple(each[:samples] for each in inputs)
+
+
+def batch_of(inputs: tuple[Any, ...]) -> int:
+    """Return how many samples `inputs` are.
+
+    Raises:
+        ArgumentError: they are not tensors with one first dimension.
+    """
+    sizes = {each.shape[0] if isinstance(each, Tensor) and each.dim() else None for each in inputs}
+    if len(sizes) != 1 or None in sizes or 0 in sizes:
+        raise ArgumentError(
+            f"sample with first dimensions {sorted(map(str, sizes))}: want the batch of all ranks, as a tensor or a "
+            "tuple of tensors whose first dimension counts its samples"
+        )
+    return int(sizes.pop() or 0)
+
+
+def _turn(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compute:
+    begin = time.perf_counter()
+    outputs = [each for each in tree_leaves(module(*args, **kwargs)) if isinstance(each, Tensor) and each.requires_grad]
+    middle = time.perf_counter()
+    if outputs:
+        torch.autograd.backward(outputs, [torch.ones_like(each) for each in outputs])
+    end = time.perf_counter()
+    module.zero_grad(set_to_none=True)
+    return Compute(0, middle - begin, end - middle)
+
+
+def _kept_bytes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], not_these: set[int]) -> int:
+    """Return the bytes that autograd keeps between forward and backward, each storage once, without `not_these`."""
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in not_these:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    args, kwargs = _fresh((args, kwargs), wants_gradient=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        outputs = module(*args, **kwargs)  # lives until all is counted: no storage takes another's place
+    del outputs
+    return sum(kept.values())
+
+
+def _detached(tree: Any) -> Any:
+    return tree_map(lambda each: each.detach() if isinstance(each, Tensor) else each, tree)
+
+
+def _fresh(tree: Any, *, wants_gradient: bool) -> Any:
+    """Return `tree` with tensors that nothing was computed with yet."""
+
+    def fresh(each: Any) -> Any:
+        if not isinstance(each, Tensor):
+            return each
+        return each.detach().clone().requires_grad_(wants_gradient and each.is_floating_point())
+
+    return tree_map(fresh, tree)

@@ -1,0 +1,80 @@
+"""What torch itself takes here: an optimizer's update, plain and of DTensors; a divided layer's dispatch; a copy."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from multiring.planner.mixes import Overheads
+from multiring.torch.parallel.measuring import slowest
+
+_LARGE = 1 << 21  # elements: more than a core's own cache
+_SMALL, _MANY = 16, 8
+_TURNS = 3
+# Of what a divided layer's dispatch takes, the hooks around a group that fully_shard gathers and reduces, and around a
+# microbatch (benchmarks/evidence_parallelize.py; neither can be timed without a collective).
+_SHARDED_UNIT, _MICROBATCH = 1.0, 0.5
+
+
+def measured_overheads(optimizer_states: int) -> Overheads:
+    """Return the overheads, those of the slowest rank. Every rank calls it; all compute at once.
+
+    Args:
+        optimizer_states: 0 is measured as plain SGD, 1 as SGD with momentum, 2 as Adam, more in proportion to that.
+    """
+    mesh = DeviceMesh("cpu", list(range(dist.get_world_size())), mesh_dim_names=("all",))
+    large = [nn.Parameter(torch.zeros(_LARGE))]
+    plain = [nn.Parameter(torch.zeros(_SMALL)) for _ in range(_MANY)]
+    dtensors = [nn.Parameter(DTensor.from_local(torch.zeros(_SMALL), mesh, [Shard(0)])) for _ in range(_MANY)]
+    times = max(1.0, optimizer_states / 2)
+    large_s, plain_s, dtensor_s, split_s, copy_s = slowest(
+        *(times * _median(_update(each, optimizer_states)) for each in (large, plain, dtensors)),
+        _median(_divided(mesh)),
+        _median(large[0].detach().clone),
+    )
+    return Overheads(
+        update_s_per_byte=large_s / large[0].nbytes,
+        update_s_per_parameter=plain_s / _MANY,
+        update_s_per_dtensor=dtensor_s / _MANY,
+        sharded_unit_s=_SHARDED_UNIT * split_s,
+        split_module_s=split_s,
+        microbatch_s=_MICROBATCH * split_s,
+        copy_s_per_byte=copy_s / large[0].nbytes,
+    )
+
+
+def _update(parameters: list[nn.Parameter], states: int) -> Callable[[], object]:
+    for each in parameters:
+        each.grad = torch.zeros_like(each)
+    if states >= 2:
+        return torch.optim.Adam(parameters).step
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9 if states else 0.0).step
+
+
+def _divided(mesh: DeviceMesh) -> Callable[[], object]:
+    """Return forward and backward of a layer that is divided and so small that nothing is computed or exchanged."""
+    weight = nn.Parameter(DTensor.from_local(torch.zeros(1, _SMALL), mesh, [Shard(0)]))
+    sample = torch.zeros(1, _SMALL)
+
+    def turn() -> None:
+        given = DTensor.from_local(sample, mesh, [Replicate()], run_check=False)
+        made: Tensor = nn.functional.linear(given, weight).to_local()
+        torch.autograd.backward([made], [torch.ones_like(made)])
+
+    return turn
+
+
+def _median(turn: Callable[[], object]) -> float:
+    """Return the median seconds of some turns of all ranks together, behind two that prepare."""
+    found = []
+    for _ in range(_TURNS + 2):
+        dist.barrier()
+        begin = time.perf_counter()
+        turn()
+        found.append(time.perf_counter() - begin)
+    return statistics.median(found[2:])

@@ -1,0 +1,230 @@
+"""A model under every mix of axes trains as it does alone; what a rank holds is what was forecast."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.fsdp
+import torch.distributed.pipelining
+import torch.distributed.tensor.parallel
+from tests.frameworks.plain import backward
+from tests.wire.ranks import Here, run_ranks
+from torch import Tensor, nn
+
+import multiring.torch as mt
+from multiring.errors import ArgumentError, StateError
+from multiring.topology import TCP, Topology
+from multiring.torch.parallel.anatomy import Split, anatomy_of
+from multiring.torch.parallel.building import local
+
+RANKS, BATCH, WORDS, CLASSES, STEPS = 4, 16, 4096, 5, 3
+TWO_BY_TWO = Topology(((0, 1), (2, 3)), rails=(TCP,))
+MESHES: tuple[dict[str, int], ...] = (
+    {"data": 4},
+    {"shard": 4},
+    {"data": 2, "shard": 2},
+    {"tensor": 4},
+    {"data": 2, "tensor": 2},
+    {"pipeline": 4},
+    {"data": 2, "pipeline": 2},
+)
+Model = Callable[[], nn.Sequential]
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    """Return a model with a layer of every kind that is divided, and small ones beside."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        *(nn.Embedding(WORDS, 64), nn.Flatten()),
+        nn.Sequential(nn.Linear(3 * 64, 512), nn.Tanh(), nn.Linear(512, 64)),
+        *(nn.Tanh(), nn.LayerNorm(64), nn.Linear(64, CLASSES)),
+    ).double()
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    words = torch.randint(WORDS, (BATCH, 3), generator=generator)
+    return words, words.sum(1) % CLASSES
+
+
+def plain_losses() -> list[float]:
+    model = network()
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), []
+    for step in range(STEPS):
+        words, labels = batch(step)
+        loss = nn.functional.cross_entropy(model(words), labels)
+        optimizer.zero_grad()
+        backward(loss)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def enter(here: Here, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=here.rank, world_size=here.size)
+
+
+def train(here: Here, folder: str) -> dict[str, dict[str, Any]]:
+    """Train under every mix, from other parameters on every rank but rank 0."""
+    enter(here, folder)
+    found = {}
+    for mesh in MESHES:
+        model = mt.parallelize(network(here.rank), batch(0)[0], mesh, optimizer_states=1, topology=TWO_BY_TWO)
+        optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), []
+        for step in range(STEPS):
+            words, labels = model.share(*batch(step))
+            optimizer.zero_grad()
+            losses.append(float(model.step(words, labels, nn.functional.cross_entropy)))
+            optimizer.step()
+        held = sum(local(each).nbytes for each in model.parameters())
+        states = next(each.memory.states for each in model.forecasts if each.mix == model.mix)
+        found[str(mesh)] = {
+            "losses": losses,
+            "held": 3 * held,
+            "states": states,
+            "mix": str(model.mix),
+            "part": (model.data_rank, model.data_ranks),
+            "mesh": {name: model.mesh.get_local_rank(name) for name in model.mesh.mesh_dim_names or ()},
+            "offered": len(model.forecasts),
+            "shown": repr(model),
+        }
+        if "pipeline" in mesh:
+            with pytest.raises(ArgumentError, match="as in the sample that the pipeline was built for"):
+                model.step(words[:1], labels[:1], nn.functional.cross_entropy)
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Any]]]:
+    return run_ranks(train, RANKS, str(tmp_path_factory.mktemp("train")), deadline_s=110.0)
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_losses_are_those_of_training_alone(trained: list[dict[str, dict[str, Any]]], mesh: dict[str, int]) -> None:
+    wanted = plain_losses()
+    for rank in trained:
+        assert rank[str(mesh)]["losses"] == pytest.approx(wanted, rel=1e-10)
+        assert rank[str(mesh)]["offered"] == len(MESHES)
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_a_rank_holds_what_was_forecast(trained: list[dict[str, dict[str, Any]]], mesh: dict[str, int]) -> None:
+    most = max(rank[str(mesh)]["held"] for rank in trained)
+    # A parameter whose first dimension the ranks do not divide is padded: that of the last layer.
+    assert most == pytest.approx(trained[0][str(mesh)]["states"], rel=2e-3)
+
+
+def test_parts_of_the_batch_go_with_the_axes(trained: list[dict[str, dict[str, Any]]]) -> None:
+    for mesh in MESHES:
+        ranks = [rank[str(mesh)] for rank in trained]
+        data_ranks = mesh.get("data", 1) * mesh.get("shard", 1)
+        assert sorted(rank["part"] for rank in ranks) == sorted(
+            (part, data_ranks) for part in list(range(data_ranks)) * (RANKS // data_ranks)
+        )
+        assert len({str(sorted(rank["mesh"].items())) for rank in ranks}) == RANKS
+        near = ranks[0]["mix"].split(" x ")[-1].split(" ")[0]
+        if len(mesh) == 2:  # ranks 0 and 1 share a host
+            assert [rank["mesh"][near] for rank in ranks] == [0, 1, 0, 1]
+    assert trained[0][str(MESHES[0])]["shown"] == "ParallelModel(data 4, rank 0 has part 0 of 4)"
+
+
+def choose(here: Here, folder: str) -> dict[str, Any]:
+    """Look at what is chosen and refused; on two ranks."""
+    enter(here, folder)
+    shared = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.BatchNorm1d(4))
+    shared.append(shared[0])
+    words = batch(0)[0]
+    memory = 9 << 20  # of 12.6 MB of states, were they replicated
+    short = mt.parallelize(network(), words, memory_bytes=memory)
+    drawn = torch.get_rng_state()
+    before = [each.clone() for each in shared.buffers()]
+    alone = mt.parallelize(shared, torch.randn(8, 4))
+    same_buffers = all(torch.equal(*pair) for pair in zip(before, shared.buffers(), strict=True))
+    refusals = {}
+    for name, options in {
+        "memory": {"memory_bytes": 1000.0},
+        "word": {"mesh": "best"},
+        "topology": {"topology": TWO_BY_TWO},
+        "scalar": {"sample": torch.tensor(1.0)},
+        "unlike": {"sample": (words, words[:3])},
+        "pipeline": {"model": shared, "sample": torch.randn(8, 4), "mesh": {"pipeline": 2}},
+    }.items():
+        with pytest.raises(ArgumentError) as caught:
+            mt.parallelize(**{"model": network(), "sample": words, **options})
+        refusals[name] = str(caught.value)
+    with pytest.raises(ArgumentError, match="7 samples"):
+        alone.share(torch.zeros(7))
+    dist.destroy_process_group()
+    return {
+        "short": (short.mix.axes, short.forecasts[0].memory.total, [each.fits for each in short.forecasts]),
+        "alone": str(alone.mix),
+        "undone": (same_buffers, drawn.numel() > 0, all(each.grad is None for each in shared.parameters())),
+        "refusals": refusals,
+    }
+
+
+def test_the_choice_fits_and_refusals_say_what_was_wanted(tmp_path: Path) -> None:
+    ranks = run_ranks(choose, 2, str(tmp_path), deadline_s=110.0)
+    assert ranks[0]["short"] == ranks[1]["short"]
+    axes, total, fits = ranks[0]["short"]
+    assert total <= 9 << 20
+    assert fits[0]
+    assert not all(fits)
+    assert axes != (("data", 2),)
+    assert ranks[0]["alone"] in {"data 2", "shard 2"}
+    assert ranks[0]["undone"] == (True, True, True)
+    wanted = {
+        "memory": "no mix fits into a rank's memory of 0 MiB",
+        "word": "mesh='best': want \"auto\"",
+        "topology": "topology of 4 ranks: want one of all 2",
+        "scalar": "want the batch of all ranks",
+        "unlike": "first dimensions ['16', '3']",
+        "pipeline": "is used in more than one place",
+    }
+    for name, words in wanted.items():
+        assert words in ranks[0]["refusals"][name]
+
+
+def test_without_a_process_group_nothing_is_done() -> None:
+    with pytest.raises(StateError, match="init_process_group"):
+        mt.parallelize(network(), batch(0)[0])
+
+
+def test_layers_are_divided_where_that_keeps_the_result() -> None:
+    anatomy = anatomy_of(network(), 4)
+    assert dict(anatomy.splits) == {"0": Split.GATHERED, "2.0": Split.COLUMN, "2.2": Split.ROW}
+    assert anatomy.divisor == 64
+    assert [part.name for part in anatomy.parts] == ["0", "1", "2.0", "2.1", "2.2", "3", "4", "5"]
+    assert not anatomy.refused
+    assert not anatomy_of(network(), 7).splits
+
+
+class Branching(nn.Module):
+    """No sequence; with parameters of its own, dropout and a list of layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+        self.layers = nn.ModuleList([nn.Linear(600, 600), nn.Linear(600, 600)])
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, given: Tensor) -> Tensor:
+        made: Tensor = self.drop(self.layers[0](given) + self.layers[1](given)) * self.scale.sum()
+        return made
+
+
+def test_why_an_axis_cannot_be_had_is_said() -> None:
+    anatomy = anatomy_of(Branching(), 2)
+    assert [part.name for part in anatomy.parts] == ["", "layers.0", "layers.1", "drop"]
+    assert dict(anatomy.splits) == {"layers.0": Split.GATHERED, "layers.1": Split.GATHERED}
+    assert "no nn.Sequential" in anatomy.refused["pipeline"]
+    assert "drop draws random numbers" in anatomy.refused["tensor"]
+    alone = anatomy_of(nn.Linear(4, 4), 2)
+    assert [part.name for part in alone.parts] == [""]
+    assert "large enough" in alone.refused["tensor"]
+    assert "one part" in anatomy_of(nn.Sequential(nn.Linear(4, 4)), 2).refused["pipeline"]

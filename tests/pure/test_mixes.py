@@ -1,0 +1,236 @@
+"""Mixes of axes are forecast from a profile and a topology alone, and the cheapest that fits is chosen."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multiring.errors import ArgumentError
+from multiring.planner.mixes import (
+    Axis,
+    Compute,
+    Mix,
+    Overheads,
+    Profile,
+    Unit,
+    chosen,
+    forecast,
+    forecasts,
+    gathered_together,
+    memory_of,
+    mix_of,
+    mixes_of,
+    seconds_of,
+    stages_of,
+    table,
+)
+from multiring.topology import TCP, Rack, Topology
+
+MIB = 1 << 20
+SLOW = replace(TCP, bandwidth_bytes_per_s=12e6)
+TWO_BY_TWO = Topology(((0, 1), (2, 3)), rails=(SLOW,))
+ONE_HOST = Topology(((0, 1, 2, 3),))
+COMPUTE = (Compute(2, 0.01, 0.02), Compute(8, 0.04, 0.08), Compute(16, 0.08, 0.16))
+
+
+def _unit(**changes: Any) -> Unit:
+    unit = Unit(name="0", parameters=2, parameter_bytes=MIB, seconds=1.0, output_bytes=1e4, saved_bytes=4e4)
+    return replace(unit, **changes)
+
+
+def _profile(*units: Unit, **changes: Any) -> Profile:
+    return Profile(**{"units": units or (_unit(),) * 8, "batch": 16, "compute": COMPUTE, "divisor": 64, **changes})
+
+
+WIDE = _unit(parameter_bytes=32 * MIB, split_parameters=2, split_bytes=32 * MIB, split_seconds=1.0, sums=(1e3,) * 2)
+
+
+def _named(mesh: dict[str, int], profile: Profile, topology: Topology = TWO_BY_TWO) -> Any:
+    return forecast(mix_of(mesh), profile, topology)
+
+
+def test_axes_are_those_that_ranks_batch_and_model_allow() -> None:
+    names = {str(replace(mix, microbatches=1)).split(",")[0] for mix in mixes_of(_profile(), ONE_HOST)}
+    assert names == {
+        "data 4", "shard 4", "data 2 x shard 2", "tensor 4", "data 2 x tensor 2", "pipeline 4", "data 2 x pipeline 2",
+    }  # fmt: skip
+    assert {mix.axes for mix in mixes_of(_profile(), Topology(((0,),)))} == {((Axis.DATA, 1),)}
+    assert not mixes_of(_profile(batch=6, divisor=9), ONE_HOST)
+    few = mixes_of(_profile(_unit(), _unit(), refused={"tensor": "nothing large"}), ONE_HOST)
+    assert {axis for mix in few for axis, size in mix.axes if axis is Axis.TENSOR or size == 4} == {
+        Axis.DATA,
+        Axis.SHARD,
+    }
+
+
+def test_a_mix_is_laid_both_ways_where_hosts_differ() -> None:
+    laid = {str(mix) for mix in mixes_of(_profile(), TWO_BY_TWO) if mix.size(Axis.TENSOR) == 2}
+    assert laid == {"data 2 x tensor 2", "tensor 2 x data 2"}
+    assert Mix(((Axis.DATA, 2), (Axis.TENSOR, 2))).lines(Axis.TENSOR, (0, 2, 1, 3)) == [(0, 2), (1, 3)]
+    assert Mix(((Axis.DATA, 2), (Axis.TENSOR, 2))).lines(Axis.DATA, (0, 2, 1, 3)) == [(0, 1), (2, 3)]
+
+
+def test_the_busiest_axis_lies_on_the_fastest_links() -> None:
+    profile = _profile(WIDE, WIDE)
+    few_samples = _named({"data": 2, "tensor": 2}, profile)
+    assert few_samples.mix.axes[-1][0] is Axis.DATA  # 64 MiB of gradients against kilobytes of samples
+    many = _profile(replace(WIDE, parameter_bytes=1000, split_bytes=1000, sums=(1e7,)))
+    assert _named({"data": 2, "tensor": 2}, many).mix.axes[-1][0] is Axis.TENSOR
+    assert _named({"data": 2, "shard": 2}, _profile()).mix.axes[-1][0] is Axis.SHARD
+    assert _named({"data": 2, "pipeline": 2}, _profile()).mix.axes[-1][0] is Axis.DATA
+
+
+def test_small_samples_and_large_layers_are_divided_and_the_other_way_round_replicated() -> None:
+    assert chosen(forecasts(_profile(WIDE, WIDE), TWO_BY_TWO)).mix.size(Axis.TENSOR) > 1
+    small = _profile(*(_unit(saved_bytes=1e6, output_bytes=1e6),) * 8, refused={"tensor": "no"})
+    assert chosen(forecasts(small, TWO_BY_TWO)).mix.axes == ((Axis.DATA, 4),)
+
+
+def test_memory_decides_where_it_is_short() -> None:
+    profile = _profile(refused={"tensor": "no", "pipeline": "no"})
+    whole = 4 * 8 * MIB
+    assert memory_of(Mix(((Axis.DATA, 4),)), profile).states == whole
+    assert memory_of(Mix(((Axis.SHARD, 4),)), profile).states == whole / 4
+    assert memory_of(Mix(((Axis.DATA, 2), (Axis.SHARD, 2))), profile).states == whole / 2
+    assert memory_of(Mix(((Axis.SHARD, 4),)), profile).gathered == 3 * MIB
+    divided = _profile(replace(WIDE, parameter_bytes=40 * MIB))
+    assert memory_of(Mix(((Axis.TENSOR, 4),)), divided).states == 4 * (8 + 32 / 4) * MIB
+    staged = memory_of(Mix(((Axis.PIPELINE, 4),), microbatches=8), _profile())
+    assert (staged.states, staged.activations) == (whole / 4, 2 * 4e4 * 16 / 8 * 4)
+    limit = 20.0 * MIB
+    found = forecasts(profile, TWO_BY_TWO, limit)
+    assert [each.fits for each in found] == [True, False, False]
+    assert chosen(found, limit).mix.axes == ((Axis.SHARD, 4),)
+    with pytest.raises(ArgumentError, match="no mix fits into a rank's memory of 1 MiB: shard 4 needs least"):
+        chosen(forecasts(profile, TWO_BY_TWO, MIB), MIB)
+
+
+def test_lines_that_leave_a_host_share_its_rails() -> None:
+    profile = _profile(WIDE, refused={"pipeline": "no"})
+    near = seconds_of(Mix(((Axis.TENSOR, 2), (Axis.DATA, 2))), profile, TWO_BY_TWO)
+    far = seconds_of(Mix(((Axis.DATA, 2), (Axis.TENSOR, 2))), profile, TWO_BY_TWO)
+    # 16 MiB of each of two lines over 12 MB/s, where both leave the host; over shared memory, where neither does.
+    assert far.exchange > 2 * 16 * MIB / 12e6 > 10 * near.exchange
+    racks = (Rack(hosts=(0,), uplinks=(SLOW,)), Rack(hosts=(1,), uplinks=(SLOW,)))
+    uplinks = seconds_of(
+        Mix(((Axis.DATA, 2), (Axis.TENSOR, 2))), profile, replace(TWO_BY_TWO, rails=(TCP,), racks=racks)
+    )
+    assert uplinks.exchange > 2 * 16 * MIB / 12e6
+
+
+def test_what_backward_hides_costs_nothing() -> None:
+    units = tuple(_unit(parameter_bytes=2 * MIB) for _ in range(8))
+    shown = seconds_of(Mix(((Axis.DATA, 4),)), _profile(*units), TWO_BY_TWO).exchange
+    slower = (Compute(4, 10.0, 20.0),)
+    hidden = seconds_of(Mix(((Axis.DATA, 4),)), _profile(*units, compute=slower), TWO_BY_TWO).exchange
+    assert 0 < hidden < shown  # the last bucket is never hidden
+    assert seconds_of(Mix(((Axis.DATA, 1),)), _profile(), Topology(((0,),))).exchange == 0
+
+
+def test_stages_that_wait_leave_their_cores_to_others() -> None:
+    mix = Mix(((Axis.PIPELINE, 4),), microbatches=8)
+    own_cores = seconds_of(mix, _profile(), ONE_HOST).compute
+    shared_cores = seconds_of(mix, _profile(crowding=2.0), ONE_HOST).compute
+    turn = COMPUTE[0].seconds
+    assert own_cores == pytest.approx((7 / 4 + 1) * turn)
+    assert shared_cores == pytest.approx(8 * turn / 4)
+
+
+def test_overheads_are_counted_where_they_arise() -> None:
+    costs = Overheads(
+        update_s_per_byte=1e-9, update_s_per_parameter=1e-5, update_s_per_dtensor=1e-4, sharded_unit_s=1e-3,
+        split_module_s=1e-3, microbatch_s=1e-3, copy_s_per_byte=1e-10,
+    )  # fmt: skip
+    profile = _profile(WIDE, _unit())
+    for mesh, update in (
+        ({"data": 4}, 33 * MIB * 1e-9 + 4e-5),
+        ({"shard": 4}, 33 * MIB / 4 * 1e-9 + 4e-4),
+        ({"tensor": 4}, 9 * MIB * 1e-9 + 2e-5 + 2e-4),
+    ):
+        free = _named(mesh, profile).seconds
+        dear = _named(mesh, replace(profile, overheads=costs)).seconds
+        assert free.update == 0
+        assert dear.update == pytest.approx(update)
+        assert dear.exchange > free.exchange or mesh == {"data": 4}
+    assert _named({"pipeline": 2, "data": 2}, replace(profile, overheads=costs)).seconds.compute > 2e-3
+
+
+def test_measurements_are_joined_by_straight_lines() -> None:
+    profile = _profile()
+    assert profile.compute_of(4).forward_s == pytest.approx(0.02)
+    assert profile.compute_of(32).seconds == pytest.approx(0.48)
+    assert profile.compute_of(1) == COMPUTE[0]
+    assert _profile(compute=COMPUTE[:1]).compute_of(8).seconds == pytest.approx(0.12)
+
+
+def test_what_is_small_is_gathered_with_the_rest() -> None:
+    units = (_unit(parameter_bytes=100), _unit(), _unit(parameter_bytes=5), _unit())
+    assert gathered_together(units) == ((0, 2), (1,), (3,))
+
+
+def _cuts(count: int, stages: int, begin: int = 0) -> Iterator[list[range]]:
+    if stages == 1:
+        yield [range(begin, count)]
+        return
+    for end in range(begin + 1, count - stages + 2):
+        for rest in _cuts(count, stages - 1, end):
+            yield [range(begin, end), *rest]
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=7), st.integers(1, 7))
+def test_the_slowest_stage_takes_as_little_as_can_be(seconds: list[int], stages: int) -> None:
+    if stages > len(seconds):
+        return
+    units = tuple(_unit(seconds=float(each)) for each in seconds)
+    found = stages_of(units, stages)
+    assert [index for stage in found for index in stage] == list(range(len(units)))
+    assert len(found) == stages
+    assert all(found)
+
+    def slowest(cut: Any) -> float:
+        return max(sum(seconds[index] for index in stage) for stage in cut)
+
+    assert slowest(found) == min(map(slowest, _cuts(len(units), stages)))
+
+
+def test_the_table_marks_what_is_taken_and_says_what_cannot_be() -> None:
+    profile = _profile(refused={"tensor": "no layer is large enough"})
+    found = forecasts(profile, TWO_BY_TWO, 20.0 * MIB)
+    text = table(found, found[0].mix, profile, TWO_BY_TWO)
+    assert "2 hosts x 2 ranks, 1 rails; a step of 16 samples, 8.0 MiB of parameters" in text
+    assert f"\n> {found[0].mix}" in text
+    assert "too much" in text
+    assert "no tensor axis: no layer is large enough" in text
+    assert [each.seconds.total for each in found if each.fits] == sorted(e.seconds.total for e in found if e.fits)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "words"),
+    [
+        ({"rows": 4}, "want data, shard, tensor, pipeline"),
+        ({"data": 0}, "each with how many ranks"),
+        ({"shard": 2, "tensor": 2}, "not built together; want one of: data; shard; data and shard"),
+        ({"data": 8}, "data 8: is for 8 ranks, and there are 4"),
+        ({"tensor": 4}, "no tensor axis: nothing large"),
+        ({"pipeline": 4}, "3 units are fewer than 4 stages"),
+        ({"data": 4}, "6 samples cannot be cut into 4 equal parts"),
+        ({"data": 2, "pipeline": 2}, "3 samples cannot be cut into 2 microbatches"),
+    ],
+)
+def test_a_mix_that_cannot_be_had_is_refused(mesh: dict[str, int], words: str) -> None:
+    profile = _profile(_unit(), _unit(), _unit(), batch=6, refused={"tensor": "nothing large"})
+    with pytest.raises(ArgumentError, match=words):
+        _named(mesh, profile)
+
+
+def test_layers_that_ranks_cannot_divide_are_no_tensor_axis() -> None:
+    with pytest.raises(ArgumentError, match="layers have 6 features, which 4 ranks cannot divide"):
+        _named({"tensor": 4}, _profile(divisor=6))
+
+
+def test_a_profile_of_nothing_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="0 units, a batch of 16, 3 measurements"):
+        Profile(units=(), batch=16, compute=COMPUTE)
