@@ -227,4 +227,6 @@ def test_why_an_axis_cannot_be_had_is_said() -> None:
     alone = anatomy_of(nn.Linear(4, 4), 2)
     assert [part.name for part in alone.parts] == [""]
     assert "large enough" in alone.refused["tensor"]
+    normed = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    assert "1 would normalise over each microbatch" in anatomy_of(normed, 2).refused["pipeline"]
     assert "one part" in anatomy_of(nn.Sequential(nn.Linear(4, 4)), 2).refused["pipeline"]

@@ -41,7 +41,8 @@ def parallelize(
         StateError: torch.distributed has no process group.
         ArgumentError: `sample` is no batch; `mesh` cannot be had; no mix fits into `memory_bytes`.
     """
-    from multiring.torch.parallel.deciding import decide  # noqa: PLC0415
+    from multiring.torch.parallel.deciding import decide, look, refuse_what_cannot_be  # noqa: PLC0415
 
+    refuse_what_cannot_be(mesh)
     inputs = sample if isinstance(sample, tuple) else (sample,)
-    return decide(model, inputs, mesh, memory_bytes, optimizer_states, topology)
+    return decide(model, mesh, look(model, inputs, memory_bytes, optimizer_states, topology))

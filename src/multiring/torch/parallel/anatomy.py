@@ -16,6 +16,7 @@ _ELEMENTWISE = (
     nn.Hardswish, nn.Hardtanh,
 )  # fmt: skip
 _DROPOUTS = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention)  # noqa: SLF001 -- torch has no public base of them
+_BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)  # noqa: SLF001 -- the same
 _PAIR_LEAST_BYTES = 1 << 18  # of two layers that are divided together: less is not worth two exchanges
 _ALONE_LEAST_BYTES = 1 << 20  # of one that is divided alone
 
@@ -84,6 +85,9 @@ def _refused(model: nn.Module, parts: list[Part], splits: dict[str, Split]) -> d
         found["pipeline"] = "the model is no nn.Sequential, so that nothing says in which order its parts run"
     elif len(parts) == 1:
         found["pipeline"] = "the model has one part"
+    normed = [name for name, module in model.named_modules() if isinstance(module, _BATCH_NORMS)]
+    if normed:
+        found.setdefault("pipeline", f"{normed[0]} would normalise over each microbatch by itself")
     if not splits:
         found["tensor"] = "no nn.Linear or nn.Embedding is large enough, and of a size that all ranks divide"
     drawing = [name for name, module in model.named_modules() if isinstance(module, _DROPOUTS) and _draws(module)]

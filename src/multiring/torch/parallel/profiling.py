@@ -40,7 +40,7 @@ def measure(model: nn.Module, inputs: tuple[Tensor, ...], anatomy: Anatomy, opti
         splits, refused = _once(anatomy, calls)
         refused |= _uncut(anatomy, calls, samples)
         units = tuple(_unit(model, part, calls, splits, samples) for part in anatomy.parts)
-        sizes = sorted({max(1, batch // cut) for cut in _cuts(ranks)})
+        sizes = sorted({max(1, batch // cut) for cut in _cuts(ranks, has_stages="pipeline" not in refused)})
         compute = tuple(together(model, inputs, each) for each in sizes)
         undisturbed_s = alone(model, inputs, samples)
     crowded = next(each for each in compute if each.samples == samples)
@@ -57,10 +57,10 @@ def measure(model: nn.Module, inputs: tuple[Tensor, ...], anatomy: Anatomy, opti
     return Measured(_of_rank_0(profile), MappingProxyType({name: _made(calls[name]) for name in modules}))
 
 
-def _cuts(ranks: int) -> list[int]:
+def _cuts(ranks: int, *, has_stages: bool) -> list[int]:
     """Return into how many parts batches are cut: by all divisors of the ranks, and further into microbatches."""
     divisors = [cut for cut in range(1, ranks + 1) if ranks % cut == 0]
-    return sorted({*divisors, *(ranks * times for times in (2, 4))})
+    return [*divisors, *((ranks * 2, ranks * 4) if has_stages else ())]
 
 
 def _of_rank_0(profile: Profile) -> Profile:

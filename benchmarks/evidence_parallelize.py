@@ -1,0 +1,68 @@
+"""Is what `parallelize` chooses as good as the best that it printed? Five models in a lab on this machine (as root).
+
+    sudo .venv/bin/python benchmarks/evidence_parallelize.py [--only wide,deep,...] [--short | --divide N]
+
+Each model is trained under every mix that fits, mixes in turn; a mix's figure is the median of its turns, each of which
+is as long as that of the slowest rank. Losses of all mixes are compared first. Exits with 1 where the choice takes more
+than 10 % longer than the best.
+"""
+
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
+
+from benchmarks.evidence import Claim, report, shown
+from benchmarks.evidence_job import ROOT, LabJob
+
+RANK = Path(__file__).with_name("evidence_parallelize_rank.py")
+# What was measured, with the forecasts: another model of time can be held against it without a machine.
+RECORDS = ROOT / "build" / "evidence_parallelize.jsonl"
+LAB = "--hosts 2 --slots 2 --link 1gbit"
+WITHIN = 1.10
+TURNS = 9
+JOB_S = 600.0
+MODELS = ("wide", "deep", "embedding", "convolutional", "large")
+
+
+def choice(name: str, share: int) -> Iterator[Claim]:
+    """Yield how the choice for the model `name` is beside the best."""
+    text = f"{name}: the choice is within {WITHIN - 1:.0%} of the best of the mixes that were printed ({LAB})"
+    with LabJob(LAB, RANK, name, max(3, TURNS // share)) as job:
+        try:
+            job.wait_for(lambda heard: any("mixes" in word for word in heard), JOB_S)
+        except TimeoutError as error:
+            yield Claim(text=text, figure=shown([str(error)]), holds=False)
+            return
+        word = next(word for word in job.heard if "mixes" in word)
+    with RECORDS.open("a") as records:
+        records.write(json.dumps({"model": name, "lab": LAB, **word}) + "\n")
+    tried = sorted(word["mixes"], key=_median)
+    chosen = next(each for each in tried if each["chosen"])
+    ratio = _median(chosen) / _median(tried[0])
+    lines = [
+        f"{each['mix']}{' (chosen)' if each['chosen'] else ''} {_median(each) * 1e3:.0f} ms"
+        f" (predicted {each['predicted_s'] * 1e3:.0f})"
+        for each in tried
+    ]
+    yield Claim(
+        text=text,
+        figure=f"{ratio:.3f}, losses {'agree' if word['agree'] else 'DIFFER'}, {word['backend']}: " + "; ".join(lines),
+        holds=ratio <= WITHIN and word["agree"],
+    )
+
+
+def _median(each: dict[str, Any]) -> float:
+    return statistics.median(each["seconds"])
+
+
+CLAIMS: dict[str, Callable[[int], Iterator[Claim]]] = {name: partial(choice, name) for name in MODELS}
+
+
+if __name__ == "__main__":
+    raise SystemExit(report(CLAIMS, __doc__ or ""))
