@@ -58,7 +58,7 @@ def choice(name: str, share: int) -> Iterator[Claim]:
 
 
 def _median(each: dict[str, Any]) -> float:
-    return statistics.median(each["seconds"])
+    return float(statistics.median(each["seconds"]))
 
 
 CLAIMS: dict[str, Callable[[int], Iterator[Claim]]] = {name: partial(choice, name) for name in MODELS}

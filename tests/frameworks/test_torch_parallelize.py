@@ -146,18 +146,20 @@ def choose(here: Here, folder: str) -> dict[str, Any]:
     alone = mt.parallelize(shared, torch.randn(8, 4))
     same_buffers = all(torch.equal(*pair) for pair in zip(before, shared.buffers(), strict=True))
     refusals = {}
-    for name, options in {
+    calls: dict[str, dict[str, Any]] = {
         "memory": {"memory_bytes": 1000.0},
         "word": {"mesh": "best"},
         "topology": {"topology": TWO_BY_TWO},
         "scalar": {"sample": torch.tensor(1.0)},
         "unlike": {"sample": (words, words[:3])},
         "pipeline": {"model": shared, "sample": torch.randn(8, 4), "mesh": {"pipeline": 2}},
-    }.items():
+    }
+    for name, options in calls.items():
+        arguments: dict[str, Any] = {"model": network(), "sample": words, **options}
         with pytest.raises(ArgumentError) as caught:
-            mt.parallelize(**{"model": network(), "sample": words, **options})
+            mt.parallelize(**arguments)
         refusals[name] = str(caught.value)
-    with pytest.raises(ArgumentError, match="7 samples"):
+    with pytest.raises(ArgumentError, match=r"\[7\] samples: want a multiple of 2"):
         alone.share(torch.zeros(7))
     dist.destroy_process_group()
     return {

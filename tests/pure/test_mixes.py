@@ -1,6 +1,6 @@
 """Mixes of axes are forecast from a profile and a topology alone, and the cheapest that fits is chosen."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -142,7 +142,7 @@ def test_stages_that_wait_leave_their_cores_to_others() -> None:
 def test_overheads_are_counted_where_they_arise() -> None:
     costs = Overheads(
         update_s_per_byte=1e-9, update_s_per_parameter=1e-5, update_s_per_dtensor=1e-4, sharded_unit_s=1e-3,
-        split_module_s=1e-3, microbatch_s=1e-3, copy_s_per_byte=1e-10,
+        split_module_s=1e-3, collective_s=1e-3, microbatch_s=1e-3, copy_s_per_byte=1e-10,
     )  # fmt: skip
     profile = _profile(WIDE, _unit())
     for mesh, update in (
@@ -171,6 +171,13 @@ def test_what_is_small_is_gathered_with_the_rest() -> None:
     assert gathered_together(units) == ((0, 2), (1,), (3,))
 
 
+def test_no_stage_is_without_parameters() -> None:
+    bare = _unit(parameter_bytes=0, seconds=5.0)
+    assert stages_of((_unit(), bare, bare, _unit(), bare), 2) in {(range(2), range(2, 5)), (range(3), range(3, 5))}
+    with pytest.raises(ArgumentError, match="2 stages of 2 units: want a unit with parameters for each"):
+        stages_of((_unit(), bare), 2)
+
+
 def _cuts(count: int, stages: int, begin: int = 0) -> Iterator[list[range]]:
     if stages == 1:
         yield [range(begin, count)]
@@ -190,7 +197,7 @@ def test_the_slowest_stage_takes_as_little_as_can_be(seconds: list[int], stages:
     assert len(found) == stages
     assert all(found)
 
-    def slowest(cut: Any) -> float:
+    def slowest(cut: Sequence[range]) -> int:
         return max(sum(seconds[index] for index in stage) for stage in cut)
 
     assert slowest(found) == min(map(slowest, _cuts(len(units), stages)))
@@ -215,7 +222,7 @@ def test_the_table_marks_what_is_taken_and_says_what_cannot_be() -> None:
         ({"shard": 2, "tensor": 2}, "not built together; want one of: data; shard; data and shard"),
         ({"data": 8}, "data 8: is for 8 ranks, and there are 4"),
         ({"tensor": 4}, "no tensor axis: nothing large"),
-        ({"pipeline": 4}, "3 units are fewer than 4 stages"),
+        ({"pipeline": 4}, "3 units with parameters are fewer than 4 stages"),
         ({"data": 4}, "6 samples cannot be cut into 4 equal parts"),
         ({"data": 2, "pipeline": 2}, "3 samples cannot be cut into 2 microbatches"),
     ],

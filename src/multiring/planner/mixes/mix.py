@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import permutations
+from typing import Any
 
 import numpy as np
 
@@ -71,7 +72,7 @@ class Mix:
         return " x ".join(f"{axis.value} {size}" for axis, size in self.axes) + cut
 
 
-def mix_of(mesh: Mapping[str, int]) -> Mix:
+def mix_of(mesh: Mapping[str, Any]) -> Mix:
     """Return the mix that `mesh`, like {"data": 2, "tensor": 2}, names; which axis is near is not said yet.
 
     Raises:
@@ -81,7 +82,8 @@ def mix_of(mesh: Mapping[str, int]) -> Mix:
     for name, size in mesh.items():
         if name not in known or not isinstance(size, int) or size < 1:
             raise ArgumentError(f"mesh={dict(mesh)}: want {', '.join(known)}, each with how many ranks are along it")
-    mix = Mix(tuple((known[name], size) for name, size in mesh.items() if size > 1) or ((Axis.DATA, 1),))
+    axes = tuple((known[name], size) for name, size in mesh.items() if size > 1)
+    mix = Mix(axes or ((Axis.DATA, 1),))
     if {axis for axis, _ in mix.axes} not in [set(kind) for kind in _KINDS]:
         together = "; ".join(" and ".join(axis.value for axis in kind) for kind in _KINDS)
         raise ArgumentError(f"mesh={dict(mesh)}: those axes are not built together; want one of: {together}")
@@ -117,6 +119,7 @@ def laid_out(mix: Mix, profile: Profile, topology: Topology) -> Iterator[Mix]:
 def reason_against(mix: Mix, profile: Profile, topology: Topology) -> str:
     """Return why `mix` cannot be had, "" where it can."""
     stages, ways = mix.size(Axis.PIPELINE), mix.size(Axis.TENSOR)
+    holding = sum(unit.parameter_bytes > 0 for unit in profile.units)
     batch, share = profile.batch, profile.batch // mix.data_ranks
     refused = {axis.value: profile.refused.get(axis.value, "") for axis, size in mix.axes if size > 1}
     checks = [
@@ -124,7 +127,7 @@ def reason_against(mix: Mix, profile: Profile, topology: Topology) -> str:
         *((bool(words), f"no {axis} axis: {words}") for axis, words in refused.items()),
         (batch % mix.data_ranks, f"{batch} samples cannot be cut into {mix.data_ranks} equal parts"),
         (profile.divisor % ways, f"layers have {profile.divisor} features, which {ways} ranks cannot divide"),
-        (stages > len(profile.units), f"{len(profile.units)} units are fewer than {stages} stages"),
+        (stages > holding, f"{holding} units with parameters are fewer than {stages} stages"),
         (share % stages, f"{share} samples cannot be cut into {stages} microbatches or a multiple"),
     ]
     return next((f"{mix}: {words}" for is_wrong, words in checks if is_wrong), "")

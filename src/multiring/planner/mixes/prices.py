@@ -14,20 +14,21 @@ _ROUND_BYTES = 64  # sizes are rounded up to so many, so that like ones are pric
 
 
 class Prices:
-    """The prices of one mix on one topology; lines of an axis that leave a host share its rails."""
+    """Prices of one mix on one topology, and `each_s` for every exchange; lines that leave a host share its rails."""
 
-    def __init__(self, mix: Mix, topology: Topology) -> None:
+    def __init__(self, mix: Mix, topology: Topology, each_s: float = 0.0) -> None:
+        self._each_s = each_s
         _, order = grid_of(topology)
         self._lines = {axis: _slowest_lines(mix.lines(axis, order), topology) for axis, _ in mix.axes}
 
     def collective_s(self, axis: Axis, collective: Collective, size_bytes: float) -> float:
         """Return the seconds of one collective along `axis`; the size is the whole buffer's."""
         rounded = -(-int(size_bytes) // _ROUND_BYTES) * _ROUND_BYTES
-        return max(_collective_s(line, collective, rounded) for line in self._lines[axis])
+        return self._each_s + max(_collective_s(line, collective, rounded) for line in self._lines[axis])
 
     def message_s(self, axis: Axis, size_bytes: float) -> float:
         """Return the seconds from one rank of `axis` to the next."""
-        return max(_message_s(line, size_bytes) for line in self._lines[axis])
+        return self._each_s + max(_message_s(line, size_bytes) for line in self._lines[axis])
 
 
 @lru_cache(maxsize=4096)

@@ -48,12 +48,14 @@ class Compute:
 class Overheads:
     """What torch itself takes, while all ranks compute; all in seconds.
 
+    `collective_s` is what a collective takes longer than its price, however small: dispatch, and ranks that come late.
     `update_s_per_byte` is the optimizer's for each byte of parameters, `update_s_per_parameter` for each tensor, and
     `update_s_per_dtensor` for each that is a DTensor. `sharded_unit_s` is for each group of parameters that is gathered
     and reduced together, `split_module_s` for each module that a tensor axis divides, `microbatch_s` for each
     microbatch of a stage, `copy_s_per_byte` for a byte copied.
     """
 
+    collective_s: float = 0.0
     update_s_per_byte: float = 0.0
     update_s_per_parameter: float = 0.0
     update_s_per_dtensor: float = 0.0

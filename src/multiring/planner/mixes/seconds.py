@@ -30,7 +30,7 @@ class Seconds:
 
 def seconds_of(mix: Mix, profile: Profile, topology: Topology) -> Seconds:
     """Return what a step of the whole batch takes under `mix`."""
-    prices = Prices(mix, topology)
+    prices = Prices(mix, topology, profile.overheads.collective_s)
     if mix.size(Axis.SHARD) > 1:
         return _sharded(mix, profile, prices)
     if mix.size(Axis.TENSOR) > 1:

@@ -112,8 +112,7 @@ def _splits(model: nn.Module, ranks: int) -> tuple[dict[str, Split], int]:
     features: list[int] = []
     for path, module in model.named_modules():
         if type(module) is nn.Sequential:
-            for first, second in _pairs(module):
-                wide, narrow = module[first], module[second]
+            for (first, wide), (second, narrow) in _pairs(module):
                 if wide.out_features % ranks == 0 and _bytes_of(wide) + _bytes_of(narrow) >= _PAIR_LEAST_BYTES:
                     found[_joined(path, first)], found[_joined(path, second)] = Split.COLUMN, Split.ROW
                     features.append(wide.out_features)
@@ -124,16 +123,17 @@ def _splits(model: nn.Module, ranks: int) -> tuple[dict[str, Split], int]:
     return {path: split for path, split in found.items() if path}, math.gcd(*features)
 
 
-def _pairs(sequence: nn.Sequential) -> Iterator[tuple[int, int]]:
-    """Yield the places of two linear layers with nothing but elementwise ones between; no layer is in two pairs."""
-    first = None
+Placed = tuple[int, nn.Linear]
+
+
+def _pairs(sequence: nn.Sequential) -> Iterator[tuple[Placed, Placed]]:
+    """Yield two linear layers and their places, with nothing but elementwise ones between; none is in two pairs."""
+    first: Placed | None = None
     for place, module in enumerate(sequence):
         if type(module) is nn.Linear:
-            if first is None:
-                first = place
-            else:
-                yield first, place
-                first = None
+            if first is not None:
+                yield first, (place, module)
+            first = (place, module) if first is None else None
         elif not isinstance(module, _ELEMENTWISE):
             first = None
 

@@ -72,7 +72,7 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGro
         flat = torch.cat([each.reshape(-1) for each in gradients])
         dist.all_reduce(flat, group=group)
         flat.div_(group.size())
-        for gradient, averaged in zip(gradients, flat.split([each.numel() for each in gradients]), strict=True):
+        for gradient, averaged in zip(gradients, torch.split(flat, [each.numel() for each in gradients]), strict=True):
             gradient.copy_(averaged.view_as(gradient))
 
 

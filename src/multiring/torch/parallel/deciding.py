@@ -68,7 +68,7 @@ def look(
     if placed.ranks != dist.get_world_size():
         raise ArgumentError(f"topology of {placed.ranks} ranks: want one of all {dist.get_world_size()}")
     equalise(model)
-    measured = measure(model, inputs, anatomy_of(model, placed.ranks), optimizer_states)
+    measured = measure(model, inputs, anatomy_of(model, placed.ranks), optimizer_states, placed)
     return Prospect(
         inputs=inputs,
         measured=measured,

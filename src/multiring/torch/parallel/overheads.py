@@ -3,10 +3,11 @@
 import statistics
 import time
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -15,29 +16,33 @@ from multiring.torch.parallel.measuring import slowest
 
 _LARGE = 1 << 21  # elements: more than a core's own cache
 _SMALL, _MANY = 16, 8
-_TURNS = 3
+_TURNS = 5
 # Of what a divided layer's dispatch takes, the hooks around a group that fully_shard gathers and reduces, and around a
 # microbatch (benchmarks/evidence_parallelize.py; neither can be timed without a collective).
-_SHARDED_UNIT, _MICROBATCH = 1.0, 0.5
+_SHARDED_UNIT, _MICROBATCH = 3.0, 0.5
 
 
-def measured_overheads(optimizer_states: int) -> Overheads:
+def measured_overheads(optimizer_states: int, collective_s: float) -> Overheads:
     """Return the overheads, those of the slowest rank. Every rank calls it; all compute at once.
 
     Args:
+        collective_s: the price of an all-reduce of four bytes among all ranks.
         optimizer_states: 0 is measured as plain SGD, 1 as SGD with momentum, 2 as Adam, more in proportion to that.
     """
     mesh = DeviceMesh("cpu", list(range(dist.get_world_size())), mesh_dim_names=("all",))
     large = [nn.Parameter(torch.zeros(_LARGE))]
     plain = [nn.Parameter(torch.zeros(_SMALL)) for _ in range(_MANY)]
     dtensors = [nn.Parameter(DTensor.from_local(torch.zeros(_SMALL), mesh, [Shard(0)])) for _ in range(_MANY)]
+    word = torch.zeros(1)
     times = max(1.0, optimizer_states / 2)
-    large_s, plain_s, dtensor_s, split_s, copy_s = slowest(
-        *(times * _median(_update(each, optimizer_states)) for each in (large, plain, dtensors)),
-        _median(_divided(mesh)),
-        _median(large[0].detach().clone),
+    large_s, plain_s, dtensor_s, split_s, copy_s, small_s = slowest(
+        *(times * _shortest(_update(each, optimizer_states)) for each in (large, plain, dtensors)),
+        _shortest(_divided(mesh)),
+        _shortest(large[0].detach().clone),
+        _usual(lambda: dist.all_reduce(word)),
     )
     return Overheads(
+        collective_s=max(0.0, small_s - collective_s),
         update_s_per_byte=large_s / large[0].nbytes,
         update_s_per_parameter=plain_s / _MANY,
         update_s_per_dtensor=dtensor_s / _MANY,
@@ -63,18 +68,28 @@ def _divided(mesh: DeviceMesh) -> Callable[[], object]:
 
     def turn() -> None:
         given = DTensor.from_local(sample, mesh, [Replicate()], run_check=False)
-        made: Tensor = nn.functional.linear(given, weight).to_local()
+        divided = nn.functional.linear(given, weight)
+        made = divided.to_local() if isinstance(divided, DTensor) else divided
         torch.autograd.backward([made], [torch.ones_like(made)])
 
     return turn
 
 
-def _median(turn: Callable[[], object]) -> float:
-    """Return the median seconds of some turns of all ranks together, behind two that prepare."""
+def _shortest(turn: Callable[[], object]) -> float:
+    """Return the shortest seconds of some turns, each of all ranks together."""
     found = []
-    for _ in range(_TURNS + 2):
+    for _ in range(_TURNS):
         dist.barrier()
         begin = time.perf_counter()
         turn()
         found.append(time.perf_counter() - begin)
-    return statistics.median(found[2:])
+    return min(found)
+
+
+def _usual(turn: Callable[[], object]) -> float:
+    """Return the median seconds of some turns that follow each other."""
+    found = [time.perf_counter()]
+    for _ in range(4 * _TURNS):
+        turn()
+        found.append(time.perf_counter())
+    return statistics.median(end - begin for begin, end in pairwise(found))

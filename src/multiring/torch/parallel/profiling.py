@@ -8,10 +8,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from multiring.planner import Task, cheapest
 from multiring.planner.mixes import Profile, Unit
+from multiring.schedule import Collective
+from multiring.topology import Topology
 from multiring.torch.parallel.anatomy import Anatomy, Part, Split, modules_below
 from multiring.torch.parallel.measuring import Call, alone, batch_of, calls_of, cost_of, part_of, together, undone
 from multiring.torch.parallel.overheads import measured_overheads
+
+_SMALL = Task(collective=Collective.ALL_REDUCE, size_bytes=4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +27,9 @@ class Measured:
     made: MappingProxyType[str, tuple[torch.Size, torch.dtype] | None]
 
 
-def measure(model: nn.Module, inputs: tuple[Tensor, ...], anatomy: Anatomy, optimizer_states: int) -> Measured:
+def measure(
+    model: nn.Module, inputs: tuple[Tensor, ...], anatomy: Anatomy, optimizer_states: int, topology: Topology
+) -> Measured:
     """Return the profile of `model` for the batch `inputs` of all ranks, the same on all ranks, each of which calls it.
 
     Takes about ten steps of the whole batch, and a rank's memory holds the model with its gradients meanwhile.
@@ -50,7 +57,7 @@ def measure(model: nn.Module, inputs: tuple[Tensor, ...], anatomy: Anatomy, opti
         compute=compute,
         crowding=max(1.0, crowded.seconds / undisturbed_s),
         optimizer_states=optimizer_states,
-        overheads=measured_overheads(optimizer_states),
+        overheads=measured_overheads(optimizer_states, cheapest(_SMALL, topology).predicted_seconds),
         divisor=anatomy.divisor,
         refused=refused,
     )
