@@ -1,3 +1,7 @@
 """Which samples a rank trains on, and when: framework-free."""
 
 from multiring.data.elastic_order import ElasticOrder as ElasticOrder
+from multiring.data.shares import Share as Share
+from multiring.data.shares import joined as joined
+from multiring.data.shares import part_of as part_of
+from multiring.data.shares import seed_for as seed_for

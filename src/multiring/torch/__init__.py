@@ -43,6 +43,8 @@ from multiring.torch.broadcasting import broadcast_ as broadcast_
 from multiring.torch.broadcasting import broadcast_async as broadcast_async
 from multiring.torch.broadcasting import broadcast_async_ as broadcast_async_
 from multiring.torch.compression import Compression as Compression
+from multiring.torch.distributing import DistributedLoader as DistributedLoader
+from multiring.torch.distributing import distribute as distribute
 from multiring.torch.errors import HorovodInternalError as HorovodInternalError
 from multiring.torch.exchanging import alltoall as alltoall
 from multiring.torch.exchanging import alltoall_async as alltoall_async
@@ -90,6 +92,7 @@ __all__ = [
     "Adasum",
     "Average",
     "Compression",
+    "DistributedLoader",
     "DistributedOptimizer",
     "HorovodInternalError",
     "Max",
@@ -124,6 +127,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "distribute",
     "elastic",
     "global_process_set",
     "gloo_built",

@@ -201,6 +201,12 @@ class Distributed(torch.optim.Optimizer):
         return _plain_copy, (vars(kind).get("_plain", kind),), self.__getstate__()
 
 
+def setup_of(optimizer: torch.optim.Optimizer) -> Setup | None:
+    """Return what a DistributedOptimizer was called with; None for another optimizer."""
+    setup: Setup | None = vars(optimizer).get("_setup") if isinstance(optimizer, Distributed) else None
+    return setup
+
+
 def _plain_copy(kind: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
     return kind.__new__(kind)
 

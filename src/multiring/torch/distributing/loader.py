@@ -1,0 +1,152 @@
+"""DistributedLoader: a data loader that gives each rank its part of every global batch."""
+
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+
+from multiring.data import Share, seed_for
+from multiring.errors import StateError
+from multiring.torch.allreducing import allreduce
+from multiring.torch.basics import rank, size
+from multiring.torch.broadcasting import broadcast_
+from multiring.torch.distributing.counting import Counted, Counting, divided, require_distinct, together
+from multiring.torch.distributing.fingerprints import UNKNOWN
+from multiring.torch.distributing.order import OwnBatches, SharedBatches
+from multiring.torch.distributing.rules import Rules
+from multiring.torch.distributing.weighing import Weighing, scaled
+
+Batch_co = TypeVar("Batch_co", covariant=True)
+
+
+class DistributedLoader(DataLoader[Batch_co]):
+    """What `distribute` makes of a loader: the same batches, of which each rank gets its part.
+
+    As each batch is handed out, gradients are weighted by this rank's part of it, until the next one is: a batch's
+    backward belongs between the two. Every rank iterates, as far as the others do.
+    """
+
+    def __init__(self, loader: DataLoader[Batch_co], rules: Rules, weighing: Weighing) -> None:
+        """Take over what `loader` was made with; `distribute` has seen to it that it fits."""
+        self._rules = rules
+        self._weighing = weighing
+        self._share: Share | None = None
+        self._order: OwnBatches | None = None
+        self._epochs = _with_epochs(loader)
+        self._last_epochs: dict[int, int] = {}
+        count = rules.batches_together(size())
+        # Of batch samplers of a program's own nobody knows how many samples a batch has.
+        self._batch_size = loader.batch_size and loader.batch_size * (size() if rules.batch == "per_rank" else 1)
+        is_iterable = isinstance(loader.dataset, IterableDataset)
+        options: dict[str, Any] = {"collate_fn": loader.collate_fn}
+        if is_iterable:
+            place = (0, 1) if rules.sharded else (rank(), size())
+            options["collate_fn"] = Counting(loader.collate_fn, *place, looks=rules.check and not rules.sharded)
+            options |= {"batch_size": (loader.batch_size or 1) * count, "drop_last": loader.drop_last}
+        else:
+            batches: Any = loader.batch_sampler
+            drops_last = bool(getattr(batches, "drop_last", False))
+            self._order = OwnBatches(batches) if rules.sharded else SharedBatches(batches, count, drops_last=drops_last)
+            options["batch_sampler"] = self._order
+        # Of an iterable data set that every rank reads as a whole all of them have to draw alike.
+        self._draws_alike = is_iterable and not rules.sharded
+        super().__init__(
+            loader.dataset,
+            num_workers=loader.num_workers,
+            pin_memory=loader.pin_memory,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+            generator=loader.generator if rank() == 0 else torch.Generator(),
+            prefetch_factor=loader.prefetch_factor,
+            persistent_workers=loader.persistent_workers,
+            pin_memory_device=loader.pin_memory_device,
+            **options,
+        )
+
+    @property
+    def global_batch_size(self) -> int | None:
+        """How many samples a step has, on all ranks together; None where a batch sampler decides each time."""
+        return self._batch_size
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the sampler, the batch sampler and the data set, as far as they have a `set_epoch`; on every rank."""
+        for each in self._epochs:
+            each.set_epoch(epoch)
+
+    def global_loss(self, loss: Tensor) -> Tensor:
+        """Return the loss of the newest global batch, given that of this rank's part; every rank has to call it.
+
+        Args:
+            loss: of any shape, or any other figure of which the batch's is its samples' mean (or sum, where
+                `distribute` was told so).
+
+        Raises:
+            StateError: no batch has been handed out yet.
+        """
+        if self._share is None:
+            raise StateError("no batch of the loader has been handed out, of which this could be the loss")
+        own = scaled(self._weighing.factor_of(self._share), loss.detach())
+        return allreduce(own, op=self._rules.op, name="distribute.loss")
+
+    def __iter__(self) -> Any:
+        """Begin a pass: one over the data set, or what is left of one for samplers that know."""
+        self._advance_epochs()
+        self._draw_other_seeds()
+        batches = super().__iter__()
+        counted = iter(batches) if self._order is None else _counted(batches, self._order)
+        return self._handed_out(counted)
+
+    def _handed_out(self, counted: Iterator[Counted]) -> Iterator[Batch_co]:
+        batches = together(counted) if self._rules.sharded else divided(counted, agree=self._order is None)
+        checks = self._rules.check and size() > 1
+        for batch, share in batches:
+            if checks:
+                require_distinct(batch, share)
+                checks = False
+            self._share = share
+            self._weighing.set(share)
+            yield batch
+        self._weighing.set(None)
+
+    def _draw_other_seeds(self) -> None:
+        """Have the other ranks' workers get seeds of their own, which follow from what rank 0 draws its from."""
+        if not self.num_workers or size() == 1:
+            return
+        generator = self.generator
+        state = torch.get_rng_state() if generator is None else generator.get_state()
+        broadcast_(state, 0, name="distribute.seeds")
+        if rank() == 0 or generator is None:
+            return
+        generator.set_state(state)
+        if not self._draws_alike:
+            drawn = int(torch.empty((), dtype=torch.int64).random_(generator=generator))
+            generator.manual_seed(seed_for(drawn, rank()))
+
+    def _advance_epochs(self) -> None:
+        """Give samplers that deal to ranks another order than in the last pass, where the program has not."""
+        for number, each in enumerate(self._epochs):
+            if isinstance(each, DistributedSampler) and each.num_replicas > 1:
+                if self._last_epochs.get(number) == each.epoch:
+                    each.set_epoch(each.epoch + 1)
+                self._last_epochs[number] = each.epoch
+
+
+def _counted(batches: Any, order: OwnBatches) -> Iterator[Counted]:
+    # Those of this pass: another may begin before it ends.
+    return _with_counts(batches, order.counts)
+
+
+def _with_counts(batches: Any, counts: Any) -> Iterator[Counted]:
+    for batch in batches:
+        samples, total = counts.popleft()
+        yield Counted(batch, samples, total, UNKNOWN)
+
+
+def _with_epochs(loader: DataLoader[Any]) -> list[Any]:
+    """Return what of the loader has a `set_epoch`, each once."""
+    batches = loader.batch_sampler
+    found = [loader.sampler, batches, getattr(batches, "sampler", None), loader.dataset]
+    return list({id(each): each for each in found if hasattr(each, "set_epoch")}.values())

@@ -1,0 +1,104 @@
+"""The order of a data set's samples: rank 0's sampler draws it, and every rank gets its part of each batch.
+
+So one sampler says what all ranks train on, whatever it draws from and however it is seeded, as in one process; and no
+sample of a batch is on two ranks, unless the sampler drew it twice.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any, cast
+
+from torch.utils.data import Sampler
+
+from multiring.data import joined, part_of
+from multiring.errors import ArgumentError
+from multiring.torch.basics import rank, size
+from multiring.torch.errors import MismatchInternalError
+from multiring.torch.objects import broadcast_object
+
+# So many batches rank 0 draws and tells at once: few messages, and a sampler that never ends may be one.
+AHEAD = 32
+
+Batches = Iterable[Sequence[Any]]
+
+
+class OwnBatches(Sampler[list[Any]]):
+    """The batches that this rank's loader draws, counted."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+        # Of the newest pass: this rank's samples of a batch and all ranks', for batches drawn and not handed out yet.
+        self.counts: deque[tuple[int, int]] = deque()
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        # At once, not with the first batch: who begins a pass takes the counts along.
+        self.counts = deque()
+        return self._drawn(self.counts)
+
+    def _drawn(self, counts: deque[tuple[int, int]]) -> Iterator[list[Any]]:
+        for batch in self._batches:
+            found = list(batch)
+            counts.append((len(found), len(found)))
+            yield found
+
+    def __len__(self) -> int:
+        return len(cast("Sequence[Any]", self._batches))
+
+
+class SharedBatches(OwnBatches):
+    """This rank's parts of the batches that rank 0's loader draws."""
+
+    def __init__(self, batches: Batches, together: int, *, drops_last: bool) -> None:
+        """Draw nothing yet.
+
+        Args:
+            batches: of indices; rank 0's are drawn, the others' for their length only.
+            together: how many of them are one global batch.
+            drops_last: whether fewer than that are left out at the end.
+        """
+        super().__init__(batches)
+        self._together = together
+        self._drops_last = drops_last
+
+    def _drawn(self, counts: deque[tuple[int, int]]) -> Iterator[list[Any]]:
+        here, ranks = rank(), size()
+        for batch in _told_by_rank_0(partial(joined, self._batches, self._together, drops_last=self._drops_last)):
+            part = part_of(batch, here, ranks)
+            counts.append((len(part), len(batch)))
+            # A rank that gets none computes on another's, which then counts for nothing.
+            yield part or batch[:1]
+
+    def __len__(self) -> int:
+        whole, more = divmod(super().__len__(), self._together)
+        return whole + (more > 0 and not self._drops_last)
+
+
+def _told_by_rank_0(draw: Any) -> Iterator[list[Any]]:
+    """Yield on every rank what rank 0's `draw` yields."""
+    source = draw() if rank() == 0 else iter(())
+    while True:
+        batches, failure, is_last = _block(source)
+        told = f"{type(failure).__name__}: {failure}" if failure is not None else ""
+        batches, told, is_last = broadcast_object((batches, told, is_last), 0, name="distribute.batches")
+        yield from batches
+        if failure is not None:
+            raise failure
+        if told:
+            raise MismatchInternalError(f"distribute: rank 0 could not draw the next batch, and raises why: {told}")
+        if is_last:
+            return
+
+
+def _block(source: Iterator[list[Any]]) -> tuple[list[list[Any]], Exception | None, bool]:
+    """Return the next batches of `source`, what it raised after them, and whether there are no more."""
+    batches: list[list[Any]] = []
+    try:
+        for batch in islice(source, AHEAD):
+            if not batch:
+                raise ArgumentError("the loader's batch sampler drew a batch without indices; want one at least")  # noqa: TRY301 -- told to the others like any other
+            batches.append(batch)
+    except Exception as error:  # noqa: BLE001 -- raised once all ranks have used the batches before it
+        return batches, error, True
+    return batches, None, len(batches) < AHEAD

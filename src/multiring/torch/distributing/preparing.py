@@ -1,0 +1,168 @@
+"""distribute: a model, its optimizer and its loader, for any number of ranks."""
+
+from collections.abc import Sized
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataPipe
+
+from multiring.errors import ArgumentError, UnsupportedError
+from multiring.runtime import is_initialized
+from multiring.torch.basics import init, rank, size
+from multiring.torch.distributed import setup_of
+from multiring.torch.distributing.loader import DistributedLoader
+from multiring.torch.distributing.rules import Rules
+from multiring.torch.distributing.weighing import Weighing
+from multiring.torch.likeness import require_alike, told_to_others
+from multiring.torch.optimizer import DistributedOptimizer
+from multiring.torch.optimizer_state import broadcast_optimizer_state
+from multiring.torch.parameters import broadcast_parameters
+from multiring.torch.process_sets import global_process_set, members_of
+
+Model = TypeVar("Model", bound=nn.Module)
+Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+Batch = TypeVar("Batch")
+
+_WHAT = "distribute"
+
+
+def distribute(  # noqa: PLR0913 -- what a script for one process does not say
+    model: Model,
+    optimizer: Optimizer,
+    loader: DataLoader[Batch],
+    *,
+    batch: str = "global",
+    learning_rate: str | None = None,
+    reduction: str = "mean",
+    sharded: bool = False,
+    check: bool = True,
+) -> tuple[Model, Optimizer, DistributedLoader[Batch]]:
+    """Return the three, made ready to train on all ranks; a script for one process is then one for any number of them.
+
+    Every rank calls it, with what it would train with alone. Joins the job, where `init` has not. The model and the
+    optimizer are the objects they were, with rank 0's parameters and state, and gradients become those of the global
+    batch, also where ranks have unlike parts of it. The loader is a new one, made of what the old one was.
+
+    Args:
+        model: all of its tensors in host memory.
+        optimizer: over parameters of the model; perhaps a DistributedOptimizer already, with options of its own.
+        loader: a DataLoader that makes the batches. Of a map-style data set, rank 0's sampler, or batch sampler, draws
+            all ranks' samples; an iterable one is read by every rank as a whole, and has to give all the same samples.
+        batch: "global": a batch of the loader is divided among the ranks, and the losses are those of one process, up
+            to rounding. "per_rank": the global batch is as many batches of the loader as there are ranks.
+        learning_rate: for batch="per_rank", and needed then: "linear" multiplies it by the number of ranks, "sqrt" by
+            its square root, "keep" leaves it.
+        reduction: "mean" or "sum": what of its samples' losses the loss is that the program computes.
+        sharded: whether each rank's loader gives this rank's own samples already; then they are taken as they are.
+            Ranks that have no more take part until all have none.
+        check: whether to look, as each pass begins, if ranks have the same batch, and at each batch of an iterable data
+            set that every rank reads, if they do read the same.
+
+    Raises:
+        ArgumentError: options, or a loader, that make no sense together; from an iteration: two ranks have the same
+            batch, or one has none.
+        MismatchError: on every rank: they called it with different things; from an iteration: they read different
+            samples.
+        StateError: a scheduler has noted the learning rate that is to be scaled.
+        UnsupportedError: a loader whose batches cannot be divided.
+
+    Source of the rules: Goyal et al., "Accurate, large minibatch SGD", arXiv 1706.02677 (linear, with a warm-up);
+    Krizhevsky, "One weird trick for parallelizing convolutional neural networks", arXiv 1404.5997 (sqrt).
+    """
+    if not is_initialized():
+        init()
+    group = members_of(global_process_set).group
+    with told_to_others(group, _WHAT):
+        rules = Rules(batch=batch, learning_rate=learning_rate, reduction=reduction, sharded=sharded, check=check)
+        _require_model(model)
+        _require_optimizer(optimizer, rules)
+        _require_loader(loader)
+        _require_whole_or_sharded(loader, rules)
+    require_alike(group, _WHAT, [str(rules), *_terms_of(loader, rules)])
+    if size() > 1:
+        tensors = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+        broadcast_parameters(tensors, root_rank=0)
+        broadcast_optimizer_state(optimizer, root_rank=0)
+    rules.scale(optimizer, size())
+    if setup_of(optimizer) is None:
+        DistributedOptimizer(optimizer, model.named_parameters(), op=rules.op)
+    return model, optimizer, DistributedLoader(loader, rules, Weighing(model, optimizer, rules.reduction))
+
+
+def _require_model(model: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"model is a {type(model).__name__}; want a torch.nn.Module")
+    if isinstance(model, DistributedDataParallel):
+        raise ArgumentError("model is a DistributedDataParallel, which shares gradients itself; want its `module`")
+
+
+def _require_optimizer(optimizer: Any, rules: Rules) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ArgumentError(f"optimizer is a {type(optimizer).__name__}; want a torch.optim.Optimizer")
+    rules.require_no_scheduler(optimizer)
+    setup = setup_of(optimizer)
+    if setup is None:
+        return
+    if setup.options.op != rules.op:
+        raise ArgumentError(
+            f"the optimizer is a DistributedOptimizer with op={setup.options.op!r}; reduction={rules.reduction!r} "
+            f"wants op={rules.op!r}"
+        )
+    if setup.process_set is not global_process_set:
+        raise ArgumentError(f"the optimizer is a DistributedOptimizer of {setup.process_set}; want one of all ranks")
+
+
+def _require_loader(loader: Any) -> None:
+    if not isinstance(loader, DataLoader) or isinstance(loader, DistributedLoader):
+        raise ArgumentError(f"loader is a {type(loader).__name__}; want a torch.utils.data.DataLoader")
+    for name in ("__iter__", "__len__"):
+        if getattr(type(loader), name) is not getattr(DataLoader, name):
+            raise UnsupportedError(
+                f"loader is a {type(loader).__name__}, with an {name} of its own, which another loader made of it "
+                "would not have; want a torch.utils.data.DataLoader"
+            )
+    if isinstance(loader.dataset, IterDataPipe | MapDataPipe):
+        raise UnsupportedError(
+            f"the loader's data set is a data pipe, {type(loader.dataset).__name__}, which divides its samples among "
+            "ranks by torch.distributed; want a Dataset or an IterableDataset"
+        )
+    if loader.batch_sampler is None:
+        raise UnsupportedError(
+            "the loader has batch_size=None: batches that the data set makes cannot be divided or counted; want a data "
+            "set that gives samples, and a batch_size"
+        )
+    if loader.num_workers and not getattr(loader, "in_order", True):
+        raise UnsupportedError("the loader has in_order=False: the ranks would take unlike batches; want in_order=True")
+
+
+def _require_whole_or_sharded(loader: DataLoader[Any], rules: Rules) -> None:
+    """Raise ArgumentError where a sampler deals to ranks, and the program does not say so, or to other ranks."""
+    for sampler in (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)):
+        dealt = getattr(sampler, "num_replicas", 1)
+        if dealt == 1 and not rules.sharded:
+            continue
+        name = type(sampler).__name__
+        if not rules.sharded:
+            raise ArgumentError(
+                f"the loader's sampler, {name}, deals the samples to {dealt} ranks already; want the sampler that one "
+                "process would have, or sharded=True to take each rank's samples as it gives them"
+            )
+        own = getattr(sampler, "rank", None) if hasattr(sampler, "num_replicas") else None
+        if own is not None and (own, dealt) != (rank(), size()):
+            raise ArgumentError(
+                f"the loader's sampler, {name}, deals to rank {own} of {dealt}; want rank {rank()} of {size()}"
+            )
+
+
+def _terms_of(loader: DataLoader[Any], rules: Rules) -> list[str]:
+    """Return what of the loader has to be the same on all ranks, or they would not take equally many batches."""
+    dataset: Any = loader.dataset
+    lines = [f"loader: num_workers={loader.num_workers}, prefetch_factor={loader.prefetch_factor}"]
+    if rules.sharded:
+        return lines
+    lines.append(f"batch_size={loader.batch_size}, drop_last={getattr(loader.batch_sampler, 'drop_last', False)}")
+    is_counted = isinstance(dataset, Sized) and not isinstance(dataset, IterableDataset)
+    lines.append(f"data set: {type(dataset).__name__}" + (f" of {len(dataset)} samples" if is_counted else ""))
+    return [*lines, f"batches by {type(loader.batch_sampler).__name__}"]

@@ -1,0 +1,78 @@
+"""What `distribute` was asked for, and whether that makes sense."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from multiring.errors import ArgumentError, StateError
+
+_CHOICES = {
+    "batch": ("global", "per_rank"),
+    "learning_rate": (None, "keep", "linear", "sqrt"),
+    "reduction": ("mean", "sum"),
+    "sharded": (False, True),
+    "check": (False, True),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rules:
+    """How many samples a step has, what follows from that, and who divides them; see `distribute`.
+
+    Raises:
+        ArgumentError: there is no such choice, or two of them make no sense together.
+    """
+
+    batch: str
+    learning_rate: str | None
+    reduction: str
+    sharded: bool
+    check: bool
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if not any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
+                raise ArgumentError(f"{name}={value!r}: want {' or '.join(map(repr, choices))}")
+        if self.batch == "global" and self.learning_rate in {"linear", "sqrt"}:
+            raise ArgumentError(
+                f"learning_rate={self.learning_rate!r} with batch='global': a step has as many samples at any number "
+                "of ranks, which leaves nothing to scale by; want batch='per_rank', or learning_rate='keep'"
+            )
+        if self.sharded and self.batch == "global":
+            raise ArgumentError(
+                "sharded=True with batch='global': where each rank's loader gives its own batches, the global batch "
+                "is all of them together; want batch='per_rank'"
+            )
+        if self.batch == "per_rank" and self.learning_rate is None:
+            raise ArgumentError(
+                "batch='per_rank' without learning_rate: the global batch grows with the number of ranks; say what the "
+                "learning rate does: 'linear', 'sqrt' or 'keep'"
+            )
+
+    @property
+    def op(self) -> str:
+        """How gradients of the ranks become those of the global batch."""
+        return "sum" if self.reduction == "sum" else "average"
+
+    def batches_together(self, ranks: int) -> int:
+        """Return how many of the loader's batches are one global batch."""
+        return ranks if self.batch == "per_rank" and not self.sharded else 1
+
+    def require_no_scheduler(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raise StateError where a scheduler has noted the learning rate that is to be scaled."""
+        if self.learning_rate in {"linear", "sqrt"} and any("initial_lr" in each for each in optimizer.param_groups):
+            raise StateError(
+                f"learning_rate={self.learning_rate!r}, and a scheduler was made with the optimizer before: it would "
+                "bring back the learning rate as it was. Make it after `distribute`"
+            )
+
+    def scale(self, optimizer: torch.optim.Optimizer, ranks: int) -> None:
+        """Scale the optimizer's learning rates for a global batch that is `ranks` times the loader's."""
+        factor: Any = {"linear": ranks, "sqrt": math.sqrt(ranks)}.get(self.learning_rate or "keep", 1)
+        if factor == 1:
+            return
+        for param_group in optimizer.param_groups:
+            param_group["lr"] = param_group["lr"] * factor

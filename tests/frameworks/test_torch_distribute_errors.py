@@ -1,0 +1,203 @@
+"""What `distribute`, and the loader it makes, refuse; every rank is told, and the job goes on."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from tests.frameworks.distribute_cases import Stream, data, network, sgd
+from tests.frameworks.plain import join
+from tests.wire.ranks import Here, run_ranks
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+import multiring.torch as mt
+from multiring.errors import ArgumentError, MismatchError, MultiringError, StateError, UnsupportedError
+
+SHARDED: dict[str, Any] = {"batch": "per_rank", "learning_rate": "keep", "sharded": True}
+
+
+def made(loader: Any = None, **rules: Any) -> Any:
+    model = rules.pop("model", None) or network()
+    optimizer = rules.pop("optimizer", None) or sgd(model.parameters())
+    return mt.distribute(model, optimizer, DataLoader(data(), 5) if loader is None else loader, **rules)[2]
+
+
+def fails(kind: type[MultiringError], text: str, call: Callable[[], object]) -> None:
+    with pytest.raises(kind, match=text):
+        call()
+    assert mt.allreduce(torch.ones(1)).item() == 1.0
+
+
+def test_arguments() -> None:
+    run_ranks(pass_wrong_arguments, 2)
+
+
+class OwnLoader(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        return iter(())
+
+
+def pass_wrong_arguments(here: Here) -> None:
+    join(here)
+    dealing: Any = DistributedSampler(range(22), 2, here.rank)  # type: ignore[arg-type] # of numbers
+    other: Any = DistributedSampler(range(22), 4, here.rank)  # type: ignore[arg-type]
+    scheduled = sgd(network().parameters())
+    torch.optim.lr_scheduler.ExponentialLR(scheduled, 0.9)
+    summing = network()
+    by_sum = mt.DistributedOptimizer(sgd(summing.parameters()), op=mt.Sum)
+    wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
+    nn.Module.__init__(wrapped)
+    pipe: DataLoader[int] = DataLoader(IterableWrapper(range(9)), 3)
+    wrong: list[tuple[type[MultiringError], str, Callable[[], object]]] = [
+        (ArgumentError, "batch='big': want 'global' or 'per_rank'", lambda: made(batch="big")),
+        (ArgumentError, "reduction=1: want 'mean' or 'sum'", lambda: made(reduction=1)),
+        (ArgumentError, "sharded='yes': want False or True", lambda: made(sharded="yes")),
+        (
+            ArgumentError,
+            "learning_rate='linear' with batch='global'.*leaves nothing to scale",
+            lambda: made(learning_rate="linear"),
+        ),
+        (ArgumentError, "batch='per_rank' without learning_rate", lambda: made(batch="per_rank")),
+        (ArgumentError, "sharded=True with batch='global'", lambda: made(sharded=True)),
+        (
+            StateError,
+            "learning_rate='sqrt', and a scheduler was made.* Make it after `distribute`",
+            lambda: made(optimizer=scheduled, batch="per_rank", learning_rate="sqrt"),
+        ),
+        (ArgumentError, "model is a str; want a torch.nn.Module", lambda: made(model="model", optimizer=scheduled)),
+        (
+            ArgumentError,
+            "is a DistributedDataParallel.*want its `module`",
+            lambda: made(model=wrapped, optimizer=scheduled),
+        ),
+        (ArgumentError, "optimizer is a str; want", lambda: made(optimizer="SGD")),
+        (
+            ArgumentError,
+            "DistributedOptimizer with op='sum'; reduction='mean' wants op='average'",
+            lambda: made(model=summing, optimizer=by_sum),
+        ),
+        (ArgumentError, "loader is a list; want a torch.utils.data.DataLoader", lambda: made([1])),
+        (UnsupportedError, "a OwnLoader, with an __iter__ of its own", lambda: made(OwnLoader(data()))),
+        (UnsupportedError, "is a data pipe", lambda: made(pipe)),
+        (UnsupportedError, "batch_size=None: batches that the data set makes", lambda: made(DataLoader(data(), None))),
+        (UnsupportedError, "in_order=False", lambda: made(DataLoader(data(), 5, num_workers=1, in_order=False))),
+        (
+            ArgumentError,
+            "sampler, DistributedSampler, deals the samples to 2 ranks already",
+            lambda: made(DataLoader(data(), 5, sampler=dealing)),
+        ),
+        (
+            ArgumentError,
+            f"deals to rank {here.rank} of 4; want rank {here.rank} of 2",
+            lambda: made(DataLoader(data(), 5, sampler=other), **SHARDED),
+        ),
+        (
+            ArgumentError,
+            "named_parameters lacks the optimizer's",
+            lambda: made(model=network(), optimizer=sgd([*network().parameters()])),
+        ),
+        (
+            MismatchError,
+            "rank 0: .*batch_size=2.*; rank 1: .*batch_size=3",
+            lambda: made(DataLoader(data(), 2 + here.rank)),
+        ),
+        (MismatchError, "rank 0: .*of 22 samples; rank 1: .*of 23", lambda: made(DataLoader(data(22 + here.rank), 5))),
+        (MismatchError, "num_workers=1", lambda: made(DataLoader(data(), 5, num_workers=here.rank))),
+        (
+            ArgumentError if here.rank else MismatchError,
+            "batch='x': want" if here.rank else "rank 1: failed with ArgumentError: batch='x'",
+            lambda: made(batch="x" if here.rank else "global"),
+        ),
+        (StateError, "no batch of the loader has been handed out", lambda: made().global_loss(torch.ones(()))),
+    ]
+    for kind, text, call in wrong:
+        fails(kind, text, call)
+
+
+def test_samples() -> None:
+    """Ranks that have the same samples, others than they should, or none."""
+    run_ranks(pass_wrong_samples, 3)
+
+
+class Shuffled(Stream):
+    """Each rank has another order."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(data())
+        self.rank = rank
+
+    def __iter__(self) -> Iterator[Any]:
+        found = list(super().__iter__())
+        return iter(found[self.rank :] + found[: self.rank])
+
+
+class Same(Dataset[float]):
+    """Whatever sample one asks for, it is the same."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> float:
+        return 1.0
+
+
+class Breaking:
+    """Batches of which rank 0 cannot draw the third."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield from ([0, 1, 2], [3, 4, 5])
+        raise RuntimeError("the index is broken")
+
+
+class Drawing:
+    """Batches without samples."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield []
+
+
+def pass_wrong_samples(here: Here) -> None:
+    join(here)
+
+    def through(loader: Any, **rules: Any) -> Callable[[], object]:
+        return lambda: list(made(loader, **rules))
+
+    def batches(sampler: Any) -> DataLoader[Any]:
+        return DataLoader(data(), batch_sampler=sampler)
+
+    own = data(4 if here.rank else 0) if here.rank != 1 else data(4, seed=9)
+    same = "ranks 0, 1, 2 have the same first batch"
+    fails(ArgumentError, same, through(DataLoader(data(), 5), **SHARDED))
+    fails(ArgumentError, same, through(DataLoader(Stream(data()), 5), **SHARDED))
+    fails(ArgumentError, same, through(DataLoader(Same(), 6)))
+    assert len(list(made(DataLoader(Same(), 6), check=False))) == 2
+    differ = "data sets give different batches: rank 0: 5 samples, [0-9a-f]{16}; rank 1: .* sharded=True"
+    fails(MismatchError, differ, through(DataLoader(Shuffled(here.rank), 5)))
+    shorter = "rank 2: no more; ranks 0, 1: 2 samples"
+    fails(MismatchError, shorter, through(DataLoader(Stream(data(), 20 if here.rank == 2 else 22), 5)))
+    fails(
+        ArgumentError,
+        "rank 0 has no samples, and others have",
+        through(DataLoader(Stream(own, len(own)), 2), **SHARDED),
+    )
+    normalising = mt.convert_sync_batchnorm(network(normalise=True))
+    fails(
+        UnsupportedError,
+        "a batch of 2 samples for 3 ranks, with SyncBatchNorm",
+        through(DataLoader(data(), 5), model=normalising),
+    )
+
+    loader = iter(made(batches(Breaking())))
+    assert [len(next(loader)[0]) for _ in range(2)] == [1, 1]
+    kind: type[Exception] = MismatchError if here.rank else RuntimeError
+    with pytest.raises(kind, match="the index is broken"):
+        next(loader)
+    told = (
+        "rank 0 could not draw.*ArgumentError: the loader's batch sampler drew a batch without"
+        if here.rank
+        else "drew a batch"
+    )
+    fails(MismatchError if here.rank else ArgumentError, told, through(batches(Drawing())))
