@@ -11,6 +11,7 @@ import pytest
 # Threads that wait for each other on cores that others use take minutes.
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits_torch.py"
+ONE_CALL = EXAMPLE.with_name("digits_distribute.py")
 LAST_LINE = re.compile(
     r"test accuracy (?P<accuracy>[\d.]+)%, \d+ images/s, waiting [\d.]+% of [\d.]+ s, (?P<ranks>\d+) ranks?"
 )
@@ -83,3 +84,11 @@ def test_check_fails_when_shards_overlap(tmp_path: Path) -> None:
     done = digits(2, "--epochs", "1", script=changed)
     assert done.returncode == 1
     assert "the ranks' shards overlap, or miss images" in done.stderr
+
+
+def test_one_call_makes_a_script_one_for_several_ranks() -> None:
+    """Losses and accuracy are those of one process, to the last digit shown; the last batch has 29 images."""
+    alone, together = (digits(ranks, "--epochs", "1", script=ONE_CALL) for ranks in (0, 2))
+    assert alone.returncode == together.returncode == 0, together.stderr
+    assert together.stdout.replace("[0] ", "").replace("2 ranks", "1 rank") == alone.stdout
+    assert re.fullmatch(r"epoch 1: loss 1\.\d{6}\ntest accuracy [89]\d\.\d\d%, 1 rank\n", alone.stdout)
