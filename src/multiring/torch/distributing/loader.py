@@ -1,5 +1,6 @@
 """DistributedLoader: a data loader that gives each rank its part of every global batch."""
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -96,7 +97,8 @@ class DistributedLoader(DataLoader[Batch_co]):
         self._advance_epochs()
         self._draw_other_seeds()
         batches = super().__iter__()
-        counted = iter(batches) if self._order is None else _counted(batches, self._order)
+        # The counts of this pass: another may begin before it ends.
+        counted = iter(batches) if self._order is None else _counted(batches, self._order.counts)
         return self._handed_out(counted)
 
     def _handed_out(self, counted: Iterator[Counted]) -> Iterator[Batch_co]:
@@ -134,12 +136,7 @@ class DistributedLoader(DataLoader[Batch_co]):
                 self._last_epochs[number] = each.epoch
 
 
-def _counted(batches: Any, order: OwnBatches) -> Iterator[Counted]:
-    # Those of this pass: another may begin before it ends.
-    return _with_counts(batches, order.counts)
-
-
-def _with_counts(batches: Any, counts: Any) -> Iterator[Counted]:
+def _counted(batches: Any, counts: deque[tuple[int, int]]) -> Iterator[Counted]:
     for batch in batches:
         samples, total = counts.popleft()
         yield Counted(batch, samples, total, UNKNOWN)
