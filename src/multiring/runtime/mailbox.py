@@ -20,7 +20,8 @@ from multiring._native import Notice, NoticeKind
 from multiring.errors import MismatchError, MultiringError, PeerLostError, StallError, StateError
 from multiring.runtime.arrays import buffer_of
 from multiring.runtime.group import Array, Group
-from multiring.runtime.handles import Handle, Waiter
+from multiring.runtime.handles import Handle
+from multiring.runtime.letters import Kept, Letter
 
 _log = logging.getLogger("multiring")
 _ASK, _TELL = 0, 1
@@ -28,56 +29,6 @@ _WORDS = struct.Struct("<qq")  # tag, and how many messages: known to the one wh
 # A rank that has no connection yet, or has not made its Mailbox, does not answer: it is asked again.
 _FIRST_AGAIN_S, _LAST_AGAIN_S = 0.005, 0.1
 _LONGEST_WAIT_S = 3600.0  # at once: "never" is more than a lock can wait
-
-
-class Letter(Waiter):
-    """The handle of a receive that waits for its turn, and then of the message it got; see `Handle`.
-
-    `source` is the rank of the group that it comes from, None as long as that is open.
-    """
-
-    def __init__(self, mailbox: "Mailbox", array: Array, source: int | None, tag: int) -> None:
-        self.source = source
-        self.array = array
-        self.tag = tag
-        self.posted: Handle | None = None
-        self.error: MultiringError | None = None
-        self.is_matched = False
-        self._mailbox = mailbox
-
-    @property
-    def title(self) -> str:
-        """What is waited for, in words."""
-        sender = "any rank" if self.source is None else f"rank {self.source}"
-        return f"message from {sender} to rank {self._mailbox.rank}, tag {self.tag}"
-
-    def stalled_on(self) -> tuple[Sequence[int], float]:
-        """Return nobody: which rank is waited for is open."""
-        return (), 0.0
-
-    def done(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
-        return self.error is not None or (self.is_matched and (self.posted is None or self.posted.done()))
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Return once the message has come; see `Handle`."""
-        began_s = time.monotonic()
-        self._mailbox.await_match(self, timeout)
-        if self.error is not None:
-            raise self.error
-        if self.posted is not None:
-            self.posted.wait(None if timeout is None else max(0.0, timeout - (time.monotonic() - began_s)))
-
-
-class Kept:
-    """The handle of a message to this rank itself: it was copied, and the array may be changed."""
-
-    def done(self) -> bool:
-        """Return True."""
-        return True
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Return at once."""
 
 
 class Mailbox:
@@ -172,6 +123,19 @@ class Mailbox:
                 else:
                     next_s = min(most_s, most_s if has_warned else warn_s, most_s if timeout is None else timeout)
                     self._changed.wait(min(next_s - waited_s, _LONGEST_WAIT_S))
+
+    def suspects(self, letter: Letter) -> Sequence[int]:
+        """Return the ranks of the world that may send for `letter`."""
+        ranks = self._group.ranks
+        if letter.source is not None:
+            return (ranks[letter.source],)
+        return [rank for rank in ranks if rank != ranks[self.rank]]
+
+    def withdraw(self, letter: Letter, silent: int) -> None:
+        """Let `letter` get no message, as rank `silent` of the world has sent none."""
+        with self._changed:
+            if not letter.is_matched and letter.error is None:
+                self._give_up(letter, StallError(f"{letter.title}: rank {silent} has sent none"))
 
     def close(self) -> None:
         """Take part in no more messages; receives whose source is still open fail."""

@@ -18,7 +18,8 @@ _TELLER = 0
 _COME, _HOLD, _DECIDED = 0, 1, 2
 _NUMBER = struct.Struct("<q")
 _HOLDING = struct.Struct("<qd")  # of which call, and how many seconds the teller may take from now on
-_AGAIN_S = 0.05  # a teller that has no connection yet, or has not made its RollCall, is told again
+# A teller that has no connection yet, or has not made its RollCall, is told again.
+_FIRST_AGAIN_S, _LAST_AGAIN_S = 0.002, 0.05
 _NEWS_S = 5.0  # beyond the teller's patience: what it decided has come by then
 _MOST_TOLD = 1000  # ranks; a notice has room for a few more
 _LONGEST_WAIT_S = 3600.0  # at once: "never" is more than a lock can wait
@@ -118,7 +119,7 @@ class RollCall:
             return Roll(missing=missing, lost=lost)
 
     def _answer(self, number: int, timeout_s: float) -> Roll:
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s, again_s = time.monotonic() + timeout_s, _FIRST_AGAIN_S
         with self._changed:
             while number not in self._decided and not self._is_over:
                 held_until_s = self._held_until_s.get(number, 0.0)
@@ -127,7 +128,8 @@ class RollCall:
                     lost = tuple((rank, why) for rank, why in self._lost.items() if rank == _TELLER)
                     return Roll(missing=(_TELLER,), lost=lost, was_decided=False)
                 self._send(_TELLER, _COME, _NUMBER.pack(number))
-                self._changed.wait(_AGAIN_S)
+                self._changed.wait(again_s)
+                again_s = min(2 * again_s, _LAST_AGAIN_S)
             self._refuse_end()
             missing = self._decided[number]
             self._end_call(number)
