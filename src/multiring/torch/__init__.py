@@ -18,6 +18,7 @@ from multiring.torch.allreducing import allreduce_async as allreduce_async
 from multiring.torch.allreducing import allreduce_async_ as allreduce_async_
 from multiring.torch.arena import arena_like as arena_like
 from multiring.torch.backend import registration as registration
+from multiring.torch.backend.monitored import monitored_barrier as monitored_barrier
 from multiring.torch.basics import ccl_built as ccl_built
 from multiring.torch.basics import cross_rank as cross_rank
 from multiring.torch.basics import cross_size as cross_size
@@ -147,6 +148,7 @@ __all__ = [
     "join",
     "local_rank",
     "local_size",
+    "monitored_barrier",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",

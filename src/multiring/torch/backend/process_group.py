@@ -15,14 +15,17 @@ from multiring.runtime import Group
 from multiring.torch.backend.errors import torch_error
 from multiring.torch.backend.exchanges import Exchanges
 from multiring.torch.backend.gatherings import Gatherings
+from multiring.torch.backend.messages import Messages
+from multiring.torch.backend.monitored import Monitored
 from multiring.torch.backend.reductions import Reductions
+from multiring.torch.backend.rooted import Rooted
 from multiring.torch.tensors import tensor_of
 
 _HOST = torch.device("cpu")
 _TorchGroup: Any = dist.ProcessGroup  # whose overloads nobody's signatures agree with
 
 
-class ProcessGroup(Reductions, Gatherings, Exchanges, _TorchGroup):  # type: ignore[misc] # see _TorchGroup
+class ProcessGroup(Reductions, Gatherings, Exchanges, Rooted, Messages, Monitored, _TorchGroup):  # type: ignore[misc] # see _TorchGroup
     """Ranks that communicate; what torch.distributed's functions take as `group`.
 
     It is its own Backend, as torch calls what serves one kind of device: torch lets Python inherit from ProcessGroup

@@ -63,7 +63,9 @@ class Standing:
         given = 0.0 if timeout is None else timeout.total_seconds()
         return given if given > 0 else self.default_timeout_s
 
-    def issue(self, what: str, ready: Ready, terms: Terms, outputs: Sequence[Tensor]) -> Any:
+    def issue(
+        self, what: str, ready: Ready, terms: Terms, outputs: Sequence[Tensor], kind: type[Pending] = Pending
+    ) -> Any:
         """Start an operation and return its Work; done already where the caller waits.
 
         Args:
@@ -71,6 +73,7 @@ class Standing:
             ready: the operation.
             terms: of the call.
             outputs: the tensors that have the result.
+            kind: of the Work.
 
         Returns:
             The Work; None for a caller that would wait, among what is being coalesced.
@@ -86,7 +89,7 @@ class Standing:
             handle = ready.start(waits)
         except MultiringError as error:
             raise torch_error(what, error) from error
-        work = Pending(self, what, handle, (outputs, ready.settle), terms.timeout_s)
+        work = kind(self, what, handle, (outputs, ready.settle), terms.timeout_s)
         self._in_flight.add(work)
         if batch is not None:
             batch.append(work)

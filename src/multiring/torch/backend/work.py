@@ -70,6 +70,7 @@ class Pending(dist.Work):
     """
 
     in_order = True
+    consequence = "the group cannot be used any more"
 
     def __init__(
         self,
@@ -204,7 +205,7 @@ class Pending(dist.Work):
         who = f"nothing has come from rank {', '.join(map(str, ranks))}" if ranks else "it has not ended"
         text = (
             f"{self._what}: timed out: {who} within {self._timeout_s:g} s, the timeout of the process group or of "
-            "this call; the group cannot be used any more. Look at what that rank does, or give a longer timeout"
+            f"this call; {self.consequence}. Look at what that rank does, or give a longer timeout"
         )
         self._end(dist.DistBackendError(text), cause)
 

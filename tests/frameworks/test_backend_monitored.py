@@ -1,0 +1,89 @@
+"""monitored_barrier names who is missing, in torch's words, on every rank that came."""
+
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.frameworks.joined import PATIENCE, join_torch
+from tests.wire.ranks import Here, run_ranks
+
+import multiring.torch as mt
+
+SHORT = timedelta(seconds=0.1)
+
+
+def monitored(here: Here, meeting: str) -> None:
+    """A barrier that passes; ones that ranks 1 and 2 miss, or come to late; one that passes again."""
+    world: Any = join_torch(here, meeting)
+    world.monitored_barrier()
+    mt.monitored_barrier(timeout=PATIENCE, wait_all_ranks=True)
+    for wait_all_ranks, named in ((False, r"Rank 1 failed .* \(nor did rank 2\)"), (True, "Ranks 1, 2 failed")):
+        # torch asks in its store, so that the test knows that rank 3 has come; rank 0 does not wait for it.
+        if here.rank == 3:
+            reached = r"Rank 3 successfully reached monitoredBarrier, but received errors .* from rank 0: rank"
+            with pytest.raises(dist.DistBackendError, match=reached):
+                world.monitored_barrier(PATIENCE)
+        elif here.rank == 0:
+            number = world._roll_call._number + 1
+            while world._roll_call._come.get(number) != {3}:
+                time.sleep(0.005)
+            with pytest.raises(dist.DistBackendError, match=f"Rank 0 timed out in monitoredBarrier: {named}"):
+                world.monitored_barrier(SHORT, wait_all_ranks)
+        dist.barrier()
+        if here.rank in {1, 2}:
+            text = rf"Rank {here.rank} came to monitoredBarrier too late: rank 0 had given up, as ranks 1, 2 failed"
+            with pytest.raises(dist.DistBackendError, match=text):
+                world.monitored_barrier(PATIENCE)
+    if here.rank:
+        with pytest.raises(dist.DistBackendError, match="rank 0, which did not come to it within 100 ms"):
+            world.monitored_barrier(SHORT)
+    dist.barrier()
+    if not here.rank:
+        world.monitored_barrier(SHORT)  # what the others are told to be over passes: all of them have come
+    world.monitored_barrier(PATIENCE)
+    torch_refuses(here)
+    in_a_subgroup(here)
+    dist.destroy_process_group()
+    with pytest.raises(dist.DistBackendError, match="was destroyed"):
+        world.monitored_barrier(PATIENCE)
+
+
+def torch_refuses(here: Here) -> None:  # noqa: ARG001 -- as the others
+    """Torch's own function passes Gloo's groups only, which is why there is `multiring.torch.monitored_barrier`."""
+    with pytest.raises(ValueError, match="monitored_barrier is only implemented for GLOO backend"):
+        dist.monitored_barrier()
+
+
+def in_a_subgroup(here: Here) -> None:
+    """Ranks are named as the group numbers them; whoever is not in it does nothing, as torch has it."""
+    group: Any = dist.new_group([1, 3])
+    if here.rank == 1:
+        with pytest.raises(dist.DistBackendError, match="Rank 1 failed to pass monitoredBarrier in 100 ms"):
+            mt.monitored_barrier(group, SHORT)
+    elif here.rank != 3:
+        with pytest.warns(UserWarning, match="does not belong to"):
+            mt.monitored_barrier(group, SHORT)
+    dist.barrier()
+    total = torch.ones(1)
+    if here.rank in {1, 3}:
+        dist.all_reduce(total, group=group)
+        assert total == 2
+
+
+def test_monitored(tmp_path: Path) -> None:
+    run_ranks(monitored, 4, str(tmp_path / "meeting"))
+
+
+def other_backends(here: Here, meeting: str) -> None:
+    """The function passes groups of other backends on to torch's."""
+    join_torch(here, meeting, backend="gloo")
+    mt.monitored_barrier(timeout=PATIENCE)
+    dist.destroy_process_group()
+
+
+def test_other_backends(tmp_path: Path) -> None:
+    run_ranks(other_backends, 2, str(tmp_path / "meeting"))
