@@ -1,0 +1,152 @@
+"""A rank is killed in each kind of operation: every other one raises torch's error, which names it, and lives on."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from tests.frameworks.joined import join_torch
+from tests.wire.faults import kill
+from tests.wire.ranks import Here, report_of
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import multiring.torch  # noqa: F401 -- where torch does not load its backends by itself
+
+wait_tensor: Any = functional.wait_tensor
+SIZE = 30_000
+MEMBERS = 3  # ranks 0 and 1, who survive, and the victim, which is the last of the group
+Kind = Callable[[Any, Tensor], Any]
+
+
+def parts(tensor: Tensor) -> list[Tensor]:
+    return [torch.empty_like(tensor) for _ in range(MEMBERS)]
+
+
+def is_first(group: Any) -> bool:
+    return bool(group.rank() == 0)
+
+
+def to_the_victim(group: Any, tensor: Tensor) -> None:
+    """The survivors send to the victim, which receives from both."""
+    if group.rank() == MEMBERS - 1:
+        for rank in range(MEMBERS - 1):
+            dist.recv(tensor, group=group, group_src=rank)
+    else:
+        dist.send(tensor, group=group, group_dst=MEMBERS - 1)
+
+
+def from_the_victim(group: Any, tensor: Tensor, *, names_source: bool) -> None:
+    """The victim sends to the survivors."""
+    if group.rank() == MEMBERS - 1:
+        for rank in range(MEMBERS - 1):
+            dist.send(tensor, group=group, group_dst=rank)
+    else:
+        dist.recv(tensor, group=group, group_src=MEMBERS - 1 if names_source else None)
+
+
+def trained(group: Any, tensor: Tensor) -> None:
+    """A step of DistributedDataParallel."""
+    if "model" not in vars(group):
+        group.model = DistributedDataParallel(nn.Linear(100, 300), process_group=group)
+    group.model(tensor[:100]).sum().backward()
+
+
+KINDS: dict[str, Kind] = {
+    "all_reduce": lambda group, tensor: dist.all_reduce(tensor, group=group),
+    "all_reduce, async": lambda group, tensor: dist.all_reduce(tensor, group=group, async_op=True).wait(),
+    "all_reduce, a future": lambda group, tensor: group.allreduce([tensor]).get_future().wait(),
+    "all_reduce, functional": lambda group, tensor: wait_tensor(functional.all_reduce(tensor, "sum", group)),
+    "all_reduce, bitwise": lambda group, tensor: dist.all_reduce(tensor.int(), dist.ReduceOp.BAND, group),
+    "all_reduce_coalesced": lambda group, tensor: group.allreduce_coalesced([tensor, tensor[:9].clone()]).wait(),
+    "reduce": lambda group, tensor: dist.reduce(tensor, group=group, group_dst=1),
+    "broadcast": lambda group, tensor: dist.broadcast(tensor, group=group, group_src=MEMBERS - 1),
+    "all_gather": lambda group, tensor: dist.all_gather(parts(tensor), tensor, group),
+    "all_gather_single": lambda group, tensor: group.all_gather_single(torch.cat(parts(tensor)), tensor).wait(),
+    "all_gather_object": lambda group, _: dist.all_gather_object([None] * MEMBERS, "text", group),
+    "reduce_scatter": lambda group, tensor: dist.reduce_scatter(tensor, parts(tensor), group=group),
+    "reduce_scatter_single": lambda group, tensor: group.reduce_scatter_single(tensor, torch.cat(parts(tensor))).wait(),
+    "all_to_all": lambda group, tensor: dist.all_to_all(parts(tensor), parts(tensor), group),
+    "all_to_all_single": lambda group, tensor: dist.all_to_all_single(torch.empty_like(tensor), tensor, group=group),
+    "gather": lambda group, tensor: dist.gather(tensor, parts(tensor) if is_first(group) else None, group=group),
+    "scatter": lambda group, tensor: dist.scatter(tensor, parts(tensor) if is_first(group) else None, group=group),
+    "barrier": lambda group, _: dist.barrier(group),
+    "monitored_barrier": lambda group, _: group.monitored_barrier(),
+    "send": to_the_victim,
+    "recv": lambda group, tensor: from_the_victim(group, tensor, names_source=True),
+    "recv, any source": lambda group, tensor: from_the_victim(group, tensor, names_source=False),
+    "a step of DDP": trained,
+}
+SURVIVORS = MEMBERS - 1
+
+
+def live(here: Here, meeting: str, kinds: list[str]) -> dict[str, tuple[str, str]]:
+    """For each kind, a rank of its own dies in it; return what this one was told, if it is a survivor."""
+    join_torch(here, meeting)
+    groups = [dist.new_group([*range(SURVIVORS), SURVIVORS + index]) for index in range(len(kinds))]
+    dist.barrier()
+    told = {}
+    for index, kind in enumerate(kinds):
+        if here.rank in {*range(SURVIVORS), SURVIVORS + index}:
+            told[kind] = repeat(kind, groups[index], dies=here.rank >= SURVIVORS)
+    total = torch.ones(5)
+    pair = groups[-1]
+    assert pair is not None
+    survivors: Any = dist.new_group(list(range(SURVIVORS)), use_local_synchronization=True)
+    dist.all_reduce(total, group=survivors)
+    assert (total == SURVIVORS).all()
+    return told
+
+
+def repeat(kind: str, group: Any, *, dies: bool) -> tuple[str, str]:
+    """Do it until it fails; with `dies`, until this rank is killed while it does."""
+    tensor = torch.ones(SIZE)
+    KINDS[kind](group, tensor)
+    if dies:
+        threading.Timer(0.02, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+    try:
+        while True:
+            KINDS[kind](group, tensor)
+    except RuntimeError as error:
+        return type(error).__name__, str(error)
+
+
+@pytest.mark.parametrize(("engine", "first", "step"), [("shm", 0, 2), ("shm", 1, 2), ("tcp", 0, 5)])
+def test_in_each_kind(tmp_path: Path, engine: str, first: int, step: int) -> None:
+    kinds = list(KINDS)[first::step]
+    ranks = SURVIVORS + len(kinds)
+    report = report_of(live, ranks, str(tmp_path / "meeting"), kinds, engine=engine)
+    for outcome in report.outcomes[:SURVIVORS]:
+        assert outcome.error is None, outcome
+        for index, kind in enumerate(kinds):
+            name, text = outcome.value[kind]
+            assert name in {"DistBackendError", "RuntimeError"}, (kind, name, text)
+            # Of a group, monitored_barrier has its own ranks, as torch does.
+            victim = MEMBERS - 1 if kind == "monitored_barrier" else SURVIVORS + index
+            assert f"rank {victim}" in text.lower(), (kind, text)
+    for outcome in report.outcomes[SURVIVORS:]:
+        assert outcome.exit_code == -signal.SIGKILL, outcome
+
+
+def uncaught(here: Here, meeting: str) -> None:
+    join_torch(here, meeting)
+    tensor = torch.ones(SIZE)
+    dist.all_reduce(tensor)
+    here.reach("at work")
+    while True:
+        dist.all_reduce(tensor)
+
+
+def test_uncaught(tmp_path: Path) -> None:
+    """Ranks that end because another one died do not hide that from the rest."""
+    report = report_of(uncaught, 4, str(tmp_path / "meeting"), faults=[kill(2).at("at work").after(0.05)])
+    for outcome in report.outcomes:
+        if outcome.rank != 2:
+            assert isinstance(outcome.error, dist.DistBackendError), outcome
+            assert "rank 2" in str(outcome.error)
