@@ -9,6 +9,7 @@ NB_MODULE(_core, m) {
   m.attr("VERSION") = MULTIRING_VERSION;
   multiring::bind_faults(m);
   multiring::bind_arrays(m);
+  multiring::bind_tensors(m);
   multiring::bind_operations(m);
   multiring::bind_repeats(m);
   multiring::bind_notices(m);

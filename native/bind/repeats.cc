@@ -145,6 +145,13 @@ class Repeats {
     known_.emplace_back(shape, spec);
   }
 
+  // Nothing of Python's comes between taking a number and posting.
+  std::shared_ptr<Operation> post_again(const OperationSpec& model, nb::object memory) {
+    OperationSpec spec = model;
+    spec.key = {group_, next()};
+    return holdings_.post(std::move(spec), true, std::move(memory));
+  }
+
   nb::object all_reduce(uint32_t name, nb::handle array, nb::handle op) {
     Shape shape{.name = name};
     if (Py_TYPE(array.ptr()) != reinterpret_cast<PyTypeObject*>(array_type_.ptr()) || !op_of(op.ptr(), shape.op)) return nb::none();
@@ -235,6 +242,8 @@ void bind_repeats(nb::module_& m) {
       .def("all_reduce", &Repeats::all_reduce, nb::arg("name"), nb::arg("array").none(), nb::arg("op").none(),
            "True: done. An Operation: it goes on, or has failed. None: nothing was begun, the call is not known.")
       .def("barrier", &Repeats::barrier, nb::arg("name"), "As all_reduce.")
+      .def("post_again", &Repeats::post_again, nb::arg("model"), nb::arg("memory").none(),
+           "Start what was started before, as the group's next operation; this thread waits for it next.")
       .def("forget", &Repeats::forget, "Know no calls any more.");
 }
 

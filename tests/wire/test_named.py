@@ -58,6 +58,11 @@ def labelled(here: Here) -> bool:
         assert {rank: title.partition(" labelled ")[2] for rank, title in mismatch.value.titles.items()} == {
             rank: f"of {rank % 2}" for rank in range(here.size)
         }, name
+    for name in ("barrier", "all_reduce"):  # which, without a label, are no repetition of the labelled ones
+        with pytest.raises(MismatchError) as mismatch:
+            COLLECTIVES[name](group, "one's" if group.rank == 0 else "")
+        labels = [mismatch.value.titles[rank].partition(" labelled ")[2] for rank in range(here.size)]
+        assert labels == ["one's", *[""] * (here.size - 1)]
     group.barrier()
     with pytest.raises(ArgumentError if group.rank == 1 else MismatchError) as wrong:
         group.all_reduce(np.ones(3), "sum" if group.rank != 1 else "mean", label="with a mistake")

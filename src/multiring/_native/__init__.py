@@ -7,6 +7,7 @@ from multiring._native._core import Context as Context
 from multiring._native._core import DType as DType
 from multiring._native._core import Exchange as Exchange
 from multiring._native._core import FaultKind as FaultKind
+from multiring._native._core import Footprint as Footprint
 from multiring._native._core import Holdings as Holdings
 from multiring._native._core import Lowering as Lowering
 from multiring._native._core import Notice as Notice

@@ -101,6 +101,26 @@ def combine_isa() -> str: ...
 def force_isa(name: str) -> None: ...
 def hmac_sha256(arg0: bytes, arg1: bytes, /) -> bytes: ...
 
+class Footprint:
+    @staticmethod
+    def of(tensors: object, type: type) -> Footprint | None:
+        """
+        Where a list or tuple of tensors lies; None unless all are of this type, alike, and row by row in host memory.
+        """
+
+    def is_of(self, tensors: object) -> bool:
+        """Whether these are the same objects, and lie as they did."""
+
+    @property
+    def address(self) -> int:
+        """Of the first of them."""
+
+    @property
+    def form(self) -> bytes:
+        """
+        Equal for tensors that lie to each other alike, wherever the first one is.
+        """
+
 class Lowering(enum.Enum):
     NONE = 0
 
@@ -239,6 +259,11 @@ class Repeats:
 
     def barrier(self, name: int) -> object:
         """As all_reduce."""
+
+    def post_again(self, model: OperationSpec, memory: object | None) -> Operation:
+        """
+        Start what was started before, as the group's next operation; this thread waits for it next.
+        """
 
     def forget(self) -> None:
         """Know no calls any more."""

@@ -19,7 +19,7 @@ from multiring.errors import StallError, StateError
 from multiring.planner import Pins, Plan, Task
 from multiring.runtime.arrays import Buffer, buffer_of, numpy_dtype
 from multiring.runtime.events import NAMES, STEPS
-from multiring.runtime.handles import NOBODY, Flight, Lookout, OperationHandle
+from multiring.runtime.handles import NOBODY, Flight, Lookout, OperationHandle, Posted
 from multiring.runtime.labels import LABELLED
 from multiring.runtime.notices import Control
 from multiring.runtime.programs import AT_ONCE_MOST, Programs, Request, agreement_rounds, direct_rounds
@@ -129,6 +129,7 @@ class Calls:
             array_type=np.ndarray,
         )
         self._messages: dict[tuple[int, int, int], int] = {}
+        self._edition = 0
         self._twins = itertools.count()
         self._latest: Flight | None = None
 
@@ -166,7 +167,7 @@ class Calls:
             if finding is not None:
                 with self._lock:
                     self.programs.replan(finding.constants.applied(self._topology))
-                self.repeats.forget()
+                self._forget()
         with self._lock:
             own = watch.row()
         table = np.zeros((len(self.ranks), len(own)))
@@ -270,11 +271,33 @@ class Calls:
             meets=work.meets and waits,
             tells_mismatch=bool(call.label),
         )
-        operation = membership.holdings.post(spec, waits, (work.input, work.output))
+        memory = work.input, work.output
+        operation = membership.holdings.post(spec, waits, memory)
         self._latest = flight = Flight(membership.context, membership.holdings, operation, has_label=bool(call.label))
+        handle = self._handle_of(flight, title, work.result)
         if waits and work.repeated is not None:
-            self.repeats.remember(spec, *work.repeated)
-        return self._handle_of(flight, title, work.result)
+            if self._watch is None:
+                handle.posted = Posted(spec, memory, title, bool(call.label), work.result, self._edition)
+            if not call.label:  # which `again` does not know
+                self.repeats.remember(spec, *work.repeated)
+        return handle
+
+    def post_again(self, posted: Posted) -> OperationHandle | None:
+        """Start as the group's next operation what was posted before; None: plans may have changed since.
+
+        Its memory, and its label, are what they were. This thread waits for the handle next.
+        """
+        if posted.edition != self._edition:
+            return None
+        operation = self.repeats.post_again(posted.spec, posted.memory)
+        membership = self.membership
+        flight = Flight(membership.context, membership.holdings, operation, has_label=posted.has_label)
+        self._latest = flight
+        return self._handle_of(flight, posted.title, posted.result)
+
+    def _forget(self) -> None:
+        self.repeats.forget()
+        self._edition += 1
 
     def again(self, name: str, array: Any = None, op: str = "sum") -> bool:
         """Make a blocking call that was made before, which is cheap; False: it was not, and nothing was done."""
@@ -312,7 +335,7 @@ class Calls:
         """Run `plan` for `task` from now on; every rank of the group does the same, between two operations."""
         with self._lock:
             self.programs.use(task, plan)
-        self.repeats.forget()
+        self._forget()
 
     def plan_of(self, request: Request) -> Plan:
         """Return the plan that runs for `request`."""

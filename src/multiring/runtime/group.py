@@ -139,9 +139,11 @@ class Group:
         if wire is not None or label or not self._calls.again("all_reduce", array, op):
             self._start_all_reduce(array, op, wire, label, waits=True).wait()
 
-    def all_reduce_async(self, array: Array, op: str = "sum", *, wire: str | None = None, label: str = "") -> Handle:
-        """Start an `all_reduce`."""
-        return self._start_all_reduce(array, op, wire, label, waits=False)
+    def all_reduce_async(
+        self, array: Array, op: str = "sum", *, wire: str | None = None, label: str = "", waits: bool = False
+    ) -> Handle:
+        """Start an `all_reduce`; with `waits` this thread waits for the handle at once, and no other need be woken."""
+        return self._start_all_reduce(array, op, wire, label, waits=waits)
 
     def _start_all_reduce(self, array: Array, op: str, wire: str | None, label: str, *, waits: bool) -> Handle:
         call = self._calls.next("all_reduce", label)

@@ -7,10 +7,12 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from multiring._native import Context, FaultKind, Holdings, Lowering, Operation
+from multiring._native import Context, FaultKind, Holdings, Lowering, Operation, OperationSpec
 from multiring.errors import MismatchError, MultiringError, PeerLostError, StallError, StateError
+from multiring.runtime.arrays import Buffer
 from multiring.runtime.events import STEPS
 from multiring.runtime.labels import shown
 
@@ -119,6 +121,18 @@ class Lookout:
 NOBODY = Lookout()
 
 
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """An operation that this thread waited for, as `Calls.post_again` needs it."""
+
+    spec: OperationSpec
+    memory: tuple[Buffer | None, Buffer | None]
+    title: str
+    has_label: bool
+    result: Any
+    edition: int  # of the group's plans
+
+
 class OperationHandle(Waiter):
     """The handle of one native operation."""
 
@@ -134,6 +148,7 @@ class OperationHandle(Waiter):
         self._warned = False
         self._next_look_s = 0.0
         self.has_label = flight.has_label
+        self.posted: Posted | None = None
 
     @property
     def title(self) -> str:

@@ -79,13 +79,14 @@ class NamedOperations:
             self._membership.context.link_with([self.ranks[rank] for rank in self._near])
             control.add(self.id, self)
 
-    def submit(self, name: str, terms: Terms, start: Start) -> Handle:
+    def submit(self, name: str, terms: Terms, start: Start, at_once: Start | None = None) -> Handle:
         """Start an operation, and return its handle.
 
         Args:
             name: what the ranks match it by.
             terms: what they must agree on besides, in the order of checking.
             start: posts the collective; called at once, or on another thread once the ranks have agreed on its place.
+            at_once: the same where this thread waits for the handle next: it may post what only a waiter drives.
 
         Raises:
             ArgumentError: an operation of this name is in flight here.
@@ -103,7 +104,7 @@ class NamedOperations:
                 raise self._refusal(f"operation {name!r}")
             handle = NamedHandle(self, name, terms, start)
             if self._accord is None:
-                handle.posted = start(self._group, label_of(name, terms))
+                handle.posted = (at_once or start)(self._group, label_of(name, terms))
                 handle.number = self._calls.last
             else:
                 self._accord.put([handle])

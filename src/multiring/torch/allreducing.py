@@ -1,6 +1,7 @@
 """allreduce: one tensor combined over the ranks. The signatures are Horovod's."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -93,7 +94,7 @@ def allreduce_(
 ) -> Tensor:
     """Combine every rank's `tensor` into all of them, in place, and return it; otherwise as `allreduce`."""
     how = combination(op, average, prescale_factor, postscale_factor)
-    found: Tensor = submit_allreduce(tensor, name, how, process_set, in_place=True).wait()
+    found: Tensor = submit_allreduce(tensor, name, how, process_set, in_place=True, waits=True).wait()
     return found
 
 
@@ -112,9 +113,12 @@ def allreduce_async_(
 
 
 def submit_allreduce(
-    tensor: Tensor, name: Name, how: Combination, process_set: ProcessSet, *, in_place: bool
+    tensor: Tensor, name: Name, how: Combination, process_set: ProcessSet, *, in_place: bool, waits: bool = False
 ) -> Pending | Several:
-    """Start to combine `tensor`, into itself or into a new one, which is the operation's result."""
+    """Start to combine `tensor`, into itself or into a new one, which is the operation's result.
+
+    With `waits` this thread waits for that next.
+    """
     members = members_of(process_set)
     if is_sparse(tensor):
         return submit_sparse(members, tensor, name, how, in_place=in_place)
@@ -134,7 +138,8 @@ def submit_allreduce(
             tensor.detach().copy_(found)
         return tensor
 
-    return submit(members, name, terms, starting(memory, [memory], form, how), finish)
+    start, at_once = starting(memory, [memory], form, how, waits=waits)
+    return submit(members, name, terms, start, finish, at_once)
 
 
 def without_compressor(how: Combination, compression: Any, tensors: Sequence[Tensor]) -> Combination | None:
@@ -151,15 +156,20 @@ def without_compressor(how: Combination, compression: Any, tensors: Sequence[Ten
     return None
 
 
-def starting(memory: Tensor, parts: Sequence[Tensor], form: WireForm, how: Combination) -> Start:
-    """Return what starts to combine `memory` in place; Adasum combines `parts` of it, each by itself."""
+def starting(
+    memory: Tensor, parts: Sequence[Tensor], form: WireForm, how: Combination, *, waits: bool
+) -> tuple[Start, Start]:
+    """Return what starts to combine `memory` in place, on any thread, and on this one, which with `waits` waits for it.
 
-    def start(group: Group, label: str) -> Handle:
+    Adasum combines `parts` of it, each by itself.
+    """
+
+    def start(group: Group, label: str, *, waits: bool = False) -> Handle:
         if how.op == Adasum:
             return start_adasum(group, [array_of(part) for part in parts], label=label)
-        return group.all_reduce_async(buffer_from(memory), form.op, wire=how.wire, label=label)
+        return group.all_reduce_async(buffer_from(memory), form.op, wire=how.wire, label=label, waits=waits)
 
-    return start
+    return start, partial(start, waits=waits)
 
 
 def _memory(group: Group, tensor: Tensor, form: WireForm, prescale: float, *, in_place: bool) -> Tensor:
@@ -178,7 +188,7 @@ def _reduced(tensor: Tensor, name: str | None, how: Combination, process_set: Pr
     if wants_gradient(tensor):
         found = _Allreduce.apply(tensor, name, how, process_set)  # type: ignore[no-untyped-call] # torch's own
     else:
-        found = submit_allreduce(tensor, name, how, process_set, in_place=False).wait()
+        found = submit_allreduce(tensor, name, how, process_set, in_place=False, waits=True).wait()
     return found
 
 
@@ -196,7 +206,7 @@ class _Allreduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, name: str | None, how: Combination, process_set: ProcessSet) -> Tensor:
         ctx.how, ctx.process_set = how, process_set
-        found: Tensor = submit_allreduce(tensor, name, how, process_set, in_place=False).wait()
+        found: Tensor = submit_allreduce(tensor, name, how, process_set, in_place=False, waits=True).wait()
         return found
 
     @staticmethod

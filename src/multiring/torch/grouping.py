@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from multiring.errors import ArgumentError, Terms
+from multiring.runtime import Group, Handle
+from multiring.runtime.handles import OperationHandle, Posted
+from multiring.runtime.named import Start
 from multiring.torch.allreducing import require_linear, starting, submit_allreduce, without_compressor
 from multiring.torch.compression import Compression
 from multiring.torch.handles import Name, Pending, Several, handle_of, parts_of, submit
@@ -87,7 +90,7 @@ def grouped_allreduce_(
     Those of `arena_like` are not copied.
     """
     how = combination(op, average, prescale_factor, postscale_factor)
-    found: tuple[Tensor, ...] = _submit(tensors, name, how, process_set, in_place=True).wait()
+    found: tuple[Tensor, ...] = _submit(tensors, name, how, process_set, in_place=True, waits=True).wait()
     return found
 
 
@@ -105,18 +108,38 @@ def grouped_allreduce_async_(
     return handle_of(_submit(tensors, name, how, process_set, in_place=True))
 
 
+_MOST_REPEATS = 8  # names that are kept for one span
+
+
+class _Group(NamedTuple):
+    """Tensors of one type, how they are combined, and by which operation."""
+
+    members: Members
+    tensors: Sequence[Tensor]
+    how: Combination
+    name: Name
+    part: str = "1 of 1"
+    waits: bool = False  # whether this thread waits for it next
+
+
 def _submit(
-    tensors: Sequence[Tensor], name: str | None, how: Combination, process_set: ProcessSet, *, in_place: bool
+    tensors: Sequence[Tensor],
+    name: str | None,
+    how: Combination,
+    process_set: ProcessSet,
+    *,
+    in_place: bool,
+    waits: bool = False,
 ) -> Pending | Several:
     members = members_of(process_set)
     if not tensors:
         raise ArgumentError("a group of no tensors: want at least one")
-    if in_place:
-        span = members.packing.known_span(tensors)  # whose tensors have been looked at
-        if span is not None and _is_in_place(members, span.layout.dtype, how):
-            return _submit_span(members, tensors, name, how, span, "1 of 1")
+    group = _Group(members, tensors if isinstance(tensors, list | tuple) else tuple(tensors), how, name, waits=waits)
+    span = _span_of(group) if in_place else None
+    if span is not None:
+        return _submit_span(group, span)
     if _are_plain_and_alike(tensors):
-        return _submit_alike(members, tensors, name, how, "1 of 1", in_place=in_place)
+        return _submit_copied(group, in_place=in_place)
     if any(map(is_sparse, tensors)):
         parts = parts_of(members, name, len(tensors))
         return Several(
@@ -135,7 +158,7 @@ def _submit(
         wire_form(dtype, how.op, how.postscale, members.size)  # or nothing is started at all
     parts = parts_of(members, name, len(by_type))
     started = [
-        _submit_alike(members, [tensors[place] for place in places], part, how, more[0][1], in_place=in_place)
+        _submit_alike(_Group(members, [tensors[place] for place in places], how, part, more[0][1]), in_place=in_place)
         for places, (part, more) in zip(by_type.values(), parts, strict=True)
     ]
 
@@ -164,16 +187,22 @@ def _is_in_place(members: Members, dtype: torch.dtype, how: Combination) -> bool
     return how.op != Adasum and how.prescale == 1.0 and wire_form(dtype, how.op, how.postscale, members.size).is_plain
 
 
-def _submit_alike(
-    members: Members, tensors: Sequence[Tensor], name: Name, how: Combination, part: str, *, in_place: bool
-) -> Pending:
-    """Start to combine tensors of one type."""
+def _span_of(group: _Group) -> Span | None:
+    """Return the tensors' memory where they are combined as they lie there."""
+    span = group.members.packing.span_of(group.tensors)
+    return span if span is not None and _is_in_place(group.members, span.layout.dtype, group.how) else None
+
+
+def _submit_alike(group: _Group, *, in_place: bool) -> Pending:
+    span = _span_of(group) if in_place else None
+    return _submit_copied(group, in_place=in_place) if span is None else _submit_span(group, span)
+
+
+def _submit_copied(group: _Group, *, in_place: bool) -> Pending:
+    """Start to combine tensors of one type in memory of their own."""
+    members, tensors, how, name, part, waits = group
     dtype = tensors[0].dtype
     form = wire_form(dtype, how.op, how.postscale, members.size)
-    if in_place and _is_in_place(members, dtype, how):
-        span = members.packing.span_of(tensors)
-        if span is not None:
-            return _submit_span(members, tensors, name, how, span, part)
     sources = [wired(tensor.detach(), form, how.prescale) for tensor in tensors]
     layout = layout_of(form.dtype, tuple(source.shape for source in sources))
     memory, views = members.packing.take(members.group, layout) if in_place else new_buffer(members.group, layout)
@@ -188,21 +217,52 @@ def _submit_alike(
         return tuple(tensors)
 
     terms = _terms(layout_of(dtype, tuple(tensor.shape for tensor in tensors)), layout.total, how, part)
-    return submit(members, name, terms, starting(memory, views, form, how), finish)
+    start, at_once = starting(memory, views, form, how, waits=waits)
+    return submit(members, name, terms, start, finish, at_once)
 
 
-def _submit_span(
-    members: Members, tensors: Sequence[Tensor], name: Name, how: Combination, span: Span, part: str
-) -> Pending:
-    """Start to combine tensors of one type where they lie."""
+def _submit_span(group: _Group, span: Span) -> Pending:
+    """Start to combine tensors where they lie."""
+    members, tensors, how, name, part, waits = group
 
     def finish(_: Any) -> tuple[Tensor, ...]:
-        note_changes(tensors)
+        if not waits:
+            note_changes(tensors)
         return tuple(tensors)
 
-    form = wire_form(span.layout.dtype, how.op, how.postscale, members.size)
-    terms = _terms(span.layout, span.layout.total, how, part)
-    return submit(members, name, terms, starting(span.memory, tensors, form, how), finish)
+    repeat = span.repeats.get((name, how, part))
+    if repeat is None:
+        form = wire_form(span.layout.dtype, how.op, how.postscale, members.size)
+        terms = _terms(span.layout, span.layout.total, how, part)
+        repeat = _Repeat(terms, *starting(span.memory, (), form, how, waits=True))
+        if isinstance(name, str):
+            if len(span.repeats) >= _MOST_REPEATS:
+                span.repeats.clear()
+            span.repeats[name, how, part] = repeat
+    pending = submit(members, name, repeat.terms, repeat.start, finish, repeat.post if waits else None)
+    if waits:  # before the sum comes through the caches: afterwards each tensor would have to be fetched anew
+        note_changes(tensors)
+    return pending
+
+
+class _Repeat:
+    """An operation on a span that may come again: then it is posted as it was before."""
+
+    def __init__(self, terms: Terms, start: Start, at_once: Start) -> None:
+        self.terms = terms
+        self.start = start
+        self._at_once = at_once
+        self._posted: Posted | None = None
+
+    def post(self, group: Group, label: str) -> Handle:
+        """Post it; this thread waits for it next."""
+        again = None if self._posted is None else group.calls.post_again(self._posted)
+        if again is not None:
+            return again
+        handle = self._at_once(group, label)
+        if isinstance(handle, OperationHandle):
+            self._posted = handle.posted
+        return handle
 
 
 @lru_cache(maxsize=1024)
@@ -227,7 +287,7 @@ def _reduced(
     if wants_gradient(*tensors):
         found = _GroupedAllreduce.apply(name, how, process_set, *tensors)  # type: ignore[no-untyped-call] # torch's own
     else:
-        found = _submit(tensors, name, how, process_set, in_place=False).wait()
+        found = _submit(tensors, name, how, process_set, in_place=False, waits=True).wait()
     return found
 
 
@@ -237,7 +297,7 @@ class _GroupedAllreduce(torch.autograd.Function):
         ctx: Any, name: str | None, how: Combination, process_set: ProcessSet, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.how, ctx.process_set = how, process_set
-        found: tuple[Tensor, ...] = _submit(tensors, name, how, process_set, in_place=False).wait()
+        found: tuple[Tensor, ...] = _submit(tensors, name, how, process_set, in_place=False, waits=True).wait()
         return found
 
     @staticmethod

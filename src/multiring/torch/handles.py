@@ -102,7 +102,14 @@ class _Handles:
 _handles = _Handles()
 
 
-def submit(members: Members, name: Name, terms: Terms, start: Start, finish: Callable[[Any], Any]) -> Pending:
+def submit(
+    members: Members,
+    name: Name,
+    terms: Terms,
+    start: Start,
+    finish: Callable[[Any], Any],
+    at_once: Start | None = None,
+) -> Pending:
     """Start an operation of a process set.
 
     Args:
@@ -111,6 +118,7 @@ def submit(members: Members, name: Name, terms: Terms, start: Start, finish: Cal
         terms: what they have to agree on.
         start: posts the collective.
         finish: makes the operation's result of the collective's.
+        at_once: posts the collective where the caller waits for it next.
 
     Raises:
         ArgumentError: an operation of this name was submitted and not synchronized yet.
@@ -131,7 +139,7 @@ def submit(members: Members, name: Name, terms: Terms, start: Start, finish: Cal
         )
     members.in_flight.add(full_name)
     try:
-        handle = members.named.submit(full_name, terms, start)
+        handle = members.named.submit(full_name, terms, start, at_once)
     except BaseException as error:
         members.in_flight.discard(full_name)
         if isinstance(error, MultiringError) and not isinstance(error, ArgumentError):

@@ -5,14 +5,16 @@ wherever a rank has its own tensors. Where they lie so already, that memory is t
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from multiring.runtime import Group
+from multiring.torch.footprints import Footprint, footprint_of
 from multiring.torch.tensors import at_place, new_memory
 
 _ALIGNMENT_BYTES = 64
@@ -83,20 +85,11 @@ blocks = Blocks()  # of this process; memory outlives groups
 class Span:
     """Tensors that lie in memory as their layout has them, and that memory as one."""
 
-    tensors: tuple["weakref.ref[Tensor]", ...]  # as long as they live, nothing else has their `id`
-    ids: tuple[int, ...]
-    addresses: tuple[int, ...]
-    counts: tuple[int, ...]
+    tensors: tuple["weakref.ref[Tensor]", ...]  # as long as they live, nothing else has their identity
+    footprint: Footprint
     memory: Tensor
     layout: Layout
-
-    def is_of(self, tensors: Sequence[Tensor]) -> bool:
-        """Return whether these, which are as many, are the tensors, and where they were."""
-        return (
-            tuple(map(id, tensors)) == self.ids
-            and tuple(map(Tensor.data_ptr, tensors)) == self.addresses
-            and tuple(map(Tensor.numel, tensors)) == self.counts
-        )
+    repeats: dict[Hashable, Any]  # what whoever reduces it keeps for the next time
 
 
 class Packing:
@@ -104,15 +97,19 @@ class Packing:
 
     def __init__(self) -> None:
         self._spans: dict[tuple[int, int], Span] = {}
+        self._layouts: dict[Hashable, Layout | None] = {}  # by the form of footprints; None: they lie otherwise
         self._spare: dict[Layout, list[tuple[Tensor, list[Tensor]]]] = {}
 
     def span_of(self, tensors: Sequence[Tensor]) -> Span | None:
-        """Return the span of `tensors`, all of one type; None where they do not lie as their layout has them.
+        """Return the span of `tensors`; None where they are not alike, or do not lie as their layout has them.
 
         Memory between them is reduced like they are, so it has to be known to be nobody's.
         """
+        found = self.known_span(tensors)
+        if found is not None:
+            return found
         key = id(tensors[0]), len(tensors)
-        found = self.known_span(tensors) or _found_span(tensors, partial(self._drop, key))
+        found = self._find(tensors, partial(self._drop, key))
         if found is not None:
             if len(self._spans) >= _MOST_SPANS:
                 self._spans.pop(next(iter(self._spans)))
@@ -122,7 +119,34 @@ class Packing:
     def known_span(self, tensors: Sequence[Tensor]) -> Span | None:
         """Return the span of `tensors` where `span_of` has returned it before."""
         found = self._spans.get((id(tensors[0]), len(tensors)))
-        return found if found is not None and found.is_of(tensors) else None
+        return found if found is not None and found.footprint.is_of(tensors) else None
+
+    def _find(self, tensors: Sequence[Tensor], on_death: Callable[[object], None]) -> Span | None:
+        footprint = footprint_of(tensors)
+        if footprint is None:
+            return None
+        layout = self._layout_at(footprint, tensors)
+        if layout is None or any(map(Tensor.is_neg, tensors)):
+            return None
+        first = tensors[0].detach()
+        storage = first.untyped_storage()
+        start = footprint.address
+        end = start + layout.total * first.itemsize
+        if end > storage.data_ptr() + storage.nbytes():  # the next tensors are there by chance
+            return None
+        if layout.has_gaps and not blocks.has(start, end):
+            return None
+        alive = tuple([weakref.ref(tensor, on_death) for tensor in tensors])
+        return Span(alive, footprint, first.as_strided((layout.total,), (1,)), layout, {})
+
+    def _layout_at(self, footprint: Footprint, tensors: Sequence[Tensor]) -> Layout | None:
+        """Return the layout of `tensors`; None where they do not lie as it has them."""
+        form = footprint.form
+        if form not in self._layouts:
+            if len(self._layouts) >= _MOST_SPANS:
+                self._layouts.pop(next(iter(self._layouts)))
+            self._layouts[form] = _layout_at(footprint.address, tensors)
+        return self._layouts[form]
 
     def _drop(self, key: tuple[int, int], _dead: object) -> None:
         self._spans.pop(key, None)
@@ -141,28 +165,10 @@ class Packing:
             spare.append((memory, views))
 
 
-def _found_span(tensors: Sequence[Tensor], on_death: Callable[[object], None]) -> Span | None:
-    first = tensors[0].detach()
-    layout = layout_of(first.dtype, tuple(tensor.shape for tensor in tensors))
-    addresses = tuple(map(Tensor.data_ptr, tensors))
-    start, size = addresses[0], first.dtype.itemsize
-    if addresses != tuple([start + offset * size for offset in layout.offsets]):
-        for address, offset, shape in zip(addresses, layout.offsets, layout.shapes, strict=True):
-            if address != start + offset * size and shape.numel():  # of no elements, it is nowhere
-                return None
-    if not all(map(Tensor.is_contiguous, tensors)) or any(map(Tensor.is_neg, tensors)):
-        return None
-    storage = first.untyped_storage()
-    end = start + layout.total * size
-    if end > storage.data_ptr() + storage.nbytes():  # the next tensors are there by chance
-        return None
-    if layout.has_gaps and not blocks.has(start, end):
-        return None
-    return Span(
-        tensors=tuple([weakref.ref(tensor, on_death) for tensor in tensors]),
-        ids=tuple(map(id, tensors)),
-        addresses=addresses,
-        counts=tuple(map(Tensor.numel, tensors)),
-        memory=first.as_strided((layout.total,), (1,)),
-        layout=layout,
-    )
+def _layout_at(start: int, tensors: Sequence[Tensor]) -> Layout | None:
+    layout = layout_of(tensors[0].dtype, tuple(tensor.shape for tensor in tensors))
+    size = layout.dtype.itemsize
+    for tensor, offset in zip(tensors, layout.offsets, strict=True):
+        if tensor.data_ptr() != start + offset * size and tensor.numel():  # of no elements, it is nowhere
+            return None
+    return layout
