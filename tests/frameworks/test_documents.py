@@ -1,4 +1,4 @@
-"""docs/tutorial.md, run as it stands: each saved script, each console command, and what it prints."""
+"""docs/tutorial.md and docs/torch_optimizer.md, run as they stand: scripts, console commands, and what those print."""
 
 import os
 import re
@@ -7,16 +7,24 @@ import sys
 from itertools import groupby
 from pathlib import Path
 
-TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"(?:[Ss]ave (?:it|this) as `(?P<file>[\w.]+)`[^`]*)?```(?P<kind>\w*)\n(?P<text>.*?)```", re.DOTALL)
 # Threads that wait for each other on cores that others use take minutes.
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
-PROGRAMS = {"python": [sys.executable], "multiring": [sys.executable, "-m", "multiring"]}
+PROGRAMS = {
+    "python": [sys.executable],
+    "multiring": [sys.executable, "-m", "multiring"],
+    "torchrun": [sys.executable, "-m", "torch.distributed.run"],
+}
 
 
-def test_tutorial_prints_what_it_says(tmp_path: Path) -> None:
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("document", "count"), [("tutorial.md", 7), ("torch_optimizer.md", 2)])
+def test_documents_print_what_they_say(document: str, count: int, tmp_path: Path) -> None:
     ran = []
-    for block in BLOCK.finditer(TUTORIAL.read_text()):
+    for block in BLOCK.finditer((DOCS / document).read_text()):
         if block["kind"] == "python" and block["file"]:
             (tmp_path / block["file"]).write_text(block["text"])
         if block["kind"] == "console":
@@ -24,7 +32,7 @@ def test_tutorial_prints_what_it_says(tmp_path: Path) -> None:
                 ran.append(command)
                 lines = run(command, tmp_path)
                 assert prints(lines, wanted), (command, lines)
-    assert len(ran) == 7
+    assert len(ran) == count
 
 
 def commands(text: str) -> list[tuple[str, list[str]]]:
@@ -47,7 +55,7 @@ def run(command: str, where: Path) -> list[str]:
         stderr=subprocess.STDOUT,
         text=True,
         env=ONE_THREAD,
-        timeout=100,
+        timeout=250,
         check=False,
     )
     return done.stdout.splitlines()
