@@ -1,13 +1,15 @@
 """What it takes a group to agree on the order of operations: messages and steps of the tree, and of a flat coordinator.
 
-    python benchmarks/control_plane.py [--ranks N,...] [--radix R] [--operations N] [--processes]
+    python benchmarks/control_plane.py [--ranks N,...] [--radix R] [--operations N] [--processes | --job]
 
 All ranks announce the same operations, each in an order of its own. They are simulated in this process, and all
 messages of a step arrive together; with --processes each rank is a process of its own, sockets join those that are next
-to each other in the tree, and messages arrive as they do. A flat coordinator is what Horovod 0.28.1 has
-(common/controller.cc): rank 0 hears from each of the others what is ready there, and tells each what to do; here each
-such word is one message. Its response cache replaces that, for names it knows, by a bitwise all_reduce, which this does
-not count.
+to each other in the tree, and messages arrive as they do. With --job they are the ranks of a job, whose orders differ
+first: then come rounds of one named all_reduce each (control_plane_rank.py).
+
+A flat coordinator is what Horovod 0.28.1 has (common/controller.cc): rank 0 hears from each of the others what is ready
+there, and tells each what to do; here each such word is one message. Its response cache replaces that, for names it
+knows, by a bitwise all_reduce, which this does not count.
 """
 
 import argparse
@@ -17,16 +19,21 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from multiring.agreement import Decision, Member, Outcome, Ready
 from multiring.agreement.tree import place_of
+from multiring.runtime.switching import RADIX
 
 TIMEOUT_S = 300
+ROUNDS = 10  # of a job
 WIDTHS = (7, 6, 8, 8, 8, 11, 7, 7, 7, 9)
 _LONGEST_BYTES = 1 << 20
 
@@ -175,6 +182,18 @@ def _send(links: dict[int, socket.socket], rank: Rank, messages: list[tuple[int,
         links[to].send(b"%d %s" % (rank.counted.steps + 1, message))
 
 
+def count_job(*, ranks: int, radix: int, operations: int) -> Counted:
+    """Let the ranks of a job agree; they check what comes of it."""
+    assert radix == RADIX, f"the ranks of a job agree by a tree of radix {RADIX}, not {radix}"
+    with tempfile.TemporaryDirectory() as folder:
+        counted = Path(folder) / "counted"
+        rank = [sys.executable, str(Path(__file__).with_name("control_plane_rank.py"))]
+        command = [sys.executable, "-m", "multiring", "run", "-n", str(ranks), "--", *rank]
+        command += [str(counted), str(operations), str(ROUNDS)]
+        subprocess.run(command, check=True)  # noqa: S603 -- our own
+        return Counted(**json.loads(counted.read_text(encoding="utf-8")))
+
+
 def total(counted: Iterable[Counted]) -> Counted:
     """Return what it took all."""
     found = Counted()
@@ -189,13 +208,15 @@ def main() -> None:
     parser.add_argument("--ranks", default="256,27360", help="how many, several with commas (%(default)s)")
     parser.add_argument("--radix", type=int, default=16, help="children of a rank (%(default)s)")
     parser.add_argument("--operations", type=int, default=4, help="in one round (%(default)s)")
-    parser.add_argument("--processes", action="store_true", help="each rank a process, not simulated")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--processes", action="store_true", help="each rank a process, not simulated")
+    kinds.add_argument("--job", action="store_true", help="each rank one of a job of multiring's")
     args = parser.parse_args()
     columns = ("ranks", "radix", "sent", "limit", "taken", "flat", "steps", "limit", "flat", "longest")
     print(f"{'':13}{'messages of the busiest rank':^35}{'steps':^21}{'bytes':>9}")
     print("".join(f"{name:>{width}}" for name, width in zip(columns, WIDTHS, strict=True)))
     for ranks in map(int, args.ranks.split(",")):
-        counting = count_processes if args.processes else count
+        counting = count_job if args.job else count_processes if args.processes else count
         start = time.monotonic()
         counted = counting(ranks=ranks, radix=args.radix, operations=args.operations)
         limit, most_steps = args.radix + 1, 2 * levels(ranks, args.radix)
@@ -205,7 +226,7 @@ def main() -> None:
         values = [ranks, args.radix, counted.most_sent, limit, counted.most_taken, 2 * (ranks - 1)]
         values += [counted.steps, most_steps, 2, counted.longest_bytes]
         print("".join(f"{value:>{width}}" for value, width in zip(values, WIDTHS, strict=True)), flush=True)
-        kind = "processes" if args.processes else "simulated ranks, one after the other"
+        kind = "processes" if args.processes or args.job else "simulated ranks, one after the other"
         print(f"{'':13}{time.monotonic() - start:.1f} s for {ranks} {kind}", file=sys.stderr)
 
 

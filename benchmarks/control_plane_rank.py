@@ -1,0 +1,91 @@
+"""What one rank of a job does for control_plane.py: python control_plane_rank.py FILE OPERATIONS ROUNDS.
+
+First all ranks come to the same operations, each in an order of its own, so that from then on they agree on every one.
+Then come rounds of one operation each, whose messages are counted. Rank 0 leaves in FILE the most that a round took any
+rank. Needs NumPy only.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import multiring
+from multiring._native import Notice
+from multiring.runtime import named
+from multiring.runtime.line import Kind, Line, Message
+from multiring.runtime.named import NamedOperations
+
+_STEP_BYTES = 4
+
+
+class CountedLine(Line):
+    """A line whose messages of the agreement are counted; each says which one in a row it is."""
+
+    sent, taken, steps, longest_bytes = 0, 0, 0, 0
+
+    def begin(self) -> None:
+        """Count from here on."""
+        self.sent, self.taken, self.steps, self.longest_bytes = 0, 0, 0, 0
+
+    def send(self, to: int, generation: int, kind: Kind, payload: bytes) -> None:
+        """As in Line."""
+        if kind is Kind.AGREEMENT:
+            self.sent += 1
+            self.longest_bytes = max(self.longest_bytes, len(payload))
+            payload = (self.steps + 1).to_bytes(_STEP_BYTES, "little") + payload
+        super().send(to, generation, kind, payload)
+
+    def receive(self, notice: Notice) -> Message | None:
+        """As in Line."""
+        message = super().receive(notice)
+        if message is None or message.kind is not Kind.AGREEMENT:
+            return message
+        self.taken += 1
+        self.steps = max(self.steps, int.from_bytes(message.payload[:_STEP_BYTES], "little"))
+        return message._replace(payload=message.payload[_STEP_BYTES:])
+
+
+def main() -> None:
+    """Be a rank."""
+    file, operations, rounds = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    vars(named)["Line"] = CountedLine
+    group = multiring.init()
+    agreed = NamedOperations(group)
+    line = vars(agreed)["_line"]
+    names = [f"DistributedOptimizer.gradient.{number}" for number in range(operations)]
+    turn = group.rank % operations
+    come_to(agreed, [*names[turn:], *names[:turn]], group)
+    most, messages = np.zeros(4, np.int64), np.zeros(1, np.int64)
+    for number in range(rounds):
+        group.barrier()
+        line.begin()
+        group.barrier()  # nobody sends before everybody counts
+        come_to(agreed, [f"round {number}"], group)
+        most = np.maximum(most, [line.sent, line.taken, line.steps, line.longest_bytes])
+        messages += line.sent
+    group.all_reduce(most, "max")
+    group.all_reduce(messages)
+    if group.rank == 0:
+        fields = ("most_sent", "most_taken", "steps", "longest_bytes")
+        found = dict(zip(fields, most.tolist(), strict=True), messages=int(messages[0]) // rounds)
+        file.write_text(json.dumps(found), encoding="utf-8")
+    agreed.close()
+    multiring.shutdown()
+
+
+def come_to(agreed: NamedOperations, names: list[str], group: multiring.Group) -> None:
+    """Come to a sum of each of these names, in this order; return when all have ended, and were right."""
+    arrays = [np.full(8, group.rank) for _ in names]
+    handles = [
+        agreed.submit(name, (), lambda own, label, array=array: own.all_reduce_async(array, label=label))  # type: ignore[misc]
+        for name, array in zip(names, arrays, strict=True)
+    ]
+    for handle, array in zip(handles, arrays, strict=True):
+        handle.wait()
+        assert (array == group.size * (group.size - 1) // 2).all()
+
+
+if __name__ == "__main__":
+    main()
