@@ -188,6 +188,11 @@ class Calls:
         members = (self.ranks[self.own], peer)
         return Call(name=name, key=key, members=members, rounds=Rounds([(peer, peer)]), at_once=False)
 
+    def message_program(self, sender: int, receiver: int, count: int, dtype: str) -> Program:
+        """Return the program of a message between two ranks of the group, one of them this one."""
+        with self._lock:
+            return self.programs.message(sender, receiver, count, dtype)
+
     def decline(self, label: str, error: Exception) -> None:
         """Take part in the group's next operation by telling the others that this rank cannot: they raise."""
         self._tell(self.next("barrier", label), error)

@@ -4,19 +4,20 @@ import math
 import operator
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from multiring.errors import ArgumentError
 from multiring.planner import Plan, Task
 from multiring.runtime.arrays import Buffer, buffer_of, numpy_dtype
 from multiring.runtime.calls import Calls, Membership, Work
 from multiring.runtime.handles import Handle, SteppedHandle, in_background
-from multiring.runtime.programs import Request, compile_moves, message_moves
+from multiring.runtime.programs import Request
 from multiring.runtime.rows import Move, RowCalls, Rows
-from multiring.schedule import Collective, Extents, Space, Splits, wire_of
+from multiring.schedule import Collective, Splits, wire_of
 from multiring.topology import Topology
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Array = Any  # NumPy, DLPack or buffer protocol; see runtime/arrays.py
 
@@ -354,10 +355,7 @@ class Group:
         call = self._calls.message(name, sender, receiver, tag)
         with self._calls.telling(call):
             buffer = buffer_of(array, writes=name == "recv")
-            one = np.array([buffer.count])
-            extents = Extents(np.array([Space.OUTPUT], np.uint8), np.zeros_like(one), one, scratch_count=0)
-            moves = message_moves(self._own, sender, receiver)
-            program = compile_moves(moves, extents, buffer.dtype, "sum", np.asarray(self._ranks, np.int32))
+            program = self._calls.message_program(sender, receiver, buffer.count, buffer.dtype)
             title = f"message from rank {sender} to rank {receiver}, tag {tag}, {_shown(buffer)}"
             work = Work(program=program, size_bytes=buffer.size_bytes, output=buffer)
             return self._calls.post(call, title, work, waits=waits)

@@ -122,6 +122,7 @@ class Programs:
         self._rank = rank
         self._world_ranks = np.asarray(ranks, np.int32)
         self._compiled: OrderedDict[Request, Compiled] = OrderedDict()
+        self._messages: OrderedDict[tuple[int, int, int, str], Program] = OrderedDict()
         self.plans: dict[Task, Plan] = {}
         self._proven: set[bytes] = set()
         self._measured = topology  # with the constants that were measured since
@@ -139,6 +140,21 @@ class Programs:
                 self._compiled.popitem(last=False)
         else:
             self._compiled.move_to_end(request)
+        return found
+
+    def message(self, sender: int, receiver: int, count: int, dtype: str) -> Program:
+        """Return the program of a message between two ranks of the group, one of them this one."""
+        key = sender, receiver, count, dtype
+        found = self._messages.get(key)
+        if found is None:
+            one = np.array([count])
+            extents = Extents(np.array([Space.OUTPUT], np.uint8), np.zeros_like(one), one, scratch_count=0)
+            moves = message_moves(self._rank, sender, receiver)
+            found = self._messages[key] = compile_moves(moves, extents, dtype, "sum", self._world_ranks)
+            if len(self._messages) > _MOST_KEPT:
+                self._messages.popitem(last=False)
+        else:
+            self._messages.move_to_end(key)
         return found
 
     def use(self, task: Task, plan: Plan) -> None:
