@@ -2,6 +2,7 @@
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -16,6 +17,9 @@ from multiring.errors import MultiringError
 from multiring.runtime import Group, Handle
 from multiring.torch.backend.errors import torch_error
 from multiring.torch.backend.work import Done, Pending, Several
+
+# Numbers that a program may reduce between a forward, which lends a Work, and its backward.
+_LENT = 64
 
 
 class Terms(NamedTuple):
@@ -47,6 +51,9 @@ class Standing:
         self.default_timeout_s = timeout_s
         self._end: str | None = None  # what became of the group, in words
         self._in_flight: weakref.WeakSet[Pending] = weakref.WeakSet()
+        # C++ that is given a Work by Python does not keep it alive, and would wait for ever for what is left of it: as
+        # DistributedDataParallel's join does, for one number.
+        self._lent: deque[Pending] = deque(maxlen=_LENT)
         self._batch: list[Pending] | None = None  # of what is being coalesced
         self._completer: _Completer | None = None
         self._completer_lock = threading.Lock()
@@ -96,6 +103,8 @@ class Standing:
             return None if terms.waits else work
         if waits:
             work.wait()
+        elif len(outputs) == 1 and outputs[0].numel() == 1:
+            self._lent.append(work)
         return work
 
     def issue_several(self, what: str, ready: Sequence[Ready], opts: Any, outputs: Sequence[Tensor]) -> Any:

@@ -1,0 +1,32 @@
+"""Ranks of a test as a process group of torch.distributed over multiring."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from tests.frameworks.plain import join
+from tests.wire.ranks import Here
+
+import multiring
+
+
+@contextlib.contextmanager
+def process_group(here: Here, store: Path, backend: str = "multiring") -> Iterator[multiring.Group]:
+    """Join the job, and make its ranks, which meet at a file that is not there yet, the default process group."""
+    group = join(here)
+    made = dist.FileStore(str(store), here.size)  # type: ignore[attr-defined] # torch does
+    dist.init_process_group(backend, store=made, rank=here.rank, world_size=here.size)
+    yield group
+    dist.destroy_process_group()
+
+
+def in_arena(tensor: torch.Tensor) -> bool:
+    """Return whether `tensor` lies in memory that the ranks of the host share, as the system sees it."""
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+        addresses, _, rest = line.partition(" ")
+        start, end = (int(word, 16) for word in addresses.split("-"))
+        if start <= tensor.data_ptr() < end:
+            return "memfd:multiring" in rest
+    return False
