@@ -43,6 +43,8 @@ from multiring.torch.broadcasting import broadcast as broadcast
 from multiring.torch.broadcasting import broadcast_ as broadcast_
 from multiring.torch.broadcasting import broadcast_async as broadcast_async
 from multiring.torch.broadcasting import broadcast_async_ as broadcast_async_
+from multiring.torch.bucket_sharing import BucketSharing as BucketSharing
+from multiring.torch.bucket_sharing import share_bucket as share_bucket
 from multiring.torch.compression import Compression as Compression
 from multiring.torch.distributing import DistributedLoader as DistributedLoader
 from multiring.torch.distributing import distribute as distribute
@@ -92,6 +94,7 @@ from multiring.torch.timeline import stop_timeline as stop_timeline
 __all__ = [
     "Adasum",
     "Average",
+    "BucketSharing",
     "Compression",
     "DistributedLoader",
     "DistributedOptimizer",
@@ -160,6 +163,7 @@ __all__ = [
     "reducescatter_async",
     "remove_process_set",
     "rocm_built",
+    "share_bucket",
     "shutdown",
     "size",
     "sparse_allreduce_async",

@@ -8,22 +8,18 @@ from dataclasses import replace
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from multiring.errors import StateError
 from multiring.runtime import Group
 from multiring.runtime.arrays import numpy_dtype
-from multiring.torch.buckets import BucketLayout
 from multiring.torch.carried import KEY, packed, unpacked
-from multiring.torch.coded import Coded
 from multiring.torch.deltas import DeltaSharing
 from multiring.torch.gradients import GradientSharing
 from multiring.torch.likeness import require_alike, told_to_others
-from multiring.torch.options import Options
 from multiring.torch.owners import is_shared, take_over
-from multiring.torch.powersgd import Factored, Stages
 from multiring.torch.process_sets import members_of
-from multiring.torch.reductions import Kept, Plain, Predivided, Reduction, Translated
+from multiring.torch.reducing import reductions_of
+from multiring.torch.reductions import Kept
 from multiring.torch.setup import Setup, parameters_of, together_of, trained
 from multiring.torch.tensors import dense_strides, described, dtype_name, refuse_elsewhere
 
@@ -274,28 +270,9 @@ def _sharings(
     own = _subgroup(group)
     if options.op == "adasum":
         return None, DeltaSharing(parameters, own, options.compression)
-    sharing = GradientSharing(parameters, own, options, _reductions(own, options), together)
+    sharing = GradientSharing(parameters, own, options, reductions_of(own, lambda: _subgroup(own), options), together)
     sharing.restore(kept)
     return sharing, None
-
-
-def _reductions(group: Group, options: Options) -> Callable[[BucketLayout, list[Tensor]], Reduction]:
-    """Return what makes a bucket as `options` want it."""
-    op = "sum" if options.predivide != 1.0 else options.op
-    stages = Stages(group, _subgroup(group)) if options.factors is not None else None
-
-    def reduction_of(layout: BucketLayout, parameters: list[Tensor]) -> Reduction:
-        if options.factors is not None and stages is not None:
-            return Factored(stages, op, options.factors, layout, parameters)
-        if options.translates:
-            return Translated(group, op, options.compression, layout, parameters)
-        if options.wire is not None and layout.dtype == torch.float32:
-            return Coded(group, op, options, layout, parameters)
-        return Plain(group, op, layout, parameters)
-
-    if options.predivide == 1.0:
-        return reduction_of
-    return lambda layout, parameters: Predivided(reduction_of(layout, parameters), options.predivide, group.size)
 
 
 def _subgroup(group: Group) -> Group:
