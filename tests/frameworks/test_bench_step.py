@@ -19,9 +19,12 @@ from multiring.bench.workers.step_pace import measure
 from multiring.bench.workers.step_task import Task
 from multiring.bench.workers.step_worker import LIBRARIES, Training, difference, fault, time_steps
 from multiring.cli import main
+from multiring.errors import ArgumentError
 
-# The first two from the papers' networks as others count them; the last: 8 x 100 000 x 32 + 257 x 128 + 129.
-PARAMETERS = {"resnet50": 25_557_032, "vgg16": 138_357_544, "embedding": 25_633_025}
+# The first two from the papers' networks as others count them; then 8 x 100 000 x 32 + 257 x 128 + 129; and, with f
+# features, 12 blocks of 12 f^2 + 13 f, two tables of 8192 f, one of 128 f, and 2 f.
+PARAMETERS = {"resnet50": 25_557_032, "vgg16": 138_357_544, "embedding": 25_633_025, "transformer": 97_737_216}
+ADAPTED = {"ddp-multiring", "ddp-multiring-hook", "fsdp", "fsdp-multiring"}
 ONCE = StepManner(alternations=1, steps=1, warmup=0)
 SMALL = StepQuestion(network="embedding", batch=8)
 PRETENDERS = Path(__file__).parent / "step_workers"
@@ -47,7 +50,10 @@ def test_networks_have_their_parameters(name: str) -> None:
     assert counted == PARAMETERS[name] == NETWORKS[name].parameters
 
 
-@pytest.mark.parametrize(("name", "shape"), [("resnet50", (2, 1000)), ("vgg16", (2, 1000)), ("embedding", (2,))])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("resnet50", (2, 1000)), ("vgg16", (2, 1000)), ("embedding", (2,)), ("transformer", (2, 8192, 128))],
+)
 def test_networks_map_samples_to_what_their_loss_takes(name: str, shape: tuple[int, ...]) -> None:
     network = MODELS[name]
     with torch.device("meta"):
@@ -59,7 +65,7 @@ def test_networks_map_samples_to_what_their_loss_takes(name: str, shape: tuple[i
 
 
 def test_libraries_and_networks_are_complete() -> None:
-    assert set(LIBRARIES) == {"multiring", "ddp", "independent"}
+    assert set(LIBRARIES) == {"multiring", "ddp", "independent", *ADAPTED}
     assert set(MODELS) == set(NETWORKS)
 
 
@@ -276,13 +282,20 @@ def test_emulated_compute_is_measured_verified_and_timed(jobs: Jobs) -> None:
     assert sorted(path.name for path in jobs.folder.iterdir()) == ["output", "pace.json"]
 
 
-@pytest.mark.timeout(600)  # six processes import torch, perhaps on a busy machine
+@pytest.mark.timeout(600)  # ten processes import torch, perhaps on a busy machine
 def test_every_library_is_verified_and_timed(jobs: Jobs) -> None:
-    made = StepBench(jobs, StepManner(alternations=1, steps=2, warmup=1)).compare(SMALL)
-    assert [timing.library for timing in made.timings] == ["multiring", "ddp", "independent"]
+    against = ("ddp", "ddp-multiring-hook", "fsdp-multiring")
+    made = StepBench(jobs, StepManner(alternations=1, steps=2, warmup=1), against).compare(SMALL)
+    assert [timing.library for timing in made.timings] == ["multiring", *against, "independent"]
     assert all(len(timing.seconds) == 1 and timing.seconds[0] > 0 for timing in made.timings)
     assert made.timings[1].settings["static_graph"] == "True"
+    assert [timing.settings.get("backend") for timing in made.timings[1:4]] == ["gloo", "multiring", "multiring"]
     assert [path.name for path in jobs.folder.iterdir()] == ["output"]
+
+
+def test_a_sharded_model_is_not_emulated(jobs: Jobs) -> None:
+    with pytest.raises(ArgumentError, match="fsdp shard parameters, which an emulated network never reads"):
+        StepBench(jobs, ONCE, ["fsdp"]).compare(replace(SMALL, is_emulated=True))
 
 
 def test_libraries_take_turns(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,7 +353,7 @@ def test_the_command_prints_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     ("words", "message"),
     [
         (["--networks", "alexnet"], "unknown network 'alexnet'"),
-        (["--against", "gloo"], "'gloo' trains nothing here, want one of ddp, multiring-fp16"),
+        (["--against", "gloo"], "'gloo' trains nothing here, want one of ddp, ddp-multiring, "),
         (["--against", "multiring-bf16"], "multiring-bf16 differs in what goes between hosts: say how many"),
         (["--batch", "0"], "batch 0: want at least 1"),
         (["--ranks", "10000"], "10000 ranks of resnet50 need more than"),

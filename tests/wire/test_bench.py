@@ -188,7 +188,12 @@ def test_a_signal_ends_all(tmp_path: Path, marked: Marked, number: signal.Signal
 @pytest.mark.parametrize("collective", contract.COLLECTIVES)
 @pytest.mark.parametrize(
     ("script", "buffers"),
-    [("multiring_worker.py", "arena"), ("multiring_worker.py", "ordinary"), ("gloo.py", "ordinary"), ("bound.py", "")],
+    [
+        ("multiring_worker.py", "arena"),
+        ("multiring_worker.py", "ordinary"),
+        ("torch_distributed.py", "ordinary"),
+        ("bound.py", ""),
+    ],
 )
 def test_workers_do_every_collective_on_every_buffer_of_the_pool(
     jobs: Jobs, script: str, buffers: str, collective: str
@@ -212,7 +217,7 @@ def test_workers_do_every_collective_on_every_buffer_of_the_pool(
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float64"])
-@pytest.mark.parametrize("script", ["multiring_worker.py", "gloo.py"])
+@pytest.mark.parametrize("script", ["multiring_worker.py", "torch_distributed.py"])
 def test_workers_reduce_other_types(jobs: Jobs, script: str, dtype: str) -> None:
     case = Case(library=script, collective="all_reduce", dtype=dtype, count=99, out_dir=str(jobs.folder), op="max")
     case.write(jobs.folder / "case.json")
@@ -220,12 +225,35 @@ def test_workers_reduce_other_types(jobs: Jobs, script: str, dtype: str) -> None
     assert len(answers(jobs.folder, 2)) == 2
 
 
+@pytest.mark.parametrize("buffers", ["arena", "ordinary"])
+@pytest.mark.parametrize(("collective", "op"), [("all_reduce", "average"), ("reduce_scatter", "sum")])
+def test_the_backend_of_torch_is_timed_like_the_others(jobs: Jobs, collective: str, op: str, buffers: str) -> None:
+    case = Case(
+        library="multiring-torch",
+        collective=collective,
+        dtype="float32",
+        count=998,
+        out_dir=str(jobs.folder),
+        op=op,
+        buffers=buffers,
+        calls=3,
+    )
+    case.write(jobs.folder / "case.json")
+    library = OwnWorker(name="multiring-torch", engine="", worker=WORKERS / "torch_distributed.py")
+    jobs.run("multiring-torch", library.start(jobs.folder / "case.json", 2))
+    given = answers(jobs.folder, 2)
+    assert [len(answer.seconds) for answer in given] == [3, 3]
+
+
 def test_gloo_meets_in_a_folder_of_any_name(jobs: Jobs) -> None:
     folder = jobs.folder / "a b%20c#d"
     folder.mkdir()
     case = Case(library="gloo", collective="all_reduce", dtype="float32", count=9, out_dir=str(folder), calls=2)
     case.write(folder / "case.json")
-    jobs.run("gloo", OwnWorker(name="gloo", engine="", worker=WORKERS / "gloo.py").start(folder / "case.json", 2))
+    jobs.run(
+        "gloo",
+        OwnWorker(name="gloo", engine="", worker=WORKERS / "torch_distributed.py").start(folder / "case.json", 2),
+    )
     assert len(answers(folder, 2)) == 2
 
 
@@ -234,7 +262,7 @@ def test_gloo_offers_no_average(jobs: Jobs) -> None:
         library="gloo", collective="all_reduce", dtype="float32", count=9, out_dir=str(jobs.folder), op="average"
     )
     case.write(jobs.folder / "case.json")
-    gloo = OwnWorker(name="gloo", engine="", worker=WORKERS / "gloo.py")
+    gloo = OwnWorker(name="gloo", engine="", worker=WORKERS / "torch_distributed.py")
     jobs.run("gloo", gloo.start(jobs.folder / "case.json", 2))
     assert [answer.not_offered for answer in answers(jobs.folder, 2)] == ["Gloo has no average"] * 2
 

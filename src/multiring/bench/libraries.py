@@ -9,19 +9,19 @@ from multiring.bench.compare import BOUND, OURS, Library
 from multiring.bench.job import Start
 from multiring.bench.peers import Peer, command_of, peer_named, python_of
 from multiring.bench.variants import AS_IT_IS, VARIANTS, Variant
-from multiring.bench.workers.contract import Case
+from multiring.bench.workers.contract import TORCH_OURS, Case
 from multiring.errors import ArgumentError, LaunchError
 from multiring.settings import inherited_environment
 
 WORKERS = Path(__file__).parent / "workers"
-_IN_LAB = {"gloo": "multiring", "mpich": "mpiexec", "openmpi": "mpiexec"}
+_IN_LAB = {"gloo": "multiring", TORCH_OURS: "multiring", "mpich": "mpiexec", "openmpi": "mpiexec"}
 
 
 def engine_of(peer: Peer) -> str:
     """Return what carries a peer's bytes."""
     if peer.worker.name == "shared_window.py":
         return "memory"
-    return {"gloo": "tcp", "horovod": "gloo"}.get(peer.name, "mpi")
+    return {"gloo": "tcp", TORCH_OURS: "shm", "horovod": "gloo"}.get(peer.name, "mpi")
 
 
 # The libraries whose own collectives these are; the others are asked for by name.
@@ -74,7 +74,8 @@ class PeerLibrary:
     @property
     def engine(self) -> str:
         """What carries its bytes."""
-        return engine_of(self.peer)
+        engine = engine_of(self.peer)
+        return engine if self.lab is None or engine != "shm" else "shm+tcp"
 
     def refusal(self, case: Case) -> str:  # noqa: ARG002 -- the same for all; its worker knows what it does not do
         """Return why it cannot run where it is to."""

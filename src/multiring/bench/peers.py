@@ -16,7 +16,7 @@ from pathlib import Path
 from multiring.bench import workers
 from multiring.bench.install import installed
 from multiring.bench.job import Start
-from multiring.bench.workers.contract import Case
+from multiring.bench.workers.contract import TORCH_OURS, Case
 from multiring.errors import ArgumentError, LaunchError
 from multiring.settings import inherited_environment
 
@@ -95,7 +95,7 @@ def peer_named(name: str, others: Iterable[str] = ()) -> Peer:
 # ---- how each is started ----
 
 
-def _gloo(_: Peer, python: Path, ranks: int, settings: Mapping[str, str]) -> Start:
+def _torch(_: Peer, python: Path, ranks: int, settings: Mapping[str, str]) -> Start:
     command = (str(python), "-m", "multiring", "run", "-n", str(ranks), "--", str(python))
     return Start(command=command, variables=settings)
 
@@ -208,7 +208,7 @@ def _window_of(mpi: Peer) -> Peer:
 PEERS: dict[str, Peer] = {
     peer.name: peer
     for peer in (
-        Peer(name="gloo", worker=WORKERS / "gloo.py", environment=None, launcher=_gloo),
+        Peer(name="gloo", worker=WORKERS / "torch_distributed.py", environment=None, launcher=_torch),
         _MPICH_PEER,
         _OPENMPI_PEER,
         Peer(
@@ -220,5 +220,6 @@ PEERS: dict[str, Peer] = {
         ),
         _window_of(_MPICH_PEER),
         _window_of(_OPENMPI_PEER),
+        Peer(name=TORCH_OURS, worker=WORKERS / "torch_distributed.py", environment=None, launcher=_torch),
     )
 }

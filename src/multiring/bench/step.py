@@ -14,12 +14,28 @@ from multiring.bench.job import Jobs, Start, WrongResultError
 from multiring.bench.machine import OtherWork
 from multiring.bench.statistics import Interval, median_interval, ratio_interval
 from multiring.bench.variants import VARIANTS
-from multiring.bench.workers.step_case import ANSWER, DDP, DTYPES, INDEPENDENT, NETWORKS, OURS, Pace, StepCase
+from multiring.bench.workers.step_case import (
+    ANSWER,
+    DDP,
+    DDP_OURS,
+    DDP_OURS_HOOK,
+    DTYPES,
+    FSDP,
+    FSDP_OURS,
+    INDEPENDENT,
+    NETWORKS,
+    OURS,
+    Pace,
+    StepCase,
+)
 from multiring.errors import ArgumentError
 
 WORKER = Path(__file__).parent / "workers" / "step_worker.py"
 PACER = WORKER.with_name("step_pace.py")
+USUAL = ("resnet50", "vgg16", "embedding")
 PEERS = (DDP,)
+# By name only, as is the network that is not among the usual ones.
+OTHERS = (DDP_OURS, DDP_OURS_HOOK, FSDP, FSDP_OURS)
 _CODED = {name: variant.wire for name, variant in VARIANTS.items() if variant.wire}
 _MEMORY_SHARE = 0.8
 LEAST_IMAGE = 64  # below, nothing is left for the last layers to look at
@@ -131,7 +147,7 @@ class StepBench:
     Args:
         jobs: where jobs run.
         manner: how to time.
-        against: of PEERS and, between hosts, multiring's variants with a wire type; multiring and independent
+        against: of PEERS, OTHERS and, between hosts, multiring's variants with a wire type; multiring and independent
             processes always take part.
         launcher: the command line that starts a question's ranks, up to the ranks' own; None: on this host.
         tell: hears what is being done.
@@ -147,8 +163,9 @@ class StepBench:
         tell: Callable[[str], None] | None = None,
     ) -> None:
         for name in against:
-            if name not in PEERS and name not in _CODED:
-                raise ArgumentError(f"{name!r} trains nothing here, want one of {', '.join([*PEERS, *_CODED])}")
+            known = (*PEERS, *OTHERS, *_CODED)
+            if name not in known:
+                raise ArgumentError(f"{name!r} trains nothing here, want one of {', '.join(known)}")
             if name in _CODED and launcher is None:
                 raise ArgumentError(f"{name} differs in what goes between hosts: say how many there are with --hosts H")
         self._jobs = jobs
@@ -164,8 +181,15 @@ class StepBench:
         Raises:
             WrongResultError: gradients are not the mean of all ranks', or parameters differ after a step.
             JobError: a job failed or hung.
+            ArgumentError: compute is to be emulated of a model that is sharded.
             StoppedError: a signal came.
         """
+        sharded = [name for name in self._libraries if name in {FSDP, FSDP_OURS}]
+        if question.is_emulated and sharded:
+            raise ArgumentError(
+                f"{', '.join(sharded)} shard parameters, which an emulated network never reads: leave "
+                "them out, or emulate nothing"
+            )
         meter = OtherWork()
         pace = self._measure(question) if question.is_emulated else None
         timings = [StepTiming(library) for library in self._libraries]

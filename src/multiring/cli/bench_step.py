@@ -6,7 +6,7 @@ import json
 import sys
 
 from multiring.bench.job import Jobs
-from multiring.bench.step import PEERS, StepBench, StepManner, StepQuestion, check_step_memory
+from multiring.bench.step import OTHERS, PEERS, USUAL, StepBench, StepManner, StepQuestion, check_step_memory
 from multiring.bench.step_records import step_lines, step_records, step_settings_lines
 from multiring.bench.workers.step_case import DTYPES, NETWORKS
 from multiring.cli import bench_lab
@@ -19,13 +19,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     batches = ", ".join(f"{name} {size.samples}" for name, size in NETWORKS.items())
     what = parser.add_argument_group("what")
     what.add_argument(
-        "--networks", default=",".join(NETWORKS), metavar="NAME,...", help=f"default {','.join(NETWORKS)}"
+        "--networks",
+        default=",".join(USUAL),
+        metavar="NAME,...",
+        help=f"of {', '.join(NETWORKS)}; default {','.join(USUAL)}",
     )
     what.add_argument(
         "--against",
         default=",".join(PEERS),
         metavar="NAME,...|none",
-        help="other libraries: ddp (the default) and, in a lab, multiring-fp16, -bf16 or -int8 (wire types)",
+        help=f"other libraries: ddp (the default), {', '.join(OTHERS)} and, in a lab, multiring-fp16, -bf16 or "
+        "-int8 (wire types)",
     )
     what.add_argument(
         "--emulate",

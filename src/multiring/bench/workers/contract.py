@@ -34,6 +34,7 @@ import numpy as np
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
 OPS = ("sum", "average", "min", "max", "product")
 DTYPES = ("bfloat16", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8")
+TORCH_OURS = "multiring-torch"  # the library that is multiring as a backend of torch.distributed
 # Data is periodic with a prime, so that a chunk in the wrong place is seen: offsets of chunks are no multiples of it.
 _PERIOD = 1021
 _LEVELS = 5  # values 0 to 4: sums over 64 ranks are exact in bfloat16

@@ -21,9 +21,14 @@ NETWORKS: Mapping[str, Size] = {
     "resnet50": Size(25_557_032, 4),
     "vgg16": Size(138_357_544, 4),
     "embedding": Size(25_633_025, 512),
+    "transformer": Size(97_737_216, 2),
 }
 DTYPES = ("bfloat16", "float32")
 OURS, DDP, INDEPENDENT = "multiring", "ddp", "independent"
+# Other programs of torch: DistributedDataParallel over multiring as a backend, by itself or with its communication
+# hook, and fully_shard over Gloo or multiring.
+DDP_OURS, DDP_OURS_HOOK = "ddp-multiring", "ddp-multiring-hook"
+FSDP, FSDP_OURS = "fsdp", "fsdp-multiring"
 ANSWER = "rank"  # what a rank tells the bench
 _POLL_S = 0.001
 
@@ -32,7 +37,7 @@ _POLL_S = 0.001
 class StepCase:
     """What to time. All ranks of a job read the same one.
 
-    library: OURS, DDP or INDEPENDENT.
+    library: OURS, DDP, INDEPENDENT or one of the others above.
     batch: samples a rank; image_size: pixels of an image's side.
     dtype: of the arithmetic (autocast); parameters and gradients are float32.
     steps, warmup: how many steps are timed, and how many come before, behind those that verify.

@@ -1,10 +1,10 @@
 """Whether gradients are the mean of all ranks', told by a number each; and whether parameters are the same bits."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 # Averaging rounds once: 6e-8 of an element. What is put together wrongly is off by about a whole gradient.
 TOLERANCE = 1e-4
@@ -18,6 +18,12 @@ PERIOD = 4093
 Sums = Mapping[str, Sequence[float]]
 
 
+def gathered(tensor: Tensor) -> Tensor:
+    """Return `tensor`, or all of one that is sharded over the ranks, who ask for it together."""
+    gather: Callable[[], Tensor] | None = getattr(tensor, "full_tensor", None)
+    return tensor if gather is None else gather()
+
+
 def signed_sums(model: nn.Module) -> Sums:
     """Return, for every parameter that has a gradient, the sum of its elements with random signs, and its norm.
 
@@ -28,7 +34,7 @@ def signed_sums(model: nn.Module) -> Sums:
     sums = {}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
-            flat = parameter.grad.reshape(-1)
+            flat = gathered(parameter.grad).reshape(-1)
             whole = flat.numel() // PERIOD * PERIOD
             folded = flat[:whole].view(-1, PERIOD).sum(0, dtype=torch.float64)
             folded[: flat.numel() - whole] += flat[whole:]
@@ -61,5 +67,5 @@ def digest(model: nn.Module) -> str:
     """Return a digest of all parameters' bits."""
     seen = hashlib.sha256()
     for parameter in model.parameters():
-        seen.update(parameter.detach().reshape(-1).numpy().data)
+        seen.update(gathered(parameter.detach()).reshape(-1).numpy().data)
     return seen.hexdigest()

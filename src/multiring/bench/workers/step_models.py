@@ -8,19 +8,22 @@ from torch import Tensor, nn
 
 _CLASSES = 1000
 _TABLES, _ROWS, _WIDTH = 8, 100_000, 32
+_WORDS, _CONTEXT, _FEATURES, _HEADS, _BLOCKS = 8192, 128, 768, 12, 12
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
     """How a network and a rank's batch are made.
 
-    `samples(batch, image_size)` returns inputs and targets. `memory_format` is that of parameters and images.
+    `samples(batch, image_size)` returns inputs and targets. `memory_format` is that of parameters and images. `units`
+    returns the modules of a model that fully_shard is to shard by themselves.
     """
 
     make: Callable[[], nn.Module]
     samples: Callable[[int, int], tuple[Tensor, Tensor]]
     loss: Callable[[Tensor, Tensor], Tensor]
     memory_format: torch.memory_format
+    units: Callable[[nn.Module], list[nn.Module]] = lambda _: []
 
 
 class Bottleneck(nn.Module):
@@ -112,6 +115,55 @@ class Recommender(nn.Module):
         return logits
 
 
+class Block(nn.Module):
+    """A block of a transformer that attends to what came before only, normalised first.
+
+    Source: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019, section 2.3.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(_FEATURES)
+        self.query_key_value = nn.Linear(_FEATURES, 3 * _FEATURES)
+        self.attended = nn.Linear(_FEATURES, _FEATURES)
+        self.head_norm = nn.LayerNorm(_FEATURES)
+        self.head = nn.Sequential(nn.Linear(_FEATURES, 4 * _FEATURES), nn.GELU(), nn.Linear(4 * _FEATURES, _FEATURES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output, of the input's shape (batch, words, features)."""
+        batch, words, _ = x.shape
+        parts = self.query_key_value(self.attention_norm(x)).view(batch, words, 3, _HEADS, -1).permute(2, 0, 3, 1, 4)
+        query, key, value = parts
+        attended = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.attended(attended.transpose(1, 2).reshape(x.shape))
+        found: Tensor = x + self.head(self.head_norm(x))
+        return found
+
+
+class Transformer(nn.Module):
+    """A language model of the size of the smallest GPT-2, with fewer words: 97 737 216 parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(_WORDS, _FEATURES)
+        self.places = nn.Embedding(_CONTEXT, _FEATURES)
+        self.blocks = nn.ModuleList(Block() for _ in range(_BLOCKS))
+        self.norm = nn.LayerNorm(_FEATURES)
+        self.next = nn.Linear(_FEATURES, _WORDS, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits of the next word, shape (batch, how many there are, words), for `x` of (batch, words)."""
+        x = self.words(x) + self.places.weight[: x.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.next(self.norm(x))
+        return logits.transpose(1, 2)
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if isinstance(module, Block)]
+
+
 def _images(batch: int, image_size: int) -> tuple[Tensor, Tensor]:
     images = torch.randn(batch, 3, image_size, image_size).to(memory_format=torch.channels_last)
     return images, torch.randint(_CLASSES, (batch,))
@@ -121,9 +173,15 @@ def _clicks(batch: int, _image_size: int) -> tuple[Tensor, Tensor]:
     return torch.randint(_ROWS, (batch, _TABLES)), torch.randint(2, (batch,)).float()
 
 
+def _texts(batch: int, _image_size: int) -> tuple[Tensor, Tensor]:
+    words = torch.randint(_WORDS, (batch, _CONTEXT + 1))
+    return words[:, :-1], words[:, 1:]
+
+
 _CROSS_ENTROPY = nn.functional.cross_entropy
 NETWORKS = {
     "resnet50": Network(resnet50, _images, _CROSS_ENTROPY, torch.channels_last),
     "vgg16": Network(vgg16, _images, _CROSS_ENTROPY, torch.channels_last),
     "embedding": Network(Recommender, _clicks, nn.functional.binary_cross_entropy_with_logits, torch.contiguous_format),
+    "transformer": Network(Transformer, _texts, _CROSS_ENTROPY, torch.contiguous_format, _blocks),
 }

@@ -1,4 +1,4 @@
-"""A rank that times training steps: with multiring, with DistributedDataParallel over Gloo, or on its own.
+"""A rank that times training steps: with multiring, with what torch has over one of its backends, or on its own.
 
 Run by path, one process a rank, under whatever tells multiring its rank: `PYTHON step_worker.py CASE.json`. Before it
 times anything it computes its own gradients without any library, and afterwards with one: every parameter's gradient
@@ -10,6 +10,7 @@ import inspect
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,22 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import multiring.torch as mt
-from multiring.bench.workers.step_case import ANSWER, DDP, INDEPENDENT, OURS, Meeting, StepCase, read_case
+from multiring.bench.workers.step_case import (
+    ANSWER,
+    DDP,
+    DDP_OURS,
+    DDP_OURS_HOOK,
+    FSDP,
+    FSDP_OURS,
+    INDEPENDENT,
+    OURS,
+    Meeting,
+    StepCase,
+    read_case,
+)
 from multiring.bench.workers.step_check import Sums, digest, mean_fault, signed_sums, tolerance_of
 from multiring.bench.workers.step_emulated import EmulatedTask
+from multiring.bench.workers.step_models import NETWORKS
 from multiring.bench.workers.step_task import Task
 from multiring.settings import Settings
 from multiring.version import VERSION
@@ -60,25 +74,62 @@ def with_multiring(task: Task, _meeting: Meeting) -> Iterator[Training]:
 
 
 @contextlib.contextmanager
-def with_ddp(task: Task, meeting: Meeting) -> Iterator[Training]:
-    """DistributedDataParallel over Gloo.
+def process_group(meeting: Meeting, backend: str) -> Iterator[None]:
+    """The ranks as torch.distributed's, over one of its backends."""
+    # Not init_method="file://...": torch takes a URL's %20 for the file's name, and ranks would never meet.
+    store = dist.FileStore(str(meeting.folder / "store"), meeting.ranks)  # type: ignore[attr-defined] # torch does
+    dist.init_process_group(backend, store=store, rank=meeting.rank, world_size=meeting.ranks)
+    yield
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def with_ddp(task: Task, meeting: Meeting, backend: str = "gloo", *, hooked: bool = False) -> Iterator[Training]:
+    """DistributedDataParallel over a backend; `hooked`: with multiring's communication hook.
 
     Settings: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html.
     gradient_as_bucket_view saves a copy of every gradient; static_graph knows when a bucket is full without searching
     the graph; not to synchronise buffers spares what multiring does not do either. The size of buckets is its default,
     25 MiB, which multiring has too.
     """
-    # Not init_method="file://...": torch takes a URL's %20 for the file's name, and ranks would never meet.
-    store = dist.FileStore(str(meeting.folder / "store"), meeting.ranks)  # type: ignore[attr-defined] # torch does
-    dist.init_process_group("gloo", store=store, rank=meeting.rank, world_size=meeting.ranks)
     # torch 2.13 has a new name for it, and warns of the old one.
     is_new = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     chosen = {"gradient_as_bucket_view": True, "static_graph": True}
     chosen["forward_sync_buffers" if is_new else "broadcast_buffers"] = False
-    model = DistributedDataParallel(task.model, **chosen)  # type: ignore[arg-type] # all of these are booleans
-    yield Training(model, task.optimizer(), f"torch {torch.__version__}", {k: str(v) for k, v in chosen.items()})
-    dist.barrier()
-    dist.destroy_process_group()
+    settings = {"backend": backend, **{name: str(value) for name, value in chosen.items()}}
+    with process_group(meeting, backend):
+        model = DistributedDataParallel(task.model, **chosen)  # type: ignore[arg-type] # all of these are booleans
+        if hooked:
+            model.register_comm_hook(mt.BucketSharing(), mt.share_bucket)
+            settings["hook"] = "share_bucket"
+        yield Training(model, task.optimizer(), f"torch {torch.__version__}", settings)
+
+
+@contextlib.contextmanager
+def with_fsdp(task: Task, meeting: Meeting, backend: str) -> Iterator[Training]:
+    """fully_shard, of the units the network names and of the rest.
+
+    Settings: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html. Over Gloo gradients are summed and
+    divided afterwards, as its averages are wrong (https://github.com/pytorch/pytorch/issues/162338). Over multiring
+    what is sent and received lies in its memory.
+    """
+    # Only where it is asked for: importing it takes longer than most steps, and torch before 2.6 has it elsewhere.
+    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
+    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415
+
+    settings = {"backend": backend}
+    with process_group(meeting, backend):
+        mesh = init_device_mesh("cpu", (meeting.ranks,))
+        for module in (*NETWORKS[task.case.network].units(task.model), task.model):
+            unit = fully_shard(module, mesh=mesh)
+            if backend == "gloo":
+                unit.set_force_sum_reduction_for_comms(enable=True)
+                settings["set_force_sum_reduction_for_comms"] = "True"
+            else:
+                unit.set_allocate_memory_from_process_group_for_comm(enable=True)
+                settings["set_allocate_memory_from_process_group_for_comm"] = "True"
+        yield Training(task.model, task.optimizer(), f"torch {torch.__version__}", settings)
 
 
 @contextlib.contextmanager
@@ -90,6 +141,10 @@ def with_nobody(task: Task, _meeting: Meeting) -> Iterator[Training]:
 LIBRARIES: dict[str, Callable[[Task, Meeting], contextlib.AbstractContextManager[Training]]] = {
     OURS: with_multiring,
     DDP: with_ddp,
+    DDP_OURS: partial(with_ddp, backend="multiring"),
+    DDP_OURS_HOOK: partial(with_ddp, backend="multiring", hooked=True),
+    FSDP: partial(with_fsdp, backend="gloo"),
+    FSDP_OURS: partial(with_fsdp, backend="multiring"),
     INDEPENDENT: with_nobody,
 }
 

@@ -1,8 +1,9 @@
-"""A rank that times Gloo, as torch.distributed drives it.
+"""A rank that times a backend of torch.distributed, as torch drives it: Gloo, or multiring's own.
 
 Ranks meet at a file, so that it runs under whatever tells multiring its rank.
 """
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ else:
     import contract
 
 _OPS = {"sum": "SUM", "min": "MIN", "max": "MAX", "product": "PRODUCT"}
+_OPS_OF_OURS = {**_OPS, "average": "AVG"}
 SETTINGS = {
     # https://docs.pytorch.org/docs/stable/generated/torch.set_num_threads.html: one thread a rank, as it has one core.
     "torch.set_num_threads": "1",
@@ -34,9 +36,24 @@ def tensor_on(array: contract.Array) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-def call_on(case: contract.Case, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[int], object]:
+def memory(case: contract.Case, count: int) -> contract.Array:
+    """Return room for so many elements, in the backend's own memory where the case asks for that."""
+    dtype = contract.numpy_dtype(case.dtype)
+    if case.buffers != "arena" or not count:
+        return np.empty(count, dtype)
+    device = torch.device("cpu")
+    group: Any = dist.group.WORLD  # which has a type of its own, and no `_get_backend` for mypy
+    backend = group._get_backend(device)  # noqa: SLF001 -- as torch's own fully_shard asks for such memory
+    tensor: torch.Tensor = backend.allocate_tensor(count * dtype.itemsize, dtype=torch.uint8, device=device)
+    whole: contract.Array = tensor.numpy().view(dtype)
+    return whole
+
+
+def call_on(
+    case: contract.Case, ops: dict[str, str], pairs: list[tuple[torch.Tensor, torch.Tensor]]
+) -> Callable[[int], object]:
     """Return the case's operation on the buffer of an index."""
-    op = getattr(dist.ReduceOp, _OPS.get(case.op, "SUM"))
+    op = getattr(dist.ReduceOp, ops.get(case.op, "SUM"))
     # torch 2.13 has new names for the two that work on one tensor.
     scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -57,20 +74,24 @@ def main() -> None:
     settings = Settings.from_environment()
     rank, ranks = settings.rank or 0, settings.size or 1
     contract.pin(case, rank)
-    if case.op not in _OPS:
+    is_ours = case.library == contract.TORCH_OURS
+    ops = _OPS_OF_OURS if is_ours else _OPS
+    if case.op not in ops:
         contract.refuse(case, rank, f"Gloo has no {case.op}")
+    if is_ours:
+        importlib.import_module("multiring.torch")  # which registers it, also where no entry point is installed
     torch.set_num_threads(1)
     # Not init_method="file://...": torch takes a URL's %20 for the file's name, and ranks would never meet.
     store = dist.FileStore(str(Path(case.out_dir) / "store"), ranks)  # type: ignore[attr-defined] # torch does
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
-    dtype = contract.numpy_dtype(case.dtype)
+    dist.init_process_group("multiring" if is_ours else "gloo", store=store, rank=rank, world_size=ranks)
     arrays = []
     for _ in range(contract.num_buffers(case)):
-        whole = np.empty(contract.output_count(case, ranks), dtype)
+        whole = memory(case, contract.output_count(case, ranks))
         in_place = case.collective in {"all_reduce", "broadcast", "barrier"}
-        arrays.append((whole if in_place else np.empty(contract.input_count(case, ranks), dtype), whole))
+        arrays.append((whole if in_place else memory(case, contract.input_count(case, ranks)), whole))
     pairs = [(tensor_on(taken), tensor_on(given)) for taken, given in arrays]
-    seconds = contract.verify_and_time(case, (rank, ranks), arrays, call_on(case, pairs), dist.barrier)
+    call = call_on(case, ops, pairs)
+    seconds = contract.verify_and_time(case, (rank, ranks), arrays, call, dist.barrier)
     contract.write_result(case, rank, seconds, f"torch {torch.__version__}", SETTINGS | contract.given_settings())
     dist.barrier()
     dist.destroy_process_group()

@@ -1,0 +1,112 @@
+"""What multiring promises as a backend of torch.distributed, against Gloo in turns; options and records as floors.py.
+
+    python benchmarks/torch_backend.py [--only NAME,...] [--again | --keep] [--list]
+
+Two ranks on this host, and four virtual hosts at 1 Gbit/s (as root). Libraries take turns, each job in processes of its
+own; every job verifies its results before it is timed. `multiring-torch` is the backend as torch.distributed drives it,
+`multiring` the Group below it, which shows what the adapter costs.
+
+* `collectives`: reduce_scatter and all_gather of 8 MiB, of ordinary tensors.
+* `ddp`: a step of ResNet-50. Exposed is what is longer than a step of independent processes that run at the same time.
+  `ddp` and `ddp-multiring` are the same program but for the backend's name; `ddp-multiring-hook` has its gradients in
+  the arena by `share_bucket`.
+* `fsdp`: a step of a transformer of 97.7 million parameters with fully_shard. What is sent and received lies in the
+  arena by set_allocate_memory_from_process_group_for_comm, torch's own option.
+* `lab-*`: not slower than Gloo. Steps are emulated: with four hosts on few cores
+  they would take as long as four steps, and hide the wire.
+"""
+
+import statistics
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
+
+from benchmarks.floors import MIB, Line, Record, Verdict, main, ours, ratios
+
+Judge = Callable[[list[Record]], Iterable[Verdict]]
+TORCH = "multiring-torch"
+FOUR = "--hosts 4 --slots 1 --link 1gbit --alternations 6"
+COLLECTIVES = ("reduce_scatter", "all_gather", "all_reduce")
+
+
+def collectives(floor: float, aim: float, *names: str) -> Judge:
+    """Return what judges how many times faster than Gloo collectives of 8 MiB are."""
+
+    def judge(records: list[Record]) -> Iterable[Verdict]:
+        for name in names:
+            gloo, backend = (ours(records, 8 * MIB, library, collective=name) for library in ("gloo", TORCH))
+            taken = ratios(gloo, backend)
+            middle = statistics.median(taken)
+            below = ours(records, 8 * MIB, collective=name)
+            figure = f"{middle:.2f} x gloo [{min(taken):.2f}, {max(taken):.2f}], {backend['median_s'] * 1e3:.2f} ms"
+            figure += f"; the Group below it {below['median_s'] * 1e3:.2f} ms"
+            yield Verdict(f"{name} 8 MiB", figure, f"{floor:g} x", f"{aim:g} x", middle >= floor)
+
+    return judge
+
+
+def step_of(records: list[Record], library: str) -> Record:
+    """Return a library's record of a training step."""
+    (found,) = [record for record in records if record["library"] == library]
+    return found
+
+
+def exposed(records: list[Record]) -> Iterable[Verdict]:
+    """Judge what of communication DistributedDataParallel's step exposes over multiring: a third of Gloo's at most."""
+    gloo = step_of(records, "ddp")["exposed_s"]
+    for library in ("ddp-multiring", "ddp-multiring-hook"):
+        found = step_of(records, library)
+        low, high = found["exposed_interval"]
+        share = found["exposed_s"] / gloo
+        figure = f"{found['exposed_s'] * 1e3:.1f} ms [{low * 1e3:.1f}, {high * 1e3:.1f}], {share:.2f} of gloo's "
+        figure += f"{gloo * 1e3:.1f} ms; a step of {found['median_step_s'] * 1e3:.0f} ms"
+        yield Verdict(library, figure, "<= 1/3", "", share <= 1 / 3)
+
+
+def sharded(records: list[Record]) -> Iterable[Verdict]:
+    """Judge fully_shard's step over multiring against the same over Gloo."""
+    gloo, backend = step_of(records, "fsdp"), step_of(records, "fsdp-multiring")
+    taken = ratios(gloo, backend)
+    middle = statistics.median(taken)
+    figure = f"{middle:.2f} x gloo [{min(taken):.2f}, {max(taken):.2f}], {backend['median_step_s'] * 1e3:.0f} ms"
+    yield Verdict("fsdp-multiring", figure, "1.5 x", "2 x", middle >= 1.5)
+
+
+def no_slower(records: list[Record]) -> Iterable[Verdict]:
+    """Judge that DistributedDataParallel's step over multiring is not slower than over Gloo."""
+    gloo = step_of(records, "ddp")
+    for library in ("ddp-multiring", "ddp-multiring-hook"):
+        taken = ratios(gloo, step_of(records, library))
+        middle = statistics.median(taken)
+        figure = f"{middle:.2f} x gloo [{min(taken):.2f}, {max(taken):.2f}]"
+        yield Verdict(f"{library} between hosts", figure, "1 x", "", middle >= 1)
+
+
+LINES = (
+    Line(
+        "collectives",
+        tuple(
+            f"{name} --ranks 2 --against gloo,{TORCH} --buffers ordinary --sizes 8MiB --pool-mib 0"
+            for name in COLLECTIVES[:2]
+        ),
+        collectives(4, 8, *COLLECTIVES[:2]),
+    ),
+    Line("ddp", ("step --networks resnet50 --ranks 2 --against ddp,ddp-multiring,ddp-multiring-hook",), exposed),
+    Line("fsdp", ("step --networks transformer --ranks 2 --against fsdp,fsdp-multiring",), sharded),
+    Line(
+        "lab-collectives",
+        tuple(f"{name} {FOUR} --against gloo,{TORCH} --sizes 8MiB --pool-mib 0" for name in COLLECTIVES),
+        collectives(1, 1.1, *COLLECTIVES),
+    ),
+    Line(
+        "lab-ddp",
+        (f"step --networks resnet50 --emulate {FOUR} --against ddp,ddp-multiring,ddp-multiring-hook",),
+        no_slower,
+    ),
+)
+
+
+if __name__ == "__main__":
+    sys.exit(main(LINES, __doc__))

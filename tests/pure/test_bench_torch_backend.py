@@ -1,0 +1,79 @@
+"""benchmarks/torch_backend.py: commands that the bench takes, and verdicts from records."""
+
+import argparse
+import shlex
+from typing import Any
+
+import pytest
+from benchmarks import floors, floors_hosts, torch_backend
+from benchmarks.floors import MIB, Record, Verdict
+
+from multiring.bench.peers import PEERS
+from multiring.bench.step import OTHERS
+from multiring.bench.step import PEERS as TRAINERS
+from multiring.bench.workers.step_case import NETWORKS
+from multiring.cli import bench, bench_step
+
+LINES = {line.name: line for line in torch_backend.LINES}
+
+
+def judged(name: str, *records: Record) -> list[Verdict]:
+    return list(LINES[name].judge(list(records)))
+
+
+def collective(library: str, seconds: float, name: str) -> Record:
+    common: dict[str, Any] = {"library": library, "collective": name, "size_bytes": 8 * MIB}
+    return {**common, "seconds": [seconds, 2 * seconds, seconds], "median_s": seconds}
+
+
+def step(library: str, seconds: float, exposed_s: float = 0.0) -> Record:
+    interval = [exposed_s, exposed_s]
+    common: dict[str, Any] = {"library": library, "median_step_s": seconds, "seconds": [seconds] * 3}
+    return {**common, "exposed_s": exposed_s, "exposed_interval": interval}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_the_bench_takes_the_commands(name: str) -> None:
+    for command in LINES[name].commands:
+        first, *words = shlex.split(command)
+        parser = argparse.ArgumentParser()
+        if first == "step":
+            bench_step.add_arguments(parser)
+            taken = parser.parse_args(words)
+            assert set(taken.against.split(",")) <= {*TRAINERS, *OTHERS}
+            assert set(taken.networks.split(",")) <= set(NETWORKS)
+        else:
+            bench.add_arguments(parser)
+            taken = parser.parse_args([first, *words])
+            assert set(taken.against.split(",")) <= set(PEERS)
+        assert taken.alternations >= 6
+
+
+def test_the_records_of_no_two_lines_are_kept_in_one_file() -> None:
+    names = [line.name for line in (*floors.LINES, *floors_hosts.LINES, *torch_backend.LINES)]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(("gloo_s", "holds"), [(4.0, True), (3.9, False)])
+def test_collectives_are_four_times_as_fast(gloo_s: float, *, holds: bool) -> None:
+    figures = (("multiring", 0.9), ("gloo", gloo_s), ("multiring-torch", 1.0))
+    names = ("reduce_scatter", "all_gather")
+    verdicts = judged("collectives", *(collective(*each, name) for name in names for each in figures))
+    assert [verdict.holds for verdict in verdicts] == [holds, holds]
+
+
+@pytest.mark.parametrize(("exposed_s", "holds"), [(0.049, True), (0.051, False), (-0.01, True)])
+def test_a_third_of_what_gloo_exposes(exposed_s: float, *, holds: bool) -> None:
+    plain, hook = judged(
+        "ddp", step("ddp", 0.65, 0.15), step("ddp-multiring", 0.6, 0.15), step("ddp-multiring-hook", 0.6, exposed_s)
+    )
+    assert not plain.holds
+    assert hook.holds == holds
+
+
+@pytest.mark.parametrize(("seconds", "holds"), [(1.0, True), (1.01, False)])
+def test_sharded_steps_and_steps_between_hosts(seconds: float, *, holds: bool) -> None:
+    (sharded,) = judged("fsdp", step("fsdp", 1.5), step("fsdp-multiring", seconds))
+    assert sharded.holds == holds
+    both = judged("lab-ddp", step("ddp", 1.0), step("ddp-multiring", seconds), step("ddp-multiring-hook", seconds))
+    assert [verdict.holds for verdict in both] == [holds, holds]
