@@ -293,12 +293,18 @@ void Context::begin(const std::shared_ptr<Operation>& operation) {
     early_.erase(early);
     for (const auto& [peer, frame, payload] : frames) on_frame(peer, frame, payload);
   }
+  const auto stall = stalls_.find(key.group);
+  if (stall != stalls_.end() && key.sequence > stall->second.sequence) {
+    doomed_.try_emplace(key, stall->second.doom);
+    unsettled_ = true;
+  }
   if (!losses_.empty()) unsettled_ = true;
 }
 
 bool Context::may_exchange(const OperationSpec& spec, OperationKey key) const {
   if (!spec.meets || !config_.lower || !spec.exchange || !spec.exchange->may_publish(key.sequence)) return false;
-  if (early_.contains(key) || doomed_.contains(key)) return false;  // somebody does not meet, or has failed already
+  // Somebody does not meet, or has failed already.
+  if (early_.contains(key) || doomed_.contains(key) || stalls_.contains(key.group)) return false;
   const auto other = running_.lower_bound({key.group, 0});
   return other == running_.end() || other->first.group != key.group;
 }
@@ -541,6 +547,9 @@ void Context::on_frame(int peer, const Frame& frame, std::span<const std::byte> 
     links_[static_cast<size_t>(peer)]->send(answer);
     return;
   }
+  if (frame.kind == FrameKind::fail && static_cast<LossKind>(frame.slot) == LossKind::silent) {
+    doom_later(frame.key(), doom_of(frame));
+  }
   if (found == running_.end()) {
     if (frame.kind != FrameKind::round && frame.kind != FrameKind::fail) return;
     early_[frame.key()].push_back({peer, frame, {payload.begin(), payload.end()}});
@@ -552,12 +561,27 @@ void Context::on_frame(int peer, const Frame& frame, std::span<const std::byte> 
   } else if (frame.kind == FrameKind::there) {
     operation.culprit = static_cast<int>(frame.offset);
   } else if (frame.kind == FrameKind::fail) {
-    const auto lost = static_cast<int>(frame.offset);
-    const auto kind = static_cast<LossKind>(frame.slot);
-    int64_t quiet_s = 0;
-    std::memcpy(&quiet_s, frame.note.data(), sizeof quiet_s);
-    doomed_.try_emplace(frame.key(), Doom{lost, kind, quiet_s});
-    if (kind == LossKind::died || kind == LossKind::left) note_loss(lost, kind, "as rank " + std::to_string(peer) + " found");
+    const Doom doom = doom_of(frame);
+    doomed_.try_emplace(frame.key(), doom);
+    if (doom.kind == LossKind::died || doom.kind == LossKind::left) {
+      note_loss(doom.rank, doom.kind, "as rank " + std::to_string(peer) + " found");
+    }
+    unsettled_ = true;
+  }
+}
+
+Context::Doom Context::doom_of(const Frame& frame) {
+  Doom doom{static_cast<int>(frame.offset), static_cast<LossKind>(frame.slot), 0};
+  std::memcpy(&doom.quiet_s, frame.note.data(), sizeof doom.quiet_s);
+  return doom;
+}
+
+// Who stalled in an operation takes part in no later one of its group. Ranks that ended that one before are to name
+// whom it waited for, not it, because it left.
+void Context::doom_later(const OperationKey& key, const Doom& doom) {
+  stalls_.try_emplace(key.group, Stall{key.sequence, doom});
+  for (auto at = running_.upper_bound(key); at != running_.end() && at->first.group == key.group; ++at) {
+    doomed_.try_emplace(at->first, doom);
     unsettled_ = true;
   }
 }
@@ -599,6 +623,12 @@ void Context::tell_everyone(const Frame& frame) {
 // Fails what cannot be finished without the ranks that are gone.
 bool Context::settle_losses() {
   unsettled_ = false;
+  bool any = false;
+  const auto doomed = running_;  // failing changes it
+  // What a member failed for is passed on before it is relayed that it has left: some have no connection with it.
+  for (const auto& [key, operation] : doomed) {
+    if (doomed_.contains(key)) any |= settle(operation);
+  }
   for (const auto& [lost, loss] : std::exchange(new_losses_, {})) {
     const auto [known, is_new] = losses_.try_emplace(lost, loss);
     if (!is_new) continue;
@@ -607,8 +637,7 @@ bool Context::settle_losses() {
     if (closing_) continue;
     tell_everyone({.kind = FrameKind::lost, .slot = static_cast<uint32_t>(loss.kind), .offset = static_cast<uint64_t>(lost)});
   }
-  bool any = false;
-  const auto running = running_;  // failing changes it
+  const auto running = running_;
   for (const auto& [key, operation] : running) any |= settle(operation);
   return any;
 }
@@ -620,7 +649,6 @@ bool Context::settle(const std::shared_ptr<Operation>& operation) {
   const auto doomed = doomed_.find(operation->spec().key);
   if (doomed != doomed_.end()) {
     const auto [lost, kind, quiet_s] = doomed->second;
-    // Passed on before it is relayed that whoever said so has left: some members have no connection with that rank.
     if (kind == LossKind::silent || kind == LossKind::unable) tell_members(*operation, lost, kind, quiet_s);
     if (kind == LossKind::silent) {
       fail_stalled(*operation, lost, quiet_s);

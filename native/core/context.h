@@ -187,6 +187,14 @@ class Context final : public LinkEvents, public Host {
   bool drive();
   bool receive_local();
   void end_of(const std::shared_ptr<Operation>& operation);
+  // What some member could not finish an operation for; `quiet_s` where that one is silent.
+  struct Doom {
+    int rank;
+    LossKind kind;
+    int64_t quiet_s;
+  };
+  static Doom doom_of(const Frame& frame);
+  void doom_later(const OperationKey& key, const Doom& doom);
   bool settle_losses();
   bool settle(const std::shared_ptr<Operation>& operation);
   void note_loss(int lost, LossKind kind, const std::string& why);
@@ -292,12 +300,12 @@ class Context final : public LinkEvents, public Host {
   std::map<int, Hearsay> hearsay_;
   std::vector<std::pair<int, Loss>> new_losses_;  // found while links or operations are at work
   std::vector<int> loss_order_;                   // lost ranks as they were learned of
-  struct Doom {
-    int rank;
-    LossKind kind;
-    int64_t quiet_s;
+  struct Stall {
+    uint64_t sequence;
+    Doom doom;
   };
   std::map<OperationKey, Doom> doomed_;  // what some member could not finish, and for whom
+  std::map<uint64_t, Stall> stalls_;     // by group: the first operation that a member has stalled in
   std::map<uint64_t, std::string> stalled_groups_;           // which ranks took part in what is not known there any more
   Clock::time_point oldest_new_loss_{};
   std::vector<RailLoss> rail_losses_;

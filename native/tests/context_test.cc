@@ -389,6 +389,27 @@ void departure(bool one_host, bool announce) {
   job.in_parallel([&](int rank) { job[rank].close(1, true); });
 }
 
+// Rank 2 stops; rank 1 gives the first operation up, which rank 0 has ended, and leaves: rank 0 is to name rank 2.
+void stall_before(bool one_host) {
+  Job job(3, one_host);
+  const auto post = [&](int rank, uint64_t number, int size) {
+    return job[rank].post(spec_of(rank, size, number, nullptr, nullptr, "barrier", one_host), true);
+  };
+  std::shared_ptr<Operation> first = post(1, 1, 3);
+  std::thread leaving([&] {
+    job[1].give_up(first, 2);
+    check(first->fault() == FaultKind::stall, "who gives up has stalled");
+    job[1].close(1, true);
+  });
+  const auto second = post(0, 2, 3);
+  wait_for(job[0], second);
+  leaving.join();
+  check(second->fault() == FaultKind::stall, "an operation after one in which a member stalled has stalled, too");
+  check(second->fault_text().find("nothing came from rank 2") == 0, "and names whom that member waited for");
+  job[0].close(1, true);
+  job[2].close(1, true);
+}
+
 // The wire of a rail is cut: what arrives over it is dropped without a word, at both ends.
 void cut(int rail) {
   sock_filter drop = BPF_STMT(BPF_RET | BPF_K, 0);
@@ -585,6 +606,7 @@ int main() {
     disagreement(one_host);
     notices(one_host);
     news(one_host);
+    stall_before(one_host);
     departure(one_host, true);
     departure(one_host, false);
   }
