@@ -22,7 +22,7 @@ KILLED_S = 5.0
 # Of those that wait for a time-out most have a short one, every tenth the one that is promised for.
 SHORT_S, LONG_S = 4.0, 20.0
 EARLY_S, LATE_S = 1.0, 5.0  # a silent peer may have been heard from last before the fault; and what telling takes
-AT_ONCE = {"kill": 2, "freeze": 6, "cut": 6}  # jobs; most of the time they wait
+AT_ONCE = {"kill": 4, "freeze": 12, "cut": 12}  # jobs; most of the time they wait
 SLOWED_S = 60.0
 START_S = 90.0
 
