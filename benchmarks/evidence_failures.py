@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 from benchmarks.evidence import Claim, shown
@@ -23,7 +25,7 @@ KILLED_S = 5.0
 SHORT_S, LONG_S = 4.0, 20.0
 EARLY_S, LATE_S = 1.0, 5.0  # a silent peer may have been heard from last before the fault; and what telling takes
 AT_ONCE = {"kill": 4, "freeze": 12, "cut": 12}  # jobs; most of the time they wait
-SLOWED_S = 60.0
+SLOWED_S, SLOWED_AT_ONCE = 60.0, 3
 START_S = 90.0
 
 
@@ -57,27 +59,25 @@ class Outcome:
     wrong: str = ""
 
 
-def failures(share: int) -> Iterator[Claim]:
-    """Yield what must show of hosts that are killed, frozen or unplugged."""
-    choice = random.Random(4)  # noqa: S311 -- which host, and when
-    for engine in ENGINES:
-        for fault in ("kill", "freeze", "cut"):
-            for stage in STAGES:
-                cases = [
-                    Failure(
-                        engine=engine,
-                        stage=stage,
-                        fault=fault,
-                        # mpiexec runs on host0: without it there is no job.
-                        host=choice.randrange(1 if engine == "mpi" else 0, HOSTS),
-                        # Time to get from the last word into init; frozen hosts may be anywhere around it.
-                        delay_s=choice.uniform(1.0, 1.5) if stage == "init" and fault == "kill" else choice.random(),
-                        timeout_s=60.0 if fault == "kill" else LONG_S if number % 10 == 0 else SHORT_S,
-                    )
-                    for number in range(max(TIMES // share, 1))
-                ]
-                with ThreadPoolExecutor(AT_ONCE[fault]) as pool:
-                    yield judged(cases, list(pool.map(outcome_of, cases)))
+def failures(fault: str, share: int) -> Iterator[Claim]:
+    """Yield what must show of hosts that are killed ("kill"), frozen ("freeze") or unplugged ("cut")."""
+    choice = random.Random(f"4 {fault}")  # noqa: S311 -- which host, and when
+    for engine, stage in product(ENGINES, STAGES):
+        cases = [
+            Failure(
+                engine=engine,
+                stage=stage,
+                fault=fault,
+                # mpiexec runs on host0: without it there is no job.
+                host=choice.randrange(1 if engine == "mpi" else 0, HOSTS),
+                # Time to get from the last word into init; frozen hosts may be anywhere around it.
+                delay_s=choice.uniform(1.0, 1.5) if stage == "init" and fault == "kill" else choice.random(),
+                timeout_s=60.0 if fault == "kill" else LONG_S if number % 10 == 0 else SHORT_S,
+            )
+            for number in range(max(TIMES // share, 1))
+        ]
+        with ThreadPoolExecutor(AT_ONCE[fault]) as pool:
+            yield judged(cases, list(pool.map(outcome_of, cases)))
 
 
 def judged(cases: list[Failure], outcomes: list[Outcome]) -> Claim:
@@ -145,7 +145,7 @@ def told(heard: list[Word], hosts: set[str]) -> list[Word]:
 
 def assessed(case: Failure, words: list[Word], begin: float, output: str) -> Outcome:
     """Return what a job's `words` amount to; `output` is its whole output where not all survivors spoke."""
-    names = re.compile("|".join([rf"\bhost{case.host}\b", *(rf"\brank {rank}\b" for rank in ranks_of(case.host))]))
+    names = naming(case.host)
     seconds = tuple(word["at_s"] - begin for word in words)
     unnamed = [word["text"] for word in words if not names.search(word["text"])]
     if unnamed:
@@ -156,6 +156,12 @@ def assessed(case: Failure, words: list[Word], begin: float, output: str) -> Out
     if output and not (case.engine == "mpi" and names.search(output)):
         return Outcome(seconds=seconds, wrong=f"only {len(words)} survivors raised; output:\n{output[-1500:]}")
     return Outcome(seconds=seconds, by_launcher=bool(output))
+
+
+def naming(host: int) -> re.Pattern[str]:
+    """Return what matches the name of a host or of a rank of it, which may be one of several: "ranks 1, 2, 3"."""
+    ranks = "|".join(map(str, ranks_of(host)))
+    return re.compile(rf"\bhost{host}\b|\branks? (\d+, )*({ranks})\b")
 
 
 def ranks_of(host: int) -> range:
@@ -171,7 +177,8 @@ def slowed(share: int) -> Iterator[Claim]:
     choice = random.Random(5)  # noqa: S311 -- which host
     for engine in ENGINES:
         cases = [choice.randrange(HOSTS) for _ in range(max(TIMES // share, 1))]
-        found = [slowed_once(engine, host) for host in cases]
+        with ThreadPoolExecutor(SLOWED_AT_ONCE) as pool:
+            found = list(pool.map(partial(slowed_once, engine), cases))
         wrong = [text for _, text in found if text]
         named_s = [seconds for seconds, text in found if not text]
         yield Claim(
@@ -183,7 +190,7 @@ def slowed(share: int) -> Iterator[Claim]:
 
 def slowed_once(engine: str, host: int) -> tuple[float, str]:
     """Return how long after the link became slow somebody named it, and what was wrong ("" if nothing)."""
-    names = re.compile("|".join([rf"\bhost{host}\b", *(rf"\brank {rank}\b" for rank in ranks_of(host))]))
+    names = naming(host)
 
     def is_named(heard: list[Word]) -> bool:
         return any("warned" in word and names.search(word["warned"]) for word in heard)

@@ -9,6 +9,7 @@ hours; most of that is waiting for time-outs.
 import statistics
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -104,7 +105,9 @@ CLAIMS: dict[str, Callable[[int], Iterator[Claim]]] = {
     "ranks": ranks,
     "rail": rail,
     "digits": digits,
-    "failures": failures,
+    "killed": partial(failures, "kill"),
+    "frozen": partial(failures, "freeze"),
+    "unplugged": partial(failures, "cut"),
     "slowed": slowed,
 }
 

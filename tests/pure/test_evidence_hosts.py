@@ -22,13 +22,13 @@ def word(text: str, at_s: float = 101.0) -> dict[str, Any]:
     return {"raised": "PeerLostError", "text": text, "at_s": at_s, "host": "host0"}
 
 
-@pytest.mark.parametrize("text", ["rank 2 died", "rank 3 is silent", "host1 is gone"])
+@pytest.mark.parametrize("text", ["rank 2 died", "ranks 0, 3 are silent", "host1 is gone"])
 def test_the_host_or_a_rank_of_it_is_named(text: str) -> None:
     outcome = assessed(failure(), [word(text)], 100.0, "")
     assert (outcome.seconds, outcome.wrong) == ((1.0,), "")
 
 
-@pytest.mark.parametrize("text", ["rank 20 died", "rank 1 died", "host10 is gone", "somebody died"])
+@pytest.mark.parametrize("text", ["rank 20 died", "ranks 0, 1 died, 2 of 6", "host10 is gone", "somebody died"])
 def test_another_name_is_none(text: str) -> None:
     assert assessed(failure(), [word(text)], 100.0, "").wrong == f"not named: {text}"
 
@@ -131,4 +131,4 @@ def test_as_good_is_within_two_standard_errors_of_both() -> None:
 
 
 def test_every_claim_can_be_asked_for() -> None:
-    assert set(CLAIMS) == {"planner", "ranks", "rail", "digits", "failures", "slowed"}
+    assert set(CLAIMS) == {"planner", "ranks", "rail", "digits", "killed", "frozen", "unplugged", "slowed"}
