@@ -18,7 +18,8 @@ import multiring.torch as mt
 from multiring.errors import ArgumentError, StateError
 from multiring.topology import TCP, Topology
 from multiring.torch.parallel.anatomy import Split, anatomy_of
-from multiring.torch.parallel.building import local
+from multiring.torch.parallel.building import equalise, local
+from multiring.torch.parallel.measuring import calls_of, cost_of
 
 RANKS, BATCH, WORDS, CLASSES, STEPS = 4, 16, 4096, 5, 3
 TWO_BY_TWO = Topology(((0, 1), (2, 3)), rails=(TCP,))
@@ -136,6 +137,11 @@ def test_parts_of_the_batch_go_with_the_axes(trained: list[dict[str, dict[str, A
 def choose(here: Here, folder: str) -> dict[str, Any]:
     """Look at what is chosen and refused; on two ranks."""
     enter(here, folder)
+    torch.manual_seed(here.rank)
+    striding = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    equalise(striding)
+    told = [torch.empty_like(striding.weight.detach().contiguous()) for _ in range(here.size)]
+    dist.all_gather(told, striding.weight.detach().contiguous())
     shared = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.BatchNorm1d(4))
     shared.append(shared[0])
     words = batch(0)[0]
@@ -165,6 +171,7 @@ def choose(here: Here, folder: str) -> dict[str, Any]:
     return {
         "short": (short.mix.axes, short.forecasts[0].memory.total, [each.fits for each in short.forecasts]),
         "alone": str(alone.mix),
+        "equal": all(torch.equal(told[0], each) for each in told),
         "undone": (same_buffers, drawn.numel() > 0, all(each.grad is None for each in shared.parameters())),
         "refusals": refusals,
     }
@@ -180,6 +187,7 @@ def test_the_choice_fits_and_refusals_say_what_was_wanted(tmp_path: Path) -> Non
     assert axes != (("data", 2),)
     assert ranks[0]["alone"] in {"data 2", "shard 2"}
     assert ranks[0]["undone"] == (True, True, True)
+    assert ranks[0]["equal"]
     wanted = {
         "memory": "no mix fits into a rank's memory of 0 MiB",
         "word": "mesh='best': want \"auto\"",
@@ -204,6 +212,15 @@ def test_layers_are_divided_where_that_keeps_the_result() -> None:
     assert [part.name for part in anatomy.parts] == ["0", "1", "2.0", "2.1", "2.2", "3", "4", "5"]
     assert not anatomy.refused
     assert not anatomy_of(network(), 7).splits
+
+
+def test_what_autograd_keeps_is_counted_once_and_without_parameters() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Sequential(nn.Tanh(), nn.Tanh()))
+    calls = calls_of(model, (torch.randn(4, 8),), dict(model.named_children()))
+    kept = [cost_of(module, calls[name]).saved_bytes for name, module in model.named_children()]
+    assert kept == [4 * 8 * 4, 4 * 8 * 4, 2 * 4 * 8 * 4]
+    assert cost_of(nn.Tanh(), []).seconds == 0
+    assert all(each.grad is None for each in model.parameters())
 
 
 class Branching(nn.Module):

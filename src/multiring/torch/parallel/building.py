@@ -24,7 +24,11 @@ def equalise(model: nn.Module) -> None:
     """Give every rank the parameters and buffers of rank 0. Every rank calls it."""
     with torch.no_grad():
         for each in (*model.parameters(), *model.buffers()):
-            dist.broadcast(each.detach(), 0)
+            own = each.detach()
+            told = own.contiguous()  # which backends want, and channels_last is not
+            dist.broadcast(told, 0)
+            if told is not own:
+                own.copy_(told)
 
 
 def replicated(model: nn.Module, group: dist.ProcessGroup) -> nn.Module:
@@ -61,7 +65,7 @@ def _style(split: Split) -> ParallelStyle:
 def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
     """Average what this rank holds of all gradients over `group`, those of one type as one buffer.
 
-    A parameter without a gradient counts as one with zeros, if all ranks are without.
+    Parameters without a gradient, the same ones on all ranks, are left out.
     """
     by_type: dict[torch.dtype, list[Tensor]] = {}
     for parameter in parameters:
