@@ -138,7 +138,7 @@ def choose(here: Here, folder: str) -> dict[str, Any]:
     """Look at what is chosen and refused; on two ranks."""
     enter(here, folder)
     torch.manual_seed(here.rank)
-    striding = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    striding = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload] # torch misses it
     equalise(striding)
     told = [torch.empty_like(striding.weight.detach().contiguous()) for _ in range(here.size)]
     dist.all_gather(told, striding.weight.detach().contiguous())
