@@ -16,10 +16,12 @@ from torch import Tensor, nn
 
 import multiring.torch as mt
 from multiring.errors import ArgumentError, StateError
+from multiring.planner.mixes import Compute
 from multiring.topology import TCP, Topology
 from multiring.torch.parallel.anatomy import Split, anatomy_of
 from multiring.torch.parallel.building import equalise, local
-from multiring.torch.parallel.measuring import calls_of, cost_of
+from multiring.torch.parallel.deciding import build, look
+from multiring.torch.parallel.measuring import ascending, calls_of, cost_of
 
 RANKS, BATCH, WORDS, CLASSES, STEPS = 4, 16, 4096, 5, 3
 TWO_BY_TWO = Topology(((0, 1), (2, 3)), rails=(TCP,))
@@ -64,17 +66,18 @@ def plain_losses() -> list[float]:
     return losses
 
 
-def enter(here: Here, folder: str) -> None:
+def enter(here: Here, folder: str, backend: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=here.rank, world_size=here.size)
+    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=here.rank, world_size=here.size)
 
 
 def train(here: Here, folder: str) -> dict[str, dict[str, Any]]:
-    """Train under every mix, from other parameters on every rank but rank 0."""
-    enter(here, folder)
+    """Train under every mix; over multiring."""
+    enter(here, folder, "multiring")
     found = {}
+    prospect = look(network(), (batch(0)[0],), None, 1, TWO_BY_TWO)
     for mesh in MESHES:
-        model = mt.parallelize(network(here.rank), batch(0)[0], mesh, optimizer_states=1, topology=TWO_BY_TWO)
+        model = build(network(), prospect.taken(mesh), prospect)
         optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), []
         for step in range(STEPS):
             words, labels = model.share(*batch(step))
@@ -135,8 +138,8 @@ def test_parts_of_the_batch_go_with_the_axes(trained: list[dict[str, dict[str, A
 
 
 def choose(here: Here, folder: str) -> dict[str, Any]:
-    """Look at what is chosen and refused; on two ranks."""
-    enter(here, folder)
+    """Look at what is chosen and refused; over Gloo."""
+    enter(here, folder, "gloo")
     torch.manual_seed(here.rank)
     striding = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload] # torch misses it
     equalise(striding)
@@ -146,7 +149,14 @@ def choose(here: Here, folder: str) -> dict[str, Any]:
     shared.append(shared[0])
     words = batch(0)[0]
     memory = 9 << 20  # of 12.6 MB of states, were they replicated
-    short = mt.parallelize(network(), words, memory_bytes=memory)
+    short = mt.parallelize(network(here.rank), words, memory_bytes=memory)
+    optimizer = torch.optim.SGD(short.parameters(), lr=0.5, momentum=0.9)
+    losses = []
+    for step in range(STEPS):
+        mine, labels = short.share(*batch(step))
+        optimizer.zero_grad()
+        losses.append(float(short.step(mine, labels, nn.functional.cross_entropy)))
+        optimizer.step()
     drawn = torch.get_rng_state()
     before = [each.clone() for each in shared.buffers()]
     alone = mt.parallelize(shared, torch.randn(8, 4))
@@ -170,6 +180,7 @@ def choose(here: Here, folder: str) -> dict[str, Any]:
     dist.destroy_process_group()
     return {
         "short": (short.mix.axes, short.forecasts[0].memory.total, [each.fits for each in short.forecasts]),
+        "losses": losses,
         "alone": str(alone.mix),
         "equal": all(torch.equal(told[0], each) for each in told),
         "undone": (same_buffers, drawn.numel() > 0, all(each.grad is None for each in shared.parameters())),
@@ -185,6 +196,7 @@ def test_the_choice_fits_and_refusals_say_what_was_wanted(tmp_path: Path) -> Non
     assert fits[0]
     assert not all(fits)
     assert axes != (("data", 2),)
+    assert ranks[0]["losses"] == ranks[1]["losses"] == pytest.approx(plain_losses(), rel=1e-10)
     assert ranks[0]["alone"] in {"data 2", "shard 2"}
     assert ranks[0]["undone"] == (True, True, True)
     assert ranks[0]["equal"]
@@ -212,6 +224,11 @@ def test_layers_are_divided_where_that_keeps_the_result() -> None:
     assert [part.name for part in anatomy.parts] == ["0", "1", "2.0", "2.1", "2.2", "3", "4", "5"]
     assert not anatomy.refused
     assert not anatomy_of(network(), 7).splits
+
+
+def test_what_disturbed_a_measurement_is_cut() -> None:
+    found = [Compute(4, 3.0, 1.0), Compute(1, 2.0, 5.0), Compute(2, 4.0, 0.5)]
+    assert ascending(found) == (Compute(1, 2.0, 0.5), Compute(2, 3.0, 0.5), Compute(4, 3.0, 1.0))
 
 
 def test_what_autograd_keeps_is_counted_once_and_without_parameters() -> None:

@@ -13,7 +13,17 @@ from multiring.planner.mixes import Profile, Unit
 from multiring.schedule import Collective
 from multiring.topology import Topology
 from multiring.torch.parallel.anatomy import Anatomy, Part, Split, modules_below
-from multiring.torch.parallel.measuring import Call, alone, batch_of, calls_of, cost_of, part_of, together, undone
+from multiring.torch.parallel.measuring import (
+    Call,
+    alone,
+    ascending,
+    batch_of,
+    calls_of,
+    cost_of,
+    part_of,
+    together,
+    undone,
+)
 from multiring.torch.parallel.overheads import measured_overheads
 
 _SMALL = Task(collective=Collective.ALL_REDUCE, size_bytes=4)
@@ -48,7 +58,7 @@ def measure(
         refused |= _uncut(anatomy, calls, samples)
         units = tuple(_unit(model, part, calls, splits, samples) for part in anatomy.parts)
         sizes = sorted({max(1, batch // cut) for cut in _cuts(ranks, has_stages="pipeline" not in refused)})
-        compute = tuple(together(model, inputs, each) for each in sizes)
+        compute = ascending([together(model, inputs, each) for each in sizes])
         undisturbed_s = alone(model, inputs, samples)
     crowded = next(each for each in compute if each.samples == samples)
     profile = Profile(
