@@ -1,0 +1,240 @@
+"""Process groups of the backend "multiring": how ranks meet, smaller groups, and what is left when they end."""
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.frameworks.grouped_ranks import dist, enter, expect
+from tests.frameworks.plain import backward, loss_of, network
+from tests.wire.ranks import Here, run_ranks
+from torch.distributed import DistBackendError, DistStoreError
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+import multiring
+import multiring.torch as mt
+from multiring.errors import StateError
+
+ALONE = """
+import sys
+import torch
+assert "multiring" in torch.distributed.Backend.backend_list
+assert "multiring" not in sys.modules  # it waits until it is asked for
+store = torch.distributed.HashStore()
+torch.distributed.init_process_group("multiring", store=store, rank=0, world_size=1)
+tensor = torch.ones(3)
+torch.distributed.all_reduce(tensor)
+assert tensor.tolist() == [1.0] * 3
+print(torch.distributed.get_backend(), "serves")
+"""
+
+
+def test_torch_finds_it_by_its_entry_point() -> None:
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, check=False, timeout=100)
+    assert done.stdout == "multiring serves\n", done.stderr
+
+
+def test_meeting_and_groups(tmp_path: Path) -> None:
+    run_ranks(use_groups, 4, str(tmp_path))
+
+
+def use_groups(here: Here, place: str) -> None:
+    meet_again(here, place)
+    be_part_of_the_users_job(here, place)
+    whole: Any = enter(here, f"{place}/groups")
+    say_who_they_are(whole, here)
+    make_smaller_groups(here)
+    split(whole, here)
+    train(here)
+    dist.destroy_process_group()
+    beside_gloo(here, place)
+    assert not multiring.is_initialized()
+    assert [each.name for each in threading.enumerate() if "multiring" in each.name] == []
+
+
+def meet_again(here: Here, place: str) -> None:
+    """Meet by one store again and again, and find each rank's arrays where they were."""
+    kept = None
+    for _ in range(3):
+        enter(here, f"{place}/again")
+        group: Any = dist.group.WORLD
+        tensor = group.allocate_tensor(5, dtype=torch.bfloat16).fill_(here.rank)
+        dist.all_reduce(tensor)
+        if kept is not None:
+            assert kept.tolist() == [6.0] * 5
+        kept = tensor
+        assert multiring.rank() == here.rank
+        expect(mt.allreduce(torch.ones(2), op=mt.Sum), torch.full((2,), 4.0))  # in the same job
+        dist.destroy_process_group()
+        with pytest.raises(DistBackendError, match="all_reduce: the process group was destroyed"):
+            group.allreduce([tensor])
+        assert not multiring.is_initialized()
+
+
+def be_part_of_the_users_job(here: Here, place: str) -> None:
+    """Be what `multiring.init` made of this process, and leave it as it is."""
+    own = here.join()
+    store = dist.FileStore(f"{place}/other", 4)
+    with pytest.raises(RuntimeError, match=re.escape(f"rank {here.rank} of 4, but torch says rank 0 of 1")):
+        dist.init_process_group("multiring", store=store, rank=0, world_size=1)
+    enter(here, f"{place}/users")
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    own.all_reduce(tensor)
+    expect(tensor, torch.full((2,), 16.0))
+    dist.destroy_process_group()
+    own.barrier()
+    if here.rank == 0:
+        multiring.shutdown()
+    with pytest.raises((RuntimeError, DistBackendError), match=re.escape("ranks [0] have not called multiring.init")):
+        enter(here, f"{place}/users")
+    multiring.shutdown()
+    dist.distributed_c10d._world.group_count = 0  # as torch leaves it where it could not begin
+
+
+def say_who_they_are(whole: Any, here: Here) -> None:
+    """Answer what torch asks of a process group."""
+    assert dist.get_backend() == "multiring"
+    assert (whole.rank(), whole.size(), whole.name()) == (here.rank, 4, "multiring")
+    assert whole.group_name == dist.distributed_c10d._get_process_group_name(whole)
+    assert whole.group_desc == "default_pg"
+    assert repr(whole) == f"<multiring process group '0': rank {here.rank} of 4>"
+    assert dist.distributed_c10d._device_capability(whole) == ["cpu"]
+    assert dist.distributed_c10d._get_pg_config(whole)["backend_config"] == "cpu:multiring"
+    whole.get_group_store().set("said", "so")
+    assert not whole.supports_time_estimate
+    whole.set_timeout(timedelta(seconds=49))
+    assert whole.default_timeout_s == 49.0
+
+
+def make_smaller_groups(here: Here) -> None:
+    """Make groups that overlap, that are made by their members alone, and that come and go."""
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    middle = dist.new_group([1, 2])
+    total = torch.full((3,), float(here.rank))
+    dist.all_reduce(total, group=pairs[here.rank // 2])
+    expect(total, torch.full((3,), 1.0 if here.rank < 2 else 5.0))
+    if here.rank in {1, 2}:
+        dist.broadcast(total, 2, group=middle)
+        expect(total, torch.full((3,), 5.0))
+    else:
+        assert middle is dist.GroupMember.NON_GROUP_MEMBER
+    for count in range(5):
+        if here.rank in {0, 3}:
+            passing: Any = dist.new_group([0, 3], use_local_synchronization=True)
+            found = torch.full((2,), float(here.rank))
+            dist.all_reduce(found, group=passing)
+            expect(found, torch.full((2,), 3.0))
+            dist.destroy_process_group(passing)
+            with pytest.raises(ValueError, match="is not initialized in the world group map"):  # torch's own words
+                dist.broadcast(found, 0, group=passing)
+            with pytest.raises(DistBackendError, match="broadcast: the process group was destroyed; make it anew"):
+                passing.broadcast(found, 0)
+        dist.barrier(dist.new_group(timeout=timedelta(seconds=30 + count)))
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
+    found = torch.full((1,), float(here.rank))
+    dist.all_reduce(found, group=mesh.get_group("outer"))
+    assert found.item() == 2.0 * (here.rank % 2) + 2
+
+
+def split(whole: Any, here: Here) -> None:
+    """Split a group without torch.distributed, which wants an accelerator for it."""
+    half = [0, 2] if here.rank % 2 == 0 else [1, 3]
+    part = whole.split_group(half, timeout=timedelta(seconds=40), group_desc="half")
+    tensor = torch.full((2,), float(here.rank))
+    part.allreduce([tensor]).wait()
+    expect(tensor, torch.full((2,), float(sum(half))))
+    assert (part.rank(), part.size(), part.group_desc) == (here.rank // 2, 2, "half")
+    assert (whole.split_group([0, 1]) is None) == (here.rank > 1)
+    with pytest.raises(ValueError, match="none twice"):
+        whole.split_group([here.rank, here.rank])
+    with pytest.raises(RuntimeError, match="device type cuda"):
+        whole.split_group(half, device_types=[torch.device("cuda")])
+
+
+def train(here: Here) -> None:
+    """Train by DistributedDataParallel, in all its ways, and compare with the mean of the losses."""
+    for options in ({}, {"find_unused_parameters": True}, {"static_graph": True}, {"gradient_as_bucket_view": True}):
+        model = network(torch.float64)
+        parallel = DistributedDataParallel(model, **options)  # type: ignore[arg-type]
+        alone = network(torch.float64)
+        for step in range(3):
+            for each in (parallel, alone):
+                each.zero_grad()
+            # A static graph is learnt in the first step, which torch wants with communication.
+            with nullcontext() if "static_graph" in options else parallel.no_sync():
+                backward(loss_of(parallel, 10 * step + here.rank))
+            backward(loss_of(parallel, 100 + 10 * step + here.rank))
+            for rank in range(4):
+                backward((loss_of(alone, 10 * step + rank) + loss_of(alone, 100 + 10 * step + rank)) / 4)
+            for mine, mean in zip(model.parameters(), alone.parameters(), strict=True):
+                assert mine.grad is not None
+                assert mean.grad is not None
+                torch.testing.assert_close(mine.grad, mean.grad, rtol=1e-12, atol=1e-12)
+                with torch.no_grad():
+                    for parameter in (mine, mean):
+                        parameter.sub_(mean.grad, alpha=0.1)
+
+
+def beside_gloo(here: Here, place: str) -> None:
+    """Serve a group where torch's group of all ranks is Gloo's, and groups of Gloo beside multiring's."""
+    store = dist.FileStore(f"{place}/gloo", 4)
+    dist.init_process_group("gloo", store=store, rank=here.rank, world_size=4)
+    pair = dist.new_group([1, 3], backend="multiring")
+    tensor = torch.full((2,), float(here.rank))
+    if here.rank in {1, 3}:
+        dist.all_reduce(tensor, group=pair)
+        expect(tensor, torch.full((2,), 4.0))
+        assert not multiring.is_initialized()  # that job is nobody's but the group's
+    dist.destroy_process_group()
+    enter(here, f"{place}/beside")
+    gloo = dist.new_group(backend="gloo")
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor, group=gloo)
+    expect(tensor, torch.full((2,), 4.0))
+    dist.destroy_process_group()
+    store = dist.FileStore(f"{place}/devices", 4)
+    dist.init_process_group("cpu:multiring,cuda:gloo", store=store, rank=here.rank, world_size=4)
+    dist.all_reduce(tensor)
+    expect(tensor, torch.full((2,), 16.0))
+    dist.destroy_process_group()
+
+
+def test_who_does_not_come_is_named(tmp_path: Path) -> None:
+    run_ranks(wait_for_the_third, 2, str(tmp_path / "store"))
+
+
+def wait_for_the_third(here: Here, place: str) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(place, 3)
+    patience = timedelta(seconds=1)
+    with pytest.raises((DistStoreError, RuntimeError), match="of 3 ranks, rank 2 did not come within 1 s"):
+        dist.init_process_group("multiring", store=store, rank=here.rank, world_size=3, timeout=patience)
+    with pytest.raises(StateError):
+        multiring.rank()
+
+
+def test_a_launcher_of_torchs_own(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch\n"
+        "import torch.distributed as dist\n"
+        'dist.init_process_group("multiring")\n'
+        "tensor = torch.ones(2)\n"
+        "dist.all_reduce(tensor)\n"
+        "dist.destroy_process_group()\n"
+        "print(int(tensor[0]), flush=True)\n"
+    )
+    environment = {name: text for name, text in os.environ.items() if not name.startswith("MULTIRING_")}
+    environment["OMP_NUM_THREADS"] = "1"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100, env=environment)
+    assert sorted(done.stdout.split()) == ["2", "2"], done.stderr
