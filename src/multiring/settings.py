@@ -352,6 +352,17 @@ HOROVOD_PLACE = MappingProxyType(
         "hostname": "HOROVOD_HOSTNAME",
     }
 )
+# The same for programs that read it as torchrun says it: torch.distributed's `env://`.
+TORCH_PLACE = MappingProxyType(
+    {
+        "rank": "RANK",
+        "size": "WORLD_SIZE",
+        "local_rank": "LOCAL_RANK",
+        "local_size": "LOCAL_WORLD_SIZE",
+        "address": "MASTER_ADDR",
+        "port": "MASTER_PORT",
+    }
+)
 _NEVER_S = 1e9  # three decades; the native core counts nanoseconds in 64 bits
 _Values = dict[str, Any]
 

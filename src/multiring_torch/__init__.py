@@ -4,11 +4,16 @@ A package of its own, because importing anything of `multiring` loads its runtim
 group is made.
 """
 
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 
 def register() -> None:
     """Make `init_process_group("multiring")` mean multiring; torch's entry point "torch.backends" calls it.
+
+    And `init_method="multiring://"` have ranks meet as `multiring.init` does: under mpiexec and srun, which tell torch
+    nothing, too.
 
     May be called again. Where this torch has no torch.distributed, nothing happens.
     """
@@ -16,9 +21,18 @@ def register() -> None:
 
     if dist.is_available():
         dist.Backend.register_backend("multiring", _create, extended_api=True, devices=["cpu"])
+        with suppress(RuntimeError):  # it is registered already
+            dist.register_rendezvous_handler("multiring", _rendezvous)
 
 
 def _create(options: Any, pg_options: Any) -> Any:
     from multiring.torch.backend.creating import create  # noqa: PLC0415 -- see above
 
     return create(options, pg_options)
+
+
+def _rendezvous(url: str, **options: Any) -> Iterator[Any]:
+    from multiring.torch.backend.stores import store_of_job  # noqa: PLC0415 -- see above
+
+    yield store_of_job(url, options.get("timeout"))
+    raise RuntimeError("multiring:// meets once; call init_process_group again")

@@ -34,6 +34,7 @@ def use_all(here: Here, place: str) -> None:
     for dtype in MOVED:
         move_all(here, dtype)
     differ_in_size(here)
+    sum_sparse_ones(here)
     lie_anyhow(here)
     coalesce(here)
     call_functional_ones(here)
@@ -155,6 +156,27 @@ def differ_in_size(here: Here) -> None:
     dist.all_to_all(targets, [torch.full((rank + own,), own + 10.0 * rank) for rank in ranks])
     for rank in ranks:
         expect(targets[rank], torch.full((rank + own,), rank + 10.0 * own))
+
+
+def sum_sparse_ones(here: Here) -> None:
+    """Sum sparse tensors that have other entries on each rank, one none at all, and some twice."""
+
+    def rows_of(rank: int) -> Tensor:
+        places = torch.arange(rank).repeat(2)
+        return torch.sparse_coo_tensor(
+            places[None], torch.ones(2 * rank, 3) * rank, (here.size, 3), check_invariants=False
+        )
+
+    wanted = sum((rows_of(rank).to_dense() for rank in range(here.size)), torch.zeros(here.size, 3))
+    for op, scale in (ReduceOp.SUM, 1), (ReduceOp.AVG, here.size):
+        for waits in (True, False):
+            tensor = rows_of(here.rank)
+            work = dist.all_reduce(tensor, op, async_op=not waits)
+            if work is not None:
+                assert work.get_future().wait()[0] is tensor
+            expect(tensor.to_dense(), wanted / scale)
+    with pytest.raises(ValueError, match="max of a sparse tensor; want SUM or AVG"):
+        dist.all_reduce(rows_of(1), ReduceOp.MAX)
 
 
 def lie_anyhow(here: Here) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.testing._internal.distributed.fake_pg  # which registers the backend "fake"
 from tests.frameworks.grouped_ranks import dist, enter, expect
 from tests.frameworks.plain import backward, loss_of, network
 from tests.wire.ranks import Here, run_ranks
@@ -56,6 +57,7 @@ def use_groups(here: Here, place: str) -> None:
     train(here)
     dist.destroy_process_group()
     beside_gloo(here, place)
+    beside_other_devices(here, place)
     assert not multiring.is_initialized()
     assert [each.name for each in threading.enumerate() if "multiring" in each.name] == []
 
@@ -201,10 +203,26 @@ def beside_gloo(here: Here, place: str) -> None:
     dist.all_reduce(tensor, group=gloo)
     expect(tensor, torch.full((2,), 4.0))
     dist.destroy_process_group()
+
+
+def beside_other_devices(here: Here, place: str) -> None:
+    """Serve the host's tensors, and hand the others on; here to what takes any tensor and does nothing."""
     store = dist.FileStore(f"{place}/devices", 4)
-    dist.init_process_group("cpu:multiring,cuda:gloo", store=store, rank=here.rank, world_size=4)
+    dist.init_process_group("cpu:multiring,meta:fake", store=store, rank=here.rank, world_size=4)
+    whole, elsewhere = dist.group.WORLD, torch.ones(8, device="meta")
+    assert dist.distributed_c10d._device_capability(whole) == ["cpu", "meta"]
+    tensor = torch.ones(2)
     dist.all_reduce(tensor)
-    expect(tensor, torch.full((2,), 16.0))
+    expect(tensor, torch.full((2,), 4.0))
+    dist.all_reduce(elsewhere)
+    dist.all_gather_single(elsewhere, elsewhere[:2])
+    dist.reduce_scatter_single(elsewhere[:2], elsewhere)
+    with dist._coalescing_manager():
+        dist.all_gather_single(elsewhere, elsewhere[:2])
+        dist.all_gather_single(elsewhere, elsewhere[:2])
+    dist.send(elsewhere, (here.rank + 1) % 4)
+    assert whole._get_backend("meta") is whole._get_backend(torch.device("meta"))
+    assert whole._get_backend("cpu") is whole
     dist.destroy_process_group()
 
 
@@ -222,19 +240,31 @@ def wait_for_the_third(here: Here, place: str) -> None:
         multiring.rank()
 
 
-def test_a_launcher_of_torchs_own(tmp_path: Path) -> None:
+SCRIPT = """
+import torch
+import torch.distributed as dist
+for options in {}, {"init_method": "multiring://"}:
+    dist.init_process_group("multiring", **options)
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    print(int(tensor[0]), flush=True)
+try:
+    dist.init_process_group("multiring", init_method="multiring://", rank=0, world_size=7)
+except ValueError as error:
+    print("refused", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "launcher", ["torch.distributed.run --standalone --nproc-per-node=2", "multiring run -n 2 -- python"]
+)
+def test_launchers(launcher: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(
-        "import torch\n"
-        "import torch.distributed as dist\n"
-        'dist.init_process_group("multiring")\n'
-        "tensor = torch.ones(2)\n"
-        "dist.all_reduce(tensor)\n"
-        "dist.destroy_process_group()\n"
-        "print(int(tensor[0]), flush=True)\n"
-    )
+    script.write_text(SCRIPT)
     environment = {name: text for name, text in os.environ.items() if not name.startswith("MULTIRING_")}
     environment["OMP_NUM_THREADS"] = "1"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    command = [sys.executable, "-m", *launcher.split(), str(script)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100, env=environment)
-    assert sorted(done.stdout.split()) == ["2", "2"], done.stderr
+    said = [line.rpartition(" ")[2] for line in done.stdout.splitlines()]
+    assert sorted(said) == ["2"] * 4 + ["refused"] * 2, done.stderr

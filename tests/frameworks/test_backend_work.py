@@ -137,7 +137,7 @@ def be_refused(here: Here) -> None:
     lists = [torch.ones(2) for _ in range(here.size)]
     wrong: list[tuple[Any, type[Exception], str]] = [
         (lambda: dist.all_reduce(two.to("meta")), RuntimeError, "No backend type associated with device type meta"),
-        (lambda: dist.all_reduce(two.to_sparse()), ValueError, "a tensor is sparse_coo"),
+        (lambda: dist.broadcast(two.to_sparse(), 0), ValueError, "a tensor is sparse_coo"),
         (lambda: dist.all_reduce(two, ReduceOp.BAND), ValueError, "bitwise and has no meaning for float32"),
         (lambda: dist.all_reduce(two.bool(), ReduceOp.AVG), ValueError, "average has no meaning for bool"),
         (lambda: dist.all_reduce(two.to(torch.float8_e5m2)), ValueError, "sum has no meaning for float8_e5m2"),

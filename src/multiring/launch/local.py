@@ -5,6 +5,7 @@ import ctypes
 import os
 import secrets
 import signal
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from multiring.launch.guard import Guard
 from multiring.launch.horovod import horovod_environment, places_on
 from multiring.launch.job import Job, Member, Start, check_can_run, environment_of_process
 from multiring.launch.leftovers import end_leftovers, job_processes, signal_processes
-from multiring.settings import Settings, inherited_environment
+from multiring.settings import TORCH_PLACE, Settings, inherited_environment
 
 _PR_SET_PDEATHSIG = 1
 
@@ -52,6 +53,7 @@ def run_local(
     threads = threads_per_rank(core_of, ranks)
     die_with_us = _death_with(os.getpid())
     places = places_on([("localhost", ranks)])
+    port = _free_port()
     starts = [
         Start(
             name=f"rank {rank}",
@@ -70,12 +72,26 @@ def run_local(
                 job=job,
                 **({} if timeline is None else {"timeline": timeline}),
             )
+            | torch_environment(rank, ranks, port)
             | (horovod_environment(environment, place) if horovod else {}),
             prepare=_preparation(die_with_us, cpus),
         )
         for rank, (cpus, place) in enumerate(zip(share_cpus(core_of, ranks), places, strict=True))
     ]
     return _LocalJob(job, starts, log_dir).run()
+
+
+def torch_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
+    """Return where a rank of this host is, for programs that only call `torch.distributed.init_process_group`."""
+    place = {"rank": rank, "size": ranks, "local_rank": rank, "local_size": ranks, "address": "127.0.0.1", "port": port}
+    return {name: str(place[key]) for key, name in TORCH_PLACE.items()}
+
+
+def _free_port() -> int:
+    """Return a port on which nobody listens; torch's rank 0 may, soon."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def job_name(outer: str | None, token: str) -> str:

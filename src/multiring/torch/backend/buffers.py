@@ -10,26 +10,36 @@ from multiring.runtime.arrays import Buffer
 from multiring.torch.tensors import dtype_name, is_one_piece, new_memory
 
 
-def require_host(what: str, tensor: object) -> None:
-    """Raise unless `tensor` is a dense tensor in host memory.
+class ElsewhereError(RuntimeError):
+    """A tensor is in the memory of another device than the host."""
+
+    def __init__(self, what: str, device: torch.device) -> None:
+        """Say that `what` got a tensor on `device`."""
+        super().__init__(
+            f"{what}: a tensor is on {device}. No backend type associated with device type {device.type}: multiring "
+            f'moves host memory only; use .cpu(), or name a backend for it, as in "cpu:multiring,cuda:nccl"'
+        )
+        self.device = device
+
+
+def require_host(what: str, tensor: object, *, is_dense: bool = True) -> None:
+    """Raise unless `tensor` is a tensor in host memory, and a dense one where that is wanted.
 
     Args:
         what: the operation, for the error.
         tensor: what it was given.
+        is_dense: whether that is wanted.
 
     Raises:
         TypeError: no tensor.
-        RuntimeError: in another device's memory.
+        ElsewhereError: in another device's memory.
         ValueError: sparse.
     """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{what}: got a {type(tensor).__name__}; want a torch.Tensor")
     if not tensor.is_cpu:
-        raise RuntimeError(
-            f"{what}: a tensor is on {tensor.device}. No backend type associated with device type "
-            f"{tensor.device.type}: multiring moves host memory only; use .cpu()"
-        )
-    if tensor.layout is not torch.strided:
+        raise ElsewhereError(what, tensor.device)
+    if is_dense and tensor.layout is not torch.strided:
         raise ValueError(f"{what}: a tensor is {str(tensor.layout).removeprefix('torch.')}; want a dense one")
 
 

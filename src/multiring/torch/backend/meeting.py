@@ -19,6 +19,7 @@ from multiring.runtime.addresses import host_id
 from multiring.runtime.sources import Identity, Place, choose_place
 from multiring.runtime.world import World, current, enter, is_initialized, leave
 from multiring.settings import Settings
+from multiring.torch.backend.stores import is_begun_here
 
 _GRACE_S = 5.0  # what rank 0 may need beyond its own timeout to say who is missing
 _ANSWER = "multiring/answer"
@@ -68,7 +69,7 @@ def meet(store: Any, rank: int, size: int, timeout_s: float, *, is_default: bool
         if joined is None:
             leave(world)
         raise
-    return Met(world, group, joined is None)
+    return Met(world, group, joined is None or is_begun_here(world))
 
 
 def _joined(rank: int, size: int) -> World | None:

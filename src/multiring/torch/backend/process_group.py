@@ -12,6 +12,7 @@ from torch._C._distributed_c10d import PrefixStore
 
 from multiring.errors import MultiringError
 from multiring.runtime import Group
+from multiring.torch.backend.devices import Devices, hands_on
 from multiring.torch.backend.errors import torch_error
 from multiring.torch.backend.exchanges import Exchanges
 from multiring.torch.backend.gatherings import Gatherings
@@ -25,7 +26,17 @@ _HOST = torch.device("cpu")
 _TorchGroup: Any = dist.ProcessGroup  # whose overloads nobody's signatures agree with
 
 
-class ProcessGroup(Reductions, Gatherings, Exchanges, Rooted, Messages, Monitored, _TorchGroup):  # type: ignore[misc] # see _TorchGroup
+_COLLECTIVES = (
+    *("allreduce", "allreduce_coalesced", "reduce", "broadcast", "gather", "scatter", "send", "recv", "recv_anysource"),
+    *("allgather", "allgather_coalesced", "all_gather_single", "_allgather_base", "all_gather_single_coalesced"),
+    *("allgather_into_tensor_coalesced", "reduce_scatter", "reduce_scatter_single", "_reduce_scatter_base"),
+    *("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"),
+    *("all_to_all_single", "alltoall_base", "alltoall"),
+)
+
+
+@hands_on(_COLLECTIVES)
+class ProcessGroup(Devices, Reductions, Gatherings, Exchanges, Rooted, Messages, Monitored, _TorchGroup):  # type: ignore[misc] # see _TorchGroup
     """Ranks that communicate; what torch.distributed's functions take as `group`.
 
     It is its own Backend, as torch calls what serves one kind of device: torch lets Python inherit from ProcessGroup
@@ -102,16 +113,6 @@ class ProcessGroup(Reductions, Gatherings, Exchanges, Rooted, Messages, Monitore
         return self._store
 
     # ---- as a Backend ----
-
-    @property
-    def _device_types(self) -> list[torch.device]:
-        return [_HOST]
-
-    def _get_backend(self, device: torch.device | str) -> "ProcessGroup":
-        kind = torch.device(device).type
-        if kind != _HOST.type:
-            raise RuntimeError(f"No backend type associated with device type {kind}: multiring moves host memory only")
-        return self
 
     supports_splitting = False
     supports_coalescing = False
@@ -204,6 +205,7 @@ class ProcessGroup(Reductions, Gatherings, Exchanges, Rooted, Messages, Monitore
 
     def _close(self, how: str) -> None:
         self._fall(how)
+        self._end_others(how)
         on_end, self._on_end = self._on_end, None
         if on_end is not None:
             on_end(how)

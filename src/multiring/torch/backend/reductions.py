@@ -15,6 +15,7 @@ from multiring.torch.backend import operations
 from multiring.torch.backend.arguments import blocks_of, one_of, require_as_many, require_like, require_rank
 from multiring.torch.backend.buffers import as_bytes, contents, flat, in_a_row, place_for, put, require_host
 from multiring.torch.backend.reduce_ops import Fold, Reduction, reduction_of
+from multiring.torch.backend.sparse_sums import sparse_sum
 from multiring.torch.backend.standing import Ready, Standing
 from multiring.torch.tensors import dtype_name, new_memory
 
@@ -25,10 +26,14 @@ class Reductions(Standing):
     """The collectives that combine what ranks have; the names and parameters are torch's."""
 
     def allreduce(self, tensors: Any, opts: Any = None, *, op: Any = None, timeout: timedelta | None = None) -> Any:
-        """Combine every rank's tensor into all of them, in place."""
+        """Combine every rank's tensor into all of them, in place; a sparse one may be summed, or averaged."""
         opts, op = _options(opts, op)
         tensor = one_of("all_reduce", tensors)
-        ready = _all_reduce(self.group, tensor, reduction_of(op))
+        if isinstance(tensor, Tensor) and tensor.layout is torch.sparse_coo:
+            require_host("all_reduce", tensor, is_dense=False)
+            ready = sparse_sum(self.group, tensor, reduction_of(op))
+        else:
+            ready = _all_reduce(self.group, tensor, reduction_of(op))
         return self.issue("all_reduce", ready, self.terms(opts, timeout), (tensor,))
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Any:
