@@ -20,9 +20,11 @@ def register() -> None:
     import torch.distributed as dist  # noqa: PLC0415 -- torch is being imported when its entry points are looked up
 
     if dist.is_available():
+        from torch.distributed.rendezvous import register_rendezvous_handler  # noqa: PLC0415 -- as above
+
         dist.Backend.register_backend("multiring", _create, extended_api=True, devices=["cpu"])
         with suppress(RuntimeError):  # it is registered already
-            dist.register_rendezvous_handler("multiring", _rendezvous)
+            register_rendezvous_handler("multiring", _rendezvous)  # type: ignore[no-untyped-call] # torch's own
 
 
 def _create(options: Any, pg_options: Any) -> Any:

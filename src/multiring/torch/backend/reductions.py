@@ -17,7 +17,7 @@ from multiring.torch.backend.buffers import as_bytes, contents, flat, in_a_row, 
 from multiring.torch.backend.reduce_ops import Fold, Reduction, reduction_of
 from multiring.torch.backend.sparse_sums import sparse_sum
 from multiring.torch.backend.standing import Ready, Standing
-from multiring.torch.tensors import dtype_name, new_memory
+from multiring.torch.tensors import dtype_name, is_sparse, new_memory
 
 Settle = Callable[[], None] | None
 
@@ -29,7 +29,7 @@ class Reductions(Standing):
         """Combine every rank's tensor into all of them, in place; a sparse one may be summed, or averaged."""
         opts, op = _options(opts, op)
         tensor = one_of("all_reduce", tensors)
-        if isinstance(tensor, Tensor) and tensor.layout is torch.sparse_coo:
+        if is_sparse(tensor):
             require_host("all_reduce", tensor, is_dense=False)
             ready = sparse_sum(self.group, tensor, reduction_of(op))
         else:
