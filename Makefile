@@ -41,6 +41,7 @@ evidence: build  ## The long form of the tests: hundreds of deaths, 64 ranks, st
 	python benchmarks/evidence_hangs.py
 	python benchmarks/evidence_horovod.py
 	python benchmarks/evidence_lab.py
+	python benchmarks/evidence_parallelize.py
 
 # --- what has to pass ---
 
