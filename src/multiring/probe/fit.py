@@ -63,11 +63,11 @@ class Between:
     def overhead_s(self, latency_s: float) -> float:
         """Return what a message costs by itself, as those of a small sum are; a stream of them shares wake-ups.
 
-        The agreement takes ceil(log2 p) messages one after the other, and what `link` says comes behind it.
+        A direct sum takes the agreement, ceil(log2 p) messages one after the other, and two steps of p - 1 messages.
         """
         others, rounds = self.part.size - 1, (self.part.size - 1).bit_length()
-        more_s = self._small("direct", 1, median) - self._small("exchange", 1, median)
-        return max((more_s - (rounds + 1) * latency_s) / (rounds + others), _LEAST_S)
+        taken_s = self._small("direct", 1, median)
+        return max((taken_s - (rounds + 2) * latency_s) / (rounds + 2 * others), _LEAST_S)
 
     def bandwidth(self) -> float:
         """Return the bytes per second that each rank gets, each way."""
