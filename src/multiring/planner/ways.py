@@ -15,8 +15,8 @@ from multiring.topology import Link, Topology, strides_of
 
 _SHM_PORT, _RAILS_PORT = 0, 1
 # What is left of a rail's bandwidth where several hosts send to one at a time: their packets push each other out of
-# queues. 4 hosts at 1 Gbit/s, 32 MiB: direct took 3 to 12 % longer than rings (docs/decisions/0011).
-_CROWDED = 0.97
+# queues. 4 hosts at 1 Gbit/s, 16 and 32 MiB: direct took 3 to 12 % longer than rings (docs/decisions/0011).
+_CROWDED = 0.94
 
 
 def ways_of(schedule: Schedule, topology: Topology) -> tuple[Way, ...]:
