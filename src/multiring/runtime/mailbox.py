@@ -8,12 +8,10 @@ any source those that name theirs queue up as well, or they would overtake it.
 
 import ctypes
 import logging
-import struct
 import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from multiring._native import Notice, NoticeKind
@@ -22,10 +20,9 @@ from multiring.runtime.arrays import buffer_of
 from multiring.runtime.group import Array, Group
 from multiring.runtime.handles import Handle
 from multiring.runtime.letters import Kept, Letter
+from multiring.runtime.tallies import Tallies
 
 _log = logging.getLogger("multiring")
-_ASK, _TELL = 0, 1
-_WORDS = struct.Struct("<qq")  # tag, and how many messages: known to the one who asks, sent by the one who tells
 # A rank that has no connection yet, or has not made its Mailbox, does not answer: it is asked again.
 _FIRST_AGAIN_S, _LAST_AGAIN_S = 0.005, 0.1
 _LONGEST_WAIT_S = 3600.0  # at once: "never" is more than a lock can wait
@@ -44,12 +41,6 @@ class Mailbox:
         membership = group.calls.membership
         self._patience = membership.stall_warn_s, membership.stall_timeout_s
         self._changed = threading.Condition(threading.RLock())
-        self._sent: dict[tuple[int, int], int] = defaultdict(int)  # here by (rank, tag): messages posted
-        self._wanted: dict[tuple[int, int], int] = {}  # the rank wants to hear of more messages than so many
-        self._begun: dict[tuple[int, int], int] = defaultdict(int)  # receives posted
-        self._told: dict[tuple[int, int], int] = defaultdict(int)  # messages the rank said it had sent
-        self._asked: dict[tuple[int, int], int] = {}  # what it was asked with
-        self._standing: set[tuple[int, int]] = set()  # it has heard the question, and will tell of more
         self._own: dict[int, deque[tuple[str, bytes]]] = defaultdict(deque)  # by tag: messages to this rank itself
         self._waiting: dict[int, deque[Letter]] = {}  # by tag: receives in order
         self._gone: dict[int, PeerLostError] = {}
@@ -59,6 +50,7 @@ class Mailbox:
         self._index = {rank: index for index, rank in enumerate(group.ranks)}
         self._id = group.calls.purpose_id("mailbox")
         self._control = membership.control if group.size > 1 else None
+        self._tallies = Tallies(self._control, group.ranks, self._id)
         if self._control is not None:
             self._control.add(self._id, self)
 
@@ -75,10 +67,7 @@ class Mailbox:
             return Kept()
         with self._changed:
             handle = self._group.send_async(array, to, tag)
-            self._sent[to, tag] += 1
-            if self._wanted.get((to, tag), self._sent[to, tag]) < self._sent[to, tag]:
-                del self._wanted[to, tag]
-                self._tell(to, tag)
+            self._tallies.note_sent(to, tag)
         return handle
 
     def recv(self, array: Array, source: int | None = None, tag: int = 0) -> Letter:
@@ -149,20 +138,9 @@ class Mailbox:
         """Answer how many messages this rank has sent to another, or note how many that one has."""
         if notice.kind is not NoticeKind.MESSAGE:
             return
-        tag, number = _WORDS.unpack(notice.payload)
-        rank = self._index[notice.rank]
         with self._changed:
-            if notice.tag == _ASK:
-                if self._sent[rank, tag] <= number:
-                    self._wanted[rank, tag] = number
-                self._tell(rank, tag)
-                return
-            self._told[rank, tag] = max(number, self._told[rank, tag])
-            if number > self._asked.get((rank, tag), 0):
-                self._standing.discard((rank, tag))
-            else:
-                self._standing.add((rank, tag))
-            if tag in self._waiting:
+            tag = self._tallies.hear(notice)
+            if tag is not None and tag in self._waiting:
                 self._match(tag)
                 self._ask(tag)
 
@@ -208,7 +186,7 @@ class Mailbox:
     def _has_more(self, rank: int, tag: int) -> bool:
         if rank == self.rank:
             return bool(self._own.get(tag))
-        return self._told.get((rank, tag), 0) > self._begun.get((rank, tag), 0)
+        return self._tallies.has_more(rank, tag)
 
     def _post(self, letter: Letter, source: int) -> None:
         letter.source = source
@@ -217,7 +195,7 @@ class Mailbox:
                 self._take(letter)
             else:
                 letter.posted = self._group.recv_async(letter.array, source, letter.tag)
-                self._begun[source, letter.tag] += 1
+                self._tallies.note_begun(source, letter.tag)
         except MultiringError as error:
             letter.error = error
         letter.is_matched = True
@@ -238,11 +216,8 @@ class Mailbox:
         named = {letter.source for letter in queue if letter.source is not None}
         ranks = set(range(self._group.size)) if any(letter.source is None for letter in queue) else named
         ranks -= {self.rank, *self._gone}
-        unsure = [rank for rank in ranks if (rank, tag) not in self._standing]
-        for rank in unsure:
-            self._asked[rank, tag] = self._begun[rank, tag]
-            self._say(rank, _ASK, tag, self._begun[rank, tag])
-        if unsure and not self._asks_again:
+        is_unsure = self._tallies.ask(ranks, tag)
+        if is_unsure and not self._asks_again:
             self._asks_again = True
             self._control.after(self._again_s, self._ask_again)
 
@@ -252,20 +227,6 @@ class Mailbox:
             self._again_s = min(2 * self._again_s, _LAST_AGAIN_S)
             for tag in list(self._waiting):
                 self._ask(tag)
-
-    def _tell(self, rank: int, tag: int) -> None:
-        if not self._say(rank, _TELL, tag, self._sent[rank, tag]) and self._control is not None:
-            self._control.after(_LAST_AGAIN_S, partial(self._tell, rank, tag))
-
-    def _say(self, rank: int, what: int, tag: int, number: int) -> bool:
-        """Return False where the rank takes nothing for now; to one that is gone nothing need be said."""
-        if self._control is None:
-            return True
-        try:
-            self._control.send(self._group.ranks[rank], self._id, what, _WORDS.pack(tag, number))
-        except StateError:
-            return False
-        return True
 
     def _loss_for(self, letter: Letter) -> PeerLostError | None:
         """Return why `letter` has nobody left to wait for, or may have lost whom it waits for."""
