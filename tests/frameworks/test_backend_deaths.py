@@ -3,7 +3,9 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from tests.frameworks.joined import join_torch
-from tests.wire.faults import kill
+from tests.frameworks.joined import PATIENCE, join_torch
+from tests.wire.faults import freeze, kill
 from tests.wire.ranks import Here, report_of
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -150,3 +152,43 @@ def test_uncaught(tmp_path: Path) -> None:
         if outcome.rank != 2:
             assert isinstance(outcome.error, dist.DistBackendError), outcome
             assert "rank 2" in str(outcome.error)
+
+
+SILENT: dict[str, Kind] = {kind: KINDS[kind] for kind in ("all_reduce", "gather", "recv")}
+
+
+def beside_a_silent_rank(here: Here, meeting: str) -> dict[str, tuple[str, str]]:
+    """Return what each kind of operation told of the last rank, which has stopped."""
+    world: Any = join_torch(here, meeting)
+    groups: list[Any] = [dist.new_group(timeout=timedelta(seconds=1)) for _ in SILENT]
+    for group in groups:
+        dist.barrier(group, timeout=PATIENCE)
+    if here.rank == MEMBERS - 1:
+        here.reach("silent")
+        time.sleep(1000)
+    time.sleep(0.2)  # by now it has stopped; if not, it does not take part either
+    told = {}
+    for (kind, call), group in zip(SILENT.items(), groups, strict=True):
+        try:
+            call(group, torch.ones(SIZE))
+        except dist.DistBackendError as error:
+            told[kind] = type(error).__name__, str(error)
+    world.abort()  # it would wait for the one that is silent
+    return told
+
+
+def test_silence(tmp_path: Path) -> None:
+    """A rank that lives and does nothing is named when the group's timeout has passed."""
+    fault = freeze(MEMBERS - 1).at("silent")
+    report = report_of(beside_a_silent_rank, MEMBERS, str(tmp_path / "meeting"), faults=[fault])
+    survivors = report.outcomes[: MEMBERS - 1]
+    for outcome in survivors:
+        assert outcome.error is None, outcome
+        assert outcome.value.keys() == SILENT.keys()
+    for kind in SILENT:
+        told = [outcome.value[kind] for outcome in survivors]
+        assert [name for name, _ in told] == ["DistBackendError"] * len(survivors)
+        # Whoever was held up for the whole timeout may have been given up by the other, and be told so.
+        assert any(
+            f"from rank {MEMBERS - 1} within" in text or f", {MEMBERS - 1} within" in text for _, text in told
+        ), told
