@@ -15,7 +15,7 @@ from tests.wire.ranks import Here, run_ranks
 from torch import Tensor, nn
 
 import multiring.torch as mt
-from multiring.errors import ArgumentError, StateError
+from multiring.errors import ArgumentError, StateError, UnsupportedError
 from multiring.planner.mixes import Compute
 from multiring.topology import TCP, Topology
 from multiring.torch.parallel.anatomy import Split, anatomy_of
@@ -157,9 +157,11 @@ def choose(here: Here, folder: str) -> dict[str, Any]:
         optimizer.zero_grad()
         losses.append(float(short.step(mine, labels, nn.functional.cross_entropy)))
         optimizer.step()
-    drawn = torch.get_rng_state()
     before = [each.clone() for each in shared.buffers()]
-    alone = mt.parallelize(shared, torch.randn(8, 4))
+    given = torch.randn(8, 4)
+    drawn = torch.get_rng_state()
+    alone = mt.parallelize(shared, given)
+    same_draws = torch.equal(drawn, torch.get_rng_state())
     same_buffers = all(torch.equal(*pair) for pair in zip(before, shared.buffers(), strict=True))
     refusals = {}
     calls: dict[str, dict[str, Any]] = {
@@ -175,6 +177,8 @@ def choose(here: Here, folder: str) -> dict[str, Any]:
         with pytest.raises(ArgumentError) as caught:
             mt.parallelize(**arguments)
         refusals[name] = str(caught.value)
+    with pytest.raises(UnsupportedError, match="parameter weight is on meta: want all of them in host memory"):
+        mt.parallelize(nn.Linear(4, 4, device="meta"), torch.randn(8, 4))
     with pytest.raises(ArgumentError, match=r"\[7\] samples: want a multiple of 2"):
         alone.share(torch.zeros(7))
     dist.destroy_process_group()
@@ -183,7 +187,7 @@ def choose(here: Here, folder: str) -> dict[str, Any]:
         "losses": losses,
         "alone": str(alone.mix),
         "equal": all(torch.equal(told[0], each) for each in told),
-        "undone": (same_buffers, drawn.numel() > 0, all(each.grad is None for each in shared.parameters())),
+        "undone": (same_buffers, same_draws, all(each.grad is None for each in shared.parameters())),
         "refusals": refusals,
     }
 

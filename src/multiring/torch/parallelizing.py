@@ -40,6 +40,7 @@ def parallelize(
     Raises:
         StateError: torch.distributed has no process group.
         ArgumentError: `sample` is no batch; `mesh` cannot be had; no mix fits into `memory_bytes`.
+        UnsupportedError: the model is not in host memory.
     """
     from multiring.torch.parallel.deciding import decide, look, refuse_what_cannot_be  # noqa: PLC0415
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from multiring.errors import ArgumentError, StateError
+from multiring.errors import ArgumentError, StateError, UnsupportedError
 from multiring.planner.mixes import Axis, Forecast, Mix, chosen, forecast, forecasts, mix_of, table
 from multiring.topology import Topology
 from multiring.torch.parallel.anatomy import anatomy_of
@@ -62,8 +62,14 @@ def look(
 
     Raises:
         ArgumentError: `inputs` are no batch, or `topology` is not of all ranks.
+        UnsupportedError: the model is not in host memory.
     """
     batch_of(inputs)
+    elsewhere = [name for name, each in model.named_parameters() if each.device.type != "cpu"]
+    if elsewhere:
+        raise UnsupportedError(
+            f"parameter {elsewhere[0]} is on {model.get_parameter(elsewhere[0]).device}: want all of them in host memory"
+        )
     placed = topology_now() if topology is None else topology
     if placed.ranks != dist.get_world_size():
         raise ArgumentError(f"topology of {placed.ranks} ranks: want one of all {dist.get_world_size()}")

@@ -98,7 +98,7 @@ def _once(anatomy: Anatomy, calls: dict[str, list[Call]]) -> tuple[dict[str, Spl
 
 def _uncut(anatomy: Anatomy, calls: dict[str, list[Call]], samples: int) -> dict[str, str]:
     """Return why there can be no pipeline, if a part makes what cannot be cut into samples and passed on."""
-    for part in anatomy.parts[:-1]:
+    for part in anatomy.parts:
         made = [] if part.module is None else calls[part.name]
         out = made[0][2] if len(made) == 1 else None
         if not isinstance(out, Tensor) or not out.dim() or out.shape[0] != samples:
