@@ -12,6 +12,7 @@ from tests.frameworks.plain import backward, loss_of, mean_gradients, network
 from tests.frameworks.processes import process_group
 from tests.wire.ranks import Here, run_ranks
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 RATE = 0.1
@@ -152,11 +153,28 @@ def train(model: DistributedDataParallel, count: int, steps: list[int]) -> None:
             steps.append(step)
 
 
+def test_torchs_own_hooks(tmp_path: Path) -> None:
+    run_ranks(use_torchs_hooks, 2, tmp_path / "store")
+
+
+def use_torchs_hooks(here: Here, store: Path) -> None:
+    with process_group(here, store) as group:
+        for hook, bound in ((default_hooks.allreduce_hook, 1e-5), (default_hooks.fp16_compress_hook, 2e-3)):
+            model = parallel(small())
+            model.register_comm_hook(None, hook)
+            for step in range(2):
+                model.zero_grad()
+                backward(loss_of(model, 10 * step + here.rank))
+                wanted = mean_gradients(small, [seeded(10 * step + rank) for rank in range(here.size)])
+                expect_gradients(model, wanted, bound)
+                expect_same_bits(group, [parameter.grad for parameter in model.parameters()])
+
+
 def seeded(seed: int) -> Callable[[nn.Module], Tensor]:
     return lambda model: loss_of(model, seed)
 
 
-def expect_gradients(model: DistributedDataParallel, wanted: Sequence[Tensor]) -> None:
+def expect_gradients(model: DistributedDataParallel, wanted: Sequence[Tensor], bound: float = 1e-5) -> None:
     for (name, parameter), mean in zip(model.module.named_parameters(), wanted, strict=True):
         assert parameter.grad is not None, name
-        assert torch.allclose(parameter.grad, mean, rtol=0, atol=1e-5 * float(mean.abs().max())), name
+        assert torch.allclose(parameter.grad, mean, rtol=0, atol=bound * float(mean.abs().max())), name

@@ -151,6 +151,7 @@ class Standing:
     def _fall(self, how: str) -> None:
         """Let no operation begin any more; `how` says why, in words. Those in flight go on."""
         self._end = self._end or how
+        self._lent.clear()
         with self._completer_lock:
             completer, self._completer = self._completer, None
         if completer is not None:
