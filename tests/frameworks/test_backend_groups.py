@@ -53,6 +53,7 @@ def use_groups(here: Here, place: str) -> None:
     whole: Any = enter(here, f"{place}/groups")
     say_who_they_are(whole, here)
     make_smaller_groups(here)
+    be_alone()
     split(whole, here)
     train(here)
     dist.destroy_process_group()
@@ -145,6 +146,31 @@ def make_smaller_groups(here: Here) -> None:
     found = torch.full((1,), float(here.rank))
     dist.all_reduce(found, group=mesh.get_group("outer"))
     assert found.item() == 2.0 * (here.rank % 2) + 2
+
+
+def be_alone() -> None:
+    """Call everything in a group of one rank, as a mesh with an axis of size 1 has it."""
+    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    source, output = torch.arange(6.0), torch.empty(6)
+    for op in (dist.ReduceOp.AVG, dist.ReduceOp.PRODUCT):
+        dist.all_reduce(source, op, group=alone)
+        dist.reduce_scatter_single(output.zero_(), source, op, group=alone)
+        expect(output, torch.arange(6.0))
+        dist.reduce_scatter(output.zero_(), [source], op, group=alone)
+        expect(output, torch.arange(6.0))
+    dist.all_gather_single(output.zero_(), source, group=alone)
+    expect(output, torch.arange(6.0))
+    dist.all_gather([output.zero_()], source, group=alone)
+    expect(output, torch.arange(6.0))
+    dist.all_to_all_single(output.zero_(), source, group=alone)
+    expect(output, torch.arange(6.0))
+    dist.all_to_all_single(output.zero_(), source, [6], [6], group=alone)
+    expect(output, torch.arange(6.0))
+    dist.broadcast(source, dist.get_rank(), group=alone)
+    dist.reduce(source, dist.get_rank(), group=alone)
+    expect(source, torch.arange(6.0))
+    dist.barrier(group=alone)
+    dist.destroy_process_group(alone)
 
 
 def split(whole: Any, here: Here) -> None:
