@@ -10,11 +10,11 @@ import numpy as np
 
 from multiring.collectives import algorithms_of, build
 from multiring.errors import ScheduleError
-from multiring.schedule import SUMS, Accumulation, Collective, Frame, Phase, Schedule, Wire
+from multiring.schedule import SUMS, Accumulation, Collective, Frame, Phase, Schedule, Wire, encoded_bytes
 from multiring.topology import Link, Topology, grid_of
 
 SEGMENTED = frozenset({Collective.ALL_REDUCE, Collective.BROADCAST})  # whose buffer is one piece of memory
-# 4 MiB to 128 KiB: of shorter ones each rank's part is a few packets, which cost it more than the wire.
+# 4 MiB to 128 KiB on the wire: of shorter ones each rank's part is a few packets, which cost it more than the wire.
 _SEGMENTS_BYTES = tuple(1 << bits for bits in range(22, 16, -1))
 _BROADCAST_SEGMENTS_BYTES = (1 << 20, 1 << 18)  # each is priced with all ranks of a line
 _FLAT_MOST = 16  # hosts that one axis is long enough for
@@ -77,15 +77,18 @@ def wires_of(grid: tuple[int, ...], order: tuple[int, ...], topology: Topology, 
     return tuple(wire if each else Wire.NONE for each in crosses) if any(crosses) else ()
 
 
-def segments_of(collective: Collective, topology: Topology, size_bytes: int) -> tuple[int | None, ...]:
+def segments_of(
+    collective: Collective, topology: Topology, size_bytes: int, wire: Wire = Wire.NONE
+) -> tuple[int | None, ...]:
     """Return how long the pieces may be that a buffer is cut into; None: the whole.
 
-    Within a host nothing is cut: its memory is not worth it.
+    Those of a buffer that is coded are as much longer as coding makes them shorter, to a power of two. Within a host nothing is cut: its memory is not worth it.
     """
     if len(topology.hosts) == 1 or collective not in SEGMENTED:
         return (None,)
     lengths = _SEGMENTS_BYTES if collective is Collective.ALL_REDUCE else _BROADCAST_SEGMENTS_BYTES
-    return (None, *(length for length in lengths if length < size_bytes))
+    longer = round(4 * 1024 / encoded_bytes(wire, 1024))
+    return (None, *(length * longer for length in lengths if length * longer < size_bytes))
 
 
 @lru_cache(maxsize=256)

@@ -87,7 +87,7 @@ def repriced(task: Task, plan: Plan, topology: Topology) -> float:
 
 
 def _offers(task: Task, topology: Topology) -> list[tuple[Schedule, int | None]]:
-    cuts = segments_of(task.collective, topology, task.size_bytes)
+    cuts = segments_of(task.collective, topology, task.size_bytes, task.wire)
     schedules = candidates(task.collective, topology, task.accumulation, task.root, task.wire)
     return [(schedule, cut) for schedule in schedules for cut in cuts]
 
