@@ -82,7 +82,8 @@ def segments_of(
 ) -> tuple[int | None, ...]:
     """Return how long the pieces may be that a buffer is cut into; None: the whole.
 
-    Those of a buffer that is coded are as much longer as coding makes them shorter, to a power of two. Within a host nothing is cut: its memory is not worth it.
+    Those of a buffer that is coded are as much longer as coding makes them shorter, to a power of two. Within a host
+    nothing is cut: its memory is not worth it.
     """
     if len(topology.hosts) == 1 or collective not in SEGMENTED:
         return (None,)

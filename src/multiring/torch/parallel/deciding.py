@@ -68,7 +68,8 @@ def look(
     elsewhere = [name for name, each in model.named_parameters() if each.device.type != "cpu"]
     if elsewhere:
         raise UnsupportedError(
-            f"parameter {elsewhere[0]} is on {model.get_parameter(elsewhere[0]).device}: want all of them in host memory"
+            f"parameter {elsewhere[0]} is on {model.get_parameter(elsewhere[0]).device}: want all of them in host"
+            " memory"
         )
     placed = topology_now() if topology is None else topology
     if placed.ranks != dist.get_world_size():
