@@ -275,8 +275,12 @@ def call_by_other_spellings(here: Here) -> None:
     whole.reduce(tensor, 0).wait()
     outputs = [torch.empty(2) for _ in range(here.size)]
     whole.allgather(outputs, mine).wait()
-    whole.allgather_coalesced([outputs], [mine]).wait()
     expect(torch.stack(outputs)[:, 0], torch.arange(float(here.size)))
+    pairs = [[torch.empty(2), torch.empty(1)] for _ in range(here.size)]
+    whole.allgather_coalesced(pairs, [mine, -mine[:1]]).wait()
+    for rank, (plain, negative) in enumerate(pairs):
+        expect(plain, torch.full((2,), float(rank)))
+        expect(negative, torch.full((1,), -float(rank)))
     output = torch.empty(2 * here.size)
     whole._allgather_base(output, mine).wait()
     whole.allgather_into_tensor_coalesced([output], [mine]).wait()

@@ -59,10 +59,12 @@ class Gatherings(Standing):
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> Any:
-        """As `allgather`, of many tensors."""
+        """As `allgather`, of many tensors: `outputs[rank]` has as many as `inputs`, for what that rank brings."""
         what = "all_gather_coalesced"
-        require_as_many(what, outputs, inputs)
-        lists = [blocks_of(what, each, self.group.size) for each in outputs]
+        for of_rank in outputs or [[]]:
+            require_as_many(what, of_rank, inputs)
+        columns = [[of_rank[number] for of_rank in outputs] for number in range(len(inputs))]
+        lists = [blocks_of(what, each, self.group.size) for each in columns]
         ready = [self._into_list(what, *pair) for pair in zip(lists, inputs, strict=True)]
         return self.issue_several(what, ready, opts, [block for blocks in lists for block in blocks])
 
