@@ -181,6 +181,7 @@ def test_a_batch_that_nobody_names_is_the_networks() -> None:
         "resnet50": 4,
         "vgg16": 4,
         "embedding": 512,
+        "transformer": 2,
     }
     assert StepQuestion(network="embedding", batch=3).samples == 3
 

@@ -73,12 +73,13 @@ def test_an_average_of_narrow_integers_stays_on_one_axis() -> None:
 
 
 def test_large_sums_between_hosts_leave_each_host_once_and_in_pieces() -> None:
-    for accumulation in (Accumulation.SAME, Accumulation.WIDE):
+    # Wide sums are direct ones, in which several hosts send to one.
+    for accumulation, left in ((Accumulation.SAME, 1.0), (Accumulation.WIDE, 0.94)):
         plan = _all_reduce(_topology(4, 4, 4, rails=(GIGABIT,)), 1 << 28, accumulation)
         assert plan.schedule.grid == (4, 3)
         assert plan.segment_bytes is not None
         # 2 n (H - 1) / H bytes leave each host: the plan is within 4 % of what no plan can beat.
-        assert plan.predicted_seconds < 1.04 * 2 * (1 << 28) * 2 / 3 / 119e6
+        assert plan.predicted_seconds < 1.04 * 2 * (1 << 28) * 2 / 3 / (left * 119e6)
 
 
 def test_small_sums_go_in_one_piece() -> None:

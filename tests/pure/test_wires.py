@@ -387,11 +387,11 @@ def test_a_coded_axis_costs_its_closed_form(wire: Wire, share: float, p: int) ->
     schedule = build("direct", _frame((p,), (wire,)))
     assert {phase.pattern.effect for phase in schedule.phases} == {Effect.REDUCE_SCATTER, Effect.ALL_GATHER}
     n = 8 << 20
-    message = LINK.overhead_s + share * n / p / LINK.bandwidth_bytes_per_s
-    coding = n / p / LINK.reduce_bytes_per_s
-    scatter = coding + LINK.latency_s + (p - 1) * message + coding
-    gather = coding + LINK.latency_s + (p - 1) * message + coding
-    assert price(schedule, n, [LINK]) == pytest.approx(scatter + gather, rel=1e-12)
+    handled_s, wire_s = LINK.overhead_s, share * n / p / LINK.bandwidth_bytes_per_s
+    sent_s = LINK.latency_s + min(handled_s, wire_s) + (p - 1) * max(handled_s, wire_s)
+    coding_s = n / p / LINK.reduce_bytes_per_s
+    # Both ways: code, send, decode.
+    assert price(schedule, n, [LINK]) == pytest.approx(2 * (2 * coding_s + sent_s), rel=1e-12)
 
 
 def test_two_schedules_of_one_digest_are_one() -> None:
