@@ -290,7 +290,8 @@ def test_launchers(launcher: str, tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     environment = {name: text for name, text in os.environ.items() if not name.startswith("MULTIRING_")}
     environment["OMP_NUM_THREADS"] = "1"
-    command = [sys.executable, "-m", *launcher.split(), str(script)]
+    words = [sys.executable if word == "python" else word for word in launcher.split()]
+    command = [sys.executable, "-m", *words, str(script)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100, env=environment)
     said = [line.rpartition(" ")[2] for line in done.stdout.splitlines()]
     assert sorted(said) == ["2"] * 4 + ["refused"] * 2, done.stderr
