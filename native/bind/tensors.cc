@@ -4,6 +4,7 @@
 #include <nanobind/ndarray.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -53,6 +54,7 @@ class Footprint {
       if (i == 0) dtype_ = seen.dtype;
       if (!is_plain(seen)) return false;
       objects_.push_back(tensor);
+      expect(tensor);
       addresses_.push_back(address_of(seen));
       dims_.push_back(seen.ndim);
       sizes_.insert(sizes_.end(), seen.shape, seen.shape + seen.ndim);
@@ -63,6 +65,7 @@ class Footprint {
   // Whether these are the same objects, and lie as they did.
   bool is_of(nb::handle tensors) const {
     if (!is_sequence(tensors) || size_of(tensors) != objects_.size()) return false;
+    for (const uintptr_t line : lines_) __builtin_prefetch(reinterpret_cast<const void*>(line));
     size_t place = 0;
     for (size_t i = 0; i < objects_.size(); ++i) {
       PyObject* tensor = item_of(tensors, i);
@@ -99,6 +102,27 @@ class Footprint {
   }
   static uintptr_t address_of(const nb::dlpack::dltensor& seen) { return reinterpret_cast<uintptr_t>(seen.data) + seen.byte_offset; }
 
+  // Note what a look at `tensor`, and a change of its version, will fetch from memory. It is a hint and no more: nothing is read
+  // there but of the object behind `_cdata`, which is longer than a line, and what its first words point to may be anything.
+  void expect(PyObject* tensor) {
+    note_line(reinterpret_cast<uintptr_t>(tensor));
+    const nb::object place = nb::steal(PyObject_GetAttrString(tensor, "_cdata"));
+    const size_t start = place.is_valid() ? PyLong_AsSize_t(place.ptr()) : 0;
+    if (PyErr_Occurred() != nullptr) PyErr_Clear();
+    else if (start != 0) {
+      for (size_t offset = 0; offset < kTensorBytes + kLineBytes; offset += kLineBytes) note_line(start + std::min(offset, kTensorBytes - 1));
+      std::array<uintptr_t, kLineBytes / sizeof(uintptr_t)> words{};
+      std::memcpy(words.data(), reinterpret_cast<const void*>(start), kLineBytes);
+      std::for_each(words.begin() + 1, words.end(), [this](uintptr_t word) { note_line(word); });  // the first leads to code
+    }
+  }
+
+  void note_line(uintptr_t address) {
+    const uintptr_t line = address & ~(kLineBytes - 1);
+    const auto recent = lines_.end() - static_cast<ptrdiff_t>(std::min<size_t>(lines_.size(), kRecent));
+    if (line > kLeastAddress && line < kMostAddress && std::find(recent, lines_.end(), line) == lines_.end()) lines_.push_back(line);
+  }
+
   bool look(PyObject* tensor, nb::dlpack::dltensor& seen) const {
     if (exchange_->fill(tensor, &seen) == 0) return true;
     PyErr_Clear();  // it has no memory, or a type that DLPack does not know
@@ -117,9 +141,16 @@ class Footprint {
     return is_dense;
   }
 
+  static constexpr uintptr_t kLineBytes = 64;
+  static constexpr size_t kTensorBytes = 176;  // of torch 2.13's TensorImpl
+  static constexpr size_t kRecent = 32;  // lines: what tensors have in common is noted seldom
+  static constexpr uintptr_t kLeastAddress = uintptr_t{1} << 16;
+  static constexpr uintptr_t kMostAddress = uintptr_t{1} << 47;
+
   const DLPackExchange* exchange_ = nullptr;
   nb::dlpack::dtype dtype_{};
   std::vector<PyObject*> objects_;  // not held
+  std::vector<uintptr_t> lines_;    // of the cache, that they are expected in
   std::vector<uintptr_t> addresses_;
   std::vector<int32_t> dims_;
   std::vector<int64_t> sizes_;  // of all, one after the other

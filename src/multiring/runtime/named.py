@@ -26,7 +26,7 @@ from multiring.errors import (
 from multiring.runtime.accord import Accord
 from multiring.runtime.events import STEPS
 from multiring.runtime.group import Group
-from multiring.runtime.handles import Handle
+from multiring.runtime.handles import Handle, OperationHandle, Posted
 from multiring.runtime.labels import label_of, meaning_of
 from multiring.runtime.line import Kind, Line, Message
 from multiring.runtime.named_handle import NamedHandle, Start
@@ -34,7 +34,7 @@ from multiring.runtime.switching import tree_neighbours
 from multiring.runtime.terms import disagreement
 from multiring.runtime.vigil import Vigil
 
-__all__ = ["NamedOperations", "Start"]
+__all__ = ["NamedOperations", "Start", "posted_of"]
 
 _log = logging.getLogger("multiring")
 _FEW = 64  # names: fewer are not worth looking through for those whose operations have ended
@@ -42,6 +42,12 @@ _OWN = "\0"  # begins the names of what is no user's operation
 _FILLER = label_of(f"{_OWN}nothing", ())
 _NEWS_S = 0.2  # news of a loss is everywhere by then
 _LAST_WORDS_S = 1.0  # what a rank said before it left has come by then, also by way of others
+
+
+def posted_of(handle: Handle) -> Posted | None:
+    """Return what `submit_again` needs of a handle of `submit`; None where that cannot be posted as it was."""
+    posted = handle.posted if isinstance(handle, NamedHandle) else None
+    return posted.posted if isinstance(posted, OperationHandle) else None
 
 
 class NamedOperations:
@@ -112,6 +118,25 @@ class NamedOperations:
             if len(self._in_flight) > self._sweep_at:
                 self._in_flight = {key: each for key, each in self._in_flight.items() if not each.done()}
                 self._sweep_at = max(_FEW, 2 * len(self._in_flight))
+            return handle
+
+    def submit_again(self, name: str, terms: Terms, start: Start, posted: Posted) -> Handle | None:
+        """Start an operation as it was posted before; None: something has changed since, and nothing was done.
+
+        Otherwise as `submit`; this thread waits for the handle next.
+        """
+        with self._lock:
+            earlier = self._in_flight.get(name)
+            is_free = earlier is None or earlier.done()
+            if not is_free or self._broken is not None or self._joining is not None or self._accord is not None:
+                return None
+            again = self._calls.post_again(posted)
+            if again is None:
+                return None
+            handle = NamedHandle(self, name, terms, start)
+            handle.posted = again
+            handle.number = self._calls.last
+            self._in_flight[name] = handle
             return handle
 
     def join(self) -> Handle:

@@ -8,9 +8,6 @@ import torch
 from torch import Tensor
 
 from multiring.errors import ArgumentError, Terms
-from multiring.runtime import Group, Handle
-from multiring.runtime.handles import OperationHandle, Posted
-from multiring.runtime.named import Start
 from multiring.torch.allreducing import require_linear, starting, submit_allreduce, without_compressor
 from multiring.torch.compression import Compression
 from multiring.torch.handles import Name, Pending, Several, handle_of, parts_of, submit
@@ -90,6 +87,8 @@ def grouped_allreduce_(
     Those of `arena_like` are not copied.
     """
     how = combination(op, average, prescale_factor, postscale_factor)
+    if name is not None and _repeats(tensors, name, how, members_of(process_set)):
+        return tuple(tensors)
     found: tuple[Tensor, ...] = _submit(tensors, name, how, process_set, in_place=True, waits=True).wait()
     return found
 
@@ -109,6 +108,7 @@ def grouped_allreduce_async_(
 
 
 _MOST_REPEATS = 8  # names that are kept for one span
+_WHOLE = "1 of 1"  # all tensors are one part
 
 
 class _Group(NamedTuple):
@@ -118,7 +118,7 @@ class _Group(NamedTuple):
     tensors: Sequence[Tensor]
     how: Combination
     name: Name
-    part: str = "1 of 1"
+    part: str = _WHOLE
     waits: bool = False  # whether this thread waits for it next
 
 
@@ -230,39 +230,31 @@ def _submit_span(group: _Group, span: Span) -> Pending:
             note_changes(tensors)
         return tuple(tensors)
 
-    repeat = span.repeats.get((name, how, part))
-    if repeat is None:
-        form = wire_form(span.layout.dtype, how.op, how.postscale, members.size)
-        terms = _terms(span.layout, span.layout.total, how, part)
-        repeat = _Repeat(terms, *starting(span.memory, (), form, how, waits=True))
-        if isinstance(name, str):
-            if len(span.repeats) >= _MOST_REPEATS:
-                span.repeats.clear()
-            span.repeats[name, how, part] = repeat
-    pending = submit(members, name, repeat.terms, repeat.start, finish, repeat.post if waits else None)
+    form = wire_form(span.layout.dtype, how.op, how.postscale, members.size)
+    terms = _terms(span.layout, span.layout.total, how, part)
+    start, at_once = starting(span.memory, (), form, how, waits=waits)
+    pending = submit(members, name, terms, start, finish, at_once)
     if waits:  # before the sum comes through the caches: afterwards each tensor would have to be fetched anew
         note_changes(tensors)
+        if isinstance(name, str) and part == _WHOLE and (repeat := pending.repeat(terms, start)) is not None:
+            if len(span.repeats) >= _MOST_REPEATS:
+                span.repeats.clear()
+            span.repeats[name, how] = repeat
     return pending
 
 
-class _Repeat:
-    """An operation on a span that may come again: then it is posted as it was before."""
-
-    def __init__(self, terms: Terms, start: Start, at_once: Start) -> None:
-        self.terms = terms
-        self.start = start
-        self._at_once = at_once
-        self._posted: Posted | None = None
-
-    def post(self, group: Group, label: str) -> Handle:
-        """Post it; this thread waits for it next."""
-        again = None if self._posted is None else group.calls.post_again(self._posted)
-        if again is not None:
-            return again
-        handle = self._at_once(group, label)
-        if isinstance(handle, OperationHandle):
-            self._posted = handle.posted
-        return handle
+def _repeats(tensors: Sequence[Tensor], name: str, how: Combination, members: Members) -> bool:
+    """Combine `tensors` as they were combined before, which is cheap; False: they were not, and nothing was done."""
+    if not tensors or not isinstance(tensors, list | tuple):
+        return False
+    span = members.packing.known_span(tensors)
+    repeat = None if span is None else span.repeats.get((name, how))
+    handle = None if repeat is None else repeat.start()
+    if handle is None:
+        return False
+    note_changes(tensors)
+    handle.wait()
+    return True
 
 
 @lru_cache(maxsize=1024)
