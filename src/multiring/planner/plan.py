@@ -10,6 +10,9 @@ from multiring.planner.ways import ways_of
 from multiring.schedule import Accumulation, Collective, Schedule, Wire, least, price
 from multiring.topology import Topology, grid_of
 
+# What cutting a buffer costs by itself: until the stream is full its ranks wake up for each piece. 2 hosts x 1 without a
+# limit, 512 KiB: two pieces took 100 to 180 us longer than priced, and a message 37 us (docs/decisions/0011).
+_CUT_MESSAGES = 3
 NOTES_BYTES = 64 << 10  # so much of an exchange travels with the agreement; the native core's NOTE_BYTES
 
 
@@ -97,6 +100,8 @@ def _priced(task: Task, topology: Topology, schedule: Schedule, segment_bytes: i
     seconds = price(schedule, task.size_bytes, ways, _count(task, segment_bytes))
     if schedule.algorithm != "exchange" or task.size_bytes > NOTES_BYTES or segment_bytes is not None:
         seconds += _agreement_s(topology)
+    if _count(task, segment_bytes) > 1 and len(topology.hosts) > 1:
+        seconds += _CUT_MESSAGES * topology.rails[0].overhead_s
     return Plan(schedule, _engine_of(topology), seconds, segment_bytes)
 
 
