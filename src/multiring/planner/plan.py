@@ -10,10 +10,10 @@ from multiring.planner.ways import ways_of
 from multiring.schedule import Accumulation, Collective, Schedule, Wire, least, price
 from multiring.topology import Topology, grid_of
 
-# What cutting a buffer costs by itself: until the stream is full its ranks wake up for each piece. 2 hosts x 1 without a
-# limit, 512 KiB: two pieces took 100 to 180 us longer than priced, and a message 37 us (docs/decisions/0011).
-_CUT_MESSAGES = 3
 NOTES_BYTES = 64 << 10  # so much of an exchange travels with the agreement; the native core's NOTE_BYTES
+# What cutting a buffer costs by itself: until the stream is full its ranks wake up for each piece. 2 hosts x 1 without
+# a limit, 512 KiB: two pieces took 100 to 180 us longer than priced, and a message 37 us (docs/decisions/0011).
+_CUT_MESSAGES = 3
 
 
 @dataclass(frozen=True, slots=True)
