@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
 
 from benchmarks.evidence import Claim, report, shown
-from benchmarks.evidence_failures import RANK, failures, slowed
+from benchmarks.evidence_failures import ENGINES, RANK, failures, slowed
 from benchmarks.evidence_job import LabJob, Word
 from benchmarks.evidence_planner import planner
 from benchmarks.evidence_training import digits
@@ -105,10 +105,12 @@ CLAIMS: dict[str, Callable[[int], Iterator[Claim]]] = {
     "ranks": ranks,
     "rail": rail,
     "digits": digits,
-    "killed": partial(failures, "kill"),
-    "frozen": partial(failures, "freeze"),
-    "unplugged": partial(failures, "cut"),
-    "slowed": slowed,
+    **{
+        f"{done}-{engine}": partial(failures, fault, engine)
+        for fault, done in (("kill", "killed"), ("freeze", "frozen"), ("cut", "unplugged"))
+        for engine in ENGINES
+    },
+    **{f"slowed-{engine}": partial(slowed, engine) for engine in ENGINES},
 }
 
 
