@@ -1,0 +1,65 @@
+"""Distributed checkpoint: save with some ranks, go on with more or fewer of them.
+
+    torchrun --nproc-per-node 2 examples/distributed/checkpoint.py --backend multiring --folder here --steps 10
+    torchrun --nproc-per-node 3 examples/distributed/checkpoint.py --backend multiring --folder here --resume
+
+`--sum` is for backends that get averages wrong, see fsdp2.py.
+"""
+
+import argparse
+import json
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+BATCH, FEATURES, CLASSES = 12, 16, 4  # the batch is that of all ranks together
+
+
+def main() -> None:
+    """Train, print the losses, and save; or load, train and print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--backend", default="gloo")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--folder", required=True)
+    parser.add_argument("--resume", action="store_true", help="load from the folder instead of saving there")
+    parser.add_argument("--sum", action="store_true")
+    options = parser.parse_args()
+
+    dist.init_process_group(options.backend)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(FEATURES, 33), nn.ReLU(), nn.Linear(33, CLASSES))
+    fully_shard(model, mesh=init_device_mesh("cpu", (ranks,))).set_force_sum_reduction_for_comms(options.sum)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    done = torch.zeros((), dtype=torch.int64)
+    if options.resume:
+        of_model, of_optimizer = get_state_dict(model, optimizer)
+        dcp.load({"model": of_model, "optimizer": of_optimizer, "done": done}, checkpoint_id=options.folder)
+        set_state_dict(model, optimizer, model_state_dict=of_model, optim_state_dict=of_optimizer)
+    losses = []
+    for _ in range(options.steps):
+        inputs = torch.randn(BATCH, FEATURES, generator=torch.Generator().manual_seed(int(done)))
+        labels = inputs[:, :CLASSES].argmax(1)
+        loss = nn.functional.cross_entropy(model(inputs[rank::ranks]), labels[rank::ranks])
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call] # torch's own
+        optimizer.step()
+        done += 1
+        mean = loss.detach()
+        dist.all_reduce(mean)
+        losses.append(mean.item() / ranks)
+    if not options.resume:
+        of_model, of_optimizer = get_state_dict(model, optimizer)
+        dcp.save({"model": of_model, "optimizer": of_optimizer, "done": done}, checkpoint_id=options.folder)
+    if rank == 0:
+        print(json.dumps(losses))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Context parallel: `torchrun --nproc-per-node 2 examples/distributed/context_parallel.py --backend multiring`.
+
+Each rank has a part of every sequence, and gathers keys and values for its attention. That is flex attention's way,
+which runs on any device; torch's `context_parallel()` around scaled_dot_product_attention has kernels for CUDA only.
+"""
+
+import argparse
+import json
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.experimental._attention import _ContextParallel, _context_parallel_shard
+from torch.distributed.tensor.parallel import parallelize_module
+from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.parallel import DistributedDataParallel
+
+BATCH, SEQUENCE, FEATURES, HEADS, CLASSES = 2, 32, 16, 2, 4
+
+
+class Attention(nn.Module):
+    """Causal attention among positions of which the first query is number `start`."""
+
+    def __init__(self, start: int) -> None:
+        super().__init__()
+        self.start = start
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return what the queries, of shape (batch, heads, own positions, features), attend to."""
+
+        def causal(score: Tensor, _batch: Tensor, _head: Tensor, of_query: Tensor, of_key: Tensor) -> Tensor:
+            return torch.where(of_query + self.start >= of_key, score, -float("inf"))
+
+        attended = flex_attention(query, key, value, score_mod=causal)
+        assert isinstance(attended, Tensor)
+        return attended
+
+
+class Block(nn.Module):
+    """Attention between two linear layers."""
+
+    def __init__(self, start: int) -> None:
+        super().__init__()
+        self.enter = nn.Linear(FEATURES, 3 * HEADS * FEATURES)
+        self.attention = Attention(start)
+        self.leave = nn.Linear(HEADS * FEATURES, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return logits of shape (batch, positions, classes) for inputs of shape (batch, positions, features)."""
+        heads = self.enter(inputs).unflatten(-1, (3, HEADS, FEATURES)).permute(2, 0, 3, 1, 4)
+        logits: Tensor = self.leave(self.attention(*heads).transpose(1, 2).flatten(2))
+        return logits
+
+
+def main() -> None:
+    """Train, and print the losses."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--backend", default="gloo")
+    parser.add_argument("--steps", type=int, default=50)
+    options = parser.parse_args()
+
+    dist.init_process_group(options.backend)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("context",))
+    torch.manual_seed(0)
+    block = Block(rank * SEQUENCE // ranks)
+    parallelize_module(block.attention, mesh, _ContextParallel(2, _ContextParallel.AttentionType.FLEX))
+    model = DistributedDataParallel(block)  # its parameters are the same everywhere, its gradients are not
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(options.steps):
+        inputs = torch.randn(BATCH, SEQUENCE, FEATURES)
+        labels = inputs[..., :CLASSES].cumsum(1).argmax(-1)
+        inputs, labels = _context_parallel_shard(mesh, [inputs, labels], [1, 1])
+        loss = nn.functional.cross_entropy(model(inputs).flatten(0, 1), labels.flatten())
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call] # torch's own
+        optimizer.step()
+        mean = loss.detach()
+        dist.all_reduce(mean)
+        losses.append(mean.item() / ranks)
+    if rank == 0:
+        print(json.dumps(losses))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

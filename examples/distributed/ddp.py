@@ -1,0 +1,48 @@
+"""Plain DDP: `torchrun --nproc-per-node 2 examples/distributed/ddp.py --backend multiring`.
+
+Nothing in it knows of multiring but the backend's name. Rank 0 prints the losses of all steps, as the other programs
+beside it do.
+"""
+
+import argparse
+import json
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+BATCH, FEATURES, CLASSES = 12, 16, 4  # the batch is that of all ranks together
+
+
+def main() -> None:
+    """Train, and print the losses."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--backend", default="gloo")
+    parser.add_argument("--steps", type=int, default=50)
+    options = parser.parse_args()
+
+    dist.init_process_group(options.backend)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(FEATURES, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, CLASSES))
+    model = DistributedDataParallel(network)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for _ in range(options.steps):
+        inputs = torch.randn(BATCH, FEATURES)
+        labels = inputs[:, :CLASSES].argmax(1)
+        loss = nn.functional.cross_entropy(model(inputs[rank::ranks]), labels[rank::ranks])
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call] # torch's own
+        optimizer.step()
+        mean = loss.detach()
+        dist.all_reduce(mean)
+        losses.append(mean.item() / ranks)
+    if rank == 0:
+        print(json.dumps(losses))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
