@@ -7,58 +7,28 @@ training makes that grow.
 import os
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 import pytest
+from tests.frameworks.program_cases import CASES, FIRST, LATER, STEPS, apart, losses
 from tests.frameworks.program_ranks import PROGRAMS, losses_of
-
-FIRST, LATER = 1e-6, 1e-4  # relative; of the first step, and of all 50
-# Averages are what Gloo gets wrong, so that the two are compared on sums.
-CASES = {
-    "ddp": ("ddp.py", (), (2, 3)),
-    "accelerate": ("with_accelerate.py", (), (2, 3)),
-    "lightning": ("with_lightning.py", (), (2, 3)),
-    "trainer": ("with_trainer.py", (), (2, 3)),
-    "fsdp2": ("fsdp2.py", ("--sum",), (2, 3)),
-    "hsdp": ("fsdp2.py", ("--sum", "--replicas", "2"), (4,)),
-    "tensor parallel": ("tensor_parallel.py", ("--sum",), (2, 4)),
-    "gpipe": ("pipeline.py", ("--schedule", "gpipe"), (2, 3)),
-    "1f1b": ("pipeline.py", ("--schedule", "1f1b"), (2, 3)),
-    "interleaved": ("pipeline.py", ("--schedule", "interleaved"), (2, 4)),
-    "context parallel": ("context_parallel.py", (), (2, 4)),
-}
-
-
-@cache
-def losses(name: str, ranks: int, backend: str) -> list[float]:
-    program, arguments, _ = CASES[name]
-    steps = "10" if ranks == 2 else "50"
-    found = losses_of(program, ranks, "--steps", steps, *arguments, backend=backend)
-    assert len(found) == int(steps)
-    return found
-
-
-def apart(ours: list[float], theirs: list[float]) -> list[float]:
-    """Return the relative differences of losses, by step."""
-    return [abs(one - other) / abs(other) for one, other in zip(ours, theirs, strict=True)]
 
 
 def test_every_program_is_run() -> None:
-    run = {program for program, _, _ in CASES.values()} | {"checkpoint.py"}
+    run = {case.program for case in CASES.values()} | {"checkpoint.py"}
     assert run == {path.name for path in PROGRAMS.glob("*.py")}
 
 
-@pytest.mark.parametrize("name", [name for name, (_, _, sizes) in CASES.items() if 2 in sizes])
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if 2 in case.sizes])
 def test_two_ranks_have_the_same_bits(name: str) -> None:
     ours, theirs = losses(name, 2, "multiring"), losses(name, 2, "gloo")
     assert ours == theirs
-    assert len(set(ours)) == len(ours)  # it learns
+    assert len(set(ours)) == len(ours) == STEPS[2]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_more_ranks_stay_close(name: str) -> None:
-    ranks = CASES[name][2][-1]
+    ranks = CASES[name].sizes[-1]
     differences = apart(losses(name, ranks, "multiring"), losses(name, ranks, "gloo"))
     assert differences[0] <= FIRST
     assert max(differences) <= LATER
