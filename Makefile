@@ -40,6 +40,7 @@ evidence: build  ## The long form of the tests: hundreds of deaths, 64 ranks, st
 	python benchmarks/evidence.py
 	python benchmarks/evidence_hangs.py
 	python benchmarks/evidence_horovod.py
+	python benchmarks/conformance_torch.py
 	python benchmarks/evidence_lab.py
 	python benchmarks/evidence_parallelize.py
 

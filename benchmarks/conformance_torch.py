@@ -28,7 +28,7 @@ from tests.wire.ranks import RanksFailed
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "torch.md"
 OURS, THEIRS = "multiring", "gloo"
-LIBRARIES = ("torch", "accelerate", "lightning", "transformers")
+LIBRARIES = ("torch", "accelerate", "pytorch-lightning", "transformers")
 MPI_ONLY = "Only MPI supports"  # the reason of tests that torch runs with that backend alone
 
 

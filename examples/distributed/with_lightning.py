@@ -8,15 +8,15 @@ import json
 import os
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.strategies import DDPStrategy
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 BATCH, FEATURES, CLASSES = 4, 16, 4  # the batch is a rank's
 
 
-class Classifier(LightningModule):
+class Classifier(LightningModule):  # type: ignore[misc] # of Any, see pyproject.toml
     """A small network that keeps the losses of all steps."""
 
     def __init__(self) -> None:

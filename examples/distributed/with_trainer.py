@@ -17,7 +17,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 BATCH, SEQUENCE, WORDS = 2, 16, 32  # the batch is a rank's
 
 
-class Recording(Trainer):
+class Recording(Trainer):  # type: ignore[misc] # of Any, see pyproject.toml
     """A Trainer that keeps the losses of all steps; its own log rounds them."""
 
     losses: list[float]

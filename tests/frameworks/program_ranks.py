@@ -27,7 +27,7 @@ _LIBRARIES = (
     "torch.distributed.tensor.parallel",
     "torch.nn.attention.flex_attention",
     "accelerate",
-    "lightning.pytorch",
+    "pytorch_lightning",
     "transformers.trainer",
     "transformers.models.gpt2.modeling_gpt2",
 )
