@@ -102,14 +102,14 @@ def resumed(wrong: list[str]) -> str:
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         for backend in (OURS, THEIRS):
-            where = ("--folder", str(Path(folder) / backend), "--sum")
+            where = ("--folder", str(Path(folder) / backend))
             losses_of("checkpoint.py", 2, *where, backend=backend)
             found[backend] = losses_of("checkpoint.py", 3, *where, "--resume", backend=backend)
     differences = apart(found[OURS], found[THEIRS])
     if differences[0] > FIRST or max(differences) > LATER:
         wrong.append(f"checkpoint: {differences}")
     text = f"saved by 2, 10 steps on with 3: {differences[0]:.1e}, {max(differences):.1e}"
-    return f"| Distributed checkpoint, FSDP2 | `checkpoint.py --sum` | - | {text} |"
+    return f"| Distributed checkpoint, FSDP2 | `checkpoint.py` | - | {text} |"
 
 
 def averages() -> str:
@@ -120,7 +120,8 @@ def averages() -> str:
         divided = losses_of("fsdp2.py", 2, "--steps", "10", "--sum", backend=backend)
         furthest = max(apart(averaged, divided))
         shown.append(f"{backend} {'gives the same bits' if furthest == 0 else f'is {furthest:.1e} away'}")
-    return f"FSDP2 with averages (`fsdp2.py`, 2 ranks, 10 steps), beside sums that it divides by itself: {', '.join(shown)}."
+    what = "FSDP2 with averages (`fsdp2.py`, 2 ranks, 10 steps), beside sums that it divides by itself"
+    return f"{what}: {', '.join(shown)}."
 
 
 def suite(wrong: list[str]) -> Iterator[str]:

@@ -1,9 +1,7 @@
 """Distributed checkpoint: save with some ranks, go on with more or fewer of them.
 
-    torchrun --nproc-per-node 2 examples/distributed/checkpoint.py --backend multiring --folder here --steps 10
-    torchrun --nproc-per-node 3 examples/distributed/checkpoint.py --backend multiring --folder here --resume
-
-`--sum` is for backends that get averages wrong, see fsdp2.py.
+torchrun --nproc-per-node 2 examples/distributed/checkpoint.py --backend multiring --folder here --steps 10
+torchrun --nproc-per-node 3 examples/distributed/checkpoint.py --backend multiring --folder here --resume
 """
 
 import argparse
@@ -11,9 +9,10 @@ import json
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -27,19 +26,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--folder", required=True)
     parser.add_argument("--resume", action="store_true", help="load from the folder instead of saving there")
-    parser.add_argument("--sum", action="store_true")
     options = parser.parse_args()
 
     dist.init_process_group(options.backend)
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(FEATURES, 33), nn.ReLU(), nn.Linear(33, CLASSES))
-    fully_shard(model, mesh=init_device_mesh("cpu", (ranks,))).set_force_sum_reduction_for_comms(options.sum)
+    fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     done = torch.zeros((), dtype=torch.int64)
     if options.resume:
         of_model, of_optimizer = get_state_dict(model, optimizer)
-        dcp.load({"model": of_model, "optimizer": of_optimizer, "done": done}, checkpoint_id=options.folder)
+        load({"model": of_model, "optimizer": of_optimizer, "done": done}, checkpoint_id=options.folder)
         set_state_dict(model, optimizer, model_state_dict=of_model, optim_state_dict=of_optimizer)
     losses = []
     for _ in range(options.steps):
@@ -55,7 +53,7 @@ def main() -> None:
         losses.append(mean.item() / ranks)
     if not options.resume:
         of_model, of_optimizer = get_state_dict(model, optimizer)
-        dcp.save({"model": of_model, "optimizer": of_optimizer, "done": done}, checkpoint_id=options.folder)
+        save({"model": of_model, "optimizer": of_optimizer, "done": done}, checkpoint_id=options.folder)
     if rank == 0:
         print(json.dumps(losses))
     dist.destroy_process_group()

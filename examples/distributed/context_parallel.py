@@ -1,7 +1,8 @@
 """Context parallel: `torchrun --nproc-per-node 2 examples/distributed/context_parallel.py --backend multiring`.
 
-Each rank has a part of every sequence, and gathers keys and values for its attention. That is flex attention's way,
-which runs on any device; torch's `context_parallel()` around scaled_dot_product_attention has kernels for CUDA only.
+Each rank has a part of every sequence; torch gathers the keys and values for its attention, and scatters their
+gradients. That is what torch does for flex attention, which has no backward on CPU: plain attention stands in for it
+here. Its other way, `context_parallel()` around scaled_dot_product_attention, has kernels for CUDA only.
 """
 
 import argparse
@@ -11,9 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor.experimental._attention import _ContextParallel, _context_parallel_shard
+from torch.distributed.tensor.experimental._attention import _context_parallel_shard, _ContextParallel
 from torch.distributed.tensor.parallel import parallelize_module
-from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.parallel import DistributedDataParallel
 
 BATCH, SEQUENCE, FEATURES, HEADS, CLASSES = 2, 32, 16, 2, 4
@@ -28,13 +28,9 @@ class Attention(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return what the queries, of shape (batch, heads, own positions, features), attend to."""
-
-        def causal(score: Tensor, _batch: Tensor, _head: Tensor, of_query: Tensor, of_key: Tensor) -> Tensor:
-            return torch.where(of_query + self.start >= of_key, score, -float("inf"))
-
-        attended = flex_attention(query, key, value, score_mod=causal)
-        assert isinstance(attended, Tensor)
-        return attended
+        rows = torch.arange(query.shape[2]) + self.start
+        mask = rows[:, None] >= torch.arange(key.shape[2])
+        return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
 
 class Block(nn.Module):
@@ -72,8 +68,9 @@ def main() -> None:
     for _ in range(options.steps):
         inputs = torch.randn(BATCH, SEQUENCE, FEATURES)
         labels = inputs[..., :CLASSES].cumsum(1).argmax(-1)
-        inputs, labels = _context_parallel_shard(mesh, [inputs, labels], [1, 1])
-        loss = nn.functional.cross_entropy(model(inputs).flatten(0, 1), labels.flatten())
+        own, wanted = _context_parallel_shard(mesh, [inputs, labels], [1, 1])
+        assert isinstance(wanted, Tensor)
+        loss = nn.functional.cross_entropy(model(own).flatten(0, 1), wanted.flatten())
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call] # torch's own
         optimizer.step()

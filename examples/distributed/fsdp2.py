@@ -1,7 +1,7 @@
 """FSDP2 and HSDP: `torchrun --nproc-per-node 2 examples/distributed/fsdp2.py --backend multiring`.
 
-With `--replicas 2` the ranks are two replicas of shards (HSDP). FSDP2 asks its backend for averages, which Gloo gets
-wrong (https://github.com/pytorch/pytorch/issues/162338): `--sum` has FSDP2 ask for sums and divide by itself.
+With `--replicas 2` the ranks are two replicas of shards (HSDP). FSDP2 asks its backend for averages; `--sum`
+has it ask for sums and divide by itself.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""Pipeline parallel: `torchrun --nproc-per-node 2 examples/distributed/pipeline.py --backend multiring --schedule 1f1b`.
+"""Pipeline parallel: `torchrun --nproc-per-node 2 examples/distributed/pipeline.py --backend multiring`.
 
-Each rank has one stage of the model, or two by the interleaved schedule.
+Each rank has one stage of the model, or two with `--schedule interleaved`.
 """
 
 import argparse

@@ -1,7 +1,6 @@
-"""Tensor and sequence parallel: `torchrun --nproc-per-node 2 examples/distributed/tensor_parallel.py --backend multiring`.
+"""Tensor parallel: `torchrun --nproc-per-node 2 examples/distributed/tensor_parallel.py --backend multiring`.
 
-Two ranks hold a block together; with four ranks there are two such pairs, whose parameters FSDP2 shards. `--sum` is for
-backends that get averages wrong, see fsdp2.py.
+Two ranks hold a block together, and each has a part of the sequence between its layers; with four ranks there are two such pairs, whose parameters FSDP2 shards.
 """
 
 import argparse
@@ -57,7 +56,6 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--backend", default="gloo")
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--sum", action="store_true")
     options = parser.parse_args()
 
     dist.init_process_group(options.backend)
@@ -67,7 +65,7 @@ def main() -> None:
     model = Block()
     parallelize_module(model, mesh["tensor"], PLAN)
     if pairs > 1:
-        fully_shard(model, mesh=mesh["data"]).set_force_sum_reduction_for_comms(options.sum)
+        fully_shard(model, mesh=mesh["data"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     pair = mesh["data"].get_local_rank()
     losses = []

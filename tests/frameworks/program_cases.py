@@ -20,19 +20,18 @@ class Case:
     sizes: tuple[int, ...]
 
 
-# FSDP2 is told to ask for sums, as averages are what Gloo gets wrong.
 CASES = {
     "ddp": Case("DDP", "ddp.py", (), (2, 3)),
     "accelerate": Case("Accelerate", "with_accelerate.py", (), (2, 3)),
     "lightning": Case("Lightning, DDPStrategy", "with_lightning.py", (), (2, 3)),
     "trainer": Case("Hugging Face Trainer", "with_trainer.py", (), (2, 3)),
-    "fsdp2": Case("FSDP2", "fsdp2.py", ("--sum",), (2, 3)),
-    "hsdp": Case("HSDP, 2 replicas of 2 shards", "fsdp2.py", ("--sum", "--replicas", "2"), (4,)),
-    "tensor": Case("DTensor: tensor and sequence parallel, by 4 ranks with FSDP2", "tensor_parallel.py", ("--sum",), (2, 4)),
+    "fsdp2": Case("FSDP2", "fsdp2.py", (), (2, 3)),
+    "hsdp": Case("HSDP, 2 replicas of 2 shards", "fsdp2.py", ("--replicas", "2"), (4,)),
+    "tensor": Case("DTensor: tensor and sequence parallel, by 4 ranks with FSDP2", "tensor_parallel.py", (), (2, 4)),
     "gpipe": Case("Pipelining, GPipe", "pipeline.py", ("--schedule", "gpipe"), (2, 3)),
     "1f1b": Case("Pipelining, 1F1B", "pipeline.py", ("--schedule", "1f1b"), (2, 3)),
     "interleaved": Case("Pipelining, interleaved 1F1B", "pipeline.py", ("--schedule", "interleaved"), (2, 4)),
-    "context": Case("Context parallel, flex attention", "context_parallel.py", (), (2, 4)),
+    "context": Case("Context parallel, keys and values gathered", "context_parallel.py", (), (2, 4)),
 }
 
 

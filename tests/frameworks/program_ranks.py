@@ -25,7 +25,6 @@ _LIBRARIES = (
     "torch.distributed.pipelining",
     "torch.distributed.tensor.experimental._attention",
     "torch.distributed.tensor.parallel",
-    "torch.nn.attention.flex_attention",
     "accelerate",
     "pytorch_lightning",
     "transformers.trainer",

@@ -47,11 +47,11 @@ def test_checkpoints_go_on_with_other_ranks(tmp_path: Path) -> None:
     """Two ranks save and three go on, where two would have gone on just as well."""
     folder = {backend: ("--folder", str(tmp_path / backend)) for backend in ("multiring", "gloo")}
     for backend, where in folder.items():
-        losses_of("checkpoint.py", 2, *where, "--sum", backend=backend)
-    ours = losses_of("checkpoint.py", 3, *folder["multiring"], "--resume", "--sum", backend="multiring")
-    theirs = losses_of("checkpoint.py", 3, *folder["gloo"], "--resume", "--sum", backend="gloo")
-    unchanged = losses_of("checkpoint.py", 2, *folder["multiring"], "--resume", "--sum", backend="multiring")
-    crossed = losses_of("checkpoint.py", 3, *folder["gloo"], "--resume", "--sum", backend="multiring")
+        losses_of("checkpoint.py", 2, *where, backend=backend)
+    ours = losses_of("checkpoint.py", 3, *folder["multiring"], "--resume", backend="multiring")
+    theirs = losses_of("checkpoint.py", 3, *folder["gloo"], "--resume", backend="gloo")
+    unchanged = losses_of("checkpoint.py", 2, *folder["multiring"], "--resume", backend="multiring")
+    crossed = losses_of("checkpoint.py", 3, *folder["gloo"], "--resume", backend="multiring")
     assert apart(ours, theirs)[0] <= FIRST
     assert max(apart(ours, theirs)) <= LATER
     assert max(apart(ours, unchanged)) <= LATER
