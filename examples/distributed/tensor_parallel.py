@@ -1,6 +1,7 @@
 """Tensor parallel: `torchrun --nproc-per-node 2 examples/distributed/tensor_parallel.py --backend multiring`.
 
-Two ranks hold a block together, and each has a part of the sequence between its layers; with four ranks there are two such pairs, whose parameters FSDP2 shards.
+Two ranks hold a block together, and each has a part of the sequences between its layers; with four ranks there are two
+such pairs, whose parameters FSDP2 shards.
 """
 
 import argparse
