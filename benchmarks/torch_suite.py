@@ -45,6 +45,7 @@ class TwoNames(str):
     """A backend's name that is also equal to the one whose tests are run: they compare names in their bodies, too."""
 
     __slots__ = ("_also",)
+    _also: str
     __hash__ = str.__hash__
 
     def __new__(cls, name: str, also: str) -> "TwoNames":  # noqa: PYI034 -- typing has no Self before Python 3.11
