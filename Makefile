@@ -36,7 +36,7 @@ bench: build  ## Every floor of one host, beside the peers (an hour; goes on whe
 	python benchmarks/floors.py
 
 .PHONY: evidence
-evidence: build  ## The long form of the tests: hundreds of deaths, 64 ranks, strangers; the lab (as root)
+evidence: build .venv/.ready-conformance  ## The long form of the tests: hundreds of deaths, 64 ranks, strangers; the lab (as root)
 	python benchmarks/evidence.py
 	python benchmarks/evidence_hangs.py
 	python benchmarks/evidence_horovod.py
@@ -84,6 +84,9 @@ build/%/build.ninja: CMakePresets.json $(READY)
 
 $(READY): .ci/setup constraints.txt pyproject.toml src/multiring/version.py
 	.ci/setup
+
+.venv/.ready-conformance: $(READY)
+	.ci/setup conformance
 
 .PHONY: wheel wheel-check
 wheel: $(READY)  ## A wheel for this Python, in wheelhouse/

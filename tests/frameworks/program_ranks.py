@@ -1,38 +1,32 @@
-"""Runs programs for torch.distributed as scripts, in ranks that have torchrun's environment and nothing else.
+"""Runs programs for torch.distributed as people do: each rank is a process of its own that torchrun's environment is set for.
 
-Forked ranks cost milliseconds where torchrun's would each import torch and its libraries for seconds.
+What torchrun does beside that, a store where the ranks meet, is done here: torchrun itself would import torch once more.
 """
 
 import contextlib
-import importlib
-import io
 import json
 import os
-import runpy
-import socket
+import signal
+import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
-import torch
-from tests.wire.nursery import Here
-from tests.wire.ranks import run_ranks
+from torch.distributed import TCPStore
 
 PROGRAMS = Path(__file__).parents[2] / "examples" / "distributed"
-NURSERY = "programs"  # of its own: other tests' ranks are not to be forked with all these libraries
-_LIBRARIES = (
-    "torch.distributed.checkpoint.state_dict",
-    "torch.distributed.fsdp",
-    "torch.distributed.pipelining",
-    "torch.distributed.tensor.experimental._attention",
-    "torch.distributed.tensor.parallel",
-    "accelerate",
-    "pytorch_lightning",
-    "transformers.trainer",
-    "transformers.models.gpt2.modeling_gpt2",
-)
+GRACE_S = 15.0  # for the others, once a rank has failed: they may have more to say
+LAST_WORDS = 4000  # characters of a rank's output that an error quotes
 
 
-def losses_of(program: str, ranks: int, *arguments: str, backend: str, deadline_s: float = 100.0) -> list[float]:
+class ProgramFailed(AssertionError):
+    """A rank ended with an error, or did not end: says which, and what it wrote last."""
+
+
+def losses_of(program: str, ranks: int, *arguments: str, backend: str, deadline_s: float = 200.0) -> list[float]:
     """Return the losses that `program` prints on rank 0.
 
     Args:
@@ -40,44 +34,82 @@ def losses_of(program: str, ranks: int, *arguments: str, backend: str, deadline_
         ranks: how many.
         arguments: of its command line, besides the backend's name.
         backend: torch's name of it.
-        deadline_s: a rank that has not ended by then is killed.
+        deadline_s: a rank that has not ended by then is stopped, and says where it was.
 
     Raises:
-        RanksFailed: a rank raised, or did not end.
+        ProgramFailed: a rank ended with an error, or did not end.
     """
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    words = ["--backend", backend, *arguments]
-    printed: str = run_ranks(_run, ranks, program, port, words, deadline_s=deadline_s)[0]
-    losses: list[float] = json.loads(printed.splitlines()[-1])
-    return losses
+    command = [sys.executable, str(PROGRAMS / program), "--backend", backend, *arguments]
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with contextlib.ExitStack() as opened:
+        outputs = [opened.enter_context(tempfile.TemporaryFile("w+")) for _ in range(ranks)]
+        said = [opened.enter_context(tempfile.TemporaryFile("w+")) for _ in range(ranks)]
+        processes = [
+            opened.enter_context(_ending(command, environment_of(rank, ranks, store.port), outputs[rank], said[rank]))
+            for rank in range(ranks)
+        ]
+        late = _wait(processes, deadline_s)
+        codes = [process.poll() for process in processes]
+        if any(codes):
+            raise ProgramFailed("\n".join([" ".join(command), *map(_told, range(ranks), codes, late, said)]))
+        outputs[0].seek(0)
+        losses: list[float] = json.loads(outputs[0].read().splitlines()[-1])
+        return losses
 
 
-def _run(here: Here, program: str, port: int, words: list[str]) -> str:
-    """Run the program, and return what it prints."""
-    for name in [name for name in os.environ if name.startswith("MULTIRING_")]:
-        del os.environ[name]  # the rig's, which torchrun does not have
-    os.environ |= {
-        "RANK": str(here.rank),
-        "LOCAL_RANK": str(here.rank),
+def environment_of(rank: int, ranks: int, port: int) -> dict[str, str]:
+    """Return the environment that torchrun gives a rank of one host, whose store is at `port`."""
+    inherited = {name: text for name, text in os.environ.items() if not name.startswith("MULTIRING_")}
+    return inherited | {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
         "GROUP_RANK": "0",
-        "WORLD_SIZE": str(here.size),
-        "LOCAL_WORLD_SIZE": str(here.size),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
+        "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_RUN_ID": "programs",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
+        "PYTHONFAULTHANDLER": "1",  # a rank that is aborted says where it was
     }
-    torch.set_num_threads(1)
-    path = PROGRAMS / program
-    sys.argv = [str(path), *words]
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        runpy.run_path(str(path), run_name="__main__")
-    return printed.getvalue()
 
 
-# Only where ranks are forked from: the test's own process has no use for them.
-_main = getattr(sys.modules["__main__"], "__spec__", None)
-if _main is not None and _main.name == "tests.wire.nursery":
-    for library in _LIBRARIES:
-        importlib.import_module(library)
+@contextlib.contextmanager
+def _ending(
+    command: list[str], environment: dict[str, str], output: IO[str], said: IO[str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a process, and leave none behind."""
+    process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=said)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait(processes: list[subprocess.Popen[bytes]], deadline_s: float) -> list[bool]:
+    """Wait until all have ended, abort those that have not in time, and return which these were."""
+    end = time.monotonic() + deadline_s
+    while any(process.poll() is None for process in processes) and time.monotonic() < end:
+        if any(process.returncode for process in processes):
+            end = min(end, time.monotonic() + GRACE_S)
+        time.sleep(0.02)
+    late = [process.poll() is None for process in processes]
+    for process, is_late in zip(processes, late, strict=True):
+        if is_late:
+            process.send_signal(signal.SIGABRT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_S)
+            process.kill()
+            process.wait()
+    return late
+
+
+def _told(rank: int, code: int | None, is_late: bool, said: IO[str]) -> str:  # noqa: FBT001 -- one of a row's columns
+    """Return how a rank ended, and the last of what it wrote."""
+    said.seek(0)
+    how = "did not end" if is_late else f"ended with {code}"
+    return f"rank {rank} {how}: {said.read()[-LAST_WORDS:]}"

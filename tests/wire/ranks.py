@@ -84,7 +84,6 @@ def report_of(
     common = {"size": ranks, "rendezvous": place, "secret": SECRET, "job": place[1:], **settings}
     common["engine"] = "tcp" if engine == "tcp" else "auto"
     own = by_rank or [{}] * ranks
-    names = vars(sys.modules[function.__module__])
     request = Request(
         module=function.__module__,
         function=function.__qualname__,
@@ -94,12 +93,10 @@ def report_of(
         environments=tuple(environment_of(**{"rank": rank, **common, **own[rank]}) for rank in range(ranks)),
         faults=tuple(faults),
         # With torch loaded a fork and an end cost a lot, which only tests of torch are to pay.
-        with_torch="torch" in names,
+        with_torch="torch" in vars(sys.modules[function.__module__]),
         deadline_s=deadline_s,
     )
-    # Modules that import more than other tests should pay for have their ranks forked from a nursery of their own.
-    nursery = _nursery(names.get("NURSERY", ""), with_torch=request.with_torch)
-    report = nursery.run(request)
+    report = _nursery(with_torch=request.with_torch).run(request)
     hung = [outcome for outcome in report.outcomes if outcome.hung]
     if hung:
         raise RanksFailed(hung)
@@ -145,7 +142,7 @@ class _Nursery:
 
 
 @cache
-def _nursery(name: str, *, with_torch: bool) -> _Nursery:  # noqa: ARG001 -- a key
+def _nursery(*, with_torch: bool) -> _Nursery:  # noqa: ARG001 -- a key
     return _Nursery()
 
 
