@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script: the tests
 
 from benchmarks.evidence import commit, machine
 from tests.frameworks.program_cases import CASES, apart, is_close, losses
-from tests.frameworks.program_ranks import ProgramFailed, losses_of
+from tests.frameworks.program_ranks import ProgramError, losses_of
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "torch.md"
@@ -104,7 +104,7 @@ def cell(name: str, ranks: int, wrong: list[str]) -> str:
     """Return the table's cell of a case with so many ranks."""
     try:
         return compared(f"{name}, {ranks} ranks", losses(name, ranks, OURS), losses(name, ranks, THEIRS), ranks, wrong)
-    except ProgramFailed as error:
+    except ProgramError as error:
         wrong.append(f"{name}, {ranks} ranks: {error}")
         return FAILS
 
@@ -119,7 +119,7 @@ def resumption(saved: int, resumed: int, wrong: list[str]) -> str:
                 where = ("--folder", str(Path(folder) / backend))
                 losses_of("checkpoint.py", saved, *where, backend=backend)
                 found[backend] = losses_of("checkpoint.py", resumed, *where, "--resume", backend=backend)
-        except ProgramFailed as error:
+        except ProgramError as error:
             wrong.append(f"{name}: {error}")
             return FAILS
     return compared(name, found[OURS], found[THEIRS], max(saved, resumed), wrong)
@@ -146,7 +146,7 @@ def averages(wrong: list[str]) -> Iterator[str]:
             try:
                 divided = losses_of("fsdp2.py", ranks, "--sum", *CASES[name].arguments, backend=backend)
                 averaged = losses(name, ranks, backend)
-            except ProgramFailed as error:
+            except ProgramError as error:
                 shown.append(FAILS)
                 if backend == OURS:
                     wrong.append(f"averages, {name}: {error}")

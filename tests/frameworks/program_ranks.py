@@ -1,6 +1,6 @@
-"""Runs programs for torch.distributed as people do: each rank is a process of its own that torchrun's environment is set for.
+"""Runs programs for torch.distributed as people do: each rank is a process with the environment that torchrun sets.
 
-What torchrun does beside that, a store where the ranks meet, is done here: torchrun itself would import torch once more.
+What else torchrun does, a store where the ranks meet, is done here: torchrun itself would import torch once more.
 """
 
 import contextlib
@@ -15,18 +15,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # torch does
 
 PROGRAMS = Path(__file__).parents[2] / "examples" / "distributed"
-GRACE_S = 15.0  # for the others, once a rank has failed: they may have more to say
+GRACE_S = 60.0  # for the others, once a rank has ended
 LAST_WORDS = 4000  # characters of a rank's output that an error quotes
 
 
-class ProgramFailed(AssertionError):
+class ProgramError(AssertionError):
     """A rank ended with an error, or did not end: says which, and what it wrote last."""
 
 
-def losses_of(program: str, ranks: int, *arguments: str, backend: str, deadline_s: float = 200.0) -> list[float]:
+def losses_of(program: str, ranks: int, *arguments: str, backend: str, deadline_s: float = 300.0) -> list[float]:
     """Return the losses that `program` prints on rank 0.
 
     Args:
@@ -37,7 +37,7 @@ def losses_of(program: str, ranks: int, *arguments: str, backend: str, deadline_
         deadline_s: a rank that has not ended by then is stopped, and says where it was.
 
     Raises:
-        ProgramFailed: a rank ended with an error, or did not end.
+        ProgramError: a rank ended with an error, or did not end.
     """
     command = [sys.executable, str(PROGRAMS / program), "--backend", backend, *arguments]
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -50,10 +50,11 @@ def losses_of(program: str, ranks: int, *arguments: str, backend: str, deadline_
         ]
         late = _wait(processes, deadline_s)
         codes = [process.poll() for process in processes]
-        if any(codes):
-            raise ProgramFailed("\n".join([" ".join(command), *map(_told, range(ranks), codes, late, said)]))
         outputs[0].seek(0)
-        losses: list[float] = json.loads(outputs[0].read().splitlines()[-1])
+        printed = outputs[0].read()
+        if any(codes) and not (backend == "gloo" and printed and _are_lost_at_exit(said)):
+            raise ProgramError("\n".join([" ".join(command), *map(_told, range(ranks), codes, late, said)]))
+        losses: list[float] = json.loads(printed.splitlines()[-1])
         return losses
 
 
@@ -74,6 +75,7 @@ def environment_of(rank: int, ranks: int, port: int) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "PYTHONFAULTHANDLER": "1",  # a rank that is aborted says where it was
+        "PYTHONUNBUFFERED": "1",
     }
 
 
@@ -94,7 +96,7 @@ def _wait(processes: list[subprocess.Popen[bytes]], deadline_s: float) -> list[b
     """Wait until all have ended, abort those that have not in time, and return which these were."""
     end = time.monotonic() + deadline_s
     while any(process.poll() is None for process in processes) and time.monotonic() < end:
-        if any(process.returncode for process in processes):
+        if any(process.returncode is not None for process in processes):
             end = min(end, time.monotonic() + GRACE_S)
         time.sleep(0.02)
     late = [process.poll() is None for process in processes]
@@ -106,6 +108,18 @@ def _wait(processes: list[subprocess.Popen[bytes]], deadline_s: float) -> list[b
             process.kill()
             process.wait()
     return late
+
+
+def _are_lost_at_exit(said: list[IO[str]]) -> bool:
+    """Return whether ranks did all they had to, and died or hung as the interpreter was already gone.
+
+    That happens on Gloo now and then, whatever other backends are installed: its threads let go of tensors that Python
+    knows when Python has ended. See https://github.com/pytorch/pytorch/pull/179291; to go when torch has an answer.
+    """
+    for file in said:
+        file.seek(0)
+    texts = [file.read() for file in said]
+    return not any("Traceback" in text or ", line " in text for text in texts)
 
 
 def _told(rank: int, code: int | None, is_late: bool, said: IO[str]) -> str:  # noqa: FBT001 -- one of a row's columns
