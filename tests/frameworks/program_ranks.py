@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -110,7 +110,7 @@ def _wait(processes: list[subprocess.Popen[bytes]], deadline_s: float) -> list[b
     return late
 
 
-def _are_lost_at_exit(said: list[IO[str]]) -> bool:
+def _are_lost_at_exit(said: Sequence[IO[str]]) -> bool:
     """Return whether ranks did all they had to, and died or hung as the interpreter was already gone.
 
     That happens on Gloo now and then, whatever other backends are installed: its threads let go of tensors that Python

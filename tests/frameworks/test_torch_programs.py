@@ -1,6 +1,6 @@
 """Unmodified programs for torch.distributed: with Gloo's name and with ours they have the same losses.
 
-The others, and what needs libraries, take minutes: they are run by benchmarks/conformance_torch.py.
+What needs libraries, and the rest, which takes minutes, is run by benchmarks/conformance_torch.py.
 """
 
 import json
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.frameworks.program_cases import CASES, LATER, STEPS, apart, is_close, losses
+from tests.frameworks.program_cases import CASES, STEPS, apart, is_close, losses
 from tests.frameworks.program_ranks import PROGRAMS, ProgramError, losses_of
 
 pytestmark = pytest.mark.timeout(960)  # three programs, each of which has its own
@@ -40,7 +40,6 @@ def test_checkpoints_go_on_with_other_ranks(tmp_path: Path) -> None:
     losses_of("checkpoint.py", 2, *where, backend="multiring")
     ours, theirs = (losses_of("checkpoint.py", 3, *where, "--resume", backend=name) for name in ("multiring", "gloo"))
     assert is_close(ours, theirs, 3), apart(ours, theirs)
-    assert max(apart(ours, theirs)) <= LATER
 
 
 def test_torchrun_needs_the_name_alone() -> None:
