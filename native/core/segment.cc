@@ -42,7 +42,8 @@ bool Mapping::contains(const void* address, size_t bytes) const {
   return at >= low && bytes <= bytes_ && at - low <= bytes_ - bytes;
 }
 
-Segment::Segment(size_t bytes, size_t warm_bytes) : most_warm_(warm_bytes) {
+Segment::Segment(size_t bytes, size_t warm_bytes, size_t warmest_bytes)
+    : most_warm_(warm_bytes), warmest_(warmest_bytes) {
   bytes = round_up(bytes, kPage);
   if (bytes < Mapping::kHeapStart + kPage) {
     throw Fault(FaultKind::argument, "MULTIRING_SEGMENT_BYTES is " + std::to_string(bytes) + ", want at least " +
@@ -66,7 +67,9 @@ std::byte* Segment::allocate(size_t bytes) {
                                          std::to_string(mapping_->bytes()) + " (MULTIRING_SEGMENT_BYTES)");
   }
   carve(start, want);
+  const size_t warm = warm_bytes_;
   cool(start, start + want);
+  if (want >= kLarge) regret(want - std::min(want, warm - warm_bytes_));
   used_[start] = want;
   return mapping_->base() + start;
 }
@@ -123,8 +126,16 @@ void Segment::keep_warm(size_t start, size_t size) {
     const Range oldest = warm_.front();
     ::madvise(mapping_->base() + oldest.start, oldest.end - oldest.start, MADV_REMOVE);
     warm_bytes_ -= oldest.end - oldest.start;
+    given_back_ += oldest.end - oldest.start;
     warm_.pop_front();
   }
+}
+
+// Notes that a block takes so many bytes of fresh pages.
+void Segment::regret(size_t bytes) {
+  const size_t missed = std::min(bytes, given_back_);
+  given_back_ -= missed;
+  most_warm_ = std::max(most_warm_, std::min(most_warm_ + missed, warmest_));
 }
 
 std::byte* Segment::reserve(size_t bytes) {

@@ -6,7 +6,9 @@
 //
 // Freed blocks of 1 MiB or more stay resident ("warm"), because a program that gathers into fresh memory at every step
 // would otherwise pay a page fault every 4 KiB of every step. Warm memory is bounded: beyond kWarmBytes the blocks freed
-// longest ago give their pages back to the kernel. Smaller blocks keep their pages.
+// longest ago give their pages back to the kernel. Where a program then wants fresh pages for as much, as fully_shard
+// does at every step, the bound grows by it, up to kWarmestBytes: memory that was wanted once is given back, memory that
+// is wanted again and again stays. Smaller blocks keep their pages.
 #pragma once
 
 #include <atomic>
@@ -69,7 +71,8 @@ class Mapping {
 class Segment : public std::enable_shared_from_this<Segment> {
  public:
   static constexpr size_t kWarmBytes = size_t{256} << 20;
-  explicit Segment(size_t bytes, size_t warm_bytes = kWarmBytes);
+  static constexpr size_t kWarmestBytes = size_t{1} << 30;
+  explicit Segment(size_t bytes, size_t warm_bytes = kWarmBytes, size_t warmest_bytes = kWarmestBytes);
 
   // Returns 64-byte aligned memory (4 KiB aligned from 64 KiB on); zero-filled only when fresh.
   // Blocks of 1 MiB or more come from warm memory where it has room, the most recently freed first.
@@ -95,15 +98,18 @@ class Segment : public std::enable_shared_from_this<Segment> {
   void carve(size_t start, size_t want);
   void cool(size_t start, size_t end);
   void keep_warm(size_t start, size_t size);
+  void regret(size_t bytes);
 
   Descriptor fd_;
   std::unique_ptr<Mapping> mapping_;
-  const size_t most_warm_;
+  size_t most_warm_;
+  const size_t warmest_;
   mutable std::mutex mutex_;
   std::map<size_t, size_t> free_;  // offset -> bytes, never adjacent
   std::map<size_t, size_t> used_;
   std::deque<Range> warm_;  // whole pages of free_, disjoint, the longest free first
   size_t warm_bytes_ = 0;
+  size_t given_back_ = 0;  // bytes of pages, since when no fresh ones were wanted for as many
   std::set<size_t> condemned_;  // offsets of blocks that stay used for good
 };
 

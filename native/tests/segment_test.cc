@@ -60,6 +60,27 @@ void what_is_too_much_is_given_back_oldest_first() {
   for (std::byte* fence : fences) segment.release(fence);
 }
 
+void what_is_wanted_again_and_again_is_kept() {
+  const auto kept_after = [](size_t warmest, int rounds) {
+    Segment segment(size_t{1} << 30, 8 * kMiB, warmest);
+    size_t kept = 0;
+    for (int round = 0; round <= rounds; ++round) {
+      std::byte* blocks[3];
+      for (auto& block : blocks) block = segment.allocate(8 * kMiB);
+      kept = 0;
+      for (std::byte* block : blocks) {
+        kept += holds_only(block, 8 * kMiB, 1) ? 1 : 0;
+        std::memset(block, 1, 8 * kMiB);
+      }
+      for (std::byte* block : blocks) segment.release(block);
+    }
+    return kept;
+  };
+  check(kept_after(64 * kMiB, 1) == 1, "first no more stays than the bound says");
+  check(kept_after(64 * kMiB, 2) == 3, "then as much as was wanted again");
+  check(kept_after(16 * kMiB, 4) == 2, "but never more than the upper bound");
+}
+
 void small_blocks_may_lie_in_warm_memory() {
   Segment segment(size_t{1} << 30, 4 * kMiB);
   std::byte* large = segment.allocate(4 * kMiB);
@@ -123,6 +144,7 @@ void any_order_of_calls() {
 int main() {
   freed_memory_is_handed_out_again_as_it_was();
   what_is_too_much_is_given_back_oldest_first();
+  what_is_wanted_again_and_again_is_kept();
   small_blocks_may_lie_in_warm_memory();
   any_order_of_calls();
   return result();
