@@ -142,6 +142,25 @@ def test_an_unknown_peer_is_refused() -> None:
         StepBench(Jobs(1.0), StepManner(), ["horovod"])
 
 
+def test_who_takes_part_always_can_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(Jobs, "run_for", lambda *_: [{"seconds": [1.0], "version": "1", "settings": {}}])
+    with Jobs(10.0) as jobs:
+        bench = StepBench(jobs, StepManner(alternations=1), ["fsdp"], leave_out=["multiring", "independent"])
+        made = bench.compare(StepQuestion(network="transformer"))
+    assert [timing.library for timing in made.timings] == ["fsdp"]
+    assert made.exposed_s("fsdp") is None
+    assert step_records(made, CIRCUMSTANCES)[0]["exposed_s"] is None
+    assert step_lines(made)[2].split() == ["fsdp", "1000.0", "ms", "[1000.0,", "1000.0]"]
+
+
+def test_leaving_out_a_peer_or_everybody_is_refused() -> None:
+    with pytest.raises(ValueError, match="'ddp' can not be left out, want multiring or independent"):
+        StepBench(Jobs(1.0), StepManner(), leave_out=["ddp"])
+    with pytest.raises(ValueError, match="nobody is left to time without multiring and independent"):
+        StepBench(Jobs(1.0), StepManner(), [], leave_out=["multiring", "independent"])
+
+
 def test_ranks_larger_than_the_machine_are_refused() -> None:
     check_step_memory(StepQuestion(network="embedding"))
     with pytest.raises(

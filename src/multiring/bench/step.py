@@ -148,7 +148,8 @@ class StepBench:
         jobs: where jobs run.
         manner: how to time.
         against: of PEERS, OTHERS and, between hosts, multiring's variants with a wire type; multiring and independent
-            processes always take part.
+            processes take part as well.
+        leave_out: which of these two do not; what is exposed is known with independent processes only.
         launcher: the command line that starts a question's ranks, up to the ranks' own; None: on this host.
         tell: hears what is being done.
     """
@@ -159,6 +160,7 @@ class StepBench:
         manner: StepManner,
         against: Sequence[str] = PEERS,
         *,
+        leave_out: Sequence[str] = (),
         launcher: tuple[str, ...] | None = None,
         tell: Callable[[str], None] | None = None,
     ) -> None:
@@ -170,7 +172,13 @@ class StepBench:
                 raise ArgumentError(f"{name} differs in what goes between hosts: say how many there are with --hosts H")
         self._jobs = jobs
         self._manner = manner
-        self._libraries = (OURS, *dict.fromkeys(against), INDEPENDENT)
+        for name in leave_out:
+            if name not in {OURS, INDEPENDENT}:
+                raise ArgumentError(f"{name!r} can not be left out, want {OURS} or {INDEPENDENT}")
+        everyone = (OURS, *dict.fromkeys(against), INDEPENDENT)
+        self._libraries = tuple(name for name in everyone if name not in leave_out)
+        if not self._libraries:
+            raise ArgumentError(f"nobody is left to time without {' and '.join(leave_out)}")
         self._launcher = launcher
         self._tell = tell or (lambda _: None)
         self._number = 0

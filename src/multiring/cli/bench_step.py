@@ -8,7 +8,7 @@ import sys
 from multiring.bench.job import Jobs
 from multiring.bench.step import OTHERS, PEERS, USUAL, StepBench, StepManner, StepQuestion, check_step_memory
 from multiring.bench.step_records import step_lines, step_records, step_settings_lines
-from multiring.bench.workers.step_case import DTYPES, NETWORKS
+from multiring.bench.workers.step_case import DTYPES, INDEPENDENT, NETWORKS, OURS
 from multiring.cli import bench_lab
 from multiring.cli.output import show
 from multiring.errors import LaunchError
@@ -30,6 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME,...|none",
         help=f"other libraries: ddp (the default), {', '.join(OTHERS)} and, in a lab, multiring-fp16, -bf16 or "
         "-int8 (wire types)",
+    )
+    what.add_argument(
+        "--leave-out",
+        default="",
+        metavar="NAME,...",
+        help=f"what else takes part always and is not wanted: {OURS}, {INDEPENDENT}",
     )
     what.add_argument(
         "--emulate",
@@ -87,7 +93,14 @@ def run(arguments: argparse.Namespace) -> int:
         show("\n".join(circumstances.lines()))
     with jobs:
         launcher = None if plan is None else bench_lab.command_of(plan)("multiring")
-        bench = StepBench(jobs, manner, against or (), launcher=launcher, tell=_tell if sys.stderr.isatty() else None)
+        bench = StepBench(
+            jobs,
+            manner,
+            against or (),
+            leave_out=tuple(filter(None, arguments.leave_out.split(","))),
+            launcher=launcher,
+            tell=_tell if sys.stderr.isatty() else None,
+        )
         for question in questions:
             comparison = bench.compare(question)
             lines = ["", *step_lines(comparison), *step_settings_lines(comparison)]
