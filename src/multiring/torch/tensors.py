@@ -85,8 +85,10 @@ def tensor_of(
     if not array.size:
         return torch.empty(wanted, dtype=dtype)
     # frombuffer takes no empty buffer, and does not know ml_dtypes' bfloat16.
-    memory = torch.frombuffer(array.reshape(-1).view(np.uint8), dtype=torch.uint8)
-    return at_place(memory, dtype, 0, wanted)
+    memory = array.reshape(-1).view(np.uint8)
+    if len(wanted) == 1:  # as fully_shard wants it, many times a step
+        return torch.frombuffer(memory, dtype=dtype, count=wanted[0])
+    return at_place(torch.frombuffer(memory, dtype=torch.uint8), dtype, 0, wanted)
 
 
 def at_place(memory: Tensor, dtype: torch.dtype, offset: int, shape: Sequence[int]) -> Tensor:
