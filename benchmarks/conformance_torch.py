@@ -31,6 +31,8 @@ PAGE = ROOT / "docs" / "torch.md"
 OURS, THEIRS = "multiring", "gloo"
 LIBRARIES = ("torch", "accelerate", "pytorch-lightning", "transformers")
 SIZES = (2, 3, 4)
+RESUMED = ((2, 3), (2, 4), (4, 2))  # ranks that save a checkpoint, and that go on
+AT_A_TIME = 3  # programs: their ranks import torch for seconds, and wait for each other
 FAILS, DIFFERS = "FAILS", "DIFFERS"
 MPI_ONLY = "Only MPI supports"  # the reason of tests that torch runs with that backend alone
 
@@ -78,16 +80,20 @@ def write(name: str, lines: list[str]) -> None:
 
 def programs(wrong: list[str]) -> Iterator[str]:
     """Yield the tables of programs: what runs, and how far its losses are from Gloo's."""
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        compare = {
+            (name, ranks): pool.submit(cell, name, ranks, wrong) for name, case in CASES.items() for ranks in case.sizes
+        }
+        resume = {sizes: pool.submit(resumption, *sizes, wrong) for sizes in RESUMED}
     rows, runs = [], {}
     for name, case in CASES.items():
-        cells = [cell(name, ranks, wrong) if ranks in case.sizes else f"({case.why})" for ranks in SIZES]
+        cells = [compare[name, ranks].result() if ranks in case.sizes else f"({case.why})" for ranks in SIZES]
         rows.append(f"| {case.what} | `{' '.join([case.program, *case.arguments])}` | {' | '.join(cells)} |")
         runs[case.what] = cells
-    for saved, resumed in ((2, 3), (2, 4), (4, 2)):
+    for (saved, resumed), found in resume.items():
         what = f"Distributed checkpoint: {saved} ranks save, {resumed} go on"
-        runs[what] = [resumption(saved, resumed, wrong)]
-        cells = [runs[what][0] if ranks == resumed else "" for ranks in SIZES]
-        rows.append(f"| {what} | `checkpoint.py` | {' | '.join(cells)} |")
+        runs[what] = [found.result() if ranks == resumed else "" for ranks in SIZES]
+        rows.append(f"| {what} | `checkpoint.py` | {' | '.join(runs[what])} |")
     yield f"| | torch {version('torch')} |"
     yield "|---|---|"
     for what, cells in runs.items():

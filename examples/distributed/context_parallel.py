@@ -16,7 +16,7 @@ from torch.distributed.tensor.experimental._attention import _context_parallel_s
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-BATCH, SEQUENCE, FEATURES, HEADS, CLASSES = 2, 32, 16, 2, 4
+BATCH, SEQUENCE, FEATURES, HEADS, CLASSES = 2, 24, 16, 2, 4
 
 
 class Attention(nn.Module):

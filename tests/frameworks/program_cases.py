@@ -18,28 +18,21 @@ class Case:
     program: str
     arguments: tuple[str, ...] = ()
     sizes: tuple[int, ...] = (2, 3, 4)
-    why: str = ""  # it runs on no others
+    why: str = ""  # ... and on no others
 
 
-PAIRS = "2 ranks hold a block together"
 CASES = {
     "ddp": Case("DDP", "ddp.py"),
     "accelerate": Case("Accelerate", "with_accelerate.py"),
     "lightning": Case("Lightning, DDPStrategy", "with_lightning.py"),
     "trainer": Case("Hugging Face Trainer", "with_trainer.py"),
     "fsdp2": Case("FSDP2", "fsdp2.py"),
-    "hsdp": Case("HSDP, 2 replicas of 2 shards", "fsdp2.py", ("--replicas", "2"), (4,), "2 replicas of 2"),
-    "tensor": Case(
-        "DTensor: tensor and sequence parallel, by 4 ranks with FSDP2", "tensor_parallel.py", (), (2, 4), "pairs"
-    ),
+    "hsdp": Case("HSDP", "fsdp2.py", ("--replicas", "2"), (4,), "2 replicas of 2 shards"),
+    "tensor": Case("DTensor", "tensor_parallel.py", (), (2, 4), "2 hold a block; 4 are 2 such pairs"),
     "gpipe": Case("Pipelining, GPipe", "pipeline.py", ("--schedule", "gpipe")),
     "1f1b": Case("Pipelining, 1F1B", "pipeline.py", ("--schedule", "1f1b")),
-    "interleaved": Case(
-        "Pipelining, interleaved 1F1B", "pipeline.py", ("--schedule", "interleaved"), (2, 4), "4 microbatches in rounds"
-    ),
-    "context": Case(
-        "Context parallel, keys and values gathered", "context_parallel.py", (), (2, 4), "sequences of 32 positions"
-    ),
+    "interleaved": Case("Pipelining, interleaved 1F1B", "pipeline.py", ("--schedule", "interleaved")),
+    "context": Case("Context parallel, keys and values gathered", "context_parallel.py"),
 }
 
 
