@@ -32,6 +32,7 @@ OURS, THEIRS = "multiring", "gloo"
 LIBRARIES = ("torch", "accelerate", "pytorch-lightning", "transformers")
 SIZES = (2, 3, 4)
 RESUMED = ((2, 3), (2, 4), (4, 2))  # ranks that save a checkpoint, and that go on
+DEADLINE_S = 1200.0  # of a program
 AT_A_TIME = 3  # programs: their ranks import torch for seconds, and wait for each other
 FAILS, DIFFERS = "FAILS", "DIFFERS"
 MPI_ONLY = "Only MPI supports"  # the reason of tests that torch runs with that backend alone
@@ -109,10 +110,12 @@ def programs(wrong: list[str]) -> Iterator[str]:
 def cell(name: str, ranks: int, wrong: list[str]) -> str:
     """Return the table's cell of a case with so many ranks."""
     try:
-        return compared(f"{name}, {ranks} ranks", losses(name, ranks, OURS), losses(name, ranks, THEIRS), ranks, wrong)
+        ours, theirs = (losses(name, ranks, backend, DEADLINE_S) for backend in (OURS, THEIRS))
     except ProgramError as error:
+        print(f"{name}, {ranks} ranks: {error}", file=sys.stderr)
         wrong.append(f"{name}, {ranks} ranks: {error}")
         return FAILS
+    return compared(f"{name}, {ranks} ranks", ours, theirs, ranks, wrong)
 
 
 def resumption(saved: int, resumed: int, wrong: list[str]) -> str:
@@ -123,8 +126,10 @@ def resumption(saved: int, resumed: int, wrong: list[str]) -> str:
         try:
             for backend in (OURS, THEIRS):
                 where = ("--folder", str(Path(folder) / backend))
-                losses_of("checkpoint.py", saved, *where, backend=backend)
-                found[backend] = losses_of("checkpoint.py", resumed, *where, "--resume", backend=backend)
+                losses_of("checkpoint.py", saved, *where, backend=backend, deadline_s=DEADLINE_S)
+                found[backend] = losses_of(
+                    "checkpoint.py", resumed, *where, "--resume", backend=backend, deadline_s=DEADLINE_S
+                )
         except ProgramError as error:
             wrong.append(f"{name}: {error}")
             return FAILS
@@ -150,8 +155,9 @@ def averages(wrong: list[str]) -> Iterator[str]:
         shown = []
         for backend in (OURS, THEIRS):
             try:
-                divided = losses_of("fsdp2.py", ranks, "--sum", *CASES[name].arguments, backend=backend)
-                averaged = losses(name, ranks, backend)
+                words = ("--sum", *CASES[name].arguments)
+                divided = losses_of("fsdp2.py", ranks, *words, backend=backend, deadline_s=DEADLINE_S)
+                averaged = losses(name, ranks, backend, DEADLINE_S)
             except ProgramError as error:
                 shown.append(FAILS)
                 if backend == OURS:

@@ -37,10 +37,11 @@ CASES = {
 
 
 @cache
-def losses(name: str, ranks: int, backend: str) -> list[float]:
+def losses(name: str, ranks: int, backend: str, deadline_s: float = 300.0) -> list[float]:
     """Return the losses of a case's steps."""
     case = CASES[name]
-    return losses_of(case.program, ranks, "--steps", str(STEPS), *case.arguments, backend=backend)
+    words = ("--steps", str(STEPS), *case.arguments)
+    return losses_of(case.program, ranks, *words, backend=backend, deadline_s=deadline_s)
 
 
 def apart(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
