@@ -24,8 +24,6 @@ constexpr auto kMeetingSpin = std::chrono::microseconds(20);  // with the caller
 constexpr auto kHearsay = std::chrono::seconds(3);     // what a rank that left has sent is in this host's kernel by then
 constexpr auto kHandingOn = std::chrono::seconds(30);  // a peer that is late does not wait for ever for who has left
 constexpr auto kCongestedSleep = std::chrono::milliseconds(1);
-constexpr size_t kSoonDone = 64 << 10;                      // bytes: most of what the progress thread would do is to wake up
-constexpr auto kComesToWait = std::chrono::microseconds(50);  // who posted such an operation may wait for it himself
 
 std::string random_name() {
   std::string name = "multiring-";
@@ -280,10 +278,8 @@ std::shared_ptr<Operation> Context::post(OperationSpec spec, bool caller_waits) 
   begin(operation);
   if (caller_drives_) {
     wake_self();
-  } else if (!caller_waits && operation->spec().user_bytes > kSoonDone) {
-    poller_.wake();
   } else if (!caller_waits) {
-    poller_.wake_in(kComesToWait);
+    poller_.wake();
   }
   return operation;
 }
@@ -421,11 +417,7 @@ Context::Waited Context::wait(const std::shared_ptr<Operation>& operation, doubl
     }
     caller_drives_ = false;
     last_caller_ = Clock::now();
-    if (!running_.empty() || congested()) {
-      poller_.wake();  // the rest is the progress thread's again
-    } else {
-      poller_.rest();
-    }
+    if (!running_.empty() || congested()) poller_.wake();  // the rest is the progress thread's again
     changed_.notify_all();
     break;
   }

@@ -2,7 +2,6 @@
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,17 +12,11 @@
 namespace multiring {
 
 Poller::Poller()
-    : epoll_(::epoll_create1(EPOLL_CLOEXEC)), wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
-      timer_(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC)) {
-  if (!epoll_.valid() || !wake_.valid() || !timer_.valid()) throw_errno(FaultKind::state, "epoll_create1, eventfd or timerfd_create");
+    : epoll_(::epoll_create1(EPOLL_CLOEXEC)), wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+  if (!epoll_.valid() || !wake_.valid()) throw_errno(FaultKind::state, "epoll_create1 or eventfd");
   add(wake_.get(), EPOLLIN, [this](uint32_t) {
     uint64_t count = 0;
     [[maybe_unused]] const auto got = ::read(wake_.get(), &count, sizeof count);
-  });
-  add(timer_.get(), EPOLLIN, [this](uint32_t) {
-    uint64_t count = 0;
-    [[maybe_unused]] const auto got = ::read(timer_.get(), &count, sizeof count);
-    is_armed_ = false;
   });
 }
 
@@ -50,21 +43,6 @@ void Poller::remove(int fd) {
 void Poller::wake() const {
   const uint64_t one = 1;
   [[maybe_unused]] const auto put = ::write(wake_.get(), &one, sizeof one);
-}
-
-void Poller::wake_in(std::chrono::nanoseconds pause) {
-  if (is_armed_) return;
-  itimerspec when{};
-  when.it_value.tv_nsec = pause.count();
-  ::timerfd_settime(timer_.get(), 0, &when, nullptr);
-  is_armed_ = true;
-}
-
-void Poller::rest() {
-  if (!is_armed_) return;
-  const itimerspec never{};
-  ::timerfd_settime(timer_.get(), 0, &never, nullptr);
-  is_armed_ = false;
 }
 
 int Poller::wait(Ready* ready, int most, int timeout_ms) const {

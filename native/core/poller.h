@@ -1,7 +1,6 @@
 // epoll with one callback a descriptor, and a way to be woken from another thread.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -20,8 +19,6 @@ class Poller {
   void change(int fd, uint32_t events);
   void remove(int fd);
   void wake() const;
-  void wake_in(std::chrono::nanoseconds pause);  // unless it is to wake earlier; owner's mutex held
-  void rest();                                   // not after all, unless by `wake`; owner's mutex held
 
   // Waits without touching the callbacks, so that the owner need not hold its mutex meanwhile.
   struct Ready {
@@ -34,8 +31,6 @@ class Poller {
  private:
   Descriptor epoll_;
   Descriptor wake_;
-  Descriptor timer_;
-  bool is_armed_ = false;
   std::map<int, Callback> callbacks_;
 };
 
