@@ -101,7 +101,8 @@ def pace(heard: list[Word], begin: float, end: float) -> float:
 
 
 CLAIMS: dict[str, Callable[[int], Iterator[Claim]]] = {
-    "planner": planner,
+    "planner-limited": lambda share: planner(limited=True, share=share),
+    "planner-unlimited": lambda share: planner(limited=False, share=share),
     "ranks": ranks,
     "rail": rail,
     "digits": digits,

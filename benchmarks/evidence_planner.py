@@ -90,10 +90,11 @@ class Configuration:
         return min(flat, key=lambda tried: tried.predicted_s) if flat and ranks > 1 else None
 
 
-def planner(share: int) -> Iterator[Claim]:
-    """Yield a claim for each configuration, and what they amount to together."""
+def planner(*, limited: bool, share: int) -> Iterator[Claim]:
+    """Yield a claim for each configuration of links with a limit, or without one, and what they amount to together."""
     found: list[Configuration] = []
-    for lab, sizes in list(LABS.items())[:: min(share, len(LABS))]:
+    labs = {lab: sizes for lab, sizes in LABS.items() if ("--link" in lab) == limited}
+    for lab, sizes in list(labs.items())[:: min(share, len(labs))]:
         configurations, wrong = measured(lab, sizes)
         found += configurations
         if wrong:

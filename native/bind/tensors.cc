@@ -102,25 +102,28 @@ class Footprint {
   }
   static uintptr_t address_of(const nb::dlpack::dltensor& seen) { return reinterpret_cast<uintptr_t>(seen.data) + seen.byte_offset; }
 
-  // Note what a look at `tensor`, and a change of its version, will fetch from memory. It is a hint and no more: nothing is read
+  // Notes what a look at `tensor`, and a change of its version, will fetch from memory. It is a hint and no more: nothing is read
   // there but of the object behind `_cdata`, which is longer than a line, and what its first words point to may be anything.
   void expect(PyObject* tensor) {
     note_line(reinterpret_cast<uintptr_t>(tensor));
     const nb::object place = nb::steal(PyObject_GetAttrString(tensor, "_cdata"));
     const size_t start = place.is_valid() ? PyLong_AsSize_t(place.ptr()) : 0;
-    if (PyErr_Occurred() != nullptr) PyErr_Clear();
-    else if (start != 0) {
-      for (size_t offset = 0; offset < kTensorBytes + kLineBytes; offset += kLineBytes) note_line(start + std::min(offset, kTensorBytes - 1));
-      std::array<uintptr_t, kLineBytes / sizeof(uintptr_t)> words{};
-      std::memcpy(words.data(), reinterpret_cast<const void*>(start), kLineBytes);
-      std::for_each(words.begin() + 1, words.end(), [this](uintptr_t word) { note_line(word); });  // the first leads to code
+    if (PyErr_Occurred() != nullptr) {
+      PyErr_Clear();
+      return;
     }
+    if (start == 0) return;
+    for (size_t offset = 0; offset < kTensorBytes + kLineBytes; offset += kLineBytes) note_line(start + std::min(offset, kTensorBytes - 1));
+    Words words{};
+    std::memcpy(words.data(), reinterpret_cast<const void*>(start), kLineBytes);
+    for (size_t at = 1; at < words.size(); ++at) {  // the first leads to code
+      if (words[at] != others_[at]) note_line(words[at]);  // what all have in common is fetched once anyway
+    }
+    others_ = words;
   }
 
   void note_line(uintptr_t address) {
-    const uintptr_t line = address & ~(kLineBytes - 1);
-    const auto recent = lines_.end() - static_cast<ptrdiff_t>(std::min<size_t>(lines_.size(), kRecent));
-    if (line > kLeastAddress && line < kMostAddress && std::find(recent, lines_.end(), line) == lines_.end()) lines_.push_back(line);
+    if (address > kLeastAddress && address < kMostAddress) lines_.push_back(address & ~(kLineBytes - 1));
   }
 
   bool look(PyObject* tensor, nb::dlpack::dltensor& seen) const {
@@ -143,14 +146,16 @@ class Footprint {
 
   static constexpr uintptr_t kLineBytes = 64;
   static constexpr size_t kTensorBytes = 176;  // of torch 2.13's TensorImpl
-  static constexpr size_t kRecent = 32;  // lines: what tensors have in common is noted seldom
   static constexpr uintptr_t kLeastAddress = uintptr_t{1} << 16;
   static constexpr uintptr_t kMostAddress = uintptr_t{1} << 47;
+
+  using Words = std::array<uintptr_t, kLineBytes / sizeof(uintptr_t)>;
 
   const DLPackExchange* exchange_ = nullptr;
   nb::dlpack::dtype dtype_{};
   std::vector<PyObject*> objects_;  // not held
   std::vector<uintptr_t> lines_;    // of the cache, that they are expected in
+  Words others_{};                  // of the tensor before
   std::vector<uintptr_t> addresses_;
   std::vector<int32_t> dims_;
   std::vector<int64_t> sizes_;  // of all, one after the other

@@ -132,4 +132,4 @@ def test_as_good_is_within_two_standard_errors_of_both() -> None:
 
 def test_every_claim_can_be_asked_for() -> None:
     faults = {f"{done}-{engine}" for done in ("killed", "frozen", "unplugged", "slowed") for engine in ("tcp", "mpi")}
-    assert set(CLAIMS) == {"planner", "ranks", "rail", "digits", *faults}
+    assert set(CLAIMS) == {"planner-limited", "planner-unlimited", "ranks", "rail", "digits", *faults}
