@@ -18,7 +18,9 @@ from multiring.torch.parallel.deciding import Prospect, build, look
 from multiring.torch.parallel.model import ParallelModel
 
 CLASSES, WARM_UP, MIB = 10, 2, 1 << 20
-AGREE = 1e-3  # of a loss: mixes sum in different orders, and Adam makes much of little
+# Of the loss of each of the first steps. Mixes sum in different orders, and Adam makes much of little: after five steps
+# in float32 `large` is 1e-3 from what all mixes give in float64, to ten digits (tests/frameworks hold that for SGD).
+AGREE, COMPARED = 1e-4, 3
 
 
 class Block(nn.Module):
@@ -137,7 +139,7 @@ def main() -> None:
     for turn in range(WARM_UP + turns):
         for each in trials[turn % len(trials) :] + trials[: turn % len(trials)]:
             each.turn(inputs, targets)
-    first, *others = (each.losses for each in trials)
+    first, *others = (each.losses[:COMPARED] for each in trials)
     agree = all(abs(a - b) <= AGREE * abs(a) for losses in others for a, b in zip(first, losses, strict=True))
     if dist.get_rank() == 0:
         mixes = [
@@ -148,6 +150,7 @@ def main() -> None:
                 "parts_s": [each.seconds.compute, each.seconds.exchange, each.seconds.update],
                 "memory_bytes": each.memory.total,
                 "seconds": trial.seconds[WARM_UP:],
+                "losses": trial.losses,
             }
             for each, trial in zip(fitting, trials, strict=True)
         ]

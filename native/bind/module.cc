@@ -6,6 +6,8 @@
 
 NB_MODULE(_core, m) {
   m.doc() = "multiring's compiled core; import it through multiring._native.";
+  // A program's globals, and what torch keeps of them, outlive the interpreter: it is to end without pages of warnings.
+  nanobind::set_leak_warnings(false);
   m.attr("VERSION") = MULTIRING_VERSION;
   multiring::bind_faults(m);
   multiring::bind_arrays(m);
