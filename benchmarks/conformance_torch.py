@@ -112,9 +112,7 @@ def cell(name: str, ranks: int, wrong: list[str]) -> str:
     try:
         ours, theirs = (losses(name, ranks, backend, DEADLINE_S) for backend in (OURS, THEIRS))
     except ProgramError as error:
-        print(f"{name}, {ranks} ranks: {error}", file=sys.stderr)
-        wrong.append(f"{name}, {ranks} ranks: {error}")
-        return FAILS
+        return failed(f"{name}, {ranks} ranks", error, wrong)
     return compared(f"{name}, {ranks} ranks", ours, theirs, ranks, wrong)
 
 
@@ -131,9 +129,15 @@ def resumption(saved: int, resumed: int, wrong: list[str]) -> str:
                     "checkpoint.py", resumed, *where, "--resume", backend=backend, deadline_s=DEADLINE_S
                 )
         except ProgramError as error:
-            wrong.append(f"{name}: {error}")
-            return FAILS
+            return failed(name, error, wrong)
     return compared(name, found[OURS], found[THEIRS], max(saved, resumed), wrong)
+
+
+def failed(what: str, error: ProgramError, wrong: list[str]) -> str:
+    """Return the cell of a program that failed, and tell of it."""
+    print(f"{what}: {error}", file=sys.stderr)
+    wrong.append(f"{what}: {error}")
+    return FAILS
 
 
 def compared(what: str, ours: list[float], theirs: list[float], ranks: int, wrong: list[str]) -> str:

@@ -101,8 +101,8 @@ def pace(heard: list[Word], begin: float, end: float) -> float:
 
 
 CLAIMS: dict[str, Callable[[int], Iterator[Claim]]] = {
-    "planner-limited": lambda share: planner(limited=True, share=share),
-    "planner-unlimited": lambda share: planner(limited=False, share=share),
+    "planner-limited": partial(planner, limited=True),
+    "planner-unlimited": partial(planner, limited=False),
     "ranks": ranks,
     "rail": rail,
     "digits": digits,

@@ -90,7 +90,7 @@ class Configuration:
         return min(flat, key=lambda tried: tried.predicted_s) if flat and ranks > 1 else None
 
 
-def planner(*, limited: bool, share: int) -> Iterator[Claim]:
+def planner(share: int, *, limited: bool) -> Iterator[Claim]:
     """Yield a claim for each configuration of links with a limit, or without one, and what they amount to together."""
     found: list[Configuration] = []
     labs = {lab: sizes for lab, sizes in LABS.items() if ("--link" in lab) == limited}

@@ -18,6 +18,9 @@ PROGRAMS = {
     "multiring": [sys.executable, "-m", "multiring"],
     "torchrun": [sys.executable, "-m", "torch.distributed.run"],
 }
+# What torch does now and then when a program over Gloo ends: a thread of Gloo lets go of its last tensor while the
+# interpreter is going (pytorch/pytorch#190489). Nothing of multiring is loaded there.
+ENDS_BADLY = "terminate called without an active exception"
 
 
 @pytest.mark.timeout(300)
@@ -31,6 +34,8 @@ def test_documents_print_what_they_say(document: str, count: int, tmp_path: Path
             for command, wanted in commands(block["text"]):
                 ran.append(command)
                 lines = run(command, tmp_path)
+                if command.startswith("torchrun") and ENDS_BADLY in lines:
+                    lines = run(command, tmp_path)
                 assert prints(lines, wanted), (command, lines)
     assert len(ran) == count
 

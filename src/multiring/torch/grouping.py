@@ -87,8 +87,6 @@ def grouped_allreduce_(
     Those of `arena_like` are not copied.
     """
     how = combination(op, average, prescale_factor, postscale_factor)
-    if name is not None and _repeats(tensors, name, how, members_of(process_set)):
-        return tuple(tensors)
     found: tuple[Tensor, ...] = _submit(tensors, name, how, process_set, in_place=True, waits=True).wait()
     return found
 
@@ -108,7 +106,6 @@ def grouped_allreduce_async_(
 
 
 _MOST_REPEATS = 8  # names that are kept for one span
-_WHOLE = "1 of 1"  # all tensors are one part
 
 
 class _Group(NamedTuple):
@@ -118,7 +115,7 @@ class _Group(NamedTuple):
     tensors: Sequence[Tensor]
     how: Combination
     name: Name
-    part: str = _WHOLE
+    part: str = "1 of 1"  # of what the caller has as one: all tensors of one type
     waits: bool = False  # whether this thread waits for it next
 
 
@@ -232,29 +229,16 @@ def _submit_span(group: _Group, span: Span) -> Pending:
 
     form = wire_form(span.layout.dtype, how.op, how.postscale, members.size)
     terms = _terms(span.layout, span.layout.total, how, part)
+    key = (name, how, part) if waits and isinstance(name, str) else None
     start, at_once = starting(span.memory, (), form, how, waits=waits)
-    pending = submit(members, name, terms, start, finish, at_once)
+    pending = submit(members, name, terms, start, finish, at_once._replace(again=span.repeats.get(key)))
     if waits:  # before the sum comes through the caches: afterwards each tensor would have to be fetched anew
         note_changes(tensors)
-        if isinstance(name, str) and part == _WHOLE and (repeat := pending.repeat(terms, start)) is not None:
-            if len(span.repeats) >= _MOST_REPEATS:
-                span.repeats.clear()
-            span.repeats[name, how] = repeat
+    if key is not None and (posted := pending.posted) is not None:
+        if len(span.repeats) >= _MOST_REPEATS:
+            span.repeats.clear()
+        span.repeats[key] = posted
     return pending
-
-
-def _repeats(tensors: Sequence[Tensor], name: str, how: Combination, members: Members) -> bool:
-    """Combine `tensors` as they were combined before, which is cheap; False: they were not, and nothing was done."""
-    if not tensors or not isinstance(tensors, list | tuple):
-        return False
-    span = members.packing.known_span(tensors)
-    repeat = None if span is None else span.repeats.get((name, how))
-    handle = None if repeat is None else repeat.start()
-    if handle is None:
-        return False
-    note_changes(tensors)
-    handle.wait()
-    return True
 
 
 @lru_cache(maxsize=1024)
