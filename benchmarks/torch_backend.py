@@ -7,13 +7,13 @@ own; every job verifies its results before it is timed. `multiring-torch` is the
 `multiring` the Group below it, which shows what the adapter costs.
 
 * `collectives`: reduce_scatter and all_gather of 8 MiB, of ordinary tensors.
-* `ddp`: a step of ResNet-50. Exposed is what is longer than a step of independent processes that run at the same time.
-  `ddp` and `ddp-multiring` are the same program but for the backend's name; `ddp-multiring-hook` has its gradients in
-  the arena by `share_bucket`.
 * `fsdp`: a step of a transformer of 97.7 million parameters with fully_shard. What is sent and received lies in the
   arena by set_allocate_memory_from_process_group_for_comm, torch's own option.
 * `lab-*`: not slower than Gloo. Steps are emulated: with four hosts on few cores
-  they would take as long as four steps, and hide the wire.
+  they would take as long as four steps, and hide the wire. `ddp` and `ddp-multiring` are the same program but for the
+  backend's name; `ddp-multiring-hook` has its gradients in the arena by `share_bucket`.
+
+What a step of DistributedDataParallel exposes on one host is ddp_exposed.py's.
 """
 
 import statistics
@@ -57,18 +57,6 @@ def step_of(records: list[Record], library: str) -> Record:
     return found
 
 
-def exposed(records: list[Record]) -> Iterable[Verdict]:
-    """Judge what of communication DistributedDataParallel's step exposes over multiring: a third of Gloo's at most."""
-    gloo = step_of(records, "ddp")["exposed_s"]
-    for library in ("ddp-multiring", "ddp-multiring-hook"):
-        found = step_of(records, library)
-        low, high = found["exposed_interval"]
-        share = found["exposed_s"] / gloo
-        figure = f"{found['exposed_s'] * 1e3:.1f} ms [{low * 1e3:.1f}, {high * 1e3:.1f}], {share:.2f} of gloo's "
-        figure += f"{gloo * 1e3:.1f} ms; a step of {found['median_step_s'] * 1e3:.0f} ms"
-        yield Verdict(library, figure, "<= 1/3", "", share <= 1 / 3)
-
-
 def sharded(records: list[Record]) -> Iterable[Verdict]:
     """Judge fully_shard's step over multiring against the same over Gloo."""
     gloo, backend = step_of(records, "fsdp"), step_of(records, "fsdp-multiring")
@@ -97,7 +85,6 @@ LINES = (
         ),
         collectives(4, 8, *COLLECTIVES[:2]),
     ),
-    Line("ddp", (f"step --networks resnet50 --ranks 2 --alternations 6 {DDP} {FEW}",), exposed),
     Line("fsdp", (f"step --networks transformer --ranks 2 --alternations 6 {FSDP} {FEW}",), sharded),
     Line(
         "lab-collectives",

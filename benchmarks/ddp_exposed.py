@@ -1,0 +1,172 @@
+"""What of communication a DistributedDataParallel step of ResNet-50 exposes, over Gloo and over multiring; 2 ranks.
+
+    python benchmarks/ddp_exposed.py [--jobs N] [--rounds N]
+
+A step takes as long as most of what disturbs this machine, so that jobs of their own, in turns, cannot tell tens of
+milliseconds. Here every job trains the same network four times side by side: on each rank alone, over Gloo, over
+multiring, and over multiring with gradients shared where they lie (`share_bucket`). In every round each of them takes
+one step, in an order of its own, after the ranks have met; a step takes as long as the slower rank's. Exposed is what
+a step takes longer than the one that communicates nothing, in the same round. Figures are medians over all jobs'
+rounds. Afterwards the three that share gradients have the same parameters, bit by bit, or nothing is printed.
+Exits with 1 where the floor, a third of Gloo's, is missed.
+"""
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
+
+from benchmarks.evidence import commit, machine
+
+from multiring.bench.machine import ping_pong_us
+from multiring.bench.statistics import median_interval
+
+RANKS = 2
+NETWORK, BATCH, IMAGE_SIZE = "resnet50", 4, 224
+FLOOR = 1 / 3
+ALONE, GLOO, OURS, OURS_HOOK = "alone", "gloo", "multiring", "multiring, share_bucket"
+NAMES = (ALONE, GLOO, OURS, OURS_HOOK)
+JOB_S = 600.0
+
+Round = dict[str, float]  # seconds of a step, by who took it
+
+
+def main() -> int:
+    """Print what is exposed; return 1 where it is more than the floor."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=12, help="in each job")
+    parser.add_argument("--rank-of", metavar="FOLDER", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.rank_of:
+        train(Path(arguments.rank_of), arguments.rounds)
+        return 0
+    print(f"`{' '.join(['python', *sys.argv])}` at commit {commit()}, {machine()}")
+    print(f"ResNet-50, batch {BATCH} a rank, bfloat16, 1 thread a rank; futex ping-pong {ping_pong_us():.1f} us")
+    rounds = [each for _ in range(arguments.jobs) for each in job(arguments.rounds)]
+    return 0 if judged(rounds) else 1
+
+
+def judged(rounds: list[Round]) -> bool:
+    """Print the rounds' figures; return whether the floor is held."""
+    exposed = {}
+    for name in NAMES:
+        step = median_interval([each[name] for each in rounds])
+        exposed[name] = median_interval([each[name] - each[ALONE] for each in rounds])
+        text = f"{name:<26}step {step.middle * 1e3:6.1f} ms"
+        if name != ALONE:
+            low, middle, high = (value * 1e3 for value in (exposed[name].low, exposed[name].middle, exposed[name].high))
+            text += f", exposed {middle:6.1f} ms [{low:.1f}, {high:.1f}]"
+        print(text)
+    holds = True
+    for name in (OURS, OURS_HOOK):
+        share = exposed[name].middle / exposed[GLOO].middle
+        holds &= share <= FLOOR
+        print(f"{'holds ' if share <= FLOOR else 'MISSED'} {name}: {share:.2f} of Gloo's, at most {FLOOR:.2f} wanted")
+    print(f"{len(rounds)} rounds")
+    return holds
+
+
+def job(rounds: int) -> list[Round]:
+    """Return the rounds of one job: of each step the slower rank's time."""
+    with tempfile.TemporaryDirectory() as folder:
+        own = [sys.executable, __file__, "--rank-of", folder, "--rounds", str(rounds)]
+        words = [sys.executable, "-m", "multiring", "run", "-n", str(RANKS), "--", *own]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=JOB_S, check=False)  # noqa: S603 -- our own
+        if done.returncode:
+            raise SystemExit(f"a job ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        told = [json.loads((Path(folder) / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(RANKS)]
+    if len({json.dumps(word["digests"][name]) for word in told for name in NAMES if name != ALONE}) != 1:
+        raise SystemExit(f"parameters differ: {[word['digests'] for word in told]}")
+    return [
+        {name: max(each[name] for each in turn) for name in NAMES}
+        for turn in zip(*(word["rounds"] for word in told), strict=True)
+    ]
+
+
+def train(folder: Path, rounds: int) -> None:
+    """Be a rank of a job: train, and leave what each step took in `folder`."""
+    import torch  # noqa: PLC0415 -- the parent does without
+    import torch.distributed as dist  # noqa: PLC0415
+    from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415
+
+    import multiring.torch as mt  # noqa: PLC0415
+    from multiring.bench.workers.step_case import StepCase  # noqa: PLC0415
+    from multiring.bench.workers.step_check import digest  # noqa: PLC0415
+    from multiring.bench.workers.step_task import Task  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method="multiring://")
+    over_ours = dist.new_group(backend="multiring")
+    rank = dist.get_rank()
+    case = StepCase(
+        library="ddp",
+        network=NETWORK,
+        batch=BATCH,
+        image_size=IMAGE_SIZE,
+        dtype="bfloat16",
+        threads=1,
+        steps=rounds,
+        warmup=3,
+        out_dir=str(folder),
+    )
+
+    def training(
+        group: "dist.ProcessGroup | None", *, hooked: bool = False
+    ) -> tuple[torch.nn.Module, Callable[[], None]]:
+        task = Task(case, rank)
+        model: torch.nn.Module = task.model
+        if group is not None:
+            ddp = DistributedDataParallel(
+                task.model,
+                process_group=group,
+                gradient_as_bucket_view=True,
+                static_graph=True,
+                forward_sync_buffers=False,
+            )
+            if hooked:
+                ddp.register_comm_hook(mt.BucketSharing(process_group=group), mt.share_bucket)
+            model = ddp
+        optimizer = task.optimizer()
+
+        def step() -> None:
+            optimizer.zero_grad()
+            task.backward(model)
+            optimizer.step()
+
+        return task.model, step
+
+    trained = {
+        ALONE: training(None),
+        GLOO: training(dist.group.WORLD),
+        OURS: training(over_ours),
+        OURS_HOOK: training(over_ours, hooked=True),
+    }
+    order = random.Random(rounds)  # noqa: S311 -- the same on all ranks
+    taken: list[Round] = []
+    for _ in range(case.warmup + rounds):
+        names = order.sample(NAMES, len(NAMES))
+        turn = {}
+        for name in names:
+            dist.barrier()
+            start = time.perf_counter()
+            trained[name][1]()
+            turn[name] = time.perf_counter() - start
+        taken.append(turn)
+    digests = {name: digest(model) for name, (model, _) in trained.items()}
+    (folder / f"{rank}.json").write_text(
+        json.dumps({"rounds": taken[case.warmup :], "digests": digests}), encoding="utf-8"
+    )
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
