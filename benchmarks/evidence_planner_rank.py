@@ -6,16 +6,17 @@ Reports, for each size, the plan that is chosen and every other with what it tak
 import statistics
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from benchmarks.evidence_rank import tell
 
 import multiring
-from multiring.planner import Plan, Task, cheapest, ranked
+from multiring.planner import Plan, Task, cheapest, ranked, repriced
 from multiring.probe import probe
 from multiring.schedule import Collective
-from multiring.topology import text_of
+from multiring.topology import Topology, text_of
 
 TURNS = 3
 AGAIN_TURNS, RIVALS = 6, 8  # more turns for those that looked faster than the chosen one, or nearly
@@ -33,7 +34,7 @@ def main() -> None:
     for size in sizes.split(","):
         task = Task(collective=Collective.ALL_REDUCE, size_bytes=int(size))
         chosen = cheapest(task, topology)
-        plans = [chosen, *(plan for plan in contenders(ranked(task, topology), chosen) if plan != chosen)]
+        plans = [chosen, *contenders(task, topology, chosen)]
         seconds = measure(group, task, plans)
         if group.rank == 0:
             words = [word_of(*each) for each in zip(plans, seconds, strict=True)]
@@ -41,16 +42,19 @@ def main() -> None:
     group.barrier()
 
 
-def contenders(plans: list[Plan], chosen: Plan) -> list[Plan]:
-    """Return the plans to measure: of each algorithm, grid and set of shares the one that is predicted to be best.
+def contenders(task: Task, topology: Topology, chosen: Plan) -> list[Plan]:
+    """Return what to measure beside `chosen`: the best of each algorithm, grid and set of shares, as predicted.
 
-    Of the chosen one all lengths of segments. `plans` are sorted.
+    Of the chosen one's all lengths of segments, also where the planner cuts nothing.
     """
-    seen: set[tuple[object, ...]] = set()
+    there_are = ranked(task, replace(topology, takes_turns=False))
+    plans = [replace(plan, predicted_seconds=repriced(task, plan, topology)) for plan in there_are]
+    own = kind_of(chosen)
+    seen: set[tuple[object, ...]] = {own}
     kept = []
-    for plan in plans:
+    for plan in sorted(plans, key=lambda plan: plan.predicted_seconds):
         kind = kind_of(plan)
-        if kind not in seen or kind == kind_of(chosen):
+        if kind not in seen or (kind == own and plan.segment_bytes != chosen.segment_bytes):
             kept.append(plan)
         seen.add(kind)
     return kept

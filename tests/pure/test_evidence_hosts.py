@@ -8,6 +8,7 @@ from benchmarks import evidence_training
 from benchmarks.evidence_failures import Failure, assessed, judged
 from benchmarks.evidence_hosts import CLAIMS, pace, spans
 from benchmarks.evidence_planner import LABS, Configuration, Tried, together
+from benchmarks.evidence_planner import assessed as assessed_plan
 
 from multiring.cli import lab
 
@@ -76,7 +77,7 @@ def tried(algorithm: str, grid: tuple[int, ...], predicted_s: float, *turns: flo
 
 def configuration(flat_s: float, multi_s: float, predicted_flat_s: float = 2.0) -> Configuration:
     return Configuration(
-        "lab", 1 << 20, (tried("direct", (2, 4), 1.0, multi_s), tried("ring", (8,), predicted_flat_s, flat_s))
+        "lab", 1 << 20, ((tried("direct", (2, 4), 1.0, multi_s), tried("ring", (8,), predicted_flat_s, flat_s)),)
     )
 
 
@@ -97,9 +98,27 @@ def test_plans_are_held_against_the_chosen_one_turn_by_turn() -> None:
     chosen = tried("ring", (8,), 1.0, 1.0, 4.0, 1.0, 1.0)
     lucky = tried("direct", (8,), 1.0, 0.9, 5.0, 1.1)
     faster = tried("exchange", (8,), 1.0, 0.8, 3.2, 0.8, 0.8)
-    assert chosen.over(lucky) == pytest.approx(0.909, abs=1e-3)
-    assert Configuration("lab", 4, (chosen, lucky, faster)).best is faster
-    assert Configuration("lab", 4, (chosen, lucky)).best is chosen
+    both = Configuration("lab", 4, ((chosen, lucky, faster),))
+    assert both.behind(lucky.plan) == pytest.approx(0.909, abs=1e-3)
+    assert both.best == faster.plan
+    assert not assessed_plan(both).holds
+    alone = Configuration("lab", 4, ((chosen, lucky),))
+    assert alone.best == chosen.plan
+    assert assessed_plan(alone).holds
+
+
+def test_several_jobs_tell_together_which_plan_is_best() -> None:
+    ring, direct = tried("ring", (8,), 1.0, 1.0, 1.0, 1.0), tried("direct", (8,), 1.0, 1.1, 1.1, 0.5)
+    slow_ring, fast_direct = tried("ring", (8,), 1.0, 1.3, 1.3, 1.3), tried("direct", (8,), 1.0, 1.0, 1.0, 1.0)
+    one_job_only = tried("exchange", (8,), 1.0, 0.1, 0.1, 0.1)
+    # The ring was chosen twice and lost one job clearly; where direct was chosen it is level with itself.
+    level = Configuration("lab", 4, ((ring, direct), (slow_ring, fast_direct), (fast_direct, slow_ring, one_job_only)))
+    assert level.behind(direct.plan) == 1.0
+    assert assessed_plan(level).holds
+    assert "ring on 8, whole (2 x), direct on 8, whole (1 x)" in assessed_plan(level).figure
+    lost = Configuration("lab", 4, ((ring, direct), (slow_ring, fast_direct), (slow_ring, fast_direct)))
+    assert lost.behind(direct.plan) == pytest.approx(1.3)
+    assert not assessed_plan(lost).holds
 
 
 def test_there_are_enough_configurations_of_labs_that_can_be() -> None:

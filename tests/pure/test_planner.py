@@ -152,6 +152,22 @@ def test_large_sums_go_round_in_rings_where_many_would_send_to_one() -> None:
     assert (plan.schedule.algorithm, plan.schedule.grid) in {("ring", (2, 4)), ("direct_ring", (2, 4))}
 
 
+def test_where_ranks_take_turns_nothing_is_cut_and_all_hops_count() -> None:
+    fast = replace(TCP, bandwidth_bytes_per_s=0.6e9)
+    apart = _topology(2, 2, 2, 2, rails=(fast,), shm=replace(SHM, bandwidth_bytes_per_s=2.5e9))
+    by_turns = replace(apart, takes_turns=True)
+    assert _all_reduce(apart, 1 << 24).segment_bytes is not None
+    assert _all_reduce(by_turns, 1 << 24).segment_bytes is None
+    assert _all_reduce(by_turns, 1 << 24).schedule.grid == (2, 4)
+    # A flat ring leaves each host by one rank, while the other sends to that one.
+    (flat,) = {ways[0].link.bandwidth_bytes_per_s for ways in [_found(by_turns, Collective.ALL_REDUCE)["ring", (8,)]]}
+    assert 1 / flat == pytest.approx(1 / 0.6e9 + 1 / 5e9)
+    # Several that send to one at a time get less than elsewhere.
+    direct, ring = (_found(by_turns, Collective.ALL_REDUCE)[name, (2, 4)][1].link for name in ("direct", "ring"))
+    assert ring.bandwidth_bytes_per_s == pytest.approx(0.3e9)
+    assert direct.bandwidth_bytes_per_s == pytest.approx(0.6 * 0.3e9)
+
+
 def test_racks_share_their_uplinks_and_axes_the_rails() -> None:
     uplink = replace(TCP, latency_s=1e-5, bandwidth_bytes_per_s=4e8)
     topology = _topology(2, 2, 2, 2, racks=_racks([0, 1], [2, 3], uplink=uplink))

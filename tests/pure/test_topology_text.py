@@ -71,6 +71,13 @@ def test_what_is_written_is_read() -> None:
     assert topology_of(text) == topology
 
 
+def test_that_ranks_take_turns_is_kept() -> None:
+    text = text_of(replace(topology_of(CLUSTER), takes_turns=True), "by hand")
+    assert text.startswith("# by hand\n\ntakes_turns = true\n\n[shm]\n")
+    assert topology_of(text).takes_turns
+    assert not topology_of(CLUSTER).takes_turns
+
+
 def test_hosts_and_rails_without_names_get_some() -> None:
     found = topology_of(text_of(Topology(((0, 1), (2, 3)), racks=(Rack(hosts=(0,)), Rack(hosts=(1,))))))
     assert (found.names, found.interfaces) == (("host0", "host1"), ("rail0",))
@@ -92,6 +99,7 @@ def test_four_digits_are_kept(latency_s: float, bandwidth: float) -> None:
     [
         ("shm = ", "a topology is TOML, and this is not: "),
         ("[nvlink]", "the topology: unknown key 'nvlink'; known are shm, rails, hosts, racks"),
+        ("takes_turns = 1", "takes_turns = 1: want true or false"),
         ("shm = 3", r"\[shm\] = 3: want a table"),
         ("[rails]", r"rails = {}: want \[\[rails\]\] entries"),
         ("[shm]\nlatency = 3", "shm: unknown key 'latency'; known are latency_us"),

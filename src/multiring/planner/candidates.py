@@ -14,9 +14,9 @@ from multiring.schedule import SUMS, Accumulation, Collective, Frame, Phase, Sch
 from multiring.topology import Link, Topology, grid_of
 
 SEGMENTED = frozenset({Collective.ALL_REDUCE, Collective.BROADCAST})  # whose buffer is one piece of memory
-# 4 MiB to 128 KiB on the wire: of shorter ones each rank's part is a few packets, which cost it more than the wire.
-_SEGMENTS_BYTES = tuple(1 << bits for bits in range(22, 16, -1))
-_BROADCAST_SEGMENTS_BYTES = (1 << 20, 1 << 18)  # each is priced with all ranks of a line
+# 128 KiB to 4 MiB on the wire: of shorter ones each rank's part is a few packets, which cost it more than the wire.
+_SEGMENTS_BYTES = tuple(1 << bits for bits in range(17, 23))
+_BROADCAST_SEGMENTS_BYTES = (1 << 18, 1 << 20)  # each is priced with all ranks of a line
 _FLAT_MOST = 16  # hosts that one axis is long enough for
 _FINEST = 64  # shares add up to no more, unless a rail is slower than that part of all
 _CLOSE = 0.02  # shares differ from the bandwidths' proportion by so much at most, if they can
@@ -80,16 +80,16 @@ def wires_of(grid: tuple[int, ...], order: tuple[int, ...], topology: Topology, 
 def segments_of(
     collective: Collective, topology: Topology, size_bytes: int, wire: Wire = Wire.NONE
 ) -> tuple[int | None, ...]:
-    """Return how long the pieces may be that a buffer is cut into; None: the whole.
+    """Return how long the pieces may be that a buffer is cut into, shortest first; None: the whole.
 
     Those of a buffer that is coded are as much longer as coding makes them shorter, to a power of two. Within a host
-    nothing is cut: its memory is not worth it.
+    nothing is cut: its memory is not worth it. Nor is it where ranks take turns: pieces have nothing to overlap with.
     """
-    if len(topology.hosts) == 1 or collective not in SEGMENTED:
+    if len(topology.hosts) == 1 or collective not in SEGMENTED or topology.takes_turns:
         return (None,)
     lengths = _SEGMENTS_BYTES if collective is Collective.ALL_REDUCE else _BROADCAST_SEGMENTS_BYTES
     longer = round(4 * 1024 / encoded_bytes(wire, 1024))
-    return (None, *(length * longer for length in lengths if length * longer < size_bytes))
+    return (*(length * longer for length in lengths if length * longer < size_bytes), None)
 
 
 @lru_cache(maxsize=256)

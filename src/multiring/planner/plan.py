@@ -58,7 +58,7 @@ class Task:
 
 
 def cheapest(task: Task, topology: Topology) -> Plan:
-    """Return the plan with the lowest price; among equals the first of `ranked`.
+    """Return the plan with the lowest price; among equals, which differ by less than is known, the first of `ranked`.
 
     Raises:
         ScheduleError: the root is not a rank, or is not 0 where nobody broadcasts.
@@ -70,10 +70,10 @@ def cheapest(task: Task, topology: Topology) -> Plan:
     (_, best_place, schedule, cut), *others = sorted(offers, key=lambda offer: offer[:2])
     best = _priced(task, topology, schedule, cut)
     for at_least_s, place, schedule, cut in others:
-        if at_least_s > best.predicted_seconds:
+        if _known(at_least_s) > _known(best.predicted_seconds):
             break
         plan = _priced(task, topology, schedule, cut)
-        if (plan.predicted_seconds, place) < (best.predicted_seconds, best_place):
+        if (_known(plan.predicted_seconds), place) < (_known(best.predicted_seconds), best_place):
             best, best_place = plan, place
     return best
 
@@ -81,7 +81,12 @@ def cheapest(task: Task, topology: Topology) -> Plan:
 def ranked(task: Task, topology: Topology) -> list[Plan]:
     """Return all plans there are, cheapest first; see `cheapest`."""
     plans = [_priced(task, topology, schedule, cut) for schedule, cut in _offers(task, topology)]
-    return sorted(plans, key=lambda plan: plan.predicted_seconds)
+    return sorted(plans, key=lambda plan: _known(plan.predicted_seconds))
+
+
+def _known(seconds: float) -> float:
+    """Return `seconds` to as many digits as a price is known by; among equals short pieces come first."""
+    return float(f"{seconds:.3g}")
 
 
 def repriced(task: Task, plan: Plan, topology: Topology) -> float:

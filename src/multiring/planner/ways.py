@@ -17,6 +17,9 @@ _SHM_PORT, _RAILS_PORT = 0, 1
 # What is left of a rail's bandwidth where several hosts send to one at a time: their packets push each other out of
 # queues. 4 hosts at 1 Gbit/s, 16 and 32 MiB: direct took 3 to 12 % longer than rings (docs/decisions/0011).
 _CROWDED = 0.94
+# The same where processors are the wire, and whose turn it is changes with every message: 4 hosts x 2 ranks on two
+# cores without a limit, 512 KiB whole: direct took 4.2 to 6.4 ms, a ring 2.0.
+_CROWDED_BY_TURNS = 0.6
 
 
 def ways_of(schedule: Schedule, topology: Topology) -> tuple[Way, ...]:
@@ -33,13 +36,14 @@ def _way(schedule: Schedule, topology: Topology, axis: int) -> Way:
     patterns = tuple(phase.pattern for phase in schedule.phases if phase.axis == axis)
     # Only where the root stands decides more than the grid and the order.
     frame = replace(schedule.frame, shares=(1,))
-    from_hosts, from_racks = _senders(frame, patterns, axis, topology.hosts, topology.rack_of())
+    from_hosts, within_hosts, from_racks = _senders(frame, patterns, axis, topology.hosts, topology.rack_of())
     if not any(from_hosts):
         return Way(link=topology.shm, port=_SHM_PORT)
-    left = _CROWDED if _is_crowded(patterns, schedule.grid[axis]) else 1.0
+    crowded = _CROWDED_BY_TURNS if topology.takes_turns else _CROWDED
+    left = crowded if _is_crowded(patterns, schedule.grid[axis]) else 1.0
     each_host = [
-        _side_by_side(topology.rails_of(host), schedule.shares, senders)
-        for host, senders in enumerate(from_hosts)
+        _beside(_side_by_side(topology.rails_of(host), schedule.shares, senders), topology, host, within)
+        for host, (senders, within) in enumerate(zip(from_hosts, within_hosts, strict=True))
         if senders
     ]
     slowest = min(each_host, key=lambda found: found.bandwidth_bytes_per_s)
@@ -77,6 +81,16 @@ def _side_by_side(links: Sequence[Link | None], shares: Sequence[int], senders: 
     )
 
 
+def _beside(link: Link, topology: Topology, host: int, within: int) -> Link:
+    """Return `link` where `within` ranks of its host send to others there meanwhile: in turns, if there are any."""
+    if not topology.takes_turns:
+        return link
+    # What all ranks of a host get out of its memory, they get side by side.
+    memory_bytes_per_s = topology.shm.bandwidth_bytes_per_s * len(topology.hosts[host])
+    seconds_a_byte = 1 / link.bandwidth_bytes_per_s + within / memory_bytes_per_s
+    return replace(link, bandwidth_bytes_per_s=1 / seconds_a_byte)
+
+
 @lru_cache(maxsize=1024)
 def _senders(
     frame: Frame,
@@ -84,8 +98,8 @@ def _senders(
     axis: int,
     hosts: tuple[tuple[int, ...], ...],
     rack_of: tuple[int, ...],
-) -> tuple[list[int], list[int]]:
-    """Return how many ranks of each host send to other hosts along `axis`, and of each rack to other racks."""
+) -> tuple[list[int], list[int], list[int]]:
+    """Return how many ranks send along `axis`: of each host to others, only within it, of each rack to others."""
     host_of = np.zeros(frame.ranks, np.intp)
     for index, ranks in enumerate(hosts):
         host_of[list(ranks)] = index
@@ -93,13 +107,16 @@ def _senders(
     hosts_on = host_of[np.asarray(frame.order)[_busy_lines(frame, axis)]]
     racks_on = np.asarray(rack_of)[hosts_on]
     from_hosts, from_racks = np.zeros(len(hosts), np.intp), np.zeros(max(rack_of) + 1, np.intp)
+    all_senders = np.zeros(len(hosts), np.intp)
     for at in range(size):
         programs = [pattern.program(size, at) for pattern in patterns]
         receivers = np.unique(np.concatenate([_receivers(program) for program in programs]))
         for places, senders in ((hosts_on, from_hosts), (racks_on, from_racks)):
             crosses = (places[:, receivers] != places[:, [at]]).any(axis=1)
             np.add.at(senders, places[crosses, at], 1)
-    return from_hosts.tolist(), from_racks.tolist()
+        if len(receivers):
+            np.add.at(all_senders, hosts_on[:, at], 1)
+    return from_hosts.tolist(), (all_senders - from_hosts).tolist(), from_racks.tolist()
 
 
 @lru_cache(maxsize=256)

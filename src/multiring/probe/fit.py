@@ -1,8 +1,15 @@
 """From what a few all_reduces take to the constants of the links that they pass."""
 
+import math
+import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
+from typing import NamedTuple
+
+import numpy as np
 
 from multiring.collectives import build
 from multiring.planner import Plan
@@ -16,6 +23,7 @@ _LARGE_BYTES = 8 << 20
 _SEGMENT_BYTES = 1 << 20
 _PIECES = 64  # in which a small sum shows what a message costs
 _TURNS = 5
+_PIECE_BYTES, _SUMS = 256 << 10, 50
 _LEAST_S = 1e-7
 
 
@@ -25,6 +33,13 @@ class Patience:
 
     seconds: float
     drain_s: float
+
+
+class Throughput(NamedTuple):
+    """What large sums reach, and the part of the machine's cores that had nothing to do meanwhile."""
+
+    bytes_per_s: float
+    idle: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,8 +55,8 @@ class Between:
     shares: tuple[int, ...]
     patience: Patience
 
-    def link(self) -> Link:
-        """Return the constants of what joins the ranks.
+    def link(self) -> tuple[Link, float]:
+        """Return the constants of what joins the ranks, and what part of the machine's cores idled in large sums.
 
         With p ranks: a small exchange travels with the agreement, a direct sum takes two steps of p - 1 messages each
         after it, and each further piece of that occupies the port for 2 (p - 1) messages.
@@ -51,14 +66,15 @@ class Between:
         direct_s = self._small("direct", 1)
         overhead_s = (self._small("direct", _PIECES) - direct_s) / ((_PIECES - 1) * 2 * others)
         overhead_s = max(overhead_s, _LEAST_S)
-        bandwidth = self.bandwidth()
-        return Link(
+        bandwidth, idle = self.bandwidth()
+        link = Link(
             latency_s=max((direct_s - noted_s) / 2 - others * overhead_s, _LEAST_S),
             overhead_s=overhead_s,
             bandwidth_bytes_per_s=bandwidth,
             # Within a host a copy is a read and a write, and so, nearly, is a reduction of two operands.
             reduce_bytes_per_s=SHM.reduce_bytes_per_s if self.engine == "tcp" else 2 * bandwidth,
         )
+        return link, idle
 
     def overhead_s(self, latency_s: float) -> float:
         """Return what a message costs by itself, as those of a small sum are; a stream of them shares wake-ups.
@@ -69,14 +85,16 @@ class Between:
         taken_s = self._small("direct", 1, median)
         return max((taken_s - (rounds + 2) * latency_s) / (rounds + 2 * others), _LEAST_S)
 
-    def bandwidth(self) -> float:
-        """Return the bytes per second that each rank gets, each way."""
+    def bandwidth(self) -> Throughput:
+        """Return what each rank gets, each way."""
         between_hosts = self.engine == "tcp"
         plan = self._plan("direct", _SEGMENT_BYTES if between_hosts else None)
         drain_s = self.patience.drain_s if between_hosts else 0.0
         task = all_reduce_task(_LARGE_BYTES)
+        idle_s, begin_s = _idle_s(), time.monotonic()
         taken_s = time_plan(self.part, task, plan, seconds=self.patience.seconds, drain_s=drain_s)
-        return 2 * _LARGE_BYTES * (self.part.size - 1) / self.part.size / taken_s
+        idle = (_idle_s() - idle_s) / (time.monotonic() - begin_s) / (os.cpu_count() or 1)
+        return Throughput(2 * _LARGE_BYTES * (self.part.size - 1) / self.part.size / taken_s, idle)
 
     def _small(self, algorithm: str, pieces: int, usual: Callable[[list[float]], float] = min) -> float:
         task = all_reduce_task(_SMALL_BYTES * pieces)
@@ -89,3 +107,20 @@ class Between:
         ranks = self.part.size
         frame = Frame(collective=Collective.ALL_REDUCE, grid=(ranks,), order=tuple(range(ranks)), shares=self.shares)
         return Plan(build(algorithm, frame), self.engine, 0.0, segment_bytes)
+
+
+def reduce_rate() -> float:
+    """Return the bytes per second that a sum of two pieces writes; the least disturbed of some."""
+    one, other = np.ones((2, _PIECE_BYTES // 4), np.float32)
+    best_s = math.inf
+    for _ in range(_SUMS):
+        begin = time.perf_counter()
+        np.add(one, other, out=one)
+        best_s = min(best_s, time.perf_counter() - begin)
+    return _PIECE_BYTES / best_s
+
+
+def _idle_s() -> float:
+    """Return the seconds that the machine's cores have idled so far, all together."""
+    _, _user, _nice, _system, idle, waiting, *_ = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()
+    return (int(idle) + int(waiting)) / os.sysconf("SC_CLK_TCK")

@@ -6,6 +6,8 @@ pair at a time, and in another afterwards, so that a slow host shows in both and
 measured with all ranks at once, too: where ranks share cores it is several times what a pair finds.
 """
 
+import hashlib
+import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import astuple, dataclass, replace
@@ -13,12 +15,16 @@ from itertools import combinations
 
 import numpy as np
 
-from multiring.probe.fit import Between, Patience
+from multiring.probe.fit import Between, Patience, reduce_rate
 from multiring.probe.remarks import far_from_stated, median_of, racked, slow_hosts
 from multiring.runtime import Group
+from multiring.runtime.addresses import boot_id
 from multiring.topology import SHM, Link, Topology
 
 _LONGEST_LINE = 16  # hosts; of more the planner makes two axes
+_IDLE = 0.05  # of the cores: where fewer are idle while large sums pass, processors are what is between the hosts
+_MOST_CORES = 1024
+_NAME_BYTES = 16
 _NEARLY_ALL = 60  # parts of a buffer that one rail carries while it is measured, each other rail one
 
 
@@ -44,11 +50,13 @@ def probe(group: Group, *, seconds: float = 0.5, drain_s: float = 0.5) -> Findin
     if len(known.hosts) == 1:
         return Findings(replace(known, shm=shm), ())
     rounds = _rounds(known)
-    measured = [_rail(group, rail, rounds, patience) for rail in range(len(known.rails))]
+    by_rail = [_rail(group, rail, rounds, patience) for rail in range(len(known.rails))]
+    measured, idle = [links for links, _ in by_rail], [part for _, part in by_rail]
     usual = tuple(median_of(each) for each in measured)
     own, warnings = slow_hosts(known, measured, usual)
     busy_s = _busy_overhead_s(group, usual[0], patience)
     usual = tuple(replace(link, overhead_s=max(link.overhead_s, busy_s)) for link in usual)
+    takes_turns = min(idle) < _IDLE and outnumbered(*_cores(group))
     racks = tuple(known.racks)
     if len(racks) > 1:
         uplinks = [_uplink(group, rail, patience) for rail in range(len(known.rails))]
@@ -56,7 +64,8 @@ def probe(group: Group, *, seconds: float = 0.5, drain_s: float = 0.5) -> Findin
     warnings += far_from_stated(known, usual)
     reduce = shm.reduce_bytes_per_s
     rails = tuple(replace(link, reduce_bytes_per_s=reduce) for link in usual)
-    return Findings(replace(known, shm=shm, rails=rails, own_rails=own, racks=racks), tuple(warnings))
+    found = replace(known, shm=shm, rails=rails, own_rails=own, racks=racks, takes_turns=takes_turns)
+    return Findings(found, tuple(warnings))
 
 
 # ---- within hosts ----
@@ -71,12 +80,13 @@ def _shm(group: Group, patience: Patience) -> Link:
     waiting = group.calls.membership.asleep() if len(group.topology.hosts) > 1 else nullcontext()
     with waiting:
         if local.size > 1:
-            found[:4] = astuple(Between(part=local, engine="shm+tcp", shares=(1,), patience=patience).link())
+            link, _ = Between(part=local, engine="shm+tcp", shares=(1,), patience=patience).link()
+            found[:4] = astuple(link)
             found[4] = 1
     rows = group.all_gather(found[np.newaxis])
     rows = rows[rows[:, 4] > 0]
     if not len(rows):
-        return SHM
+        return replace(SHM, reduce_bytes_per_s=float(np.median(group.all_gather(np.array([reduce_rate()])))))
     latency_s, overhead_s, bandwidth, reduce = np.median(rows[:, :4], axis=0).tolist()
     return Link(latency_s=latency_s, overhead_s=overhead_s, bandwidth_bytes_per_s=bandwidth, reduce_bytes_per_s=reduce)
 
@@ -108,23 +118,27 @@ def _ring(hosts: Sequence[int]) -> list[tuple[int, int]]:
     return [(host, hosts[(at + 1) % len(hosts)]) for at, host in enumerate(hosts)]
 
 
-def _rail(group: Group, rail: int, rounds: list[list[tuple[int, int]]], patience: Patience) -> list[Link]:
-    """Return what each host gets out of one rail: the better of what it got with its neighbours."""
+def _rail(group: Group, rail: int, rounds: list[list[tuple[int, int]]], patience: Patience) -> tuple[list[Link], float]:
+    """Return what each host gets out of one rail: the better of what it got with its neighbours.
+
+    And what part of the cores idled meanwhile, on the median host.
+    """
     hosts = len(group.topology.hosts)
-    best = np.zeros((hosts, 4))
+    best = np.zeros((hosts, 5))
     for pairs in rounds:
-        found = np.zeros((hosts, 4))
+        found = np.zeros((hosts, 5))
         part = _part_of(group, [[group.topology.hosts[host][0] for host in pair] for pair in pairs])
         if part is not None:
-            link = Between(part=part, engine="tcp", shares=_all_on(rail), patience=patience).link()
-            found[group.topology.host_of()[group.rank]] = astuple(link)
+            link, idle = Between(part=part, engine="tcp", shares=_all_on(rail), patience=patience).link()
+            found[group.topology.host_of()[group.rank]] = *astuple(link), idle
         group.all_reduce(found, "max")
         better = found[:, 2] > best[:, 2]
         best[better] = found[better]
-    return [
+    links = [
         Link(latency_s=row[0], overhead_s=row[1], bandwidth_bytes_per_s=row[2], reduce_bytes_per_s=row[3])
         for row in best.tolist()
     ]
+    return links, float(np.median(best[:, 4]))
 
 
 def _busy_overhead_s(group: Group, rail: Link, patience: Patience) -> float:
@@ -144,6 +158,27 @@ def _busy_overhead_s(group: Group, rail: Link, patience: Patience) -> float:
     return float(np.nanmedian(group.all_gather(found)))
 
 
+def _cores(group: Group) -> tuple[list[bytes], list[frozenset[int]]]:
+    """Return each rank's machine, of which virtual hosts are parts, and the cores of it that the rank may use."""
+    may_use = np.zeros(_MOST_CORES, np.uint8)
+    may_use[[core for core in os.sched_getaffinity(0) if core < _MOST_CORES]] = 1
+    machine = np.frombuffer(hashlib.blake2b(boot_id().encode(), digest_size=_NAME_BYTES).digest(), np.uint8)
+    rows = group.all_gather(np.concatenate([machine, may_use])[np.newaxis])
+    return (
+        [row[:_NAME_BYTES].tobytes() for row in rows],
+        [frozenset(np.flatnonzero(row[_NAME_BYTES:]).tolist()) for row in rows],
+    )
+
+
+def outnumbered(machines: Sequence[bytes], cores: Sequence[frozenset[int]]) -> bool:
+    """Return whether some machine has more ranks than cores that they may use; both by rank."""
+    for machine in set(machines):
+        used = [each for each, where in zip(cores, machines, strict=True) if where == machine]
+        if len(used) > len(frozenset().union(*used)):
+            return True
+    return False
+
+
 def _uplink(group: Group, rail: int, patience: Patience) -> list[float]:
     """Return, for each rack, the bytes per second of its uplink: all its hosts send to another rack's at once."""
     topology = group.topology
@@ -154,7 +189,8 @@ def _uplink(group: Group, rail: int, patience: Patience) -> list[float]:
         rate = np.zeros(1)
         if part is not None:
             between = Between(part=part, engine="tcp", shares=_all_on(rail), patience=patience)
-            rate[0] = between.bandwidth() if part.rank == 0 else 0 * between.bandwidth()
+            bytes_per_s, _ = between.bandwidth()
+            rate[0] = bytes_per_s if part.rank == 0 else 0.0
         group.all_reduce(rate)
         found[[one, other]] = np.maximum(found[[one, other]], rate[0])
     return [float(each) for each in found]

@@ -176,10 +176,14 @@ def _address_by_route() -> str:
         return str(probe.getsockname()[0])
 
 
+def boot_id() -> str:
+    """Return what is equal for two processes exactly when they run on one machine, since it was started."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
 def host_id() -> str:
     """Return what is equal for two processes exactly when they share a boot, a host name and a network namespace.
 
     A virtual host (own namespaces on one machine) counts as a host of its own.
     """
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{os.uname().nodename} {boot} {Path('/proc/self/ns/net').stat().st_ino}"
+    return f"{os.uname().nodename} {boot_id()} {Path('/proc/self/ns/net').stat().st_ino}"

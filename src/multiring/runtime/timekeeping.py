@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from multiring.runtime.addresses import boot_id
 from multiring.runtime.group import Group
 from multiring.trace import Reading, best_reading
 
@@ -15,9 +16,8 @@ Patience = Callable[[], float | None]  # seconds that are left for the next mess
 
 def clock_name() -> str:
     """Return what is equal for two processes exactly when they have one monotonic clock: a boot, a time namespace."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     namespace = Path("/proc/self/ns/time")
-    return f"{boot} {namespace.stat().st_ino}" if namespace.exists() else boot
+    return f"{boot_id()} {namespace.stat().st_ino}" if namespace.exists() else boot_id()
 
 
 def ask_time(group: Group, patience: Patience) -> Reading:

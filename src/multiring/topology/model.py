@@ -64,6 +64,7 @@ class Topology:
     `hosts` lists each host's ranks of the group. `shm` is what each rank has for itself; `rails` are the interfaces by
     which a host reaches the others, shared by all of its ranks. No `racks` means that all hosts share one. `names` are
     what hosts call themselves, `interfaces` what they call their rails; either may be unknown, and empty.
+    `takes_turns`: nothing is between hosts but processors, on which ranks take turns, so that nothing overlaps.
 
     Raises:
         ArgumentError: the hosts' ranks are not exactly 0, 1, ... each once; the racks' hosts are not the hosts, each
@@ -77,6 +78,7 @@ class Topology:
     own_rails: tuple[OwnRails, ...] = ()
     names: tuple[str, ...] = ()
     interfaces: tuple[str, ...] = ()
+    takes_turns: bool = False
 
     def __post_init__(self) -> None:
         ranks = sorted(rank for host in self.hosts for rank in host)

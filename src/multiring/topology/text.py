@@ -39,7 +39,10 @@ def topology_of(text: str) -> Topology:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ArgumentError(f"a topology is TOML, and this is not: {error}") from None
-    _refuse_others(table, ("shm", "rails", "hosts", "racks"), "the topology")
+    _refuse_others(table, ("shm", "rails", "hosts", "racks", "takes_turns"), "the topology")
+    takes_turns = table.get("takes_turns", False)
+    if not isinstance(takes_turns, bool):
+        raise ArgumentError(f"the topology: takes_turns = {takes_turns!r}: want true or false")
     rails = [_table(each, "[[rails]]") for each in _list(table, "rails")]
     interfaces = tuple(_name(rail, "interface", "[[rails]]") for rail in rails)
     if len(set(interfaces)) < len(interfaces):
@@ -54,6 +57,7 @@ def topology_of(text: str) -> Topology:
         own_rails=own,
         names=names,
         interfaces=interfaces,
+        takes_turns=takes_turns,
     )
 
 
@@ -165,6 +169,7 @@ def text_of(topology: Topology, heading: str = "") -> str:
     names = topology.names or tuple(f"host{host}" for host in range(len(topology.hosts)))
     rails = topology.interfaces or tuple(f"rail{rail}" for rail in range(len(topology.rails)))
     lines = [f"# {line}" for line in heading.splitlines()]
+    lines += ["", "takes_turns = true"] if topology.takes_turns else []
     lines += ["", "[shm]", *_constants(topology.shm)]
     for interface, link in zip(rails, topology.rails, strict=True):
         lines += ["", "[[rails]]", f"interface = {json.dumps(interface)}", *_constants(link)]
