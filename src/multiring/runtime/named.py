@@ -29,12 +29,12 @@ from multiring.runtime.group import Group
 from multiring.runtime.handles import Handle, OperationHandle, Posted
 from multiring.runtime.labels import label_of, meaning_of
 from multiring.runtime.line import Kind, Line, Message
-from multiring.runtime.named_handle import AtOnce, NamedHandle, Start
+from multiring.runtime.named_handle import NamedHandle, Start
 from multiring.runtime.switching import tree_neighbours
 from multiring.runtime.terms import disagreement
 from multiring.runtime.vigil import Vigil
 
-__all__ = ["AtOnce", "NamedOperations", "Start", "posted_of"]
+__all__ = ["NamedOperations", "Start", "posted_of"]
 
 _log = logging.getLogger("multiring")
 _FEW = 64  # names: fewer are not worth looking through for those whose operations have ended
@@ -45,7 +45,7 @@ _LAST_WORDS_S = 1.0  # what a rank said before it left has come by then, also by
 
 
 def posted_of(handle: Handle) -> Posted | None:
-    """Return what `AtOnce` has as `again`, of a handle of `submit`; None where it cannot be repeated, or was."""
+    """Return what `submit_again` needs of a handle of `submit`; None where that cannot be posted as it was."""
     posted = handle.posted if isinstance(handle, NamedHandle) else None
     return posted.posted if isinstance(posted, OperationHandle) else None
 
@@ -85,14 +85,14 @@ class NamedOperations:
             self._membership.context.link_with([self.ranks[rank] for rank in self._near])
             control.add(self.id, self)
 
-    def submit(self, name: str, terms: Terms, start: Start, at_once: AtOnce | None = None) -> Handle:
+    def submit(self, name: str, terms: Terms, start: Start, at_once: Start | None = None) -> Handle:
         """Start an operation, and return its handle.
 
         Args:
             name: what the ranks match it by.
             terms: what they must agree on besides, in the order of checking.
             start: posts the collective; called at once, or on another thread once the ranks have agreed on its place.
-            at_once: posts it where this thread waits for the handle next, as it was posted before if that can be.
+            at_once: the same where this thread waits for the handle next: it may post what only a waiter drives.
 
         Raises:
             ArgumentError: an operation of this name is in flight here.
@@ -110,7 +110,7 @@ class NamedOperations:
                 raise self._refusal(f"operation {name!r}")
             handle = NamedHandle(self, name, terms, start)
             if self._accord is None:
-                handle.posted = self._post(name, terms, at_once or AtOnce(start))
+                handle.posted = (at_once or start)(self._group, label_of(name, terms))
                 handle.number = self._calls.last
             else:
                 self._accord.put([handle])
@@ -120,9 +120,24 @@ class NamedOperations:
                 self._sweep_at = max(_FEW, 2 * len(self._in_flight))
             return handle
 
-    def _post(self, name: str, terms: Terms, at_once: AtOnce) -> Handle:
-        repeated = None if at_once.again is None else self._calls.post_again(at_once.again)
-        return repeated or at_once.start(self._group, label_of(name, terms))
+    def submit_again(self, name: str, terms: Terms, start: Start, posted: Posted) -> Handle | None:
+        """Start an operation as it was posted before; None: something has changed since, and nothing was done.
+
+        Otherwise as `submit`; this thread waits for the handle next.
+        """
+        with self._lock:
+            earlier = self._in_flight.get(name)
+            is_free = earlier is None or earlier.done()
+            if not is_free or self._broken is not None or self._joining is not None or self._accord is not None:
+                return None
+            again = self._calls.post_again(posted)
+            if again is None:
+                return None
+            handle = NamedHandle(self, name, terms, start)
+            handle.posted = again
+            handle.number = self._calls.last
+            self._in_flight[name] = handle
+            return handle
 
     def join(self) -> Handle:
         """Take part in the others' operations with stand-ins until all ranks have joined.

@@ -2,22 +2,15 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from multiring.errors import MismatchError, MultiringError, StallError, Terms
 from multiring.runtime.group import Group
-from multiring.runtime.handles import Handle, Posted, Waiter
+from multiring.runtime.handles import Handle, Waiter
 
 _LINGER_S = 0.3
 
 Start = Callable[[Group, str], Handle]  # posts a collective on that group, with that label
-
-
-class AtOnce(NamedTuple):
-    """How the thread posts a collective that waits for its handle next: it may post what only a waiter drives."""
-
-    start: Start
-    again: Posted | None = None  # what an operation of the same name, terms and memory was posted as
 
 
 class Keeper(Protocol):

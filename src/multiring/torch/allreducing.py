@@ -10,7 +10,7 @@ from torch import Tensor
 from multiring.errors import UnsupportedError
 from multiring.optim import start_adasum
 from multiring.runtime import Group, Handle
-from multiring.runtime.named import AtOnce, Start
+from multiring.runtime.named import Start
 from multiring.torch.compression import Compression, require_compressor
 from multiring.torch.handles import Name, Pending, Several, handle_of, submit
 from multiring.torch.process_sets import ProcessSet, global_process_set, members_of
@@ -158,7 +158,7 @@ def without_compressor(how: Combination, compression: Any, tensors: Sequence[Ten
 
 def starting(
     memory: Tensor, parts: Sequence[Tensor], form: WireForm, how: Combination, *, waits: bool
-) -> tuple[Start, AtOnce]:
+) -> tuple[Start, Start]:
     """Return what starts to combine `memory` in place, on any thread, and on this one, which with `waits` waits for it.
 
     Adasum combines `parts` of it, each by itself.
@@ -169,7 +169,7 @@ def starting(
             return start_adasum(group, [array_of(part) for part in parts], label=label)
         return group.all_reduce_async(buffer_from(memory), form.op, wire=how.wire, label=label, waits=waits)
 
-    return start, AtOnce(partial(start, waits=waits))
+    return start, partial(start, waits=waits)
 
 
 def _memory(group: Group, tensor: Tensor, form: WireForm, prescale: float, *, in_place: bool) -> Tensor:

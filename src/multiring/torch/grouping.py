@@ -87,7 +87,18 @@ def grouped_allreduce_(
     Those of `arena_like` are not copied.
     """
     how = combination(op, average, prescale_factor, postscale_factor)
-    found: tuple[Tensor, ...] = _submit(tensors, name, how, process_set, in_place=True, waits=True).wait()
+    span = None
+    if name is not None and tensors and isinstance(tensors, list | tuple):
+        # As it was combined before, if it was: most of a group that comes again is code and objects that the last sum
+        # has driven out of the caches, and this touches few of them.
+        span = members_of(process_set).packing.known_span(tensors)
+        repeat = None if span is None else span.repeats.get((name, how))
+        again = None if repeat is None else repeat.start()
+        if again is not None:
+            note_changes(tensors)
+            again.wait()
+            return tuple(tensors)
+    found: tuple[Tensor, ...] = _submit(tensors, name, how, process_set, in_place=True, waits=True, span=span).wait()
     return found
 
 
@@ -106,6 +117,7 @@ def grouped_allreduce_async_(
 
 
 _MOST_REPEATS = 8  # names that are kept for one span
+_WHOLE = "1 of 1"  # all tensors are one part
 
 
 class _Group(NamedTuple):
@@ -115,7 +127,7 @@ class _Group(NamedTuple):
     tensors: Sequence[Tensor]
     how: Combination
     name: Name
-    part: str = "1 of 1"  # of what the caller has as one: all tensors of one type
+    part: str = _WHOLE
     waits: bool = False  # whether this thread waits for it next
 
 
@@ -127,12 +139,14 @@ def _submit(
     *,
     in_place: bool,
     waits: bool = False,
+    span: Span | None = None,
 ) -> Pending | Several:
+    """Start to combine `tensors`; `span` is theirs, where it has been looked for and found."""
     members = members_of(process_set)
     if not tensors:
         raise ArgumentError("a group of no tensors: want at least one")
     group = _Group(members, tensors if isinstance(tensors, list | tuple) else tuple(tensors), how, name, waits=waits)
-    span = _span_of(group) if in_place else None
+    span = _span_of(group, span) if in_place else None
     if span is not None:
         return _submit_span(group, span)
     if _are_plain_and_alike(tensors):
@@ -184,9 +198,9 @@ def _is_in_place(members: Members, dtype: torch.dtype, how: Combination) -> bool
     return how.op != Adasum and how.prescale == 1.0 and wire_form(dtype, how.op, how.postscale, members.size).is_plain
 
 
-def _span_of(group: _Group) -> Span | None:
+def _span_of(group: _Group, known: Span | None = None) -> Span | None:
     """Return the tensors' memory where they are combined as they lie there."""
-    span = group.members.packing.span_of(group.tensors)
+    span = known or group.members.packing.span_of(group.tensors)
     return span if span is not None and _is_in_place(group.members, span.layout.dtype, group.how) else None
 
 
@@ -229,15 +243,14 @@ def _submit_span(group: _Group, span: Span) -> Pending:
 
     form = wire_form(span.layout.dtype, how.op, how.postscale, members.size)
     terms = _terms(span.layout, span.layout.total, how, part)
-    key = (name, how, part) if waits and isinstance(name, str) else None
     start, at_once = starting(span.memory, (), form, how, waits=waits)
-    pending = submit(members, name, terms, start, finish, at_once._replace(again=span.repeats.get(key)))
+    pending = submit(members, name, terms, start, finish, at_once)
     if waits:  # before the sum comes through the caches: afterwards each tensor would have to be fetched anew
         note_changes(tensors)
-    if key is not None and (posted := pending.posted) is not None:
-        if len(span.repeats) >= _MOST_REPEATS:
-            span.repeats.clear()
-        span.repeats[key] = posted
+        if isinstance(name, str) and part == _WHOLE and (repeat := pending.repeat(terms, start)) is not None:
+            if len(span.repeats) >= _MOST_REPEATS:
+                span.repeats.clear()
+            span.repeats[name, how] = repeat
     return pending
 
 

@@ -2,12 +2,13 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from multiring.errors import ArgumentError, MultiringError, Terms
 from multiring.runtime import Handle
 from multiring.runtime.handles import Posted
-from multiring.runtime.named import AtOnce, Start, posted_of
+from multiring.runtime.named import Start, posted_of
 from multiring.torch.errors import internal
 from multiring.torch.process_sets import Members
 from multiring.torch.terms import PART
@@ -60,10 +61,44 @@ class Pending:
         """Free the name of what nobody waits for any more."""
         self._members.in_flight.discard(self._name)
 
-    @property
-    def posted(self) -> Posted | None:
-        """What it was posted as, for the next one like it; None: that cannot be repeated, or this one was."""
-        return posted_of(self._handle)
+    def repeat(self, terms: Terms, start: Start) -> "Repeat | None":
+        """Return what starts it again; None where it cannot be started as it was."""
+        posted = posted_of(self._handle)
+        return None if posted is None else Repeat(self._members, self._name, self._what, terms, start, posted)
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """An operation that this thread waited for, and may do so again."""
+
+    _members: Members
+    _name: str
+    _what: str
+    _terms: Terms
+    _start: Start
+    _posted: Posted
+
+    def start(self) -> Pending | None:
+        """Start it once more; None: not as it was, and nothing was done. This thread waits for it next."""
+        members, name = self._members, self._name
+        if name in members.in_flight:
+            return None
+        members.in_flight.add(name)
+        try:
+            handle = members.named.submit_again(name, self._terms, self._start, self._posted)
+        except BaseException as error:
+            members.in_flight.discard(name)
+            if isinstance(error, MultiringError):
+                raise internal(error, self._what) from error
+            raise
+        if handle is None:
+            members.in_flight.discard(name)
+            return None
+        return Pending(members, name, self._what, handle, _as_it_is)
+
+
+def _as_it_is(result: Any) -> Any:
+    return result
 
 
 class Several:
@@ -114,7 +149,7 @@ def submit(
     terms: Terms,
     start: Start,
     finish: Callable[[Any], Any],
-    at_once: AtOnce | None = None,
+    at_once: Start | None = None,
 ) -> Pending:
     """Start an operation of a process set.
 
