@@ -73,8 +73,7 @@ class Review:
         else:
             self.constants = replace(self.constants, of_all=self.constants.of_all / ratio)
         named = tuple(
-            f"{self._named(host)}: {each / 1e6:.3g} of {usual / 1e6:.3g} MB/s"
-            for host, (each, usual) in carried.items()
+            f"{self.named(host)}: {each / 1e6:.3g} of {usual / 1e6:.3g} MB/s" for host, (each, usual) in carried.items()
         )
         return Finding(ratio=ratio, hosts=named, constants=self.constants)
 
@@ -106,7 +105,8 @@ class Review:
                 return found
         return {}
 
-    def _named(self, host: int) -> str:
+    def named(self, host: int) -> str:
+        """Return what the host is called, and its ranks."""
         ranks = list(self.topology.hosts[host])
         name = f"{self.topology.names[host]} " if self.topology.names else ""
         return f"host {name}(ranks {ranks})"

@@ -117,7 +117,7 @@ class Calls:
         slots = self._at_once and len(ranks) > 1
         exchange = Exchange(membership.context, list(ranks), STEPS) if slots else None
         watches = membership.replan and len(topology.hosts) > 1
-        self._watch = Watch(membership.context, ranks, topology) if watches else None
+        self._watch = Watch(membership.context, ranks, self.own, topology) if watches else None
         self._topology = topology
         self.repeats = Repeats(
             membership.holdings,

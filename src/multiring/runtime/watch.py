@@ -2,9 +2,15 @@
 
 At every CHECK_EVERY-th operation of a group its ranks start to gather what they measured, and do not wait; at the
 next such operation they have it, decide alike, and from that operation on run other plans.
+
+Where operations take ten times what they took before that would be minutes: a rank whose own connections crawl says so
+at once. It cannot tell which end is to blame, and names both; of a slow host both neighbours speak.
 """
 
 import logging
+import math
+import statistics
+import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,6 +31,12 @@ CHECK_EVERY = 64  # operations; no rank is further ahead of another when plans a
 LEAST_BYTES = 1 << 20  # what shorter buffers take, latency decides
 _FEWEST = 4  # operations that say something together
 _MOST_KEPT = 256
+_CRAWL = 10.0  # times what operations took before
+_CRAWLING = 3  # such operations in a row are worth a word
+_LEAST_CRAWL_S = 0.1
+_ENOUGH = 8  # operations tell what is usual
+_SILENT_S = 60.0  # after a word
+_SLOW = 0.2  # of what a connection carried before
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +50,54 @@ class Measured:
 class Watch:
     """What one rank knows of one group. Not thread-safe: the group holds its lock."""
 
-    def __init__(self, context: Context, ranks: tuple[int, ...], topology: Topology) -> None:
+    def __init__(self, context: Context, ranks: tuple[int, ...], own: int, topology: Topology) -> None:
         self._context = context
         self._index = {rank: index for index, rank in enumerate(ranks)}
         self._host_of = topology.host_of()
         self._hosts = len(topology.hosts)
         self._review = Review(topology)
         self._posted: deque[Measured] = deque(maxlen=_MOST_KEPT)
+        self._crawls = Crawls()
+        self._best_rates: dict[int, float] = {}  # by host, bytes per second that it took from this rank
+        self._own_host = topology.host_of()[own]
+        self._topology = topology
         self.gathering: tuple[OperationHandle, NDArray[np.float64]] | None = None
 
     def add(self, operation: Operation, predicted_s: float) -> None:
         """Look at this operation once it has ended."""
         self._posted.append(Measured(operation, predicted_s))
+        self._crawls.posted.append(Measured(operation, predicted_s))
+        slower = self._crawls.look(self._context)
+        if slower is not None:
+            self._name_crawling(slower)
+        elif len(self._crawls.usual) % _ENOUGH == 0:
+            for host, rate in self._rates().items():
+                self._best_rates[host] = max(self._best_rates.get(host, 0.0), rate)
+
+    def _rates(self) -> dict[int, float]:
+        """Return the bytes per second that each host took from this rank last."""
+        rates: dict[int, float] = {}
+        for rank, rate in self._context.goodputs():
+            if rank in self._index:
+                host = self._host_of[self._index[rank]]
+                rates[host] = max(rates.get(host, 0.0), rate)
+        return rates
+
+    def _name_crawling(self, slower: float) -> None:
+        ways = [
+            f"{self._review.named(host)} takes {rate / 1e6:.3g} instead of {self._best_rates[host] / 1e6:.3g} MB/s"
+            for host, rate in self._rates().items()
+            if rate < _SLOW * self._best_rates.get(host, 0.0)
+        ]
+        if ways:
+            _log.warning(
+                "all_reduces of %d bytes and more on %d ranks take %.0f times what they took before; from here, %s, %s",
+                LEAST_BYTES,
+                len(self._index),
+                slower,
+                self._review.named(self._own_host),
+                "; ".join(ways),
+            )
 
     def row(self) -> NDArray[np.float64]:
         """Return this rank's row of the table, see `Review.check`, of what has ended since the last call."""
@@ -63,10 +111,8 @@ class Watch:
             return row
         self._posted = deque(kept, maxlen=_MOST_KEPT)
         row[:2] = busy_seconds(each.operation.ran_s for each in good), sum(each.predicted_s for each in good)
-        for rank, rate in self._context.goodputs():
-            if rank in self._index:
-                host = self._host_of[self._index[rank]]
-                row[2 + host] = max(row[2 + host], rate)
+        for host, rate in self._rates().items():
+            row[2 + host] = rate
         return row
 
     def check(self, table: NDArray[np.float64]) -> Finding | None:
@@ -82,6 +128,42 @@ class Watch:
                 f"slow is {'; '.join(finding.hosts)}" if finding.hosts else "no host is slower than the others",
             )
         return finding
+
+
+class Crawls:
+    """Whether operations have come to take many times what they took before, each beside what was predicted."""
+
+    def __init__(self) -> None:
+        self.posted: deque[Measured] = deque(maxlen=_MOST_KEPT)
+        self.usual: deque[float] = deque(maxlen=_MOST_KEPT)  # ratios of operations that did not crawl
+        self._crawling = 0
+        self._silent_until_s = 0.0
+
+    def look(self, context: Context) -> float | None:
+        """Return how many times slower operations have become, where that is worth a word; else None."""
+        while self.posted and context.has_ended(self.posted[0].operation):
+            each = self.posted.popleft()
+            if each.operation.fault == FaultKind.NONE and each.predicted_s > 0:
+                start_s, end_s = each.operation.ran_s
+                slower = self.note(end_s - start_s, each.predicted_s)
+                if slower is not None:
+                    return slower
+        return None
+
+    def note(self, taken_s: float, predicted_s: float) -> float | None:
+        """Take in what an operation took; see `look`."""
+        ratio = taken_s / predicted_s
+        usual = statistics.median(self.usual) if len(self.usual) >= _ENOUGH else math.inf
+        if ratio <= _CRAWL * usual or taken_s < _LEAST_CRAWL_S:
+            self._crawling = 0
+            self.usual.append(ratio)
+            return None
+        self._crawling += 1
+        now_s = time.monotonic()
+        if self._crawling < _CRAWLING or now_s < self._silent_until_s:
+            return None
+        self._silent_until_s = now_s + _SILENT_S
+        return ratio / usual
 
 
 def busy_seconds(spans: Iterable[tuple[float, float]]) -> float:
