@@ -36,7 +36,8 @@ _CRAWLING = 3  # such operations in a row are worth a word
 _LEAST_CRAWL_S = 0.1
 _ENOUGH = 8  # operations tell what is usual
 _SILENT_S = 60.0  # after a word
-_SLOW = 0.2  # of what a connection carried before
+_SLOW = 0.2  # of what a connection usually carries
+_MOST_RATES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +59,11 @@ class Watch:
         self._review = Review(topology)
         self._posted: deque[Measured] = deque(maxlen=_MOST_KEPT)
         self._crawls = Crawls()
-        self._best_rates: dict[int, float] = {}  # by host, bytes per second that it took from this rank
+        self._stated = [
+            sum(rail.bandwidth_bytes_per_s for rail in topology.rails_of(host)) for host in range(self._hosts)
+        ]
+        self._usual_rates: dict[int, deque[float]] = {}  # by host, bytes per second that it took from this rank
         self._own_host = topology.host_of()[own]
-        self._topology = topology
         self.gathering: tuple[OperationHandle, NDArray[np.float64]] | None = None
 
     def add(self, operation: Operation, predicted_s: float) -> None:
@@ -70,9 +73,9 @@ class Watch:
         slower = self._crawls.look(self._context)
         if slower is not None:
             self._name_crawling(slower)
-        elif len(self._crawls.usual) % _ENOUGH == 0:
+        elif not self._crawls.crawling:
             for host, rate in self._rates().items():
-                self._best_rates[host] = max(self._best_rates.get(host, 0.0), rate)
+                self._usual_rates.setdefault(host, deque(maxlen=_MOST_RATES)).append(rate)
 
     def _rates(self) -> dict[int, float]:
         """Return the bytes per second that each host took from this rank last."""
@@ -84,10 +87,15 @@ class Watch:
         return rates
 
     def _name_crawling(self, slower: float) -> None:
+        # What passes a token bucket at once seems faster than the wire: never more than is stated.
+        usual = {
+            host: min(statistics.median(rates), self._stated[host], self._stated[self._own_host])
+            for host, rates in self._usual_rates.items()
+        }
         ways = [
-            f"{self._review.named(host)} takes {rate / 1e6:.3g} instead of {self._best_rates[host] / 1e6:.3g} MB/s"
+            f"{self._review.named(host)} takes {rate / 1e6:.3g} instead of {usual[host] / 1e6:.3g} MB/s"
             for host, rate in self._rates().items()
-            if rate < _SLOW * self._best_rates.get(host, 0.0)
+            if rate < _SLOW * usual.get(host, 0.0)
         ]
         if ways:
             _log.warning(
@@ -136,7 +144,7 @@ class Crawls:
     def __init__(self) -> None:
         self.posted: deque[Measured] = deque(maxlen=_MOST_KEPT)
         self.usual: deque[float] = deque(maxlen=_MOST_KEPT)  # ratios of operations that did not crawl
-        self._crawling = 0
+        self.crawling = 0  # in a row
         self._silent_until_s = 0.0
 
     def look(self, context: Context) -> float | None:
@@ -155,12 +163,12 @@ class Crawls:
         ratio = taken_s / predicted_s
         usual = statistics.median(self.usual) if len(self.usual) >= _ENOUGH else math.inf
         if ratio <= _CRAWL * usual or taken_s < _LEAST_CRAWL_S:
-            self._crawling = 0
+            self.crawling = 0
             self.usual.append(ratio)
             return None
-        self._crawling += 1
+        self.crawling += 1
         now_s = time.monotonic()
-        if self._crawling < _CRAWLING or now_s < self._silent_until_s:
+        if self.crawling < _CRAWLING or now_s < self._silent_until_s:
             return None
         self._silent_until_s = now_s + _SILENT_S
         return ratio / usual
