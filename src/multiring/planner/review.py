@@ -86,7 +86,7 @@ class Review:
         """
         hosts = np.asarray(self.topology.host_of())
         every = range(len(self.topology.hosts))
-        stated = np.array([sum(rail.bandwidth_bytes_per_s for rail in self.topology.rails_of(host)) for host in every])
+        stated = np.array(self.stated())
         # What passes a token bucket at once seems faster than the wire: never more than is stated.
         parts = np.minimum(rates / np.minimum(stated[hosts][:, None], stated), 1.0)
         sides = []
@@ -104,6 +104,11 @@ class Review:
             if found:
                 return found
         return {}
+
+    def stated(self) -> list[float]:
+        """Return the bytes per second that the topology says of each host's rails together."""
+        every = range(len(self.topology.hosts))
+        return [sum(rail.bandwidth_bytes_per_s for rail in self.topology.rails_of(host)) for host in every]
 
     def named(self, host: int) -> str:
         """Return what the host is called, and its ranks."""

@@ -59,17 +59,15 @@ class Watch:
         self._review = Review(topology)
         self._posted: deque[Measured] = deque(maxlen=_MOST_KEPT)
         self._crawls = Crawls()
-        self._stated = [
-            sum(rail.bandwidth_bytes_per_s for rail in topology.rails_of(host)) for host in range(self._hosts)
-        ]
         self._usual_rates: dict[int, deque[float]] = {}  # by host, bytes per second that it took from this rank
-        self._own_host = topology.host_of()[own]
+        self._own_host = self._host_of[own]
         self.gathering: tuple[OperationHandle, NDArray[np.float64]] | None = None
 
     def add(self, operation: Operation, predicted_s: float) -> None:
         """Look at this operation once it has ended."""
-        self._posted.append(Measured(operation, predicted_s))
-        self._crawls.posted.append(Measured(operation, predicted_s))
+        each = Measured(operation, predicted_s)
+        self._posted.append(each)
+        self._crawls.posted.append(each)
         slower = self._crawls.look(self._context)
         if slower is not None:
             self._name_crawling(slower)
@@ -88,8 +86,9 @@ class Watch:
 
     def _name_crawling(self, slower: float) -> None:
         # What passes a token bucket at once seems faster than the wire: never more than is stated.
+        stated = self._review.stated()
         usual = {
-            host: min(statistics.median(rates), self._stated[host], self._stated[self._own_host])
+            host: min(statistics.median(rates), stated[host], stated[self._own_host])
             for host, rates in self._usual_rates.items()
         }
         ways = [
