@@ -430,7 +430,9 @@ std::vector<std::pair<int, uint64_t>> Context::goodputs() {
   const Lock lock(mutex_);
   std::vector<std::pair<int, uint64_t>> found;
   for (const auto& [peer, link] : tcp_links_) {
-    if (const uint64_t rate = link->goodput(); rate != 0) found.emplace_back(peer, rate);
+    const auto by_mpi = mpi_links_.find(peer);
+    const uint64_t rate = by_mpi != mpi_links_.end() ? by_mpi->second->goodput() : link->goodput();
+    if (rate != 0) found.emplace_back(peer, rate);
   }
   return found;
 }

@@ -1,13 +1,17 @@
 #include "mpi_link.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 namespace multiring {
 namespace {
 
 constexpr uint64_t kMostUnsaid = 4;  // landed parcels
+constexpr uint64_t kTellingBytes = 128 * 1024;  // what fewer take, latency decides
+constexpr double kLatelyBytes = 2 << 20;
 
 }  // namespace
 
@@ -15,7 +19,8 @@ MpiLink::~MpiLink() { give_up(); }
 
 void MpiLink::give_up() {
   if (std::exchange(is_gone_, true)) return;
-  mailroom_.expect_landings(-std::exchange(aloft_, 0));
+  mailroom_.expect_landings(-static_cast<int64_t>(aloft_.size()));
+  aloft_.clear();
   mailroom_.forget(peer_);
   key_of_.clear();
   unwanted_.clear();
@@ -62,7 +67,11 @@ void MpiLink::dispatch(const StreamKey& key, OutStream& stream) {
   stream.sent += size;
   stream.taken += size;
   const uint32_t tag = next_tag_++ % kTags;
-  ++aloft_;
+  if (aloft_.empty()) {
+    aloft_from_ = Clock::now();
+    aloft_landed_ = 0;
+  }
+  aloft_.push_back(size);
   mailroom_.expect_landings(1);
   mailroom_.hand_over(peer_, tag, true, std::move(memory), size);
   send({.group = key.operation.group, .sequence = key.operation.sequence, .kind = FrameKind::parcel,
@@ -80,12 +89,35 @@ void MpiLink::on_frame(int peer, const Frame& frame, std::span<const std::byte> 
     if (found != out_.end()) found->second.credit += frame.length;
     pump();
   } else if (frame.kind == FrameKind::landed) {
-    const auto landed = static_cast<int64_t>(frame.length);
-    aloft_ -= landed;
-    mailroom_.expect_landings(-landed);
+    note_landed(frame.length);
   } else {
     events_.on_frame(peer, frame, payload);
   }
+}
+
+void MpiLink::note_landed(uint64_t parcels) {
+  if (parcels > aloft_.size()) {
+    break_off("it says that " + std::to_string(parcels) + " messages landed; " + std::to_string(aloft_.size()) +
+              " were on their way");
+    return;
+  }
+  const auto end = aloft_.begin() + static_cast<std::ptrdiff_t>(parcels);
+  aloft_landed_ = std::accumulate(aloft_.begin(), end, aloft_landed_);
+  aloft_.erase(aloft_.begin(), end);
+  mailroom_.expect_landings(-static_cast<int64_t>(parcels));
+  if (aloft_landed_ < kTellingBytes) return;
+  const auto now = Clock::now();
+  // Word of several comes at once: what landed is told together with what came before it, older word less and less.
+  goodput_bytes_ += static_cast<double>(std::exchange(aloft_landed_, 0));
+  goodput_s_ += std::chrono::duration<double>(now - std::exchange(aloft_from_, now)).count();
+  while (goodput_bytes_ > kLatelyBytes) {
+    goodput_bytes_ /= 2;
+    goodput_s_ /= 2;
+  }
+}
+
+uint64_t MpiLink::goodput() const {
+  return goodput_s_ > 0 ? static_cast<uint64_t>(goodput_bytes_ / goodput_s_) : 0;
 }
 
 void MpiLink::expect(const Frame& frame) {

@@ -27,6 +27,7 @@ class MpiLink final : public Link, private LinkEvents {
   TcpLink& connection() { return connection_; }
   void arrived(uint64_t number, Mailroom::Memory memory);  // a parcel for this rank
   void break_off(const std::string& why);                  // what MPI says of the peer
+  uint64_t goodput() const;                                // bytes per second that landed there lately; 0: not known
 
   void send(const Frame& frame) override { connection_.send(frame); }
   void send_note(const Frame& frame, std::span<const std::byte> payload) override {
@@ -58,13 +59,18 @@ class MpiLink final : public Link, private LinkEvents {
 
   void dispatch(const StreamKey& key, OutStream& stream);
   void expect(const Frame& frame);
+  void note_landed(uint64_t parcels);
   void give_up();
 
   Mailroom& mailroom_;
   TcpLink connection_;
   bool is_gone_ = false;
   uint32_t next_tag_ = 0;
-  int64_t aloft_ = 0;                                  // parcels sent that are not known to have landed
+  std::deque<size_t> aloft_;                           // bytes of the parcels sent that are not known to have landed
+  Clock::time_point aloft_from_{};                     // since then some have been, and
+  uint64_t aloft_landed_ = 0;                          // so many bytes of them landed
+  double goodput_bytes_ = 0;                           // of late, and the seconds they took
+  double goodput_s_ = 0;
   std::map<StreamKey, std::deque<Expected>> expected_;  // in the order of the stream; arrivals are not
   std::map<uint64_t, StreamKey> key_of_;                // parcel number -> its stream, until it arrives
   std::set<uint64_t> unwanted_;                         // parcels on the way for operations that are over

@@ -57,6 +57,7 @@ struct Job {
   std::vector<std::unique_ptr<Context>> ranks;
   std::vector<std::thread> carriers;
   std::atomic<int> mute{-1};  // a rank whose messages are not carried any more
+  std::atomic<std::chrono::milliseconds> pause{};  // before anything is carried
 
   explicit Job(int size, double stall_timeout_s = 60) {
     std::vector<PeerAddress> addresses;
@@ -89,6 +90,7 @@ struct Job {
     for (;;) {
       const auto work = context.collect(std::chrono::microseconds(50));
       if (work.is_closed) return;
+      std::this_thread::sleep_for(pause.load());
       for (const Parcel& parcel : work.parcels) {
         if (mute != rank && mute != parcel.peer) office.post(rank, parcel);
       }
@@ -194,6 +196,23 @@ void loss() {
   });
 }
 
+void goodput() {
+  using namespace std::chrono_literals;
+  Job job(2);
+  job.pause = 20ms;
+  job.in_parallel([&](int rank) {
+    Context& context = *job.ranks[static_cast<size_t>(rank)];
+    check(context.goodputs().empty(), "what nobody has sent yet has no pace");
+    std::vector<int32_t> data(2'000'000, rank);
+    wait_for(context, context.post(sum_of(rank, 2, 1, data.size(), data), true));
+    const auto found = context.goodputs();
+    check(found.size() == 1 && found[0].first == 1 - rank, "a peer that took much has a pace");
+    // A window at a time is under way, and half as much again may be when the sum ends.
+    constexpr auto kMost = static_cast<uint64_t>(1.5 * (2 << 20) / 0.02);
+    for (const auto& [peer, rate] : found) check(rate > 0 && rate < kMost, "which is what the messages had");
+  });
+}
+
 }  // namespace
 
 int main() {
@@ -201,5 +220,6 @@ int main() {
   sums(4);
   silence();
   loss();
+  goodput();
   return result();
 }
