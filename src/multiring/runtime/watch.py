@@ -160,8 +160,9 @@ class Crawls:
     def note(self, taken_s: float, predicted_s: float) -> float | None:
         """Take in what an operation took; see `look`."""
         ratio = taken_s / predicted_s
-        usual = statistics.median(self.usual) if len(self.usual) >= _ENOUGH else math.inf
-        if ratio <= _CRAWL * usual or taken_s < _LEAST_CRAWL_S:
+        # First what costs nothing to tell: most operations are short.
+        usual = math.inf if taken_s < _LEAST_CRAWL_S or len(self.usual) < _ENOUGH else statistics.median(self.usual)
+        if ratio <= _CRAWL * usual:
             self.crawling = 0
             self.usual.append(ratio)
             return None
