@@ -3,6 +3,7 @@
 The long form, with hundreds of deaths under `multiring run`, is benchmarks/evidence.py.
 """
 
+import contextlib
 import os
 import signal
 import time
@@ -127,28 +128,46 @@ def test_two_deaths_at_once() -> None:
         assert "rank 0 died" in text or "rank 2 died" in text
 
 
-def traces() -> set[str]:
-    """Return the abstract Unix sockets of multiring, all TCP sockets but in TIME_WAIT, and files in shared memory."""
-    unix = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "@multiring" in line}
+def sockets() -> dict[str, int]:
+    """Return the abstract Unix sockets of multiring and all TCP sockets but in TIME_WAIT: name -> inode."""
+    unix = {line.split()[-1]: int(line.split()[6]) for line in rows("unix") if "@multiring" in line}
     time_wait = "06"
     tcp = {
-        " ".join(line.split()[1:4])
-        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]
-        if line.split()[3] != time_wait
+        " ".join(line.split()[1:4]): int(line.split()[9]) for line in rows("tcp")[1:] if line.split()[3] != time_wait
     }
-    files = {entry.name for entry in Path("/dev/shm").iterdir()}  # noqa: S108 -- where leftovers would be
-    return unix | tcp | files
+    return unix | tcp
+
+
+def rows(protocol: str) -> list[str]:
+    return Path(f"/proc/net/{protocol}").read_text().splitlines()
+
+
+def held() -> set[int]:
+    """Return the inodes of the sockets that some process holds."""
+    inodes = set()
+    for entry in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):  # of a process that has just ended
+            kind, _, inode = str(entry.readlink()).partition(":[")
+            if kind == "socket":
+                inodes.add(int(inode.removesuffix("]")))
+    return inodes
+
+
+def files() -> set[str]:
+    return {entry.name for entry in Path("/dev/shm").glob("*multiring*")}  # noqa: S108 -- where leftovers would be
 
 
 @pytest.mark.parametrize("engine", ["shm", "tcp"])
 def test_nothing_is_left(engine: str) -> None:
-    before = traces()
+    sockets_before, files_before = sockets(), files()
     report = report_of(live, 3, "collective", 1, engine=engine, faults=[kill(1).at("collective").after(0.03)])
     assert report.orphans == 1
-    # Tests beside this one leave traces of their own, which come and go.
-    left = traces() - before
-    deadline = time.monotonic() + 60
+    # No process of this job lives any more; what others hold is of the tests beside this one.
+    now, elsewhere = sockets(), held()
+    left = {name for name, inode in now.items() if name not in sockets_before and inode not in elsewhere}
+    deadline = time.monotonic() + 10
     while left and time.monotonic() < deadline:
         time.sleep(0.1)
-        left &= traces()
+        left &= sockets().keys()
     assert not left
+    assert files() <= files_before
