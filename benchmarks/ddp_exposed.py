@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
@@ -95,12 +94,11 @@ def train(folder: Path, rounds: int) -> None:
     """Be a rank of a job: train, and leave what each step took in `folder`."""
     import torch  # noqa: PLC0415 -- the parent does without
     import torch.distributed as dist  # noqa: PLC0415
-    from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415
 
-    import multiring.torch as mt  # noqa: PLC0415
     from multiring.bench.workers.step_case import StepCase  # noqa: PLC0415
     from multiring.bench.workers.step_check import digest  # noqa: PLC0415
     from multiring.bench.workers.step_task import Task  # noqa: PLC0415
+    from multiring.bench.workers.step_worker import Training, ddp_training  # noqa: PLC0415
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method="multiring://")
@@ -118,36 +116,19 @@ def train(folder: Path, rounds: int) -> None:
         out_dir=str(folder),
     )
 
-    def training(
-        group: "dist.ProcessGroup | None", *, hooked: bool = False
-    ) -> tuple[torch.nn.Module, Callable[[], None]]:
+    def alone() -> tuple[Task, Training]:
         task = Task(case, rank)
-        model: torch.nn.Module = task.model
-        if group is not None:
-            ddp = DistributedDataParallel(
-                task.model,
-                process_group=group,
-                gradient_as_bucket_view=True,
-                static_graph=True,
-                forward_sync_buffers=False,
-            )
-            if hooked:
-                ddp.register_comm_hook(mt.BucketSharing(process_group=group), mt.share_bucket)
-            model = ddp
-        optimizer = task.optimizer()
+        return task, Training(task.model, task.optimizer(), "", {}, is_shared=False)
 
-        def step() -> None:
-            optimizer.zero_grad()
-            task.backward(model)
-            optimizer.step()
-
-        return task.model, step
+    def shared(group: dist.ProcessGroup | None, *, hooked: bool = False) -> tuple[Task, Training]:
+        task = Task(case, rank)
+        return task, ddp_training(task, group, hooked=hooked)
 
     trained = {
-        ALONE: training(None),
-        GLOO: training(dist.group.WORLD),
-        OURS: training(over_ours),
-        OURS_HOOK: training(over_ours, hooked=True),
+        ALONE: alone(),
+        GLOO: shared(None),
+        OURS: shared(over_ours),
+        OURS_HOOK: shared(over_ours, hooked=True),
     }
     order = random.Random(rounds)  # noqa: S311 -- the same on all ranks
     taken: list[Round] = []
@@ -157,10 +138,11 @@ def train(folder: Path, rounds: int) -> None:
         for name in names:
             dist.barrier()
             start = time.perf_counter()
-            trained[name][1]()
+            task, training = trained[name]
+            training.step(task)
             turn[name] = time.perf_counter() - start
         taken.append(turn)
-    digests = {name: digest(model) for name, (model, _) in trained.items()}
+    digests = {name: digest(task.model) for name, (task, _) in trained.items()}
     (folder / f"{rank}.json").write_text(
         json.dumps({"rounds": taken[case.warmup :], "digests": digests}), encoding="utf-8"
     )

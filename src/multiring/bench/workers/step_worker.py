@@ -9,7 +9,7 @@ import contextlib
 import inspect
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -84,9 +84,8 @@ def process_group(meeting: Meeting, backend: str) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-@contextlib.contextmanager
-def with_ddp(task: Task, meeting: Meeting, backend: str = "gloo", *, hooked: bool = False) -> Iterator[Training]:
-    """DistributedDataParallel over a backend; `hooked`: with multiring's communication hook.
+def ddp_training(task: Task, group: dist.ProcessGroup | None = None, *, hooked: bool = False) -> Training:
+    """DistributedDataParallel over `group` (None: all ranks); `hooked`: with multiring's communication hook.
 
     Settings: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html.
     gradient_as_bucket_view saves a copy of every gradient; static_graph knows when a bucket is full without searching
@@ -97,13 +96,20 @@ def with_ddp(task: Task, meeting: Meeting, backend: str = "gloo", *, hooked: boo
     is_new = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     chosen = {"gradient_as_bucket_view": True, "static_graph": True}
     chosen["forward_sync_buffers" if is_new else "broadcast_buffers"] = False
-    settings = {"backend": backend, **{name: str(value) for name, value in chosen.items()}}
+    settings = {name: str(value) for name, value in chosen.items()}
+    model = DistributedDataParallel(task.model, process_group=group, **chosen)  # type: ignore[arg-type] # all of these are booleans
+    if hooked:
+        model.register_comm_hook(mt.BucketSharing(process_group=group), mt.share_bucket)
+        settings["hook"] = "share_bucket"
+    return Training(model, task.optimizer(), f"torch {torch.__version__}", settings)
+
+
+@contextlib.contextmanager
+def with_ddp(task: Task, meeting: Meeting, backend: str = "gloo", *, hooked: bool = False) -> Iterator[Training]:
+    """DistributedDataParallel over a backend, see `ddp_training`."""
     with process_group(meeting, backend):
-        model = DistributedDataParallel(task.model, **chosen)  # type: ignore[arg-type] # all of these are booleans
-        if hooked:
-            model.register_comm_hook(mt.BucketSharing(), mt.share_bucket)
-            settings["hook"] = "share_bucket"
-        yield Training(model, task.optimizer(), f"torch {torch.__version__}", settings)
+        training = ddp_training(task, hooked=hooked)
+        yield replace(training, settings={"backend": backend, **training.settings})
 
 
 @contextlib.contextmanager
