@@ -1,10 +1,13 @@
 """Named operations: matched by name, whatever order the ranks come to them in."""
 
+import gc
 import random
+import sys
 import threading
 import time
 from ast import literal_eval
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -150,12 +153,48 @@ def test_differing_terms_are_told_apart(engine: str) -> None:
         )
 
 
+def test_titles_are_read_by_any_thread_at_any_time() -> None:
+    """Others go on while what one left behind is finalized, which is too much for Python 3.11's `ast.literal_eval`."""
+    terms: Terms = (("shape", "(2, 3)"), ("data type", "float32")) * 4
+    title = f"all_reduce labelled {label_of('gradient', terms)}"
+
+    def read(_thread: int) -> bool:
+        told = True
+        for _ in range(1000):
+            Cycle()
+            told &= meaning_of(title) == ("gradient", terms)
+        return told
+
+    thresholds, interval = gc.get_threshold(), sys.getswitchinterval()
+    gc.set_threshold(50)
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            assert all(pool.map(read, range(3)))
+    finally:
+        gc.set_threshold(*thresholds)
+        sys.setswitchinterval(interval)
+
+
+class Cycle:
+    """What only the collector of garbage finds; being finalized it takes long enough for other threads to come in."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        for _ in range(100):
+            pass
+
+
 @pytest.mark.parametrize("name", ["", "gradient", " labelled ", 'it\'s "quoted"\n'])
 def test_a_title_gives_its_meaning_back(name: str) -> None:
     terms: Terms = (("shape", "(2, 3)"), ("data type", "float32"))
     assert meaning_of(f"all_reduce labelled as {name} labelled {label_of(name, terms)}") == (name, terms)
     assert meaning_of(f"all_reduce labelled {name}") is None
     assert meaning_of("barrier") is None
+    for own in ('["mine", [1]]', '["mine", [["one"]]]', '["mine", "words"]', "[" * 100_000):
+        assert meaning_of(f"barrier labelled {own}") is None
     assert shown(f"all_reduce labelled {label_of(name, terms)}") == f"all_reduce, operation {name!r}"
     assert shown("barrier labelled mine") == "barrier labelled mine"
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from multiring.agreement import Deadlock, Decision, Joined, Lost, Member, Missing, Note, Outcome, Ready, Refused, Silent
 from multiring.errors import ArgumentError, Terms
-from multiring.runtime.labels import terms_of
+from multiring.runtime.labels import in_words, terms_of
 from multiring.runtime.line import Kind, Line, Message
 from multiring.runtime.named_handle import NamedHandle
 from multiring.runtime.switching import RADIX, Switch
@@ -83,7 +83,7 @@ class Accord:
             if handle.start is None:
                 joins = True
             elif _is_unicode(handle):
-                operations.append((handle.name, repr(handle.terms)))
+                operations.append((handle.name, in_words(handle.terms)))
                 self._undecided[handle.name] = handle
         if operations:
             self._carry_out(self._member.announce_all(operations))
@@ -196,7 +196,7 @@ class Accord:
 
 def _is_unicode(handle: NamedHandle) -> bool:
     try:
-        (handle.name + repr(handle.terms)).encode()
+        (handle.name + in_words(handle.terms)).encode()
     except UnicodeEncodeError as error:
         handle.fail(ArgumentError(f"{handle.title}: {error}; want Unicode"))
         return False

@@ -1,6 +1,10 @@
-"""Labels: what a caller adds to what the ranks agree on; that of a named operation holds its name and its terms."""
+"""Labels: what a caller adds to what the ranks agree on; that of a named operation holds its name and its terms.
 
-import ast
+In JSON: any thread may read one at any time, and `ast.literal_eval`, of Python 3.11, fails with a SystemError where two
+threads are in it (https://github.com/python/cpython/issues/106905).
+"""
+
+import json
 from functools import lru_cache
 from typing import Any
 
@@ -14,21 +18,22 @@ Meaning = tuple[str, Terms]  # the name, and the terms it comes with
 
 def label_of(name: str, terms: Terms) -> str:
     """Return the label of a named operation; `meaning_of` reads it."""
-    return f"({name!r}, {_in_words(terms)})"
+    return f"[{json.dumps(name)}, {in_words(terms)}]"
 
 
 @lru_cache(maxsize=1024)
-def _in_words(terms: Terms) -> str:
-    return repr(terms)  # of many tensors they are long, and come again
+def in_words(terms: Terms) -> str:
+    """Return the text that `terms_of` reads."""
+    return json.dumps(terms)  # of many tensors they are long, and come again
 
 
 def meaning_of(title: str) -> Meaning | None:
     """Return the name and the terms behind `title`; None where its label is none of `label_of`'s."""
     at = title.find(LABELLED)
     while at >= 0:
-        match _literal(title[at + len(LABELLED) :]):
-            case (str(name), tuple(terms)):
-                return name, terms
+        match _value(title[at + len(LABELLED) :]):
+            case [str(name), [*rows]] if all(_is_term(row) for row in rows):
+                return name, _as_terms(rows)
         at = title.find(LABELLED, at + 1)  # the words may also be part of what comes before
     return None
 
@@ -42,13 +47,20 @@ def shown(title: str) -> str:
 
 
 def terms_of(text: str) -> Terms:
-    """Return the terms whose `repr` is `text`."""
-    terms: Terms = ast.literal_eval(text)
-    return terms
+    """Return the terms that `in_words` made `text` of."""
+    return _as_terms(json.loads(text))
 
 
-def _literal(text: str) -> Any:
+def _is_term(row: Any) -> bool:
+    return isinstance(row, list) and [type(word) for word in row] == [str, str]
+
+
+def _as_terms(rows: list[list[str]]) -> Terms:
+    return tuple((what, value) for what, value in rows)
+
+
+def _value(text: str) -> Any:
     try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+        return json.loads(text)
+    except (ValueError, RecursionError):
         return None
