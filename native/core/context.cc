@@ -23,6 +23,8 @@ constexpr auto kLastWords = std::chrono::milliseconds(100);
 constexpr auto kMeetingSpin = std::chrono::microseconds(20);  // with the caller's locks held
 constexpr auto kHearsay = std::chrono::seconds(3);     // what a rank that left has sent is in this host's kernel by then
 constexpr auto kHandingOn = std::chrono::seconds(30);  // a peer that is late does not wait for ever for who has left
+constexpr size_t kQuickBytes = 4096;
+constexpr auto kNapsFor = std::chrono::milliseconds(10);  // after the last quick operation that nobody waited for
 constexpr auto kCongestedSleep = std::chrono::milliseconds(1);
 
 std::string random_name() {
@@ -112,7 +114,10 @@ void Context::progress_loop() {
     } else {
       if (congested()) timeout_ms = 1;
       if (callers_rest && !may_sleep(ControlPage::kSocketSleeper)) timeout_ms = 0;
+      // The next quick operation need not wake this thread.
+      if (timeout_ms != 0 && Clock::now() - last_quick_ < kNapsFor) timeout_ms = 1;
     }
+    naps_ = timeout_ms == 0 || timeout_ms == 1;
     lock.unlock();
     const int count = poller_.wait(ready.data(), static_cast<int>(ready.size()), timeout_ms);
     lock.lock();
@@ -183,6 +188,17 @@ bool Context::receive_local() {
   return any;
 }
 
+bool Context::drive_one(const std::shared_ptr<Operation>& operation) {
+  bool any = true;
+  try {
+    any = operation->drive();
+  } catch (const std::exception& error) {  // no memory for scratch, an address that cannot be reached
+    fail_alone(*operation, error.what());
+  }
+  if (operation->ended()) end_of(operation);
+  return any;
+}
+
 bool Context::drive() {
   bool any = receive_local();
   const Operation* exchanging = nullptr;
@@ -198,16 +214,9 @@ bool Context::drive() {
       ++at;
       continue;
     }
-    try {
-      any |= operation->drive();
-    } catch (const std::exception& error) {  // no memory for scratch, an address that cannot be reached
-      any = true;
-      fail_alone(*operation, error.what());
-    }
     ++at;
-    if (operation->ended()) {
-      end_of(operation);
-    } else if (operation->state() == Operation::State::exchanging) {
+    any |= drive_one(operation);
+    if (operation->state() == Operation::State::exchanging) {
       exchanging = operation.get();
     }
   }
@@ -279,9 +288,29 @@ std::shared_ptr<Operation> Context::post(OperationSpec spec, bool caller_waits) 
   if (caller_drives_) {
     wake_self();
   } else if (!caller_waits) {
-    poller_.wake();
+    if (is_quick(*operation)) last_quick_ = Clock::now();
+    if (!is_quick(*operation) || !drive_here(operation)) poller_.wake();
   }
   return operation;
+}
+
+// Whether an operation is small, and of ranks of this host: what it has to send is there as soon as it is written.
+bool Context::is_quick(const Operation& operation) const {
+  const auto& members = operation.spec().members;
+  return operation.spec().user_bytes <= kQuickBytes && members.size() <= local_ranks_.size() &&
+         std::all_of(members.begin(), members.end(), [this](int member) { return local_rank(member); });
+}
+
+// Drives an operation that nobody waits for on the thread that posts it, which costs less than to wake another one; false:
+// the progress thread has to be woken. Where it naps it sees to the rest within a millisecond; who waits for it, at once.
+bool Context::drive_here(const std::shared_ptr<Operation>& operation) {
+  if (!naps_ || running_.size() > 1 || unsettled_ || !new_losses_.empty() || congested()) return false;
+  receive_local();
+  drive_one(operation);
+  for (ShmLink* link : local_links_) {
+    if (link != nullptr) link->pump();
+  }
+  return true;
 }
 
 void Context::begin(const std::shared_ptr<Operation>& operation) {
@@ -417,7 +446,9 @@ Context::Waited Context::wait(const std::shared_ptr<Operation>& operation, doubl
     }
     caller_drives_ = false;
     last_caller_ = Clock::now();
-    if (!running_.empty() || congested()) poller_.wake();  // the rest is the progress thread's again
+    const bool is_seen_to =
+        naps_ && std::all_of(running_.begin(), running_.end(), [this](const auto& each) { return is_quick(*each.second); });
+    if (congested() || (!running_.empty() && !is_seen_to)) poller_.wake();  // the rest is the progress thread's again
     changed_.notify_all();
     break;
   }

@@ -207,6 +207,9 @@ class Context final : public LinkEvents, public Host {
   void tick();
   bool may_exchange(const OperationSpec& spec, OperationKey key) const;
   void begin(const std::shared_ptr<Operation>& operation);
+  bool is_quick(const Operation& operation) const;
+  bool drive_here(const std::shared_ptr<Operation>& operation);
+  bool drive_one(const std::shared_ptr<Operation>& operation);
   void ring_waiting(const Exchange& exchange);
   bool has_news() const;
   bool may_sleep(uint32_t sleeper);
@@ -258,6 +261,8 @@ class Context final : public LinkEvents, public Host {
   std::condition_variable changed_;
   bool caller_drives_ = false;
   Clock::time_point last_caller_{};
+  Clock::time_point last_quick_{};
+  bool naps_ = false;  // whether the progress thread sleeps for a millisecond at most
   bool closing_ = false;
   double spin_s_ = 0;
   bool stopped_ = false;
