@@ -21,7 +21,7 @@ demo: build  ## Two processes learn handwritten digits, sharing gradients
 
 .PHONY: test
 test: peers  ## The tests
-	pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 # Most tests wait for ranks, so that there may be more of them at a time than cores.
 WORKERS ?= 3

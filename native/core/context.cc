@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "digest.h"
@@ -225,9 +226,14 @@ bool Context::drive() {
   }
   // Only once nothing moves any more is it sure that a lost rank's last words have been heard; but operations of
   // others may keep moving for ever.
-  const bool news = unsettled_ || !new_losses_.empty();
-  if (news && (!any || Clock::now() - oldest_new_loss_ > kLastWords)) any |= settle_losses();
-  return any;
+  if (!unsettled_ && new_losses_.empty()) return any;
+  auto heard_out = new_losses_.end();
+  if (any) {
+    const auto since = Clock::now() - kLastWords;
+    heard_out = std::find_if(new_losses_.begin(), new_losses_.end(), [&](const NewLoss& each) { return each.found > since; });
+    if (heard_out == new_losses_.begin() && heard_out != new_losses_.end()) return any;
+  }
+  return settle_losses(static_cast<size_t>(heard_out - new_losses_.begin())) || any;
 }
 
 void Context::end_of(const std::shared_ptr<Operation>& operation) {
@@ -642,8 +648,7 @@ void Context::believe_hearsay(Clock::time_point now) {
 void Context::on_loss(int peer, LossKind kind, const std::string& why) { note_loss(peer, kind, why); }
 
 void Context::note_loss(int lost, LossKind kind, const std::string& why) {
-  if (new_losses_.empty()) oldest_new_loss_ = Clock::now();
-  new_losses_.push_back({lost, {kind, why}});
+  new_losses_.push_back({lost, {kind, why}, Clock::now()});
   changed_.notify_all();  // whoever closes waits for its peers to hang up
 }
 
@@ -653,8 +658,8 @@ void Context::tell_everyone(const Frame& frame) {
   }
 }
 
-// Fails what cannot be finished without the ranks that are gone.
-bool Context::settle_losses() {
+// Fails what cannot be finished without the ranks that are gone, the first `count` of those newly found among them.
+bool Context::settle_losses(size_t count) {
   unsettled_ = false;
   bool any = false;
   const auto doomed = running_;  // failing changes it
@@ -662,7 +667,10 @@ bool Context::settle_losses() {
   for (const auto& [key, operation] : doomed) {
     if (doomed_.contains(key)) any |= settle(operation);
   }
-  for (const auto& [lost, loss] : std::exchange(new_losses_, {})) {
+  const auto end = new_losses_.begin() + static_cast<std::ptrdiff_t>(count);
+  const std::vector<NewLoss> settled(std::make_move_iterator(new_losses_.begin()), std::make_move_iterator(end));
+  new_losses_.erase(new_losses_.begin(), end);
+  for (const auto& [lost, loss, found] : settled) {
     const auto [known, is_new] = losses_.try_emplace(lost, loss);
     if (!is_new) continue;
     loss_order_.push_back(lost);

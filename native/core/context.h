@@ -195,7 +195,7 @@ class Context final : public LinkEvents, public Host {
   };
   static Doom doom_of(const Frame& frame);
   void doom_later(const OperationKey& key, const Doom& doom);
-  bool settle_losses();
+  bool settle_losses(size_t count);
   bool settle(const std::shared_ptr<Operation>& operation);
   void note_loss(int lost, LossKind kind, const std::string& why);
   void tell_everyone(const Frame& frame);
@@ -303,7 +303,12 @@ class Context final : public LinkEvents, public Host {
     std::string why;
   };
   std::map<int, Hearsay> hearsay_;
-  std::vector<std::pair<int, Loss>> new_losses_;  // found while links or operations are at work
+  struct NewLoss {
+    int rank;
+    Loss loss;
+    Clock::time_point found;
+  };
+  std::vector<NewLoss> new_losses_;  // found while links or operations are at work, in order
   std::vector<int> loss_order_;                   // lost ranks as they were learned of
   struct Stall {
     uint64_t sequence;
@@ -312,7 +317,6 @@ class Context final : public LinkEvents, public Host {
   std::map<OperationKey, Doom> doomed_;  // what some member could not finish, and for whom
   std::map<uint64_t, Stall> stalls_;     // by group: the first operation that a member has stalled in
   std::map<uint64_t, std::string> stalled_groups_;           // which ranks took part in what is not known there any more
-  Clock::time_point oldest_new_loss_{};
   std::vector<RailLoss> rail_losses_;
   Notices notices_;
   std::condition_variable noticed_;
