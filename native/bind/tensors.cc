@@ -47,6 +47,7 @@ class Footprint {
     if (exchange_ == nullptr || !is_sequence(tensors)) return false;
     const auto count = size_of(tensors);
     objects_.reserve(count);
+    prefetch(tensors, count);
     for (size_t i = 0; i < count; ++i) {
       PyObject* tensor = item_of(tensors, i);
       nb::dlpack::dltensor seen;
@@ -54,7 +55,6 @@ class Footprint {
       if (i == 0) dtype_ = seen.dtype;
       if (!is_plain(seen)) return false;
       objects_.push_back(tensor);
-      expect(tensor);
       addresses_.push_back(address_of(seen));
       dims_.push_back(seen.ndim);
       sizes_.insert(sizes_.end(), seen.shape, seen.shape + seen.ndim);
@@ -62,8 +62,8 @@ class Footprint {
     return count > 0;
   }
 
-  // Whether these are the same objects, and lie as they did.
-  bool is_of(nb::handle tensors) const {
+  // Whether these are the same objects, and lie as they did. Many never come again: what a look fetches is noted in the first.
+  bool is_of(nb::handle tensors) {
     if (!is_sequence(tensors) || size_of(tensors) != objects_.size()) return false;
     for (const uintptr_t line : lines_) __builtin_prefetch(reinterpret_cast<const void*>(line));
     size_t place = 0;
@@ -74,6 +74,7 @@ class Footprint {
       if (!is_plain(seen) || !std::equal(seen.shape, seen.shape + seen.ndim, sizes_.begin() + static_cast<ptrdiff_t>(place))) return false;
       place += static_cast<size_t>(seen.ndim);
     }
+    if (lines_.empty()) std::for_each(objects_.begin(), objects_.end(), [this](PyObject* tensor) { expect(tensor); });
     return true;
   }
 
@@ -102,6 +103,22 @@ class Footprint {
   }
   static uintptr_t address_of(const nb::dlpack::dltensor& seen) { return reinterpret_cast<uintptr_t>(seen.data) + seen.byte_offset; }
 
+  // Has the objects fetched from memory all at once, and then what their words point to: somewhere there each tensor's own memory
+  // is described. Also these are hints: nothing is read but the objects.
+  static void prefetch(nb::handle tensors, size_t count) {
+    for (size_t i = 0; i < count; ++i) __builtin_prefetch(item_of(tensors, i));
+    for (size_t i = 0; i < count; ++i) {
+      PyObject* object = item_of(tensors, i);
+      const size_t size = std::min<size_t>(static_cast<size_t>(Py_TYPE(object)->tp_basicsize), kLineBytes);
+      for (size_t at = sizeof(PyObject); at + sizeof(uintptr_t) <= size; at += sizeof(uintptr_t)) {
+        uintptr_t word = 0;
+        std::memcpy(&word, reinterpret_cast<const std::byte*>(object) + at, sizeof word);
+        if (!is_likely(word)) continue;
+        for (size_t offset = 0; offset < kTensorBytes; offset += kLineBytes) __builtin_prefetch(reinterpret_cast<const void*>(word + offset));
+      }
+    }
+  }
+
   // Notes what a look at `tensor`, and a change of its version, will fetch from memory. It is a hint and no more: nothing is read
   // there but of the object behind `_cdata`, which is longer than a line, and what its first words point to may be anything.
   void expect(PyObject* tensor) {
@@ -123,8 +140,9 @@ class Footprint {
   }
 
   void note_line(uintptr_t address) {
-    if (address > kLeastAddress && address < kMostAddress) lines_.push_back(address & ~(kLineBytes - 1));
+    if (is_likely(address)) lines_.push_back(address & ~(kLineBytes - 1));
   }
+  static bool is_likely(uintptr_t address) { return address > kLeastAddress && address < kMostAddress; }
 
   bool look(PyObject* tensor, nb::dlpack::dltensor& seen) const {
     if (exchange_->fill(tensor, &seen) == 0) return true;

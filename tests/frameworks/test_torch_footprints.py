@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import multiring.torch as mt
 from multiring.torch.footprints import PlainFootprint, footprint_of
+from multiring.torch.packing import Packing
 from multiring.torch.process_sets import members_of
 
 WHOLE = torch.zeros(100)
@@ -165,3 +166,19 @@ def come_again_otherwise(here: Here) -> None:
     own.clear()
     gc.collect()
     assert memory() is None
+
+
+def test_a_group_that_came_once_is_let_go_with_its_first_tensor_and_one_that_came_again_with_any() -> None:
+    for came_again in (False, True):
+        own = list(torch.zeros(48).split(16))
+        packing = Packing()
+        span = packing.span_of(own)
+        assert span is not None
+        memory = weakref.ref(span.memory)
+        del span
+        if came_again:
+            assert packing.known_span(own) is not None
+        del own[2]
+        assert (memory() is None) == came_again
+        own.clear()
+        assert memory() is None

@@ -5,7 +5,7 @@ wherever a rank has its own tensors. Where they lie so already, that memory is t
 """
 
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -85,7 +85,7 @@ blocks = Blocks()  # of this process; memory outlives groups
 class Span:
     """Tensors that lie in memory as their layout has them, and that memory as one."""
 
-    tensors: tuple["weakref.ref[Tensor]", ...]  # as long as they live, nothing else has their identity
+    watched: list["weakref.ref[Tensor]"]  # as long as they live, nothing else has their identity
     footprint: Footprint
     memory: Tensor
     layout: Layout
@@ -109,7 +109,7 @@ class Packing:
         if found is not None:
             return found
         key = id(tensors[0]), len(tensors)
-        found = self._find(tensors, partial(self._drop, key))
+        found = self._find(tensors)
         if found is not None:
             if len(self._spans) >= _MOST_SPANS:
                 self._spans.pop(next(iter(self._spans)))
@@ -119,9 +119,21 @@ class Packing:
     def known_span(self, tensors: Sequence[Tensor]) -> Span | None:
         """Return the span of `tensors` where `span_of` has returned it before."""
         found = self._spans.get((id(tensors[0]), len(tensors)))
-        return found if found is not None and found.footprint.is_of(tensors) else None
+        if found is None or not found.footprint.is_of(tensors):
+            return None
+        if len(found.watched) < len(tensors):
+            # Many never come again. Since the first time others may have taken the places of all but the first.
+            if any(map(Tensor.is_neg, tensors)):
+                return None
+            found.watched[:] = self._watch(tensors, tensors)
+        return found
 
-    def _find(self, tensors: Sequence[Tensor], on_death: Callable[[object], None]) -> Span | None:
+    def _watch(self, group: Sequence[Tensor], tensors: Sequence[Tensor]) -> list["weakref.ref[Tensor]"]:
+        """Return references to `tensors`; when one of them dies the span of `group` goes, and lets go of its memory."""
+        on_death = partial(self._drop, (id(group[0]), len(group)))
+        return [weakref.ref(tensor, on_death) for tensor in tensors]
+
+    def _find(self, tensors: Sequence[Tensor]) -> Span | None:
         footprint = footprint_of(tensors)
         if footprint is None:
             return None
@@ -136,8 +148,7 @@ class Packing:
             return None
         if layout.has_gaps and not blocks.has(start, end):
             return None
-        alive = tuple([weakref.ref(tensor, on_death) for tensor in tensors])
-        return Span(alive, footprint, first.as_strided((layout.total,), (1,)), layout, {})
+        return Span(self._watch(tensors, tensors[:1]), footprint, first.as_strided((layout.total,), (1,)), layout, {})
 
     def _layout_at(self, footprint: Footprint, tensors: Sequence[Tensor]) -> Layout | None:
         """Return the layout of `tensors`; None where they do not lie as it has them."""
