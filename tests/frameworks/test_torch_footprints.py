@@ -170,7 +170,9 @@ def come_again_otherwise(here: Here) -> None:
 
 def test_a_group_that_came_once_is_let_go_with_its_first_tensor_and_one_that_came_again_with_any() -> None:
     for came_again in (False, True):
-        own = list(torch.zeros(48).split(16))
+        whole = torch.zeros(48)
+        own = [whole[start : start + 16] for start in (0, 16, 32)]
+        del whole
         packing = Packing()
         span = packing.span_of(own)
         assert span is not None
