@@ -196,7 +196,7 @@ class Accord:
 
 def _is_unicode(handle: NamedHandle) -> bool:
     try:
-        (handle.name + in_words(handle.terms)).encode()
+        handle.name.encode()
     except UnicodeEncodeError as error:
         handle.fail(ArgumentError(f"{handle.title}: {error}; want Unicode"))
         return False
