@@ -108,17 +108,16 @@ class Packing:
         found = self.known_span(tensors)
         if found is not None:
             return found
-        key = id(tensors[0]), len(tensors)
         found = self._find(tensors)
         if found is not None:
             if len(self._spans) >= _MOST_SPANS:
                 self._spans.pop(next(iter(self._spans)))
-            self._spans[key] = found
+            self._spans[_key(tensors)] = found
         return found
 
     def known_span(self, tensors: Sequence[Tensor]) -> Span | None:
         """Return the span of `tensors` where `span_of` has returned it before."""
-        found = self._spans.get((id(tensors[0]), len(tensors)))
+        found = self._spans.get(_key(tensors))
         if found is None or not found.footprint.is_of(tensors):
             return None
         if len(found.watched) < len(tensors):
@@ -130,7 +129,7 @@ class Packing:
 
     def _watch(self, group: Sequence[Tensor], tensors: Sequence[Tensor]) -> list["weakref.ref[Tensor]"]:
         """Return references to `tensors`; when one of them dies the span of `group` goes, and lets go of its memory."""
-        on_death = partial(self._drop, (id(group[0]), len(group)))
+        on_death = partial(self._drop, _key(group))
         return [weakref.ref(tensor, on_death) for tensor in tensors]
 
     def _find(self, tensors: Sequence[Tensor]) -> Span | None:
@@ -174,6 +173,11 @@ class Packing:
         spare = self._spare.setdefault(layout, [])
         if len(spare) < _MOST_SPARE:
             spare.append((memory, views))
+
+
+def _key(tensors: Sequence[Tensor]) -> tuple[int, int]:
+    """Return what the span of `tensors` is looked up by."""
+    return id(tensors[0]), len(tensors)
 
 
 def _layout_at(start: int, tensors: Sequence[Tensor]) -> Layout | None:
