@@ -232,7 +232,8 @@ class Context final : public LinkEvents, public Host {
   void open_handover();
   void on_handover_ready();
   void on_visitor_ready(int fd);
-  void map_from(const PeerAddress& peer, double timeout_s);
+  // False if it was interrupted.
+  bool map_from(const PeerAddress& peer, Clock::time_point deadline, const std::function<bool()>& interrupted);
   Sha256 proof_of(int from, int to) const;
   Greeting greeting_to(int peer) const;
   void adopt_memory(const Descriptor& memory, const Greeting& theirs, int pid);

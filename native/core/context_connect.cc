@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -23,6 +24,7 @@ namespace {
 constexpr size_t kMostStrangers = 64;
 constexpr auto kStrangerPatience = std::chrono::seconds(5);
 constexpr double kCallTimeout_s = 30;
+constexpr int kLook_ms = 50;
 
 bool send_with_memory(int socket, const Greeting& greeting, int memory) {
   iovec part{const_cast<Greeting*>(&greeting), sizeof greeting};
@@ -157,7 +159,7 @@ bool Context::connect(const std::vector<PeerAddress>& peers, const std::vector<i
     poller_.wake();
   }
   for (const int peer : local_ranks) {
-    if (peer > config_.rank) map_from(addresses_.at(peer), std::chrono::duration<double>(deadline - Clock::now()).count());
+    if (peer > config_.rank && !map_from(addresses_.at(peer), deadline, interrupted)) return false;
     if (interrupted()) return false;
   }
   Lock lock(mutex_);
@@ -203,24 +205,29 @@ bool Context::connect(const std::vector<PeerAddress>& peers, const std::vector<i
   connected_ = true;
   poller_.remove(handover_socket_.get());
   handover_socket_.reset();
-  segment_->close_fd();
   return true;
 }
 
 // ---- one host ------------------------------------------------------------------------------
 
-void Context::map_from(const PeerAddress& peer, double timeout_s) {
+bool Context::map_from(const PeerAddress& peer, Clock::time_point deadline, const std::function<bool()>& interrupted) {
   const std::string whom = "rank " + std::to_string(peer.rank) + " of this host";
-  Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket.valid()) throw_errno(FaultKind::rendezvous, "socket");
-  timeval patience{};
-  patience.tv_sec = static_cast<time_t>(std::max(1.0, timeout_s));
-  ::setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-  ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+  // Signals come, and other ranks give up, while a peer is waited for.
+  const auto lets = [&](const char* doing, short until, const auto& call) {
+    while (!call()) {
+      if (errno != EAGAIN && errno != EINTR) throw_errno(FaultKind::rendezvous, doing + whom);
+      if (Clock::now() >= deadline) throw Fault(FaultKind::rendezvous, doing + whom + ": it has not answered in time");
+      pollfd waited{socket.get(), until, 0};
+      ::poll(&waited, until == 0 ? 0 : 1, kLook_ms);
+      if (interrupted()) return false;
+    }
+    return true;
+  };
   const AbstractAddress address(peer.handover);
-  if (::connect(socket.get(), address.get(), address.length) != 0) {
-    throw_errno(FaultKind::rendezvous, "connecting to " + whom);
-  }
+  const auto connects = [&] { return ::connect(socket.get(), address.get(), address.length) == 0; };
+  if (!lets("connecting to ", 0, connects)) return false;
   if (!same_user(socket.get())) {
     throw Fault(FaultKind::rendezvous, whom + " runs as another user; all ranks of a host must be one user's");
   }
@@ -228,15 +235,17 @@ void Context::map_from(const PeerAddress& peer, double timeout_s) {
   mine.keep = neighbours_.contains(peer.rank) ? 1U : 0U;
   Greeting theirs;
   Descriptor memory;
-  if (!send_with_memory(socket.get(), mine, segment_->fd()) || !receive_with_memory(socket.get(), theirs, memory)) {
-    throw_errno(FaultKind::rendezvous, "exchanging memory with " + whom);
-  }
+  constexpr const char* kExchanging = "exchanging memory with ";
+  const auto sends = [&] { return send_with_memory(socket.get(), mine, segment_->fd()); };
+  const auto receives = [&] { return receive_with_memory(socket.get(), theirs, memory); };
+  if (!lets(kExchanging, POLLOUT, sends) || !lets(kExchanging, POLLIN, receives)) return false;
   if (theirs.rank != peer.rank || !equal_in_constant_time(theirs.proof, proof_of(peer.rank, config_.rank))) {
     throw Fault(FaultKind::rendezvous, whom + " has another secret");
   }
   const Lock lock(mutex_);
   adopt_memory(memory, theirs, credentials_of(socket.get()).pid);
   if (mine.keep != 0) watch(peer.rank, std::move(socket));
+  return true;
 }
 
 void Context::on_handover_ready() {

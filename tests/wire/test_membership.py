@@ -3,6 +3,7 @@
 import atexit
 import gc
 import os
+import signal
 import threading
 import traceback
 from pathlib import Path
@@ -207,6 +208,30 @@ def test_a_hundred_times(engine: str) -> None:
         assert late.pop("maps") - early.pop("maps") < 8
         assert early == late
         assert resident_late - resident_early < 4 << 20
+
+
+def under_signals(here: Here, times: int) -> int:
+    """Join again and again while a timer's signals come; the other ranks come late."""
+    seen = 0
+
+    def count(_number: int, _frame: object) -> None:
+        nonlocal seen
+        seen += 1
+
+    signal.signal(signal.SIGALRM, count)
+    for _ in range(times):
+        if here.rank == 0:
+            signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+        group = here.join()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        group.barrier()
+        multiring.shutdown()
+    return seen
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_signals_do_not_keep_ranks_apart(engine: str) -> None:
+    assert run_ranks(under_signals, 4, 20, engine=engine)[0] > 20
 
 
 def arrays_outlive(here: Here) -> bool:
