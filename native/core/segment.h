@@ -20,7 +20,6 @@
 #include <mutex>
 #include <set>
 
-#include "descriptor.h"
 #include "frame.h"
 
 namespace multiring {
@@ -73,6 +72,9 @@ class Segment : public std::enable_shared_from_this<Segment> {
   static constexpr size_t kWarmBytes = size_t{256} << 20;
   static constexpr size_t kWarmestBytes = size_t{1} << 30;
   explicit Segment(size_t bytes, size_t warm_bytes = kWarmBytes, size_t warmest_bytes = kWarmestBytes);
+  ~Segment();
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
 
   // Returns 64-byte aligned memory (4 KiB aligned from 64 KiB on); zero-filled only when fresh.
   // Blocks of 1 MiB or more come from warm memory where it has room, the most recently freed first.
@@ -84,8 +86,7 @@ class Segment : public std::enable_shared_from_this<Segment> {
   void condemn(const std::byte* address);
 
   const Mapping& mapping() const { return *mapping_; }
-  int fd() const { return fd_.get(); }
-  void close_fd() { fd_.reset(); }  // once every local rank has mapped it
+  int fd() const { return fd_; }
   size_t used_bytes() const;
 
  private:
@@ -100,7 +101,7 @@ class Segment : public std::enable_shared_from_this<Segment> {
   void keep_warm(size_t start, size_t size);
   void regret(size_t bytes);
 
-  Descriptor fd_;
+  int fd_;  // no Descriptor: a forked child needs it, see Backing::part
   std::unique_ptr<Mapping> mapping_;
   size_t most_warm_;
   const size_t warmest_;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "descriptor.h"
 #include "link.h"
 #include "segment.h"
 

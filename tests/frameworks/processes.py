@@ -28,5 +28,5 @@ def in_arena(tensor: torch.Tensor) -> bool:
         addresses, _, rest = line.partition(" ")
         start, end = (int(word, 16) for word in addresses.split("-"))
         if start <= tensor.data_ptr() < end:
-            return "memfd:multiring" in rest
+            return rest.startswith("rw-s") and "memfd:multiring" in rest
     return False

@@ -15,6 +15,7 @@ from torch.futures import Future, collect_all
 
 from multiring.errors import MultiringError
 from multiring.runtime import Group, Handle
+from multiring.torch.backend.backing import Backings
 from multiring.torch.backend.errors import torch_error
 from multiring.torch.backend.work import Done, Pending, Several
 
@@ -48,12 +49,14 @@ class Standing:
         """
         self.group = group
         self.calls = group.calls
+        self.backings = Backings(group)
         self.default_timeout_s = timeout_s
         self._end: str | None = None  # what became of the group, in words
         self._in_flight: weakref.WeakSet[Pending] = weakref.WeakSet()
         # C++ that is given a Work by Python does not keep it alive, and would wait for ever for what is left of it: as
         # DistributedDataParallel's join does, for one number.
         self._lent: deque[Pending] = deque(maxlen=_LENT)
+        self._owed: deque[Pending] = deque()  # whose results are to be put somewhere once they have ended
         self._batch: list[Pending] | None = None  # of what is being coalesced
         self._completer: _Completer | None = None
         self._completer_lock = threading.Lock()
@@ -101,6 +104,8 @@ class Standing:
         if batch is not None:
             batch.append(work)
             return None if terms.waits else work
+        if ready.settle is not None and not waits:
+            self._owed.append(work)
         if waits:
             work.wait()
         elif len(outputs) == 1 and outputs[0].numel() == 1:
@@ -138,6 +143,16 @@ class Standing:
 
     # ---- completion and end ----
 
+    def settle_owed(self) -> None:
+        """Put the results of what has ended, and nobody has waited for, where they belong."""
+        for _ in range(len(self._owed)):
+            try:
+                work = self._owed.popleft()
+            except IndexError:  # another thread was here
+                return
+            if not work.is_completed():
+                self._owed.append(work)
+
     def complete(self, work: Pending, future: "Future[Any]") -> None:
         """Set `future`, to None, once `work` has ended; by another thread."""
         if not work.in_order:
@@ -152,6 +167,7 @@ class Standing:
         """Let no operation begin any more; `how` says why, in words. Those in flight go on."""
         self._end = self._end or how
         self._lent.clear()
+        self.backings.lift()
         with self._completer_lock:
             completer, self._completer = self._completer, None
         if completer is not None:

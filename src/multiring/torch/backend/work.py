@@ -29,6 +29,9 @@ class Owner(Protocol):
     def complete(self, work: "Pending", future: "Future[Any]") -> None:
         """Set `future`, to None, once `work` has ended; by another thread."""
 
+    def settle_owed(self) -> None:
+        """Put what has ended, and nobody has waited for, where it belongs."""
+
 
 class Several:
     """The handle of several operations, that have ended once all have."""
@@ -63,8 +66,8 @@ class Pending(dist.Work):
     """An operation of a process group, from its start on.
 
     `wait` returns once the result is in the tensors, or raises torch's error. It ends by itself, whether or not
-    anybody waits; but where tensors are not in one piece their contents come with `wait`, with `is_completed` or with
-    the future.
+    anybody waits; but where tensors are not in one piece, or are large and came before, (all of) their contents come
+    with `wait`, with `is_completed`, with the future, or when another of the group's operations is waited for.
 
     `in_order`: all ranks start it in the same order among the group's operations, as collectives are.
     """
@@ -113,6 +116,7 @@ class Pending(dist.Work):
         """
         if not self._has_ended:
             self._await(timeout.total_seconds() if timeout else None)
+            self._owner.settle_owed()
         if self._error is not None:
             raise self._error
         return True
