@@ -134,6 +134,7 @@ def main() -> None:
     prospect = look(model, (inputs,), case.memory_bytes, 2, None)
     del model
     fitting = [each for each in prospect.forecasts if each.fits]
+    taken = prospect.taken("auto")
     trials = [trial(case, each.mix, prospect) for each in fitting]
     gc.collect()
     for turn in range(WARM_UP + turns):
@@ -145,7 +146,7 @@ def main() -> None:
         mixes = [
             {
                 "mix": str(each.mix),
-                "chosen": each is fitting[0],
+                "chosen": each.mix == taken,
                 "predicted_s": each.seconds.total,
                 "parts_s": [each.seconds.compute, each.seconds.exchange, each.seconds.update],
                 "memory_bytes": each.memory.total,

@@ -15,11 +15,14 @@ from multiring.planner.mixes import (
     Mix,
     Overheads,
     Profile,
+    Seconds,
+    Stage,
     Unit,
     chosen,
     forecast,
     forecasts,
     gathered_together,
+    makespan,
     memory_of,
     mix_of,
     mixes_of,
@@ -130,25 +133,77 @@ def test_what_backward_hides_costs_nothing() -> None:
     assert seconds_of(Mix(((Axis.DATA, 1),)), _profile(), Topology(((0,),))).exchange == 0
 
 
+@pytest.mark.parametrize(("longer", "stages"), [(1.04, 1), (1.06, 4)])
+def test_of_forecasts_that_are_alike_the_one_with_fewer_stages_is_taken(longer: float, stages: int) -> None:
+    found = forecasts(_profile(), ONE_HOST)
+    piped = next(each for each in found if each.mix.axes == ((Axis.PIPELINE, 4),))
+    plain = next(each for each in found if each.mix.axes == ((Axis.DATA, 4),))
+    slower = replace(plain, seconds=Seconds(compute=longer * piped.seconds.total, exchange=0.0, update=0.0))
+    assert chosen([slower, piped]).mix.size(Axis.PIPELINE) == stages
+    assert chosen([piped, replace(slower, fits=False)]).mix == piped.mix
+
+
 def test_stages_that_wait_leave_their_cores_to_others() -> None:
     mix = Mix(((Axis.PIPELINE, 4),), microbatches=8)
     own_cores = seconds_of(mix, _profile(), ONE_HOST).compute
     shared_cores = seconds_of(mix, _profile(crowding=2.0), ONE_HOST).compute
     turn = COMPUTE[0].seconds
     assert own_cores == pytest.approx((7 / 4 + 1) * turn)
-    assert shared_cores == pytest.approx(8 * turn / 4)
+    # Four stages on two cores; while the pipeline fills and empties one of them waits: for a forward and a backward.
+    assert 8 * turn / 4 < shared_cores < 8 * turn / 4 + turn / 4
+
+
+EVEN = Stage(1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("stages", "microbatches", "cores", "messages_s", "wanted_s"),
+    [
+        ([EVEN], 3, 1.0, [], 9.0),
+        ([EVEN], 3, 0.5, [], 18.0),
+        ([EVEN, EVEN], 1, 2.0, [0.0], 6.0),
+        ([EVEN, EVEN], 1, 2.0, [0.25], 6.5),  # there and back
+        ([EVEN, EVEN], 4, 2.0, [0.0], 15.0),  # three turns behind one way through
+        ([EVEN, EVEN], 4, 1.0, [0.0], 24.0),  # all the work on one core
+        ([Stage(2.0, 4.0), EVEN], 4, 2.0, [0.0], 25.0),  # all of the slower, which waits once for the other
+        ([EVEN] * 4, 8, 4.0, [0.0] * 3, 33.0),
+    ],
+)
+def test_pipelines_by_hand(
+    stages: list[Stage], microbatches: int, cores: float, messages_s: list[float], wanted_s: float
+) -> None:
+    assert makespan(stages, microbatches, cores, messages_s) == pytest.approx(wanted_s)
+
+
+@given(
+    stages=st.lists(st.builds(Stage, st.floats(0, 2), st.floats(0, 2)), min_size=1, max_size=5),
+    microbatches=st.integers(1, 7),
+    cores=st.floats(0.3, 6),
+    message_s=st.floats(0, 1),
+)
+def test_pipelines_take_no_less_than_work_and_way_and_no_more_than_both(
+    stages: list[Stage], microbatches: int, cores: float, message_s: float
+) -> None:
+    found_s = makespan(stages, microbatches, cores, [message_s] * (len(stages) - 1))
+    each = [stage.forward_s + stage.backward_s for stage in stages]
+    pace = min(1.0, cores)
+    way_s = sum(each) / pace + 2 * (len(stages) - 1) * message_s
+    assert found_s >= max(microbatches * sum(each) / cores, microbatches * max(each)) - 1e-6
+    assert found_s >= sum(each) + 2 * (len(stages) - 1) * message_s - 1e-6
+    assert found_s <= microbatches * way_s + 1e-6
 
 
 def test_overheads_are_counted_where_they_arise() -> None:
     costs = Overheads(
-        update_s_per_byte=1e-9, update_s_per_parameter=1e-5, update_s_per_dtensor=1e-4, sharded_unit_s=1e-3,
+        update_s_per_byte=1e-9, update_s_per_divided_byte=2e-9, update_s_per_parameter=1e-5, update_s_per_dtensor=1e-4,
+        sharded_unit_s=1e-3,
         split_module_s=1e-3, collective_s=1e-3, microbatch_s=1e-3, copy_s_per_byte=1e-10,
     )  # fmt: skip
     profile = _profile(WIDE, _unit())
     for mesh, update in (
         ({"data": 4}, 33 * MIB * 1e-9 + 4e-5),
-        ({"shard": 4}, 33 * MIB / 4 * 1e-9 + 4e-4),
-        ({"tensor": 4}, 9 * MIB * 1e-9 + 2e-5 + 2e-4),
+        ({"shard": 4}, 33 * MIB / 4 * 2e-9 + 4e-4),
+        ({"tensor": 4}, MIB * 1e-9 + 8 * MIB * 2e-9 + 2e-5 + 2e-4),
     ):
         free = _named(mesh, profile).seconds
         dear = _named(mesh, replace(profile, overheads=costs)).seconds

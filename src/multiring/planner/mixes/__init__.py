@@ -13,6 +13,8 @@ from multiring.planner.mixes.mix import mix_of as mix_of
 from multiring.planner.mixes.mix import mixes_of as mixes_of
 from multiring.planner.mixes.parts import gathered_together as gathered_together
 from multiring.planner.mixes.parts import stages_of as stages_of
+from multiring.planner.mixes.pipeline import Stage as Stage
+from multiring.planner.mixes.pipeline import makespan as makespan
 from multiring.planner.mixes.profile import Compute as Compute
 from multiring.planner.mixes.profile import Overheads as Overheads
 from multiring.planner.mixes.profile import Profile as Profile

@@ -49,20 +49,24 @@ class Overheads:
     """What torch itself takes, while all ranks compute; all in seconds.
 
     `collective_s` is what a collective takes longer than its price, however small: dispatch, and ranks that come late.
-    `update_s_per_byte` is the optimizer's for each byte of parameters, `update_s_per_parameter` for each tensor, and
+    `update_s_per_byte` is the optimizer's for each byte of parameters (`update_s_per_divided_byte` where ranks divide
+    them: smaller tensors stay in caches), `update_s_per_parameter` for each tensor, and
     `update_s_per_dtensor` for each that is a DTensor. `sharded_unit_s` is for each group of parameters that is gathered
     and reduced together, `split_module_s` for each module that a tensor axis divides, `microbatch_s` for each
-    microbatch of a stage, `copy_s_per_byte` for a byte copied.
+    microbatch of a stage, `copy_s_per_byte` for a byte copied, `sum_s_per_byte` for a byte of gradients that are added
+    to those of earlier microbatches.
     """
 
     collective_s: float = 0.0
     update_s_per_byte: float = 0.0
+    update_s_per_divided_byte: float = 0.0
     update_s_per_parameter: float = 0.0
     update_s_per_dtensor: float = 0.0
     sharded_unit_s: float = 0.0
     split_module_s: float = 0.0
     microbatch_s: float = 0.0
     copy_s_per_byte: float = 0.0
+    sum_s_per_byte: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

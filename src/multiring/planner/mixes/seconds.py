@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from multiring.planner.mixes.mix import Axis, Mix
 from multiring.planner.mixes.parts import gathered_together, stages_of
+from multiring.planner.mixes.pipeline import Stage, makespan
 from multiring.planner.mixes.prices import Prices
 from multiring.planner.mixes.profile import Profile, Unit
 from multiring.schedule import Collective
@@ -89,7 +90,7 @@ def _sharded(mix: Mix, profile: Profile, prices: Prices) -> Seconds:
             exchange += prices.collective_s(Axis.DATA, Collective.ALL_REDUCE, part)
         exchange += costs.sharded_unit_s + (times + 1) * size_bytes * costs.copy_s_per_byte
     own = profile.parameter_bytes / mix.size(Axis.SHARD)
-    update = _update(profile, own, dtensors=_count(profile.units))
+    update = _update(profile, 0.0, own, dtensors=_count(profile.units))
     return Seconds(compute=compute.seconds, exchange=exchange, update=update)
 
 
@@ -106,34 +107,43 @@ def _tensor(mix: Mix, profile: Profile, prices: Prices) -> Seconds:
     )
     split = sum(unit.split_parameters for unit in profile.units)
     split_bytes = sum(unit.split_bytes for unit in profile.units)
-    own = profile.parameter_bytes - split_bytes + split_bytes / ways
+    whole = profile.parameter_bytes - split_bytes
     modules = sum(len(unit.gathers) + len(unit.sums) for unit in profile.units)
-    exchange += modules * profile.overheads.split_module_s + _averaged(mix, profile, prices, own)
-    update = _update(profile, own, plain=_count(profile.units) - split, dtensors=split)
+    exchange += modules * profile.overheads.split_module_s + _averaged(mix, profile, prices, whole + split_bytes / ways)
+    update = _update(profile, whole, split_bytes / ways, plain=_count(profile.units) - split, dtensors=split)
     return Seconds(compute=profile.compute_of(samples).seconds * left, exchange=exchange, update=update)
 
 
 def _pipeline(mix: Mix, profile: Profile, prices: Prices) -> Seconds:
-    """1F1B: (m - 1) turns of the slowest stage behind the first microbatch's way through all of them.
-
-    Where ranks share cores, stages that wait leave theirs to others: a step is as long as the turns of stages that
-    nobody disturbs, or as all the work takes all cores, whichever is more.
-    """
+    """1F1B, of stages that share cores where ranks do: one that waits leaves its part to the others."""
     units, m = profile.units, mix.microbatches
-    stages = stages_of(units, mix.size(Axis.PIPELINE))
+    places = stages_of(units, mix.size(Axis.PIPELINE))
     whole = sum(unit.seconds for unit in units) or 1.0
-    slowest = max(sum(units[index].seconds for index in stage) for stage in stages) / whole
     samples = profile.batch / mix.data_ranks / m
-    turn = profile.compute_of(samples).seconds
-    own_overhead = profile.overheads.microbatch_s
-    undisturbed = ((m - 1) * slowest + 1) * turn / profile.crowding
-    compute = max(undisturbed, m * turn / len(stages)) + (m + len(stages) - 1) * own_overhead
-    passed = [prices.message_s(Axis.PIPELINE, units[stage[-1]].output_bytes * samples) for stage in stages[:-1]]
-    exchange = 2 * sum(passed) + 2 * (m - 1) * max(passed)
-    held = max(sum(units[index].parameter_bytes for index in stage) for stage in stages)
-    count = max(_count([units[index] for index in stage]) for stage in stages)
+    turn = profile.compute_of(samples)
+    shares = [sum(units[index].seconds for index in place) / whole for place in places]
+    sizes = [sum(units[index].parameter_bytes for index in place) for place in places]
+    # Gradients of all microbatches but the first are added to those before.
+    summed_s = [size * profile.overheads.sum_s_per_byte * (m - 1) / m for size in sizes]
+    own_s = profile.overheads.microbatch_s / 2
+    # Measured while all ranks compute; nobody disturbs a stage that is alone.
+    stages = [
+        Stage(
+            (share * turn.forward_s + own_s) / profile.crowding,
+            (share * turn.backward_s + own_s + sum_s) / profile.crowding,
+        )
+        for share, sum_s in zip(shares, summed_s, strict=True)
+    ]
+    cores = len(stages) / profile.crowding
+    passed = [prices.message_s(Axis.PIPELINE, units[place[-1]].output_bytes * samples) for place in places[:-1]]
+    compute = makespan(stages, m, cores, [0.0] * len(passed))
+    exchange = makespan(stages, m, cores, passed) - compute
+    held = max(sizes)
+    count = max(_count([units[index] for index in place]) for place in places)
     exchange += _averaged(mix, profile, prices, held)
-    return Seconds(compute=compute, exchange=exchange, update=_update(profile, held, plain=count))
+    # The last stages have ended, and updated, before the first: while that does, the others have no use for the cores.
+    update = _update(profile, held, plain=count) * max(1 / profile.crowding, 1 / len(stages))
+    return Seconds(compute=compute, exchange=exchange, update=update)
 
 
 def _averaged(mix: Mix, profile: Profile, prices: Prices, size_bytes: float) -> float:
@@ -144,10 +154,13 @@ def _averaged(mix: Mix, profile: Profile, prices: Prices, size_bytes: float) -> 
     return prices.collective_s(Axis.DATA, Collective.ALL_REDUCE, size_bytes) + copied_s
 
 
-def _update(profile: Profile, own_bytes: float, plain: int = 0, dtensors: int = 0) -> float:
+def _update(
+    profile: Profile, whole_bytes: float, divided_bytes: float = 0.0, *, plain: int = 0, dtensors: int = 0
+) -> float:
     costs = profile.overheads
     return (
-        own_bytes * costs.update_s_per_byte
+        whole_bytes * costs.update_s_per_byte
+        + divided_bytes * costs.update_s_per_divided_byte
         + plain * costs.update_s_per_parameter
         + dtensors * costs.update_s_per_dtensor
     )

@@ -2,12 +2,12 @@
 
 import statistics
 import time
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Iterable
+from itertools import accumulate, pairwise
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -16,41 +16,64 @@ from multiring.torch.parallel.measuring import slowest
 
 _LARGE = 1 << 21  # elements: more than a core's own cache
 _SMALL, _MANY = 16, 8
+_LEAST = 1 << 14  # elements: of a smaller tensor its own cost counts, not its bytes'
 _TURNS = 5
 # Of what a divided layer's dispatch takes, the hooks around a group that fully_shard gathers and reduces, and around a
 # microbatch (benchmarks/evidence_parallelize.py; neither can be timed without a collective).
-_SHARDED_UNIT, _MICROBATCH = 3.0, 0.5
+_SHARDED_UNIT, _MICROBATCH = 3.0, 3.0
 
 
-def measured_overheads(optimizer_states: int, collective_s: float) -> Overheads:
+def measured_overheads(parameters: Iterable[Tensor], optimizer_states: int, collective_s: float) -> Overheads:
     """Return the overheads, those of the slowest rank. Every rank calls it; all compute at once.
 
     Args:
+        parameters: the model's, the same on all ranks: a byte of a tensor that no cache holds takes an optimizer a few
+            times as long as one of a small tensor.
         collective_s: the price of an all-reduce of four bytes among all ranks.
         optimizer_states: 0 is measured as plain SGD, 1 as SGD with momentum, 2 as Adam, more in proportion to that.
     """
     mesh = DeviceMesh("cpu", list(range(dist.get_world_size())), mesh_dim_names=("all",))
-    large = [nn.Parameter(torch.zeros(_LARGE))]
+    usual = max(_LEAST, min(_LARGE, _usual_elements(parameters)))
+    large, parts = _tensors_of(usual), _tensors_of(max(_LEAST, usual // dist.get_world_size()))
     plain = [nn.Parameter(torch.zeros(_SMALL)) for _ in range(_MANY)]
     dtensors = [nn.Parameter(DTensor.from_local(torch.zeros(_SMALL), mesh, [Shard(0)])) for _ in range(_MANY)]
     word = torch.zeros(1)
     times = max(1.0, optimizer_states / 2)
-    large_s, plain_s, dtensor_s, split_s, copy_s, small_s = slowest(
-        *(times * _shortest(_update(each, optimizer_states)) for each in (large, plain, dtensors)),
+    large_s, parts_s, plain_s, dtensor_s, split_s, copy_s, sum_s, small_s = slowest(
+        *(times * _shortest(_update(each, optimizer_states)) for each in (large, parts, plain, dtensors)),
         _shortest(_divided(mesh)),
-        _shortest(large[0].detach().clone),
+        _shortest(torch.zeros(_LARGE).clone),
+        _shortest(_summed(usual)),
         _usual(lambda: dist.all_reduce(word)),
     )
     return Overheads(
         collective_s=max(0.0, small_s - collective_s),
-        update_s_per_byte=large_s / large[0].nbytes,
+        update_s_per_byte=_per_byte(large, large_s, plain_s / _MANY),
+        update_s_per_divided_byte=_per_byte(parts, parts_s, plain_s / _MANY),
         update_s_per_parameter=plain_s / _MANY,
         update_s_per_dtensor=dtensor_s / _MANY,
         sharded_unit_s=_SHARDED_UNIT * split_s,
         split_module_s=split_s,
         microbatch_s=_MICROBATCH * split_s,
-        copy_s_per_byte=copy_s / large[0].nbytes,
+        copy_s_per_byte=copy_s / (_LARGE * torch.float32.itemsize),
+        sum_s_per_byte=sum_s / (_LARGE // usual * usual * torch.float32.itemsize),
     )
+
+
+def _tensors_of(elements: int) -> list[nn.Parameter]:
+    return [nn.Parameter(torch.zeros(elements)) for _ in range(_LARGE // elements)]
+
+
+def _per_byte(tensors: list[nn.Parameter], seconds: float, each_s: float) -> float:
+    """Return what an update takes for each byte of `tensors`, beyond what it takes for each of them."""
+    return max(0.0, seconds - len(tensors) * each_s) / sum(each.nbytes for each in tensors)
+
+
+def _usual_elements(parameters: Iterable[Tensor]) -> int:
+    """Return the elements of the tensor that holds the middle one of all."""
+    counts = sorted(each.numel() for each in parameters)
+    passed = accumulate(counts)
+    return next((count for count, until in zip(counts, passed, strict=True) if 2 * until >= sum(counts)), 0)
 
 
 def _update(parameters: list[nn.Parameter], states: int) -> Callable[[], object]:
@@ -71,6 +94,17 @@ def _divided(mesh: DeviceMesh) -> Callable[[], object]:
         divided = nn.functional.linear(given, weight)
         made = divided.to_local() if isinstance(divided, DTensor) else divided
         torch.autograd.backward([made], [torch.ones_like(made)])
+
+    return turn
+
+
+def _summed(elements: int) -> Callable[[], object]:
+    """Return what adds tensors of so many elements to others, as autograd adds gradients."""
+    pairs = [(torch.zeros(elements), torch.zeros(elements)) for _ in range(_LARGE // elements)]
+
+    def turn() -> None:
+        for total, each in pairs:
+            total.add_(each)
 
     return turn
 

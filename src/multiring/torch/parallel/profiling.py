@@ -67,7 +67,9 @@ def measure(
         compute=compute,
         crowding=max(1.0, crowded.seconds / undisturbed_s),
         optimizer_states=optimizer_states,
-        overheads=measured_overheads(optimizer_states, cheapest(_SMALL, topology).predicted_seconds),
+        overheads=measured_overheads(
+            model.parameters(), optimizer_states, cheapest(_SMALL, topology).predicted_seconds
+        ),
         divisor=anatomy.divisor,
         refused=refused,
     )
