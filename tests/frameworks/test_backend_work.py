@@ -237,7 +237,9 @@ def abort(here: Here, place: str) -> None:
             work.wait()
         with pytest.raises(DistBackendError, match="the process group was aborted; make it anew"):
             doomed.allreduce([torch.ones(2)])
+        dist.barrier()
     else:
+        dist.barrier()  # had this rank come to the operation before, it might have ended before the abort
         with pytest.raises(DistBackendError, match="rank 0"):
             dist.all_reduce(torch.ones(2), group=doomed)
     tensor = torch.ones(2)
