@@ -32,7 +32,7 @@ from multiring.topology import topology_of
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="virtual hosts need root")
 
 MEGABIT = 10**6
-LEFT_S = 2.0  # the kernel takes namespaces down in the background
+LEFT_S = 20.0  # the kernel takes namespaces down in the background: seconds, on a busy machine
 
 
 def run_in(lab: Lab, host: int, *command: str) -> str:
