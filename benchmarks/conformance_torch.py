@@ -56,8 +56,9 @@ def main() -> int:
     arguments = parser.parse_args()
     parts = {"programs": programs, "suite": suite}
     wrong: list[str] = []
+    by = made_by()  # now: what is written below changes a file of the commit
     for name in arguments.only.split(","):
-        lines = [made_by(), "", *parts[name](wrong)]
+        lines = [by, "", *parts[name](wrong)]
         print("\n".join(lines), flush=True)
         write(name, lines)
     if arguments.failures:

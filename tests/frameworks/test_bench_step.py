@@ -24,7 +24,7 @@ from multiring.errors import ArgumentError
 # The first two from the papers' networks as others count them; then 8 x 100 000 x 32 + 257 x 128 + 129; and, with f
 # features, 12 blocks of 12 f^2 + 13 f, two tables of 8192 f, one of 128 f, and 2 f.
 PARAMETERS = {"resnet50": 25_557_032, "vgg16": 138_357_544, "embedding": 25_633_025, "transformer": 97_737_216}
-ADAPTED = {"ddp-multiring", "ddp-multiring-hook", "fsdp", "fsdp-multiring"}
+ADAPTED = {"ddp-multiring", "ddp-multiring-hook", "fsdp", "fsdp-multiring", "fsdp-multiring-arena"}
 ONCE = StepManner(alternations=1, steps=1, warmup=0)
 SMALL = StepQuestion(network="embedding", batch=8)
 PRETENDERS = Path(__file__).parent / "step_workers"
@@ -282,14 +282,14 @@ def test_emulated_compute_is_measured_verified_and_timed(jobs: Jobs) -> None:
     assert sorted(path.name for path in jobs.folder.iterdir()) == ["output", "pace.json"]
 
 
-@pytest.mark.timeout(600)  # ten processes import torch, perhaps on a busy machine
+@pytest.mark.timeout(600)  # twelve processes import torch, perhaps on a busy machine
 def test_every_library_is_verified_and_timed(jobs: Jobs) -> None:
-    against = ("ddp", "ddp-multiring-hook", "fsdp-multiring")
+    against = ("ddp", "ddp-multiring-hook", "fsdp-multiring", "fsdp-multiring-arena")
     made = StepBench(jobs, StepManner(alternations=1, steps=2, warmup=1), against).compare(SMALL)
     assert [timing.library for timing in made.timings] == ["multiring", *against, "independent"]
     assert all(len(timing.seconds) == 1 and timing.seconds[0] > 0 for timing in made.timings)
     assert made.timings[1].settings["static_graph"] == "True"
-    assert [timing.settings.get("backend") for timing in made.timings[1:4]] == ["gloo", "multiring", "multiring"]
+    assert [timing.settings.get("backend") for timing in made.timings[1:5]] == ["gloo", *["multiring"] * 3]
     assert [path.name for path in jobs.folder.iterdir()] == ["output"]
 
 

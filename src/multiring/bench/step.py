@@ -22,6 +22,7 @@ from multiring.bench.workers.step_case import (
     DTYPES,
     FSDP,
     FSDP_OURS,
+    FSDP_OURS_ARENA,
     INDEPENDENT,
     NETWORKS,
     OURS,
@@ -34,8 +35,9 @@ WORKER = Path(__file__).parent / "workers" / "step_worker.py"
 PACER = WORKER.with_name("step_pace.py")
 USUAL = ("resnet50", "vgg16", "embedding")
 PEERS = (DDP,)
+SHARDED = (FSDP, FSDP_OURS, FSDP_OURS_ARENA)
 # By name only, as is the network that is not among the usual ones.
-OTHERS = (DDP_OURS, DDP_OURS_HOOK, FSDP, FSDP_OURS)
+OTHERS = (DDP_OURS, DDP_OURS_HOOK, *SHARDED)
 _CODED = {name: variant.wire for name, variant in VARIANTS.items() if variant.wire}
 _MEMORY_SHARE = 0.8
 LEAST_IMAGE = 64  # below, nothing is left for the last layers to look at
@@ -192,7 +194,7 @@ class StepBench:
             ArgumentError: compute is to be emulated of a model that is sharded.
             StoppedError: a signal came.
         """
-        sharded = [name for name in self._libraries if name in {FSDP, FSDP_OURS}]
+        sharded = [name for name in self._libraries if name in SHARDED]
         if question.is_emulated and sharded:
             raise ArgumentError(
                 f"{', '.join(sharded)} shard parameters, which an emulated network never reads: leave "

@@ -26,9 +26,9 @@ NETWORKS: Mapping[str, Size] = {
 DTYPES = ("bfloat16", "float32")
 OURS, DDP, INDEPENDENT = "multiring", "ddp", "independent"
 # Other programs of torch: DistributedDataParallel over multiring as a backend, by itself or with its communication
-# hook, and fully_shard over Gloo or multiring.
+# hook, and fully_shard over Gloo, over multiring, and with what is sent and received in multiring's arena.
 DDP_OURS, DDP_OURS_HOOK = "ddp-multiring", "ddp-multiring-hook"
-FSDP, FSDP_OURS = "fsdp", "fsdp-multiring"
+FSDP, FSDP_OURS, FSDP_OURS_ARENA = "fsdp", "fsdp-multiring", "fsdp-multiring-arena"
 ANSWER = "rank"  # what a rank tells the bench
 _POLL_S = 0.001
 

@@ -27,6 +27,7 @@ from multiring.bench.workers.step_case import (
     DDP_OURS_HOOK,
     FSDP,
     FSDP_OURS,
+    FSDP_OURS_ARENA,
     INDEPENDENT,
     OURS,
     Meeting,
@@ -113,12 +114,12 @@ def with_ddp(task: Task, meeting: Meeting, backend: str = "gloo", *, hooked: boo
 
 
 @contextlib.contextmanager
-def with_fsdp(task: Task, meeting: Meeting, backend: str) -> Iterator[Training]:
+def with_fsdp(task: Task, meeting: Meeting, backend: str, *, in_arena: bool = False) -> Iterator[Training]:
     """fully_shard, of the units the network names and of the rest.
 
-    Settings: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html. Over Gloo gradients are summed and
-    divided afterwards, as its averages are wrong (https://github.com/pytorch/pytorch/issues/162338). Over multiring
-    what is sent and received lies in its memory.
+    Settings: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html. Where the backend's averages are
+    wrong, as Gloo's were (https://github.com/pytorch/pytorch/issues/162338), gradients are summed and divided
+    afterwards. With `in_arena` what is sent and received lies in the backend's memory.
     """
     # Only where it is asked for: importing it takes longer than most steps, and torch before 2.6 has it elsewhere.
     from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
@@ -127,15 +128,25 @@ def with_fsdp(task: Task, meeting: Meeting, backend: str) -> Iterator[Training]:
     settings = {"backend": backend}
     with process_group(meeting, backend):
         mesh = init_device_mesh("cpu", (meeting.ranks,))
+        averages = _averages(meeting.ranks)
         for module in (*NETWORKS[task.case.network].units(task.model), task.model):
             unit = fully_shard(module, mesh=mesh)
-            if backend == "gloo":
+            if not averages:
                 unit.set_force_sum_reduction_for_comms(enable=True)
                 settings["set_force_sum_reduction_for_comms"] = "True"
-            else:
+            if in_arena:
                 unit.set_allocate_memory_from_process_group_for_comm(enable=True)
                 settings["set_allocate_memory_from_process_group_for_comm"] = "True"
         yield Training(task.model, task.optimizer(), f"torch {torch.__version__}", settings)
+
+
+def _averages(ranks: int) -> bool:
+    """Return whether the backend's averages of what is scattered are right."""
+    # torch 2.13 has a new name for it, and warns of the old one.
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    mean = torch.zeros(1)
+    scatter(mean, torch.full((ranks,), 1.0 + dist.get_rank()), op=dist.ReduceOp.AVG)
+    return mean.item() == (1 + ranks) / 2
 
 
 @contextlib.contextmanager
@@ -151,6 +162,7 @@ LIBRARIES: dict[str, Callable[[Task, Meeting], contextlib.AbstractContextManager
     DDP_OURS_HOOK: partial(with_ddp, backend="multiring", hooked=True),
     FSDP: partial(with_fsdp, backend="gloo"),
     FSDP_OURS: partial(with_fsdp, backend="multiring"),
+    FSDP_OURS_ARENA: partial(with_fsdp, backend="multiring", in_arena=True),
     INDEPENDENT: with_nobody,
 }
 
