@@ -26,6 +26,8 @@ from multiring.runtime.sources import Identity
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
 _DIAL_S = 5.0  # one attempt; a host that drops packets must not use up the whole time
+_PROBE_S = 1  # how long a connection over TCP is silent before the kernel asks whether the other end still has it
+_PROBES = 127  # the most there are: who is out of reach is waited for, who says that there is no connection is not
 _GRACE_S = 3.0  # what rank 0 may need beyond its own time-out to say who is missing
 _TABLE_FRAME_BYTES = 1 << 30
 _RECEIVE_BYTES = 1 << 18
@@ -163,6 +165,7 @@ class Client:
                 # and be connected with oneself; keeping it would keep rank 0 from listening there.
                 sock.close()
                 raise _AttemptError("nobody listens there yet")
+            _probe_when_silent(sock)
             return sock
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -191,6 +194,9 @@ class Client:
         except FrameError as error:
             sock.close()
             raise RendezvousError(f"{self._address} does not speak {PROTOCOL!r}: {error}") from None
+        except TimeoutError:
+            sock.close()
+            raise _AttemptError("connected, but no answer came") from None
         except BaseException:
             sock.close()
             raise
@@ -227,3 +233,15 @@ class Client:
         welcome = talk.hear()["welcome"]
         self._timeout_s = float(welcome["timeout_s"])
         return float(welcome["remaining_s"])
+
+
+def _probe_when_silent(sock: socket.socket) -> None:
+    """Have the connection reset where the other end does not have it, though nothing is sent.
+
+    Rank 0 speaks first, and a listener that is closed in the moment in which a connection is made may leave it without
+    its other end (some of 100,000 on Linux 6.18): it would be waited on in silence while the next rank 0 listens.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
