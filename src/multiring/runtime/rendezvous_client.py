@@ -239,7 +239,7 @@ def _probe_when_silent(sock: socket.socket) -> None:
     """Have the connection reset where the other end does not have it, though nothing is sent.
 
     Rank 0 speaks first, and a listener that is closed in the moment in which a connection is made may leave it without
-    its other end (some of 100,000 on Linux 6.18): it would be waited on in silence while the next rank 0 listens.
+    its other end (a few in 100,000 on Linux 6.18): it would be waited on in silence while the next rank 0 listens.
     """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_S)
