@@ -21,8 +21,6 @@
 namespace multiring {
 namespace {
 
-constexpr size_t kPage = 4096;
-
 uintptr_t number(const std::byte* address) { return reinterpret_cast<uintptr_t>(address); }
 
 std::byte* page_from(std::byte* address) { return address + (kPage - number(address) % kPage) % kPage; }
@@ -98,8 +96,8 @@ Backing::Backing(std::shared_ptr<Segment> segment, std::byte* address, size_t by
   if (segment_->used_bytes() + bytes > segment_->mapping().bytes() / 2) {
     throw Fault(FaultKind::argument, "no room: half of the segment is in use");
   }
-  // From 64 KiB on, a block begins with a page: there its bytes lie as they do in theirs.
-  block_ = segment_->allocate(std::max<size_t>(bytes + kPage, 64 << 10));
+  // From the start of a page: there its bytes lie as they do in theirs.
+  block_ = segment_->allocate(std::max(bytes + kPage, kPagedBytes));
   place_ = block_ + number(address) % kPage;
   std::memcpy(place_, address_, bytes_);
   if (::mmap(pages_, page_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, segment_->fd(),

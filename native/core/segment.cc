@@ -15,7 +15,6 @@
 namespace multiring {
 namespace {
 
-constexpr size_t kPage = 4096;
 constexpr size_t kLarge = 1 << 20;  // blocks from this size on are kept warm, and in the end given back
 
 size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
@@ -66,7 +65,7 @@ Segment::~Segment() {
 
 std::byte* Segment::allocate(size_t bytes) {
   const size_t want = round_up(bytes == 0 ? 1 : bytes, 64);
-  const size_t align = want >= 64 * 1024 ? kPage : 64;
+  const size_t align = want >= kPagedBytes ? kPage : 64;
   if (is_forked_child()) throw Fault(FaultKind::state, "this process was forked from a rank; only the rank may allocate");
   const std::lock_guard lock(mutex_);
   const size_t start = place_of(want, align);

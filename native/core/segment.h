@@ -25,6 +25,8 @@
 namespace multiring {
 
 inline constexpr uint32_t kMaxLocalRanks = 1024;
+inline constexpr size_t kPage = 4096;
+inline constexpr size_t kPagedBytes = size_t{64} << 10;  // a block of so much, or more, begins with a page
 
 // Frames from one local rank to the segment's owner: one producer, one consumer.
 struct Ring {
@@ -43,7 +45,7 @@ struct ControlPage {
   // How many operations wait for slots of an Exchange; a line of its own, as every small operation of a peer looks.
   alignas(64) std::atomic<uint32_t> exchanging;
 };
-static_assert(sizeof(ControlPage) <= 4096);
+static_assert(sizeof(ControlPage) <= kPage);
 
 // Any mapped segment, own or a peer's.
 class Mapping {
@@ -59,7 +61,7 @@ class Mapping {
   Ring& ring_from(uint32_t local_index) const;
   bool contains(const void* address, size_t bytes) const;
 
-  static constexpr size_t kHeapStart = 4096 + sizeof(Ring) * kMaxLocalRanks;
+  static constexpr size_t kHeapStart = kPage + sizeof(Ring) * kMaxLocalRanks;
 
  private:
   std::byte* base_ = nullptr;
@@ -76,7 +78,7 @@ class Segment : public std::enable_shared_from_this<Segment> {
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
 
-  // Returns 64-byte aligned memory (4 KiB aligned from 64 KiB on); zero-filled only when fresh.
+  // Returns 64-byte aligned memory (of kPagedBytes and more: at a page's start); zero-filled only when fresh.
   // Blocks of 1 MiB or more come from warm memory where it has room, the most recently freed first.
   std::byte* allocate(size_t bytes);
   // The same for good: it is nobody's to release, and no user's memory.

@@ -21,7 +21,6 @@ using namespace multiring::checks;
 
 namespace {
 
-constexpr size_t kPage = 4096;
 constexpr size_t kMiB = size_t{1} << 20;
 
 std::shared_ptr<Segment> new_segment() { return std::make_shared<Segment>(64 * kMiB); }
@@ -80,8 +79,8 @@ void it_is_the_same_memory() {
     check(holds_only(address, bytes, 3) && !backing.stands(), "and is nobody else's");
     std::memset(backing.place(), 0, bytes);
   }
-  std::byte* const still = segment->allocate(64 * 1024);
-  check(holds_only(still, 64 * 1024, 0), "no block is handed out again that private pages may show");
+  std::byte* const still = segment->allocate(kPagedBytes);
+  check(holds_only(still, kPagedBytes, 0), "no block is handed out again that private pages may show");
 }
 
 template <typename Body>
