@@ -55,9 +55,17 @@ def wait_in_every_way(here: Here) -> None:
     several = [started(torch.ones(20_000)).get_future() for _ in range(20)]
     for future in several:
         expect(future.wait()[0], torch.full((20_000,), 2.0))
-    # Dropped Work goes on.
+    # Dropped Work goes on; what is not in one piece is in place once something later has been waited for.
     started(tensor)
     del work
+    strided = torch.full((6,), float(here.rank))[::2]
+    with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True):
+        dist.broadcast(strided, 1, async_op=True)
+    deadline, missing = time.monotonic() + 10, torch.ones(1)
+    while missing.item():
+        assert time.monotonic() < deadline
+        missing = strided.ne(1).sum().float()[None]
+        started(missing).wait()
     dist.barrier()
     waited = dist.all_reduce(tensor)
     assert waited is None

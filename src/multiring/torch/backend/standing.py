@@ -101,11 +101,11 @@ class Standing:
             raise torch_error(what, error) from error
         work = kind(self, what, handle, (outputs, ready.settle), terms.timeout_s)
         self._in_flight.add(work)
+        if ready.settle is not None and not waits:
+            self._owed.append(work)
         if batch is not None:
             batch.append(work)
             return None if terms.waits else work
-        if ready.settle is not None and not waits:
-            self._owed.append(work)
         if waits:
             work.wait()
         elif len(outputs) == 1 and outputs[0].numel() == 1:
