@@ -2,6 +2,9 @@
 
 Nothing in it knows of multiring but the backend's name. Rank 0 prints the losses of all steps, as the other programs
 beside it do.
+
+Batch norm over as few as three samples a rank would make of rounding a different course: after 50 steps losses on four
+ranks were 6e-4 off those of float64 over Gloo, and 4e-4 over multiring. Over six and more both stay within 4e-7.
 """
 
 import argparse
@@ -12,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-BATCH, FEATURES, CLASSES = 12, 16, 4  # the batch is that of all ranks together
+BATCH, FEATURES, CLASSES = 48, 16, 4  # the batch is that of all ranks together
 
 
 def main() -> None:
