@@ -10,7 +10,7 @@ own; every job verifies its results before it is timed. `multiring-torch` is the
 * `fsdp`: a step of a transformer of 97.7 million parameters with fully_shard. `fsdp-multiring` differs from Gloo's by
   the backend's name; `fsdp-multiring-arena` has what is sent and received in the arena, by torch's own option
   set_allocate_memory_from_process_group_for_comm.
-* `lab-*`: not slower than Gloo: the interval of the ratio reaches NOT_SLOWER, as both carry what the wire does and
+* `lab-*`: not slower than Gloo: the interval of the ratio reaches 0.97, as both carry what the wire does and
   medians lie on either side of 1 from run to run. Steps are emulated: with four hosts on few cores
   they would take as long as four steps, and hide the wire. `ddp` and `ddp-multiring` are the same program but for the
   backend's name; `ddp-multiring-hook` has its gradients in the arena by `share_bucket`.
@@ -18,15 +18,16 @@ own; every job verifies its results before it is timed. `multiring-torch` is the
 What a step of DistributedDataParallel exposes on one host is ddp_exposed.py's.
 """
 
-import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
 
-from benchmarks.floors import MIB, Line, Record, Verdict, main, ours, ratios
+from benchmarks.floors import MIB, Line, Record, Verdict, main, ours
+
+from multiring.bench.statistics import Interval, ratio_interval
 
 Judge = Callable[[list[Record]], Iterable[Verdict]]
 TORCH = "multiring-torch"
@@ -36,47 +37,40 @@ FEW = "--steps 4 --warmup 1 --leave-out multiring"
 DDP = ("ddp", "ddp-multiring", "ddp-multiring-hook")
 FSDP = ("fsdp", "fsdp-multiring", "fsdp-multiring-arena")
 COLLECTIVES = ("reduce_scatter", "all_gather", "all_reduce")
-# What the 95 % interval of the ratio has to reach: of six alternations, from the smallest to the largest.
-NOT_SLOWER = 0.97
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """How many times as fast as Gloo something has to be, by the median of the ratios."""
+    """What the ratio of Gloo's seconds to the backend's has to be, in words, and whether it is."""
 
-    times: float
-
-    def __str__(self) -> str:
-        return f"{self.times:g} x"
-
-    def holds(self, taken: Sequence[float]) -> bool:
-        """Return whether the ratios `taken` are enough."""
-        return statistics.median(taken) >= self.times
+    text: str
+    holds: Callable[[Interval], bool]
 
 
-class NotSlower:
-    """That nothing shows that something is slower than Gloo."""
-
-    def __str__(self) -> str:
-        return f"reaches {NOT_SLOWER:g} x"
-
-    def holds(self, taken: Sequence[float]) -> bool:
-        """Return whether the interval of the ratios `taken` reaches what counts as not slower."""
-        return max(taken) >= NOT_SLOWER
+def faster(times: float) -> Floor:
+    """Return the floor of being so many times as fast."""
+    return Floor(f"{times:g} x", lambda found: found.middle >= times)
 
 
-def collectives(floor: Floor | NotSlower, aim: str, *names: str) -> Judge:
+NOT_SLOWER = Floor("reaches 0.97 x", lambda found: found.high >= 0.97)
+
+
+def times_of(found: Interval) -> str:
+    """Return the ratio and its interval in words."""
+    return f"{found.middle:.2f} x gloo [{found.low:.2f}, {found.high:.2f}]"
+
+
+def collectives(floor: Floor, aim: str, *names: str) -> Judge:
     """Return what judges how many times faster than Gloo collectives of 8 MiB are."""
 
     def judge(records: list[Record]) -> Iterable[Verdict]:
         for name in names:
             gloo, backend = (ours(records, 8 * MIB, library, collective=name) for library in ("gloo", TORCH))
-            taken = ratios(gloo, backend)
-            middle = statistics.median(taken)
+            found = ratio_interval(gloo["seconds"], backend["seconds"])
             below = ours(records, 8 * MIB, collective=name)
-            figure = f"{middle:.2f} x gloo [{min(taken):.2f}, {max(taken):.2f}], {backend['median_s'] * 1e3:.2f} ms"
+            figure = f"{times_of(found)}, {backend['median_s'] * 1e3:.2f} ms"
             figure += f"; the Group below it {below['median_s'] * 1e3:.2f} ms"
-            yield Verdict(f"{name} 8 MiB", figure, str(floor), aim, floor.holds(taken))
+            yield Verdict(f"{name} 8 MiB", figure, floor.text, aim, floor.holds(found))
 
     return judge
 
@@ -87,18 +81,16 @@ def step_of(records: list[Record], library: str) -> Record:
     return found
 
 
-def steps(floor: Floor | NotSlower, aim: str, over_gloo: str, *libraries: str) -> Judge:
+def steps(floor: Floor, aim: str, over_gloo: str, *libraries: str) -> Judge:
     """Return what judges how many times faster a training step is than the same over Gloo."""
 
     def judge(records: list[Record]) -> Iterable[Verdict]:
         gloo = step_of(records, over_gloo)
         for library in libraries:
             backend = step_of(records, library)
-            taken = ratios(gloo, backend)
-            middle = statistics.median(taken)
-            figure = f"{middle:.2f} x gloo [{min(taken):.2f}, {max(taken):.2f}]"
-            figure += f", {backend['median_step_s'] * 1e3:.0f} ms"
-            yield Verdict(library, figure, str(floor), aim, floor.holds(taken))
+            found = ratio_interval(gloo["seconds"], backend["seconds"])
+            figure = f"{times_of(found)}, {backend['median_step_s'] * 1e3:.0f} ms"
+            yield Verdict(library, figure, floor.text, aim, floor.holds(found))
 
     return judge
 
@@ -110,22 +102,22 @@ LINES = (
             f"{name} --ranks 2 --against gloo,{TORCH} --buffers ordinary --sizes 8MiB --pool-mib 0"
             for name in COLLECTIVES[:2]
         ),
-        collectives(Floor(4), "8 x", *COLLECTIVES[:2]),
+        collectives(faster(4), "8 x", *COLLECTIVES[:2]),
     ),
     Line(
         "fsdp",
         (f"step --networks transformer --ranks 2 --alternations 6 --against {','.join(FSDP)} {FEW}",),
-        steps(Floor(1.5), "2 x", *FSDP),
+        steps(faster(1.5), "2 x", *FSDP),
     ),
     Line(
         "lab-collectives",
         tuple(f"{name} {FOUR} --against gloo,{TORCH} --sizes 8MiB --pool-mib 0" for name in COLLECTIVES),
-        collectives(NotSlower(), "", *COLLECTIVES),
+        collectives(NOT_SLOWER, "", *COLLECTIVES),
     ),
     Line(
         "lab-ddp",
         (f"step --networks resnet50 --emulate {FOUR} --against {','.join(DDP)} {FEW},independent",),
-        steps(NotSlower(), "", *DDP),
+        steps(NOT_SLOWER, "", *DDP),
     ),
 )
 
