@@ -307,9 +307,9 @@ def test_a_lab_with_nobody_left_was_killed(start: Callable[..., LabRun]) -> None
 # -- launchers
 
 
-@pytest.mark.parametrize("launcher", ["multiring", "mpich", "openmpi", "torchrun"])
-def test_ranks_on_several_hosts_sum_up(start: Callable[..., LabRun], tmp_path: Path, launcher: str) -> None:
-    script = tmp_path / "sum.py"
+def start_a_sum(start: Callable[..., LabRun], folder: Path, launcher: str) -> LabRun:
+    """Start a lab whose six ranks each print `ranks 6 ... sum 21.0`."""
+    script = folder / "sum.py"
     script.write_text(SUM)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     variables = {"PATH": path}
@@ -319,11 +319,25 @@ def test_ranks_on_several_hosts_sum_up(start: Callable[..., LabRun], tmp_path: P
         variables = {key: text for key, text in variables.items() if os.environ.get(key) != text}
         variables["PATH"], name = f"{Path(prefix[0]).parent}:{path}", "mpiexec"
     options = ("--hosts", "3", "--slots", "2", "--link", "1gbit", "--launcher", name)
-    lab = start(*options, "--", sys.executable, str(script), **variables)
+    return start(*options, "--", sys.executable, str(script), **variables)
+
+
+@pytest.mark.parametrize("launcher", ["multiring", "mpich", "openmpi", "torchrun"])
+def test_ranks_on_several_hosts_sum_up(start: Callable[..., LabRun], tmp_path: Path, launcher: str) -> None:
+    lab = start_a_sum(start, tmp_path, launcher)
     assert lab.finish() == 0, lab.err
     lines = sorted(line[line.index("ranks") :] for line in lab.out.splitlines() if "ranks" in line)
     assert lines == sorted(f"ranks 6 local {local} 2 sum 21.0" for local in (0, 1) for _ in range(3))
     assert lab.left_after(LEFT_S) == []
+
+
+@pytest.mark.parametrize("launcher", ["mpich", "openmpi"])
+def test_an_mpi_starts_in_two_labs_at_once(start: Callable[..., LabRun], tmp_path: Path, launcher: str) -> None:
+    """Their hosts have the same names, and the launcher's daemons there the same process numbers."""
+    labs = [start_a_sum(start, tmp_path, launcher) for _ in range(2)]
+    for lab in labs:
+        assert lab.finish() == 0, lab.err
+        assert lab.out.count("sum 21.0") == 6
 
 
 @pytest.mark.parametrize(

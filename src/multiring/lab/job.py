@@ -15,7 +15,7 @@ from multiring.errors import LaunchError, MultiringError
 from multiring.lab.apart import FORWARDED, run_apart
 from multiring.lab.door import Caller, Door, Message, check_lab_name, open_host_door, open_lab_door
 from multiring.lab.faults import Fault, Kind, TimedFault, parse_fault
-from multiring.lab.launchers import Launcher, Process, processes_of
+from multiring.lab.launchers import OPEN_MPI_STATE, Launcher, Process, processes_of
 from multiring.lab.machine import Lab, require_root
 from multiring.lab.namespaces import Space, inside
 from multiring.lab.plan import Plan
@@ -99,7 +99,9 @@ def _starts(lab: Lab, processes: Sequence[Process], environment: dict[str, str])
             tag=process.tag,
             log_name=process.log_name,
             command=process.command,
-            environment=environment_of_process(environment, threads, **process.settings) | dict(process.variables),
+            environment=OPEN_MPI_STATE
+            | environment_of_process(environment, threads, **process.settings)
+            | dict(process.variables),
             prepare=lab.hosts[process.host].preparation(folder, cpus),
             birthplace=lab.hosts[process.host].birthplace,
         )

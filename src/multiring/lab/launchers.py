@@ -10,6 +10,13 @@ from multiring.launch.mpiexec import Mpiexec, mpiexec_of, placement
 
 _RENDEZVOUS_PORT = 29400  # free: nothing else is on a host that was just made
 _MASTER_PORT = 29500
+# Open MPI's daemons keep their state in folders named by host and process number. In all labs these are the same few,
+# so in the /tmp that hosts share a daemon would take another's state, or what a killed one left, for its own. For every
+# process of a host, since an mpiexec may be started by hand there.
+OPEN_MPI_STATE = {
+    "PRTE_MCA_prte_tmpdir_base": "/dev/shm",  # noqa: S108 -- on the host's own tmpfs; Open MPI 5
+    "OMPI_MCA_orte_tmpdir_base": "/dev/shm",  # noqa: S108 -- Open MPI 4
+}
 
 
 class Launcher(Enum):
