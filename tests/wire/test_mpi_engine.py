@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -134,15 +135,33 @@ def test_engines_that_differ() -> None:
     assert "{'auto': 1, 'mpi': 0}" in done.stderr
 
 
-# -- deaths, with a launcher that leaves the survivors alone
+# -- deaths that the launcher does not see before the survivors have told of them
 
-DYING = "from tests.wire.test_mpi_engine import be_one_of_three; be_one_of_three()"
+DYING = "from tests.wire.test_mpi_engine import guard_one_of_three; guard_one_of_three()"
 
 
-def be_one_of_three() -> None:
-    """Come to the stage where rank 1 does `how`; the others write down what they are told, shut down and end."""
-    stage, how, folder = sys.argv[1:]
+def guard_one_of_three() -> None:
+    """Be what Hydra started; the rank is a child.
+
+    Hydra ends all ranks where it misses one, told not to or not (-disable-auto-cleanup): its proxy fails where it has
+    something for the lost one. It misses none that has a guard, which holds the rank's connection to it until both
+    survivors were told.
+    """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # by which Hydra tells survivors of a death, and would end them
+    stage, how, folder = sys.argv[1:]
+    rank = os.fork()
+    if rank == 0:
+        be_one_of_three(stage, how, Path(folder))
+        return
+    _, status = os.waitpid(rank, 0)
+    deadline = time.monotonic() + 60
+    while len(told_in(Path(folder))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os._exit(0 if status == 0 else 1)
+
+
+def be_one_of_three(stage: str, how: str, folder: Path) -> None:
+    """Come to the stage where rank 1 does `how`; the others write down what they are told, shut down and end."""
     rank = int(os.environ["PMI_RANK"])
     vars(importlib.import_module("multiring.runtime.world"))["host_id"] = lambda: f"host {rank}"
     engine: Any = importlib.import_module("multiring.runtime.mpi_engine")
@@ -154,13 +173,14 @@ def be_one_of_three() -> None:
         array = np.ones(1_000_000, np.float32)
         group.all_reduce(array)
         if rank == 1:
-            (Path(folder) / "pid").write_text(str(os.getpid()))
+            (folder / "pid").write_text(str(os.getpid()))
             threading.Timer(0.2, lambda: os.kill(os.getpid(), number)).start()
         while True:
             group.barrier() if stage == "barrier" else group.all_reduce(array, "average")
     except MultiringError as error:
-        # Not printed: a launcher that ends now may not hand on what it has.
-        (Path(folder) / f"told-{rank}").write_text(f"{type(error).__name__}: {error}")
+        part = folder / f"part-{rank}"
+        part.write_text(f"{type(error).__name__}: {error}")
+        part.rename(folder / f"told-{rank}")  # where it is looked for: whole
     multiring.shutdown()
 
 
@@ -172,13 +192,10 @@ def told_in(folder: Path) -> list[str]:
 @pytest.mark.parametrize("stage", ["init", "collective", "barrier"])
 def test_a_death_is_named(stage: str, tmp_path: Path) -> None:
     prefix, variables = mpi_start("mpich", 3)
-    command = [prefix[0], "-disable-auto-cleanup", *prefix[1:]]
-    for _ in range(5):  # now and then Hydra ends all ranks although it was told not to, before they can say anything
-        done = run(command, DYING, stage, "SIGKILL", str(tmp_path), **variables)
-        assert done.returncode == signal.SIGKILL
-        if told := told_in(tmp_path):
-            break
-    assert told
+    done = run(prefix, DYING, stage, "SIGKILL", str(tmp_path), **variables)
+    assert done.returncode != 0
+    told = told_in(tmp_path)
+    assert len(told) == 2, done.stderr
     kind, text = ("RendezvousError", "was lost during init") if stage == "init" else ("PeerLostError", "rank 1 died")
     assert all(line.startswith(kind) and "rank 1" in line and text in line for line in told), told
 
@@ -189,9 +206,7 @@ def test_silence_ends_at_the_timeout_and_the_survivors_end_too(tmp_path: Path) -
     kept = {name: text for name, text in os.environ.items() if not name.startswith("MULTIRING_")}
     with subprocess.Popen(
         [
-            prefix[0],
-            "-disable-auto-cleanup",
-            *prefix[1:],
+            *prefix,
             sys.executable,
             "-c",
             DYING,
