@@ -132,6 +132,8 @@ void bind_context(nb::module_& m) {
            "Ranks waited for, and the seconds since anything moved.")
       .def("give_up", &Context::give_up, nb::arg("operation"), nb::arg("silent"), nb::call_guard<nb::gil_scoped_release>(),
            "Fail an operation in flight on all its ranks, as if rank `silent` had been silent for too long.")
+      .def("abort", &Context::abort, nb::arg("operation"), nb::arg("culprit"), nb::call_guard<nb::gil_scoped_release>(),
+           "Fail an operation in flight on all its ranks, as rank `culprit` has aborted the group.")
       .def("goodputs", &Context::goodputs, nb::call_guard<nb::gil_scoped_release>(),
            "(rank, bytes per second it took lately) of the ranks of other hosts that this one is connected to, where known.")
       .def("read_by", &Context::read_by, nb::call_guard<nb::gil_scoped_release>(),

@@ -58,6 +58,9 @@ uint64_t first_bytes(const Digest& digest) {
   return first;
 }
 
+// Who takes part in the group from there on is not known any more.
+bool ends_group(LossKind kind) { return kind == LossKind::silent || kind == LossKind::aborted; }
+
 const char* verb(LossKind kind) { return kind == LossKind::left ? "left the job" : "died"; }
 
 }  // namespace
@@ -586,7 +589,7 @@ void Context::on_frame(int peer, const Frame& frame, std::span<const std::byte> 
     links_[static_cast<size_t>(peer)]->send(answer);
     return;
   }
-  if (frame.kind == FrameKind::fail && static_cast<LossKind>(frame.slot) == LossKind::silent) {
+  if (frame.kind == FrameKind::fail && ends_group(static_cast<LossKind>(frame.slot))) {
     doom_later(frame.key(), doom_of(frame));
   }
   if (found == running_.end()) {
@@ -690,9 +693,9 @@ bool Context::settle(const std::shared_ptr<Operation>& operation) {
   const auto doomed = doomed_.find(operation->spec().key);
   if (doomed != doomed_.end()) {
     const auto [lost, kind, quiet_s] = doomed->second;
-    if (kind == LossKind::silent || kind == LossKind::unable) tell_members(*operation, lost, kind, quiet_s);
-    if (kind == LossKind::silent) {
-      fail_stalled(*operation, lost, quiet_s);
+    if (ends_group(kind) || kind == LossKind::unable) tell_members(*operation, lost, kind, quiet_s);
+    if (ends_group(kind)) {
+      fail_stalled(*operation, doomed->second);
     } else if (kind == LossKind::unable) {
       operation->fail(FaultKind::state, "rank " + std::to_string(lost) + " could not go on with it; its own error says why");
     } else {
@@ -738,25 +741,33 @@ void Context::fail_for(Operation& operation, int lost, const Loss& loss) {
                  "rank " + std::to_string(lost) + " " + verb(loss.kind) + " (" + loss.why + ")");
 }
 
-void Context::fail_stalled(Operation& operation, int silent, int64_t quiet_s) {
-  const std::string who = silent == config_.rank ? "this rank" : "rank " + std::to_string(silent);
-  const std::string text = "nothing came from " + who + " for " + std::to_string(quiet_s) + " s";
-  operation.culprit = silent;
+void Context::fail_stalled(Operation& operation, const Doom& doom) {
+  const std::string who = doom.rank == config_.rank ? "this rank" : "rank " + std::to_string(doom.rank);
+  const bool is_silent = doom.kind == LossKind::silent;
+  const std::string text =
+      is_silent ? "nothing came from " + who + " for " + std::to_string(doom.quiet_s) + " s" : who + " aborted the group";
+  operation.culprit = doom.rank;
   stalled_groups_.try_emplace(operation.spec().key.group, text);
-  operation.fail(FaultKind::stall, text);
+  operation.fail(is_silent ? FaultKind::stall : FaultKind::state, text);
 }
 
-void Context::stall(const std::shared_ptr<Operation>& operation, int silent, double quiet_s) {
-  const auto whole_s = static_cast<int64_t>(quiet_s);
-  tell_members(*operation, silent, LossKind::silent, whole_s);
-  fail_stalled(*operation, silent, whole_s);
+void Context::stall(const std::shared_ptr<Operation>& operation, const Doom& doom) {
+  tell_members(*operation, doom.rank, doom.kind, doom.quiet_s);
+  fail_stalled(*operation, doom);
   end_of(operation);
 }
 
 void Context::give_up(const std::shared_ptr<Operation>& operation, int silent) {
   const Lock lock(mutex_);
   if (operation->ended()) return;
-  stall(operation, silent, seconds_since(operation->moved));
+  stall(operation, {silent, LossKind::silent, static_cast<int64_t>(seconds_since(operation->moved))});
+  poke();
+}
+
+void Context::abort(const std::shared_ptr<Operation>& operation, int culprit) {
+  const Lock lock(mutex_);
+  if (operation->ended()) return;
+  stall(operation, {culprit, LossKind::aborted, 0});
   poke();
 }
 
@@ -781,7 +792,7 @@ void Context::tick() {
     const auto waits = operation->waiting_for();
     if (quiet_s >= config_.stall_timeout_s) {
       const int silent = operation->culprit >= 0 || waits.empty() ? operation->culprit : waits.front();
-      stall(operation, silent, quiet_s);
+      stall(operation, {silent, LossKind::silent, static_cast<int64_t>(quiet_s)});
       continue;
     }
     for (const int rank : waits) {

@@ -124,6 +124,8 @@ class Context final : public LinkEvents, public Host {
   bool has_ended(const Operation& operation);
   // Fails an operation in flight on all its ranks, as if `silent` had been silent for too long.
   void give_up(const std::shared_ptr<Operation>& operation, int silent);
+  // The same, as rank `culprit` has aborted the group.
+  void abort(const std::shared_ptr<Operation>& operation, int culprit);
   // Ranks the operation waits for and for how long nothing has moved.
   std::pair<std::vector<int>, double> stalled_on(const Operation& operation);
 
@@ -201,8 +203,8 @@ class Context final : public LinkEvents, public Host {
   void tell_everyone(const Frame& frame);
   void tell_members(const Operation& operation, int lost, LossKind kind, int64_t quiet_s = 0);
   void fail_for(Operation& operation, int lost, const Loss& loss);
-  void stall(const std::shared_ptr<Operation>& operation, int silent, double quiet_s);
-  void fail_stalled(Operation& operation, int silent, int64_t quiet_s);
+  void stall(const std::shared_ptr<Operation>& operation, const Doom& doom);
+  void fail_stalled(Operation& operation, const Doom& doom);
   void fail_alone(Operation& operation, const std::string& why);
   void tick();
   bool may_exchange(const OperationSpec& spec, OperationKey key) const;

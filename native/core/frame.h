@@ -32,8 +32,9 @@ enum class FrameKind : uint8_t {
   noticed = 14,  // `offset` notices of `length` bytes were taken
 };
 
-// `silent` and `unable` are no loss of a rank, only of an operation: one it did not come to, or could not go on with.
-enum class LossKind : uint32_t { died = 1, left = 2, silent = 3, unable = 4 };
+// From `silent` on it is no loss of a rank, only of an operation: one that the rank did not come to, could not go on with,
+// or aborted.
+enum class LossKind : uint32_t { died = 1, left = 2, silent = 3, unable = 4, aborted = 5 };
 
 struct Frame {
   uint64_t group = 0;

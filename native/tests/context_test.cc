@@ -389,6 +389,30 @@ void departure(bool one_host, bool announce) {
   job.in_parallel([&](int rank) { job[rank].close(1, true); });
 }
 
+// Rank 1 aborts an operation that rank 0 waits in and rank 2 has not come to: both are told that, and nothing of silence.
+void abort_is_named(bool one_host) {
+  Job job(3, one_host);
+  const auto post = [&](int rank, uint64_t number) {
+    return job[rank].post(spec_of(rank, 3, number, nullptr, nullptr, "barrier", one_host), true);
+  };
+  const auto waiting = post(0, 1);
+  job[1].abort(post(1, 1), 1);
+  wait_for(job[0], waiting);
+  const auto late = post(2, 1);
+  wait_for(job[2], late);
+  for (const auto& operation : {waiting, late}) {
+    check(operation->fault() == FaultKind::state, "an abort is no silence");
+    check(operation->fault_text() == "rank 1 aborted the group", "and who aborted is named");
+  }
+  try {
+    post(0, 2);
+    check(false, "an aborted group takes no more operations");
+  } catch (const Fault& fault) {
+    check(fault.what() == std::string("the group is unusable: in an earlier operation rank 1 aborted the group"), "and says why");
+  }
+  job.in_parallel([&](int rank) { job[rank].close(1, true); });
+}
+
 // Rank 2 stops; rank 1 gives the first operation up, which rank 0 has ended, and leaves: rank 0 is to name rank 2.
 void stall_before(bool one_host) {
   Job job(3, one_host);
@@ -607,6 +631,7 @@ int main() {
     notices(one_host);
     news(one_host);
     stall_before(one_host);
+    abort_is_named(one_host);
     departure(one_host, true);
     departure(one_host, false);
   }

@@ -154,6 +154,41 @@ def test_uncaught(tmp_path: Path) -> None:
             assert "rank 2" in str(outcome.error)
 
 
+def beside_an_abort(here: Here, meeting: str, lead_s: float) -> dict[str, str]:
+    """Return what each kind of operation told in a group that the last rank aborts `lead_s` before it."""
+    join_torch(here, meeting)
+    groups: list[Any] = [dist.new_group(timeout=PATIENCE) for _ in KINDS]
+    told = {}
+    for (kind, call), group in zip(KINDS.items(), groups, strict=True):
+        dist.barrier()
+        # Not that anything depends on it: by then the others wait for it, or it has aborted.
+        if here.rank == MEMBERS - 1:
+            time.sleep(max(0.0, -lead_s))
+            group.abort()
+            continue
+        time.sleep(max(0.0, lead_s))
+        try:
+            call(group, torch.ones(SIZE))
+        except RuntimeError as error:
+            told[kind] = str(error)
+    dist.barrier()
+    dist.destroy_process_group()
+    return told
+
+
+@pytest.mark.parametrize(("engine", "lead_s"), [("shm", -0.1), ("shm", 0.1), ("tcp", -0.1)])
+def test_an_abort_is_told(tmp_path: Path, engine: str, lead_s: float) -> None:
+    report = report_of(beside_an_abort, MEMBERS, str(tmp_path / "meeting"), lead_s, engine=engine)
+    for outcome in report.outcomes:
+        assert outcome.error is None, outcome
+    for outcome in report.outcomes[: MEMBERS - 1]:
+        for kind in KINDS:
+            text = outcome.value.get(kind, "nothing")
+            # In what it waited for; in what it came to later.
+            told = f"rank {MEMBERS - 1} aborted the group", f"was aborted by rank {MEMBERS - 1}"
+            assert any(each in text for each in told), (kind, text)
+
+
 SILENT: dict[str, Kind] = {kind: KINDS[kind] for kind in ("all_reduce", "gather", "recv")}
 
 

@@ -355,6 +355,11 @@ class Context:
         Fail an operation in flight on all its ranks, as if rank `silent` had been silent for too long.
         """
 
+    def abort(self, operation: Operation, culprit: int) -> None:
+        """
+        Fail an operation in flight on all its ranks, as rank `culprit` has aborted the group.
+        """
+
     def goodputs(self) -> list[tuple[int, int]]:
         """
         (rank, bytes per second it took lately) of the ranks of other hosts that this one is connected to, where known.

@@ -169,6 +169,10 @@ class OperationHandle(Waiter):
         """Fail on all ranks, as if rank `silent` of the world had been silent for too long."""
         self._flight.context.give_up(self._flight.operation, silent)
 
+    def abort(self, culprit: int) -> None:
+        """Fail on all ranks, as rank `culprit` of the world has aborted the group."""
+        self._flight.context.abort(self._flight.operation, culprit)
+
     def done(self) -> bool:
         """Whether `wait` would return, or raise, at once."""
         return self._flight.done()

@@ -2,12 +2,10 @@
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from multiring.errors import MultiringError, StallError, StateError
 from multiring.runtime.handles import Handle, OperationHandle, Waiter
-
-if TYPE_CHECKING:
-    from multiring.errors import MultiringError
 
 
 class Post(Protocol):
@@ -18,8 +16,8 @@ class Post(Protocol):
     def await_match(self, letter: "Letter", timeout: float | None) -> None:
         """Return once it is known whose message `letter` gets, or that it gets none."""
 
-    def withdraw(self, letter: "Letter", silent: int) -> None:
-        """Let `letter` get no message, as rank `silent` of the world has sent none."""
+    def withdraw(self, letter: "Letter", error: MultiringError) -> None:
+        """Let `letter` get no message, but that error."""
 
     def suspects(self, letter: "Letter") -> Sequence[int]:
         """Return the ranks of the world that may send for `letter`."""
@@ -58,7 +56,14 @@ class Letter(Waiter):
         if isinstance(self.posted, OperationHandle):
             self.posted.give_up(silent)
         else:
-            self._post.withdraw(self, silent)
+            self._post.withdraw(self, StallError(f"{self.title}: rank {silent} has sent none"))
+
+    def abort(self, culprit: int) -> None:
+        """Fail, as rank `culprit` of the world has aborted the group."""
+        if isinstance(self.posted, OperationHandle):
+            self.posted.abort(culprit)
+        else:
+            self._post.withdraw(self, StateError(f"{self.title}: rank {culprit} aborted the group"))
 
     def done(self) -> bool:
         """Whether `wait` would return, or raise, at once."""

@@ -120,11 +120,11 @@ class Mailbox:
             return (ranks[letter.source],)
         return [rank for rank in ranks if rank != ranks[self.rank]]
 
-    def withdraw(self, letter: Letter, silent: int) -> None:
-        """Let `letter` get no message, as rank `silent` of the world has sent none."""
+    def withdraw(self, letter: Letter, error: MultiringError) -> None:
+        """Let `letter` get no message, but that error."""
         with self._changed:
             if not letter.is_matched and letter.error is None:
-                self._give_up(letter, StallError(f"{letter.title}: rank {silent} has sent none"))
+                self._give_up(letter, error)
 
     def close(self) -> None:
         """Take part in no more messages; receives whose source is still open fail."""

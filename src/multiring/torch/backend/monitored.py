@@ -32,6 +32,7 @@ class Monitored(Standing):
         try:
             roll = self._roll_call.call(seconds, waits_for_all=wait_all_ranks)
         except StateError as error:
+            self.require_standing("monitored_barrier")
             raise torch_error("monitored_barrier", error) from error
         if roll.missing:
             own = self.group.rank
@@ -41,6 +42,11 @@ class Monitored(Standing):
     @cached_property
     def _roll_call(self) -> RollCall:
         return RollCall(self.group)
+
+    def _hear_abort(self, rank: int) -> None:
+        super()._hear_abort(rank)
+        if "_roll_call" in self.__dict__:
+            self._roll_call.close()
 
     def _fall(self, how: str) -> None:
         super()._fall(how)

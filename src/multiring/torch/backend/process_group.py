@@ -199,8 +199,9 @@ class ProcessGroup(Devices, Reductions, Gatherings, Exchanges, Rooted, Messages,
         self._close("was destroyed")
 
     def abort(self) -> None:
-        """Let the operations in flight fail on all ranks, and destroy the group."""
-        self._abort_in_flight()
+        """Let what is in flight, and what other ranks come to later, fail on all ranks, and destroy the group."""
+        self._aborts.tell()  # first, so that others are told why
+        self._abort_in_flight(self.calls.membership.world_rank)
         self._close("was aborted")
 
     def _close(self, how: str) -> None:

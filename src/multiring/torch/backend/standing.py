@@ -15,6 +15,7 @@ from torch.futures import Future, collect_all
 
 from multiring.errors import MultiringError
 from multiring.runtime import Group, Handle
+from multiring.torch.backend.aborts import Aborts
 from multiring.torch.backend.backing import Backings
 from multiring.torch.backend.errors import torch_error
 from multiring.torch.backend.work import Done, Pending, Several
@@ -52,6 +53,7 @@ class Standing:
         self.backings = Backings(group)
         self.default_timeout_s = timeout_s
         self._end: str | None = None  # what became of the group, in words
+        self._aborted_by: int | None = None  # the rank of the world
         self._in_flight: weakref.WeakSet[Pending] = weakref.WeakSet()
         # C++ that is given a Work by Python does not keep it alive, and would wait for ever for what is left of it: as
         # DistributedDataParallel's join does, for one number.
@@ -60,6 +62,7 @@ class Standing:
         self._batch: list[Pending] | None = None  # of what is being coalesced
         self._completer: _Completer | None = None
         self._completer_lock = threading.Lock()
+        self._aborts = Aborts(group, self._hear_abort)
 
     def terms(self, opts: Any, timeout: timedelta | None = None) -> Terms:
         """Return the terms that torch's options of a call, or None, give; an explicit `timeout` wins."""
@@ -101,6 +104,8 @@ class Standing:
             raise torch_error(what, error) from error
         work = kind(self, what, handle, (outputs, ready.settle), terms.timeout_s)
         self._in_flight.add(work)
+        if self._aborted_by is not None:  # since it was asked whether the group stands
+            work.abort(self._aborted_by)
         if ready.settle is not None and not waits:
             self._owed.append(work)
         if batch is not None:
@@ -166,6 +171,7 @@ class Standing:
     def _fall(self, how: str) -> None:
         """Let no operation begin any more; `how` says why, in words. Those in flight go on."""
         self._end = self._end or how
+        self._aborts.close()
         self._lent.clear()
         self.backings.lift()
         with self._completer_lock:
@@ -173,10 +179,22 @@ class Standing:
         if completer is not None:
             completer.stop()
 
-    def _abort_in_flight(self) -> None:
-        rank = self.calls.membership.world_rank
-        for work in list(self._in_flight):
+    def _hear_abort(self, rank: int) -> None:
+        """Let all operations fail, as `rank` of the world aborts the group; on the control thread."""
+        self._end = self._end or f"was aborted by rank {rank}"
+        self._abort_in_flight(rank)
+
+    def _abort_in_flight(self, rank: int) -> None:
+        self._aborted_by = rank
+        for work in self._all_in_flight():
             work.abort(rank)
+
+    def _all_in_flight(self) -> list[Pending]:
+        while True:
+            try:
+                return list(self._in_flight)
+            except RuntimeError:  # another thread began one meanwhile
+                continue
 
 
 class Coalesced(Done):

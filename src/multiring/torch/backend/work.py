@@ -14,6 +14,7 @@ from multiring.errors import MultiringError
 from multiring.runtime import Handle
 from multiring.runtime.calls import Calls
 from multiring.runtime.handles import OperationHandle
+from multiring.runtime.letters import Letter
 from multiring.torch.backend.errors import torch_error
 
 _NO_TIMEOUT = timedelta(0)  # torch's own word for it
@@ -37,17 +38,17 @@ class Several:
     """The handle of several operations, that have ended once all have."""
 
     def __init__(self, handles: Sequence[Handle]) -> None:
-        self._handles = handles
+        self.each = handles
 
     def done(self) -> bool:
         """Whether `wait` would return, or raise, at once."""
-        return all(each.done() for each in self._handles)
+        return all(each.done() for each in self.each)
 
     def wait(self, timeout: float | None = None) -> None:
         """As of a Handle: all are waited for, and then what the first that failed raised is raised."""
         start = time.monotonic()
         failure: MultiringError | None = None
-        for each in self._handles:
+        for each in self.each:
             left = None if timeout is None else max(0.0, timeout - (time.monotonic() - start))
             try:
                 each.wait(left)
@@ -59,7 +60,7 @@ class Several:
     @property
     def open(self) -> Handle | None:
         """The first that has not ended."""
-        return next((each for each in self._handles if not each.done()), None)
+        return next((each for each in self.each if not each.done()), None)
 
 
 class Pending(dist.Work):
@@ -167,8 +168,14 @@ class Pending(dist.Work):
 
     def abort(self, rank: int) -> None:
         """Let the operation fail on all ranks, on account of `rank` of the world."""
-        if not self._handle.done():
-            self._give_up(rank)
+        if self._handle.done():
+            return
+        for handle in self._handle.each if isinstance(self._handle, Several) else (self._handle,):
+            if isinstance(handle, OperationHandle | Letter):
+                handle.abort(rank)
+            else:
+                flight = self._owner.calls.latest  # the step that an operation of several is at
+                flight.context.abort(flight.operation, rank)
 
     def _outcome(self, _ended: "Future[Any]") -> list[Tensor]:
         self.wait()
