@@ -109,6 +109,30 @@ def test_to_oneself(ranks: int) -> None:
     run_ranks(to_oneself, ranks)
 
 
+def after_all_left(here: Here) -> None:
+    """What a rank has sent itself it gets, though nobody else is left to send more."""
+    group, box = box_of(here)
+    group.barrier()
+    if here.rank == 1:
+        return
+    array, copy = np.arange(5.0), np.zeros(5)
+    deadline = time.monotonic() + 30
+    while not group.calls.membership.context.losses() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    box.send(array, here.rank).wait()
+    box.recv(copy, None).wait()
+    np.testing.assert_array_equal(copy, array)
+    with pytest.raises(PeerLostError, match="message from any rank to rank 0, tag 0: rank 1 left"):
+        box.recv(copy, None).wait()
+    box.send(array + 1, here.rank).wait()
+    box.recv(copy, here.rank).wait()  # it is not kept for the receive that was refused
+    np.testing.assert_array_equal(copy, array + 1)
+
+
+def test_after_all_left() -> None:
+    run_ranks(after_all_left, 2)
+
+
 def a_late_mailbox(here: Here) -> int:
     """Whoever asks before the others have made theirs is answered as soon as they have."""
     group = here.join()

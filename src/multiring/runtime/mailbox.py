@@ -85,11 +85,12 @@ class Mailbox:
                 if letter.error is not None:
                     raise letter.error
                 return letter
-            self._refuse_gone(letter)
             self._waiting.setdefault(tag, deque()).append(letter)
             self._again_s = _FIRST_AGAIN_S
             self._match(tag)
-            self._ask(tag)
+            if not letter.is_matched:  # what is here is received whoever has left since
+                self._refuse_gone(letter)
+                self._ask(tag)
         return letter
 
     def await_match(self, letter: Letter, timeout: float | None) -> None:
@@ -241,6 +242,7 @@ class Mailbox:
     def _refuse_gone(self, letter: Letter) -> None:
         error = self._loss_for(letter)
         if error is not None:
+            self._give_up(letter, error)
             raise error
 
     def _give_up(self, letter: Letter, error: MultiringError) -> None:
