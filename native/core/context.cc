@@ -692,11 +692,14 @@ bool Context::settle_losses(size_t count) {
 bool Context::settle(const std::shared_ptr<Operation>& operation) {
   const auto doomed = doomed_.find(operation->spec().key);
   if (doomed != doomed_.end()) {
-    const auto [lost, kind, quiet_s] = doomed->second;
-    if (ends_group(kind) || kind == LossKind::unable) tell_members(*operation, lost, kind, quiet_s);
+    const Doom doom = doomed->second;
+    const auto [lost, kind, quiet_s] = doom;
     if (ends_group(kind)) {
-      fail_stalled(*operation, doomed->second);
-    } else if (kind == LossKind::unable) {
+      stall(operation, doom);
+      return true;
+    }
+    if (kind == LossKind::unable) {
+      tell_members(*operation, lost, kind, quiet_s);
       operation->fail(FaultKind::state, "rank " + std::to_string(lost) + " could not go on with it; its own error says why");
     } else {
       const auto known = losses_.find(lost);
@@ -741,19 +744,16 @@ void Context::fail_for(Operation& operation, int lost, const Loss& loss) {
                  "rank " + std::to_string(lost) + " " + verb(loss.kind) + " (" + loss.why + ")");
 }
 
-void Context::fail_stalled(Operation& operation, const Doom& doom) {
+// Fails it on all its ranks, and with it the group.
+void Context::stall(const std::shared_ptr<Operation>& operation, const Doom& doom) {
+  tell_members(*operation, doom.rank, doom.kind, doom.quiet_s);
   const std::string who = doom.rank == config_.rank ? "this rank" : "rank " + std::to_string(doom.rank);
   const bool is_silent = doom.kind == LossKind::silent;
   const std::string text =
       is_silent ? "nothing came from " + who + " for " + std::to_string(doom.quiet_s) + " s" : who + " aborted the group";
-  operation.culprit = doom.rank;
-  stalled_groups_.try_emplace(operation.spec().key.group, text);
-  operation.fail(is_silent ? FaultKind::stall : FaultKind::state, text);
-}
-
-void Context::stall(const std::shared_ptr<Operation>& operation, const Doom& doom) {
-  tell_members(*operation, doom.rank, doom.kind, doom.quiet_s);
-  fail_stalled(*operation, doom);
+  operation->culprit = doom.rank;
+  stalled_groups_.try_emplace(operation->spec().key.group, text);
+  operation->fail(is_silent ? FaultKind::stall : FaultKind::state, text);
   end_of(operation);
 }
 

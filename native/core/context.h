@@ -204,7 +204,6 @@ class Context final : public LinkEvents, public Host {
   void tell_members(const Operation& operation, int lost, LossKind kind, int64_t quiet_s = 0);
   void fail_for(Operation& operation, int lost, const Loss& loss);
   void stall(const std::shared_ptr<Operation>& operation, const Doom& doom);
-  void fail_stalled(Operation& operation, const Doom& doom);
   void fail_alone(Operation& operation, const std::string& why);
   void tick();
   bool may_exchange(const OperationSpec& spec, OperationKey key) const;
