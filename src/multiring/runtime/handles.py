@@ -61,6 +61,18 @@ class Flight:
         """Whether the operation has ended."""
         return self.context.has_ended(self.operation)
 
+    def stalled_on(self) -> tuple[Sequence[int], float]:
+        """Return the ranks of the world that are waited for, and for how many seconds nothing has moved."""
+        return self.context.stalled_on(self.operation)
+
+    def give_up(self, silent: int) -> None:
+        """Fail on all ranks, as if rank `silent` of the world had been silent for too long."""
+        self.context.give_up(self.operation, silent)
+
+    def abort(self, culprit: int) -> None:
+        """Fail on all ranks, as rank `culprit` of the world has aborted the group."""
+        self.context.abort(self.operation, culprit)
+
     def land(self) -> None:
         """Let go of the memory; the operation has ended."""
         self._holdings.release(self.operation)
@@ -163,15 +175,15 @@ class OperationHandle(Waiter):
 
     def stalled_on(self) -> tuple[Sequence[int], float]:
         """Return the ranks of the world that are waited for, and for how many seconds nothing has moved."""
-        return self._flight.context.stalled_on(self._flight.operation)
+        return self._flight.stalled_on()
 
     def give_up(self, silent: int) -> None:
         """Fail on all ranks, as if rank `silent` of the world had been silent for too long."""
-        self._flight.context.give_up(self._flight.operation, silent)
+        self._flight.give_up(silent)
 
     def abort(self, culprit: int) -> None:
         """Fail on all ranks, as rank `culprit` of the world has aborted the group."""
-        self._flight.context.abort(self._flight.operation, culprit)
+        self._flight.abort(culprit)
 
     def done(self) -> bool:
         """Whether `wait` would return, or raise, at once."""

@@ -1,13 +1,12 @@
 """Messages between two ranks of a process group: in any order, under tags, from a source that may be left open."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
 
 from torch import Tensor
 
 from multiring.runtime import Handle
-from multiring.runtime.handles import Waiter
 from multiring.runtime.letters import Letter
 from multiring.runtime.mailbox import Mailbox
 from multiring.torch.backend.arguments import one_of, require_rank
@@ -37,10 +36,6 @@ class Message(Pending):
         return source
 
     source_rank = _source_rank
-
-    def _operation(self) -> tuple[Callable[[], tuple[Sequence[int], float]], Callable[[int], None]]:
-        handle = self._handle
-        return (handle.stalled_on, handle.give_up) if isinstance(handle, Waiter) else super()._operation()
 
 
 class Messages(Standing):

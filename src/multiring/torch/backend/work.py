@@ -13,7 +13,7 @@ from torch.futures import Future
 from multiring.errors import MultiringError
 from multiring.runtime import Handle
 from multiring.runtime.calls import Calls
-from multiring.runtime.handles import OperationHandle
+from multiring.runtime.handles import Flight, OperationHandle
 from multiring.runtime.letters import Letter
 from multiring.torch.backend.errors import torch_error
 
@@ -171,11 +171,7 @@ class Pending(dist.Work):
         if self._handle.done():
             return
         for handle in self._handle.each if isinstance(self._handle, Several) else (self._handle,):
-            if isinstance(handle, OperationHandle | Letter):
-                handle.abort(rank)
-            else:
-                flight = self._owner.calls.latest  # the step that an operation of several is at
-                flight.context.abort(flight.operation, rank)
+            self._native(handle).abort(rank)
 
     def _outcome(self, _ended: "Future[Any]") -> list[Tensor]:
         self.wait()
@@ -211,8 +207,9 @@ class Pending(dist.Work):
 
     def _time_out(self, cause: TimeoutError) -> None:
         """Let the operation fail on all ranks: none can take part in the group any more."""
-        ranks = self._stalled_on()
-        self._give_up(ranks[0] if ranks else self._owner.calls.membership.world_rank)
+        native = self._native(self._handle.open if isinstance(self._handle, Several) else self._handle)
+        ranks, _ = native.stalled_on()
+        native.give_up(ranks[0] if ranks else self._owner.calls.membership.world_rank)
         who = f"nothing has come from rank {', '.join(map(str, ranks))}" if ranks else "it has not ended"
         text = (
             f"{self._what}: timed out: {who} within {self._timeout_s:g} s, the timeout of the process group or of "
@@ -220,21 +217,9 @@ class Pending(dist.Work):
         )
         self._end(dist.DistBackendError(text), cause)
 
-    def _operation(self) -> tuple[Callable[[], tuple[Sequence[int], float]], Callable[[int], None]]:
-        handle = self._handle.open if isinstance(self._handle, Several) else self._handle
-        if isinstance(handle, OperationHandle):
-            return handle.stalled_on, handle.give_up
-        flight = self._owner.calls.latest  # the step that an operation of several is at
-        return (
-            lambda: flight.context.stalled_on(flight.operation),
-            lambda silent: flight.context.give_up(flight.operation, silent),
-        )
-
-    def _stalled_on(self) -> Sequence[int]:
-        return self._operation()[0]()[0]
-
-    def _give_up(self, silent: int) -> None:
-        self._operation()[1](silent)
+    def _native(self, handle: Handle | None) -> OperationHandle | Letter | Flight:
+        """Return what of `handle` can be given up; of an operation of several steps, the one it is at."""
+        return handle if isinstance(handle, OperationHandle | Letter) else self._owner.calls.latest
 
 
 class Done(dist.Work):
