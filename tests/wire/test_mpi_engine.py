@@ -147,7 +147,6 @@ def guard_one_of_three() -> None:
     something for the lost one. It misses none that has a guard, which holds the rank's connection to it until both
     survivors were told.
     """
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # by which Hydra tells survivors of a death, and would end them
     stage, how, folder = sys.argv[1:]
     rank = os.fork()
     if rank == 0:
