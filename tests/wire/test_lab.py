@@ -363,7 +363,10 @@ def test_a_command_elsewhere_ends_with_who_asked_for_it(start: Callable[..., Lab
     asks = f"[ $MULTIRING_RANK = 1 ] && exec sleep 1000; {AGENT} host1 'echo up; exec sleep 1003' & wait"
     lab = start("--hosts", "2", "sh", "-c", asks)
     lab.wait_for_lines(1)
-    assert any(command_of(pid) == b"sleep\x001003\x00" for pid in lab.members())
+    deadline = time.monotonic() + 5
+    while not any(command_of(pid) == b"sleep\x001003\x00" for pid in lab.members()):  # it says so before it is it
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     (agent,) = [pid for pid in lab.members() if b"agent.py" in command_of(pid)]
     os.kill(agent, signal.SIGKILL)
     deadline = time.monotonic() + 5
