@@ -376,4 +376,17 @@ Rail::Health Rail::health() const {
   return found;
 }
 
+Clock::duration Rail::silence(Clock::duration at_most) {
+  Look look{.when = Clock::now(), .health = health()};
+  const Health& before = last_look_.health;
+  const auto passed = look.when - last_look_.when;
+  // The bytes tell of an answer that came right after the look before, which the kernel's clock, of some milliseconds,
+  // may put earlier; the time tells of answers that acknowledge nothing.
+  const bool answered = look.health.acknowledged != before.acknowledged ||
+                        look.health.quiet_s < std::chrono::duration<double>(passed).count();
+  if (before.waits && look.health.waits && !answered) look.silence = last_look_.silence + std::min(passed, at_most);
+  last_look_ = look;
+  return look.silence;
+}
+
 }  // namespace multiring

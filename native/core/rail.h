@@ -114,10 +114,13 @@ class Rail {
     double quiet_s = 0;         // since the peer's kernel answered anything
   };
   Health health() const;
+  // Looks, and says for how long something has been on the way at every look with no answer in between. What is on the
+  // way now may have been sent just now, after a rest, and a process or its machine that stood still has heard nothing:
+  // of the time since the look before, at most `at_most` counts.
+  Clock::duration silence(Clock::duration at_most);
   bool holds_unacknowledged();
 
-  Clock::time_point suspect_since{};  // it waits, and nothing has come back for long; zero: no
-  bool has_left = false;              // the peer has said here that it leaves
+  bool has_left = false;  // the peer has said here that it leaves
 
  private:
   static constexpr size_t kStagingBytes = 8 * 1024;
@@ -149,6 +152,11 @@ class Rail {
   std::deque<Outgoing> unacknowledged_;
   uint64_t written_ = 0;
   Health last_health_;  // when it was closed
+  struct Look {
+    Clock::time_point when{};
+    Health health;
+    Clock::duration silence{};
+  } last_look_;
 
   std::array<std::byte, kStagingBytes> staging_{};
   bool receives_ = false;

@@ -120,23 +120,14 @@ void TcpLink::watch_rails() {
   if (!keeps() || broken_) return;
   const auto now = Clock::now();
   const double half_s = std::chrono::duration<double>(rail_timeout_).count() / 2;
-  for (const auto& rail : rails_) {
-    if (!rail->is_up()) continue;
+  const bool one_works = std::any_of(rails_.begin(), rails_.end(), [half_s](const auto& rail) {
     const auto health = rail->health();
-    if (!health.waits || health.quiet_s < half_s) {
-      rail->suspect_since = {};
-    } else if (rail->suspect_since == Clock::time_point{}) {
-      rail->suspect_since = now;
-    }
-  }
+    return rail->is_up() && !(health.waits && health.quiet_s >= half_s);
+  });
   for (const auto& rail : rails_) {
     const bool late = rail->is_pending() && first_up() != nullptr && now - first_up_at_ > rail_timeout_;
-    const bool dead = rail->is_up() && rail->suspect_since != Clock::time_point{} && now - rail->suspect_since > rail_timeout_ / 2;
-    if (!late && !dead) continue;
-    const bool another_works = std::any_of(rails_.begin(), rails_.end(), [&](const auto& r) {
-      return r != rail && r->is_up() && r->suspect_since == Clock::time_point{};
-    });
-    if (another_works) lose(*rail, late ? "it could not be connected" : "nothing comes back over it");
+    const bool dead = rail->is_up() && rail->silence(rail_timeout_ / 4) > rail_timeout_;
+    if (one_works && (late || dead)) lose(*rail, late ? "it could not be connected" : "nothing comes back over it");
   }
 }
 

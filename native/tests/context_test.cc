@@ -450,6 +450,27 @@ void cut(int rail) {
   }
 }
 
+// Between what they carry, rails rest for about their time-out: what was sent a moment before a look has not been silent
+// since the look before, at which something had been sent a moment before, too.
+void rests_over_rails() {
+  constexpr uint64_t kCount = 3;
+  Job job(2, false, false, false, 2);
+  for (uint64_t turn = 0; turn < 12; ++turn) {
+    job.in_parallel([&](int rank) {
+      std::vector<int32_t> data(kCount, rank);
+      // Not waited for: the thread that looks is the one that sends, so that it looks just after.
+      const auto operation = job[rank].post(spec_of(rank, 2, turn, direct_all_reduce(rank, 2, kCount, 2), data.data(), "sum"), false);
+      std::this_thread::sleep_for(std::chrono::milliseconds(turn < 6 ? 250 : 500));
+      wait_for(job[rank], operation);
+      check(operation->fault() == FaultKind::none, "an all_reduce after a rest ends well");
+    });
+  }
+  for (int rank = 0; rank < 2; ++rank) {
+    for (const RailStatus& rail : job[rank].rails()) check(rail.is_up, "a rail that rests is not given up");
+  }
+  job.in_parallel([&](int rank) { job[rank].close(5, true); });
+}
+
 // Sums over two rails; from operation `cut_before` on, one of them is silent.
 void sums_over_rails(int size, uint64_t cut_before, int cut_rail) {
   constexpr uint64_t kOperations = 8;
@@ -635,6 +656,7 @@ int main() {
     departure(one_host, true);
     departure(one_host, false);
   }
+  rests_over_rails();
   sums_over_rails(3, UINT64_MAX, 0);
   for (const int rail : {0, 1}) sums_over_rails(3, 4, rail);
   return result();
