@@ -390,6 +390,7 @@ Context::Attempt Context::meet(const OperationSpec& model, uint64_t group, std::
   spec.key = key;
   spec.bases[1] = data;
   const auto operation = std::make_shared<Operation>(std::move(spec), static_cast<Host&>(*this));
+  operation->posted = start;  // what is published already, others may have ended meanwhile
   operation->begin_exchange(true);
   begin(operation);
   if (caller_drives_) wake_self();

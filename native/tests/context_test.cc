@@ -346,6 +346,38 @@ void exchanges(int size) {
   job.in_parallel([&](int rank) { job[rank].close(5, true); });
 }
 
+// An operation begins with what its rank shows in the slots, whatever it does then: the others may end it meanwhile.
+void posted_as_published() {
+  Job job(2, true, false, false);
+  std::atomic<bool> rests{false};  // rank 1: nothing more comes from it, which would end the other's spinning
+  std::atomic<bool> has_met{false};
+  job.in_parallel([&](int rank) {
+    Context& context = job[rank];
+    const auto slots = std::make_shared<Exchange>(rank, std::vector<int>{0, 1}, 1, context.own_segment());
+    std::vector<int32_t> data(10, rank);
+    std::atomic<uint64_t> sequence{1};
+    auto spec = spec_of(rank, 2, sequence, exchange_all_reduce(rank, 2, 10), data.data(), "sum", true);
+    spec.exchange = slots;
+    wait_for(context, context.post(spec, true));  // the slots are known now
+    if (rank == 1) {
+      rests = true;
+      while (!has_met) std::this_thread::yield();
+      spec.key.sequence = 2;
+      wait_for(context, context.post(spec, true));
+    } else {
+      while (!rests) std::this_thread::yield();
+      spec.meets = true;
+      Context::Attempt attempt;
+      while (!attempt.operation) attempt = context.meet(spec, 1, sequence, 1, reinterpret_cast<std::byte*>(data.data()));
+      check(Clock::now() - attempt.operation->posted >= std::chrono::microseconds(20), "an operation is as old as what it showed");
+      has_met = true;
+      wait_for(context, attempt.operation);
+    }
+    check(data == std::vector<int32_t>(10, 2), "and sums");
+  });
+  job.in_parallel([&](int rank) { job[rank].close(5, true); });
+}
+
 // In the slots too, ranks that mean different things are told, and go on.
 void disagreement_in_slots() {
   Job job(3, true, false, false);
@@ -637,6 +669,7 @@ int main() {
   allocator();
   exchanges(2);
   exchanges(4);
+  posted_as_published();
   disagreement_in_slots();
   for (const bool one_host : {true, false}) {
     for (const int size : {1, 2, 4}) {
