@@ -55,7 +55,7 @@ def end_labs(count: int) -> int:
         if left:
             bad += 1
             print(f"{ending}: {len(left)} left: {'; '.join(left)}")
-            lab.close()
+        lab.close()
     print(f"{'ended':<30}{'times':>6}{'median s until nothing is left':>32}{'longest':>9}")
     for ending, seconds in gone_s.items():
         if seconds:

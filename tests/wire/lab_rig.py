@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 
 DEADLINE_S = 60.0
-_NAMESPACES = ("mnt", "net", "uts", "ipc", "pid")
+NAMESPACES = ("mnt", "net", "uts", "ipc", "pid", "pid_for_children")
 
 
 def namespaces_of(process: str) -> set[str]:
     """Return the namespaces that a process of /proc is in, and puts its children into."""
     found = set()
-    for kind in (*_NAMESPACES, "pid_for_children"):
+    for kind in NAMESPACES:
         with contextlib.suppress(OSError):
             found.add(str(Path(f"/proc/{process}/ns/{kind}").readlink()))
     return found
@@ -46,7 +46,13 @@ class LabRun:
             start_new_session=True,
         )
         self.out = self.err = ""
-        self.namespaces: set[str] = set()
+        # The lab's namespaces, each open: as long as it is, the kernel gives its name to no other lab's.
+        self._namespaces: dict[str, int] = {}
+
+    @property
+    def namespaces(self) -> set[str]:
+        """The names of the lab's namespaces, as far as `wait_for_lines` found them."""
+        return set(self._namespaces)
 
     def wait_for_lines(self, count: int) -> list[str]:
         """Return the next `count` lines of output, and take down which namespaces the lab has now."""
@@ -54,8 +60,17 @@ class LabRun:
         lines = [self.process.stdout.readline() for _ in range(count)]
         own = namespaces_of("self")
         for pid in self.members():
-            self.namespaces |= namespaces_of(str(pid)) - own
+            for kind in NAMESPACES:
+                with contextlib.suppress(OSError):
+                    self._take_down(os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC), own)
         return lines
+
+    def _take_down(self, namespace: int, own: set[str]) -> None:
+        name = os.readlink(f"/proc/self/fd/{namespace}")  # noqa: PTH115 -- a name, not a path
+        if name in own or name in self._namespaces:
+            os.close(namespace)
+        else:
+            self._namespaces[name] = namespace
 
     def members(self) -> list[int]:
         """Return the lab's processes: those that carry its mark, or are in a namespace of its."""
@@ -65,7 +80,7 @@ class LabRun:
                 continue
             with contextlib.suppress(OSError):
                 is_marked = self._mark.encode() in (entry / "environ").read_bytes().split(b"\0")
-                if is_marked or self.namespaces & namespaces_of(entry.name):
+                if is_marked or self._namespaces.keys() & namespaces_of(entry.name):
                     found.append(int(entry.name))
         return found
 
@@ -90,7 +105,7 @@ class LabRun:
         found = [f"process {pid}" for pid in self.members()]
         for entry in Path("/proc").glob("[0-9]*/fd/*"):
             with contextlib.suppress(OSError):
-                if str(entry.readlink()) in self.namespaces:
+                if entry.parts[2] != str(os.getpid()) and str(entry.readlink()) in self._namespaces:
                     found.append(f"{entry} -> {entry.readlink()}")
         interfaces, mounts = traces_of_network()
         found += [f"interface {name}" for name in interfaces - self.before[0]]
@@ -105,12 +120,14 @@ class LabRun:
         return found
 
     def close(self) -> None:
-        """End it, for a test that failed."""
+        """End what a test that failed has left of it, and know it no longer."""
         self.process.kill()
         self.process.communicate()
         for pid in self.members():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        while self._namespaces:
+            os.close(self._namespaces.popitem()[1])
 
 
 # How a lab can end: what its ranks do, who is signalled with what, and the exit code.

@@ -1,5 +1,6 @@
 """`multiring lab` for real: hosts, wires and faults are what they claim, and nothing outlives any ending."""
 
+import contextlib
 import errno
 import json
 import os
@@ -65,8 +66,8 @@ def start() -> Iterator[Callable[..., LabRun]]:
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_nothing_is_left_of_a_lab_that_ended(ending: str) -> None:
-    lab = end(ending, delay_s=0.4 if "starts" in ending else 0.0)
-    assert lab.left_after(LEFT_S) == []
+    with contextlib.closing(end(ending, delay_s=0.4 if "starts" in ending else 0.0)) as lab:
+        assert lab.left_after(LEFT_S) == []
 
 
 def test_a_frozen_host_ends_with_its_lab(start: Callable[..., LabRun]) -> None:
@@ -75,6 +76,19 @@ def test_a_frozen_host_ends_with_its_lab(start: Callable[..., LabRun]) -> None:
     lab.process.terminate()
     assert lab.finish() == 143
     assert lab.left_after(LEFT_S) == []
+
+
+def test_what_is_left_of_a_lab_is_not_another_lab(start: Callable[..., LabRun]) -> None:
+    script = ("--hosts", "2", "sh", "-c", "echo up; sleep 1000")
+    over = start(*script)
+    over.wait_for_lines(2)
+    assert over.namespaces
+    over.process.terminate()
+    assert over.finish() == 143
+    other = start(*script)
+    other.wait_for_lines(2)
+    assert other.namespaces
+    assert over.left_after(LEFT_S) == []
 
 
 # -- what a host is
