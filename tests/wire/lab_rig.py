@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 
 DEADLINE_S = 60.0
-NAMESPACES = ("mnt", "net", "uts", "ipc", "pid", "pid_for_children")
+_NAMESPACES = ("mnt", "net", "uts", "ipc", "pid", "pid_for_children")
 
 
 def namespaces_of(process: str) -> set[str]:
     """Return the namespaces that a process of /proc is in, and puts its children into."""
     found = set()
-    for kind in NAMESPACES:
+    for kind in _NAMESPACES:
         with contextlib.suppress(OSError):
             found.add(str(Path(f"/proc/{process}/ns/{kind}").readlink()))
     return found
@@ -60,7 +60,7 @@ class LabRun:
         lines = [self.process.stdout.readline() for _ in range(count)]
         own = namespaces_of("self")
         for pid in self.members():
-            for kind in NAMESPACES:
+            for kind in _NAMESPACES:
                 with contextlib.suppress(OSError):
                     self._take_down(os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC), own)
         return lines
