@@ -1,6 +1,7 @@
 """What the bench times and how sure it says it is: sizes, data, expected results, intervals."""
 
 import itertools
+import json
 import math
 import random
 from collections.abc import Callable
@@ -69,7 +70,7 @@ def test_the_bus_factor_is_nccl_tests() -> None:
     }
 
 
-@pytest.mark.parametrize(("field", "value"), [("alternations", 0), ("calls", 0)])
+@pytest.mark.parametrize(("field", "value"), [("alternations", 0), ("calls", 0), ("seconds", 0)])
 def test_timing_nothing_is_refused(field: str, value: int) -> None:
     with pytest.raises(ArgumentError, match="time nothing"):
         Manner(**{field: value})  # type: ignore[arg-type]
@@ -234,8 +235,24 @@ def test_every_buffer_is_verified_before_it_is_timed(tmp_path: Path) -> None:
         contract.verify_and_time(case, (0, 2), buffers, call, lambda: None)
 
 
-def test_a_case_is_read_as_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = case_of(cores=(0, 3), pool_bytes=5, root=1)
-    case.write(tmp_path / "case.json")
-    monkeypatch.setattr("sys.argv", ["worker.py", str(tmp_path / "case.json")])
-    assert contract.read_case() == case
+def test_cases_are_read_as_they_were_written(tmp_path: Path) -> None:
+    cases = [case_of(cores=(0, 3), pool_bytes=5, root=1), case_of(count=7, out_dir=str(tmp_path))]
+    contract.write_cases(cases, tmp_path / "cases.json")
+    assert contract.read_cases(tmp_path / "cases.json") == cases
+
+
+def test_a_case_that_is_refused_ends_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = [tmp_path / name for name in "abc"]
+    for folder in folders:
+        folder.mkdir()
+    contract.write_cases([case_of(out_dir=str(folder)) for folder in folders], tmp_path / "cases.json")
+    monkeypatch.setattr("sys.argv", ["worker.py", str(tmp_path / "cases.json")])
+
+    def main(case: contract.Case) -> None:
+        if case.out_dir == str(folders[1]):
+            contract.refuse(case, 0, "not this one")
+        contract.write_result(case, 0, [1.0], "1", {})
+
+    contract.run_cases(main)
+    left = [json.loads((folder / "rank-0.json").read_text()) for folder in folders]
+    assert [answer.get("not_offered", "") for answer in left] == ["", "not this one", ""]

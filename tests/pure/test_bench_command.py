@@ -110,17 +110,18 @@ def test_installing_asks_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # ---- what is written ----
 
+QUESTION = Question(collective="all_reduce", ranks=4, size_bytes=1 << 20)
 CIRCUMSTANCES = Circumstances(hardware="a machine", commit="abc", command="multiring bench", ping_pong_us=5.0)
 
 
 def timing(library: str, seconds: Sequence[float], **fields: Any) -> Timing:
     settings: Mapping[str, str] = {"knob": "1"} if library == "gloo" else {}
-    return Timing(library, "x", "arena", seconds=list(seconds), version="1.0", settings=settings, **fields)
+    return Timing(library, "x", "arena", QUESTION, seconds=list(seconds), version="1.0", settings=settings, **fields)
 
 
 def comparison(*timings: Timing, other_cores: float = 0.0, pool_bytes: int = 0) -> Comparison:
     return Comparison(
-        question=Question(collective="all_reduce", ranks=4, size_bytes=1 << 20),
+        question=QUESTION,
         pool_bytes=pool_bytes,
         timings=timings,
         bound=Bound(4e9),
@@ -131,7 +132,7 @@ def comparison(*timings: Timing, other_cores: float = 0.0, pool_bytes: int = 0) 
 OURS = timing("multiring", [1e-3] * 6)
 GLOO = timing("gloo", [4e-3, 5e-3, 6e-3, 4e-3, 5e-3, 6e-3])
 MPI = timing("mpich", [2e-3] * 5 + [1e-3])
-NONE = Timing("horovod", "gloo", "ordinary", not_offered="it has no such thing")
+NONE = Timing("horovod", "gloo", "ordinary", QUESTION, not_offered="it has no such thing")
 
 
 def test_records_hold_ours_against_the_best_and_the_others_against_ours() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from multiring.bench import install
 from multiring.bench.peers import PEERS, command_of, peer_named, python_of
-from multiring.bench.workers.contract import Case
+from multiring.bench.workers.contract import Case, write_cases
 from multiring.errors import ArgumentError, LaunchError
 from multiring.settings import cache_folder
 
@@ -28,7 +28,8 @@ def pretend(folder: Path, name: str) -> Path:
 
 def case_file(tmp_path: Path, **changes: object) -> Path:
     case: dict[str, object] = {"library": "x", "collective": "all_reduce", "dtype": "float32", "count": 256}
-    Case(**{**case, "out_dir": str(tmp_path), "cores": (0, 1), **changes}).write(tmp_path / "case.json")  # type: ignore[arg-type]
+    made = Case(**{**case, "out_dir": str(tmp_path), "cores": (0, 1), **changes})  # type: ignore[arg-type]
+    write_cases([made], tmp_path / "case.json")
     return tmp_path / "case.json"
 
 

@@ -50,7 +50,14 @@ def test_what_is_not_installed_is_said_before_anything_runs(tmp_path: Path, monk
         libraries(["multiring-mpi"], lab)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+def test_another_kind_of_memory_takes_its_turn_on_one_host(tmp_path: Path) -> None:
+    (ours, ordinary, gloo, bound), _ = libraries(["multiring-ordinary", "gloo"])
+    kinds = [library.buffers("arena") for library in (ours, ordinary, gloo, bound)]
+    assert kinds == ["arena", "ordinary", "ordinary", "ordinary"]
+    assert (ordinary.engine, ordinary.settings(case(tmp_path), 2), ordinary.refusal(case(tmp_path))) == ("shm", {}, "")
+
+
+@pytest.mark.parametrize("name", [name for name, variant in VARIANTS.items() if variant.is_for_hosts])
 def test_one_host_has_no_wire(name: str) -> None:
     with pytest.raises(ArgumentError, match=f"{name} differs in what goes between hosts: say how many"):
         libraries([name])

@@ -8,23 +8,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from multiring.bench.cases import Question
 from multiring.bench.compare import Bench, Bound, Manner
 from multiring.bench.job import JobError, Jobs, Start, WrongResultError, answers
-from multiring.bench.libraries import WORKERS, OwnWorker
+from multiring.bench.libraries import WORKERS, OwnWorker, PeerLibrary
+from multiring.bench.peers import PEERS, Knob
 from multiring.bench.workers import contract
-from multiring.bench.workers.contract import Case
+from multiring.bench.workers.contract import Case, write_cases
 
 PRETENDER = Path(__file__).parent / "bench_workers" / "pretender.py"
 DEADLINE_S = 60.0
 QUESTION = Question(collective="all_reduce", ranks=2, size_bytes=4096)
 TWICE = Manner(alternations=2, calls=3)
+SMALL = Knob(name="OF_SMALL", value="1", when=lambda case, _: case.size_bytes <= 64, why="a test", source="none")
 
 
 def pretender(name: str) -> OwnWorker:
@@ -89,6 +92,26 @@ def test_libraries_are_held_against_ours(jobs: Jobs) -> None:
         *(f"alternation 1 of 2: {name}" for name in ("multiring", "slow", "fast", "bound")),
         *(f"alternation 2 of 2: {name}" for name in ("bound", "fast", "slow", "multiring")),
     ]
+
+
+def test_sizes_share_a_job_where_the_same_is_set(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    run_for = Jobs.run_for
+
+    def counted(self: Jobs, title: str, *others: Any) -> list[Any]:
+        told.append(title)
+        return run_for(self, title, *others)
+
+    monkeypatch.setattr(Jobs, "run_for", counted)
+    questions = [(replace(QUESTION, size_bytes=size_bytes), 0) for size_bytes in (64, 4096, 8192)]
+    ours = OwnWorker(name="multiring", engine="shm", worker=PRETENDER)
+    gloo = PeerLibrary(peer=replace(PEERS["gloo"], worker=PRETENDER, knobs=(SMALL,)))
+    compared = Bench(jobs, [ours, gloo], Manner(alternations=1, calls=3)).compare_together(questions)
+    assert [each.question.size_bytes for each in compared] == [64, 4096, 8192]
+    assert all(timing.seconds == [0.004] for each in compared for timing in each.timings)
+    verified = ["multiring, all_reduce of 64, 4096, 8192 bytes", "gloo, all_reduce of 64 bytes"]
+    verified.append("gloo, all_reduce of 4096, 8192 bytes")
+    assert told == verified * 2
 
 
 def test_as_many_calls_are_timed_as_fit(jobs: Jobs) -> None:
@@ -208,7 +231,7 @@ def test_workers_do_every_collective_on_every_buffer_of_the_pool(
         pool_bytes=12_000,
         calls=5,
     )
-    case.write(jobs.folder / "case.json")
+    write_cases([case], jobs.folder / "case.json")
     library = OwnWorker(name=script, engine="", worker=WORKERS / script)
     jobs.run(script, library.start(jobs.folder / "case.json", 3))
     given = answers(jobs.folder, 3)
@@ -220,7 +243,7 @@ def test_workers_do_every_collective_on_every_buffer_of_the_pool(
 @pytest.mark.parametrize("script", ["multiring_worker.py", "torch_distributed.py"])
 def test_workers_reduce_other_types(jobs: Jobs, script: str, dtype: str) -> None:
     case = Case(library=script, collective="all_reduce", dtype=dtype, count=99, out_dir=str(jobs.folder), op="max")
-    case.write(jobs.folder / "case.json")
+    write_cases([case], jobs.folder / "case.json")
     jobs.run(script, OwnWorker(name=script, engine="", worker=WORKERS / script).start(jobs.folder / "case.json", 2))
     assert len(answers(jobs.folder, 2)) == 2
 
@@ -238,7 +261,7 @@ def test_the_backend_of_torch_is_timed_like_the_others(jobs: Jobs, collective: s
         buffers=buffers,
         calls=3,
     )
-    case.write(jobs.folder / "case.json")
+    write_cases([case], jobs.folder / "case.json")
     library = OwnWorker(name="multiring-torch", engine="", worker=WORKERS / "torch_distributed.py")
     jobs.run("multiring-torch", library.start(jobs.folder / "case.json", 2))
     given = answers(jobs.folder, 2)
@@ -249,7 +272,7 @@ def test_gloo_meets_in_a_folder_of_any_name(jobs: Jobs) -> None:
     folder = jobs.folder / "a b%20c#d"
     folder.mkdir()
     case = Case(library="gloo", collective="all_reduce", dtype="float32", count=9, out_dir=str(folder), calls=2)
-    case.write(folder / "case.json")
+    write_cases([case], folder / "case.json")
     jobs.run(
         "gloo",
         OwnWorker(name="gloo", engine="", worker=WORKERS / "torch_distributed.py").start(folder / "case.json", 2),
@@ -261,7 +284,7 @@ def test_gloo_offers_no_average(jobs: Jobs) -> None:
     case = Case(
         library="gloo", collective="all_reduce", dtype="float32", count=9, out_dir=str(jobs.folder), op="average"
     )
-    case.write(jobs.folder / "case.json")
+    write_cases([case], jobs.folder / "case.json")
     gloo = OwnWorker(name="gloo", engine="", worker=WORKERS / "torch_distributed.py")
     jobs.run("gloo", gloo.start(jobs.folder / "case.json", 2))
     assert [answer.not_offered for answer in answers(jobs.folder, 2)] == ["Gloo has no average"] * 2

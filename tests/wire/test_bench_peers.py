@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from multiring.bench.peers import PEERS, command_of, python_of
-from multiring.bench.workers.contract import COLLECTIVES, Case
+from multiring.bench.workers.contract import COLLECTIVES, Case, write_cases
 from multiring.errors import LaunchError
 from multiring.settings import inherited_environment
 
@@ -30,7 +30,7 @@ def start(
 ) -> subprocess.CompletedProcess[str]:
     fields: dict[str, Any] = {"collective": "all_reduce", "dtype": "float32", "count": 12 * 1024, "calls": 2}
     case = Case(library=library, out_dir=str(tmp_path), **{**fields, **changes})
-    case.write(tmp_path / "case.json")
+    write_cases([case], tmp_path / "case.json")
     job = command_of(PEERS[library], ranks, worker or PEERS[library].worker, tmp_path / "case.json")
     environment = inherited_environment() | dict(job.variables)
     return subprocess.run(job.command, env=environment, capture_output=True, text=True, timeout=110, check=False)

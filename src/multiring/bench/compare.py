@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Protocol
 
 from multiring.bench.cases import Question, size_text
-from multiring.bench.job import Jobs, Start, answers
+from multiring.bench.job import Answer, Jobs, Start, answers
 from multiring.bench.machine import OtherWork
 from multiring.bench.statistics import Interval, median_interval, ratio_interval
-from multiring.bench.workers.contract import Case
+from multiring.bench.workers.contract import Case, write_cases
 from multiring.errors import ArgumentError
 from multiring.launch.cores import cores_of_cpus, usable_cpus
 
@@ -43,8 +43,14 @@ class Library(Protocol):
     def refusal(self, case: Case) -> str:
         """Return why it does not do `case`; "" where it may."""
 
+    def buffers(self, asked: str) -> str:
+        """Return the kind of memory it is timed on where `asked`, "arena" or "ordinary", is asked of ours."""
+
+    def settings(self, case: Case, ranks: int) -> Mapping[str, str]:
+        """Return what is set for it in `case`; a job's cases have it in common."""
+
     def start(self, case_file: Path, ranks: int) -> Start:
-        """Return what starts a job of its worker on `case_file`."""
+        """Return what starts a job of its worker on the cases in `case_file`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +72,8 @@ class Manner:
     warm_s: float = 0.0
 
     def __post_init__(self) -> None:
+        if not self.seconds > 0:
+            raise ArgumentError(f"{self.seconds:g} seconds time nothing, want more than 0")
         if self.alternations < 1:
             raise ArgumentError(f"{self.alternations} alternations time nothing, want at least 1, for 95 % at least 6")
         if self.calls is not None and self.calls < 1:
@@ -79,6 +87,8 @@ class Timing:
     library: str
     engine: str
     buffers: str
+    question: Question
+    pool_bytes: int = 0
     not_offered: str = ""
     seconds: list[float] = field(default_factory=list)
     version: str = ""
@@ -95,6 +105,41 @@ class Timing:
     def interval(self) -> Interval:
         """How sure that is."""
         return median_interval(self.seconds)
+
+    def case(self, out_dir: str) -> Case:
+        """Return what its ranks are to do, and to leave in `out_dir`."""
+        question = self.question
+        return Case(
+            library=self.library,
+            collective=question.collective,
+            dtype=question.dtype,
+            count=question.count,
+            out_dir=out_dir,
+            op=question.op,
+            buffers=self.buffers,
+            pool_bytes=self.pool_bytes,
+            calls=self.calls,
+            warmup=self.warmup,
+            cores=cores_for(question.ranks) if question.hosts == 1 else (),
+        )
+
+    def take(self, given: Sequence[Answer]) -> None:
+        """Add the figure of what the ranks left, or why there is none."""
+        self.not_offered = next((answer.not_offered for answer in given if answer.not_offered), "")
+        if not self.not_offered:
+            self.seconds.append(max(statistics.median(answer.seconds) for answer in given))
+            self.version, self.settings = given[0].version, given[0].settings
+
+    def count_calls(self, manner: Manner) -> None:
+        """Set how many calls are timed by what they took so far, which is forgotten."""
+        if not self.seconds:
+            return
+        (probed_s,) = self.seconds
+        self.seconds.clear()
+        per_s = 1 / max(probed_s, 1e-9)
+        fitting = min(max(int(manner.seconds * per_s), _LEAST_CALLS), manner.most_calls)
+        self.calls = manner.calls or fitting
+        self.warmup = max(int(manner.warm_s * per_s), _LEAST_WARMUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,74 +204,94 @@ class Bench:
             JobError: a job failed or hung.
             StoppedError: a signal came.
         """
+        return self.compare_together([(question, pool_bytes)], bound)[0]
+
+    def compare_together(
+        self, asked: Sequence[tuple[Question, int]], bound: Bound | None = None
+    ) -> tuple[Comparison, ...]:
+        """Return what all libraries need for each (question, pool_bytes), with one job for all that can share one.
+
+        Starting sixteen ranks of a library takes longer than timing them. All are of as many ranks and hosts.
+
+        Raises:
+            As `compare`.
+        """
         meter = OtherWork()
         # The bound is no library's business to verify: it has no result.
-        timings = [self._probe(library, question, pool_bytes) for library in self._libraries]
-        running = [pair for pair in zip(self._libraries, timings, strict=True) if not pair[1].not_offered]
+        rows = [[self._timing(library, question, pool) for question, pool in asked] for library in self._libraries]
+        for library, timings in zip(self._libraries, rows, strict=True):
+            self._tell(f"verifying {library.name}")
+            self._run(library, timings)
+            for timing in timings:
+                timing.count_calls(self._manner)
+        pairs = zip(self._libraries, rows, strict=True)
+        running = [
+            (library, timings) for library, timings in pairs if not all(timing.not_offered for timing in timings)
+        ]
         for turn in range(self._manner.alternations):
             # Every other turn backwards, so that nobody always comes after the same one.
-            for library, timing in running if turn % 2 == 0 else reversed(running):
+            for library, timings in running if turn % 2 == 0 else reversed(running):
                 self._tell(f"alternation {turn + 1} of {self._manner.alternations}: {library.name}")
-                self._time(library, timing, question, pool_bytes)
-        timed = next((timing for timing in timings if timing.library == BOUND and timing.seconds), None)
-        if timed is not None and question.size_bytes and timed.median_s > 0:
-            bound = Bound(question.size_bytes / timed.median_s)
-        return Comparison(
-            question=question,
-            pool_bytes=pool_bytes,
-            timings=tuple(timing for timing in timings if timing.library != BOUND),
-            bound=bound,
-            other_cores=meter.cores(),
+                self._run(library, timings)
+        other_cores = meter.cores()
+        return tuple(
+            Comparison(
+                question=question,
+                pool_bytes=pool,
+                timings=tuple(timing for timing in column if timing.library != BOUND),
+                bound=_bound_of(question, column) or bound,
+                other_cores=other_cores,
+            )
+            for (question, pool), column in zip(asked, zip(*rows, strict=True), strict=True)
         )
 
-    def _probe(self, library: Library, question: Question, pool_bytes: int) -> Timing:
-        """Return a timing without figures, but with the number of calls that are to be timed."""
-        ours = is_ours(library.name)
-        timing = Timing(library.name, library.engine, self._manner.buffers if ours else "ordinary")
-        timing.not_offered = library.refusal(self._case(library, timing, question, pool_bytes))
-        if not timing.not_offered:
-            self._tell(f"verifying {library.name}")
-            self._time(library, timing, question, pool_bytes)
-        if timing.seconds:
-            (probed_s,) = timing.seconds
-            timing.seconds.clear()
-            per_s = 1 / max(probed_s, 1e-9)
-            fitting = min(max(int(self._manner.seconds * per_s), _LEAST_CALLS), self._manner.most_calls)
-            timing.calls = self._manner.calls or fitting
-            timing.warmup = max(int(self._manner.warm_s * per_s), _LEAST_WARMUP)
+    def _timing(self, library: Library, question: Question, pool_bytes: int) -> Timing:
+        """Return a timing without figures, with why there will be none where that is known."""
+        buffers = library.buffers(self._manner.buffers)
+        timing = Timing(library.name, library.engine, buffers, question, pool_bytes)
+        timing.not_offered = library.refusal(timing.case(""))
         return timing
 
-    def _time(self, library: Library, timing: Timing, question: Question, pool_bytes: int) -> None:
-        """Run one job and add its figure to `timing`, or why there is none."""
-        case = self._case(library, timing, question, pool_bytes)
-        folder = Path(case.out_dir)
-        folder.mkdir()
-        case_file = folder / "case.json"
-        case.write(case_file)
-        title = f"{library.name}, {question.collective} of {question.size_bytes} bytes"
-        start = library.start(case_file, question.ranks)
-        given = self._jobs.run_for(title, start, lambda: answers(folder, question.ranks), question.ranks)
-        shutil.rmtree(folder)
-        timing.not_offered = next((answer.not_offered for answer in given if answer.not_offered), "")
-        if not timing.not_offered:
-            timing.seconds.append(max(statistics.median(answer.seconds) for answer in given))
-            timing.version, timing.settings = given[0].version, given[0].settings
+    def _run(self, library: Library, timings: Sequence[Timing]) -> None:
+        """Add a figure to each of `timings`, or why there is none: a job for those of the same settings."""
+        jobs: dict[tuple[tuple[str, str], ...], list[Timing]] = {}
+        for timing in timings:
+            if not timing.not_offered:
+                given = library.settings(timing.case(""), timing.question.ranks)
+                jobs.setdefault(tuple(sorted(given.items())), []).append(timing)
+        for together in jobs.values():
+            self._run_job(library, together)
 
-    def _case(self, library: Library, timing: Timing, question: Question, pool_bytes: int) -> Case:
+    def _run_job(self, library: Library, timings: Sequence[Timing]) -> None:
         self._number += 1
-        return Case(
-            library=library.name,
-            collective=question.collective,
-            dtype=question.dtype,
-            count=question.count,
-            out_dir=str(self._jobs.folder / str(self._number)),
-            op=question.op,
-            buffers=timing.buffers,
-            pool_bytes=pool_bytes,
-            calls=timing.calls,
-            warmup=timing.warmup,
-            cores=cores_for(question.ranks) if question.hosts == 1 else (),
-        )
+        folder = self._jobs.folder / str(self._number)
+        cases = []
+        for number, timing in enumerate(timings):
+            cases.append(timing.case(str(folder / str(number))))
+            Path(cases[-1].out_dir).mkdir(parents=True)
+        case_file = folder / "cases.json"
+        write_cases(cases, case_file)
+        question = timings[0].question
+        sizes = ", ".join(dict.fromkeys(f"{timing.question.size_bytes}" for timing in timings))
+        title = f"{library.name}, {question.collective} of {sizes} bytes"
+
+        def so_far() -> list[list[Answer]]:
+            """Return every rank's answers to all cases, of those that have answered all."""
+            by_case = [answers(Path(case.out_dir), question.ranks) for case in cases]
+            complete = min(len(given) for given in by_case)
+            return [[given[rank] for given in by_case] for rank in range(complete)]
+
+        by_rank = self._jobs.run_for(title, library.start(case_file, question.ranks), so_far, question.ranks)
+        shutil.rmtree(folder)
+        for timing, given in zip(timings, zip(*by_rank, strict=True), strict=True):
+            timing.take(given)
+
+
+def _bound_of(question: Question, column: Sequence[Timing]) -> Bound | None:
+    timed = next((timing for timing in column if timing.library == BOUND and timing.seconds), None)
+    if timed is None or not question.size_bytes or timed.median_s <= 0:
+        return None
+    return Bound(question.size_bytes / timed.median_s)
 
 
 def cores_for(ranks: int) -> tuple[int, ...]:

@@ -1,11 +1,11 @@
 """What the bench times, as `compare` wants it: multiring, its bound, and the peers; on one host or in a lab."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from multiring.bench.compare import BOUND, OURS, Library
+from multiring.bench.compare import BOUND, OURS, Library, is_ours
 from multiring.bench.job import Start
 from multiring.bench.peers import Peer, command_of, peer_named, python_of
 from multiring.bench.variants import AS_IT_IS, VARIANTS, Variant
@@ -50,6 +50,14 @@ class OwnWorker:
             return "a barrier moves no bytes"
         return self.variant.refusal(case)
 
+    def buffers(self, asked: str) -> str:
+        """Return the kind of memory it is timed on where `asked` is asked of ours."""
+        return self.variant.buffers or (asked if is_ours(self.name) else "ordinary")
+
+    def settings(self, case: Case, ranks: int) -> Mapping[str, str]:  # noqa: ARG002 -- the same for all
+        """Return what is set for it in this case."""
+        return self.variant.variables()
+
     def start(self, case_file: Path, ranks: int) -> Start:
         """Return what starts its job."""
         launcher: tuple[str, ...] = (sys.executable, "-m", "multiring", "run", "-n", str(ranks), "--")
@@ -81,6 +89,14 @@ class PeerLibrary:
         """Return why it cannot run where it is to."""
         return "" if self.lab is None or self.peer.name in _IN_LAB else "the lab has no launcher for it"
 
+    def buffers(self, asked: str) -> str:  # noqa: ARG002 -- a peer has no arena
+        """Return the kind of memory it is timed on."""
+        return "ordinary"
+
+    def settings(self, case: Case, ranks: int) -> Mapping[str, str]:
+        """Return what is set for it in this case."""
+        return self.peer.settings(case, ranks)
+
     def start(self, case_file: Path, ranks: int) -> Start:
         """Return what starts its job; in a lab the mpiexec of its own environment comes first on PATH."""
         direct = command_of(self.peer, ranks, self.peer.worker, case_file)
@@ -103,11 +119,12 @@ def _start_in_lab(peer: Peer, lab: LabCommand, direct: Start) -> Start:
 
 
 def _variant(name: str, lab: LabCommand | None) -> Library:
-    if lab is None:
-        raise ArgumentError(f"{name} differs in what goes between hosts: say how many there are with --hosts H")
     variant = VARIANTS[name]
+    if lab is None and variant.is_for_hosts:
+        raise ArgumentError(f"{name} differs in what goes between hosts: say how many there are with --hosts H")
     variant.variables()  # or it is not installed
-    return OwnWorker(name=name, engine=variant.engine, worker=WORKERS / "multiring_worker.py", lab=lab, variant=variant)
+    engine = "shm" if lab is None else variant.engine
+    return OwnWorker(name=name, engine=engine, worker=WORKERS / "multiring_worker.py", lab=lab, variant=variant)
 
 
 def libraries(against: Sequence[str] | None, lab: LabCommand | None = None) -> tuple[list[Library], list[str]]:

@@ -6,7 +6,6 @@ case names, as every library's ranks are; launchers are told to bind nothing.
 """
 
 import importlib.util
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +15,7 @@ from pathlib import Path
 from multiring.bench import workers
 from multiring.bench.install import installed
 from multiring.bench.job import Start
-from multiring.bench.workers.contract import TORCH_OURS, Case
+from multiring.bench.workers.contract import TORCH_OURS, Case, read_cases
 from multiring.errors import ArgumentError, LaunchError
 from multiring.settings import inherited_environment
 
@@ -66,15 +65,15 @@ def python_of(peer: Peer) -> Path:
 
 
 def command_of(peer: Peer, ranks: int, worker: Path, case_file: Path) -> Start:
-    """Return how to start `worker` as `ranks` ranks of that library, all on this host, on the case in `case_file`.
+    """Return how to start `worker` as `ranks` ranks of that library, all on this host, on the cases in `case_file`.
+
+    The cases are such that the same is set for all of them.
 
     Raises:
         LaunchError: the peer is not installed; names the command that installs it.
     """
     python = python_of(peer)
-    fields = json.loads(case_file.read_text(encoding="utf-8"))
-    case = Case(**{**fields, "cores": tuple(fields["cores"])})
-    settings = peer.settings(case, ranks)
+    settings = peer.settings(read_cases(case_file)[0], ranks)
     start = peer.launcher(peer, python, ranks, settings)
     # Those who read the result see what was set: the worker writes these words into it.
     words = (str(worker), str(case_file), *(f"{name}={value}" for name, value in settings.items()))

@@ -14,10 +14,16 @@ _LIBRARY = MappingProxyType({"mpich": "libmpi.so.12"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variant:
-    """What is asked of multiring between hosts: a wire type, or the peer whose MPI carries bytes and starts ranks."""
+    """What is asked of multiring: a wire type or the peer whose MPI carries bytes, between hosts; a kind of memory."""
 
     wire: str = ""
     mpi: str = ""
+    buffers: str = ""  # "arena" or "ordinary", whatever the bench's --buffers says
+
+    @property
+    def is_for_hosts(self) -> bool:
+        """Whether it differs from multiring as it goes by itself only in what goes between hosts."""
+        return not self.buffers
 
     @property
     def launcher(self) -> str:
@@ -60,5 +66,6 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
         "multiring-bf16": Variant(wire="bf16"),
         "multiring-int8": Variant(wire="int8"),
         "multiring-mpi": Variant(mpi="mpich"),
+        "multiring-ordinary": Variant(buffers="ordinary"),
     }
 )

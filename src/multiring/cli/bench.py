@@ -53,6 +53,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     how = parser.add_argument_group("how")
     how.add_argument("--alternations", type=int, default=7, metavar="N", help="turns of all libraries (default 7)")
+    how.add_argument(
+        "--seconds", type=float, metavar="S", help="what a job's timed calls take (default 0.5, and 5 in a lab)"
+    )
     how.add_argument("--calls", type=int, metavar="N", help="timed calls of a job (default: what half a second takes)")
     how.add_argument(
         "--pool-mib",
@@ -62,6 +65,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="also rotate over so much memory a rank, from 64 KiB buffers on; 0: do not (default 512)",
     )
     how.add_argument("--no-one", action="store_true", help="the pool only, not one buffer used by every call")
+    how.add_argument(
+        "--together", action="store_true", help="one job of each library for all sizes: fewer starts, for many ranks"
+    )
     how.add_argument("--deadline-s", type=float, default=300.0, metavar="S", help="of one job (default 300)")
     out = parser.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="one object a line instead of tables")
@@ -101,15 +107,6 @@ def _bench(arguments: argparse.Namespace) -> int:
     command = None if plan is None else bench_lab.command_of(plan)
     against = bench_lab.against_of(arguments)
     chosen, left_out = libraries(against, command)
-    manner = Manner(
-        buffers=arguments.buffers,
-        alternations=arguments.alternations,
-        calls=arguments.calls,
-        # In a lab the token buckets give away what is in them: longer, and only once they are empty.
-        seconds=0.5 if plan is None else 5.0,
-        most_calls=5000 if plan is None else 100_000,
-        warm_s=0.0 if plan is None else 1.0,
-    )
     circumstances = bench_lab.circumstances_of(plan)
     for line in left_out:
         _tell(f"left out: {line}")
@@ -118,11 +115,13 @@ def _bench(arguments: argparse.Namespace) -> int:
     wires = None if plan is None else bench_lab.wires_of(plan)
     made: list[Comparison] = []
     with jobs:
-        bench = Bench(jobs, chosen, manner, _tell if sys.stderr.isatty() else None)
-        for question, pool_bytes in cases:
-            bound = bench_lab.bound(question, plan, wires) if plan is not None and wires is not None else None
-            made.append(bench.compare(question, pool_bytes, bound))
-            _show(made[-1], circumstances, as_json=arguments.json)
+        bench = Bench(jobs, chosen, _manner(arguments, in_lab=plan is not None), _tell if sys.stderr.isatty() else None)
+        for together in [cases] if arguments.together else [[case] for case in cases]:
+            first = together[0][0]
+            bound = bench_lab.bound(first, plan, wires) if plan is not None and wires is not None else None
+            for comparison in bench.compare_together(together, bound):
+                made.append(comparison)
+                _show(comparison, circumstances, as_json=arguments.json)
     if not arguments.json:
         show("\n".join(settings_lines(made[-1].timings)))
     if arguments.plot is not None:
@@ -130,10 +129,25 @@ def _bench(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _manner(arguments: argparse.Namespace, *, in_lab: bool) -> Manner:
+    usual_s = 5.0 if in_lab else 0.5
+    return Manner(
+        buffers=arguments.buffers,
+        alternations=arguments.alternations,
+        calls=arguments.calls,
+        # In a lab the token buckets give away what is in them: longer, and only once they are empty.
+        seconds=usual_s if arguments.seconds is None else arguments.seconds,
+        most_calls=100_000 if in_lab else 5000,
+        warm_s=1.0 if in_lab else 0.0,
+    )
+
+
 def _cases(arguments: argparse.Namespace, ranks: int, hosts: int) -> Iterable[tuple[Question, int]]:
     """Yield each size with one buffer (pool 0) and with the pool."""
     if arguments.pool_mib < 0:
         raise ArgumentError(f"--pool-mib {arguments.pool_mib}: want 0 for no pool, or more")
+    if arguments.together and hosts > 1:
+        raise ArgumentError("--together is for one host: in a lab each size has a bound of its own; omit it or --hosts")
     if arguments.no_one and arguments.pool_mib == 0:
         raise ArgumentError("--no-one and --pool-mib 0 leave nothing to time")
     sizes = [0] if arguments.kind == "barrier" else [parse_size(text) for text in arguments.sizes.split(",")]

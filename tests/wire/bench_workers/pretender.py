@@ -14,8 +14,7 @@ else:
     import contract
 
 
-def main() -> None:
-    case = contract.read_case()
+def main(case: contract.Case) -> None:
     settings = Settings.from_environment()
     rank, ranks = settings.rank or 0, settings.size or 1
     if case.library == "refuser":
@@ -39,4 +38,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    contract.run_cases(main)

@@ -91,9 +91,8 @@ def _mean_s(calls: list[Callable[[], None]]) -> float:
     return (time.perf_counter() - start) / len(calls)
 
 
-def main() -> None:
+def main(case: contract.Case) -> None:
     """Time the case, and leave the answer."""
-    case = contract.read_case()
     settings = Settings.from_environment()
     rank, ranks = settings.rank or 0, settings.size or 1
     contract.pin(case, rank)
@@ -123,4 +122,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    contract.run_cases(main)

@@ -1,6 +1,6 @@
 """What every worker of `multiring bench` does alike: the case, its data, the check, the clock, the answer.
 
-A worker is a script run by its path, one process a rank: `PYTHON worker.py CASE.json`. It may run under a peer's own
+A worker is a script run by its path, one process a rank: `PYTHON worker.py CASES.json`. It may run under a peer's own
 Python, so this module imports the standard library and NumPy (1.23 or newer) only, and a worker imports it as
 
     if TYPE_CHECKING:
@@ -10,16 +10,20 @@ Python, so this module imports the standard library and NumPy (1.23 or newer) on
 
 The worker's folder comes first on its path: no worker may be called like a package it imports.
 
-    case = contract.read_case()
-    contract.pin(case, rank)             # before the library starts its threads
-    ... start the library, make `contract.num_buffers(case)` buffers ...
-    contract.verify(...)                 # each buffer, filled with `inputs`, against `expected`
-    seconds = contract.time_calls(call, barrier, case)
-    contract.write_result(case, rank, seconds, "4.1", {"what was set": "to what"})
+    def main(case: contract.Case) -> None:
+        contract.pin(case, rank)         # before the library starts its threads
+        ... start the library, make `contract.num_buffers(case)` buffers ...
+        contract.verify(...)             # each buffer, filled with `inputs`, against `expected`
+        seconds = contract.time_calls(call, barrier, case)
+        contract.write_result(case, rank, seconds, "4.1", {"what was set": "to what"})
+        ... end the library, so that the next case can start it, or keep it ...
+
+    contract.run_cases(main)
 
 `verify_and_time` is the middle of that for libraries that work on memory NumPy can write.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -73,16 +77,27 @@ class Case:
         """Bytes of the longer side."""
         return self.count * itemsize(self.dtype)
 
-    def write(self, path: Path) -> None:
-        """Write it for `read_case`."""
-        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+class _Refused(Exception):  # noqa: N818 -- no error: the library has no such operation, and its answer says so
+    pass
 
 
-def read_case() -> Case:
-    """Return the case in the file that this process's first argument names."""
-    fields = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    fields["cores"] = tuple(fields["cores"])
-    return Case(**fields)
+def write_cases(cases: Sequence[Case], path: Path) -> None:
+    """Write what a job is to time, one case after the other, for `read_cases`."""
+    path.write_text(json.dumps([asdict(case) for case in cases]), encoding="utf-8")
+
+
+def read_cases(path: Path) -> list[Case]:
+    """Return what `write_cases` wrote."""
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    return [Case(**{**fields, "cores": tuple(fields["cores"])}) for fields in rows]
+
+
+def run_cases(main: Callable[[Case], None]) -> None:
+    """Call `main` for each case in the file that this process's first argument names; one it refuses ends alone."""
+    for case in read_cases(Path(sys.argv[1])):
+        with contextlib.suppress(_Refused):
+            main(case)
 
 
 def itemsize(dtype: str) -> int:
@@ -155,15 +170,17 @@ def _values(case: Case, rank: int, ranks: int, start: int, stop: int) -> Array:
 
 
 def _combined(case: Case, ranks: int, start: int, stop: int) -> Array:
-    total = _values(case, 0, ranks, start, stop)
+    # All ranks' values have the same period, and so has what comes of them: one period is combined, by NumPy.
+    count = min(_PERIOD, stop - start)
+    total = _values(case, 0, ranks, start, start + count)
     if total.dtype.itemsize <= 2 and case.dtype in ("bfloat16", "float16"):
         total = total.astype(np.float32)
     combine = {"min": np.minimum, "max": np.maximum, "product": np.multiply}.get(case.op, np.add)
     for rank in range(1, ranks):
-        combine(total, _values(case, rank, ranks, start, stop).astype(total.dtype), out=total)
+        combine(total, _values(case, rank, ranks, start, start + count).astype(total.dtype), out=total)
     if case.op == "average":
         total //= total.dtype.type(ranks)
-    return total.astype(numpy_dtype(case.dtype))
+    return np.resize(total.astype(numpy_dtype(case.dtype)), stop - start)
 
 
 def wire_tolerance(wire: str, ranks: int) -> float:
@@ -282,9 +299,9 @@ def write_result(case: Case, rank: int, seconds: Sequence[float], version: str, 
 
 
 def refuse(case: Case, rank: int, why: str) -> NoReturn:
-    """Say that this library has no such operation, and end this process as one that did its work."""
+    """Say that this library has no such operation, and end the case."""
     _write(case, rank, {"not_offered": why})
-    raise SystemExit(0)
+    raise _Refused(why)
 
 
 def _write(case: Case, rank: int, answer: dict[str, object]) -> None:

@@ -58,9 +58,8 @@ def confine(case: contract.Case) -> None:
         os.sched_setaffinity(int(thread.name), case.cores)
 
 
-def main() -> None:
-    """Run the case named on the command line."""
-    case = contract.read_case()
+def main(case: contract.Case) -> None:
+    """Time the case, and leave the answer."""
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     hvd.init()
@@ -83,4 +82,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    contract.run_cases(main)

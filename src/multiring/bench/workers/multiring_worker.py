@@ -52,9 +52,8 @@ def buffers_of(case: contract.Case, group: Any) -> list[tuple[Array, Array]]:
     return pairs
 
 
-def main() -> None:
+def main(case: contract.Case) -> None:
     """Time the case, and leave the answer."""
-    case = contract.read_case()
     rank = multiring.settings.Settings.from_environment().rank or 0
     contract.pin(case, rank)
     group = multiring.init()
@@ -68,4 +67,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    contract.run_cases(main)

@@ -68,9 +68,8 @@ def call_on(
     return calls[case.collective]
 
 
-def main() -> None:
+def main(case: contract.Case) -> None:
     """Time the case, and leave the answer."""
-    case = contract.read_case()
     settings = Settings.from_environment()
     rank, ranks = settings.rank or 0, settings.size or 1
     contract.pin(case, rank)
@@ -98,4 +97,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    contract.run_cases(main)

@@ -1,0 +1,49 @@
+"""What multiring promises of one host with many cores, beside the peers, from 4 ranks to a rank a core.
+
+    python benchmarks/floors_cores.py [--only NAME,...] [--again | --keep] [--list]
+
+As floors.py, whose options these are. All sizes share a job of each library, as starting sixteen ranks takes longer
+than timing them; multiring is timed on its own memory and, as multiring-ordinary, on any other, in the same turns. A
+line is for a machine that has as many cores as its ranks.
+"""
+
+import statistics
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.floors import MIB, PEERS, Line, Record, Verdict, main, ours, peers, ratios
+
+SIZES = ("64", "1KiB", "16KiB", "64KiB", "256KiB", "1MiB", "8MiB", "64MiB")
+
+
+def beside_the_best(records: list[Record]) -> Iterable[Verdict]:
+    """Judge every size and kind of memory by the ratio to the fastest peer; tell the share of the memory's bound."""
+    for library in ("multiring", "multiring-ordinary"):
+        for size_bytes in dict.fromkeys(record["size_bytes"] for record in records):
+            own = ours(records, size_bytes, library)
+            others = [record for record in peers(records, size_bytes) if not record["library"].startswith("multiring")]
+            best = min(others, key=lambda record: float(record["median_s"]))
+            taken = ratios(best, own)
+            middle = statistics.median(taken)
+            floor, aim = (1.5, 3.0) if size_bytes >= MIB else (0.9, 1.0)
+            share = own["algbw_bytes_per_s"] / own["bound_bytes_per_s"]
+            figure = (
+                f"{own['median_s'] * 1e6:.1f} us, {middle:.2f} x {best['library']} [{min(taken):.2f}, {max(taken):.2f}]"
+            )
+            what = f"{own['ranks']} ranks, {own['buffers']}, {size_bytes} B"
+            yield Verdict(what, f"{figure}, {share:.0%} of the bound", f"{floor:g} x", f"{aim:g} x", middle >= floor)
+
+
+def line_of(ranks: int) -> Line:
+    """Return the line of so many ranks."""
+    options = f"--ranks {ranks} --against multiring-ordinary,{PEERS} --sizes {','.join(SIZES)} --pool-mib 0 --together"
+    return Line(f"ranks-{ranks}", (f"all_reduce {options} --seconds 0.1",), beside_the_best)
+
+
+LINES = tuple(line_of(ranks) for ranks in (4, 8, 16))
+
+if __name__ == "__main__":
+    sys.exit(main(LINES, __doc__))
