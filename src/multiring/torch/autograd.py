@@ -46,3 +46,8 @@ def gradient_hooks(parameter: Tensor) -> list[Any]:
 def current_backward() -> int:
     """Return a number that tells the backward that is going on from all others of this process; -1 outside of any."""
     return int(torch._C._current_graph_task_id())  # noqa: SLF001
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return how often `tensor`, or what it is a view of, was changed in place; -1 where nobody counts."""
+    return -1 if tensor.is_inference() else tensor._version  # noqa: SLF001

@@ -44,6 +44,8 @@ class Distributed(torch.optim.Optimizer):
     _sharing: GradientSharing | None = None
     _deltas: DeltaSharing | None = None
     _skips: bool = False
+    _is_lenient: bool = False  # towards gradients that were changed before they were reduced
+    _has_warned: bool = False  # of such
 
     def synchronize(self) -> None:
         """Return when the gradients are those of all ranks; nothing to do after a backward has ended."""
@@ -74,6 +76,23 @@ class Distributed(torch.optim.Optimizer):
         self._setup = replace(self._setup, options=replace(self._setup.options, backward_passes_per_step=passes))
         if self._sharing is not None:
             self._sharing.restart(passes)
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether several backwards make a step, and ranks share what they add up to."""
+        return self._sharing is not None and self._sharing.accumulates
+
+    def reduce_early(self, *, early: bool) -> None:
+        """Reduce at the end of each backward from now on, or again only where the group of backwards is complete.
+
+        For who knows that a group may end here, though it is short; where it goes on all the same, it may.
+        """
+        if self._sharing is not None:
+            self._sharing.reduces_early = early
+
+    def be_lenient(self) -> None:
+        """Warn, once, where a step finds gradients that were changed before they were reduced, instead of raising."""
+        self._is_lenient = True
 
     def before_step(self, call: Any, *, closure: Callable[[], Any] | None) -> Callable[[], Any] | None:
         """See that the step finds the gradients of all ranks; return its closure, which then sees to it itself.
@@ -114,6 +133,7 @@ class Distributed(torch.optim.Optimizer):
     def _bring_gradients(self) -> None:
         if self._sharing is None:
             return
+        self._object_to_changes(self._sharing.changed())
         self._sharing.reduce()
         for param_group in self.param_groups:
             for parameter in param_group["params"]:
@@ -123,14 +143,32 @@ class Distributed(torch.optim.Optimizer):
                         "DistributedOptimizer was made: the ranks do not share it. Make it anew on every rank"
                     )
 
+    def _object_to_changes(self, changed: str) -> None:
+        if not changed:
+            return
+        text = (
+            f"optimizer.step(): {changed}. Call optimizer.synchronize() after the last backward, before gradients are "
+            "used, and step within `with optimizer.skip_synchronize():`"
+        )
+        if not self._is_lenient:
+            raise StateError(text)
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(f"{text}. They are reduced as they are now, as in Horovod", stacklevel=6)
+
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """What torch.amp.GradScaler asks before it takes the step, or leaves it out without telling anybody.
 
-        The name is torch's own; an optimizer whose fused step knows what a scaler leaves for it has it set.
+        Before it looks at the gradients, too: where they are still each rank's own, one rank's overflow would have it
+        leave out a step that the others take. The name is torch's own; an optimizer whose fused step knows what a
+        scaler leaves for it has it set.
+
+        Raises:
+            StateError: gradients were changed before they were reduced, as by `unscale_`.
         """
-        if self._sharing is not None:
-            self._sharing.pass_over()
+        if self._sharing is not None and not self._skips:
+            self._bring_gradients()
         return self._deltas is not None or bool(vars(self).get("_step_supports_amp_scaling", False))
 
     @_step_supports_amp_scaling.setter

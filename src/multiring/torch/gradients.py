@@ -24,6 +24,7 @@ from multiring.torch.options import Options
 from multiring.torch.places import Places
 from multiring.torch.reductions import Kept, Reduction
 from multiring.torch.slots import Slot
+from multiring.torch.witnesses import Witnesses
 
 _WHAT = "DistributedOptimizer"
 _ANEW = "The ranks may be out of step; make the DistributedOptimizer anew on every rank"
@@ -73,6 +74,8 @@ class GradientSharing:
         self._is_called_back = False  # at the end of it
         self._is_shared = False  # the gradients are the same on all ranks
         self._is_unused = False  # a backward brought some, and neither a step nor anybody else has asked for them
+        self._witnesses = Witnesses()  # of what the last backward left, where it did not reduce it
+        self.reduces_early = False  # whether the group of backwards may end with the next one, before it is complete
         self.is_synchronized = False  # somebody has, since the last backward and the last step
         this = weakref.ref(self)
         self._hooks = [
@@ -82,6 +85,11 @@ class GradientSharing:
     def names(self) -> dict[int, str]:
         """Return the parameters' names, by the parameters' `id`."""
         return {id(slot.parameter): slot.name for slot in self._slots}
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether several backwards make a step."""
+        return self._passes > 1
 
     @property
     def sent_bytes(self) -> int:
@@ -114,7 +122,7 @@ class GradientSharing:
     def restart(self, passes: int) -> None:
         """Reduce after so many backwards from now on, of which none has been."""
         self._passes = passes
-        self._passes_done = 0
+        self._end_group()
         self._is_unused = False
 
     def synchronize(self) -> None:
@@ -136,15 +144,25 @@ class GradientSharing:
             self._open()
             self._start_rest()
             self._finish()
+        self._end_group()
         self._is_unused = False
+
+    def changed(self) -> str:
+        """Return how gradients that are still to be reduced were changed since the last backward; "" where none was.
+
+        A gradient that was dropped counts as zero, as ever.
+        """
+        how = "" if self._is_shared else self._witnesses.changed()
+        return how and (
+            f"{how} after the last backward, and are not reduced yet, as only {self._passes_done} of "
+            f"backward_passes_per_step={self._passes} backwards came: what was clipped or scaled is this rank's own "
+            "gradient, not that of all ranks"
+        )
 
     def use_up(self) -> None:
         """Take note that the optimizer takes a step with the gradients as they are."""
+        self._end_group()
         self._is_shared = self._is_unused = self.is_synchronized = False
-
-    def pass_over(self) -> None:
-        """Take note that somebody has seen the gradients, and may leave the step out."""
-        self._is_unused = False
 
     def forget(self) -> None:
         """Take note that the gradients are about to be set to zero, or to None.
@@ -177,13 +195,14 @@ class GradientSharing:
         slot.has_arrived = True
         self._bring_in(slot)
         slot.bucket.missing -= 1
-        if self._passes_done + 1 == self._passes:
+        if self.reduces_early or self._passes_done + 1 == self._passes:
             self._start_complete()
 
     def _begin(self, slot: Slot) -> None:
         gradient = slot.parameter.grad
         # Where they were dropped in the meantime, autograd hands over a new tensor.
-        if self._is_shared and self._is_unused and slot.holds(gradient):
+        is_complete = self._passes_done == 0
+        if self._is_shared and self._is_unused and is_complete and slot.holds(gradient):
             # Its part of the second backward is in this one already: the ranks would differ in it.
             self._is_shared = False
             raise AssertionError(_TOO_MANY)
@@ -195,6 +214,7 @@ class GradientSharing:
         self._is_open = True
         self._is_shared = False
         self._waits.clear()
+        self._witnesses.clear()
         for bucket in self._buckets:
             bucket.missing = len(bucket.slots)
         for slot in self._slots:
@@ -206,7 +226,8 @@ class GradientSharing:
         if is_within_backward() and any(bucket.missing for bucket in self._buckets):
             return
         self._passes_done += 1
-        if self._passes_done < self._passes:
+        if self._passes_done < self._passes and not self.reduces_early:
+            self._witnesses.see(self._buckets)
             self._is_open = False
             return
         self._start_rest()
@@ -216,11 +237,15 @@ class GradientSharing:
     def _bring_in(self, slot: Slot) -> None:
         """Put what the parameter's `.grad` holds into its place, and make it `.grad`; zeros where it is None."""
         gradient, reduction = slot.parameter.grad, slot.bucket.reduction
-        if slot.is_reduced and self._op == "sum" and slot.holds(gradient):
-            raise StateError(
-                f"the gradient of {slot.name} is a sum over the ranks already; to sum it again would count it "
-                f"{self._group.size} times. Call optimizer.zero_grad() first, or pass backward_passes_per_step"
-            )
+        if slot.is_reduced and self._op == "sum" and gradient is not None and slot.holds(gradient):
+            if slot.early_sum is None:
+                raise StateError(
+                    f"the gradient of {slot.name} is a sum over the ranks already; to sum it again would count it "
+                    f"{self._group.size} times. Call optimizer.zero_grad() first, or pass backward_passes_per_step"
+                )
+            if self._group.rank:  # rank 0 brings it along for all
+                gradient.sub_(slot.early_sum)
+        slot.early_sum = None
         if isinstance(reduction, Gathered):
             if gradient is not None:
                 slot.check(gradient)
@@ -267,9 +292,21 @@ class GradientSharing:
         for slot in self._places.sparse:
             slot.hand_out_rows()
         self._places.move_out(found)
-        self._passes_done = 0
+        if self._passes_done >= self._passes:
+            self._passes_done = 0
+        if self._passes_done and self._op == "sum":
+            # Should the group go on after all, this must not be counted by every rank.
+            for slot in self._slots:
+                slot.early_sum = None if slot.parameter.grad is None else slot.parameter.grad.clone()
         self._is_open = False
         self._is_shared = True
+
+    def _end_group(self) -> None:
+        """Let the next backward be the first of those that make a step."""
+        if self._passes_done:
+            for slot in self._slots:
+                slot.early_sum = None
+        self._passes_done = 0
 
     # ---- sparse gradients, and ranks that have no more samples ----
 
@@ -295,8 +332,7 @@ class GradientSharing:
                 trains = bool(self._buckets[0].reduction.flags[TRAINS_FLAG])
                 found = self._places.learn_sparse()
             self._places.move_out(found)
-        self._passes_done = 0
-        self._is_shared = self._is_unused = self.is_synchronized = False
+        self.use_up()
 
 
 class Arrival:

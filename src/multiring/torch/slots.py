@@ -25,6 +25,7 @@ class Slot:
     is_reduced: bool = False  # what is in its place came out of a reduction
     is_sparse: bool = False  # on some rank it came as a sparse one; the same on all ranks
     came_sparse: bool = False  # since the last reduction, and the ranks do not know yet
+    early_sum: Tensor | None = None  # what a reduction made of it before its group of backwards was complete
     rows: Tensor | None = None  # the sparse tensor that the last reduction made `.grad`
 
     def holds(self, gradient: Tensor | None) -> bool:

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, TypeVar
 
 import torch
@@ -13,12 +14,14 @@ from multiring.errors import StateError
 from multiring.torch.allreducing import allreduce
 from multiring.torch.basics import rank, size
 from multiring.torch.broadcasting import broadcast_
+from multiring.torch.distributed import Distributed
 from multiring.torch.distributing.counting import Counted, Counting, divided, require_distinct, together
 from multiring.torch.distributing.fingerprints import UNKNOWN
 from multiring.torch.distributing.order import OwnBatches, SharedBatches
 from multiring.torch.distributing.rules import Rules
 from multiring.torch.distributing.weighing import Weighing, scaled
 
+Each = TypeVar("Each")
 Batch_co = TypeVar("Batch_co", covariant=True)
 
 
@@ -29,10 +32,11 @@ class DistributedLoader(DataLoader[Batch_co]):
     backward belongs between the two. Every rank iterates, as far as the others do.
     """
 
-    def __init__(self, loader: DataLoader[Batch_co], rules: Rules, weighing: Weighing) -> None:
+    def __init__(self, loader: DataLoader[Batch_co], rules: Rules, weighing: Weighing, optimizer: Distributed) -> None:
         """Take over what `loader` was made with; `distribute` has seen to it that it fits."""
         self._rules = rules
         self._weighing = weighing
+        self._optimizer = optimizer
         self._share: Share | None = None
         self._order: OwnBatches | None = None
         self._epochs = _with_epochs(loader)
@@ -104,14 +108,18 @@ class DistributedLoader(DataLoader[Batch_co]):
     def _handed_out(self, counted: Iterator[Counted]) -> Iterator[Batch_co]:
         batches = together(counted) if self._rules.sharded else divided(counted, agree=self._order is None)
         checks = self._rules.check and size() > 1
-        for batch, share in batches:
+        # With the last batch ends the last group of backwards, be it complete or not. Nobody else can know beforehand.
+        told = _with_the_last_told(batches) if self._optimizer.accumulates else ((each, False) for each in batches)
+        for (batch, share), is_last in told:
             if checks:
                 require_distinct(batch, share)
                 checks = False
             self._share = share
             self._weighing.set(share)
+            self._optimizer.reduce_early(early=is_last)
             yield batch
         self._weighing.set(None)
+        self._optimizer.reduce_early(early=False)
 
     def _draw_other_seeds(self) -> None:
         """Have the other ranks' workers get seeds of their own, which follow from what rank 0 draws its from."""
@@ -147,3 +155,19 @@ def _with_epochs(loader: DataLoader[Any]) -> list[Any]:
     batches = loader.batch_sampler
     found = [loader.sampler, batches, getattr(batches, "sampler", None), loader.dataset]
     return list({id(each): each for each in found if hasattr(each, "set_epoch")}.values())
+
+
+def _with_the_last_told(batches: Iterator[Each]) -> Iterator[tuple[Each, bool]]:
+    """Yield what `batches` does, and whether it is the last; what the next one raises is raised in its turn."""
+    waiting = list(islice(batches, 1))
+    while waiting:
+        failure: Exception | None = None
+        following: list[Each] = []
+        try:
+            following = list(islice(batches, 1))
+        except Exception as error:  # noqa: BLE001 -- raised once the batch before it has been used
+            failure = error
+        yield waiting[0], not following and failure is None
+        if failure is not None:
+            raise failure
+        waiting = following

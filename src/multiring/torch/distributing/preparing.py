@@ -1,7 +1,7 @@
 """distribute: a model, its optimizer and its loader, for any number of ranks."""
 
 from collections.abc import Sized
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataP
 from multiring.errors import ArgumentError, UnsupportedError
 from multiring.runtime import is_initialized
 from multiring.torch.basics import init, rank, size
-from multiring.torch.distributed import setup_of
+from multiring.torch.distributed import Distributed, setup_of
 from multiring.torch.distributing.loader import DistributedLoader
 from multiring.torch.distributing.rules import Rules
 from multiring.torch.distributing.weighing import Weighing
@@ -88,7 +88,8 @@ def distribute(  # noqa: PLR0913 -- what a script for one process does not say
     rules.scale(optimizer, size())
     if setup_of(optimizer) is None:
         DistributedOptimizer(optimizer, model.named_parameters(), op=rules.op)
-    return model, optimizer, DistributedLoader(loader, rules, Weighing(model, optimizer, rules.reduction))
+    weighing = Weighing(model, optimizer, rules.reduction)
+    return model, optimizer, DistributedLoader(loader, rules, weighing, cast("Distributed", optimizer))
 
 
 def _require_model(model: Any) -> None:

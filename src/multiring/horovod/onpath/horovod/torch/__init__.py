@@ -5,7 +5,6 @@ from multiring.horovod.builds import check_extension as check_extension
 from multiring.torch import Adasum as Adasum
 from multiring.torch import Average as Average
 from multiring.torch import Compression as Compression
-from multiring.torch import DistributedOptimizer as DistributedOptimizer
 from multiring.torch import HorovodInternalError as HorovodInternalError
 from multiring.torch import Max as Max
 from multiring.torch import Min as Min
@@ -69,3 +68,4 @@ from multiring.torch import sparse_allreduce_async as sparse_allreduce_async
 from multiring.torch import start_timeline as start_timeline
 from multiring.torch import stop_timeline as stop_timeline
 from multiring.torch import synchronize as synchronize
+from multiring.torch.lenient import DistributedOptimizer as DistributedOptimizer
