@@ -52,6 +52,7 @@ bool Operation::receive_coded(Lane& lane, const Move& move) {
   } else {
     combine_coded(lane, move, target, ready);
   }
+  if (reads_failed_memory(move.peers)) return false;
   for (size_t i = 0; i < move.peers.size(); ++i) {
     if (move.peers[i] != host_.rank()) streams[i].consume(move.wire, host_.link(move.peers[i]), key, ready);
   }

@@ -141,7 +141,7 @@ void Context::dispatch(const Poller::Ready& ready) {
     const auto running = running_;
     for (const auto& [key, operation] : running) {
       fail_alone(*operation, broken_);
-      end_of(operation);
+      end_if_over(operation);
     }
     changed_.notify_all();
   }
@@ -199,8 +199,12 @@ bool Context::drive_one(const std::shared_ptr<Operation>& operation) {
   } catch (const std::exception& error) {  // no memory for scratch, an address that cannot be reached
     fail_alone(*operation, error.what());
   }
-  if (operation->ended()) end_of(operation);
+  end_if_over(operation);
   return any;
+}
+
+void Context::end_if_over(const std::shared_ptr<Operation>& operation) {
+  if (operation->ended() && running_.contains(operation->spec().key)) end_of(operation);
 }
 
 bool Context::drive() {
@@ -590,15 +594,23 @@ void Context::on_frame(int peer, const Frame& frame, std::span<const std::byte> 
     links_[static_cast<size_t>(peer)]->send(answer);
     return;
   }
-  if (frame.kind == FrameKind::fail && ends_group(static_cast<LossKind>(frame.slot))) {
-    doom_later(frame.key(), doom_of(frame));
+  if (frame.kind == FrameKind::fail) {
+    if (ends_group(static_cast<LossKind>(frame.slot))) doom_later(frame.key(), doom_of(frame));
+    // Said once, when the frame comes; an operation that is posted only then knows of it from the beginning.
+    if (found != running_.end()) found->second->on_failure(peer);
+    if (frame.round != 0) links_[static_cast<size_t>(peer)]->send({.group = frame.group, .sequence = frame.sequence, .kind = FrameKind::quiet});
   }
   if (found == running_.end()) {
     if (frame.kind != FrameKind::round && frame.kind != FrameKind::fail) return;
     early_[frame.key()].push_back({peer, frame, {payload.begin(), payload.end()}});
+    early_[frame.key()].back().frame.round = frame.kind == FrameKind::fail ? 0 : frame.round;
     return;
   }
   Operation& operation = *found->second;
+  if (frame.kind == FrameKind::quiet) {
+    operation.on_quiet(peer);
+    return;
+  }
   if (frame.kind == FrameKind::round) {
     operation.on_round(peer, frame, payload);
   } else if (frame.kind == FrameKind::there) {
@@ -691,6 +703,7 @@ bool Context::settle_losses(size_t count) {
 // that still wait for it can never end. The cause named is what another member failed for, else the first death learned
 // of, else a leave-taking: ranks that raise because of a death end their programs too.
 bool Context::settle(const std::shared_ptr<Operation>& operation) {
+  if (operation->has_failed()) return false;
   const auto doomed = doomed_.find(operation->spec().key);
   if (doomed != doomed_.end()) {
     const Doom doom = doomed->second;
@@ -706,7 +719,7 @@ bool Context::settle(const std::shared_ptr<Operation>& operation) {
       const auto known = losses_.find(lost);
       fail_for(*operation, lost, known != losses_.end() ? known->second : Loss{kind, "as another rank found"});
     }
-    end_of(operation);
+    end_if_over(operation);
     return true;
   }
   const auto waits = operation->waiting_for();
@@ -723,7 +736,7 @@ bool Context::settle(const std::shared_ptr<Operation>& operation) {
   }
   if (cause < 0) return false;
   fail_for(*operation, cause, losses_.at(cause));
-  end_of(operation);
+  end_if_over(operation);
   return true;
 }
 
@@ -735,6 +748,7 @@ void Context::tell_members(const Operation& operation, int lost, LossKind kind, 
     Frame frame{.group = key.group, .sequence = key.sequence, .kind = FrameKind::fail,
                 .slot = static_cast<uint32_t>(kind), .offset = static_cast<uint64_t>(lost)};
     std::memcpy(frame.note.data(), &quiet_s, sizeof quiet_s);
+    frame.round = operation.is_written_by_peers() && local_rank(peer) ? 1 : 0;
     known->send(frame);
   }
 }
@@ -755,19 +769,19 @@ void Context::stall(const std::shared_ptr<Operation>& operation, const Doom& doo
   operation->culprit = doom.rank;
   stalled_groups_.try_emplace(operation->spec().key.group, text);
   operation->fail(is_silent ? FaultKind::stall : FaultKind::state, text);
-  end_of(operation);
+  end_if_over(operation);
 }
 
 void Context::give_up(const std::shared_ptr<Operation>& operation, int silent) {
   const Lock lock(mutex_);
-  if (operation->ended()) return;
+  if (operation->has_failed() || operation->ended()) return;
   stall(operation, {silent, LossKind::silent, static_cast<int64_t>(seconds_since(operation->moved))});
   poke();
 }
 
 void Context::abort(const std::shared_ptr<Operation>& operation, int culprit) {
   const Lock lock(mutex_);
-  if (operation->ended()) return;
+  if (operation->has_failed() || operation->ended()) return;
   stall(operation, {culprit, LossKind::aborted, 0});
   poke();
 }
@@ -788,6 +802,10 @@ void Context::tick() {
   listen_again();
   const auto running = running_;
   for (const auto& [key, operation] : running) {
+    if (operation->has_failed()) {
+      drive_one(operation);
+      continue;
+    }
     const double quiet_s = seconds_since(operation->moved);
     if (quiet_s < config_.stall_warn_s / 2 && quiet_s < config_.stall_timeout_s / 4) continue;
     const auto waits = operation->waiting_for();
@@ -881,6 +899,13 @@ void Context::close(double grace_s, bool announce) {
     while (announce && running_.empty() && stalled_groups_.empty() && hands_on() && Clock::now() < last_call) {
       changed_.wait_until(lock, Clock::now() + kCongestedSleep);
     }
+    // Before it is said that this rank leaves: from then on nobody expects it to touch the others' memory.
+    const auto running = running_;
+    for (const auto& [key, operation] : running) {
+      operation->fail(FaultKind::state, "multiring was shut down");
+      operation->end_quieting();
+      end_if_over(operation);
+    }
     const Frame leave{.kind = FrameKind::lost, .slot = static_cast<uint32_t>(LossKind::left),
                       .offset = static_cast<uint64_t>(config_.rank)};
     if (announce) {
@@ -896,11 +921,6 @@ void Context::close(double grace_s, bool announce) {
     changed_.wait_until(lock, linger, [this] {
       return std::none_of(tcp_links_.begin(), tcp_links_.end(), [](const auto& entry) { return entry.second->is_open(); });
     });
-    const auto running = running_;
-    for (const auto& [key, operation] : running) {
-      operation->fail(FaultKind::state, "multiring was shut down");
-      end_of(operation);
-    }
     stopped_ = true;
     poller_.wake();
     changed_.notify_all();

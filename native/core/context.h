@@ -176,9 +176,13 @@ class Context final : public LinkEvents, public Host {
   bool logs_moves() const override { return config_.log_moves; }
   bool lowers() const override { return config_.lower; }
   bool times_work() const override { return keeps_timeline_; }
+  bool shares_memory(int peer) const override { return local_rank(peer) && !losses_.contains(peer); }
   // LinkEvents
   void on_frame(int peer, const Frame& frame, std::span<const std::byte> payload) override;
-  bool expects(const OperationKey& key) const override { return running_.contains(key); }
+  bool expects(const OperationKey& key) const override {
+    const auto found = running_.find(key);
+    return found != running_.end() && !found->second->has_failed();
+  }
   void on_loss(int peer, LossKind kind, const std::string& why) override;
 
  private:
@@ -189,6 +193,7 @@ class Context final : public LinkEvents, public Host {
   bool drive();
   bool receive_local();
   void end_of(const std::shared_ptr<Operation>& operation);
+  void end_if_over(const std::shared_ptr<Operation>& operation);
   // What some member could not finish an operation for; `quiet_s` where that one is silent.
   struct Doom {
     int rank;

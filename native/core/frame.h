@@ -19,7 +19,7 @@ enum class FrameKind : uint8_t {
              // of the stream follow, from its byte `offset` on
   taken = 3,  // the receiver took `length` bytes of the stream (shm: and slot is free again)
   fail = 4,   // the operation failed on the sender: offset = rank it lost, slot = LossKind,
-              // note = seconds of silence (8)
+              // note = seconds of silence (8), round = whether it waits for a `quiet`
   lost = 5,   // a rank died or left: offset = rank, slot = LossKind
   where = 6,  // the sender waits for this operation: whom does the receiver wait for?
   there = 7,  // answer to where: offset = rank that the answerer waits for (or itself: not arrived)
@@ -30,6 +30,7 @@ enum class FrameKind : uint8_t {
   rail = 12,     // tcp: the sender has given up rail `offset` of this link
   notice = 13,   // a message outside any operation: `length` bytes come with it; group and sequence are its address
   noticed = 14,  // `offset` notices of `length` bytes were taken
+  quiet = 15,    // shm: the sender writes no more into the receiver's memory for the operation
 };
 
 // From `silent` on it is no loss of a rank, only of an operation: one that the rank did not come to, could not go on with,

@@ -107,6 +107,9 @@ class Link {
   virtual bool pump() = 0;  // hands on what can be handed on without blocking; true if anything was
   bool drained(const OperationKey& key) const;  // every byte offered for the operation was taken
   virtual bool congested() const { return false; }  // frames wait for room that nobody announces
+  // Whether the peer's memory may hold something else than what the operation put there, as the operation failed over
+  // there. Asked after its bytes were read, and before what was made of them is passed on.
+  virtual bool has_failed(const OperationKey&) { return false; }
   // Forgets the operation's streams; afterwards its memory is never touched again.
   virtual void close(const OperationKey& key);
 

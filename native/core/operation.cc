@@ -131,6 +131,7 @@ bool Operation::drive() {
   if (state_ == State::slicing) any |= slice();
   if (state_ == State::parting) any |= part();
   if (state_ == State::draining) any |= drain();
+  if (state_ == State::quieting) any |= quiet();
   if (any) {
     moved = Clock::now();
     culprit = -1;
@@ -266,6 +267,7 @@ bool Operation::drain() {
 bool Operation::agree() {
   const auto& rounds = *spec_.rounds;
   if (round_ == rounds.size()) {
+    if (!failed_peers_.empty()) return false;  // it may not touch their memory, as what it runs could
     agreed = Clock::now();
     learn_slots();
     round_ = 0;
@@ -371,6 +373,7 @@ bool Operation::choose_lowering() {
 
 bool Operation::slice() {
   const Program& program = *spec_.program;
+  const std::vector<int>& peers = sliced_->peers;
   std::vector<const void*> sources(reached_.size());
   {
     const Reducing reducing(*this);
@@ -381,6 +384,7 @@ bool Operation::slice() {
       std::byte* own = spec_.bases[1] + at;
       combine(program.dtype, program.op, own, sources.data(), static_cast<int>(sources.size()),
               size / size_of(program.dtype), program.divisor);
+      if (reads_failed_memory(peers)) return false;
       for (std::byte* buffer : reached_) {
         if (buffer + at != own) std::memcpy(buffer + at, own, size);
       }
@@ -389,6 +393,7 @@ bool Operation::slice() {
     }
   }
   if (progress_ < sliced_->size) return true;
+  if (reads_failed_memory(peers)) return false;  // of an empty slice, too: the others' are told that it is over
   if (host_.logs_moves()) {
     const Lowering how = staged_ != nullptr ? Lowering::staged_slice : Lowering::slice;
     log_.push_back({how, 0, static_cast<uint32_t>(sliced_ - program.moves.data()), progress_});
@@ -434,6 +439,7 @@ bool Operation::explain() {
   InStream& stream = link.in(key);
   for (auto bytes = link.peek(stream, kQuantum); !bytes.empty(); bytes = link.peek(stream, kQuantum)) {
     heard_.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    if (reads_failed_memory({round.from})) return false;
     link.consume(key, stream, bytes.size());
     moved_on = true;
   }
@@ -588,6 +594,7 @@ bool Operation::receive(Lane& lane, const Move& move) {
     combine(program.dtype, program.op, target, source, static_cast<int>(move.peers.size()), ready / element,
             move.last ? program.divisor : 1);
   }
+  if (reads_failed_memory(move.peers)) return false;
   for (int peer : move.peers) {
     if (peer == host_.rank()) continue;
     Link& link = host_.link(peer);
@@ -618,24 +625,48 @@ std::vector<int> Operation::waiting_for() const {
       }
       const Move& move = moves[lane.next];
       for (int peer : move.peers) {
-        if (peer != host_.rank() && host_.link(peer).in(stream_of(lane, move.channel)).pieces.empty()) ranks.insert(peer);
+        if (peer == host_.rank()) continue;
+        Link& link = host_.link(peer);
+        if (link.in(stream_of(lane, move.channel)).pieces.empty() || link.has_failed(spec_.key)) ranks.insert(peer);
       }
     }
   } else if (state_ == State::draining) {
     for (int peer : partners_) {
       if (!host_.link(peer).drained(spec_.key)) ranks.insert(peer);
     }
+  } else if (state_ == State::quieting) {
+    ranks = loud_;
+  } else if (state_ == State::slicing) {
+    for (const int peer : sliced_->peers) {
+      if (peer != host_.rank() && host_.link(peer).has_failed(spec_.key)) ranks.insert(peer);
+    }
   }
   return {ranks.begin(), ranks.end()};
 }
 
 void Operation::finish(State state) {
-  for (int peer : partners_) host_.link(peer).close(spec_.key);
+  let_go();
   if (spec_.exchange && state == State::done) spec_.exchange->note_end(spec_.key.sequence);
-  if (scratch_ != nullptr) host_.segment().release(std::exchange(scratch_, nullptr));
-  unstage();
   finished = Clock::now();
   state_ = state;
+}
+
+void Operation::let_go() {
+  for (int peer : partners_) host_.link(peer).close(spec_.key);
+  if (scratch_ != nullptr) host_.segment().release(std::exchange(scratch_, nullptr));
+  unstage();
+}
+
+// Whether what came from one of them may be no part of the operation, because that one has failed in it.
+bool Operation::reads_failed_memory(const std::vector<int>& peers) {
+  return std::any_of(peers.begin(), peers.end(), [this](int peer) {
+    return peer != host_.rank() && (host_.link(peer).has_failed(spec_.key) || failed_peers_.contains(peer));
+  });
+}
+
+void Operation::on_failure(int peer) {
+  failed_peers_.insert(peer);
+  loud_.erase(peer);
 }
 
 void Operation::reduced(Clock::time_point start, Clock::time_point end) {
@@ -660,21 +691,56 @@ void Operation::reduced(Clock::time_point start, Clock::time_point end) {
   }
 }
 
+// Ranks that have not heard of a failure may go on writing into this rank's buffer, or its copy.
+bool Operation::is_written_by_peers() const {
+  const bool is_told = state_ == State::agreeing && (round_ > 0 || round_sent_) && spec_.at_once && spec_.program &&
+                       spec_.program->lowering == Lowering::slice && note_of(0).offset != 0;
+  return is_told || state_ == State::slicing || state_ == State::parting;
+}
+
 void Operation::fail(FaultKind kind, const std::string& text) {
-  if (ended()) return;
+  if (ended() || state_ == State::quieting) return;
   if (state_ == State::exchanging) {
     spec_.exchange->withdraw(spec_.key.sequence);
     leave_exchange(State::draining);
   }
   if (spec_.exchange) spec_.exchange->retire();
-  // Ranks that have not heard of the failure may go on writing into this rank's buffer.
-  const bool told = state_ == State::agreeing && (round_ > 0 || round_sent_) && spec_.at_once && spec_.program &&
-                    spec_.program->lowering == Lowering::slice && note_of(0).offset != 0;
-  if (told || state_ == State::slicing || state_ == State::parting) {
-    host_.segment().condemn(staged_ != nullptr ? staged_ : spec_.bases[1]);
-  }
   fault_ = kind;
   fault_text_ = text;
+  host_.segment().mapping().failures().enter(spec_.key);
+  if (is_written_by_peers()) {
+    if (staged_ != nullptr) {  // nobody's but this operation's: let them
+      host_.segment().condemn(staged_);
+    } else {
+      for (const int peer : spec_.members) {
+        if (peer != host_.rank() && host_.shares_memory(peer) && !failed_peers_.contains(peer)) loud_.insert(peer);
+      }
+    }
+  }
+  if (loud_.empty()) {
+    finish(State::failed);
+    return;
+  }
+  let_go();
+  quiet_by_ = Clock::now() + kQuietPatience;
+  state_ = State::quieting;
+}
+
+bool Operation::quiet() {
+  std::erase_if(loud_, [this](int peer) { return !host_.shares_memory(peer); });
+  if (!loud_.empty() && Clock::now() < quiet_by_) return false;
+  end_quieting();
+  return true;
+}
+
+void Operation::end_quieting() {
+  if (state_ != State::quieting) return;
+  if (!loud_.empty()) {
+    std::string who;
+    for (const int peer : loud_) who += (who.empty() ? "" : ", ") + std::to_string(peer);
+    fault_text_ += "; rank " + who + " has not answered since, and may still write into this rank's array";
+    host_.segment().condemn(spec_.bases[1]);
+  }
   finish(State::failed);
 }
 

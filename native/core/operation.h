@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,9 @@ struct Move {
 };
 
 uint64_t wire_bytes(const Move& move, uint64_t size);  // what `size` bytes of a move are while they travel
+
+// After a failure: a process that is stopped does not answer.
+inline constexpr auto kQuietPatience = std::chrono::seconds(5);
 
 // How a program may run other than move by move; each has a differential test against that.
 enum class Lowering : uint8_t {
@@ -124,6 +128,7 @@ class Host {
   virtual uint64_t& staged_bytes() = 0;  // of all operations in flight
   virtual bool lowers() const = 0;  // false: move by move, for tests
   virtual bool times_work() const = 0;  // whether operations keep their reductions
+  virtual bool shares_memory(int peer) const = 0;  // whether a rank of this host, alive as far as is known
 };
 
 // Combines what all ranks have published for `sequence` into `target`.
@@ -131,7 +136,8 @@ void combine_published(const Program& program, const Exchange& exchange, uint64_
 
 class Operation {
  public:
-  enum class State : uint8_t { exchanging, noting, agreeing, explaining, running, slicing, parting, draining, done, failed };
+  // quieting: it has failed, but peers may still write into its user's memory.
+  enum class State : uint8_t { exchanging, noting, agreeing, explaining, running, slicing, parting, draining, quieting, done, failed };
 
   Operation(OperationSpec spec, Host& host);
   ~Operation();
@@ -142,7 +148,14 @@ class Operation {
   void begin_exchange(bool is_published);
   bool drive();  // true if anything moved
   void on_round(int peer, const Frame& frame, std::span<const std::byte> payload);
+  // Over at once, or quieting until every peer that may write into its memory has said that it does not any more, or
+  // kQuietPatience is over.
   void fail(FaultKind kind, const std::string& text);
+  bool has_failed() const { return state_ == State::quieting || state_ == State::failed; }
+  bool is_written_by_peers() const;  // whether `fail` would have to wait
+  void on_failure(int peer);         // it has failed over there: nothing is read or written there any more
+  void on_quiet(int peer) { loud_.erase(peer); }
+  void end_quieting();  // the peers are not waited for any more
 
   bool ended() const { return state_ == State::done || state_ == State::failed; }
   State state() const { return state_; }
@@ -207,6 +220,9 @@ class Operation {
   bool explain();
   bool run();
   bool drain();
+  bool quiet();
+  bool reads_failed_memory(const std::vector<int>& peers);
+  void let_go();
   Frame note_of(size_t round) const;
   bool choose_lowering();
   void stage();
@@ -243,6 +259,10 @@ class Operation {
   std::map<uint8_t, Frame> notes_;  // rounds that arrived before their turn
   std::map<std::pair<uint8_t, int>, Note> parts_;  // notes with something in them: by round and sender
   size_t noted_ = 0;                               // how many moves' notes were sent
+
+  std::set<int> failed_peers_;  // where it has failed, as they told
+  std::set<int> loud_;          // quieting: peers that have yet to say that they write no more
+  Clock::time_point quiet_by_{};
 
   std::map<int, std::string> descriptions_;
   std::vector<std::string> told_;  // what each explain round sent; links read it until it is taken

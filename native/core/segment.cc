@@ -22,6 +22,16 @@ size_t round_down(size_t value, size_t to) { return value / to * to; }
 
 }  // namespace
 
+// By one thread at a time.
+void Failures::enter(const OperationKey& key) {
+  const uint64_t at = count.load(std::memory_order_relaxed);
+  Entry& entry = entries[at % kEntries];
+  entry.group.store(key.group, std::memory_order_relaxed);
+  entry.sequence.store(key.sequence, std::memory_order_relaxed);
+  count.store(at + 1, std::memory_order_release);
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // whatever is written to the operation's memory comes after it
+}
+
 Mapping::Mapping(int fd, size_t bytes) : bytes_(bytes) {
   void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
   if (base == MAP_FAILED) {
@@ -34,7 +44,7 @@ Mapping::Mapping(int fd, size_t bytes) : bytes_(bytes) {
 Mapping::~Mapping() { ::munmap(base_, bytes_); }
 
 Ring& Mapping::ring_from(uint32_t local_index) const {
-  return *reinterpret_cast<Ring*>(base_ + kPage + sizeof(Ring) * local_index);
+  return *reinterpret_cast<Ring*>(base_ + kRingsStart + sizeof(Ring) * local_index);
 }
 
 bool Mapping::contains(const void* address, size_t bytes) const {

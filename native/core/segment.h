@@ -47,6 +47,21 @@ struct ControlPage {
 };
 static_assert(sizeof(ControlPage) <= kPage);
 
+// The operations that failed on the segment's owner, the last ones. One is entered before the owner's user has its memory
+// back, so that a peer that has read there and does not find it here has read what it was meant to.
+struct Failures {
+  static constexpr uint64_t kEntries = 16 * 1024 - 4;
+  alignas(64) std::atomic<uint64_t> count;  // ever
+  struct Entry {
+    std::atomic<uint64_t> group;
+    std::atomic<uint64_t> sequence;
+  };
+  alignas(64) Entry entries[kEntries];
+
+  void enter(const OperationKey& key);
+};
+static_assert(sizeof(Failures) % kPage == 0);
+
 // Any mapped segment, own or a peer's.
 class Mapping {
  public:
@@ -58,10 +73,12 @@ class Mapping {
   std::byte* base() const { return base_; }
   size_t bytes() const { return bytes_; }
   ControlPage& control() const { return *reinterpret_cast<ControlPage*>(base_); }
+  Failures& failures() const { return *reinterpret_cast<Failures*>(base_ + kPage); }
   Ring& ring_from(uint32_t local_index) const;
   bool contains(const void* address, size_t bytes) const;
 
-  static constexpr size_t kHeapStart = kPage + sizeof(Ring) * kMaxLocalRanks;
+  static constexpr size_t kRingsStart = kPage + sizeof(Failures);
+  static constexpr size_t kHeapStart = kRingsStart + sizeof(Ring) * kMaxLocalRanks;
 
  private:
   std::byte* base_ = nullptr;

@@ -80,7 +80,7 @@ bool ShmLink::push(const Frame& frame) {
   ring.produced.store(at + 1, std::memory_order_release);
   wake();
   // A peer that does something else than communicate looks into its rings once a second.
-  if (frame.kind == FrameKind::notice) bell_.ring(ends_.their_bell);
+  if (frame.kind == FrameKind::notice || frame.kind == FrameKind::fail) bell_.ring(ends_.their_bell);
   return true;
 }
 
@@ -207,6 +207,7 @@ bool ShmLink::receive() {
       give_back(frame.key(), kNoteChannel, frame.slot, frame.length);
     } else {
       events_.on_frame(peer_, frame, {});
+      if (frame.kind == FrameKind::fail) failed_.erase(frame.key());  // whoever has to, or will have to, knows by now
     }
   }
   return any;
@@ -261,6 +262,26 @@ void ShmLink::consume(const StreamKey& key, InStream& stream, size_t size) {
 void ShmLink::give_back(const OperationKey& key, uint16_t channel, uint32_t slot, uint64_t size) {
   send({.group = key.group, .sequence = key.sequence, .kind = FrameKind::taken, .channel = channel, .slot = slot,
         .length = size});
+}
+
+void ShmLink::read_failures() {
+  const Failures& theirs = ends_.theirs->failures();
+  const uint64_t end = theirs.count.load(std::memory_order_acquire);
+  for (uint64_t at = failures_read_; at != end; ++at) {
+    const Failures::Entry& entry = theirs.entries[at % Failures::kEntries];
+    const OperationKey key{entry.group.load(std::memory_order_relaxed), entry.sequence.load(std::memory_order_relaxed)};
+    if (failed_.insert(key).second) failed_in_order_.push_back(key);
+    // Those that no frame tells of are of groups that this rank is not in.
+    if (failed_in_order_.size() > kMostFailed) {
+      failed_.erase(failed_in_order_.front());
+      failed_in_order_.pop_front();
+    }
+  }
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (theirs.count.load(std::memory_order_relaxed) - failures_read_ >= Failures::kEntries) {  // entries were overwritten
+    events_.on_loss(peer_, LossKind::died, "more operations failed there at once than it can tell of");
+  }
+  failures_read_ = end;
 }
 
 void ShmLink::close(const OperationKey& key) {

@@ -5,7 +5,9 @@
 // tries once); else it is copied into staging slots of the sender's segment, and out again.
 #pragma once
 
+#include <deque>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -51,6 +53,11 @@ class ShmLink final : public Link {
   bool pump() override;
   void close(const OperationKey& key) override;
   bool congested() const override { return !backlog_.empty(); }
+  bool has_failed(const OperationKey& key) override {
+    std::atomic_thread_fence(std::memory_order_acquire);  // against Failures::enter
+    if (ends_.theirs->failures().count.load(std::memory_order_relaxed) != failures_read_) read_failures();
+    return !failed_.empty() && failed_.contains(key);
+  }
 
   void wake() const;  // has the peer look what there is, also where it sleeps
   bool receive();  // takes every frame out of the peer's ring; true if there was one
@@ -67,12 +74,17 @@ class ShmLink final : public Link {
   void take(const Frame& frame);
   bool find_slot(const OutStream& stream);
   bool fetch(const std::byte* from, std::byte* to, size_t size);
+  void read_failures();
   void give_back(const OperationKey& key, uint16_t channel, uint32_t slot, uint64_t size);
 
   const Bell& bell_;
   Ends ends_;
   std::deque<Frame> backlog_;  // frames that found the ring full
   std::vector<std::unique_ptr<std::byte[]>> spare_;  // buffers for foreign bytes, of streams that have ended
+  static constexpr size_t kMostFailed = 4096;
+  uint64_t failures_read_ = 0;     // of the peer's
+  std::set<OperationKey> failed_;  // over there, and no frame has told of it yet
+  std::deque<OperationKey> failed_in_order_;
   bool is_read_ = false;  // the peer has said that it can read this rank's own memory
   std::vector<std::byte*> slots_;
   std::vector<uint32_t> free_slots_;

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from multiring.errors import MismatchError, PeerLostError
+from multiring.errors import MismatchError, PeerLostError, RendezvousError
 from multiring.runtime.elastic import (
     HorovodInternalError,
     HostsUpdatedInterrupt,
@@ -65,13 +65,26 @@ def test_what_happens_when() -> None:
     )
     assert train.__name__ == "train"
     assert train(state, "train", end=".") == "done."
-    again = ["reset", "fit", "first", "second"]
+    again = ["fit", "first", "second"]
     assert state.notes == [
-        *("sync", "train", "restore", *again),
-        *("sync", "train", *again),
-        *("sync", "train", *again),
+        *("sync", "train", "reset", "restore", *again),  # ranks that have met anew write into no memory of what failed
+        *("sync", "train", "reset", *again),
+        *("sync", "train", "reset", *again),
         "train",
     ]
+
+
+def test_what_cannot_meet_anew_is_where_it_was_committed() -> None:
+    def fail() -> None:
+        raise RendezvousError("rank 1 did not come")
+
+    def train(_: State) -> None:
+        raise HorovodInternalError
+
+    state = Noted()
+    with pytest.raises(RendezvousError, match="rank 1"):
+        run_fn(train, fail)(state)
+    assert state.notes == ["sync", "restore"]
 
 
 def test_errors_of_multiring_itself() -> None:

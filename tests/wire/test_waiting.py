@@ -207,9 +207,9 @@ def test_init_serves_ctrl_c() -> None:
     assert report.outcomes[0].ended_s < 10
 
 
-def work(here: Here) -> str:
+def work(here: Here, *, arena: bool = False) -> str:
     group = here.join(stall_warn_s=0.2, stall_timeout_s=1.5)
-    array = np.ones(100_000)
+    array = group.allocate(100_000, "float64") if arena else np.ones(100_000)
     here.reach("working")
     try:
         for _ in range(1_000_000):
@@ -229,3 +229,17 @@ def test_frozen_rank_is_named(engine: str) -> None:
     """SIGSTOP in mid-collective: no end of file, no exit; only time tells."""
     report = report_of(work, 3, engine=engine, faults=[freeze(2).at("working").after(0.2)])
     assert the_frozen_one_is_named(report, 2), [outcome.value for outcome in report.outcomes]
+
+
+def test_a_rank_that_may_write_into_memory_later_is_named() -> None:
+    """A process that is stopped amid its part of a sum of arenas finishes that part should it ever go on."""
+    report = report_of(work_in_arenas, 3, engine="shm", faults=[freeze(2).at("working").after(0.2)])
+    assert the_frozen_one_is_named(report, 2), [outcome.value for outcome in report.outcomes]
+    for outcome in report.outcomes[:2]:
+        assert (
+            "; rank 2 has not answered since, and may still write into this rank's array; the contents" in outcome.value
+        )
+
+
+def work_in_arenas(here: Here) -> str:
+    return work(here, arena=True)

@@ -175,8 +175,8 @@ def run_fn(
     """Return `func`, made to go on after a failure: `wrapper(state, *arguments)` returns what `func` returns at last.
 
     Each time before `func`, the state is synchronised. Where `func` raises one of `failures`, or an error after which
-    its Group is unusable, the state is what it was at the last commit, and the ranks meet anew; where it raises
-    HostsUpdatedInterrupt, they meet anew with the state as it is.
+    its Group is unusable, the ranks meet anew, and then the state is what it was at the last commit, also where they do
+    not meet; where it raises HostsUpdatedInterrupt, they meet anew with the state as it is.
 
     Args:
         func: takes a state, and whatever else.
@@ -194,6 +194,7 @@ def run_fn(
         wants_sync = True
         failed, commits = 0, None
         while True:
+            goes_back = False
             try:
                 if _must_sync(state, wanted=wants_sync):
                     state.sync()
@@ -210,9 +211,13 @@ def run_fn(
                 if failed == _MOST_FAILURES:
                     raise
                 _log.warning("going on from the last commit after %s: %s", type(error).__name__, error)
-                state.restore()
-                wants_sync = True
-            reset()
+                wants_sync, goes_back = True, True
+            try:
+                reset()
+            finally:
+                # Not before: a rank that was stopped may write into memory of what failed until it has met the others.
+                if goes_back:
+                    state.restore()
             state.on_reset()
 
     return wrapper
