@@ -32,11 +32,20 @@ def hardware() -> str:
 
 
 def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    for line in lines:
         name, _, value = line.partition(":")
         if name.strip() == "model name":
-            return f"{value.strip()} ({platform.machine()})"
+            return f"{value.strip()} ({platform.machine()}{matrix_unit(lines)})"
     return platform.machine()
+
+
+def matrix_unit(lines: list[str]) -> str:
+    """Return what /proc/cpuinfo's lines say of x86's unit for matrices, by which one name's machines differ much."""
+    flags = next((line.partition(":")[2].split() for line in lines if line.partition(":")[0].strip() == "flags"), None)
+    if flags is None:
+        return ""
+    return ", AMX" if any(flag.startswith("amx") for flag in flags) else ", no AMX"
 
 
 def _last_level_cache() -> str:

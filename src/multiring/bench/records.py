@@ -149,8 +149,8 @@ def _row(comparison: Comparison, timing: Timing) -> tuple[str, ...]:
     return (
         timing.library,
         timing.buffers,
-        _time_text(own.middle),
-        f"[{_time_text(own.low)}, {_time_text(own.high)}]",
+        time_text(own.middle),
+        f"[{time_text(own.low)}, {time_text(own.high)}]",
         f"{algbw:.3g}",
         f"{algbw * comparison.question.bus_factor:.3g}",
         f"{algbw * 1e9 / bound.bytes_per_s:.0%}" if bound else "-",
@@ -158,7 +158,8 @@ def _row(comparison: Comparison, timing: Timing) -> tuple[str, ...]:
     )
 
 
-def _time_text(seconds: float) -> str:
+def time_text(seconds: float) -> str:
+    """Return a time as tables have it."""
     return f"{seconds * 1e6:.2f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
 
 

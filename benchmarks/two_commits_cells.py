@@ -1,0 +1,266 @@
+"""What two_commits.py times, what it makes of the ratios, and how it fits into its minutes: values and arithmetic only.
+
+A ratio is the base commit's seconds over the new one's: below 1 the new one is slower.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from multiring.bench.cases import Question
+from multiring.bench.statistics import Interval
+
+FLOOR = 0.95
+MOST_HALF_WIDTH = 0.08
+HOLDS, SLOWER, UNDECIDED = "holds", "slower", "undecided"
+# Fewer timed calls than that are not worth a job's start: rather fewer alternations, said so.
+LEAST_SHARE = 0.2
+KIB, MIB = 2**10, 2**20
+POOL_BYTES = 512 * MIB
+BURST = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """One operation at one size, as one kind of call; `name` is the job's with what tells it from the others there.
+
+    manner: "sync" blocks; "async" starts and waits; "burst" starts `BURST` of them and waits for all; "named" and
+        "grouped" are those of multiring.torch, one tensor and `BURST` at once.
+    pool_bytes: 0 for one buffer, else calls rotate over so much memory.
+    wire: what an all_reduce is coded as between hosts, "" for as it is.
+    """
+
+    name: str
+    collective: str
+    size_bytes: int
+    manner: str = "sync"
+    dtype: str = "float32"
+    buffers: str = "arena"
+    pool_bytes: int = 0
+    wire: str = ""
+
+    def question(self, ranks: int) -> Question:
+        """Return it as the bench puts it."""
+        return Question(collective=self.collective, ranks=ranks, size_bytes=self.size_bytes, dtype=self.dtype)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """Cells that one set of processes times one after the other.
+
+    lab: options of `multiring lab`; none for one host.
+    timed_s, warm_s: what the timed calls of a cell are to take, and those before them.
+    """
+
+    name: str
+    ranks: int
+    cells: tuple[Cell, ...]
+    lab: tuple[str, ...] = ()
+    timed_s: float = 0.3
+    warm_s: float = 0.05
+
+
+def _size(size_bytes: int) -> str:
+    for unit, one in (("MiB", MIB), ("KiB", KIB)):
+        if size_bytes >= one:
+            return f"{size_bytes // one}{unit}"
+    return f"{size_bytes}B"
+
+
+def _one_host(collective: str) -> Job:
+    cells = tuple(
+        Cell(name=f"{buffers}/{_size(size)}", collective=collective, size_bytes=size, buffers=buffers)
+        for buffers in ("arena", "ordinary")
+        for size in (64, 4 * KIB, 64 * KIB, MIB, 8 * MIB, 64 * MIB)
+    )
+    return Job(name=f"one/{collective}", ranks=2, cells=cells)
+
+
+def _pool(collective: str, sizes: Sequence[int]) -> Job:
+    cells = tuple(
+        Cell(
+            name=f"{buffers}/{_size(size)}",
+            collective=collective,
+            size_bytes=size,
+            buffers=buffers,
+            pool_bytes=POOL_BYTES,
+        )
+        for buffers in ("arena", "ordinary")
+        for size in sizes
+    )
+    return Job(name=f"pool/{collective}", ranks=2, cells=cells)
+
+
+def _lab(name: str, options: str, ranks: int, *cells: Cell) -> Job:
+    # Token buckets give away what is in them: calls are timed once they are empty.
+    return Job(name=f"hosts/{name}", ranks=ranks, cells=cells, lab=tuple(options.split()), timed_s=1.0, warm_s=0.4)
+
+
+def _reduced(*sizes: int) -> tuple[Cell, ...]:
+    return tuple(Cell(name=f"all_reduce/{_size(size)}", collective="all_reduce", size_bytes=size) for size in sizes)
+
+
+def _others(size: int) -> tuple[Cell, ...]:
+    return tuple(Cell(name=f"{each}/{_size(size)}", collective=each, size_bytes=size) for each in OTHERS)
+
+
+def _small(name: str, manner: str, size: int = 64, collective: str = "all_reduce") -> Cell:
+    # A burst is of as many buffers.
+    pool_bytes = BURST * size if manner in {"burst", "grouped"} else 0
+    return Cell(name=name, collective=collective, size_bytes=size, manner=manner, pool_bytes=pool_bytes)
+
+
+def _coded(wire: str) -> Cell:
+    return Cell(name=f"all_reduce/8MiB/{wire}", collective="all_reduce", size_bytes=8 * MIB, wire=wire)
+
+
+OTHERS = ("reduce_scatter", "all_gather", "broadcast", "all_to_all")
+JOBS = (
+    *(_one_host(collective) for collective in ("all_reduce", *OTHERS)),
+    Job(
+        name="one/bfloat16",
+        ranks=2,
+        cells=(Cell(name="arena/32MiB", collective="all_reduce", size_bytes=32 * MIB, dtype="bfloat16"),),
+    ),
+    _pool("all_reduce", (MIB, 8 * MIB, 64 * MIB)),
+    *(_pool(collective, (8 * MIB,)) for collective in ("reduce_scatter", "all_gather")),
+    Job(name="four/all_reduce", ranks=4, cells=_reduced(64 * KIB, 8 * MIB, 64 * MIB)),
+    Job(
+        name="small",
+        ranks=2,
+        cells=(
+            Cell(name="barrier", collective="barrier", size_bytes=0),
+            _small("async/64B", "async"),
+            _small("async/64KiB", "async", 64 * KIB),
+            _small("burst/64B", "burst"),
+            _small("burst/64KiB", "burst", 64 * KIB),
+        ),
+    ),
+    Job(
+        name="named",
+        ranks=2,
+        cells=(
+            _small("64B", "named"),
+            _small("64KiB", "named", 64 * KIB),
+            _small("grouped/4KiB", "grouped", 4 * KIB),
+        ),
+    ),
+    _lab("two", "--hosts 2 --slots 4 --link 1gbit", 8, *_reduced(4 * KIB, 8 * MIB, 32 * MIB)),
+    _lab(
+        "four",
+        "--hosts 4 --slots 2 --link 1gbit",
+        8,
+        *_reduced(64, 4 * KIB, 64 * KIB, MIB, 8 * MIB, 32 * MIB),
+        *_others(MIB),
+        *(_coded(wire) for wire in ("bf16", "int8")),
+    ),
+    _lab(
+        "racks",
+        "--hosts 8 --slots 1 --link 1gbit --rack 2 --uplink 500mbit",
+        8,
+        *_reduced(4 * KIB, 8 * MIB, 32 * MIB),
+    ),
+    _lab("rails", "--hosts 4 --slots 1 --link 1gbit --rail 250mbit", 4, *_reduced(8 * MIB, 32 * MIB)),
+    _lab("unshaped", "--hosts 2 --slots 1", 2, *_reduced(64, 4 * KIB, 64 * KIB, MIB, 8 * MIB, 32 * MIB)),
+)
+
+
+def full_name(job: Job, cell: Cell) -> str:
+    """Return what a cell is called on the command line and in records."""
+    return f"{job.name}/{cell.name}"
+
+
+def chosen(patterns: Sequence[str], jobs: Iterable[Job] = JOBS) -> list[Job]:
+    """Return the jobs with those of their cells whose names begin with one of `patterns`, whole parts of a name.
+
+    Raises:
+        ValueError: a pattern that no cell's name begins with; names it.
+    """
+    unused, found = set(patterns), []
+    for job in jobs:
+        cells = []
+        for cell in job.cells:
+            meant = {each for each in patterns if f"{full_name(job, cell)}/".startswith(f"{each.rstrip('/')}/")}
+            unused -= meant
+            if meant:
+                cells.append(cell)
+        if cells:
+            found.append(replace(job, cells=tuple(cells)))
+    if unused:
+        raise ValueError(f"no cell's name begins with {', '.join(sorted(unused))}; --list prints them")
+    return found
+
+
+# ---- what a ratio means ----
+
+
+def is_wide(found: Interval) -> bool:
+    """Return whether the interval leaves open what is asked, so that more alternations are needed.
+
+    One that lies wholly above the floor answers it, however wide.
+    """
+    return (found.high - found.low) / 2 > MOST_HALF_WIDTH and found.low < FLOOR
+
+
+def verdict(found: Interval) -> str:
+    """Return what a cell's last interval says: slower wherever that is sure, undecided where the interval is too wide.
+
+    Fewer than six alternations have no interval of 95 %, and decide nothing.
+    """
+    if not found.is_sure:
+        return UNDECIDED
+    if found.middle < FLOOR and found.high < 1:
+        return SLOWER
+    return UNDECIDED if is_wide(found) else HOLDS
+
+
+# ---- time ----
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """Seconds of a cell in one job: what is needed in any case, verifying above all, and what calls are to take."""
+
+    fixed_s: float
+    timed_s: float
+
+
+def fitting_share(costs: Sequence[Cost], starts_s: float, turns: int, budget_s: float) -> float:
+    """Return the share of `timed_s` with which `turns` alternations of two jobs fit into `budget_s`.
+
+    Args:
+        costs: of every cell.
+        starts_s: of all jobs together, one commit.
+        turns: alternations.
+        budget_s: for all of them.
+
+    Returns:
+        `LEAST_SHARE` to 1. With the least one they may not fit.
+    """
+    wanted_s = sum(cost.timed_s for cost in costs)
+    left_s = budget_s / (2 * turns) - starts_s - sum(cost.fixed_s for cost in costs)
+    return min(max(left_s / wanted_s, LEAST_SHARE), 1.0) if wanted_s > 0 else 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Again:
+    """A cell whose interval is too wide: which, what its job is, and the seconds of it and of that job's start."""
+
+    name: str
+    job: str
+    found: Interval
+    cost_s: float
+    start_s: float
+
+
+def run_again(wide: Iterable[Again], turns: int, budget_s: float) -> list[str]:
+    """Return which cells `turns` more alternations are made of, likely slower ones first, as far as time reaches."""
+    names: list[str] = []
+    started: set[str] = set()
+    left_s = budget_s / (2 * turns)
+    for each in sorted(wide, key=lambda each: each.found.middle):
+        needed_s = each.cost_s + (0.0 if each.job in started else each.start_s)
+        if needed_s <= left_s:
+            left_s -= needed_s
+            started.add(each.job)
+            names.append(each.name)
+    return names

@@ -1,0 +1,104 @@
+"""A rank of one of two_commits.py's jobs: cells one after the other, each verified, then timed.
+
+    python two_commits_rank.py JOB.json
+
+The cases, the check and the clock are the bench's, of the checkout that started the job, for both commits; `multiring`
+is the commit's.
+"""
+
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+JOB = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+sys.path.append(JOB["workers"])
+
+import multiring  # noqa: E402 -- the commit's, from this Python's environment
+from multiring.settings import Settings  # noqa: E402
+
+if TYPE_CHECKING:
+    from multiring.bench.workers import contract, multiring_worker
+else:
+    import contract
+    import multiring_worker
+
+Calls = Callable[[int], object]
+Pairs = list[tuple[contract.Array, contract.Array]]
+TORCHS = ("named", "grouped")
+
+
+def coded_call(group: Any, pairs: Pairs, wire: str) -> Calls:
+    """Return what reduces the buffer of an index, coded on its way."""
+    return lambda index: group.all_reduce(pairs[index][0], wire=wire)
+
+
+def async_call(group: Any, pairs: Pairs) -> Calls:
+    """Return what starts a sum and waits for it."""
+    return lambda index: group.all_reduce_async(pairs[index][0]).wait()
+
+
+def burst_call(group: Any, pairs: Pairs) -> Calls:
+    """Return what has sums of all buffers in flight at once."""
+
+    def call(_: int) -> None:
+        for handle in [group.all_reduce_async(array) for array, _ in pairs]:
+            handle.wait()
+
+    return call
+
+
+def torch_call(manner: str, pairs: Pairs) -> Calls:
+    """Return a sum as a Horovod program asks for it: under the same name in every step, or all buffers as a group."""
+    torch, mt = importlib.import_module("torch"), importlib.import_module("multiring.torch")
+    tensors = [torch.from_numpy(array) for array, _ in pairs]
+    if manner == "grouped":
+        return lambda _: mt.grouped_allreduce_(tensors, name="group", op=mt.Sum)
+    return lambda index: mt.synchronize(mt.allreduce_async_(tensors[index], name="named", op=mt.Sum))
+
+
+def call_of(cell: dict[str, Any], case: contract.Case, group: Any, pairs: Pairs) -> Calls:
+    """Return the cell's operation on the buffer of an index."""
+    if cell["manner"] in TORCHS:
+        return torch_call(cell["manner"], pairs)
+    if cell["wire"]:
+        return coded_call(group, pairs, cell["wire"])
+    makers = {"async": async_call, "burst": burst_call}
+    if cell["manner"] in makers:
+        return makers[cell["manner"]](group, pairs)
+    return multiring_worker.call_on(case, group, pairs)
+
+
+def time_cell(cell: dict[str, Any], case: contract.Case, group: Any) -> None:
+    """Verify and time one cell, and leave the answer."""
+    pairs = multiring_worker.buffers_of(case, group)
+    call = call_of(cell, case, group, pairs)
+    tolerance = contract.wire_tolerance(cell["wire"], group.size)
+    seconds = contract.verify_and_time(case, (group.rank, group.size), pairs, call, group.barrier, tolerance)
+    contract.write_result(case, group.rank, seconds, multiring.__version__, {})
+
+
+def main() -> None:
+    """Be a rank."""
+    found = Path(multiring.__file__)
+    if not found.is_relative_to(JOB["tree"]):
+        raise SystemExit(f"multiring is {found}, want that of {JOB['tree']}: the wrong commit would be timed")
+    cases = [contract.Case(**{**cell["case"], "cores": tuple(cell["case"]["cores"])}) for cell in JOB["cells"]]
+    contract.pin(cases[0], Settings.from_environment().rank or 0)
+    if any(cell["manner"] in TORCHS for cell in JOB["cells"]):
+        importlib.import_module("torch").set_num_threads(1)
+        importlib.import_module("multiring.torch").init()
+        group = multiring.world()
+    else:
+        group = multiring.init()
+    if group.rank == 0:
+        Path(JOB["joined"]).touch()
+    for cell, case in zip(JOB["cells"], cases, strict=True):
+        time_cell(cell, case, group)
+    multiring.shutdown()
+
+
+if __name__ == "__main__":
+    main()
