@@ -1,4 +1,4 @@
-"""docs/tutorial.md and docs/torch_optimizer.md, run as they stand: scripts, console commands, and what those print."""
+"""docs/run.md, docs/tutorial.md and docs/torch_optimizer.md, run as they stand: scripts, console commands, and what those print."""
 
 import os
 import re
@@ -24,11 +24,11 @@ ENDS_BADLY = "terminate called without an active exception"
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("document", "count"), [("tutorial.md", 7), ("torch_optimizer.md", 2)])
+@pytest.mark.parametrize(("document", "count"), [("run.md", 3), ("tutorial.md", 7), ("torch_optimizer.md", 2)])
 def test_documents_print_what_they_say(document: str, count: int, tmp_path: Path) -> None:
     ran = []
     for block in BLOCK.finditer((DOCS / document).read_text()):
-        if block["kind"] == "python" and block["file"]:
+        if block["kind"] != "console" and block["file"]:
             (tmp_path / block["file"]).write_text(block["text"])
         if block["kind"] == "console":
             for command, wanted in commands(block["text"]):

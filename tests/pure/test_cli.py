@@ -1,8 +1,11 @@
 """The command line: what it accepts, and how it says no."""
 
+import argparse
+import re
 import runpy
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,16 +14,16 @@ from multiring import cli
 from multiring.cli import main
 from multiring.cli import run as run_command
 from multiring.errors import ArgumentError, StateError
-from multiring.launch import run_local
+from multiring.launch import JobOptions, run_local
 from multiring.version import VERSION
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], int, Path | None, bool]]:
-    made: list[tuple[list[str], int, Path | None, bool]] = []
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], int, JobOptions]]:
+    made: list[tuple[list[str], int, JobOptions]] = []
 
-    def record(command: list[str], ranks: int, *, log_dir: Path | None, horovod: bool) -> int:
-        made.append((command, ranks, log_dir, horovod))
+    def record(command: list[str], ranks: int, options: JobOptions) -> int:
+        made.append((command, ranks, options))
         return 7
 
     monkeypatch.setattr(run_command, "run_local", record)
@@ -30,17 +33,128 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], int, Path | 
 @pytest.mark.parametrize(
     ("argv", "call"),
     [
-        (["-n", "2", "python", "x.py"], (["python", "x.py"], 2, None, False)),
-        (["-n2", "--", "prog", "-n", "3", "--", "x"], (["prog", "-n", "3", "--", "x"], 2, None, False)),
-        (["--log-dir", "d", "-n", "1", "prog", "--log-dir", "e"], (["prog", "--log-dir", "e"], 1, Path("d"), False)),
-        (["--horovod", "-n", "2", "python", "x.py", "--horovod"], (["python", "x.py", "--horovod"], 2, None, True)),
+        (["-n", "2", "python", "x.py"], (["python", "x.py"], 2, JobOptions())),
+        (["-n2", "--", "prog", "-n", "3", "--", "x"], (["prog", "-n", "3", "--", "x"], 2, JobOptions())),
+        (
+            ["--log-dir", "d", "-n", "1", "prog", "--log-dir", "e"],
+            (["prog", "--log-dir", "e"], 1, JobOptions(log_dir=Path("d"))),
+        ),
+        (
+            ["--horovod", "-n", "2", "python", "x.py", "--horovod"],
+            (["python", "x.py", "--horovod"], 2, JobOptions(horovod=True)),
+        ),
+        (
+            ["--grace", "5", "--stdin", "1", "--env", "A=b=c", "--env", "D=", "-n", "2", "true"],
+            (["true"], 2, JobOptions(grace_s=5, stdin_rank=1, variables={"A": "b=c", "D": ""})),
+        ),
     ],
 )
 def test_run_hands_the_command_on_as_it_is(
-    calls: list[object], argv: list[str], call: tuple[list[str], int, Path | None, bool]
+    calls: list[object], argv: list[str], call: tuple[list[str], int, JobOptions]
 ) -> None:
     assert main(["run", *argv]) == 7
     assert calls == [call]
+
+
+def test_a_python_file_is_started_by_this_python(
+    calls: list[tuple[list[str], int, JobOptions]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("", encoding="utf-8")
+    Path("command.py").write_text("#!/bin/sh\n", encoding="utf-8")
+    Path("command.py").chmod(0o755)
+    for words in (["train.py", "--lr", "1"], ["./command.py"], ["missing.py"]):
+        main(["run", "-n", "1", *words])
+    assert [command for command, _, _ in calls] == [
+        [sys.executable, "train.py", "--lr", "1"],
+        ["./command.py"],
+        ["missing.py"],
+    ]
+
+
+def test_options_come_from_a_file_and_the_command_line_wins(
+    calls: list[tuple[list[str], int, JobOptions]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HERE", "there")
+    file = tmp_path / "job.toml"
+    file.write_text(
+        'ranks = 3\ngrace = 7.5\nhorovod = true\nlog-dir = "logs"\ncommand = ["true", "-x"]\n[env]\nA = "1"\nB = "2"\n',
+        encoding="utf-8",
+    )
+    main(["run", "--options", str(file)])
+    main(["run", "--options", str(file), "-n", "2", "--grace", "0", "--env", "B=3", "--env", "HERE", "false"])
+    whole = JobOptions(log_dir=Path("logs"), horovod=True, grace_s=7.5, variables={"A": "1", "B": "2"})
+    variables = {"A": "1", "B": "3", "HERE": "there"}
+    assert calls == [
+        (["true", "-x"], 3, whole),
+        (["false"], 2, replace(whole, grace_s=0, variables=variables)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("rank = 2", r"job.toml: unknown option 'rank', want one of ranks, hosts"),
+        ("ranks = 0", r"job.toml: ranks = 0: want an integer >= 1"),
+        ("ranks = true", r"ranks = True: want an integer"),
+        ("grace = 'long'", r"grace = 'long': want seconds"),
+        ("[env]\nA = 1", r"env = {'A': 1}: want a table of texts"),
+        ("command = 'true'", r"command = 'true': want a list of words"),
+        ("stdin = -1", r"stdin = -1: want a rank"),
+        ("hosts = 'a'\nhostfile = 'b'", r"say the same thing; leave one out"),
+        ("ranks = ", r"cannot read the options in .*job.toml: "),
+        ("grace = -1.0\nranks = 1", r"a grace of -1 s: want 0 to 86400 s"),
+    ],
+)
+def test_a_file_of_options_that_cannot_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, told: str
+) -> None:
+    (tmp_path / "job.toml").write_text(text, encoding="utf-8")
+    assert main(["run", "--options", str(tmp_path / "job.toml"), "true"]) == 2
+    assert re.search(told, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("word", ["=x", "NOT_SET_HERE"])
+def test_a_variable_that_is_none(capsys: pytest.CaptureFixture[str], word: str) -> None:
+    assert main(["run", "-n", "1", "--env", word, "true"]) == 2
+    assert f"--env {word!r}: want NAME=VALUE, or the NAME of a variable that is set here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["-np", "2"], "-np is another launcher's; here it is: -n N"),
+        (["--nproc-per-node=2"], "--nproc-per-node is another launcher's; here it is: -n N"),
+        (["--num_processes", "2"], "--num_processes is another launcher's; here it is: -n N"),
+        (["-H", "a:2"], "-H is another launcher's; here it is: --hosts H:N,..."),
+        (["--machinefile", "f"], "--machinefile is another launcher's; here it is: --hostfile FILE"),
+        (["--hosts", "a", "--hostfile", "f"], "not allowed with argument --hosts"),
+        (["--host", "a:2"], "--host is another launcher's"),
+        (["-n", "2", "--log", "d"], "unrecognized arguments: --log"),
+    ],
+)
+def test_the_habits_of_others_are_answered(capsys: pytest.CaptureFixture[str], words: list[str], told: str) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["run", *words, "python", "x.py"])
+    assert exit_.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+def test_no_option_can_be_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[argparse.ArgumentParser] = []
+    init = argparse.ArgumentParser.__init__
+
+    def recorded(self: argparse.ArgumentParser, *words: object, **options: object) -> None:
+        init(self, *words, **options)  # type: ignore[arg-type] # as the caller gave them
+        made.append(self)
+
+    monkeypatch.setattr(argparse.ArgumentParser, "__init__", recorded)
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    with pytest.raises((SystemExit, ArgumentError)):
+        cli.lab.run(argparse.Namespace(program=["fault", "--help"]))
+    assert len(made) > len(cli.COMMANDS)
+    assert not [parser.prog for parser in made if parser.allow_abbrev]
 
 
 @pytest.mark.parametrize("count", ["0", "-1", "two", "1.5", ""])
@@ -134,5 +248,17 @@ def test_the_set_of_flags_is_this_one(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit):
         main(["run", "--help"])
     listed = capsys.readouterr().out.partition("options:")[2]
-    flags = [word.rstrip(",") for line in listed.splitlines() for word in line.split("  ")[1:2]]
-    assert flags == ["-h, --help", "-n N", "--hosts H:N,...", "--horovod", "--timeline FILE", "--log-dir DIR"]
+    flags = [line.split("  ")[1] for line in listed.splitlines() if line.startswith("  -")]
+    assert flags == [
+        "-h, --help",
+        "-n N",
+        "--hosts H:N,...",
+        "--hostfile FILE",
+        "--horovod",
+        "--timeline FILE",
+        "--env NAME=VALUE",
+        "--stdin RANK",
+        "--grace S",
+        "--log-dir DIR",
+        "--options FILE",
+    ]

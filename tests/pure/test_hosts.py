@@ -10,7 +10,7 @@ import pytest
 from multiring.cli import main
 from multiring.errors import ArgumentError, UnsupportedError
 from multiring.launch.hosts import command_line, meeting_of
-from multiring.launch.mpiexec import Mpiexec, mpiexec_of, parse_hosts
+from multiring.launch.mpiexec import Mpiexec, first_places, mpiexec_of, parse_hostfile, parse_hosts
 from multiring.settings import Settings
 
 PLACES = (("a", 4), ("b", 2))
@@ -84,6 +84,24 @@ def be_mpiexec(folder: Path, script: str) -> None:
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
 
 
+def test_a_file_of_hosts_is_read_as_others_write_it(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("# the cluster\na slots=4\n\nb:2  # two\nc\nd max_slots=3\n", encoding="utf-8")
+    assert parse_hostfile(file) == "a:4,b:2,c,d:3"
+    for text, told in (("a 4", "line 1: 'a 4' is no host; want like: a slots=4"), ("#", "names no host; want lines")):
+        file.write_text(text, encoding="utf-8")
+        with pytest.raises(ArgumentError, match=told):
+            parse_hostfile(file)
+    with pytest.raises(ArgumentError, match=r"cannot read the hosts in .*none"):
+        parse_hostfile(tmp_path / "none")
+
+
+def test_fewer_ranks_fill_the_first_places() -> None:
+    assert first_places(PLACES, None) == PLACES
+    assert first_places(PLACES, 5) == (("a", 4), ("b", 1))
+    assert first_places(PLACES, 4) == (("a", 4),)
+
+
 def test_no_mpiexec(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert main(["run", "--hosts", "a:2", "--", "prog"]) == 127
@@ -93,7 +111,11 @@ def test_no_mpiexec(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["-n", "3", "--hosts", "a:2,b:2", "--", "prog"], "-n 3, but --hosts a:2,b:2 has places for 4"),
+        (["-n", "5", "--hosts", "a:2,b:2", "--", "prog"], "5 ranks, but a:2,b:2 has places for 4; want fewer"),
+        (
+            ["--stdin", "1", "--hosts", "a:2,b:2", "--", "prog"],
+            "--stdin 1: on several hosts mpiexec gives it to rank 0",
+        ),
         (["--hosts", "a:2,b:", "--", "prog"], "'b:' is no HOST:RANKS"),
         (["--hosts", "a:2"], "no command to run"),
     ],

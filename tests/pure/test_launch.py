@@ -50,7 +50,7 @@ def test_thread_counts_are_set_unless_the_user_did() -> None:
     assert chosen["OMP_NUM_THREADS"] == "3"
 
 
-@given(st.lists(st.binary(max_size=20), max_size=8))
+@given(st.lists(st.binary(max_size=20) | st.sampled_from([b"\r", b"\n", b"a", b"bc\r"]), max_size=12))
 def test_tagging_keeps_every_byte_and_adds_a_tag_a_line(pieces: list[bytes]) -> None:
     tagger = LineTagger(b"[0] ")
     out = b"".join([tagger.feed(piece) for piece in pieces] + [tagger.finish()])
@@ -58,7 +58,43 @@ def test_tagging_keeps_every_byte_and_adds_a_tag_a_line(pieces: list[bytes]) -> 
     lines = whole.split(b"\n")
     if lines[-1] == b"":
         lines.pop()
-    assert out == b"".join(b"[0] " + line + b"\n" for line in lines)
+    assert out == b"".join(tagged(line) + b"\n" for line in lines)
+
+
+def tagged(line: bytes) -> bytes:
+    """Return a line as it is to be given out: a carriage return begins another, but not the one of a newline."""
+    end = b"\r" if line.endswith(b"\r") else b""
+    *bars, last = line.removesuffix(b"\r").split(b"\r")
+    return b"\r".join([*(b"[0] " + bar if bar else b"" for bar in bars), b"[0] " + last + end])
+
+
+def test_a_progress_bar_is_seen_as_it_grows() -> None:
+    tagger = LineTagger(b"[0] ")
+    assert tagger.feed(b"epoch 1\n\r 10%") == b"[0] epoch 1\n\r[0]  10%"
+    assert tagger.feed(b" x") == b" x"
+    assert tagger.feed(b"\r 20%\r") == b"\r[0]  20%"
+    assert tagger.feed(b"\n") == b"\r\n"
+    assert tagger.feed(b"no") == b""
+    assert list(tagger.last_lines) == [b"epoch 1", b" 20%\r"]
+
+
+def test_a_question_is_seen_before_its_line_ends() -> None:
+    tagger = LineTagger(b"[1] ", is_live=True)
+    assert tagger.feed(b"(Pdb) ") == b"[1] (Pdb) "
+    assert tagger.feed(b"x\n(Pdb) ") == b"x\n[1] (Pdb) "
+    assert tagger.finish() == b"\n"
+
+
+def test_a_line_that_comes_into_another_ends_it() -> None:
+    reader, writer = os.pipe()
+    outlet, bar, other = Outlet(writer), LineTagger(b"[0] "), LineTagger(b"[1] ")
+    for tagger, data in ((bar, b"\r 10%"), (other, b"a line\n"), (bar, b"!"), (other, b"\r 5%"), (bar, b"\n")):
+        outlet.add(tagger.feed(data), tagger)
+    outlet.add(b"ours\n")
+    outlet.write_some()
+    assert os.read(reader, 1000) == b"\r[0]  10%\n[1] a line\n[0] !\r[1]  5%\nours\n"
+    os.close(reader)
+    os.close(writer)
 
 
 def test_only_whole_lines_are_given_out() -> None:
@@ -116,7 +152,7 @@ def test_a_log_that_cannot_be_written_is_reported_and_the_stream_goes_on() -> No
     reader, writer = os.pipe()
     outlet = Outlet(-1)
     with Path("/dev/full").open("wb", buffering=0) as full:
-        stream = RankStream(os.fdopen(reader, "rb", buffering=0), b"> ", outlet, full)
+        stream = RankStream(os.fdopen(reader, "rb", buffering=0), LineTagger(b"> "), outlet, full)
         os.write(writer, b"one\ntwo")
         assert stream.read_some()
         assert stream.log_failure is not None

@@ -230,6 +230,38 @@ def test_stdin_is_empty_and_python_does_not_buffer(launch: Launcher, script: Cal
     assert "] out\n" in running.out
 
 
+def test_one_rank_may_read_standard_input(launch: Launcher, script: Callable[[str], list[str]]) -> None:
+    command = script("""
+        if rank == 1:
+            sys.stdout.write("(Pdb) ")
+            sys.stdout.flush()
+        print(repr(sys.stdin.readline()))
+    """)
+    running = launch("--stdin", "1", "-n", "2", *command, stdin=subprocess.PIPE)
+    seen = b""
+    while b"(Pdb) " not in seen:  # before its line ends, and before it is answered
+        seen += os.read(running.process.stdout.fileno(), 1000)
+    running.process.stdin.write(b"p x\n")
+    running.process.stdin.flush()
+    assert running.finish() == 0
+    lines = (seen.decode() + running.out).splitlines()
+    assert "[0] ''" in lines
+    assert [line for line in lines if line.startswith("[1]")][-1].endswith("'p x\\n'")
+
+
+@pytest.mark.parametrize("rank", ["2", "-1"])
+def test_no_such_rank_reads_standard_input(launch: Launcher, rank: str) -> None:
+    running = launch(f"--stdin={rank}", "-n", "2", "true")
+    assert running.finish() == 2
+    assert f"rank {rank} is to read standard input, want one of 0 to 1" in running.err
+
+
+def test_variables_reach_the_ranks(launch: Launcher) -> None:
+    running = launch("--env", "GIVEN=a b", "-n", "1", *sh("echo $GIVEN"))
+    assert running.finish() == 0
+    assert running.out == "[0] a b\n"
+
+
 # -- output
 
 
@@ -251,7 +283,8 @@ def test_every_line_is_tagged_and_stdout_and_stderr_stay_apart(
         assert log.with_suffix(".out").read_bytes() == b"a\xff\x00b\na\xff\x00b\nno end"
         assert log.with_suffix(".err").read_bytes() == b"error %s\n" % rank
     assert out.count(b"\n") == 6
-    assert err.count(b"\n") == 2
+    assert err.count(b"\n") == 3
+    assert b"multiring: each of the 2 ranks has CPUs of its own, and each computes with " in err
 
 
 def test_lines_of_different_ranks_never_mix(launch: Launcher, script: Callable[[str], list[str]]) -> None:
@@ -351,6 +384,48 @@ def test_asking_twice_kills_at_once(launch: Launcher) -> None:
     assert running.finish() == 130
     assert time.monotonic() - begin < 2.0
     assert running.is_gone_within(0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_time_to_save_together(
+    launch: Launcher, script: Callable[[str], list[str]], tmp_path: Path, number: signal.Signals
+) -> None:
+    # Longer than a failure would leave, with a collective inside it, and on after the others have ended.
+    python, _, program = script(f"""
+        import numpy as np
+        import multiring
+
+        group = multiring.init()
+        asked = []
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, frame: asked.append(number))
+        print("up")
+        while not asked:
+            time.sleep(0.05)
+        data = np.ones(4)
+        group.all_reduce(data)
+        multiring.shutdown()
+        if rank == 0:
+            time.sleep(3.0)
+            open({str(tmp_path / "saved")!r}, "w").write(str(data.sum()))
+    """)
+    running = launch("-n", "2", python, program)
+    running.wait_for_lines(2)
+    running.process.send_signal(number)
+    assert running.finish() == 128 + number
+    assert (tmp_path / "saved").read_text() == "8.0"
+    assert "which may take 30 s; once more ends it now" in running.err
+    assert "killing" not in running.err
+
+
+def test_the_grace_can_be_chosen(launch: Launcher) -> None:
+    running = launch("--grace", "0.5", "-n", "2", *sh("trap '' INT; echo up; while :; do sleep 0.1; done"))
+    running.wait_for_lines(2)
+    begin = time.monotonic()
+    running.process.send_signal(signal.SIGINT)
+    assert running.finish() == 130
+    assert time.monotonic() - begin < STOP_S
+    assert "killing ranks 0, 1, which did not stop" in running.err
 
 
 def test_a_signal_that_is_ignored_on_entry_stays_ignored(launch: Launcher) -> None:

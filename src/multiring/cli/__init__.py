@@ -13,12 +13,16 @@ COMMANDS = {"bench": bench, "lab": lab, "plan": plan, "probe": probe, "run": run
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return 0 done, 1 the answer is no, 2 your input is wrong, or what the command says."""
-    parser = argparse.ArgumentParser(prog="multiring", description="Data-parallel training over proven collectives.")
+    parser = argparse.ArgumentParser(
+        prog="multiring", description="Data-parallel training over proven collectives.", allow_abbrev=False
+    )
     parser.add_argument("--version", action="version", version=f"multiring {VERSION}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, module in COMMANDS.items():
         text = (module.__doc__ or "").partition(": ")[2]
-        module.add_arguments(commands.add_parser(name, help=text.partition("\n")[0], description=text))
+        module.add_arguments(
+            commands.add_parser(name, help=text.partition("\n")[0], description=text, allow_abbrev=False)
+        )
     arguments = parser.parse_args(argv)
     try:
         code: int = COMMANDS[arguments.command].run(arguments)

@@ -32,10 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(dest="kind", metavar="COLLECTIVE")
     for collective in COLLECTIVES:
         text = f"Time {collective} beside other libraries, each verified first, alternating in one run."
-        _add_options(kinds.add_parser(collective, help=f"time {collective}", description=text))
+        _add_options(kinds.add_parser(collective, help=f"time {collective}", description=text, allow_abbrev=False))
 
     text = "Time a training step beside DistributedDataParallel and beside no communication."
-    bench_step.add_arguments(kinds.add_parser("step", help="time a training step", description=text))
+    bench_step.add_arguments(
+        kinds.add_parser("step", help="time a training step", description=text, allow_abbrev=False)
+    )
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

@@ -79,7 +79,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _fault(words: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="multiring lab fault", description="Do something to a lab that runs.")
+    parser = argparse.ArgumentParser(
+        prog="multiring lab fault", description="Do something to a lab that runs.", allow_abbrev=False
+    )
     parser.add_argument("--lab", metavar="NAME", help="which lab (default: the one that runs)")
     parser.add_argument("fault", nargs="+", metavar="FAULT", help=_FAULTS)
     arguments = parser.parse_args(words)

@@ -1,55 +1,143 @@
 """multiring run: start a command as N ranks on this machine, or with --hosts on several, by the mpiexec on PATH.
 
-Every output line is tagged with its rank. When a rank fails, its last lines are shown, the others are stopped,
-and its exit code is returned (128 + n for signal n). Nothing the job started is left behind. On several hosts
-all that is mpiexec's business. With --horovod, a program that imports horovod gets multiring (docs/horovod.md); with
---timeline, what all ranks did is in one file (docs/timeline.md).
+A Python file is started with this Python. Every output line is tagged with its rank. When a rank fails, its last lines
+are shown, the others are stopped, and its exit code is returned (128 + n for signal n). After Ctrl-C or SIGTERM the
+ranks have --grace seconds to save their work; a second one ends them at once. Nothing the job started is left behind.
+On several hosts all that is mpiexec's business. With --horovod, a program that imports horovod gets multiring
+(docs/horovod.md); with --timeline, what all ranks did is in one file (docs/timeline.md). docs/run.md has all of it.
 """
 
 import argparse
+import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
+from multiring.cli.run_file import read_options
 from multiring.errors import ArgumentError
-from multiring.launch import CommandError, horovod_without_effect, run_local, run_over_hosts
+from multiring.launch import (
+    CommandError,
+    JobOptions,
+    horovod_without_effect,
+    parse_hostfile,
+    run_local,
+    run_over_hosts,
+)
+from multiring.settings import inherited_environment
 from multiring.trace import clear, file_path, merge, part_path, parts_of
+
+# What others' launchers call what we call otherwise.
+_ELSEWHERE = {
+    "-n N": (
+        "-np",
+        "--np",
+        "--num-proc",
+        "--nproc",
+        "--nproc-per-node",
+        "--nproc_per_node",
+        "--num-processes",
+        "--num_processes",
+        "--ntasks",
+    ),
+    "--hosts H:N,...": ("-H", "--host", "--nnodes", "--nodes", "--num-machines", "--num_machines"),
+    "--hostfile FILE": ("-hostfile", "--machinefile", "-machinefile", "-f"),
+    "MULTIRING_RENDEZVOUS=HOST:PORT in its environment": ("--master-addr", "--master_addr", "--main_process_ip"),
+    "--log-dir DIR": ("--output-filename", "--log_dir"),
+}
+
+
+class _OthersOption(argparse.Action):
+    """An option of another launcher, which is answered with ours."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *others: Any) -> None:
+        option = others[-1]
+        ours = next(ours for ours, theirs in _ELSEWHERE.items() if option in theirs)
+        parser.error(f"{option} is another launcher's; here it is: {ours}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.usage = "multiring run (-n N | --hosts H:N,...) [--horovod] [--timeline FILE] [--log-dir DIR] [--] CMD..."
+    parser.usage = "multiring run (-n N | --hosts H:N,... | --hostfile FILE) [OPTIONS] [--] PROGRAM [ARGUMENTS...]"
     parser.add_argument("-n", dest="ranks", type=_count, metavar="N", help="how many ranks")
-    parser.add_argument("--hosts", metavar="H:N,...", help="how many on which host, by the mpiexec on PATH")
-    parser.add_argument("--horovod", action="store_true", help="let the ranks take multiring for Horovod")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--hosts", metavar="H:N,...", help="how many on which host, by the mpiexec on PATH")
+    where.add_argument("--hostfile", type=Path, metavar="FILE", help="the same from lines like: a slots=4")
+    parser.add_argument("--horovod", action="store_true", default=None, help="let the ranks take multiring for Horovod")
     parser.add_argument(
         "--timeline", type=Path, metavar="FILE", help="write what every rank does, for Perfetto; .gz too"
     )
-    parser.set_defaults(refuse=parser.error)
+    parser.add_argument(
+        "--env", action="append", metavar="NAME=VALUE", help="set a variable for the ranks; NAME alone: hand it on"
+    )
+    parser.add_argument("--stdin", type=int, metavar="RANK", help="the rank that reads standard input, as pdb does")
+    parser.add_argument(
+        "--grace", type=float, metavar="S", help="seconds to save work in after Ctrl-C or SIGTERM (default 30)"
+    )
     parser.add_argument("--log-dir", type=Path, metavar="DIR", help="also write DIR/rank-K.out and DIR/rank-K.err")
-    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="CMD...", help="what every rank runs")
+    parser.add_argument("--options", type=Path, metavar="FILE", help="a TOML file of these options; docs/run.md")
+    theirs = [option for options in _ELSEWHERE.values() for option in options]
+    parser.add_argument(*theirs, dest="others", action=_OthersOption, nargs="?", help=argparse.SUPPRESS)
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM...", help="what every rank runs")
+    parser.set_defaults(refuse=parser.error)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit with the job's code; 127 where the command does not exist, 126 where it cannot be executed."""
-    program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
-    if arguments.ranks is None and arguments.hosts is None:
+    given = {} if arguments.options is None else read_options(arguments.options)
+    told = {name: value for name, value in vars(arguments).items() if value is not None}
+    if "hosts" in told or "hostfile" in told:  # what the command line says of hosts stands for all that the file says
+        given = {name: value for name, value in given.items() if name not in ("hosts", "hostfile")}
+    asked = argparse.Namespace(**{**vars(arguments), **given, **told})
+    hosts = asked.hosts if asked.hostfile is None else parse_hostfile(asked.hostfile)
+    if asked.ranks is None and hosts is None:
         arguments.refuse("how many ranks? say -n N, or --hosts H:N,... for several hosts")
-    for name, reason in horovod_without_effect().items() if arguments.horovod else ():
+    command = program_of(
+        asked.program[1:] if asked.program[:1] == ["--"] else asked.program or given.get("command", [])
+    )
+    for name, reason in horovod_without_effect().items() if asked.horovod else ():
         print(f"multiring: {name} has no effect: {reason}", file=sys.stderr)
-    options = {"log_dir": arguments.log_dir, "horovod": arguments.horovod}
-    if arguments.timeline is not None:
-        options["timeline"] = file_path(arguments.timeline)
-        clear(options["timeline"])
+    options = JobOptions(
+        log_dir=asked.log_dir,
+        horovod=bool(asked.horovod),
+        timeline=None if asked.timeline is None else file_path(asked.timeline),
+        grace_s=JobOptions().grace_s if asked.grace is None else asked.grace,
+        variables=variables_of([*given.get("env", []), *(arguments.env or [])]),
+        stdin_rank=asked.stdin,
+    )
+    if options.timeline is not None:
+        clear(options.timeline)
     try:
-        if arguments.hosts is not None:
-            return run_over_hosts(program, arguments.hosts, arguments.ranks, **options)
-        return run_local(program, arguments.ranks, **options)
+        if hosts is not None:
+            return run_over_hosts(command, hosts, asked.ranks, options)
+        return run_local(command, asked.ranks, options)
     except CommandError as error:
         print(f"multiring: {error}", file=sys.stderr)
         return error.exit_code
     finally:
-        if "timeline" in options:
-            _make_do_with_parts(options["timeline"])
+        if options.timeline is not None:
+            _make_do_with_parts(options.timeline)
+
+
+def program_of(words: list[str]) -> list[str]:
+    """Return the command that `words` mean: a Python file that is no command of its own runs by this Python."""
+    is_ours = bool(words) and words[0].endswith(".py") and shutil.which(words[0]) is None and Path(words[0]).is_file()
+    return [sys.executable, *words] if is_ours else words
+
+
+def variables_of(words: list[str]) -> dict[str, str]:
+    """Return the variables in `words`, NAME=VALUE or the NAME of one that is set here; the last of a name counts.
+
+    Raises:
+        ArgumentError: a word names none.
+    """
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        here = inherited_environment()
+        if not name or not (equals or name in here):
+            raise ArgumentError(f"--env {word!r}: want NAME=VALUE, or the NAME of a variable that is set here")
+        found[name] = value if equals else here[name]
+    return found
 
 
 def _make_do_with_parts(path: Path) -> None:

@@ -15,7 +15,7 @@ from multiring.trace import file_path, merge
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="merge")
-    merging = actions.add_parser("merge", help="write FILE from PARTs")
+    merging = actions.add_parser("merge", help="write FILE from PARTs", allow_abbrev=False)
     merging.add_argument("file", type=Path, metavar="FILE", help="the timeline to write; compressed if it ends in .gz")
     merging.add_argument("parts", type=Path, nargs="+", metavar="PART", help="what the ranks left: *.rank-K.part")
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from multiring.launch import die_with, run_local
+from multiring.launch import JobOptions, die_with, run_local
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -15,7 +15,7 @@ def main(arguments: Sequence[str]) -> int:
     parent, ranks, folder, logs, python = arguments
     die_with(int(parent))
     command = [python, "-m", "multiring.horovod.function", folder]
-    return run_local(command, int(ranks), log_dir=Path(logs) if logs else None, horovod=True)
+    return run_local(command, int(ranks), JobOptions(log_dir=Path(logs) if logs else None, horovod=True))
 
 
 if __name__ == "__main__":

@@ -3,5 +3,7 @@
 from multiring.launch.horovod import horovod_without_effect as horovod_without_effect
 from multiring.launch.hosts import run_over_hosts as run_over_hosts
 from multiring.launch.job import CommandError as CommandError
+from multiring.launch.job import JobOptions as JobOptions
 from multiring.launch.local import die_with as die_with
 from multiring.launch.local import run_local as run_local
+from multiring.launch.mpiexec import parse_hostfile as parse_hostfile

@@ -3,12 +3,11 @@
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from multiring.errors import ArgumentError
 from multiring.launch.horovod import placed_command, without_place
-from multiring.launch.job import CommandError, Job, Start, check_can_run, check_command
-from multiring.launch.mpiexec import Mpiexec, mpiexec_of, parse_hosts, placement, version_of_mpiexec
+from multiring.launch.job import CommandError, Job, JobOptions, Start, check_can_run, check_command
+from multiring.launch.mpiexec import Mpiexec, first_places, mpiexec_of, parse_hosts, placement, version_of_mpiexec
 from multiring.settings import Settings, environment_of, inherited_environment
 
 # Below what Linux gives away by itself (32768 on), and where few services are.
@@ -22,35 +21,31 @@ _NO_MPIEXEC = (
 
 
 def run_over_hosts(
-    command: Sequence[str],
-    hosts: str,
-    ranks: int | None,
-    *,
-    log_dir: Path | None = None,
-    horovod: bool = False,
-    timeline: Path | None = None,
+    command: Sequence[str], hosts: str, ranks: int | None = None, options: JobOptions | None = None
 ) -> int:
     """Run `command` on hosts like `a:4,b:4` and return what mpiexec returns.
 
+    With fewer `ranks` than those have places for, the first places are filled.
+
     The ranks meet at the first host, at MULTIRING_RENDEZVOUS or a port of MULTIRING_PORTS, with MULTIRING_SECRET or
     MULTIRING_SECRET_FILE, or a secret made for this job; whatever engine then carries their bytes. They get this
-    process's environment as far as mpiexec hands it on, and MULTIRING_* and HOROVOD_* in any case, in this folder. With
-    `horovod` they take multiring for Horovod, by this Python, which has to be at the same place on every host; with
-    `timeline` they write one there, on rank 0's host.
+    process's environment as far as mpiexec hands it on, and MULTIRING_*, HOROVOD_* and the options' variables in any
+    case, in this folder. For Horovod's programs this Python has to be at the same place on every host; a timeline is
+    written on rank 0's host. Which rank reads standard input is mpiexec's business, rank 0 by its own choice.
 
     Raises:
-        ArgumentError: no command, `hosts` is malformed or has another number of ranks, a MULTIRING variable that makes
-            no sense.
+        ArgumentError: no command, `hosts` is malformed or has fewer places than `ranks`, another rank than 0 is to read
+            standard input, a MULTIRING variable that makes no sense.
         CommandError: there is no mpiexec.
         LaunchError: mpiexec does not say what it is, or `log_dir` cannot be written.
         UnsupportedError: an mpiexec that is not known, or this is not Linux.
         StateError: not called from the main thread.
     """
-    places = parse_hosts(hosts)
-    total = sum(count for _, count in places)
-    if ranks is not None and ranks != total:
-        raise ArgumentError(f"-n {ranks}, but --hosts {hosts} has places for {total}; leave -n out, or correct one")
-    environment = inherited_environment()
+    options = options or JobOptions()
+    places = first_places(parse_hosts(hosts), ranks)
+    if options.stdin_rank not in (None, 0):
+        raise ArgumentError(f"--stdin {options.stdin_rank}: on several hosts mpiexec gives it to rank 0 alone")
+    environment = inherited_environment() | dict(options.variables)
     if not command:
         raise ArgumentError("no command to run")
     try:
@@ -59,10 +54,11 @@ def run_over_hosts(
         raise CommandError(_NO_MPIEXEC, error.exit_code) from None
     check_can_run("multiring run --hosts", ("mpiexec",), environment)
     kind = mpiexec_of(version_of_mpiexec(environment))
-    told = meeting_of(Settings.from_environment(environment, horovod=horovod), places[0][0])
-    told |= {} if timeline is None else environment_of(timeline=timeline)
-    handed_on = sorted(told | _ours(environment))
-    program = placed_command(hosts, command) if horovod else command
+    told = meeting_of(Settings.from_environment(environment, horovod=options.horovod), places[0][0])
+    told |= {} if options.timeline is None else environment_of(timeline=options.timeline)
+    handed_on = sorted({*told, *_ours(environment), *options.variables})
+    spelt = ",".join(f"{name}:{count}" for name, count in places)
+    program = placed_command(spelt, command) if options.horovod else command
     start = Start(
         name="mpiexec",
         tag="",
@@ -70,8 +66,9 @@ def run_over_hosts(
         command=tuple(command_line(kind, places, program, handed_on, os.getcwd())),  # noqa: PTH109 -- as it is spelt here: hosts may know it by that name only
         environment={"PYTHONUNBUFFERED": "1", **_without_rank(environment), **told},
         prepare=lambda: None,
+        has_stdin=options.stdin_rank is not None,
     )
-    return Job([start], log_dir).run()
+    return Job([start], options.log_dir, options.grace_s).run()
 
 
 def meeting_of(settings: Settings, first_host: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, BinaryIO, cast
 
@@ -24,12 +24,13 @@ from multiring.errors import ArgumentError, LaunchError, PeerLostError, Rendezvo
 from multiring.launch.cores import thread_variables
 from multiring.launch.horovod import without_place
 from multiring.launch.leftovers import signal_group
-from multiring.launch.output import Outlet, RankStream
+from multiring.launch.output import LineTagger, Outlet, RankStream
 from multiring.launch.signals import StopSignals
 from multiring.settings import environment_of
 
 _SETTLE_S = 1.0
-_GRACE_S = 2.0  # from asking the processes to stop to killing them
+_GRACE_S = 2.0  # from asking the processes to stop to killing them, where one of them failed
+_LONGEST_GRACE_S = 86_400.0
 _LEAST_GRACE_S = 0.3  # what processes found last are given
 _CONSEQUENCES = tuple(f"{kind.__module__}.{kind.__qualname__}".encode() for kind in (PeerLostError, RendezvousError))
 _BROKEN_PIPE_CODE = 128 + signal.SIGPIPE
@@ -87,7 +88,8 @@ def environment_of_process(environment: Mapping[str, str], threads: int, **setti
 class Start:
     """A process to start. `name` is what messages call it: a kind and, where there are several, a number.
 
-    `prepare` runs in it between fork and exec; `birthplace` is entered by this process while it forks.
+    `prepare` runs in it between fork and exec; `birthplace` is entered by this process while it forks. With `has_stdin`
+    it reads this process's standard input, and what it writes is shown before its line ends: it may be a question.
     """
 
     name: str
@@ -97,6 +99,7 @@ class Start:
     environment: Mapping[str, str]
     prepare: Callable[[], None]
     birthplace: Callable[[], AbstractContextManager[object]] = nullcontext
+    has_stdin: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -148,12 +151,40 @@ class Member:
             return f"killed by signal {-self.code}"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobOptions:
+    """How a job runs.
+
+    log_dir: where each rank's output goes as well, untagged, as rank-K.out and rank-K.err.
+    horovod: ranks take multiring for Horovod (`multiring.launch.horovod`).
+    timeline: where the ranks write one, whatever MULTIRING_TIMELINE says.
+    grace_s: seconds from a signal (Ctrl-C, SIGTERM) to killing, in which ranks may save their work.
+    variables: what is added to the ranks' environment.
+    stdin_rank: the rank that reads this process's standard input; the others' is empty.
+
+    Raises:
+        ArgumentError: there can be no such grace.
+    """
+
+    log_dir: Path | None = None
+    horovod: bool = False
+    timeline: Path | None = None
+    grace_s: float = 30.0  # torchrun's
+    variables: Mapping[str, str] = field(default_factory=dict)
+    stdin_rank: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.grace_s <= _LONGEST_GRACE_S:  # nor is NaN
+            raise ArgumentError(f"a grace of {self.grace_s:g} s: want 0 to {_LONGEST_GRACE_S:.0f} s, a day")
+
+
 class Job:
     """The loop and its state. A subclass says what the processes stand on, and what ends those that they leave."""
 
-    def __init__(self, starts: Sequence[Start], log_dir: Path | None) -> None:
+    def __init__(self, starts: Sequence[Start], log_dir: Path | None, grace_s: float = _GRACE_S) -> None:
         self._starts = starts
         self._log_dir = log_dir
+        self._grace_s = grace_s  # after a signal
         self._out, self._err = Outlet(1), Outlet(2)
         self._members: list[Member] = []
         self._failed: list[Member] = []  # in the order found
@@ -220,17 +251,17 @@ class Job:
             process = subprocess.Popen(  # noqa: S603 -- running the user's command is what this is for
                 start.command,
                 bufsize=0,
-                stdin=subprocess.DEVNULL,
+                stdin=None if start.has_stdin else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=start.environment,
                 start_new_session=True,  # a group of its own, with what it will start
                 preexec_fn=start.prepare,  # noqa: PLW1509 -- this process has one thread
             )
-        tag = start.tag.encode()
         # Both are pipes, as asked for above.
-        out = RankStream(cast("IO[bytes]", process.stdout), tag, self._out, logs[0])
-        err = RankStream(cast("IO[bytes]", process.stderr), tag, self._err, logs[1])
+        taggers = [LineTagger(start.tag.encode(), is_live=start.has_stdin) for _ in logs]
+        out = RankStream(cast("IO[bytes]", process.stdout), taggers[0], self._out, logs[0])
+        err = RankStream(cast("IO[bytes]", process.stderr), taggers[1], self._err, logs[1])
         return Member(start.name, process, out, err)
 
     def _open_log(self, start: Start, kind: str) -> BinaryIO | None:
@@ -347,14 +378,15 @@ class Job:
             self._kill_at = time.monotonic()  # asked twice
             return
         self._say(f"{signal.Signals(number).name} received")
-        self._stop(128 + number, number)
+        self._stop(128 + number, number, self._grace_s)
 
-    def _stop(self, code: int, number: int = signal.SIGTERM) -> None:
+    def _stop(self, code: int, number: int = signal.SIGTERM, grace_s: float = _GRACE_S) -> None:
         self._code = code
-        self._kill_at = time.monotonic() + _GRACE_S
+        self._kill_at = time.monotonic() + grace_s
         running = self._running()
         if running:
-            self._say(f"stopping {_text_of(running)}")
+            patience = f", which may take {grace_s:g} s; once more ends it now" if grace_s > _GRACE_S else ""
+            self._say(f"stopping {_text_of(running)}{patience}")
         for member in running:
             signal_group(member.pid, number)
             signal_group(member.pid, signal.SIGCONT)  # a stopped process hears nothing
@@ -374,8 +406,8 @@ class Job:
             signal_group(member.pid, signal.SIGKILL)
             member.code = member.process.returncode = os.waitstatus_to_exitcode(os.waitpid(member.pid, 0)[1])
             self._reaped(member.pid)
-        kill_at = time.monotonic() + _GRACE_S if self._kill_at is None else self._kill_at
-        self._end_leftovers(max(kill_at - time.monotonic(), _LEAST_GRACE_S))
+        left_s = _GRACE_S if self._kill_at is None else min(self._kill_at - time.monotonic(), _GRACE_S)
+        self._end_leftovers(max(left_s, _LEAST_GRACE_S))
 
     # -- output
 

@@ -7,48 +7,42 @@ import secrets
 import signal
 import socket
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from multiring.errors import ArgumentError
-from multiring.launch.cores import cores_of_cpus, share_cpus, threads_per_rank, usable_cpus
+from multiring.launch.cores import cores_of_cpus, share_cpus, thread_variables, threads_per_rank, usable_cpus
 from multiring.launch.guard import Guard
 from multiring.launch.horovod import horovod_environment, places_on
-from multiring.launch.job import Job, Member, Start, check_can_run, environment_of_process
+from multiring.launch.job import Job, JobOptions, Member, Start, check_can_run, environment_of_process
 from multiring.launch.leftovers import end_leftovers, job_processes, signal_processes
 from multiring.settings import TORCH_PLACE, Settings, inherited_environment
 
 _PR_SET_PDEATHSIG = 1
 
 
-def run_local(
-    command: Sequence[str],
-    ranks: int,
-    *,
-    log_dir: Path | None = None,
-    horovod: bool = False,
-    timeline: Path | None = None,
-) -> int:
+def run_local(command: Sequence[str], ranks: int, options: JobOptions | None = None) -> int:
     """Run `command` as `ranks` local ranks and return the job's exit code.
 
     0 only where every rank ended with 0; else the code of the rank that failed first, 128 + n where it died of
     signal n. SIGINT, SIGTERM and SIGHUP are forwarded, and the code is 128 + n. Blocks until every process of the
-    job is gone. Writes to file descriptors 1 and 2, and untagged to rank-K.out and rank-K.err in `log_dir`.
-    With `horovod`, the ranks take multiring for Horovod (`multiring.launch.horovod`); with `timeline` they write one
-    there, whatever MULTIRING_TIMELINE says. Call it from the main thread.
+    job is gone. Writes to file descriptors 1 and 2. Call it from the main thread.
 
     Raises:
-        ArgumentError: no command, less than one rank, or a MULTIRING variable that makes no sense.
+        ArgumentError: no command, less than one rank, no rank to read standard input, or a MULTIRING variable that
+            makes no sense.
         CommandError: the command does not exist or cannot be executed.
         LaunchError: the system refuses so many processes, or `log_dir` cannot be written.
         UnsupportedError: this is not Linux.
         StateError: not called from the main thread.
     """
-    environment = inherited_environment()
+    options = options or JobOptions()
+    environment = inherited_environment() | dict(options.variables)
     if ranks < 1:
         raise ArgumentError(f"cannot run {ranks} ranks, want at least 1")
+    if options.stdin_rank is not None and not 0 <= options.stdin_rank < ranks:
+        raise ArgumentError(f"rank {options.stdin_rank} is to read standard input, want one of 0 to {ranks - 1}")
     check_can_run("multiring run", command, environment)
     token, secret = secrets.token_hex(8), secrets.token_hex(32)
-    job = job_name(Settings.from_environment(environment, horovod=horovod).job, token)
+    job = job_name(Settings.from_environment(environment, horovod=options.horovod).job, token)
     core_of = cores_of_cpus(usable_cpus())
     threads = threads_per_rank(core_of, ranks)
     die_with_us = _death_with(os.getpid())
@@ -70,15 +64,24 @@ def run_local(
                 rendezvous=f"@multiring-{token}",
                 secret=secret,
                 job=job,
-                **({} if timeline is None else {"timeline": timeline}),
+                **({} if options.timeline is None else {"timeline": options.timeline}),
             )
             | torch_environment(rank, ranks, port)
-            | (horovod_environment(environment, place) if horovod else {}),
+            | (horovod_environment(environment, place) if options.horovod else {}),
             prepare=_preparation(die_with_us, cpus),
+            has_stdin=rank == options.stdin_rank,
         )
         for rank, (cpus, place) in enumerate(zip(share_cpus(core_of, ranks), places, strict=True))
     ]
-    return _LocalJob(job, starts, log_dir).run()
+    is_ours = ranks > 1 and thread_variables(environment, threads)  # not the user's choice
+    said = _shares_told(ranks, len(core_of), threads) if is_ours else ""
+    return _LocalJob(job, starts, options, said).run()
+
+
+def _shares_told(ranks: int, cpus: int, threads: int) -> str:
+    share = f"{ranks} ranks share {cpus} CPUs" if ranks > cpus else f"each of the {ranks} ranks has CPUs of its own"
+    many = "1 thread" if threads == 1 else f"{threads} threads"
+    return f"{share}, and each computes with {many}; set OMP_NUM_THREADS for another number"
 
 
 def torch_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
@@ -102,11 +105,14 @@ def job_name(outer: str | None, token: str) -> str:
 class _LocalJob(Job):
     """Ranks on this host; a guard ends what they left if this process is killed."""
 
-    def __init__(self, name: str, starts: Sequence[Start], log_dir: Path | None) -> None:
-        super().__init__(starts, log_dir)
+    def __init__(self, name: str, starts: Sequence[Start], options: JobOptions, said: str) -> None:
+        super().__init__(starts, options.log_dir, options.grace_s)
         self._name = name
+        self._said = said  # of the job, once
 
     def _open(self, stack: contextlib.ExitStack) -> None:
+        if self._said:
+            self._say(self._said)
         self._guard = Guard(self._name)
         stack.callback(self._guard.dismiss)
 

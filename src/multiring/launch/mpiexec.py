@@ -3,10 +3,12 @@
 import subprocess
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from pathlib import Path
 
 from multiring.errors import ArgumentError, LaunchError, UnsupportedError
 
 _VERSION_S = 30.0
+_SLOTS = ("slots", "max_slots", "max-slots")
 
 
 class Mpiexec(Enum):
@@ -68,6 +70,51 @@ def parse_hosts(text: str) -> tuple[tuple[str, int], ...]:
             raise ArgumentError(f"--hosts {text!r}: {name!r} comes twice; give it all its ranks at once")
         hosts.append((name, int(count)))
     return tuple(hosts)
+
+
+def parse_hostfile(path: Path) -> str:
+    """Return the hosts in a file as `parse_hosts` reads them.
+
+    A line is `host`, `host:4` or `host slots=4`, as Horovod's and both MPIs' files have it; `#` begins a comment.
+
+    Raises:
+        ArgumentError: it cannot be read, has no host, or a line of it is none of these.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"cannot read the hosts in {path}: {error}") from None
+    hosts = []
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        name, *others = words
+        slots = [word.partition("=")[2] for word in others if word.partition("=")[0] in _SLOTS]
+        if len(others) > 1 or len(slots) != len(others):
+            raise ArgumentError(f"{path}, line {number}: {line.strip()!r} is no host; want like: a slots=4")
+        hosts.append(f"{name}:{slots[0]}" if slots else name)
+    if not hosts:
+        raise ArgumentError(f"{path} names no host; want lines like: a slots=4")
+    return ",".join(hosts)
+
+
+def first_places(hosts: Sequence[tuple[str, int]], ranks: int | None) -> tuple[tuple[str, int], ...]:
+    """Return the first places of `hosts`, as many as there are `ranks`; all of them for None.
+
+    Raises:
+        ArgumentError: there are not so many.
+    """
+    total = sum(count for _, count in hosts)
+    left = total if ranks is None else ranks
+    if left > total:
+        spelt = ",".join(f"{name}:{count}" for name, count in hosts)
+        raise ArgumentError(f"{ranks} ranks, but {spelt} has places for {total}; want fewer ranks, or more hosts")
+    taken = []
+    for name, count in hosts:
+        taken.append((name, min(count, left)))
+        left -= taken[-1][1]
+    return tuple(place for place in taken if place[1])
 
 
 def placement(kind: Mpiexec, hosts: Sequence[tuple[str, int]]) -> list[str]:

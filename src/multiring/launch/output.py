@@ -1,7 +1,8 @@
-"""From the ranks' pipes to the launcher's own outputs: whole lines, tagged, in bounded memory."""
+"""From the ranks' pipes to the launcher's own outputs: lines, tagged, in bounded memory."""
 
 import contextlib
 import os
+import re
 from collections import deque
 from typing import IO, BinaryIO
 
@@ -12,36 +13,77 @@ _WRITE_BYTES = 4096  # PIPE_BUF: what poll promises a pipe takes without blockin
 _QUEUE_BYTES = 1 << 20  # above this the ranks' pipes are not read any further, so that the ranks wait too
 _LAST_LINES = 40
 _LAST_LINE_BYTES = 2000
+_ENDS = re.compile(rb"([\r\n])")
 
 
 class LineTagger:
-    """Puts `tag` before each line of a byte stream and gives out whole lines only.
+    """Puts `tag` before each line of a byte stream, and before what is written over it behind a carriage return.
 
-    `last_lines` holds the latest ones, untagged and cut to 2000 bytes each.
+    What is given out are whole lines only; but a line with a carriage return in it, a progress bar, is given out as it
+    grows, and so is every line where `is_live`. `last_lines` holds the latest ones, untagged and cut to 2000 bytes
+    each, of a bar its last state.
     """
 
-    def __init__(self, tag: bytes) -> None:
+    def __init__(self, tag: bytes, *, is_live: bool = False) -> None:
         self._tag = tag
-        self._held = b""
+        self._is_live = is_live
+        self._line = b""  # the last one, from its last carriage return on
+        self._shown = 0  # bytes of it that were given out
+        self._grows = is_live  # whether it is given out before its end
+        self._ends_in_return = False  # which is one over the line, or belongs to a newline
+        self._was_interrupted = False
         self.last_lines: deque[bytes] = deque(maxlen=_LAST_LINES)
 
     def feed(self, data: bytes) -> bytes:
-        """Return what is complete now; a line of more than 64 KiB is broken into several."""
-        *lines, rest = (self._held + data).split(b"\n")
-        while len(rest) > _LINE_BYTES:
-            lines.append(rest[:_LINE_BYTES])
-            rest = rest[_LINE_BYTES:]
-        self._held = rest
-        return self._tagged(lines)
+        """Return what is to be given out now; a line of more than 64 KiB is broken into several."""
+        out = bytearray()
+        for token in _ENDS.split(data):
+            if token == b"\n":
+                self._end_line(out)
+                continue
+            if token and self._ends_in_return:
+                self._ends_in_return = False
+                self._show(out)
+                out += b"\r"
+                self._line, self._shown, self._grows = b"", 0, True
+            if token == b"\r":
+                self._ends_in_return = True
+            else:
+                self._line += token
+                self._cut(out)
+        if self._grows:
+            self._show(out)
+        return bytes(out)
 
     def finish(self) -> bytes:
         """Return the last line where the stream did not end with a newline; it gets one."""
-        rest, self._held = self._held, b""
-        return self._tagged([rest] if rest else [])
+        out = bytearray()
+        if self._line or self._ends_in_return:
+            self._end_line(out)
+        return bytes(out)
 
-    def _tagged(self, lines: list[bytes]) -> bytes:
-        self.last_lines.extend(line[:_LAST_LINE_BYTES] for line in lines)
-        return b"".join(self._tag + line + b"\n" for line in lines)
+    def interrupt(self) -> None:
+        """Hear that another's line has come into this one: what follows of it needs the tag again."""
+        self._line, self._shown, self._was_interrupted = self._line[self._shown :], 0, True
+
+    def _show(self, out: bytearray) -> None:
+        if len(self._line) > self._shown:
+            out += self._line[self._shown :] if self._shown else self._tag + self._line
+            self._shown = len(self._line)
+
+    def _cut(self, out: bytearray) -> None:
+        while len(self._line) > _LINE_BYTES:
+            rest, self._line = self._line[_LINE_BYTES:], self._line[:_LINE_BYTES]
+            self._end_line(out)
+            self._line = rest
+
+    def _end_line(self, out: bytearray) -> None:
+        self._line += b"\r" if self._ends_in_return else b""
+        if self._line or not self._was_interrupted:
+            out += (self._line[self._shown :] if self._shown else self._tag + self._line) + b"\n"
+        self.last_lines.append(self._line[:_LAST_LINE_BYTES])
+        self._line, self._shown, self._grows = b"", 0, self._is_live
+        self._ends_in_return = self._was_interrupted = False
 
 
 class Outlet:
@@ -55,11 +97,23 @@ class Outlet:
         self.failure_to_report: OSError | None = None
         self._is_broken = False
         self._queue = bytearray()
+        self._within: LineTagger | None = None  # whose unfinished line came last
 
-    def add(self, data: bytes) -> None:
-        """Queue `data`; dropped where the output is broken."""
-        if not self._is_broken:
-            self._queue += data
+    def add(self, data: bytes, tagger: LineTagger | None = None) -> None:
+        """Queue `data`; dropped where the output is broken.
+
+        Args:
+            data: whole lines, or what `tagger` gave out, who is told where another's line comes into its own.
+            tagger: where `data` may end within a line.
+        """
+        if self._is_broken or not data:
+            return
+        if self._within not in (None, tagger):
+            self._within.interrupt()
+            if not data.startswith(b"\r"):  # a bar is written over the other one
+                self._queue += b"\n"
+        self._queue += data
+        self._within = tagger if tagger is not None and not data.endswith(b"\n") else None
 
     @property
     def is_empty(self) -> bool:
@@ -86,9 +140,9 @@ class Outlet:
 class RankStream:
     """One rank's stdout or stderr: read from its pipe, tagged into an outlet, raw into its log file."""
 
-    def __init__(self, pipe: IO[bytes], tag: bytes, outlet: Outlet, log: BinaryIO | None) -> None:
+    def __init__(self, pipe: IO[bytes], tagger: LineTagger, outlet: Outlet, log: BinaryIO | None) -> None:
         self._pipe = pipe
-        self._tagger = LineTagger(tag)
+        self._tagger = tagger
         self._log = log
         self.outlet = outlet
         self.log_failure: OSError | None = None
@@ -118,7 +172,7 @@ class RankStream:
         if not data:
             self.close()
             return False
-        self.outlet.add(self._tagger.feed(data))
+        self.outlet.add(self._tagger.feed(data), self._tagger)
         if self._log is not None:
             try:
                 self._log.write(data)
@@ -136,7 +190,7 @@ class RankStream:
     def close(self) -> None:
         """Give out what is left and close; may be called twice."""
         if self.is_open:
-            self.outlet.add(self._tagger.finish())
+            self.outlet.add(self._tagger.finish(), self._tagger)
             self._pipe.close()
             self._close_log()
 
