@@ -1,4 +1,4 @@
-"""docs/run.md, docs/tutorial.md and docs/torch_optimizer.md, run as they stand: scripts, console commands, and what those print."""
+"""Pages of docs, run as they stand: their scripts, their console commands, and what those print."""
 
 import os
 import re

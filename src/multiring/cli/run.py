@@ -83,17 +83,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit with the job's code; 127 where the command does not exist, 126 where it cannot be executed."""
-    given = {} if arguments.options is None else read_options(arguments.options)
-    told = {name: value for name, value in vars(arguments).items() if value is not None}
-    if "hosts" in told or "hostfile" in told:  # what the command line says of hosts stands for all that the file says
-        given = {name: value for name, value in given.items() if name not in ("hosts", "hostfile")}
-    asked = argparse.Namespace(**{**vars(arguments), **given, **told})
+    asked = _with_file(arguments)
     hosts = asked.hosts if asked.hostfile is None else parse_hostfile(asked.hostfile)
     if asked.ranks is None and hosts is None:
         arguments.refuse("how many ranks? say -n N, or --hosts H:N,... for several hosts")
-    command = program_of(
-        asked.program[1:] if asked.program[:1] == ["--"] else asked.program or given.get("command", [])
-    )
     for name, reason in horovod_without_effect().items() if asked.horovod else ():
         print(f"multiring: {name} has no effect: {reason}", file=sys.stderr)
     options = JobOptions(
@@ -101,9 +94,10 @@ def run(arguments: argparse.Namespace) -> int:
         horovod=bool(asked.horovod),
         timeline=None if asked.timeline is None else file_path(asked.timeline),
         grace_s=JobOptions().grace_s if asked.grace is None else asked.grace,
-        variables=variables_of([*given.get("env", []), *(arguments.env or [])]),
+        variables=variables_of(asked.env),
         stdin_rank=asked.stdin,
     )
+    command = program_of(asked.program)
     if options.timeline is not None:
         clear(options.timeline)
     try:
@@ -116,6 +110,19 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         if options.timeline is not None:
             _make_do_with_parts(options.timeline)
+
+
+def _with_file(arguments: argparse.Namespace) -> argparse.Namespace:
+    """Return `arguments` with what the file of options says where they say nothing."""
+    given = {} if arguments.options is None else read_options(arguments.options)
+    told = {name: value for name, value in vars(arguments).items() if value is not None}
+    if told.keys() & {"hosts", "hostfile"}:  # either stands for whichever the file has
+        given = {name: value for name, value in given.items() if name not in ("hosts", "hostfile")}
+    asked = argparse.Namespace(**{**vars(arguments), **given, **told})
+    asked.env = [*given.get("env", []), *told.get("env", [])]
+    asked.program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
+    asked.program = asked.program or given.get("command", [])
+    return asked
 
 
 def program_of(words: list[str]) -> list[str]:
