@@ -565,7 +565,7 @@ def measured(args: argparse.Namespace, begun: float) -> int:
     if has_changes() and commits["new"] == commit_of("HEAD"):
         tell(f"this checkout has changes that are not in {commits['new'][:12]}: they are NOT timed, commit them first")
     heading = {"kind": "run", **commits, "hardware": hardware(), "alternations": args.alternations}
-    path = CACHE / f"{commits['base'][:12]}-{commits['new'][:12]}.jsonl"
+    path = CACHE / f"{commits['base'][:12]}-{commits['new'][:12]}-{args.alternations}.jsonl"
     known = [Known(job, cell) for job in without_labs(args.jobs) for cell in job.cells]
     kept = Kept(path, heading, {each.name for each in known} if args.again else ())
     tell(f"{'kept in' if kept.is_new else f'going on, after {kept.spent_s / 60:.0f} minutes, with'} {path}")

@@ -75,7 +75,7 @@ def _one_host(collective: str) -> Job:
     return Job(name=f"one/{collective}", ranks=2, cells=cells)
 
 
-def _pool(collective: str, sizes: Sequence[int]) -> Job:
+def _pool(collective: str, sizes: Sequence[int], *memory: str) -> Job:
     cells = tuple(
         Cell(
             name=f"{buffers}/{_size(size)}",
@@ -84,7 +84,7 @@ def _pool(collective: str, sizes: Sequence[int]) -> Job:
             buffers=buffers,
             pool_bytes=POOL_BYTES,
         )
-        for buffers in ("arena", "ordinary")
+        for buffers in memory
         for size in sizes
     )
     return Job(name=f"pool/{collective}", ranks=2, cells=cells)
@@ -121,8 +121,8 @@ JOBS = (
         ranks=2,
         cells=(Cell(name="arena/32MiB", collective="all_reduce", size_bytes=32 * MIB, dtype="bfloat16"),),
     ),
-    _pool("all_reduce", (MIB, 8 * MIB, 64 * MIB)),
-    *(_pool(collective, (8 * MIB,)) for collective in ("reduce_scatter", "all_gather")),
+    _pool("all_reduce", (MIB, 8 * MIB, 64 * MIB), "arena", "ordinary"),
+    *(_pool(collective, (8 * MIB,), "arena") for collective in ("reduce_scatter", "all_gather")),
     Job(name="four/all_reduce", ranks=4, cells=_reduced(64 * KIB, 8 * MIB, 64 * MIB)),
     Job(
         name="small",

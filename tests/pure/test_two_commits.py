@@ -2,7 +2,9 @@
 
 import json
 import subprocess
+import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from benchmarks.two_commits_cells import (
 )
 from benchmarks.two_commits_tree import Tree, TreeError, commit_of, make_environment
 
+from multiring.bench.job import JobError, Start
 from multiring.bench.machine import matrix_unit
 from multiring.bench.statistics import Interval
 
@@ -239,3 +242,97 @@ def test_no_such_commit() -> None:
 )
 def test_the_processor_is_named_with_its_unit_for_matrices(lines: list[str], said: str) -> None:
     assert matrix_unit(lines) == said
+
+
+# ---- a run, by jobs that take what they are told ----
+
+LEVEL = {"arena/64B": 1e-4, "arena/4KiB": 1e-4, "arena/64KiB": 1e-4}
+
+
+class Pretended:
+    """Stands for the bench's jobs: `seconds_of` says what a cell's calls take, by its name, side and number of job."""
+
+    def __init__(self, folder: Path, seconds_of: Callable[[str, str, int], float | str]) -> None:
+        self.folder = folder
+        folder.mkdir()
+        self.order: list[str] = []
+        self._seconds_of = seconds_of
+
+    def run(self, title: str, start: Start) -> None:
+        described = json.loads(Path(start.command[-1]).read_text(encoding="utf-8"))
+        number = len(self.order)
+        Path(described["joined"]).touch()
+        for cell in described["cells"]:
+            case = cell["case"]
+            name, _, side = case["library"].partition(" at ")
+            taken = self._seconds_of(name.removeprefix("one/all_reduce/"), side, number)
+            if cell is described["cells"][0]:
+                self.order.append(side)
+            answer = {"wrong": taken} if isinstance(taken, str) else {"seconds": [taken] * case["calls"]}
+            for rank in range(2):
+                (Path(case["out_dir"]) / f"rank-{rank}.json").write_text(json.dumps(answer), encoding="utf-8")
+            if isinstance(taken, str):
+                raise JobError(f"{title}: exit code 1")
+
+
+def run_pretended(
+    folder: Path, seconds_of: Callable[[str, str, int], float | str], minutes: float = 1000.0
+) -> tuple[list[two_commits.Known], Pretended]:
+    (job,) = chosen([f"one/all_reduce/{name}" for name in LEVEL])
+    cells = [two_commits.Known(job, cell) for cell in job.cells]
+    jobs: Any = Pretended(folder / f"jobs-{len(list(folder.iterdir()))}", seconds_of)
+    trees = {side: Tree(side * 20, folder) for side in two_commits.SIDES}
+    now = time.monotonic()
+    kept = Kept(folder / "kept.jsonl", HEADING)
+    two_commits.Run(jobs, trees, kept, cells, until=now + 60 * minutes).measure(10, now)
+    return cells, jobs
+
+
+def test_commits_take_turns_and_cells_are_judged(tmp_path: Path) -> None:
+    def seconds_of(name: str, side: str, number: int) -> float:
+        slower = 1.25 if name == "arena/4KiB" and side == "new" else 1.0
+        # As likely fast as slow, in the first run only: wide, and then not any more.
+        noise = 1.5 if name == "arena/64KiB" and number < 22 and (number // 2 + (side == "new")) % 2 else 1.0
+        return LEVEL[name] * slower * noise
+
+    cells, jobs = run_pretended(tmp_path, seconds_of)
+    assert [cell.verdict for cell in cells] == [HOLDS, SLOWER, HOLDS]
+    assert [len(cell.pairs[0]) for cell in cells] == [10, 10, 10]
+    assert [len(cell.pairs[1]) for cell in cells] == [0, 0, 20]
+    assert jobs.order == ["base", "new", *["base", "new", "new", "base"] * 15]
+    assert two_commits.exit_code(cells, 10) == 1
+    again, more = run_pretended(tmp_path, seconds_of)  # everything is kept
+    assert more.order == []
+    assert [cell.pairs for cell in again] == [cell.pairs for cell in cells]
+
+
+def test_what_stays_wide_is_undecided(tmp_path: Path) -> None:
+    def seconds_of(name: str, side: str, number: int) -> float:
+        return LEVEL[name] * (1.5 if (number // 2 + (side == "new")) % 2 else 1.0)
+
+    cells, _ = run_pretended(tmp_path, seconds_of)
+    assert [cell.verdict for cell in cells] == [UNDECIDED] * 3
+    assert [len(cell.counted) for cell in cells] == [20] * 3
+    assert two_commits.exit_code(cells, 10) == 0
+
+
+def test_a_wrong_cell_is_left_out_and_the_others_go_on(tmp_path: Path) -> None:
+    """Also one that is wrong only later, amid the alternations."""
+
+    def seconds_of(name: str, side: str, number: int) -> float | str:
+        if (name, side) == ("arena/64B", "base") or (name == "arena/4KiB" and side == "new" and number > 9):
+            return "got 1, want 2"
+        return LEVEL[name]
+
+    cells, _ = run_pretended(tmp_path, seconds_of)
+    assert [cell.verdict for cell in cells] == ["failed before", "fails", HOLDS]
+    assert cells[1].failed == {"new": "got 1, want 2"}
+    assert len(cells[2].pairs[0]) == 10
+    assert two_commits.exit_code(cells, 10) == 1
+
+
+def test_without_time_nothing_is_decided_and_that_is_said(tmp_path: Path) -> None:
+    cells, jobs = run_pretended(tmp_path, lambda name, _side, _number: LEVEL[name], minutes=0.0)
+    assert jobs.order == []
+    assert [cell.verdict for cell in cells] == [UNDECIDED] * 3
+    assert two_commits.exit_code(cells, 10) == 3
