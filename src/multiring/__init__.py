@@ -5,9 +5,11 @@
     group = multiring.init()
     group.all_reduce(gradients, op="average")
 
-`multiring run -n 2 python script.py` starts such a script on two ranks of this machine.
+`multiring run -n 2 script.py` starts such a script on two ranks of this machine, and `multiring.run(function, ranks=2)`
+a function, also from a notebook.
 """
 
+from multiring.launch import run as run
 from multiring.runtime import Event as Event
 from multiring.runtime import Group as Group
 from multiring.runtime import Handle as Handle
@@ -36,6 +38,7 @@ __all__ = [
     "local_size",
     "rank",
     "round_trip",
+    "run",
     "shutdown",
     "size",
     "start_timeline",

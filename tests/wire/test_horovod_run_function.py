@@ -14,8 +14,9 @@ import pytest
 
 import multiring
 from multiring.errors import ArgumentError, LaunchError, PeerLostError, UnsupportedError
-from multiring.horovod import parcels, run
-from multiring.horovod.parcels import Failure, Parcel, Returned, failure_of
+from multiring.horovod import run
+from multiring.launch import parcels
+from multiring.launch.parcels import Failure, Parcel, Returned, failure_of
 
 
 @pytest.fixture(autouse=True)

@@ -1,23 +1,16 @@
-"""`horovod.run`: a function on several ranks of this machine, and what it returned on each.
-
-The function goes to the ranks, and results and errors come back, as pickles in a folder that only this user can
-enter. The ranks are started and watched by a launcher process of their own, which ends them when one fails.
-"""
+"""`horovod.run`: a function on several ranks of this machine, and what it returned on each."""
 
 import os
-import signal
-import subprocess
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from multiring.errors import ArgumentError, LaunchError, UnsupportedError
-from multiring.horovod.parcels import Failure, Outcome, Parcel, Returned
+from multiring.errors import ArgumentError, UnsupportedError
+from multiring.launch import FunctionOptions, JobOptions, run_function
 from multiring.launch.mpiexec import parse_hosts
-from multiring.settings import environment_of, inherited_environment
+from multiring.settings import environment_of
 
 _Value = TypeVar("_Value", int, "int | None")
 _HERE = ("localhost", "127.0.0.1", "::1")
@@ -103,11 +96,9 @@ def run(  # noqa: PLR0913, PLR0917 -- Horovod's signature
         raise UnsupportedError("use_mpi and mpi_args: multiring starts ranks by itself; under an MPI, use its mpiexec")
     told = {"init_timeout_s": start_timeout, "interface": network_interfaces or network_interface}
     environment = environment_of(**{name: value for name, value in told.items() if value is not None})
-    with tempfile.TemporaryDirectory(prefix="multiring-run-") as folder:
-        Parcel(Path(folder)).send(func, tuple(args), dict(kwargs or {}))
-        command = [str(ranks), folder, output_filename or "", executable or sys.executable]
-        code = _launched(command, environment)
-        return _results(code, Parcel(Path(folder)).outcomes(ranks))
+    job = JobOptions(log_dir=Path(output_filename) if output_filename else None, horovod=True, variables=environment)
+    options = FunctionOptions(job=job, python=executable or sys.executable, failed=_FAILED)
+    return run_function(func, args, kwargs or {}, ranks, options)
 
 
 def _renamed(name: str, value: _Value, older: int | None) -> _Value | int:
@@ -139,30 +130,3 @@ def _refuse_other_hosts(hosts: str | None, file: str | None, ranks: int) -> None
         raise UnsupportedError(f"hosts={hosts!r}: {_ELSEWHERE.format(hosts=hosts)}")
     if sum(count for _, count in places) < ranks:
         raise ArgumentError(f"hosts={hosts!r} has places for {sum(count for _, count in places)}, num_proc={ranks}")
-
-
-def _launched(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run the launcher to its end; Ctrl-C ends the ranks before it goes on."""
-    command = [sys.executable, "-m", "multiring.horovod.launcher", str(os.getpid()), *arguments]
-    process = subprocess.Popen(command, env={**inherited_environment(), **environment}, stdin=subprocess.DEVNULL)  # noqa: S603 -- our own module
-    try:
-        return process.wait()
-    except BaseException:
-        process.send_signal(signal.SIGINT)  # asked twice, if the terminal did: then it kills at once
-        process.wait()
-        raise
-
-
-def _results(code: int, outcomes: Sequence[Outcome | None]) -> list[Any]:
-    returned = [each.value for each in outcomes if isinstance(each, Returned)]
-    if code == 0 and len(returned) == len(outcomes):
-        return returned
-    failures = [(rank, each) for rank, each in enumerate(outcomes) if isinstance(each, Failure)]
-    # A rank that raises because it misses another one is not the cause.
-    causes = [(rank, failure) for rank, failure in failures if not failure.is_consequence]
-    if causes:
-        rank, failure = causes[0]
-        raise LaunchError(f"{_FAILED}: rank {rank} raised\n{failure.text}") from failure.error
-    missing = [rank for rank, each in enumerate(outcomes) if each is None]
-    told = "".join(f"\nrank {rank} raised\n{failure.text}" for rank, failure in failures)
-    raise LaunchError(f"{_FAILED}: exit code {code}; ranks {missing} neither returned nor raised{told}")

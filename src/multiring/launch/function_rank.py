@@ -1,11 +1,11 @@
-"""`python -m multiring.horovod.function FOLDER`: one rank of `horovod.run`; it leaves in FOLDER what became of it."""
+"""`python -m multiring.launch.function_rank FOLDER`: a rank of `run`, which leaves in FOLDER what became of it."""
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from multiring.errors import StateError
-from multiring.horovod.parcels import Parcel, Returned, failure_of
+from multiring.launch.parcels import Parcel, Returned, failure_of
 from multiring.settings import Settings
 
 
@@ -17,7 +17,7 @@ def main(arguments: Sequence[str]) -> None:
     """
     rank = Settings.from_environment().rank
     if rank is None:
-        raise StateError("MULTIRING_RANK is not set: this is a rank of horovod.run, which starts it")
+        raise StateError("MULTIRING_RANK is not set: this is a rank of multiring.run, which starts it")
     parcel = Parcel(Path(arguments[0]))
     try:
         parcel.leave(rank, Returned(parcel.call()))

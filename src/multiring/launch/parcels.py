@@ -1,4 +1,4 @@
-"""What `horovod.run` sends to its ranks, and what comes back: pickles in a folder of this user's own."""
+"""What `run_function` sends to its ranks, and what comes back: pickles in a folder of this user's own."""
 
 import pickle
 import sys

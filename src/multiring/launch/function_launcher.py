@@ -1,0 +1,28 @@
+"""`python -m multiring.launch.function_launcher PARENT FILE`: the process that runs the ranks of `run_function`.
+
+It is one of its own because a launcher handles signals and forks, which the calling program may not like.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from multiring.launch.job import JobOptions
+from multiring.launch.local import die_with, run_local
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the ranks and return the job's exit code; should the caller die, this process and the ranks do too."""
+    parent, file = arguments
+    die_with(int(parent))
+    told = json.loads(Path(file).read_text(encoding="utf-8"))
+    command = [told["python"], "-m", "multiring.launch.function_rank", str(Path(file).parent)]
+    options = JobOptions(
+        log_dir=Path(told["log_dir"]) if told["log_dir"] else None, horovod=told["horovod"], grace_s=told["grace_s"]
+    )
+    return run_local(command, told["ranks"], options)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
