@@ -55,6 +55,7 @@ std::shared_ptr<Program> make_program(Column<uint8_t> kind, Column<uint8_t> last
     move.coded_offset = static_cast<uint64_t>(coded_offset(i));
     for (int32_t p = peer_start(i); p < peer_start(i + 1); ++p) move.peers.push_back(peers(static_cast<size_t>(p)));
   }
+  program->check_lowering();
   return program;
 }
 

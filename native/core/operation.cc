@@ -13,7 +13,8 @@ namespace {
 constexpr uint64_t kQuantum = 512 * 1024;
 constexpr uint64_t kTurn = 4 * kQuantum;
 constexpr uint8_t kParting = 0x80;  // + round: the sender is done with everybody's buffers
-constexpr uint8_t kNoting = 0x40;   // + send: rounds of which every note brings what a move sends
+constexpr uint8_t kNoting = 0x40;   // + its place on its line: a note that brings what a move sends
+static_assert(kParting - kNoting == kMostNoted);
 // Stays in the first-level cache between combining and writing. Larger ones let reads and writes come in turns that the
 // memory feels: over a pool of buffers 4 KiB took 53 us for 1 MiB on two ranks, 16 KiB 71; in cache there is no difference.
 constexpr uint64_t kSliceBlock = 4 * 1024;
@@ -55,11 +56,12 @@ void unpack(const std::string& whole, std::map<int, std::string>& into) {
   }
 }
 
-// The first reduction: of a direct all_reduce, and of an exchange, the only one.
-const Move* reduction_of(const Program& program) {
-  const auto found = std::find_if(program.moves.begin(), program.moves.end(),
-                                  [](const Move& move) { return move.kind == MoveKind::reduce; });
-  return found == program.moves.end() ? nullptr : &*found;
+std::vector<const Move*> reductions_of(const Program& program) {
+  std::vector<const Move*> found;
+  for (const Move& move : program.moves) {
+    if (move.kind == MoveKind::reduce) found.push_back(&move);
+  }
+  return found;
 }
 
 }  // namespace
@@ -67,8 +69,10 @@ const Move* reduction_of(const Program& program) {
 uint32_t Program::lanes() const { return std::min({segments, kMostLanes, kExplainChannel / uint32_t{channels}}); }
 
 void combine_published(const Program& program, const Exchange& exchange, uint64_t sequence, std::byte* target, size_t bytes) {
-  const Move* found = reduction_of(program);
-  if (found == nullptr || bytes == 0) return;
+  if (bytes == 0) return;
+  const auto found = std::find_if(program.moves.begin(), program.moves.end(),
+                                  [](const Move& move) { return move.kind == MoveKind::reduce; });
+  if (found == program.moves.end()) return;
   std::array<const void*, 64> sources;
   assert(found->peers.size() <= sources.size());
   for (size_t i = 0; i < found->peers.size(); ++i) sources[i] = exchange.payload(found->peers[i], sequence);
@@ -114,10 +118,11 @@ StreamKey Operation::stream_of(const Lane& lane, uint16_t channel) const {
 }
 
 void Operation::on_round(int peer, const Frame& frame, std::span<const std::byte> payload) {
-  if (payload.empty()) {
+  if (frame.round < kNoting || frame.round >= kParting) {
     notes_.insert_or_assign(frame.round, frame);
   } else {
-    parts_[{frame.round, peer}] = {frame, {payload.begin(), payload.end()}};
+    const auto place = static_cast<uint8_t>(frame.round - kNoting);
+    parts_[{{peer, frame.channel}, place}] = {frame, {payload.begin(), payload.end()}};
   }
 }
 
@@ -165,8 +170,10 @@ bool Operation::exchange() {
     combine_published(*spec_.program, slots, spec_.key.sequence, spec_.bases[1], spec_.user_bytes);
   }
   if (spec_.program && host_.logs_moves()) {
-    const auto reduction = static_cast<uint32_t>(spec_.program->moves.size() - 1);
-    log_.push_back({Lowering::exchange, 0, reduction, spec_.user_bytes});
+    for (const Move* reduction : reductions_of(*spec_.program)) {
+      const auto index = static_cast<uint32_t>(reduction - spec_.program->moves.data());
+      log_.push_back({Lowering::exchange, 0, index, reduction->size});
+    }
   }
   leave_exchange(State::draining);
   finish(State::done);
@@ -188,8 +195,9 @@ void Operation::learn_slots() {
 }
 
 // Whoever hears of a rank that does not come this way, or means something else, turns back to agreeing, and by its
-// rounds turns back others. Nobody can have ended by then: what a rank ends with has come from all of them, and on its
-// way passed only ranks whose descriptors were equal.
+// rounds turns back others. Nobody can have written its buffer by then: what makes a part complete has come from all
+// of them, and on its way passed only ranks whose descriptors were equal. So whoever wrote one part can go on with the
+// others: nobody turns back any more.
 bool Operation::note() {
   const Program& program = *spec_.program;
   if (lanes_.empty()) open_lanes();
@@ -198,14 +206,8 @@ bool Operation::note() {
   bool turns_back = !notes_.empty();
   while (!turns_back && lane.next < program.moves.size()) {
     const Move& move = program.moves[lane.next];
-    const std::byte* source = address(lane, move.source_space, move.source_offset);
     if (move.kind == MoveKind::send) {
-      for (const int peer : move.peers) {
-        host_.link(peer).send_note(note_of(kNoting + noted_), {source, move.size});
-      }
-      ++noted_;
-    } else if (move.kind == MoveKind::copy) {
-      std::memcpy(address(lane, move.target_space, move.target_offset), source, move.size);
+      send_notes(lane, move);
     } else if (!take_notes(lane, move)) {
       if (!conflict_) return any;
       turns_back = true;
@@ -224,22 +226,32 @@ bool Operation::note() {
   }
   lanes_.clear();
   log_.clear();
-  noted_ = 0;
+  noted_.clear();
+  taken_.clear();
   if (scratch_ != nullptr) host_.segment().release(std::exchange(scratch_, nullptr));
   state_ = State::agreeing;
   return true;
 }
 
-// Combines what the move's peers have sent; false, having done nothing, if something is missing or means another thing.
-bool Operation::take_notes(Lane& lane, const Move& move) {
-  const auto round = static_cast<uint8_t>(kNoting + noted_ - 1);
+// Also what has no bytes is sent: with it comes that the sender means the same.
+void Operation::send_notes(const Lane& lane, const Move& move) {
+  for (const int peer : move.peers) {
+    Frame note = note_of(static_cast<size_t>(kNoting + noted_[{peer, move.channel}]++));
+    note.channel = move.channel;
+    host_.link(peer).send_note(note, {address(lane, move.source_space, move.source_offset), move.size});
+  }
+}
+
+// Combines, or copies, what the move's peers have sent; false, having done nothing, if something is missing or means another thing.
+bool Operation::take_notes(const Lane& lane, const Move& move) {
   std::vector<const void*> sources;
   for (const int peer : move.peers) {
     if (peer == host_.rank()) {
       sources.push_back(address(lane, move.source_space, move.source_offset));
       continue;
     }
-    const auto found = parts_.find({round, peer});
+    const Line line{peer, move.channel};
+    const auto found = parts_.find({line, taken_[line]});
     if (found == parts_.end()) {
       host_.link(peer);  // connects it, if nothing has yet
       return false;
@@ -249,10 +261,18 @@ bool Operation::take_notes(Lane& lane, const Move& move) {
     if (conflict_) return false;
     sources.push_back(payload.data());
   }
+  for (const int peer : move.peers) {
+    if (peer != host_.rank()) ++taken_[{peer, move.channel}];
+  }
   const Program& program = *spec_.program;
+  std::byte* target = address(lane, move.target_space, move.target_offset);
+  if (move.kind == MoveKind::copy) {
+    std::memcpy(target, sources.front(), move.size);
+    return true;
+  }
   const Reducing reducing(*this);
-  combine(program.dtype, program.op, address(lane, move.target_space, move.target_offset), sources.data(),
-          static_cast<int>(sources.size()), move.size / size_of(program.dtype), move.last ? program.divisor : 1);
+  combine(program.dtype, program.op, target, sources.data(), static_cast<int>(sources.size()),
+          move.size / size_of(program.dtype), move.last ? program.divisor : 1);
   return true;
 }
 
@@ -339,25 +359,26 @@ void Operation::unstage() {
   host_.staged_bytes() -= spec_.user_bytes;
 }
 
-// The slice itself nobody else reads or writes.
+// The slices themselves nobody else reads or writes.
 void Operation::copy_but_slice(std::byte* to, const std::byte* from) const {
-  const Move* own = reduction_of(*spec_.program);
-  const uint64_t start = own == nullptr ? 0 : own->target_offset;
-  const uint64_t end = own == nullptr ? 0 : own->target_offset + own->size;
-  std::memcpy(to, from, start);
-  std::memcpy(to + end, from + end, spec_.user_bytes - end);
+  uint64_t done = 0;
+  for (const Move* own : reductions_of(*spec_.program)) {  // in the order of memory
+    std::memcpy(to + done, from + done, own->target_offset - done);
+    done = own->target_offset + own->size;
+  }
+  std::memcpy(to + done, from + done, spec_.user_bytes - done);
 }
 
 // Whether all ranks run the program as a lowering: they have all heard the same of each other.
 bool Operation::choose_lowering() {
   if (!spec_.at_once || spec_.program->lowering != Lowering::slice || !host_.lowers()) return false;
-  const Move* found = reduction_of(*spec_.program);
-  if (found == nullptr || note_of(0).offset == 0) return false;
+  std::vector<const Move*> found = reductions_of(*spec_.program);
+  if (found.empty() || note_of(0).offset == 0) return false;
   std::map<int, uint64_t> offsets;
   for (size_t i = 0; i < spec_.rounds->size(); ++i) {
     offsets[(*spec_.rounds)[i].from] = notes_.at(static_cast<uint8_t>(i)).offset;
   }
-  for (const int peer : found->peers) {
+  for (const int peer : found.front()->peers) {
     const bool own = peer == host_.rank();
     std::byte* at = own ? spec_.bases[1] : host_.link(peer).reach(offsets[peer], spec_.user_bytes);
     if (at == nullptr || (!own && offsets[peer] == 0)) {
@@ -366,20 +387,21 @@ bool Operation::choose_lowering() {
     }
     reached_.push_back(at);
   }
-  sliced_ = found;
+  slices_ = std::move(found);
   state_ = State::slicing;
   return true;
 }
 
 bool Operation::slice() {
   const Program& program = *spec_.program;
-  const std::vector<int>& peers = sliced_->peers;
+  const std::vector<int>& peers = slices_.front()->peers;  // of all of them
   std::vector<const void*> sources(reached_.size());
-  {
+  for (uint64_t budget = kTurn; slice_ < slices_.size();) {
+    const Move& sliced = *slices_[slice_];
     const Reducing reducing(*this);
-    for (uint64_t budget = kTurn; budget > 0 && progress_ < sliced_->size;) {
-      const uint64_t size = std::min(kSliceBlock, sliced_->size - progress_);
-      const uint64_t at = sliced_->target_offset + progress_;
+    while (budget > 0 && progress_ < sliced.size) {
+      const uint64_t size = std::min(kSliceBlock, sliced.size - progress_);
+      const uint64_t at = sliced.target_offset + progress_;
       for (size_t i = 0; i < reached_.size(); ++i) sources[i] = reached_[i] + at;
       std::byte* own = spec_.bases[1] + at;
       combine(program.dtype, program.op, own, sources.data(), static_cast<int>(sources.size()),
@@ -391,12 +413,14 @@ bool Operation::slice() {
       progress_ += size;
       budget -= std::min(budget, size);
     }
-  }
-  if (progress_ < sliced_->size) return true;
-  if (reads_failed_memory(peers)) return false;  // of an empty slice, too: the others' are told that it is over
-  if (host_.logs_moves()) {
-    const Lowering how = staged_ != nullptr ? Lowering::staged_slice : Lowering::slice;
-    log_.push_back({how, 0, static_cast<uint32_t>(sliced_ - program.moves.data()), progress_});
+    if (progress_ < sliced.size) return true;
+    if (reads_failed_memory(peers)) return false;  // of an empty slice, too: the others' are told that it is over
+    if (host_.logs_moves()) {
+      const Lowering how = staged_ != nullptr ? Lowering::staged_slice : Lowering::slice;
+      log_.push_back({how, 0, static_cast<uint32_t>(&sliced - program.moves.data()), progress_});
+    }
+    progress_ = 0;
+    ++slice_;
   }
   for (size_t i = 0; i < spec_.rounds->size(); ++i) {
     Frame note = note_of(i);
@@ -609,10 +633,12 @@ std::vector<int> Operation::waiting_for() const {
   if (state_ == State::exchanging) return spec_.exchange->missing(spec_.key.sequence);
   if (state_ == State::noting) {
     if (lanes_.empty()) return {partners_.begin(), partners_.end()};
-    const Lane& lane = lanes_.front();
-    const auto round = static_cast<uint8_t>(kNoting + noted_ - 1);
-    for (const int peer : spec_.program->moves[lane.next].peers) {
-      if (peer != host_.rank() && !parts_.contains({round, peer})) ranks.insert(peer);
+    const Move& move = spec_.program->moves[lanes_.front().next];
+    for (const int peer : move.peers) {
+      const Line line{peer, move.channel};
+      const auto taken = taken_.find(line);
+      const uint8_t place = taken == taken_.end() ? 0 : taken->second;
+      if (peer != host_.rank() && !parts_.contains({line, place})) ranks.insert(peer);
     }
   } else if (state_ == State::agreeing || state_ == State::explaining || state_ == State::parting) {
     if (round_ < spec_.rounds->size()) ranks.insert((*spec_.rounds)[round_].from);
@@ -637,7 +663,7 @@ std::vector<int> Operation::waiting_for() const {
   } else if (state_ == State::quieting) {
     ranks = loud_;
   } else if (state_ == State::slicing) {
-    for (const int peer : sliced_->peers) {
+    for (const int peer : slices_.front()->peers) {
       if (peer != host_.rank() && host_.link(peer).has_failed(spec_.key)) ranks.insert(peer);
     }
   }

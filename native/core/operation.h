@@ -28,6 +28,7 @@ using Clock = std::chrono::steady_clock;
 
 // Enough that every link has work while segments wait for each other's last bytes; each lane costs a stream a peer.
 inline constexpr uint32_t kMostLanes = 16;
+inline constexpr uint8_t kMostNoted = 64;  // messages from one rank to another on a channel, where they travel as notes
 
 enum class MoveKind : uint8_t { send = 0, copy = 1, reduce = 2 };
 
@@ -64,7 +65,8 @@ enum class Lowering : uint8_t {
   // agreement before it: the slots hold the descriptors too.
   exchange,
   // The same where ranks are on several hosts: what a move sends travels with the agreement's note, copied, so that no
-  // agreement comes before. Only the last move writes the user's buffer, once every rank is known to mean the same.
+  // agreement comes before. Only moves that make a part complete write the user's buffer, once every rank is known to
+  // mean the same.
   notes,
 };
 
@@ -93,6 +95,8 @@ struct Program {
   Lowering lowering = Lowering::none;
 
   uint32_t lanes() const;  // how many segments run side by side
+  // Throws Fault::argument unless the lowering does what the moves do: that those are proven is then proof of both.
+  void check_lowering() const;
 };
 
 // One round of agreement: a note goes to `to` and one comes from `from` (world ranks).
@@ -215,7 +219,8 @@ class Operation {
   void leave_exchange(State state);
   void learn_slots();
   bool note();
-  bool take_notes(Lane& lane, const Move& move);
+  void send_notes(const Lane& lane, const Move& move);
+  bool take_notes(const Lane& lane, const Move& move);
   bool agree();
   bool explain();
   bool run();
@@ -256,9 +261,16 @@ class Operation {
   size_t round_ = 0;
   bool round_sent_ = false;
   bool conflict_ = false;
+  // A line of messages, as moves have them: the n-th sent on it is the n-th taken.
+  struct Line {
+    int peer;
+    uint16_t channel;
+    auto operator<=>(const Line&) const = default;
+  };
   std::map<uint8_t, Frame> notes_;  // rounds that arrived before their turn
-  std::map<std::pair<uint8_t, int>, Note> parts_;  // notes with something in them: by round and sender
-  size_t noted_ = 0;                               // how many moves' notes were sent
+  std::map<std::pair<Line, uint8_t>, Note> parts_;  // noting: messages that arrived, by their place on their line
+  std::map<Line, uint8_t> noted_;                   // messages sent
+  std::map<Line, uint8_t> taken_;                   // messages taken
 
   std::set<int> failed_peers_;  // where it has failed, as they told
   std::set<int> loud_;          // quieting: peers that have yet to say that they write no more
@@ -269,7 +281,8 @@ class Operation {
   std::string heard_;
 
   std::vector<std::byte*> reached_;  // slice: everybody's buffer, in the order of summation
-  const Move* sliced_ = nullptr;     // slice: the reduction that says what this rank's is
+  std::vector<const Move*> slices_;  // slice: the reductions, which say what this rank's are
+  size_t slice_ = 0;                 // slice: the one at work
   std::byte* staged_ = nullptr;      // slice: the copy of this rank's buffer that the others work on
   uint64_t progress_ = 0;            // slice: bytes of it
   std::vector<Lane> lanes_;          // oldest segment first

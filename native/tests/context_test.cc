@@ -46,22 +46,33 @@ std::shared_ptr<Program> coded_all_reduce(int rank, int size, uint64_t count, Wi
   return program;
 }
 
-// Copy aside, send the copy to all, combine everybody's, of `count` int32 in place.
-std::shared_ptr<const Program> exchange_all_reduce(int rank, int size, uint64_t count) {
+// Copy aside, send the copy to all, combine everybody's, of `count` int32 in place; the channels have parts of unequal size.
+std::shared_ptr<const Program> exchange_all_reduce(int rank, int size, uint64_t count, Lowering lowering = Lowering::exchange,
+                                                   uint16_t channels = 1) {
   auto program = std::make_shared<Program>();
   program->dtype = DType::i32;
-  program->lowering = Lowering::exchange;
-  program->scratch_bytes = count * 4;
+  program->lowering = lowering;
+  program->channels = channels;
+  program->scratch_bytes = program->segment_bytes = count * 4;
   std::vector<int> all;
   std::vector<int> others;
   for (int peer = 0; peer < size; ++peer) {
     all.push_back(peer);
     if (peer != rank) others.push_back(peer);
   }
-  program->moves.push_back({.kind = MoveKind::copy, .source_space = 1, .target_space = 2, .size = count * 4, .peers = {rank}});
-  program->moves.push_back({.kind = MoveKind::send, .source_space = 2, .size = count * 4, .peers = others});
-  program->moves.push_back(
-      {.kind = MoveKind::reduce, .last = true, .source_space = 2, .target_space = 1, .size = count * 4, .peers = all});
+  const auto at = [&](int channel) { return (count >> (channels - channel)) * 4; };
+  const auto move = [&](MoveKind kind, uint8_t from, uint8_t to, const std::vector<int>& peers) {
+    for (uint16_t channel = 0; channel < channels; ++channel) {
+      const uint64_t start = channel == 0 ? 0 : at(channel);
+      program->moves.push_back({.kind = kind, .last = kind == MoveKind::reduce, .channel = channel, .source_space = from,
+                                .target_space = to, .source_offset = start, .target_offset = start,
+                                .size = at(channel + 1) - start, .peers = peers});
+    }
+  };
+  move(MoveKind::copy, 1, 2, {rank});
+  move(MoveKind::send, 2, 0, others);
+  move(MoveKind::reduce, 2, 1, all);
+  program->check_lowering();
   return program;
 }
 
@@ -239,6 +250,43 @@ void exchanges(int size) {
     }
     check(right, "every way of meeting gives the sum");
     check(slots->knows_all(), "and the slots were known");
+  });
+  job.in_parallel([&](int rank) { job[rank].close(5, true); });
+}
+
+// Small operations over several channels, whose moves travel as notes; also where the ranks turn back to agreeing: for one
+// that means something else, and for one that has nothing to note.
+void noted(uint16_t channels) {
+  constexpr int kSize = 3;
+  constexpr uint64_t kCount = 100;
+  Job job(kSize, false, false, true, 2);
+  job.in_parallel([&](int rank) {
+    Context& context = job[rank];
+    const auto program = exchange_all_reduce(rank, kSize, kCount, Lowering::notes, channels);
+    std::vector<int32_t> data(kCount);
+    const auto post = [&](uint64_t sequence, const char* description, std::shared_ptr<const Program> what) {
+      for (uint64_t i = 0; i < kCount; ++i) data[i] = static_cast<int32_t>(i) + rank;
+      const auto operation = context.post(spec_of(rank, kSize, sequence, std::move(what), data.data(), description), true);
+      wait_for(context, operation);
+      return operation;
+    };
+    const auto holds = [&](int32_t factor, int32_t addend) {
+      for (uint64_t i = 0; i < kCount; ++i) {
+        if (data[i] != static_cast<int32_t>(i) * factor + addend) return false;
+      }
+      return true;
+    };
+    for (uint64_t turn = 0; turn < 10; ++turn) {
+      const auto operation = post(3 * turn, "sum", program);
+      check(operation->fault() == FaultKind::none && holds(kSize, 3), "notes of every channel are summed");
+      const auto& log = operation->log();
+      check(log.size() == program->moves.size() && log.front().lowering == Lowering::notes, "each move by its note");
+      const auto wrong = post(3 * turn + 1, rank == 1 ? "another" : "one", program);
+      check(wrong->fault() == FaultKind::mismatch && holds(1, rank), "what somebody else means is told, all buffers intact");
+      const auto plain = post(3 * turn + 2, "plain", rank == 2 ? exchange_all_reduce(rank, kSize, kCount, Lowering::none, channels) : program);
+      check(plain->fault() == FaultKind::none && holds(kSize, 3), "who finds a rank that does not note sums its way");
+      check(plain->log().front().lowering == Lowering::none, "move by move");
+    }
   });
   job.in_parallel([&](int rank) { job[rank].close(5, true); });
 }
@@ -586,6 +634,7 @@ int main() {
     departure(one_host, true);
     departure(one_host, false);
   }
+  for (const uint16_t channels : {1, 3}) noted(channels);
   rests_over_rails();
   sums_over_rails(3, UINT64_MAX, 0);
   for (const int rail : {0, 1}) sums_over_rails(3, 4, rail);

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -9,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multiring._native import MOST_LANES, NOTE_BYTES
+from multiring.collectives import build
 from multiring.errors import ArgumentError, ScheduleError
-from multiring.planner import Plan, Task, candidates, cheapest, ranked, ways_of
+from multiring.planner import Plan, Task, candidates, cheapest, ranked, refuse_unfit, ways_of
 from multiring.planner.candidates import grids_of, proportion, shares_of
 from multiring.planner.plan import NOTES_BYTES
-from multiring.schedule import SUMS, Accumulation, Collective, Schedule, Way, check, price, timing
+from multiring.schedule import SUMS, Accumulation, Collective, Frame, Schedule, Way, Wire, check, price, timing
 from multiring.topology import SHM, TCP, Link, OwnRails, Rack, Topology
 
 SIZES = [0, 1000, 1 << 20, 1 << 28]
@@ -261,3 +263,38 @@ def test_bad_requests_are_refused() -> None:
         cheapest(Task(collective=Collective.BROADCAST, size_bytes=1, root=2), _topology(2))
     with pytest.raises(ScheduleError, match="root=1"):
         cheapest(Task(collective=Collective.ALL_REDUCE, size_bytes=1, root=1), _topology(2))
+
+
+def all_reduce_on(*grid: int, accumulation: Accumulation = Accumulation.SAME, wires: tuple[Wire, ...] = ()) -> Plan:
+    order = tuple(range(math.prod(grid)))
+    frame = Frame(collective=Collective.ALL_REDUCE, grid=grid, order=order, wires=wires)
+    return Plan(build("direct", frame, accumulation), "shm", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("plan", "task", "match"),
+    [
+        (all_reduce_on(3), {}, "want all_reduce on 4 ranks"),
+        (all_reduce_on(4), {"collective": Collective.REDUCE_SCATTER}, "want reduce_scatter on 4 ranks"),
+        (all_reduce_on(4), {"accumulation": Accumulation.WIDE}, "want wide accumulation, got same"),
+        (all_reduce_on(4), {"wire": Wire.BF16}, "want wires bf16, got none"),
+        (all_reduce_on(4, wires=(Wire.BF16,)), {}, "want wires none, got bf16"),
+        (all_reduce_on(2, 2, wires=(Wire.BF16, Wire.BF16)), {"wire": Wire.BF16}, "want wires none,bf16, got bf16,bf16"),
+    ],
+)
+def test_a_plan_for_something_else_is_refused(plan: Plan, task: dict[str, Any], match: str) -> None:
+    wanted = Task(**{"collective": Collective.ALL_REDUCE, "size_bytes": 4096, **task})
+    with pytest.raises(ScheduleError, match=f"for {wanted.collective.value} of 4096 bytes: {match}"):
+        refuse_unfit(plan, wanted, Topology(((0, 1), (2, 3))))
+
+
+def test_a_plan_from_another_root_is_refused() -> None:
+    topology = Topology(((0, 1), (2, 3)))
+    asked = [Task(collective=Collective.BROADCAST, size_bytes=64, root=root) for root in range(4)]
+    plans = [cheapest(task, topology) for task in asked]
+    for plan, task in product(plans, asked):
+        if plan.schedule.root == task.root:
+            refuse_unfit(plan, task, topology)
+            continue
+        with pytest.raises(ScheduleError, match=f"want root {task.root}, got {plan.schedule.root}"):
+            refuse_unfit(plan, task, topology)

@@ -8,5 +8,6 @@ from multiring.planner.plan import Plan as Plan
 from multiring.planner.plan import Task as Task
 from multiring.planner.plan import cheapest as cheapest
 from multiring.planner.plan import ranked as ranked
+from multiring.planner.plan import refuse_unfit as refuse_unfit
 from multiring.planner.plan import repriced as repriced
 from multiring.planner.ways import ways_of as ways_of

@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from multiring.errors import ArgumentError
-from multiring.planner.candidates import candidates, segments_of
+from multiring.errors import ArgumentError, ScheduleError
+from multiring.planner.candidates import candidates, segments_of, wires_of
 from multiring.planner.ways import ways_of
-from multiring.schedule import Accumulation, Collective, Schedule, Wire, least, price
+from multiring.schedule import Accumulation, Collective, Schedule, Wire, least, names_of, price
 from multiring.topology import Topology, grid_of
 
 NOTES_BYTES = 64 << 10  # so much of an exchange travels with the agreement; the native core's NOTE_BYTES
@@ -92,6 +92,24 @@ def _known(seconds: float) -> float:
 def repriced(task: Task, plan: Plan, topology: Topology) -> float:
     """Return the seconds that `plan` is predicted to take for `task` on `topology`, whatever it was made for."""
     return _priced(task, topology, plan.schedule, plan.segment_bytes).predicted_seconds
+
+
+def refuse_unfit(plan: Plan, task: Task, topology: Topology) -> None:
+    """Raise ScheduleError unless the schedule of `plan`, right as it may be by itself, is one for `task` here.
+
+    A proof is of what the schedule promises; whether that is what was asked for, nobody else looks at.
+    """
+    schedule, asked = plan.schedule, f"{task.collective.value} of {task.size_bytes} bytes"
+    if schedule.collective is not task.collective or schedule.ranks != topology.ranks:
+        raise ScheduleError(f"{plan}, for {asked}: want {task.collective.value} on {topology.ranks} ranks")
+    if schedule.root != task.root:
+        raise ScheduleError(f"{plan}, for {asked}: want root {task.root}, got {schedule.root}")
+    if schedule.accumulation < task.accumulation:
+        got, want = schedule.accumulation.name.lower(), task.accumulation.name.lower()
+        raise ScheduleError(f"{plan}, for {asked}: want {want} accumulation, got {got}")
+    wires = wires_of(schedule.grid, schedule.order, topology, task.wire) or (Wire.NONE,) * len(schedule.grid)
+    if schedule.wires != wires:
+        raise ScheduleError(f"{plan}, for {asked}: want wires {names_of(wires)}, got {names_of(schedule.wires)}")
 
 
 def _offers(task: Task, topology: Topology) -> list[tuple[Schedule, int | None]]:

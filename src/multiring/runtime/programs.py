@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multiring._native import NOTE_BYTES, Lowering, Program, ReduceOp, make_program
+from multiring.collectives import direct, exchange
 from multiring.errors import ArgumentError
-from multiring.planner import Pins, Plan, Task, cheapest, repriced
+from multiring.planner import Pins, Plan, Task, cheapest, refuse_unfit, repriced
 from multiring.runtime.arrays import DTYPES, numpy_dtype
 from multiring.schedule import (
     NOWHERE,
@@ -21,6 +22,7 @@ from multiring.schedule import (
     Extents,
     Kind,
     Moves,
+    Schedule,
     Space,
     Splits,
     Wire,
@@ -161,10 +163,10 @@ class Programs:
         """Run `plan` for `task` from now on; every rank of the group does the same.
 
         Raises:
-            ScheduleError: the plan's schedule does not do what it promises.
+            ScheduleError: the plan's schedule does not do what it promises, or does something else than `task`.
         """
-        self._fixed.add(task)
         self._keep(task, plan)
+        self._fixed.add(task)
 
     def replan(self, topology: Topology) -> None:
         """Plan with the constants of `topology` from now on; what is pinned, and what is planned once, stays."""
@@ -185,6 +187,7 @@ class Programs:
         return self._predicted[task]
 
     def _keep(self, task: Task, plan: Plan) -> None:
+        refuse_unfit(plan, task, self._topology)
         self._predicted.pop(task, None)
         if plan.schedule.digest() not in self._proven:
             check(plan.schedule)
@@ -231,7 +234,9 @@ class Programs:
         moves = schedule.moves_of(self._rank)
         segments = Segments.of(plan, request)
         size_bytes = request.total * numpy_dtype(request.dtype).itemsize
-        lowering = lowering_of(plan, size_bytes) if segments.count == 1 else Lowering.NONE
+        whole = segments.count == 1
+        on_one_host = len(self._topology.hosts) == 1
+        lowering = lowering_of(schedule, size_bytes, on_one_host=on_one_host) if whole else Lowering.NONE
         last = None
         if segments.last != segments.each:
             extents = schedule.extents_of(self._rank, segments.last)
@@ -262,13 +267,18 @@ def task_of(request: Request) -> Task:
     )
 
 
-def lowering_of(plan: Plan, size_bytes: int) -> Lowering:
-    """Return how the native core may run `plan` at once; whether it does is decided with the buffers at hand."""
-    schedule = plan.schedule
-    within = plan.engine == "shm" and len(schedule.grid) == 1
-    if within and schedule.algorithm == "direct" and schedule.collective is Collective.ALL_REDUCE:
+def lowering_of(schedule: Schedule, size_bytes: int, *, on_one_host: bool) -> Lowering:
+    """Return how the native core may run `schedule` at once; whether it does is decided with the buffers at hand.
+
+    That the moves have the form which the lowering stands for the core sees to itself, of each program.
+    """
+    patterns = {phase.pattern for phase in schedule.phases}
+    if schedule.collective is not Collective.ALL_REDUCE or schedule.frame.is_coded:
+        return Lowering.NONE
+    within = on_one_host and len(schedule.grid) == 1
+    if within and patterns == {direct.REDUCE_SCATTER, direct.ALL_GATHER}:
         return Lowering.SLICE
-    if schedule.algorithm != "exchange":
+    if patterns != {exchange.ALL_REDUCE}:
         return Lowering.NONE
     if within and schedule.ranks <= AT_ONCE_MOST:
         return Lowering.EXCHANGE
