@@ -13,8 +13,8 @@ tell more than many rounds.
 Exposed is what a step takes longer than the one of DistributedDataParallel that communicates nothing, in the same
 round: what it copies, and its hooks, cost the same over every backend, and are no communication. What a step takes
 longer than a rank's alone is printed beside it. Figures are medians over all jobs' rounds. Afterwards the three that
-share gradients have the same parameters, bit by bit, or nothing is printed. Exits with 1 where the floor, a third of
-Gloo's, is missed.
+share gradients have the same parameters, bit by bit, or nothing is printed. Exits with 1 where the hook misses the
+floor, a third of Gloo's.
 """
 
 import argparse
@@ -75,11 +75,11 @@ def judged(rounds: list[Round]) -> bool:
         if name != ALONE:
             text += f", more than alone {_ms(more)}"
         print(text)
-    holds = True
-    for name in (OURS, OURS_HOOK):
-        share = exposed[name].middle / exposed[GLOO].middle
-        holds &= share <= FLOOR
-        print(f"{'holds ' if share <= FLOOR else 'MISSED'} {name}: {share:.2f} of Gloo's, at most {FLOOR:.2f} wanted")
+    # By the name alone buckets are ordinary memory, of which no more is asked than of the collectives (decision 0029).
+    print(f"       {OURS}: {exposed[OURS].middle / exposed[GLOO].middle:.2f} of Gloo's")
+    share = exposed[OURS_HOOK].middle / exposed[GLOO].middle
+    holds = share <= FLOOR
+    print(f"{'holds ' if holds else 'MISSED'} {OURS_HOOK}: {share:.2f} of Gloo's, at most {FLOOR:.2f} wanted")
     print(f"{len(rounds)} rounds")
     return holds
 

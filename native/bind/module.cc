@@ -16,6 +16,5 @@ NB_MODULE(_core, m) {
   multiring::bind_repeats(m);
   multiring::bind_notices(m);
   multiring::bind_context(m);
-  multiring::bind_backing(m);
   multiring::bind_ending(m);
 }

@@ -1,6 +1,5 @@
 #include "segment.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -60,17 +59,11 @@ Segment::Segment(size_t bytes, size_t warm_bytes, size_t warmest_bytes)
     throw Fault(FaultKind::argument, "MULTIRING_SEGMENT_BYTES is " + std::to_string(bytes) + ", want at least " +
                                          std::to_string(Mapping::kHeapStart + kPage));
   }
-  Descriptor file(::memfd_create("multiring", MFD_CLOEXEC));
-  if (!file.valid()) throw_errno(FaultKind::state, "memfd_create");
-  if (::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) throw_errno(FaultKind::state, "sizing a memfd");
-  mapping_ = std::make_unique<Mapping>(file.get(), bytes);
-  fd_ = ::fcntl(file.get(), F_DUPFD_CLOEXEC, 0);
-  if (fd_ < 0) throw_errno(FaultKind::state, "duplicating a memfd");
+  fd_ = Descriptor(::memfd_create("multiring", MFD_CLOEXEC));
+  if (!fd_.valid()) throw_errno(FaultKind::state, "memfd_create");
+  if (::ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0) throw_errno(FaultKind::state, "sizing a memfd");
+  mapping_ = std::make_unique<Mapping>(fd_.get(), bytes);
   free_[Mapping::kHeapStart] = bytes - Mapping::kHeapStart;
-}
-
-Segment::~Segment() {
-  if (!is_forked_child()) ::close(fd_);  // there it may be somebody else's number by now
 }
 
 std::byte* Segment::allocate(size_t bytes) {

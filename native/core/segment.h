@@ -20,6 +20,7 @@
 #include <mutex>
 #include <set>
 
+#include "descriptor.h"
 #include "frame.h"
 
 namespace multiring {
@@ -91,7 +92,6 @@ class Segment : public std::enable_shared_from_this<Segment> {
   static constexpr size_t kWarmBytes = size_t{256} << 20;
   static constexpr size_t kWarmestBytes = size_t{1} << 30;
   explicit Segment(size_t bytes, size_t warm_bytes = kWarmBytes, size_t warmest_bytes = kWarmestBytes);
-  ~Segment();
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
 
@@ -105,7 +105,7 @@ class Segment : public std::enable_shared_from_this<Segment> {
   void condemn(const std::byte* address);
 
   const Mapping& mapping() const { return *mapping_; }
-  int fd() const { return fd_; }
+  int fd() const { return fd_.get(); }
   size_t used_bytes() const;
 
  private:
@@ -120,7 +120,7 @@ class Segment : public std::enable_shared_from_this<Segment> {
   void keep_warm(size_t start, size_t size);
   void regret(size_t bytes);
 
-  int fd_;  // no Descriptor: a forked child needs it, see Backing::part
+  Descriptor fd_;
   std::unique_ptr<Mapping> mapping_;
   size_t most_warm_;
   const size_t warmest_;

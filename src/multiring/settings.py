@@ -191,13 +191,6 @@ class Settings:
         "0 or 1",
         "0 copies ordinary memory through shared memory although the kernel would let ranks read each other's",
     )
-    back_tensors: bool = _setting(
-        "MULTIRING_BACK_TENSORS",
-        _boolean,
-        True,
-        "0 or 1",
-        "0 leaves large tensors that come again and again in the pages that torch gave them (docs/ddp.md)",
-    )
     log_moves: bool = _setting(
         "MULTIRING_LOG_MOVES", _boolean, False, "0 or 1", "record every executed move (for tests)"
     )

@@ -1,4 +1,4 @@
-"""DistributedDataParallel with multiring's communication hook: wire types, and what is carried on."""
+"""DistributedDataParallel with multiring's communication hook: buckets in the arena, wire types, what is carried on."""
 
 import copy
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from tests.frameworks.lossy import expect_same_bits
 from tests.frameworks.plain import backward, join, loss_of, mean_gradients, network
-from tests.frameworks.processes import process_group
+from tests.frameworks.processes import in_arena, process_group
 from tests.wire.ranks import Here, run_ranks
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -46,10 +46,10 @@ def means_of(here: Here, model: nn.Module, step: int) -> list[Tensor]:
     return mean_gradients(lambda: copy.deepcopy(model), losses)
 
 
-# ---- as it is ----
+# ---- in place ----
 
 
-def test_gradients_are_averaged(tmp_path: Path) -> None:
+def test_gradients_are_made_and_averaged_in_the_arena(tmp_path: Path) -> None:
     run_ranks(average, 2, tmp_path / "store")
 
 
@@ -64,6 +64,7 @@ def average(here: Here, store: Path) -> None:
                 optimizer.zero_grad(set_to_none=step != 2)
                 step_of(here, model, step)
                 expect_close(model, means_of(here, wanted, step), "none")
+                assert all(in_arena(each) == view for each in gradients(model))
                 optimizer.step()
                 wanted.load_state_dict(model.module.state_dict())
                 expect_same_bits(group, list(model.parameters()))

@@ -40,7 +40,6 @@ VALUES = {
     "MULTIRING_TIMELINE_MARK_CYCLES": ("1", True, ["", "often"]),
     "MULTIRING_BENCH_PEERS": ("/opt/peers", "/opt/peers", []),
     "MULTIRING_READ_PEERS": ("no", False, ["never"]),
-    "MULTIRING_BACK_TENSORS": ("0", False, ["", "behind"]),
 }
 
 

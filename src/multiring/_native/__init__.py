@@ -3,7 +3,6 @@
 from multiring._native._core import MOST_LANES as MOST_LANES
 from multiring._native._core import NOTE_BYTES as NOTE_BYTES
 from multiring._native._core import VERSION as VERSION
-from multiring._native._core import Backing as Backing
 from multiring._native._core import Context as Context
 from multiring._native._core import DType as DType
 from multiring._native._core import Exchange as Exchange

@@ -429,37 +429,6 @@ class Context:
     def prod(self) -> None:
         """Have take_notices return."""
 
-class Backing:
-    def __init__(self, context: Context, address: int, bytes: int) -> None:
-        """
-        Pages of the arena behind private memory that keeps its address; whoever has it keeps it allocated.
-        """
-
-    @property
-    def place(self) -> int:
-        """Where the same bytes lie in the arena."""
-
-    def stands(self) -> bool:
-        """
-        Whether the memory still is the arena's. It is nobody else's to write now.
-        """
-
-    def fill(self) -> None:
-        """Copy what is not on whole pages into the arena."""
-
-    def empty(self) -> None:
-        """Copy what is not on whole pages back."""
-
-    def lift(self, keep: bool) -> None:
-        """
-        Give the memory pages of its own again, which hold what they held if `keep`. The last call.
-        """
-
-    def part(self) -> None:
-        """
-        In a forked child: let neither process see what the other writes from now on.
-        """
-
 def end_without_mpi() -> None:
     """
     This process is to end even if MPI_Finalize, called as the last thing in it, waits for ranks that are gone.

@@ -45,7 +45,6 @@ class Membership:
     glossary: Glossary
     pins: Pins | None = None
     replan: bool = True
-    back_tensors: bool = True
     spin_s: float = 0.0  # how long callers spin before they sleep, where all that they wait for is on their host
 
     @contextmanager

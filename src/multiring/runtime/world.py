@@ -377,7 +377,6 @@ def _world(
         glossary=glossary,
         pins=place[1],
         replan=settings.replan,
-        back_tensors=settings.back_tensors,
         spin_s=place[2],
     )
     if control is not None:

@@ -1,7 +1,11 @@
-"""A communication hook for DistributedDataParallel: multiring's wire types, and what they lose carried on.
+"""A communication hook for DistributedDataParallel: buckets in the arena, and multiring's wire types.
 
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)
     model.register_comm_hook(mt.BucketSharing(compression=mt.Compression.bf16), mt.share_bucket)
+
+With gradient_as_bucket_view, gradients are views of their bucket. The first time such a bucket is reduced it moves into
+the arena, gradients and all; from then on they are made, reduced and read there, and nothing is copied. Buckets that
+gradients are copied into are reduced where they are.
 
 What a lossy compression carries from step to step belongs to parameters, as DistributedDataParallel lays its buckets
 out anew after the first step.
@@ -29,7 +33,7 @@ from multiring.torch.compression import Compression
 from multiring.torch.options import Options
 from multiring.torch.reducing import reductions_of
 from multiring.torch.reductions import Kept, Reduction
-from multiring.torch.tensors import buffer_from, dtype_name, refuse_elsewhere
+from multiring.torch.tensors import allocate, buffer_from, dtype_name, refuse_elsewhere
 
 
 class BucketSharing:
@@ -54,6 +58,7 @@ class BucketSharing:
     ) -> None:
         self._options = Options(op="average", compression=compression, error_feedback=error_feedback)
         self._given = process_group
+        self._in_arena: dict[int, int] = {}  # by a bucket's index, where it lies
         self._stateful: dict[tuple[int, ...], _Bucket] = {}  # by the `id` of its parameters
         self._kept: dict[int, Kept] = {}  # of parameters that are in none of these yet
         self._reduction_of: Callable[..., Reduction] | None = None
@@ -64,9 +69,10 @@ class BucketSharing:
         refuse_elsewhere(buffer, f"gradient bucket {bucket.index()}")
         if self._options.is_lossy or self._options.translates:
             return self._reduce(bucket, buffer)
+        self._move(bucket, buffer)
         wire = self._options.wire if buffer.dtype is torch.float32 else None
-        memory, settle = self._process_group.backings.behind(buffer, buffer_from(buffer))
-        return self._issue(buffer, lambda: self.group.all_reduce_async(memory, "average", wire=wire), settle)
+        memory = buffer_from(buffer)
+        return self._issue(buffer, lambda: self.group.all_reduce_async(memory, "average", wire=wire))
 
     @property
     def group(self) -> Group:
@@ -94,6 +100,29 @@ class BucketSharing:
         work = over.issue("share_bucket", Ready(lambda _waits: start(), settle), over.terms(None), (buffer,))
         made: Future[Tensor] = work.get_future().then(lambda ended: ended.value()[0])
         return made
+
+    # ---- in place ----
+
+    def _move(self, bucket: GradBucket, buffer: Tensor) -> None:
+        """Move a bucket into the arena, once, where all its gradients are views of it and the arena has room."""
+        if self._in_arena.get(bucket.index()) == buffer.data_ptr():
+            return
+        storage = buffer.untyped_storage().data_ptr()
+        gradients = [parameter.grad for parameter in bucket.parameters()]
+        views = [each for each in gradients if each is not None and each.untyped_storage().data_ptr() == storage]
+        if len(views) < len(gradients):
+            return
+        try:
+            memory = allocate(self.group, buffer.numel(), buffer.dtype).tensor
+        except ArgumentError:  # no room: it is reduced where it lies
+            return
+        memory.copy_(buffer)
+        # The very tensors that DistributedDataParallel holds: its next gradients go into the new memory.
+        for view in views:
+            offset = view.storage_offset() - buffer.storage_offset()
+            view.data = memory.as_strided(view.shape, view.stride(), offset)
+        buffer.data = memory
+        self._in_arena[bucket.index()] = memory.data_ptr()
 
     # ---- by a reduction that has a state, or memory of its own ----
 

@@ -13,7 +13,6 @@ from multiring.runtime.arrays import Buffer
 from multiring.schedule import Splits
 from multiring.torch.backend import operations
 from multiring.torch.backend.arguments import blocks_of, one_of, require_as_many, require_like, require_rank
-from multiring.torch.backend.backing import Backings
 from multiring.torch.backend.buffers import as_bytes, contents, flat, in_a_row, place_for, put, require_host
 from multiring.torch.backend.reduce_ops import Fold, Reduction, reduction_of
 from multiring.torch.backend.sparse_sums import sparse_sum
@@ -34,14 +33,14 @@ class Reductions(Standing):
             require_host("all_reduce", tensor, is_dense=False)
             ready = sparse_sum(self.group, tensor, reduction_of(op))
         else:
-            ready = _all_reduce(self.group, tensor, reduction_of(op), backings=self.backings)
+            ready = _all_reduce(self.group, tensor, reduction_of(op))
         return self.issue("all_reduce", ready, self.terms(opts, timeout), (tensor,))
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Any:
         """As `allreduce`, of many tensors."""
         opts, op = _options(opts, None)
         reduction = reduction_of(op)
-        ready = [_all_reduce(self.group, tensor, reduction, backings=self.backings) for tensor in tensors]
+        ready = [_all_reduce(self.group, tensor, reduction) for tensor in tensors]
         return self.issue_several("all_reduce_coalesced", ready, opts, tensors)
 
     def reduce(
@@ -125,9 +124,7 @@ def _options(opts: Any, op: Any) -> tuple[Any, Any]:
 # ---- what is to be started, and what is left to do when it has ended ----
 
 
-def _all_reduce(
-    group: Group, tensor: Tensor, reduction: Reduction, name: str = "all_reduce", backings: Backings | None = None
-) -> Ready:
+def _all_reduce(group: Group, tensor: Tensor, reduction: Reduction, name: str = "all_reduce") -> Ready:
     require_host(name, tensor)
     reduction.check(name, tensor.dtype)
     if reduction.fold is not None:
@@ -140,8 +137,6 @@ def _all_reduce(
         if place is not tensor:
             place.copy_(tensor.detach())
     buffer = _combined(place)
-    if place is tensor and backings is not None:
-        buffer, settle = backings.behind(tensor, buffer)
     title = f"{name} {reduction.name} of {buffer.dtype} of shape {buffer.shape}"
     return Ready(
         lambda waits: operations.all_reduce(group.calls, buffer, str(reduction.op), title, waits=waits), settle

@@ -16,7 +16,6 @@ from torch.futures import Future, collect_all
 from multiring.errors import MultiringError
 from multiring.runtime import Group, Handle
 from multiring.torch.backend.aborts import Aborts
-from multiring.torch.backend.backing import Backings
 from multiring.torch.backend.errors import torch_error
 from multiring.torch.backend.work import Done, Pending, Several
 
@@ -50,7 +49,6 @@ class Standing:
         """
         self.group = group
         self.calls = group.calls
-        self.backings = Backings(group)
         self.default_timeout_s = timeout_s
         self._end: str | None = None  # what became of the group, in words
         self._aborted_by: int | None = None  # the rank of the world
@@ -173,7 +171,6 @@ class Standing:
         self._end = self._end or how
         self._aborts.close()
         self._lent.clear()
-        self.backings.lift()
         with self._completer_lock:
             completer, self._completer = self._completer, None
         if completer is not None:

@@ -67,8 +67,8 @@ class Pending(dist.Work):
     """An operation of a process group, from its start on.
 
     `wait` returns once the result is in the tensors, or raises torch's error. It ends by itself, whether or not
-    anybody waits; but where tensors are not in one piece, or are large and came before, (all of) their contents come
-    with `wait`, with `is_completed`, with the future, or when another of the group's operations is waited for.
+    anybody waits; but where tensors are not in one piece, their contents come with `wait`, with `is_completed`, with
+    the future, or when another of the group's operations is waited for.
 
     `in_order`: all ranks start it in the same order among the group's operations, as collectives are.
     """
