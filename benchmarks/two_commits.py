@@ -107,6 +107,10 @@ class Known:
         """Return whether it still is to be timed in that run."""
         return not self.failed and len(self.pairs[run]) < turns
 
+    def is_unfinished(self, turns: int) -> bool:
+        """Return whether it lacks some of `turns` alternations, or of twice as many once more where it was wide."""
+        return self.lacks(0, turns) or (self.lacks(1, 2 * turns) and is_wide(self.interval(0)))
+
     @property
     def verdict(self) -> str:
         """What can be said of it."""
@@ -450,11 +454,15 @@ def table(known: Sequence[Known]) -> list[str]:
     return lines
 
 
-def summary(known: Sequence[Known]) -> list[str]:
-    """Return how many cells there are of each verdict, and why cells failed."""
+def summary(known: Sequence[Known], turns: int) -> list[str]:
+    """Return how many cells there are of each verdict, what time did not reach for, and why cells failed."""
     verdicts = [each.verdict for each in known]
     counts = ", ".join(f"{verdicts.count(word)} {word}" for word in dict.fromkeys((HOLDS, SLOWER, *verdicts)))
     lines = [f"{len(known)} cells: {counts}."]
+    if unfinished := sum(each.is_unfinished(turns) for each in known):
+        lines.append(
+            f"The minutes were over before {unfinished} of them had all alternations; with more --minutes it goes on."
+        )
     for each in known:
         lines += [f"- {each.name} at {side}: {why.splitlines()[0]}" for side, why in each.failed.items()]
     return lines
@@ -491,7 +499,7 @@ def exit_code(known: Sequence[Known], turns: int) -> int:
     """Return what the command ends with."""
     if any(each.verdict in {SLOWER, FAILS} for each in known):
         return 1
-    return 3 if any(each.lacks(0, turns) or (each.pairs[1] and each.lacks(1, 2 * turns)) for each in known) else 0
+    return 3 if any(each.is_unfinished(turns) for each in known) else 0
 
 
 # ---- the command ----
@@ -584,7 +592,7 @@ def measured(args: argparse.Namespace, begun: float) -> int:
     if args.json:
         print("\n".join(json.dumps(record) for record in records(known, circumstances)))
     else:
-        print("\n".join([*circumstances.lines(), "", *table(known), "", *summary(known)]))
+        print("\n".join([*circumstances.lines(), "", *table(known), "", *summary(known, args.alternations)]))
     return exit_code(known, args.alternations)
 
 

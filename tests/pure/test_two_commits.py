@@ -172,11 +172,16 @@ def test_exit_codes() -> None:
     holds, slower = known(*[(1.0, 1.0)] * 10), known(*[(1.0, 2.0)] * 10)
     assert slower.verdict == SLOWER
     unfinished = known(*[(1.0, 1.0)] * 9)
-    broken_off = known(*[(1.0, 1.0)] * 10, again=((1.0, 1.0),) * 3)
+    wide = [(1.0, 1.0), (1.0, 1.5)] * 5
+    broken_off, not_begun, done = (known(*wide, again=((1.0, 1.0),) * times) for times in (3, 0, 20))
     assert two_commits.exit_code([holds], 10) == 0
     assert two_commits.exit_code([holds, slower, unfinished], 10) == 1
     assert two_commits.exit_code([holds, unfinished], 10) == 3
     assert two_commits.exit_code([broken_off], 10) == 3
+    assert two_commits.exit_code([not_begun], 10) == 3
+    assert two_commits.exit_code([done], 10) == 0
+    said = "The minutes were over before 2 of them had all alternations; with more --minutes it goes on."
+    assert said in two_commits.summary([broken_off, not_begun, done], 10)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +193,7 @@ def test_a_cell_that_fails_counts_where_only_the_new_commit_fails(sides: list[st
     cell.failed = dict.fromkeys(sides, "got 1, want 2\nand more")
     assert cell.verdict == said
     assert two_commits.exit_code([cell], 10) == code
-    assert f"- {cell.name} at {sides[0]}: got 1, want 2" in two_commits.summary([cell])
+    assert f"- {cell.name} at {sides[0]}: got 1, want 2" in two_commits.summary([cell], 10)
     assert two_commits.table([cell])[-1].endswith(f"| 0 | {said} |")
 
 
