@@ -24,7 +24,7 @@ constexpr double kSignalCheck_s = 0.2;  // longest time between two looks for Ct
 
 using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
 using RailTuple = std::pair<std::string, int>;
-using PeerTuple = std::tuple<int, bool, std::string, std::vector<RailTuple>>;
+using PeerTuple = std::tuple<int, bool, std::string, std::vector<RailTuple>, std::string>;
 
 struct Block {
   std::shared_ptr<Segment> segment;
@@ -45,8 +45,8 @@ Bytes allocate(Context& context, size_t bytes) {
 bool connect(Context& context, const std::vector<PeerTuple>& peers, const std::vector<int>& local_ranks,
              const std::vector<int>& neighbours, double timeout_s, const nb::callable& disturbed) {
   std::vector<PeerAddress> addresses;
-  for (const auto& [rank, same_host, handover, rails] : peers) {
-    addresses.push_back({rank, same_host, handover, {}});
+  for (const auto& [rank, same_host, handover, rails, place] : peers) {
+    addresses.push_back({rank, same_host, handover, {}, place});
     for (const auto& [host, port] : rails) addresses.back().rails.push_back({host, static_cast<uint16_t>(port)});
   }
   bool raised = false;
@@ -106,19 +106,20 @@ void bind_context(nb::module_& m) {
           "__init__",
           [](Context* self, int rank, int size, const nb::bytes& job, const nb::bytes& secret, size_t segment_bytes,
              double stall_warn_s, double stall_timeout_s, bool log_moves, bool lower, bool read_peers,
-             bool by_mpi, double rail_timeout_s) {
+             bool by_mpi, double rail_timeout_s, double wire_timeout_s) {
             new (self) Context(ContextConfig{rank, size, {job.c_str(), job.size()}, {secret.c_str(), secret.size()},
                                              segment_bytes, stall_warn_s, stall_timeout_s, log_moves, lower, read_peers, by_mpi,
-                                             rail_timeout_s});
+                                             rail_timeout_s, wire_timeout_s});
           },
           nb::arg("rank"), nb::arg("size"), nb::arg("job"), nb::arg("secret"), nb::arg("segment_bytes"),
           nb::arg("stall_warn_s"), nb::arg("stall_timeout_s"), nb::arg("log_moves"), nb::arg("lower"),
-          nb::arg("read_peers"), nb::arg("by_mpi"), nb::arg("rail_timeout_s"))
+          nb::arg("read_peers"), nb::arg("by_mpi"), nb::arg("rail_timeout_s"),
+          nb::arg("wire_timeout_s"))
       .def_prop_ro("handover_name", &Context::handover_name)
       .def("listen", &Context::listen, nb::arg("host"), nb::arg("first_port"), nb::arg("last_port"),
            "Listen at a numeric address on the first free port; returns the port. Each call makes one more rail.")
       .def("connect", &connect, nb::arg("peers"), nb::arg("local_ranks"), nb::arg("neighbours"), nb::arg("timeout_s"),
-           nb::arg("disturbed"), "False when `disturbed` returned True first. peers: (rank, same host, hand-over name, (host, port) of each rail).")
+           nb::arg("disturbed"), "False when `disturbed` returned True first. peers: (rank, same host, hand-over name, (host, port) of each rail, its host in words).")
       .def("allocate", &allocate, nb::arg("bytes"), "Arena memory as bytes; freed with the last array that views it.")
       .def("arena_bytes", [](Context& context) { return context.own_segment()->used_bytes(); })
       .def("holds", [](Context& context, uintptr_t address, size_t bytes) {
@@ -142,7 +143,7 @@ void bind_context(nb::module_& m) {
            "Whether a rank died or fell silent, or this one cannot go on.")
       .def("losses", [](Context& context) {
             std::map<int, std::tuple<bool, std::string>> out;
-            for (const auto& [rank, loss] : context.losses()) out[rank] = {loss.kind == LossKind::died, loss.why};
+            for (const auto& [rank, loss] : context.losses()) out[rank] = {is_death(loss.kind), loss.why};
             return out;
           },
           "Ranks that are gone: (died rather than left, why).")

@@ -23,7 +23,7 @@ void bind_notices(nb::module_& m) {
       .def_ro("tag", &Notice::tag, "Of a message; a mismatch's sequence number.")
       .def_prop_ro("payload", [](const Notice& notice) { return nb::bytes(notice.payload.data(), notice.payload.size()); },
                    "What a message says; why a rank is gone.")
-      .def_prop_ro("died", [](const Notice& notice) { return notice.tag == static_cast<uint64_t>(LossKind::died); },
+      .def_prop_ro("died", [](const Notice& notice) { return is_death(static_cast<LossKind>(notice.tag)); },
                    "Of a loss: whether the rank died, rather than left.")
       .def_ro("titles", &Notice::titles, "What each rank of the world called the operation of a mismatch.");
 }

@@ -61,7 +61,10 @@ uint64_t first_bytes(const Digest& digest) {
 // Who takes part in the group from there on is not known any more.
 bool ends_group(LossKind kind) { return kind == LossKind::silent || kind == LossKind::aborted; }
 
-const char* verb(LossKind kind) { return kind == LossKind::left ? "left the job" : "died"; }
+const char* verb(LossKind kind) {
+  if (kind == LossKind::cut_off) return "cannot be reached";
+  return kind == LossKind::left ? "left the job" : "died";
+}
 
 }  // namespace
 
@@ -106,12 +109,16 @@ void Context::progress_loop() {
     if (Clock::now() >= next_tick_) tick();
     if (caller_drives_ && std::exchange(told_of_, ended_) != ended_) wake_self();  // its operation may be among them
     if (Clock::now() >= next_rail_watch_) watch_rails();
+    if (Clock::now() >= next_wire_watch_) watch_wires();
     // Peers ring this thread only once no caller has driven for a second: a bell for each of a caller's quick
     // operations would cost the peers more than the operations.
     const bool callers_rest = !caller_drives_ && (!running_.empty() || seconds_since(last_caller_) > 1);
     const bool watches = rails_need_watching();
-    const bool idle = running_.empty() && strangers_.empty() && !listener_rests_ && !watches;
-    int timeout_ms = idle && callers_rest ? -1 : 1000;
+    int timeout_ms = callers_rest && !waits_for_time() ? -1 : 1000;
+    if (!tcp_links_.empty()) {  // also while nothing else happens
+      const int look_ms = std::max(1, static_cast<int>(std::min(config_.wire_timeout_s, 1e4) * 1000 / 16));
+      timeout_ms = timeout_ms < 0 ? look_ms : std::min(timeout_ms, look_ms);
+    }
     if (watches) timeout_ms = std::max(1, static_cast<int>(config_.rail_timeout_s * 125));
     if (moved) {
       timeout_ms = 0;
@@ -534,7 +541,7 @@ std::map<int, Loss> Context::losses() {
 bool Context::has_failed() {
   const Lock lock(mutex_);
   return !broken_.empty() || !stalled_groups_.empty() ||
-         std::any_of(losses_.begin(), losses_.end(), [](const auto& loss) { return loss.second.kind == LossKind::died; });
+         std::any_of(losses_.begin(), losses_.end(), [](const auto& loss) { return is_death(loss.second.kind); });
 }
 
 std::vector<int> Context::read_by() {
@@ -553,7 +560,11 @@ void Context::on_frame(int peer, const Frame& frame, std::span<const std::byte> 
   if (frame.kind == FrameKind::lost) {
     const auto lost = static_cast<int>(frame.offset);
     const auto kind = static_cast<LossKind>(frame.slot);
-    if (lost < 0 || lost >= config_.size || lost == config_.rank) return;
+    if (lost < 0 || lost >= config_.size) return;
+    if (lost == config_.rank) {
+      if (kind == LossKind::cut_off) on_exclusion(peer);
+      return;
+    }
     // Somebody else's word must not overtake what a rank that left has said on its own connection.
     const auto own = tcp_links_.find(lost);
     if (lost != peer && kind == LossKind::left) {
@@ -564,7 +575,8 @@ void Context::on_frame(int peer, const Frame& frame, std::span<const std::byte> 
         return;
       }
     }
-    note_loss(lost, kind, "as rank " + std::to_string(peer) + " found");
+    const std::string found_by = "as rank " + std::to_string(peer) + " found";
+    note_loss(lost, kind, kind == LossKind::cut_off ? "nothing comes from " + place_of(lost) + " any more, " + found_by : found_by);
     return;
   }
   if (frame.kind == FrameKind::notice || frame.kind == FrameKind::noticed) {
@@ -617,9 +629,15 @@ void Context::on_frame(int peer, const Frame& frame, std::span<const std::byte> 
     operation.culprit = static_cast<int>(frame.offset);
   } else if (frame.kind == FrameKind::fail) {
     const Doom doom = doom_of(frame);
+    if (doom.rank == config_.rank && doom.kind == LossKind::cut_off) {
+      on_exclusion(peer);
+      return;
+    }
     doomed_.try_emplace(frame.key(), doom);
-    if (doom.kind == LossKind::died || doom.kind == LossKind::left) {
-      note_loss(doom.rank, doom.kind, "as rank " + std::to_string(peer) + " found");
+    if (is_loss_of_rank(doom.kind)) {
+      const std::string found_by = "as rank " + std::to_string(peer) + " found";
+      note_loss(doom.rank, doom.kind,
+                doom.kind == LossKind::cut_off ? "nothing comes from " + place_of(doom.rank) + " any more, " + found_by : found_by);
     }
     unsettled_ = true;
   }
@@ -661,7 +679,22 @@ void Context::believe_hearsay(Clock::time_point now) {
   }
 }
 
-void Context::on_loss(int peer, LossKind kind, const std::string& why) { note_loss(peer, kind, why); }
+void Context::on_loss(int peer, LossKind kind, const std::string& why) {
+  note_loss(peer, kind, kind == LossKind::cut_off ? "nothing has come from " + place_of(peer) + " " + why : why);
+}
+
+// "host1 (ranks 4-7)"
+std::string Context::place_of(int rank) const {
+  const auto found = addresses_.find(rank);
+  return found == addresses_.end() || found->second.host.empty() ? "its host" : found->second.host;
+}
+
+// A rank that lives was given up by `peer`, which cannot hear it, and hears of that from others, or over a wire that
+// goes one way. What it finds in turn is for nobody else to act on: the others can hear that rank.
+void Context::on_exclusion(int peer) {
+  new_losses_.push_back({peer, {LossKind::cut_off, "nothing from this rank comes to " + place_of(peer) + " any more"}, Clock::now(), false});
+  changed_.notify_all();
+}
 
 void Context::note_loss(int lost, LossKind kind, const std::string& why) {
   new_losses_.push_back({lost, {kind, why}, Clock::now()});
@@ -686,13 +719,16 @@ bool Context::settle_losses(size_t count) {
   const auto end = new_losses_.begin() + static_cast<std::ptrdiff_t>(count);
   const std::vector<NewLoss> settled(std::make_move_iterator(new_losses_.begin()), std::make_move_iterator(end));
   new_losses_.erase(new_losses_.begin(), end);
-  for (const auto& [lost, loss, found] : settled) {
+  for (const auto& [lost, loss, found, is_passed_on] : settled) {
     const auto [known, is_new] = losses_.try_emplace(lost, loss);
     if (!is_new) continue;
     loss_order_.push_back(lost);
     tell_here({Notice::Kind::loss, lost, 0, static_cast<uint64_t>(loss.kind), loss.why, {}});
-    if (closing_) continue;
-    tell_everyone({.kind = FrameKind::lost, .slot = static_cast<uint32_t>(loss.kind), .offset = static_cast<uint64_t>(lost)});
+    if (closing_ || !is_passed_on) continue;
+    const Frame news{.kind = FrameKind::lost, .slot = static_cast<uint32_t>(loss.kind), .offset = static_cast<uint64_t>(lost)};
+    tell_everyone(news);
+    Link* its_own = loss.kind == LossKind::cut_off ? links_[static_cast<size_t>(lost)].get() : nullptr;
+    if (its_own != nullptr) its_own->send(news);  // it may hear, though it is not heard
   }
   const auto running = running_;
   for (const auto& [key, operation] : running) any |= settle(operation);
@@ -726,7 +762,7 @@ bool Context::settle(const std::shared_ptr<Operation>& operation) {
   int cause = -1;
   for (const int lost : loss_order_) {
     if (!operation->involves(lost)) continue;
-    const bool died = losses_.at(lost).kind == LossKind::died;
+    const bool died = is_death(losses_.at(lost).kind);
     const bool waits_for_it = std::find(waits.begin(), waits.end(), lost) != waits.end();
     if (died) {
       cause = lost;

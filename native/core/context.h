@@ -44,6 +44,7 @@ struct ContextConfig {
   bool read_peers = true;    // false: ordinary memory goes through staging slots, as where the kernel forbids reading
   bool by_mpi = false;       // payload between hosts is carried by MPI: somebody must call collect and carried
   double rail_timeout_s = 2;  // a rail that is silent for so long while another works is given up
+  double wire_timeout_s = 60;  // a host from which nothing comes, though it was asked, is cut off at the latest then
 };
 
 // Where a rank can be met.
@@ -57,6 +58,7 @@ struct PeerAddress {
   bool same_host = false;
   std::string handover;  // abstract socket name (same host)
   std::vector<RailAddress> rails;  // tcp
+  std::string host;                // in words, with the ranks that are on it
 };
 
 struct Loss {
@@ -205,6 +207,8 @@ class Context final : public LinkEvents, public Host {
   bool settle_losses(size_t count);
   bool settle(const std::shared_ptr<Operation>& operation);
   void note_loss(int lost, LossKind kind, const std::string& why);
+  std::string place_of(int rank) const;
+  void on_exclusion(int peer);
   void tell_everyone(const Frame& frame);
   void tell_members(const Operation& operation, int lost, LossKind kind, int64_t quiet_s = 0);
   void fail_for(Operation& operation, int lost, const Loss& loss);
@@ -253,6 +257,8 @@ class Context final : public LinkEvents, public Host {
   void on_stranger(const Descriptor& listener);
   void watch_rails();
   bool rails_need_watching() const;
+  void watch_wires();
+  bool waits_for_time() const;  // something here has a deadline, whatever else happens
   void listen_again();
   void on_handshake(int fd);
   void expire_strangers();
@@ -314,6 +320,7 @@ class Context final : public LinkEvents, public Host {
     int rank;
     Loss loss;
     Clock::time_point found;
+    bool is_passed_on = true;
   };
   std::vector<NewLoss> new_losses_;  // found while links or operations are at work, in order
   std::vector<int> loss_order_;                   // lost ranks as they were learned of
@@ -330,6 +337,7 @@ class Context final : public LinkEvents, public Host {
   bool is_prodded_ = false;
   bool connected_ = false;
   Clock::time_point next_rail_watch_{};
+  Clock::time_point next_wire_watch_{};
   uint64_t ended_ = 0;   // operations, ever
   uint64_t told_of_ = 0;  // of those: when a sleeping caller was last told
   bool unsettled_ = false;                        // a loss is known that operations were not checked for

@@ -343,7 +343,7 @@ TcpLink& Context::tcp_link(int peer) {
 TcpLink& Context::make_link(int peer) {
   auto& place = links_[static_cast<size_t>(peer)];
   const TcpLink::Rails rails{static_cast<uint16_t>(listeners_.size()),
-                             std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(config_.rail_timeout_s))};
+                             as_duration(config_.rail_timeout_s), as_duration(config_.wire_timeout_s)};
   if (config_.by_mpi) {
     auto made = std::make_unique<MpiLink>(peer, *this, poller_, rails, mailroom_);
     TcpLink& connection = made->connection();

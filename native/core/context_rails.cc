@@ -26,6 +26,19 @@ void Context::watch_rails() {
   }
 }
 
+void Context::watch_wires() {
+  next_wire_watch_ = Clock::now() + as_duration(config_.wire_timeout_s / 16);
+  if (closing_) return;
+  for (const auto& [peer, link] : tcp_links_) {
+    if (!losses_.contains(peer)) link->watch_wire();
+  }
+}
+
+bool Context::waits_for_time() const {
+  return !running_.empty() || !strangers_.empty() || listener_rests_ || !hearsay_.empty() || !new_losses_.empty() ||
+         std::any_of(tcp_links_.begin(), tcp_links_.end(), [](const auto& entry) { return entry.second->is_calling(); });
+}
+
 std::vector<RailLoss> Context::take_rail_losses() {
   const Lock lock(mutex_);
   return std::exchange(rail_losses_, {});

@@ -33,9 +33,13 @@ enum class FrameKind : uint8_t {
   quiet = 15,    // shm: the sender writes no more into the receiver's memory for the operation
 };
 
-// From `silent` on it is no loss of a rank, only of an operation: one that the rank did not come to, could not go on with,
-// or aborted.
-enum class LossKind : uint32_t { died = 1, left = 2, silent = 3, unable = 4, aborted = 5 };
+// silent, unable, aborted: no loss of a rank, only of an operation: one that the rank did not come to, could not go on
+// with, or aborted. cut_off: nothing comes from its host any more; it may live, and then it is told.
+enum class LossKind : uint32_t { died = 1, left = 2, silent = 3, unable = 4, aborted = 5, cut_off = 6 };
+
+// Without it nothing goes on that it belongs to; a rank that left had ended its part.
+inline bool is_death(LossKind kind) { return kind == LossKind::died || kind == LossKind::cut_off; }
+inline bool is_loss_of_rank(LossKind kind) { return is_death(kind) || kind == LossKind::left; }
 
 struct Frame {
   uint64_t group = 0;

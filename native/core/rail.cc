@@ -75,8 +75,26 @@ void Rail::watch_socket() {
   const int yes = 1;
   ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
   ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentBytes, sizeof kUnsentBytes);
+  ask_when_idle();
   poller_.add(socket_.get(), EPOLLIN | EPOLLRDHUP, [this](uint32_t events) { on_ready(events); });
   owner_.on_up(*this);
+}
+
+// The kernel asks, and the other one's answers whatever its process does. It does not end the connection: see `silence`.
+// Its own patience is in whole seconds, and doubles from try to try where something waits to be sent.
+void Rail::ask_when_idle() {
+#ifndef TCP_RTO_MAX_MS
+  constexpr int TCP_RTO_MAX_MS = 44;  // from Linux 6.15 on; others go on doubling, up to two minutes
+#endif
+  const int yes = 1;
+  const int most = 127;
+  const int seconds = std::max(1, static_cast<int>(std::chrono::duration_cast<std::chrono::seconds>(probe_every_).count()));
+  const int milliseconds = std::max(1000, seconds * 1000);
+  ::setsockopt(socket_.get(), SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
+  ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof seconds);
+  ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_KEEPINTVL, &seconds, sizeof seconds);
+  ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_KEEPCNT, &most, sizeof most);
+  ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_RTO_MAX_MS, &milliseconds, sizeof milliseconds);
 }
 
 void Rail::on_handshake() {
@@ -126,8 +144,9 @@ void Rail::close() {
 
 void Rail::break_off(const std::string& why) {
   if (state_ == State::closed) return;
+  const bool is_used = state_ != State::given_up;
   close();
-  owner_.on_broken(*this, why);
+  if (is_used) owner_.on_broken(*this, why);
 }
 
 // ---- out -----------------------------------------------------------------------------------
@@ -376,16 +395,16 @@ Rail::Health Rail::health() const {
   return found;
 }
 
-Clock::duration Rail::silence(Clock::duration at_most) {
-  Look look{.when = Clock::now(), .health = health()};
-  const Health& before = last_look_.health;
-  const auto passed = look.when - last_look_.when;
+Clock::duration Rail::silence(Look& last, Clock::duration at_most) const {
+  Look look{.when = Clock::now(), .health = health(), .silence = {}};
+  const Health& before = last.health;
+  const auto passed = look.when - last.when;
   // The bytes tell of an answer that came right after the look before, which the kernel's clock, of some milliseconds,
   // may put earlier; the time tells of answers that acknowledge nothing.
   const bool answered = look.health.acknowledged != before.acknowledged ||
                         look.health.quiet_s < std::chrono::duration<double>(passed).count();
-  if (before.waits && look.health.waits && !answered) look.silence = last_look_.silence + std::min(passed, at_most);
-  last_look_ = look;
+  if (before.waits && look.health.waits && !answered) look.silence = last.silence + std::min(passed, at_most);
+  last = look;
   return look.silence;
 }
 

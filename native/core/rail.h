@@ -68,8 +68,9 @@ class Rail {
  public:
   enum class State : uint8_t { waiting, calling, up, given_up, closed };
 
-  Rail(uint16_t index, int peer, bool keeps, RailOwner& owner, Poller& poller)
-      : index_(index), peer_(peer), keeps_(keeps), owner_(owner), poller_(poller) {}
+  // `probe_every`: what the kernel asks the other one for where nothing else goes over a connection.
+  Rail(uint16_t index, int peer, bool keeps, Clock::duration probe_every, RailOwner& owner, Poller& poller)
+      : index_(index), peer_(peer), keeps_(keeps), probe_every_(probe_every), owner_(owner), poller_(poller) {}
   ~Rail();
   Rail(const Rail&) = delete;
   Rail& operator=(const Rail&) = delete;
@@ -117,10 +118,17 @@ class Rail {
   // Looks, and says for how long something has been on the way at every look with no answer in between. What is on the
   // way now may have been sent just now, after a rest, and a process or its machine that stood still has heard nothing:
   // of the time since the look before, at most `at_most` counts.
-  Clock::duration silence(Clock::duration at_most);
+  struct Look {
+    Clock::time_point when{};
+    Health health;
+    Clock::duration silence{};
+  };
+  Clock::duration silence(Look& last, Clock::duration at_most) const;
   bool holds_unacknowledged();
 
   bool has_left = false;  // the peer has said here that it leaves
+  Look last_look;         // whether it is to be given up, and
+  Look last_wire_look;    // whether it is silent like all others of its link
 
  private:
   static constexpr size_t kStagingBytes = 8 * 1024;
@@ -129,6 +137,7 @@ class Rail {
   void on_ready(uint32_t events);
   void on_handshake();
   void watch_socket();
+  void ask_when_idle();
   bool receive(int turns);
   bool receive_some();
   bool take_staged();
@@ -138,6 +147,7 @@ class Rail {
   const uint16_t index_;
   const int peer_;
   const bool keeps_;
+  const Clock::duration probe_every_;
   RailOwner& owner_;
   Poller& poller_;
   State state_ = State::waiting;
@@ -152,12 +162,6 @@ class Rail {
   std::deque<Outgoing> unacknowledged_;
   uint64_t written_ = 0;
   Health last_health_;  // when it was closed
-  struct Look {
-    Clock::time_point when{};
-    Health health;
-    Clock::duration silence{};
-  } last_look_;
-
   std::array<std::byte, kStagingBytes> staging_{};
   bool receives_ = false;
   size_t staged_from_ = 0;

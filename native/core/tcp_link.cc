@@ -13,8 +13,10 @@ constexpr auto kEndOfAPeer = std::chrono::milliseconds(500);
 }  // namespace
 
 TcpLink::TcpLink(int peer, LinkEvents& events, Poller& poller, Rails rails)
-    : Link(peer, events), rail_timeout_(rails.timeout) {
-  for (uint16_t i = 0; i < rails.count; ++i) rails_.push_back(std::make_unique<Rail>(i, peer, rails.count > 1, *this, poller));
+    : Link(peer, events), rail_timeout_(rails.timeout), wire_timeout_(rails.wire_timeout) {
+  for (uint16_t i = 0; i < rails.count; ++i) {
+    rails_.push_back(std::make_unique<Rail>(i, peer, rails.count > 1, wire_timeout_ / 8, *this, poller));
+  }
 }
 
 // ---- connecting ----------------------------------------------------------------------------
@@ -82,17 +84,17 @@ void TcpLink::on_broken(Rail& rail, const std::string& why) {
   if (others) {
     lose(rail, why);
   } else {
-    break_off(why);
+    break_off(LossKind::died, why);
   }
 }
 
-void TcpLink::break_off(const std::string& why) {
+void TcpLink::break_off(LossKind kind, const std::string& why) {
   if (broken_) return;
   broken_ = true;
   for (const auto& rail : rails_) rail->close();
   held_.clear();
   losses_.clear();
-  events_.on_loss(peer_, LossKind::died, why);
+  events_.on_loss(peer_, kind, why);
 }
 
 // What the rail has not delivered goes over another; what it delivers after all is dropped where it arrives twice.
@@ -126,9 +128,31 @@ void TcpLink::watch_rails() {
   });
   for (const auto& rail : rails_) {
     const bool late = rail->is_pending() && first_up() != nullptr && now - first_up_at_ > rail_timeout_;
-    const bool dead = rail->is_up() && rail->silence(rail_timeout_ / 4) > rail_timeout_;
+    const bool dead = rail->is_up() && rail->silence(rail->last_look, rail_timeout_ / 4) > rail_timeout_;
     if (one_works && (late || dead)) lose(*rail, late ? "it could not be connected" : "nothing comes back over it");
   }
+}
+
+// A wire that carried nothing at a look may have been cut since the one before; a probe goes out an eighth after the last
+// word, and looks are a sixteenth apart. So three quarters of silence are seen before all of the time-out is over.
+void TcpLink::watch_wire() {
+  if (broken_ || !begun_) return;
+  const auto patience = wire_timeout_ - wire_timeout_ / 4;
+  bool any = false;
+  bool all_silent = true;
+  for (const auto& rail : rails_) {
+    if (!rail->is_up()) continue;
+    any = true;
+    all_silent &= rail->silence(rail->last_wire_look, wire_timeout_ / 8) >= patience;
+  }
+  if (any && all_silent) {
+    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(patience).count();
+    break_off(LossKind::cut_off, "for " + std::to_string(seconds) + " s");
+  }
+}
+
+bool TcpLink::is_calling() const {
+  return std::any_of(rails_.begin(), rails_.end(), [](const auto& rail) { return rail->state() == Rail::State::calling; });
 }
 
 bool TcpLink::needs_watching() const {

@@ -36,6 +36,7 @@ class TcpLink final : public Link, public RailOwner {
   struct Rails {
     uint16_t count;
     Clock::duration timeout;  // one that is silent for so long while another works is given up
+    Clock::duration wire_timeout;  // where all are, the peer's host is cut off: noticed by then
   };
   TcpLink(int peer, LinkEvents& events, Poller& poller, Rails rails);
 
@@ -54,6 +55,8 @@ class TcpLink final : public Link, public RailOwner {
 
   void watch_rails();  // gives up rails over which nothing comes back, while another works
   bool needs_watching() const;
+  void watch_wire();  // breaks off where nothing comes back over any rail
+  bool is_calling() const;  // somebody has to call `expire`
   std::vector<RailLoss> take_losses();  // those old enough to be none of a peer's end
   std::vector<RailStatus> rails() const;
   uint64_t goodput() const;  // bytes per second over all rails, as the kernel measured them; 0: not known
@@ -94,9 +97,10 @@ class TcpLink final : public Link, public RailOwner {
   Outgoing next_of(const StreamKey& key, OutStream& stream);
   bool catch_up(const Rail& rail);
   void lose(Rail& rail, const std::string& why);
-  void break_off(const std::string& why);
+  void break_off(LossKind kind, const std::string& why);
 
   const Clock::duration rail_timeout_;
+  const Clock::duration wire_timeout_;
   const std::shared_ptr<PayloadPool> pool_ = std::make_shared<PayloadPool>();
   std::vector<std::unique_ptr<Rail>> rails_;
   bool begun_ = false;

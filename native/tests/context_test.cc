@@ -2,11 +2,6 @@
 
 #include "core/context.h"
 
-#include <arpa/inet.h>
-#include <linux/filter.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-
 #include <atomic>
 #include <cmath>
 #include <cstring>
@@ -409,22 +404,6 @@ void stall_before(bool one_host) {
   check(second->fault_text().find("nothing came from rank 2") == 0, "and names whom that member waited for");
   job[0].close(1, true);
   job[2].close(1, true);
-}
-
-// The wire of a rail is cut: what arrives over it is dropped without a word, at both ends.
-void cut(int rail) {
-  sock_filter drop = BPF_STMT(BPF_RET | BPF_K, 0);
-  const sock_fprog program{1, &drop};
-  for (int fd = 3; fd < 1024; ++fd) {
-    sockaddr_in own{};
-    sockaddr_in other{};
-    socklen_t length = sizeof own;
-    if (::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &length) != 0 || own.sin_family != AF_INET) continue;
-    length = sizeof other;
-    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&other), &length) != 0) continue;
-    const in_addr_t wanted = htonl(INADDR_LOOPBACK + static_cast<uint32_t>(rail));
-    if (own.sin_addr.s_addr == wanted) ::setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program);
-  }
 }
 
 // Between what they carry, rails rest for about their time-out: what was sent a moment before a look has not been silent

@@ -61,9 +61,38 @@ void abort_and_overwrite(int size, bool arena, bool sliced) {
   job.in_parallel([&](int rank) { job[rank].close(5, true); });
 }
 
+// The only wire of every host is cut. Until then nobody fails, however long nothing comes from a rank that does something
+// else; then everybody who waits is told whom, and where that is, also who has nothing to send.
+void only_wire_is_cut() {
+  constexpr double kTimeout_s = 3;
+  constexpr auto kLonger = std::chrono::milliseconds(4500);
+  Job job(3, false, false, false, 1, kTimeout_s);
+  const auto post = [&](int rank, uint64_t number) {
+    return job[rank].post(spec_of(rank, 3, number, nullptr, nullptr, "barrier", false), false);
+  };
+  job.in_parallel([&](int rank) { wait_for(job[rank], post(rank, 1)); });
+  std::this_thread::sleep_for(kLonger);
+  const std::vector<std::shared_ptr<Operation>> waiting{post(1, 2), post(2, 2)};
+  std::this_thread::sleep_for(kLonger);
+  for (int rank = 0; rank < 3; ++rank) check(job[rank].losses().empty(), "a rank that does something else is not lost");
+  cut(0);
+  const auto start = Clock::now();
+  while (!job[1].has_ended(*waiting[0]) || !job[2].has_ended(*waiting[1])) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  const auto late = post(0, 2);
+  wait_for(job[0], late);
+  check(Clock::now() - start < 4 * as_duration(kTimeout_s), "in bounded time");
+  for (const auto& operation : {waiting[0], waiting[1], late}) {
+    check(operation->fault() == FaultKind::peer_lost, "a rank whose host is cut off is a lost peer");
+    const std::string& text = operation->fault_text();
+    check(text.find(" cannot be reached (nothing") != std::string::npos && text.find("host") != std::string::npos, "and its host is named");
+  }
+  job.in_parallel([&](int rank) { job[rank].close(0, true); });
+}
+
 }  // namespace
 
 int main() {
+  only_wire_is_cut();
   for (const bool arena : {true, false}) {
     for (const bool sliced : {true, false}) {
       abort_and_overwrite(2, arena, sliced);

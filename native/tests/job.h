@@ -1,6 +1,11 @@
 // Ranks of a job as threads of one process, and the programs and operations that tests have them run.
 #pragma once
 
+#include <arpa/inet.h>
+#include <linux/filter.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <functional>
 #include <memory>
@@ -17,17 +22,17 @@ namespace multiring::checks {
 struct Job {
   std::vector<std::unique_ptr<Context>> ranks;
 
-  Job(int size, bool one_host, bool plain = false, bool logs = true, int rails = 1) {
+  Job(int size, bool one_host, bool plain = false, bool logs = true, int rails = 1, double wire_timeout_s = 60) {
     for (int rank = 0; rank < size; ++rank) {
       ranks.push_back(std::make_unique<Context>(ContextConfig{
           .rank = rank, .size = size, .job = "test", .secret = "secret", .segment_bytes = size_t{1} << 28,
           .stall_warn_s = 60, .stall_timeout_s = 60, .log_moves = logs, .lower = !plain, .read_peers = !plain,
-          .rail_timeout_s = 0.4}));
+          .rail_timeout_s = 0.4, .wire_timeout_s = wire_timeout_s}));
     }
     std::vector<PeerAddress> addresses;
     for (int rank = 0; rank < size; ++rank) {
       Context& context = *ranks[static_cast<size_t>(rank)];
-      addresses.push_back({rank, one_host, context.handover_name(), {}});
+      addresses.push_back({rank, one_host, context.handover_name(), {}, "host" + std::to_string(rank)});
       for (int rail = 0; rail < (one_host ? 0 : rails); ++rail) {
         const std::string host = "127.0.0." + std::to_string(rail + 1);
         addresses.back().rails.push_back({host, context.listen(host, 0, 0)});
@@ -115,6 +120,21 @@ inline OperationSpec spec_of(int rank, int size, uint64_t sequence, std::shared_
 
 inline void wait_for(Context& context, const std::shared_ptr<Operation>& operation) {
   while (context.wait(operation, 5) != Context::Waited::ended) {
+  }
+}
+// The wire of a rail is cut: what arrives over it is dropped without a word, at both ends.
+inline void cut(int rail) {
+  sock_filter drop = BPF_STMT(BPF_RET | BPF_K, 0);
+  const sock_fprog program{1, &drop};
+  for (int fd = 3; fd < 1024; ++fd) {
+    sockaddr_in own{};
+    sockaddr_in other{};
+    socklen_t length = sizeof own;
+    if (::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &length) != 0 || own.sin_family != AF_INET) continue;
+    length = sizeof other;
+    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&other), &length) != 0) continue;
+    const in_addr_t wanted = htonl(INADDR_LOOPBACK + static_cast<uint32_t>(rail));
+    if (own.sin_addr.s_addr == wanted) ::setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program);
   }
 }
 

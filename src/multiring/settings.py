@@ -43,6 +43,13 @@ def _positive(text: str) -> float:
     return value
 
 
+def _wire_timeout(text: str) -> float:
+    value = float(text)
+    if not value >= 3:  # kernels ask once a second at most
+        raise ValueError(text)
+    return value
+
+
 def _natural(text: str) -> int:
     value = int(text)
     if value < 0:
@@ -157,6 +164,14 @@ class Settings:
         2.0,
         "seconds > 0",
         "a rail over which nothing comes back for so long is given up, while another works",
+    )
+    wire_timeout_s: float = _setting(
+        "MULTIRING_WIRE_TIMEOUT_S",
+        _wire_timeout,
+        60.0,
+        "seconds >= 3",
+        "a host from which nothing comes over the network, not even its kernel's answers, raises PeerLostError by "
+        "then; one that is slow, or whose ranks compute, answers",
     )
     ports: tuple[int, int] | None = _setting(
         "MULTIRING_PORTS", _port_range, None, "FIRST-LAST, 0 to 65535", "ports the tcp engine may listen on"

@@ -317,6 +317,7 @@ class Context:
         read_peers: bool,
         by_mpi: bool,
         rail_timeout_s: float,
+        wire_timeout_s: float,
     ) -> None: ...
     @property
     def handover_name(self) -> str: ...
@@ -327,14 +328,14 @@ class Context:
 
     def connect(
         self,
-        peers: Sequence[tuple[int, bool, str, Sequence[tuple[str, int]]]],
+        peers: Sequence[tuple[int, bool, str, Sequence[tuple[str, int]], str]],
         local_ranks: Sequence[int],
         neighbours: Sequence[int],
         timeout_s: float,
         disturbed: Callable,
     ) -> bool:
         """
-        False when `disturbed` returned True first. peers: (rank, same host, hand-over name, (host, port) of each rail).
+        False when `disturbed` returned True first. peers: (rank, same host, hand-over name, (host, port) of each rail, its host in words).
         """
 
     def allocate(self, bytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:

@@ -17,7 +17,7 @@ from multiring._native import Context, Holdings
 from multiring.errors import LaunchError, RendezvousError, StateError, UnsupportedError
 from multiring.planner import Pins
 from multiring.runtime.addresses import host_id
-from multiring.runtime.calls import Membership
+from multiring.runtime.calls import Membership, ranks_in_words
 from multiring.runtime.events import Event, event_of
 from multiring.runtime.group import Group
 from multiring.runtime.handles import NOBODY
@@ -266,6 +266,7 @@ def _join(settings: Settings, identity: Identity) -> tuple[World, dict[str, Any]
             read_peers=settings.read_peers,
             by_mpi=mpi is not None,
             rail_timeout_s=settings.rail_timeout_s,
+            wire_timeout_s=settings.wire_timeout_s,
         )
         engine = None
         try:
@@ -291,8 +292,9 @@ def _join(settings: Settings, identity: Identity) -> tuple[World, dict[str, Any]
             if pins is not None:
                 pins.refuse_other(topology)
             grid, order = grid_of(topology)
+            places = _places(topology)
             peers = [
-                (rank, rank in local_ranks, card["handover"], [place.end for place in rails[rank]])
+                (rank, rank in local_ranks, card["handover"], [place.end for place in rails[rank]], places[rank])
                 for rank, card in enumerate(cards)
                 if rank != identity.rank
             ]
@@ -310,6 +312,12 @@ def _join(settings: Settings, identity: Identity) -> tuple[World, dict[str, Any]
     return _world(identity, settings, carriers, (topology, pins, spin_s), local_ranks), cards[0]["timeline"]
 
 
+def _places(topology: Topology) -> dict[int, str]:
+    """Return for each rank the host it is on, and who else is."""
+    hosts = zip(topology.names, topology.hosts, strict=True)
+    return {rank: f"{name} ({ranks_in_words(ranks)})" for name, ranks in hosts for rank in ranks}
+
+
 def _wishes(settings: Settings) -> dict[str, Any]:
     """Return whether plans may change, and the arguments of `Timelines.start`: the path is "" where none starts."""
     path = "" if settings.timeline in (None, TIMELINE_LATER) else settings.timeline
@@ -319,7 +327,7 @@ def _wishes(settings: Settings) -> dict[str, Any]:
 
 def _connect(
     context: Context,
-    peers: list[tuple[int, bool, str, list[tuple[str, int]]]],
+    peers: list[tuple[int, bool, str, list[tuple[str, int]], str]],
     near: tuple[Sequence[int], Sequence[int]],
     timeout_s: float,
     meeting: Rendezvous,
