@@ -4,7 +4,7 @@
 
 Every figure is a median over rounds, in microseconds, of the rank that took longest; groups and the raw collective of
 the same bytes take turns. The yardstick of the small operation is a futex ping-pong between two processes of the same
-run. Exits with 1 where a floor is missed.
+run, and the floor; the group is reported. Exits with 1 where the floor is missed.
 """
 
 import argparse
@@ -23,8 +23,7 @@ import torch
 import multiring
 import multiring.torch as mt
 
-PING_PONGS = 6.0  # floors: of 64 bytes
-AGAIN_US, FIRST_US = 50.0, 400.0  # over the raw collective
+PING_PONGS = 6.0  # floor: of 64 bytes
 _FUTEX = {"x86_64": 202, "aarch64": 98}
 _WAIT, _WAKE = 0, 1
 
@@ -47,12 +46,12 @@ def main() -> int:
             ("futex ping-pong", ping_pong_us, ""),
             ("allreduce_async_ and synchronize, 64 B", small_us, f"<= {PING_PONGS * ping_pong_us:.1f}"),
             ("raw all_reduce of the 161 gradients' bytes", raw_us, ""),
-            ("grouped_allreduce_ of them over that, again", again_us, f"<= {AGAIN_US:.0f}"),
-            ("grouped_allreduce_ of them over that, the first time", first_us, f"<= {FIRST_US:.0f}"),
+            ("grouped_allreduce_ of them over that, again", again_us, ""),
+            ("grouped_allreduce_ of them over that, the first time", first_us, ""),
         ]
         for what, figure, floor in lines:
             print(f"{what:<58}{figure:>10.1f}  {floor}")
-        missed = small_us > PING_PONGS * ping_pong_us or again_us > AGAIN_US or first_us > FIRST_US
+        missed = small_us > PING_PONGS * ping_pong_us
     mt.shutdown()
     return int(missed)
 
