@@ -117,3 +117,57 @@ def test_nothing_is_built_where_no_framework_is(word: str, monkeypatch: pytest.M
 
     monkeypatch.setattr(builds, "ADAPTERS", ())
     assert getattr(builds, word)() is None
+
+
+def test_horovods_own_command_line_runs_its_programs(tmp_path: Path) -> None:
+    script = program(
+        tmp_path,
+        """
+        import os
+        import horovod
+        print(horovod.__version__, os.environ["HOROVOD_RANK"], os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"])
+        """,
+    )
+    words = ["-np", "2", "-H", "localhost:4", "--stall-check-warning-time-seconds", "9", "--output-filename", "out"]
+    done = subprocess.run(
+        [sys.executable, "-m", "multiring", "horovodrun", *words, sys.executable, script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd=tmp_path,
+    )
+    assert sorted(done.stdout.splitlines()) == ["[0] 0.28.1 0 9", "[1] 0.28.1 1 9"]
+    assert (tmp_path / "out" / "rank.1" / "stdout").read_text() == "0.28.1 1 9\n"
+    assert (tmp_path / "out" / "rank.0" / "stderr").read_text() == ""
+
+
+@pytest.mark.parametrize("words", [["program.py"], ["-m", "program"], ["-c", "import program"]])
+def test_a_program_under_another_launcher_finds_horovod(tmp_path: Path, words: list[str]) -> None:
+    program(
+        tmp_path,
+        """
+        import subprocess, sys
+        import horovod
+        print(horovod.__version__, sys.argv[1:])
+        sys.stdout.flush()
+        subprocess.run([sys.executable, "-c", "import horovod; print(horovod.__version__)"], check=True)
+        """,
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "multiring.horovod", *words, "--lr", "1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd=tmp_path,
+    )
+    assert done.stdout == "0.28.1 ['--lr', '1']\n0.28.1\n"
+
+
+def test_without_a_program_its_usage_is_shown() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "multiring.horovod"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("usage: python -m multiring.horovod ")

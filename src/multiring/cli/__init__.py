@@ -4,11 +4,19 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from multiring.cli import bench, lab, plan, probe, run, trace
+from multiring.cli import bench, horovodrun, lab, plan, probe, run, trace
 from multiring.errors import MultiringError
 from multiring.version import VERSION
 
-COMMANDS = {"bench": bench, "lab": lab, "plan": plan, "probe": probe, "run": run, "trace": trace}
+COMMANDS = {
+    "bench": bench,
+    "horovodrun": horovodrun,
+    "lab": lab,
+    "plan": plan,
+    "probe": probe,
+    "run": run,
+    "trace": trace,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -98,12 +98,17 @@ def run(arguments: argparse.Namespace) -> int:
         stdin_rank=asked.stdin,
     )
     command = program_of(asked.program)
+    return start(command, asked.ranks, hosts, options)
+
+
+def start(command: list[str], ranks: int | None, hosts: str | None, options: JobOptions) -> int:
+    """Run the job, and return its exit code."""
     if options.timeline is not None:
         clear(options.timeline)
     try:
         if hosts is not None:
-            return run_over_hosts(command, hosts, asked.ranks, options)
-        return run_local(command, asked.ranks, options)
+            return run_over_hosts(command, hosts, ranks, options)
+        return run_local(command, ranks or 1, options)
     except CommandError as error:
         print(f"multiring: {error}", file=sys.stderr)
         return error.exit_code

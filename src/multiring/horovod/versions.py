@@ -1,5 +1,7 @@
 """Versions that do not fit: what Horovod raises of a framework that it was not built against. Here any will do."""
 
+HOROVOD_VERSION = "0.28.1"  # the one whose interface this is
+
 
 def get_version_mismatch_message(name: str, version: str, installed_version: str) -> str:
     """Return that framework `name` is at `version` where `installed_version` was built against."""

@@ -21,7 +21,7 @@ from multiring.lab.namespaces import Space, inside
 from multiring.lab.plan import Plan
 from multiring.lab.topology_file import TOPOLOGY_FILE
 from multiring.launch.cores import cores_of_cpus, share_cpus, threads_per_rank, usable_cpus
-from multiring.launch.job import Job, Member, Start, check_can_run, check_command, environment_of_process
+from multiring.launch.job import Job, Member, Start, check_can_run, check_command, environment_of_process, log_files
 from multiring.launch.leftovers import signal_group
 from multiring.launch.local import job_name
 from multiring.launch.mpiexec import version_of_mpiexec
@@ -97,7 +97,7 @@ def _starts(lab: Lab, processes: Sequence[Process], environment: dict[str, str])
         Start(
             name=process.name,
             tag=process.tag,
-            log_name=process.log_name,
+            log_files=log_files(process.log_name),
             command=process.command,
             environment=OPEN_MPI_STATE
             | environment_of_process(environment, threads, **process.settings)

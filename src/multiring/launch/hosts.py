@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from multiring.errors import ArgumentError
 from multiring.launch.horovod import placed_command, without_place
-from multiring.launch.job import CommandError, Job, JobOptions, Start, check_can_run, check_command
+from multiring.launch.job import CommandError, Job, JobOptions, Start, check_can_run, check_command, log_files
 from multiring.launch.mpiexec import Mpiexec, first_places, mpiexec_of, parse_hosts, placement, version_of_mpiexec
 from multiring.settings import Settings, environment_of, inherited_environment
 
@@ -62,8 +62,8 @@ def run_over_hosts(
     start = Start(
         name="mpiexec",
         tag="",
-        log_name="mpiexec",
-        command=tuple(command_line(kind, places, program, handed_on, os.getcwd())),  # noqa: PTH109 -- as it is spelt here: hosts may know it by that name only
+        log_files=log_files("mpiexec"),
+        command=tuple(command_line(kind, places, [*options.mpiexec_words, *program], handed_on, os.getcwd())),  # noqa: PTH109 -- as it is spelt here: hosts may know it by that name only
         environment={"PYTHONUNBUFFERED": "1", **_without_rank(environment), **told},
         prepare=lambda: None,
         has_stdin=options.stdin_rank is not None,

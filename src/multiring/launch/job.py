@@ -94,7 +94,7 @@ class Start:
 
     name: str
     tag: str
-    log_name: str
+    log_files: tuple[str, str]  # of its stdout and stderr, within the job's folder for them
     command: tuple[str, ...]
     environment: Mapping[str, str]
     prepare: Callable[[], None]
@@ -151,27 +151,41 @@ class Member:
             return f"killed by signal {-self.code}"
 
 
+def log_files(name: str) -> tuple[str, str]:
+    """Return the files of the stdout and stderr of what is called `name`."""
+    return f"{name}.out", f"{name}.err"
+
+
+def rank_logs(rank: int, _ranks: int) -> tuple[str, str]:
+    """Return the files of a rank's stdout and stderr."""
+    return log_files(f"rank-{rank}")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobOptions:
     """How a job runs.
 
-    log_dir: where each rank's output goes as well, untagged, as rank-K.out and rank-K.err.
+    log_dir: where each rank's output goes as well, untagged, as rank-K.out and rank-K.err, or as `logs` has it.
+    logs: a rank, and how many there are -> the files of its stdout and stderr within `log_dir`.
     horovod: ranks take multiring for Horovod (`multiring.launch.horovod`).
     timeline: where the ranks write one, whatever MULTIRING_TIMELINE says.
     grace_s: seconds from a signal (Ctrl-C, SIGTERM) to killing, in which ranks may save their work.
     variables: what is added to the ranks' environment.
     stdin_rank: the rank that reads this process's standard input; the others' is empty.
+    mpiexec_words: what mpiexec is told besides, where it starts the ranks.
 
     Raises:
         ArgumentError: there can be no such grace.
     """
 
     log_dir: Path | None = None
+    logs: Callable[[int, int], tuple[str, str]] = rank_logs
     horovod: bool = False
     timeline: Path | None = None
     grace_s: float = 30.0  # torchrun's
     variables: Mapping[str, str] = field(default_factory=dict)
     stdin_rank: int | None = None
+    mpiexec_words: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.grace_s <= _LONGEST_GRACE_S:  # nor is NaN
@@ -246,7 +260,7 @@ class Job:
             self._born(self._members[-1])
 
     def _start(self, start: Start) -> Member:
-        logs = [self._open_log(start, kind) for kind in ("out", "err")]
+        logs = [self._open_log(name) for name in start.log_files]
         with start.birthplace():
             process = subprocess.Popen(  # noqa: S603 -- running the user's command is what this is for
                 start.command,
@@ -264,10 +278,10 @@ class Job:
         err = RankStream(cast("IO[bytes]", process.stderr), taggers[1], self._err, logs[1])
         return Member(start.name, process, out, err)
 
-    def _open_log(self, start: Start, kind: str) -> BinaryIO | None:
+    def _open_log(self, name: str) -> BinaryIO | None:
         if self._log_dir is None:
             return None
-        path = self._log_dir / f"{start.log_name}.{kind}"
+        path = self._log_dir / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             return path.open("wb", buffering=0)

@@ -52,7 +52,7 @@ def run_local(command: Sequence[str], ranks: int, options: JobOptions | None = N
         Start(
             name=f"rank {rank}",
             tag=f"[{rank}] ",
-            log_name=f"rank-{rank}",
+            log_files=options.logs(rank, ranks),
             command=tuple(command),
             environment=environment_of_process(
                 environment,

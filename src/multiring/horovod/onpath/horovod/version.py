@@ -1,3 +1,5 @@
 """The version of Horovod whose interface this is; `multiring.__version__` is that of what does the work."""
 
-__version__ = "0.28.1"
+from multiring.horovod import versions
+
+__version__ = versions.HOROVOD_VERSION
