@@ -4,6 +4,7 @@ import hashlib
 import logging
 from collections import OrderedDict
 from dataclasses import dataclass
+from random import Random
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,8 @@ _log = logging.getLogger("multiring")
 # Up to here every rank of a host tells every other at once: one exchange, and all know where all buffers lie.
 AT_ONCE_MOST = 16
 _LINE = 64  # bytes of a cache line
+_MOST_COMPARED = 1024  # ranks whose programs are all compared by each: at most 2 s (docs/decisions/0032)
+_DRAWN = 511
 _MOST_KEPT = 1024  # programs; a training run needs a few dozen
 
 # Their second step may begin whenever it wants, on one rank before others plan anew and on another behind it.
@@ -190,7 +193,7 @@ class Programs:
         refuse_unfit(plan, task, self._topology)
         self._predicted.pop(task, None)
         if plan.schedule.digest() not in self._proven:
-            check(plan.schedule)
+            check(plan.schedule, compared_by(self._rank, plan.schedule.ranks))
             self._proven.add(plan.schedule.digest())
         self.plans[task] = plan
         for request in [request for request in self._compiled if task_of(request) == task]:
@@ -252,6 +255,16 @@ class Programs:
         meant = schedule.digest() + f"{plan.engine} {plan.segment_bytes} {request.agreed}".encode()
         digest = hashlib.blake2b(meant, digest_size=16).digest()
         return Compiled(plan, program, lowering, digest)
+
+
+def compared_by(rank: int, ranks: int) -> list[int] | None:
+    """Return whose programs `rank` compares when it proves a schedule of `ranks` ranks; None: all.
+
+    Of many ranks itself, so that between them the ranks of a job compare all, and others drawn by its number.
+    """
+    if ranks <= _MOST_COMPARED:
+        return None
+    return [rank, *Random(rank).sample(range(ranks), _DRAWN)]  # noqa: S311 nobody is to be surprised by it
 
 
 def task_of(request: Request) -> Task:

@@ -25,36 +25,60 @@ differ in gathered axes only hold the same versions.
 tests/pure compares the rule with `check_moves`, which proves all moves of all ranks, on every small grid.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
 
 from multiring.errors import ScheduleError
 from multiring.schedule.expand import expand
-from multiring.schedule.form import prove_spans
+from multiring.schedule.form import Spans, text_of
 from multiring.schedule.frame import Frame
 from multiring.schedule.kinds import Accumulation, Collective, Wire
 from multiring.schedule.layout import layout_of
 from multiring.schedule.model import Schedule
 from multiring.schedule.moves import NOWHERE, Moves
-from multiring.schedule.pattern import Effect, Pattern, Phase
-from multiring.schedule.promise import promise_of, scattered_promise
+from multiring.schedule.pattern import Effect, Pattern, Phase, parts_of
+from multiring.schedule.promise import Promise, promise_of, scattered_promise
 from multiring.schedule.prove import prove
+from multiring.schedule.turn import Likeness, Turn
+from multiring.schedule.turned import prove_turned
+
+# A line with more of them is proven by one rank, turned, or not at all: these take about 10 s.
+_MOST_MESSAGES = 1 << 18
 
 
-def check(schedule: Schedule) -> None:
+def check(schedule: Schedule, ranks: Iterable[int] | None = None) -> None:
     """Raise ScheduleError unless `schedule` does what its collective promises, whatever the timing.
 
-    Cost: a line's moves for each distinct pattern and size, and one rank's moves; not all ranks' moves.
+    Along an axis ranks do mostly the same, turned. Then one rank's moves are proven for all of them (turned.py), and
+    what remains is that each rank's program is that one, turned. Where it is not, all moves are proven, one by one; of
+    lines too long for that the difference is named.
+
+    Args:
+        schedule: what to prove.
+        ranks: whose programs are compared, where they may be one rank's, turned; None: all. Of others it is taken for
+            granted. Where each rank of a job has itself among them, every program is compared by some rank.
+
+    Cost: a program for each compared rank and pattern, and for each axis the proof of one rank's moves.
     """
     _check_phases(schedule)
     patterns: dict[int, tuple[Pattern, ...]] = {}
     for phase in schedule.phases:
         patterns[phase.axis] = (*patterns.get(phase.axis, ()), phase.pattern)
     once_per_axis = schedule.accumulation is not Accumulation.SAME
+    compared = None if ranks is None else [schedule.frame.coordinates_of(rank) for rank in ranks]
     for axis, size in enumerate(schedule.grid):
-        wire = schedule.wires[axis]
-        _prove_axis(schedule.collective, patterns[axis], size, wire=wire, once_per_axis=once_per_axis)
-    prove_spans(layout_of(schedule.frame), schedule.moves_of(schedule.order[0]), schedule.order[0])
+        line = Line(
+            size=size,
+            wire=schedule.wires[axis],
+            compared=None if compared is None else tuple(sorted({each[axis] for each in compared})),
+        )
+        _prove_axis(schedule.collective, patterns[axis], line, once_per_axis=once_per_axis)
+    Spans(layout_of(schedule.frame)).prove(schedule.moves_of(schedule.order[0]), schedule.order[0])
 
 
 def check_moves(schedule: Schedule, programs: Mapping[int, Moves]) -> None:
@@ -92,37 +116,134 @@ def _check_phases(schedule: Schedule) -> None:
         raise ScheduleError(f"{schedule}: a sum over several axes is not accumulated once: use one axis")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """A line along an axis, and the coordinates whose programs are looked at; None: all."""
+
+    size: int
+    wire: Wire
+    compared: tuple[int, ...] | None
+
+    def coordinates(self) -> Sequence[int]:
+        """Return the coordinates to look at."""
+        return range(self.size) if self.compared is None else self.compared
+
+
 @lru_cache(maxsize=256)
-def _prove_axis(
-    collective: Collective, patterns: tuple[Pattern, ...], size: int, *, wire: Wire, once_per_axis: bool
-) -> None:
-    """Prove what the rule asks of an axis of `size` ranks; `patterns` are its phases, in order."""
+def _prove_axis(collective: Collective, patterns: tuple[Pattern, ...], line: Line, *, once_per_axis: bool) -> None:
+    """Prove what the rule asks of a line; `patterns` are its phases, in order."""
+    size, wire = line.size, line.wire
     roundings = 1 if once_per_axis else size
     order, wires = tuple(range(size)), (wire,) if wire else ()
+    alike = {pattern: _Alike.of(pattern, line) for pattern in dict.fromkeys(patterns)}
     for pattern in patterns:
-        _check_programs(pattern, size)
         if pattern.effect is Effect.REDUCE_SCATTER:
             in_place = Frame(collective=Collective.ALL_REDUCE, grid=(size,), order=order, wires=wires)
-            prove(scattered_promise(size, wire), _line(in_place, (pattern,)))
+            _prove_line(scattered_promise(size, wire), in_place, [alike[pattern]])
         elif pattern.effect is Effect.ALL_GATHER:
             gather = Frame(collective=Collective.ALL_GATHER, grid=(size,), order=order)
-            prove(promise_of(gather, 0), _line(gather, (pattern,)))
+            _prove_line(promise_of(gather, 0), gather, [alike[pattern]])
     frame = Frame(collective=collective, grid=(size,), order=order, wires=wires)
-    prove(promise_of(frame, roundings), _line(frame, patterns))
+    _prove_line(promise_of(frame, roundings), frame, [alike[pattern] for pattern in patterns])
 
 
-def _check_programs(pattern: Pattern, size: int) -> None:
-    """Raise ScheduleError unless the programs speak of single parts, as `Pattern` says; `expand` relies on it."""
-    parts = 1 if pattern.effect in {Effect.BROADCAST, Effect.ALL_REDUCE} else size
-    for at in range(size):
-        for index, move in enumerate(pattern.program(size, at).rows()):
-            named = {part for part in (move.src, move.dst) if part != NOWHERE}
-            if len(named) != 1 or not 0 <= min(named) < parts or move.span != 1 or move.channel != 0:
-                raise ScheduleError(f"{pattern.name}, coordinate {at} of {size}, move {index}: {move}: want one part")
-            if not all(0 <= peer < size for peer in move.peers):
-                raise ScheduleError(f"{pattern.name}, coordinate {at} of {size}, move {index}: {move}: no such peer")
+@dataclass(frozen=True, eq=False, slots=True)
+class _Alike:
+    """A pattern on a line, and how far its coordinates do the same, turned."""
+
+    pattern: Pattern
+    is_fixed: NDArray[np.bool_]  # of `Likeness`
+    difference: str  # empty: they do
+
+    @classmethod
+    def of(cls, pattern: Pattern, line: Line) -> "_Alike":
+        """Compare the coordinates of `line`, and look at the form of their moves.
+
+        Raises:
+            ScheduleError: a program does not speak of single parts, as `Pattern` says; `expand` relies on it.
+        """
+        size, parts = line.size, parts_of(pattern.effect, line.size)
+        has_root = pattern.effect is Effect.BROADCAST
+        first = pattern.program(size, 0)
+        _check_program(pattern, line.size, 0, first)
+        likeness, difference = Likeness(first, Turn.of_parts(size, parts)), "it has a root" if has_root else ""
+        # Who has a root is proven whole, whoever asks.
+        for at in range(size) if has_root else line.coordinates():
+            program = pattern.program(size, at)
+            _check_program(pattern, size, at, program)
+            row = None if difference else likeness.differs(program, at)
+            if row is not None:
+                difference = _difference(pattern.name, (first, program), (size, at, row))
+        return cls(pattern, likeness.is_fixed, difference)
 
 
-def _line(frame: Frame, patterns: tuple[Pattern, ...]) -> dict[int, Moves]:
-    phases = [Phase(0, pattern) for pattern in patterns]
-    return {rank: expand(frame, phases, rank) for rank in range(frame.ranks)}
+def _difference(name: str, programs: tuple[Moves, Moves], where: tuple[int, int, int]) -> str:
+    size, at, row = where
+    words = [
+        text_of(next(moves.take(np.array([row])).rows())) if row < len(moves) else "nothing more" for moves in programs
+    ]
+    return f"{name}, coordinate {at} of {size}, move {row}: {words[1]}; coordinate 0, which the others turn: {words[0]}"
+
+
+def _prove_line(promise: Promise, frame: Frame, patterns: Sequence[_Alike]) -> None:
+    """Prove `patterns` in a row on a line by itself."""
+    phases = [Phase(0, each.pattern) for each in patterns]
+    turn = _turn_of(promise, [each.pattern.effect for each in patterns])
+    difference = next((each.difference for each in patterns if each.difference), "")
+    if turn is not None and not difference:
+        moves = expand(frame, phases, 0)
+        is_fixed = np.concatenate([each.is_fixed for each in patterns])
+        before = np.zeros(max(0, len(moves) - len(is_fixed)), np.bool_)  # what a line opens with
+        try:
+            prove_turned(promise, moves, np.concatenate([before, is_fixed]), turn)
+        except ScheduleError:
+            # The whole proof has the last word, and names ranks.
+            if not _is_short(phases, frame.ranks):
+                raise
+        else:
+            return
+    if not _is_short(phases, frame.ranks):
+        raise ScheduleError(
+            f"{difference or 'phases that do not turn alike'}: a line of {frame.ranks} ranks is too long to prove"
+            " message by message: let its ranks all do the same, turned, or lay it as a grid"
+        )
+    prove(promise, {rank: expand(frame, phases, rank) for rank in range(frame.ranks)})
+
+
+def _turn_of(promise: Promise, effects: Sequence[Effect]) -> Turn | None:
+    """Return how a line's chunks turn under patterns of these effects; None where they do not."""
+    if promise.ranks == 1:
+        return None
+    if all(effect is Effect.ALL_REDUCE for effect in effects):
+        return Turn.of_ranks(promise.ranks, promise.layout) if promise.stays else None
+    if any(effect in {Effect.ALL_REDUCE, Effect.BROADCAST} for effect in effects):
+        return None
+    return Turn.of_chunks(promise.ranks, promise.layout) if promise.turns else None
+
+
+def _is_short(phases: Sequence[Phase], size: int) -> bool:
+    """Whether a line has so few messages that each can be proven by itself."""
+    programs = (phase.pattern.program(size, at) for phase in phases for at in range(size))
+    counts = accumulate(len(program.peers) for program in programs)
+    return all(count <= _MOST_MESSAGES for count in counts)
+
+
+def _check_program(pattern: Pattern, size: int, at: int, program: Moves) -> None:
+    parts = parts_of(pattern.effect, size)
+    named = np.where(program.src == NOWHERE, program.dst, program.src)
+    both = (program.src != NOWHERE) & (program.dst != NOWHERE)
+    wrong = (named < 0) | (named >= parts) | (both & (program.src != program.dst))
+    wrong |= (program.span != 1) | (program.channel != 0)
+    strange = (program.peers < 0) | (program.peers >= size)
+    for bad, want in ((wrong, "want one part"), (_any_peer(program, strange), "no such peer")):
+        if bad.any():
+            index = int(bad.argmax())
+            move = next(program.take(np.array([index])).rows())
+            raise ScheduleError(f"{pattern.name}, coordinate {at} of {size}, move {index}: {move}: {want}")
+
+
+def _any_peer(program: Moves, peers: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return, for each move, whether one of its peers is among `peers`: shape (moves,)."""
+    found = np.zeros(len(program), np.bool_)
+    found[np.repeat(np.arange(len(program)), np.diff(program.peer_start))[peers]] = True
+    return found

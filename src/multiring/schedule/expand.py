@@ -101,7 +101,8 @@ def _phase(frame: Frame, phase: Phase, rank: int, places: _Places, *, completes:
     if phase.pattern.effect is Effect.BROADCAST:
         # The pattern's coordinate 0 is the root.
         turn = frame.coordinates_of(frame.root)[axis]
-        at, line, blocks, cuts = (at - turn) % size, np.roll(line, -turn), 1, 1
+        at, blocks, cuts = (at - turn) % size, 1, 1
+        line = np.roll(line, -turn) if turn else line
     elif phase.pattern.effect is Effect.ALL_REDUCE:
         width, cuts = blocks, 1
     elif phase.pattern.effect is not Effect.ALL_TO_ALL:

@@ -8,22 +8,28 @@ from multiring.schedule.layout import Layout
 from multiring.schedule.moves import NOWHERE, Move, Moves
 
 
-def prove_spans(layout: Layout, moves: Moves, rank: int) -> None:
-    """Raise ScheduleError unless every span of `rank`'s moves is contiguous memory."""
-    breaks = np.ones(len(layout.slot) + 1, np.int64)  # between a chunk and the one before
-    breaks[1:-1] = (np.diff(layout.slot) != 1) | (np.diff(layout.space.astype(np.int8)) != 0)
-    passed = np.cumsum(breaks)
-    for first in (moves.src, moves.dst):
-        rows = np.flatnonzero(first != NOWHERE)
-        start, stop = first[rows], first[rows].astype(np.int64) + moves.span[rows]
-        bad = (start < 0) | (moves.span[rows] < 1) | (stop > len(layout.slot))
-        bad |= passed[np.where(bad, 0, stop - 1)] != passed[np.where(bad, 0, start)]
-        if bad.any():
-            row = int(rows[bad.argmax()])
-            raise ScheduleError(
-                f"rank {rank}, move {row}: chunks {int(first[row])} and on, {int(moves.span[row])} of them,"
-                f" are not contiguous memory within the {len(layout.slot)} chunks there are"
-            )
+class Spans:
+    """Which chunks are contiguous memory, on a layout."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.chunks = len(layout.slot)
+        breaks = np.ones(self.chunks + 1, np.int64)  # between a chunk and the one before
+        breaks[1:-1] = (np.diff(layout.slot) != 1) | (np.diff(layout.space.astype(np.int8)) != 0)
+        self._passed = np.cumsum(breaks)
+
+    def prove(self, moves: Moves, rank: int) -> None:
+        """Raise ScheduleError unless every span of `rank`'s moves is contiguous memory."""
+        for first in (moves.src, moves.dst):
+            rows = np.flatnonzero(first != NOWHERE)
+            start, stop = first[rows], first[rows].astype(np.int64) + moves.span[rows]
+            bad = (start < 0) | (moves.span[rows] < 1) | (stop > self.chunks)
+            bad |= self._passed[np.where(bad, 0, stop - 1)] != self._passed[np.where(bad, 0, start)]
+            if bad.any():
+                row = int(rows[bad.argmax()])
+                raise ScheduleError(
+                    f"rank {rank}, move {row}: chunks {int(first[row])} and on, {int(moves.span[row])} of them,"
+                    f" are not contiguous memory within the {self.chunks} chunks there are"
+                )
 
 
 def prove_form(move: Move, rank: int, index: int, limits: tuple[int, int]) -> None:

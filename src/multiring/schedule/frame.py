@@ -6,7 +6,7 @@ block i1 * p2 * ... * pk + i2 * p3 * ... * pk + ... + ik.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,9 @@ class Frame:
     root: int = 0
     shares: tuple[int, ...] = (1,)
     wires: tuple[Wire, ...] = ()
+    # `order` as an array, and its inverse: all ranks of a long line are looked up one by one.
+    _ranks_at: NDArray[np.int32] = field(init=False, repr=False, compare=False)
+    _position: NDArray[np.int32] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.grid) == 0 or any(size < 1 for size in self.grid):
@@ -46,6 +49,10 @@ class Frame:
         if not self.shares or any(share < 1 or share != int(share) for share in self.shares):
             raise ScheduleError(f"shares={self.shares}: want a positive integer for every channel")
         self._check_wires()
+        ranks_at = np.asarray(self.order, np.int32)
+        for name, array in (("_ranks_at", ranks_at), ("_position", np.argsort(ranks_at).astype(np.int32))):
+            array.setflags(write=False)
+            object.__setattr__(self, name, array)
 
     def _check_wires(self) -> None:
         known = all(isinstance(wire, Wire) for wire in self.wires)
@@ -90,7 +97,7 @@ class Frame:
         """
         if not 0 <= rank < self.ranks:
             raise ScheduleError(f"rank={rank}: want 0 to {self.ranks - 1}")
-        return self.order.index(rank)
+        return int(self._position[rank])
 
     def coordinates_of(self, rank: int) -> tuple[int, ...]:
         """Return the coordinates of `rank`, fastest axis first."""
@@ -100,7 +107,7 @@ class Frame:
         """Return the ranks on the line through `rank` along `axis`, by coordinate: shape (grid[axis],)."""
         stride, position = strides_of(self.grid)[axis], self.position_of(rank)
         first = position - position // stride % self.grid[axis] * stride
-        return np.array([self.order[first + stride * at] for at in range(self.grid[axis])], np.int32)
+        return self._ranks_at[first : first + stride * self.grid[axis] : stride]
 
     def width_of(self, axis: int) -> int:
         """Return how many blocks one part along `axis` has."""
@@ -109,5 +116,5 @@ class Frame:
     def owners(self) -> NDArray[np.int32]:
         """Return the rank that owns each block: shape (ranks,)."""
         # Position numbers count the first axis fastest, block numbers the last.
-        owners: NDArray[np.int32] = np.asarray(self.order, np.int32).reshape(self.grid[::-1]).T.ravel()
+        owners: NDArray[np.int32] = self._ranks_at.reshape(self.grid[::-1]).T.ravel()
         return owners

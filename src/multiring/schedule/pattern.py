@@ -17,6 +17,11 @@ class Effect(Enum):
     ALL_TO_ALL = "all_to_all"  # coordinate i ends with part i of every other, as its part j from j
 
 
+def parts_of(effect: Effect, ranks: int) -> int:
+    """Return how many parts a pattern of that effect cuts the range of a line of `ranks` into."""
+    return 1 if effect in {Effect.BROADCAST, Effect.ALL_REDUCE} else ranks
+
+
 @dataclass(frozen=True, slots=True)
 class Pattern:
     """An algorithm along one axis.

@@ -4,7 +4,7 @@ A chunk's content is the set of ranks whose contributions are in it, as an integ
 0 means nothing was put there yet. A chunk may only ever hold pieces of its own home block.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,51 +13,54 @@ from multiring.schedule.frame import Frame
 from multiring.schedule.kinds import SUMS, Collective, Space, Wire
 from multiring.schedule.layout import Layout, layout_of, scratch_buffers_of
 
+OfChunk = Callable[[int, int], int]  # of a rank, of a chunk
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Promise:
-    """The start and the end that a set of programs, one per rank, has to connect.
+    """The start and the end that a set of programs, one per rank, has to connect."""
 
-    `home`, `start` and `want` are indexed by rank, then by chunk.
-    """
-
-    home: Sequence[Sequence[int]]  # the block whose pieces the chunk may hold
-    start: Sequence[Sequence[int]]  # bit masks
-    want: Sequence[Sequence[int]]  # bit masks; 0 where the end does not matter
+    ranks: int
+    home: OfChunk  # the block whose pieces the chunk may hold
+    start: OfChunk  # a bit mask
+    want: OfChunk  # a bit mask; 0 where the end does not matter
     complete: int  # the mask of a finished sum; 0 where nothing is summed
     layout: Layout
     channels: int
     roundings: int  # how many REDUCEs a contribution may pass through
     codings: int = 0  # how many lossy wires a contribution may pass until it is summed; the sum may pass as many again
     is_quiet: bool = False  # whether nobody may still read a wanted chunk when its rank is done
+    turns: bool = False  # whether rank i is promised what rank 0 is, ranks and chunks turned by i (turn.py)
+    stays: bool = False  # whether it is promised what rank 0 is with its ranks turned by i, and its chunks as they are
+    pairs: bool = False  # whether a home is a pair of ranks, from * ranks + to, and not one block of `ranks`
 
 
 def promise_of(frame: Frame, roundings: int) -> Promise:
     """Return what `frame.collective` promises, read off the users' buffers (slots), not off block numbers."""
     ranks, channels = frame.ranks, frame.channels
     layout = layout_of(frame)
-    slots, spaces = layout.slot.tolist(), layout.space.tolist()
+    slots, spaces = layout.slot.tolist(), [Space(space) for space in layout.space.tolist()]
     sums = frame.collective in SUMS
     everyone = (1 << ranks) - 1
-    home, start, want = [], [], []
+    is_plain_line = len(frame.grid) == channels == 1 and frame.order == tuple(range(ranks))
     scratch_home = list(range(ranks * channels)) * scratch_buffers_of(frame)
     if frame.collective is not Collective.ALL_REDUCE:  # whose blocks go by number everywhere
         scratch_home = (frame.owners() * channels + np.arange(channels)[:, np.newaxis]).ravel().tolist()
-    for rank in range(ranks):
-        blocks = [
-            _home(frame, rank, Space(space), scratch_home[slot] if space == Space.SCRATCH else slot)
-            for space, slot in zip(spaces, slots, strict=True)
-        ]
-        home.append(blocks)
-        initial, final = _ends_of(frame, rank)
-        start.append([(1 << rank) if Space(space) is initial else 0 for space in spaces])
-        want.append(
-            [
-                (everyone if sums else 1 << _source(frame, slot)) if Space(space) is final else 0
-                for space, slot in zip(spaces, slots, strict=True)
-            ]
-        )
+
+    def home(rank: int, chunk: int) -> int:
+        space, slot = spaces[chunk], slots[chunk]
+        return _home(frame, rank, space, scratch_home[slot] if space is Space.SCRATCH else slot)
+
+    def start(rank: int, chunk: int) -> int:
+        return 1 << rank if spaces[chunk] is _first_space(frame, rank) else 0
+
+    def want(_: int, chunk: int) -> int:
+        if spaces[chunk] is not Space.OUTPUT:
+            return 0
+        return everyone if sums else 1 << _source(frame, slots[chunk])
+
     return Promise(
+        ranks=ranks,
         home=home,
         start=start,
         want=want,
@@ -66,16 +69,19 @@ def promise_of(frame: Frame, roundings: int) -> Promise:
         channels=channels,
         roundings=roundings if sums else 0,
         codings=sum(frame.wire_of(axis) is not Wire.NONE and size > 1 for axis, size in enumerate(frame.grid)),
+        turns=is_plain_line and frame.collective is not Collective.BROADCAST,
+        stays=is_plain_line and frame.collective is Collective.ALL_REDUCE,
+        pairs=frame.collective is Collective.ALL_TO_ALL,
     )
 
 
-def _ends_of(frame: Frame, rank: int) -> tuple[Space | None, Space]:
-    """Return the space that holds the rank's contribution at first, and the one that must hold the result."""
+def _first_space(frame: Frame, rank: int) -> Space | None:
+    """Return the space that holds the rank's contribution at first."""
     if frame.collective is Collective.ALL_REDUCE:
-        return Space.OUTPUT, Space.OUTPUT
+        return Space.OUTPUT
     if frame.collective is Collective.BROADCAST:
-        return (Space.OUTPUT if rank == frame.root else None), Space.OUTPUT
-    return Space.INPUT, Space.OUTPUT
+        return Space.OUTPUT if rank == frame.root else None
+    return Space.INPUT
 
 
 def _home(frame: Frame, rank: int, space: Space, slot: int) -> int:
@@ -99,15 +105,16 @@ def _source(frame: Frame, slot: int) -> int:
 def scattered_promise(ranks: int, wire: Wire) -> Promise:
     """Return what a reduce-scatter in place promises on a line of `ranks`: rank i ends with part i, undisturbed."""
     everyone = (1 << ranks) - 1
-    parts = range(ranks)
     return Promise(
-        home=[list(parts) for _ in parts],
-        start=[[1 << rank] * ranks for rank in parts],
-        want=[[everyone if part == rank else 0 for part in parts] for rank in parts],
+        ranks=ranks,
+        home=lambda _, chunk: chunk,
+        start=lambda rank, _: 1 << rank,
+        want=lambda rank, chunk: everyone if chunk == rank else 0,
         complete=everyone,
         layout=Layout(space=np.full(ranks, Space.OUTPUT, np.uint8), slot=np.arange(ranks, dtype=np.int64)),
         channels=1,
         roundings=ranks,
         codings=1 if wire else 0,
         is_quiet=True,
+        turns=True,
     )

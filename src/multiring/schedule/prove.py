@@ -12,6 +12,9 @@ Vector clocks carry those chains (Mattern, "Virtual time and global states of di
 
 Masks say whose contributions a chunk holds; a *version* (versions.py) says how its
 bits came about. The proof ends with all ranks that want a chunk holding one version of it: replicas never diverge.
+
+This module takes any programs, at a cost that grows with all of their messages; turned.py proves those in which every
+rank does what rank 0 does, turned, by rank 0 alone.
 """
 
 from collections import deque
@@ -22,7 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multiring.errors import ScheduleError
-from multiring.schedule.form import prove_form, prove_spans, text_of
+from multiring.schedule.contents import Content, kept_of, result_of, wants
+from multiring.schedule.form import Spans, prove_form, text_of
 from multiring.schedule.kinds import Kind, Space, Wire
 from multiring.schedule.moves import NOWHERE, Move, Moves
 from multiring.schedule.promise import Promise
@@ -31,57 +35,64 @@ from multiring.schedule.versions import Version, Versions
 _Route = tuple[int, int, int]  # sender, receiver, channel
 
 
-class _Content(NamedTuple):
-    """What a chunk holds."""
-
-    mask: int
-    home: int
-    roundings: int  # REDUCEs that a contribution in it has passed, at most
-    codings: int  # lossy wires that a contribution in it has passed, at most
-    version: Version
-
-
 class _Message(NamedTuple):
-    contents: list[_Content]
+    contents: list[Content]
     wire: Wire
-    clock: NDArray[np.int32]  # of its sender, when it was offered
+    clock: NDArray[np.int32] | None  # of its sender, when it was offered
     executed: int  # moves its sender had executed then
 
 
 def prove(promise: Promise, programs: Mapping[int, Moves]) -> None:
     """Raise ScheduleError unless `programs` keep `promise` in every order the executor may run them.
 
-    Cost: linear in moves and messages, times the number of ranks for every message taken.
+    Cost: linear in moves and messages; where memory that was offered is written again, times the number of ranks for
+    every message taken.
     """
-    if sorted(programs) != list(range(len(promise.start))):
-        raise ScheduleError(f"programs of ranks {sorted(programs)}: want 0 to {len(promise.start) - 1}")
+    if sorted(programs) != list(range(promise.ranks)):
+        raise ScheduleError(f"programs of ranks {sorted(programs)}: want 0 to {promise.ranks - 1}")
+    spans = Spans(promise.layout)
     for rank, moves in programs.items():
-        prove_spans(promise.layout, moves, rank)
-    _Proof(promise, {rank: list(programs[rank].rows()) for rank in sorted(programs)}).run()
+        spans.prove(moves, rank)
+    # Without a chunk that is offered and written behind that, no write has a reader to wait for.
+    has_clocks = promise.is_quiet or any(_writes_what_it_offered(moves, spans.chunks) for moves in programs.values())
+    _Proof(promise, {rank: list(programs[rank].rows()) for rank in sorted(programs)}, has_clocks=has_clocks).run()
+
+
+def _writes_what_it_offered(moves: Moves, chunks: int) -> bool:
+    """Whether a chunk that is offered may be written behind that, or in the same move."""
+    rows = np.arange(len(moves))
+    offered, written = np.full(chunks, len(moves)), np.full(chunks, -1)
+    for first, touched, at, keep in (
+        (moves.src, rows[moves.kind == Kind.SEND], offered, np.minimum),
+        (moves.dst, rows[moves.dst != NOWHERE], written, np.maximum),
+    ):
+        for row in touched.tolist():
+            span = slice(int(first[row]), int(first[row]) + int(moves.span[row]))
+            at[span] = keep(at[span], row)
+    return bool((written >= offered).any())
 
 
 class _Proof:
     """One execution of all programs on bit masks."""
 
-    def __init__(self, promise: Promise, programs: dict[int, list[Move]]) -> None:
+    def __init__(self, promise: Promise, programs: dict[int, list[Move]], *, has_clocks: bool) -> None:
         ranks = len(programs)
+        chunks = range(len(promise.layout.slot))
         self.promise = promise
         self.programs = programs
         self.versions = Versions()
-        self.chunks = [
-            [
-                _Content(mask, home, 0, 0, self.versions.own(rank, home))
-                for mask, home in zip(promise.start[rank], promise.home[rank], strict=True)
-            ]
-            for rank in range(ranks)
-        ]
+        self.chunks = [[self._first(rank, chunk) for chunk in chunks] for rank in range(ranks)]
         # For every chunk of every rank: who was offered it, and which of the reader's moves takes it.
-        self.readers: list[list[list[tuple[int, int]]]] = [[[] for _ in start] for start in promise.start]
-        # clock[r][q]: how many of q's moves are known to be executed before r's next one.
-        self.clock = [np.zeros(ranks, np.int32) for _ in range(ranks)]
+        self.readers: list[list[list[tuple[int, int]]]] = [[[] for _ in chunks] for _ in range(ranks)]
+        # clock[r][q]: how many of q's moves are known to be executed before r's next one; None: nobody asks.
+        self.clock = [np.zeros(ranks, np.int32) if has_clocks else None for _ in range(ranks)]
         self.next_move = [0] * ranks
         self.in_flight: dict[_Route, deque[_Message]] = {}
         self.takers = self._match()
+
+    def _first(self, rank: int, chunk: int) -> Content:
+        home = self.promise.home(rank, chunk)
+        return Content(self.promise.start(rank, chunk), home, 0, 0, self.versions.own(rank, home))
 
     def _match(self) -> dict[_Route, deque[int]]:
         """Return, for each route, which moves of the receiver take its messages; refuse unequal numbers."""
@@ -144,7 +155,9 @@ class _Proof:
                 self.readers[rank][chunk].append(reader)
         if move.dst != NOWHERE:
             try:
-                self._keep_coded(rank, move, message)
+                for chunk, content in enumerate(message.contents, move.dst):
+                    self._check_write(rank, chunk, self.clock[rank])
+                    self.chunks[rank][chunk] = kept_of(self.promise, chunk, content)
             except ScheduleError as error:
                 raise ScheduleError(f"rank {rank}, move {index}: {text_of(move)}: {error}") from None
         return list(move.peers)
@@ -156,22 +169,17 @@ class _Proof:
         ]
         return message._replace(contents=coded)
 
-    def _keep_coded(self, rank: int, move: Move, message: _Message) -> None:
-        for chunk, content in enumerate(message.contents, move.dst):
-            if content.mask != self.promise.complete:
-                raise ScheduleError(f"chunk {chunk} is rounded for its peers before it is finished")
-            self._check_write(rank, chunk, self.clock[rank])
-            self._put(rank, chunk, content, is_final=True)
-
     def _take(self, rank: int, index: int, move: Move) -> None:
         before = self.clock[rank]
         try:
             operands = [self._operand(rank, peer, move) for peer in move.peers]
-            after = before.copy() if any(peer != rank for peer in move.peers) else before
-            for peer, operand in zip(move.peers, operands, strict=True):
-                if peer != rank:
-                    np.maximum(after, operand.clock, out=after)
-                    after[peer] = max(after[peer], operand.executed)
+            after = before
+            if before is not None and any(peer != rank for peer in move.peers):
+                after = before.copy()
+                for peer, operand in zip(move.peers, operands, strict=True):
+                    if peer != rank and operand.clock is not None:
+                        np.maximum(after, operand.clock, out=after)
+                        after[peer] = max(after[peer], operand.executed)
             self.clock[rank] = after
             # A COPY's bytes exist only once its message was sent. A REDUCE may begin to write with its first operand.
             known = after if move.kind is Kind.COPY else before
@@ -198,64 +206,32 @@ class _Proof:
         contents = self.chunks[rank][move.src : move.src + move.span]
         return _Message(contents, move.wire, self.clock[rank], executed)
 
-    def _check_write(self, rank: int, chunk: int, clock: NDArray[np.int32]) -> None:
+    def _check_write(self, rank: int, chunk: int, clock: NDArray[np.int32] | None) -> None:
         if self.promise.layout.space[chunk] == Space.INPUT:
             raise ScheduleError(f"chunk {chunk} is INPUT, which nobody may write")
-        for peer, taker in self.readers[rank][chunk]:
-            if clock[peer] <= taker:
+        readers = self.readers[rank][chunk]
+        for peer, taker in readers:
+            if clock is None or clock[peer] <= taker:
                 raise ScheduleError(
                     f"overwrites chunk {chunk}, which rank {peer} may still be reading in its move {taker}"
                 )
-        self.readers[rank][chunk].clear()
+        readers.clear()
 
-    def _write(self, rank: int, chunk: int, move: Move, operands: list[_Content]) -> None:
-        result = 0
-        for operand in operands:
-            if operand.home != self.promise.home[rank][chunk]:
-                raise ScheduleError(f"a piece of block {operand.home} does not belong in chunk {chunk}")
-            if operand.mask == 0:
-                raise ScheduleError("nothing is in its own operand")
-            if operand.mask & result:
-                raise ScheduleError(f"ranks {_ranks(operand.mask & result)} would be summed twice in chunk {chunk}")
-            result |= operand.mask
-        roundings = max(operand.roundings for operand in operands)
+    def _write(self, rank: int, chunk: int, move: Move, operands: list[Content]) -> None:
         version = operands[0].version
         if move.kind is Kind.REDUCE:
             version = self.versions.combined(tuple(operand.version for operand in operands), last=move.last)
-            roundings += 1
-            if roundings > self.promise.roundings:
-                raise ScheduleError(
-                    f"chunk {chunk} is rounded {roundings} times, this accumulation allows {self.promise.roundings}"
-                )
-            if move.last != (result == self.promise.complete):
-                raise ScheduleError(f"last is {move.last}, but ranks {_ranks(result)} are in chunk {chunk}")
-        if self.chunks[rank][chunk].mask == result:
-            raise ScheduleError(f"chunk {chunk} holds that already")
-        codings = max(operand.codings for operand in operands)
-        content = _Content(result, operands[0].home, roundings, codings, version)
-        is_final = result == self.promise.complete and move.kind is not Kind.REDUCE
-        self._put(rank, chunk, content, is_final=is_final)
-
-    def _put(self, rank: int, chunk: int, content: _Content, *, is_final: bool) -> None:
-        """Store `content`; a contribution may be coded once an axis on its way in, and as often on its way back."""
-        most = self.promise.codings * (2 if is_final else 1)
-        if content.codings > most:
-            raise ScheduleError(
-                f"chunk {chunk} is coded {content.codings} times, want at most {most}: code axes that are direct"
-            )
-        self.chunks[rank][chunk] = content
+        held = self.chunks[rank][chunk]
+        self.chunks[rank][chunk] = result_of(self.promise, move, chunk, held, operands, version)
 
     def _check_end(self) -> None:
         first: dict[tuple[int, int], tuple[int, Version]] = {}
-        for rank, want in enumerate(self.promise.want):
-            for chunk, mask in enumerate(want):
+        for rank, chunks in enumerate(self.chunks):
+            for chunk, content in enumerate(chunks):
+                mask = self.promise.want(rank, chunk)
                 if not mask:
                     continue
-                content = self.chunks[rank][chunk]
-                if content.mask != mask:
-                    raise ScheduleError(
-                        f"rank {rank} ends with {_ranks(content.mask)} in chunk {chunk}, want {_ranks(mask)}"
-                    )
+                wants(rank, chunk, content, mask)
                 other, version = first.setdefault((content.home, mask), (rank, content.version))
                 if version != content.version:
                     raise ScheduleError(
@@ -264,7 +240,3 @@ class _Proof:
                     )
                 if self.promise.is_quiet:
                     self._check_write(rank, chunk, self.clock[rank])
-
-
-def _ranks(mask: int) -> list[int]:
-    return [rank for rank in range(mask.bit_length()) if mask >> rank & 1]
