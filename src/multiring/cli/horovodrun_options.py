@@ -110,7 +110,7 @@ def _read(path: Path) -> dict[str, Any]:
     return table
 
 
-def _converted(where: str, name: str, value: object) -> Any:
+def _converted(where: str, name: str, value: Any) -> Any:
     """Return a value of the file as its option has it; None where it says nothing."""
     kind: Callable[[Any], Any]
     if name in SWITCHES:
