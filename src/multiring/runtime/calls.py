@@ -19,7 +19,7 @@ from multiring.errors import StallError, StateError
 from multiring.planner import Pins, Plan, Task
 from multiring.runtime.arrays import Buffer, buffer_of, numpy_dtype
 from multiring.runtime.events import NAMES, STEPS
-from multiring.runtime.handles import NOBODY, Flight, Lookout, OperationHandle, Posted
+from multiring.runtime.handles import NOBODY, Attention, Flight, Lookout, OperationHandle, Posted
 from multiring.runtime.labels import LABELLED
 from multiring.runtime.notices import Control
 from multiring.runtime.programs import AT_ONCE_MOST, Programs, Request, agreement_rounds, direct_rounds
@@ -114,6 +114,7 @@ class Calls:
         pairs = direct_rounds(len(ranks), self.own) if self._at_once else agreement_rounds(self.grid, order, self.own)
         self._rounds = Rounds([(ranks[to], ranks[source]) for to, source in pairs])
         self._lock = threading.Lock()
+        self._attention = Attention.of(membership.lookout, membership.stall_warn_s)
         slots = self._at_once and len(ranks) > 1
         exchange = Exchange(membership.context, list(ranks), STEPS) if slots else None
         watches = membership.replan and len(topology.hosts) > 1
@@ -124,7 +125,7 @@ class Calls:
             self.id,
             exchange,
             STEPS,
-            membership.stall_warn_s,
+            self._attention.look_s,
             CHECK_EVERY if watches else 0,
             array_type=np.ndarray,
         )
@@ -132,6 +133,7 @@ class Calls:
         self._edition = 0
         self._twins = itertools.count()
         self._latest: Flight | None = None
+        membership.lookout.know(self)
 
     @property
     def last(self) -> int:
@@ -278,11 +280,11 @@ class Calls:
         )
         memory = work.input, work.output
         operation = membership.holdings.post(spec, waits, memory)
-        self._latest = flight = Flight(membership.context, membership.holdings, operation, has_label=bool(call.label))
-        handle = self._handle_of(flight, title, work.result)
+        self._latest = flight = Flight(membership.context, membership.holdings, operation)
+        handle = self._handle_of(flight, title, work.result, in_order=call.key[0] == self.id)
         if waits and work.repeated is not None:
             if self._watch is None:
-                handle.posted = Posted(spec, memory, title, bool(call.label), work.result, self._edition)
+                handle.posted = Posted(spec, memory, title, work.result, self._edition)
             if not call.label:  # which `again` does not know
                 self.repeats.remember(spec, *work.repeated)
         return handle
@@ -296,7 +298,7 @@ class Calls:
             return None
         operation = self.repeats.post_again(posted.spec, posted.memory)
         membership = self.membership
-        flight = Flight(membership.context, membership.holdings, operation, has_label=posted.has_label)
+        flight = Flight(membership.context, membership.holdings, operation)
         self._latest = flight
         return self._handle_of(flight, posted.title, posted.result)
 
@@ -316,12 +318,11 @@ class Calls:
 
     def _resume(self, operation: Operation) -> OperationHandle:
         """Return the handle of a repeated call that is still in flight, or has failed."""
-        flight = Flight(self.membership.context, self.membership.holdings, operation, has_label=False)
+        flight = Flight(self.membership.context, self.membership.holdings, operation)
         return self._handle_of(flight, operation.title, None)
 
-    def _handle_of(self, flight: Flight, title: str, result: Any) -> OperationHandle:
-        membership = self.membership
-        return OperationHandle(flight, title, self.ranks, result, membership.stall_warn_s, membership.lookout)
+    def _handle_of(self, flight: Flight, title: str, result: Any, *, in_order: bool = True) -> OperationHandle:
+        return OperationHandle(flight, title, self.ranks, result, self._attention, self.id if in_order else None)
 
     @property
     def latest(self) -> Flight:

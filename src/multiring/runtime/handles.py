@@ -1,6 +1,7 @@
 """Handles of operations in flight, and what a failed one means in words."""
 
 import logging
+import math
 import threading
 import time
 from collections import defaultdict
@@ -17,6 +18,8 @@ from multiring.runtime.events import STEPS
 from multiring.runtime.labels import shown
 
 _log = logging.getLogger("multiring")
+LINGER_S = 0.3
+_NEVER_S = 1e9  # seconds; what settings have for "never"
 
 
 class Handle(Protocol):
@@ -51,10 +54,9 @@ class Executed(NamedTuple):
 class Flight:
     """A native operation; the process holds the memory that ranks read and write until it has ended."""
 
-    def __init__(self, context: Context, holdings: Holdings, operation: Operation, *, has_label: bool) -> None:
+    def __init__(self, context: Context, holdings: Holdings, operation: Operation) -> None:
         self.context = context
         self.operation = operation
-        self.has_label = has_label
         self._holdings = holdings
 
     def done(self) -> bool:
@@ -86,10 +88,14 @@ class Flight:
         ]
 
 
+# What is waited for, the same on all ranks: ("operation", a group's id, the number) or ("name", a set's id, the name).
+Key = tuple[str, int, int | str]
+
+
 class Waiter:
     """Whose `wait` a thread is in when it waits for other ranks."""
 
-    has_label = False  # whether the ranks agree on a label of what is waited for
+    verdict = ""  # why it was given up, for the error
 
     @property
     def title(self) -> str:
@@ -101,8 +107,8 @@ class Waiter:
         raise NotImplementedError
 
     @property
-    def place(self) -> tuple[int, str] | None:
-        """The set and name of an operation whose ranks have yet to agree: `stalled_on` then tells of a while ago."""
+    def key(self) -> Key | None:
+        """What is waited for; None where ranks do not come to it in an order, as to messages."""
         return None
 
     def give_up(self, silent: int) -> None:
@@ -110,27 +116,65 @@ class Waiter:
         raise NotImplementedError
 
 
-class Sight(NamedTuple):
-    """What was seen of other ranks."""
+class Patience(NamedTuple):
+    """How long a thread waits for other ranks before it asks what they wait for themselves."""
 
-    text: str  # "; rank 1 is at ...; rank 2 does not answer", or ""
-    waiting_back: Sequence[
-        int
-    ]  # ranks of the world that have waited for this one for long, in an operation with a label
+    look_s: float  # between two looks at whether anything has moved
+    ask_s: float  # before the first question
+    sure_s: float  # before an answer is final
+
+    @classmethod
+    def of(cls, stall_warn_s: float) -> "Patience":
+        """Return 1, 3 and 10 s where a silent rank is warned of after 60 s, less where that is sooner.
+
+        Where it never is, because nobody wants to hear of stalls, nothing is asked.
+        """
+        if stall_warn_s >= _NEVER_S:
+            return cls(math.inf, math.inf, math.inf)
+        share = min(1.0, stall_warn_s / 60.0)
+        return cls(max(0.1, share), max(0.2, 3.0 * share), max(0.5, 10.0 * share))
+
+    def after(self, quiet_s: float) -> float:
+        """Return when to ask again, who has asked at `quiet_s`."""
+        if quiet_s < self.sure_s:
+            return self.sure_s
+        return quiet_s + self.sure_s * (0.5 if quiet_s < 3.0 * self.sure_s else 1.5)
 
 
 class Lookout:
     """Sees nothing: there are no other ranks. See stacks.py for the one that does."""
 
-    def look(self, ranks: Sequence[int]) -> Sight:  # noqa: ARG002 -- for others
-        """Return where these ranks of the world are."""
-        return Sight("", ())
+    patience = Patience(math.inf, math.inf, math.inf)
 
-    def release(self, rank: int) -> None:
-        """Have a rank that waits for this one give up: this one does, as each waits for the other."""
+    def look(self, ranks: Sequence[int]) -> str:  # noqa: ARG002 -- for others
+        """Return where these ranks of the world are: "; rank 1 is at ...; rank 2 does not answer", or ""."""
+        return ""
+
+    def know(self, group: Any) -> None:
+        """Take note of a group of this process, its `id` and the number of its `last` operation."""
+
+    def seek(self, waiter: Waiter) -> None:
+        """Find out whether those that this thread waits for in `waiter` wait for this rank; see standoffs.py."""
+
+    def is_single(self) -> bool:
+        """Return whether this process's program has one thread, and it waits for other ranks."""
+        return True
 
 
 NOBODY = Lookout()
+
+
+class Attention(NamedTuple):
+    """How operations of a group are waited for; the same for all of them."""
+
+    lookout: Lookout
+    look_s: float  # between two looks at whether anything has moved
+    warn_s: float  # before a silent rank is warned of
+
+    @classmethod
+    def of(cls, lookout: Lookout, stall_warn_s: float) -> "Attention":
+        """Return that of a process that warns after so many seconds."""
+        return cls(lookout, min(stall_warn_s, lookout.patience.look_s), stall_warn_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +184,6 @@ class Posted:
     spec: OperationSpec
     memory: tuple[Buffer | None, Buffer | None]
     title: str
-    has_label: bool
     result: Any
     edition: int  # of the group's plans
 
@@ -149,17 +192,33 @@ class OperationHandle(Waiter):
     """The handle of one native operation."""
 
     def __init__(
-        self, flight: Flight, title: str, ranks: Sequence[int], result: Any, stall_warn_s: float, lookout: Lookout
+        self,
+        flight: Flight,
+        title: str,
+        ranks: Sequence[int],
+        result: Any,
+        attention: Attention,
+        group: int | None,
     ) -> None:
+        """Handle `flight`.
+
+        Args:
+            flight: the operation in flight.
+            title: of it.
+            ranks: of its group, in the world.
+            result: what `wait` returns.
+            attention: how it is waited for.
+            group: the group's id, where this is one of its operations that come in order.
+        """
         self._flight = flight
         self._title = title
         self._ranks = ranks
-        self._stall_warn_s = stall_warn_s
         self._result = result
-        self._lookout = lookout
+        self._attention = attention
+        self._group = group
         self._warned = False
-        self._next_look_s = 0.0
-        self.has_label = flight.has_label
+        self._ask_at_s = 0.0  # of quiet
+        self._quiet_s = 0.0
         self.posted: Posted | None = None
 
     @property
@@ -167,6 +226,11 @@ class OperationHandle(Waiter):
         """What is waited for, in words."""
         number = self._flight.operation.sequence // STEPS
         return f"{shown(self._title)} (operation {number} of the group of {len(self._ranks)})"
+
+    @property
+    def key(self) -> Key | None:
+        """See Waiter."""
+        return None if self._group is None else ("operation", self._group, self._flight.operation.sequence // STEPS)
 
     @property
     def operation(self) -> Operation:
@@ -193,16 +257,20 @@ class OperationHandle(Waiter):
         """Return the operation's result once it has ended; see `Handle`."""
         flight = self._flight
         start = time.monotonic()
+        look_s = self._attention.look_s
         while True:
-            left = self._stall_warn_s if timeout is None else timeout - (time.monotonic() - start)
-            if flight.context.wait(flight.operation, max(0.0, min(left, self._stall_warn_s))):
+            left = look_s if timeout is None else timeout - (time.monotonic() - start)
+            if flight.context.wait(flight.operation, max(0.0, min(left, look_s))):
                 break
-            self._warn_of_stall()
+            self._mind_stall()
             if timeout is not None and time.monotonic() - start >= timeout:
                 raise TimeoutError(f"{self.title} is still in flight after {timeout:g} s")
         flight.land()
         if flight.operation.fault is not FaultKind.NONE:
-            raise failure_of(flight.operation, self.title, self._ranks, self._lookout)
+            if self.verdict:
+                # The others are being told: were this rank to leave at once, they might take that for the cause.
+                time.sleep(LINGER_S)
+            raise failure_of(flight.operation, self.title, self._ranks, self._attention.lookout, self.verdict)
         return self._result
 
     @property
@@ -210,20 +278,19 @@ class OperationHandle(Waiter):
         """What each rank of the group called the operation; known after a mismatch."""
         return titles_of(self._flight.operation, self._ranks)
 
-    def _warn_of_stall(self) -> None:
+    def _mind_stall(self) -> None:
         ranks, quiet_s = self.stalled_on()
-        now = time.monotonic()
-        if quiet_s < self._stall_warn_s or (self._warned and not self.has_label) or now < self._next_look_s:
-            return
-        self._next_look_s = now + self._stall_warn_s
-        sight = self._lookout.look(ranks)
-        if not self._warned:
+        lookout = self._attention.lookout
+        if quiet_s <= self._quiet_s or not self._ask_at_s:  # it has moved
+            self._ask_at_s = lookout.patience.ask_s
+        self._quiet_s = quiet_s
+        if self._group is not None and quiet_s >= self._ask_at_s:
+            self._ask_at_s = lookout.patience.after(quiet_s)
+            lookout.seek(self)
+        if quiet_s >= self._attention.warn_s and not self._warned:
             self._warned = True
-            silent = ", ".join(map(str, ranks))
-            _log.warning("%s: nothing has come from rank %s for %.0f s%s", self.title, silent, quiet_s, sight.text)
-        if self.has_label and sight.waiting_back:
-            self.give_up(sight.waiting_back[0])  # first: the others are to hear of it before that rank leaves
-            self._lookout.release(sight.waiting_back[0])
+            silent, where = ", ".join(map(str, ranks)), lookout.look(ranks)
+            _log.warning("%s: nothing has come from rank %s for %.0f s%s", self.title, silent, quiet_s, where)
 
 
 def in_background(steps: Callable[[], Any], title: str) -> "ChainedHandle":
@@ -240,8 +307,9 @@ def in_background(steps: Callable[[], Any], title: str) -> "ChainedHandle":
         except BaseException as error:  # noqa: BLE001 -- whoever waits gets it
             future.set_exception(error)
 
-    threading.Thread(target=run, name=f"multiring {title}", daemon=True).start()
-    return ChainedHandle(future, title)
+    thread = threading.Thread(target=run, name=f"multiring {title}", daemon=True)
+    thread.start()
+    return ChainedHandle(future, title, thread)
 
 
 class SteppedHandle:
@@ -267,12 +335,22 @@ class SteppedHandle:
         return self._outcome.result()
 
 
-class ChainedHandle:
+class ChainedHandle(Waiter):
     """The handle of an operation of several steps, which another thread takes one after the other."""
 
-    def __init__(self, future: "Future[Any]", title: str) -> None:
+    def __init__(self, future: "Future[Any]", title: str, thread: threading.Thread | None = None) -> None:
         self._future = future
         self._title = title
+        self.thread = thread
+
+    @property
+    def title(self) -> str:
+        """What is waited for, in words."""
+        return self._title
+
+    def stalled_on(self) -> tuple[Sequence[int], float]:
+        """Return nothing: the other thread's waits know."""
+        return (), 0.0
 
     def done(self) -> bool:
         """Whether `wait` would return, or raise, at once."""
@@ -288,8 +366,10 @@ class ChainedHandle:
             raise TimeoutError(f"{self._title} is still in flight after {timeout:g} s") from None
 
 
-def failure_of(operation: Operation, title: str, ranks: Sequence[int], lookout: Lookout) -> MultiringError:
-    """Return the error that says why `operation`, of a group of these world ranks, failed."""
+def failure_of(
+    operation: Operation, title: str, ranks: Sequence[int], lookout: Lookout, verdict: str = ""
+) -> MultiringError:
+    """Return the error that says why `operation`, of a group of these world ranks, failed; see `Waiter.verdict`."""
     text = operation.fault_text
     if operation.fault is FaultKind.MISMATCH:
         text = f"{title}: the ranks do not agree: {told_apart(operation.descriptions)}; inputs are intact"
@@ -297,7 +377,7 @@ def failure_of(operation: Operation, title: str, ranks: Sequence[int], lookout: 
     if operation.fault is FaultKind.PEER_LOST:
         return PeerLostError(f"{title}: {text}; the contents of its arrays are undefined")
     if operation.fault is FaultKind.STALL:
-        where = lookout.look([operation.culprit]).text if operation.culprit >= 0 else ""
+        where = verdict or (lookout.look([operation.culprit]) if operation.culprit >= 0 else "")
         return StallError(f"{title}: {text}{where}; the contents of its arrays are undefined")
     return StateError(f"{title}: {text}")
 

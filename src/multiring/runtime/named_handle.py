@@ -6,9 +6,7 @@ from typing import Any, Protocol
 
 from multiring.errors import MismatchError, MultiringError, StallError, Terms
 from multiring.runtime.group import Group
-from multiring.runtime.handles import Handle, Waiter
-
-_LINGER_S = 0.3
+from multiring.runtime.handles import LINGER_S, Handle, Key, Waiter
 
 Start = Callable[[Group, str], Handle]  # posts a collective on that group, with that label
 
@@ -31,8 +29,6 @@ class Keeper(Protocol):
 class NamedHandle(Waiter):
     """An operation, or a joining. What changes it holds the keeper's lock; `wait` and `done` may be called anywhere."""
 
-    has_label = True
-
     def __init__(self, keeper: Keeper, name: str, terms: Terms, start: Start | None) -> None:
         self._keeper = keeper
         self.name = name
@@ -52,13 +48,14 @@ class NamedHandle(Waiter):
         return ([], 0.0) if watch is None else watch()
 
     @property
-    def place(self) -> tuple[int, str] | None:
-        """The set and name of an operation whose ranks have yet to agree: `stalled_on` then tells of a while ago."""
-        return (self._keeper.id, self.name) if self.posted is None else None
+    def key(self) -> Key | None:
+        """Of an operation whose ranks have yet to agree; else what it was posted as says more."""
+        return ("name", self._keeper.id, self.name) if self.posted is None else None
 
     def give_up(self, silent: int) -> None:
         """Fail on all ranks, as if rank `silent` of the world had been silent for too long."""
-        self._keeper.give_up(self, StallError(f"{self.title}: nothing came from rank {silent}; it has not run"))
+        text = f"{self.title}: nothing came from rank {silent}{self.verdict}; it has not run"
+        self._keeper.give_up(self, StallError(text))
 
     @property
     def title(self) -> str:
@@ -115,7 +112,7 @@ class NamedHandle(Waiter):
         if isinstance(self._error, StallError) and not self._has_lingered:
             # Others are being told: were this rank to leave at once, they might take that for the cause.
             self._has_lingered = True
-            time.sleep(_LINGER_S)
+            time.sleep(LINGER_S)
         if self._error is not None:
             raise self._error
         return self._result

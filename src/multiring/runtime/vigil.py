@@ -5,6 +5,7 @@ gives up in the end. No wait is longer than a moment, so that Ctrl-C is served.
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -49,8 +50,10 @@ class Vigil:
         self._handle = handle
         self._warn_s, self._timeout_s = patience_s
         self._lookout = lookout
-        self._ask_s = min(self._warn_s, self._timeout_s / 2)
-        self._started_s = self._asked_s = time.monotonic()
+        # The ranks' answers to who is missing come before it is asked what those wait for.
+        self._ask_s = min(lookout.patience.ask_s, self._warn_s, self._timeout_s / 2)
+        self._ask_at_s, self._seek_at_s = self._ask_s, math.inf  # seconds of quiet
+        self._started_s = time.monotonic()
         self._before = accord.missing
         self._warned = False
 
@@ -75,36 +78,40 @@ class Vigil:
 
     def _is_decided(self, until_s: float) -> bool:
         handle = self._handle
-        wake_s = min(until_s, self._asked_s + self._ask_s, self._since_s() + self._timeout_s)
+        wake_s = min(until_s, self._since_s() + min(self._ask_at_s, self._seek_at_s, self._timeout_s))
         with self._owner.changed:
             if handle.posted is None and not handle.is_over:
-                self._accord.wait_for(handle)
                 self._owner.changed.wait(min(_MOMENT_S, max(0.0, wake_s - time.monotonic())))
             return handle.posted is not None or handle.is_over
+
+    def _quiet_s(self) -> float:
+        return time.monotonic() - self._since_s()
 
     def _since_s(self) -> float:
         # Who has joined waits for as long as the others go on.
         return self._started_s if self._handle.start is not None else max(self._started_s, self._accord.moved_s)
 
     def _look(self) -> None:
-        now = time.monotonic()
-        quiet_s = now - self._since_s()
+        quiet_s = self._quiet_s()
         if quiet_s >= self._timeout_s:
             self._owner.give_up(self._handle, self._stall(quiet_s))
-        elif now - self._asked_s >= self._ask_s:
-            self._asked_s = now
+        elif quiet_s >= self._seek_at_s:
+            self._seek_at_s = math.inf
+            self._lookout.seek(self._handle)
+        elif quiet_s >= self._ask_at_s:
+            self._ask_at_s = self._lookout.patience.after(quiet_s)
+            self._seek_at_s = quiet_s + _MOMENT_S / 2
+            # Not as long as another thread of this rank could announce what the ranks wait for.
+            is_blocked = quiet_s >= self._lookout.patience.sure_s and self._lookout.is_single()
             with self._owner.changed:
+                if is_blocked and self._handle.posted is None and not self._handle.is_over:
+                    self._accord.wait_for(self._handle)
                 self._accord.inquire()
         absent = self._absent()
         if absent and not self._warned and quiet_s >= self._warn_s:
             self._warned = True
-            who, sight = named(absent, self._owner.ranks), self._lookout.look(self._of_world(absent))
-            _log.warning("%s: %s has not come to it for %.0f s%s", self._handle.title, who, quiet_s, sight.text)
-            if sight.waiting_back:  # in another set: each waits for the other
-                error = self._stall(quiet_s)
-                # First: it may leave at once, for which the others do not give up yet; they might as well.
-                self._lookout.release(sight.waiting_back[0])
-                self._owner.give_up(self._handle, error)
+            who, where = named(absent, self._owner.ranks), self._lookout.look(self._of_world(absent))
+            _log.warning("%s: %s has not come to it for %.0f s%s", self._handle.title, who, quiet_s, where)
 
     def _absent(self) -> Sequence[int]:
         missing = self._accord.missing
@@ -119,7 +126,7 @@ class Vigil:
         title, absent = self._handle.title, self._absent()
         if absent:
             who, verb = named(absent, self._owner.ranks), "has" if len(absent) == 1 else "have"
-            where = self._lookout.look(self._of_world(absent)).text
+            where = self._lookout.look(self._of_world(absent))
             return StallError(f"{title}: {who} {verb} not come to it for {quiet_s:.0f} s{where}; it has not run")
-        where = self._lookout.look(self._owner.ranks).text
+        where = self._lookout.look(self._owner.ranks)
         return StallError(f"{title}: the ranks have not agreed on its place for {quiet_s:.0f} s{where}; it has not run")

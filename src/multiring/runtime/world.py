@@ -380,7 +380,7 @@ def _world(
         world_rank=identity.rank,
         stall_warn_s=settings.stall_warn_s,
         stall_timeout_s=settings.stall_timeout_s,
-        lookout=NOBODY if control is None else Whereabouts(control, identity.rank, settings.stall_warn_s / 2),
+        lookout=NOBODY if control is None else Whereabouts(control, identity.rank, settings.stall_warn_s),
         control=control,
         glossary=glossary,
         pins=place[1],

@@ -1,0 +1,202 @@
+"""Ranks that wait for each other in calls of different groups: told in seconds, with the program's own lines."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.wire.ranks import Here, run_ranks
+
+import multiring
+from multiring.errors import MultiringError, StallError
+from multiring.runtime.named import NamedOperations
+
+# A twentieth of what users have: a warning after 0.2 s, an error after 0.5 s.
+SURE_S = 0.5
+SETTINGS: dict[str, Any] = {"stall_warn_s": 3.0, "stall_timeout_s": 60.0}
+
+
+class Warnings(logging.Handler):
+    """What was logged, and how many seconds after this was made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.after_s: list[float] = []
+        self._began_s = time.monotonic()
+        logging.getLogger("multiring").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+        self.after_s.append(time.monotonic() - self._began_s)
+
+
+def operations(group: multiring.Group) -> dict[str, Any]:
+    array = np.ones(4)
+    return {
+        "all_reduce": lambda: group.all_reduce(array),
+        "all_gather_async": lambda: group.all_gather_async(array).wait(),
+        "broadcast": lambda: group.broadcast(array),
+        "barrier": group.barrier,
+        "large": lambda: group.all_reduce(np.ones(1 << 20)),
+    }
+
+
+def submit(named: NamedOperations, name: str) -> Any:
+    return named.submit(name, (), lambda group, label: group.all_reduce_async(np.ones(4), label=label))
+
+
+@pytest.mark.parametrize(
+    ("only", "ranks", "engine"),
+    [
+        ("all_reduce", 5, "shm"),
+        ("all_reduce", 2, "tcp"),
+        ("all_gather_async", 2, "shm"),
+        ("barrier", 5, "tcp"),
+        ("named", 4, "shm+tcp"),
+        ("negotiated", 3, "shm"),
+    ],
+)
+def test_a_call_that_one_rank_makes_alone_is_an_error(only: str, ranks: int, engine: str) -> None:
+    texts = run_ranks(call_alone, ranks, only, engine=engine)
+    culprit = ranks // 2
+    for rank, (text, warned, seconds) in enumerate(texts):
+        assert text.startswith("StallError: "), texts
+        assert seconds < 20.0
+        if rank == culprit or "from rank" in text:  # who is told by its own circle has all of it
+            assert f"rank {culprit} is at test_standoffs.py:" in text, text
+            assert "in make_the_call_alone (call())" in text, text
+            assert "and waits for " in text
+        if rank == culprit:
+            assert "in train (operations(group)[usual]())" in text, text
+        assert all(str(culprit) in each for each in warned)
+    # Everybody in a circle is warned first.
+    assert any(warned for _, warned, _ in texts), texts
+
+
+def call_alone(here: Here, only: str) -> tuple[str, list[str], float]:
+    group = here.join(**SETTINGS)
+    other = group.subgroup(range(here.size))
+    named = NamedOperations(group)
+    assert other is not None
+    if only == "negotiated":  # the ranks have to agree on an order
+        for handle in [submit(named, name) for name in ("ab" if here.rank else "ba")]:
+            handle.wait()
+    group.barrier()
+    logged = Warnings()
+    began_s = time.monotonic()
+    call = operations(other)[only] if only in operations(other) else lambda: submit(named, "loss").wait()
+    try:
+        if here.rank == here.size // 2:
+            make_the_call_alone(call)
+        train(group, "large" if only == "named" else "all_reduce")
+    except MultiringError as error:
+        time.sleep(1)  # others may be a moment later
+        return f"{type(error).__name__}: {error}", logged.texts, time.monotonic() - began_s
+    return "nothing", logged.texts, 0.0
+
+
+def make_the_call_alone(call: Callable[[], Any]) -> None:
+    call()
+
+
+def train(group: multiring.Group, usual: str) -> None:
+    for _ in range(1000):
+        operations(group)[usual]()
+
+
+def test_three_sets_in_a_circle() -> None:
+    """No two of them wait for each other."""
+    for text in run_ranks(go_round, 3):
+        assert text.startswith("StallError"), text
+        assert all(f"rank {rank} is at test_standoffs.py" in text for rank in range(3))
+
+
+def go_round(here: Here) -> str:
+    group = here.join(**SETTINGS)
+    pairs = [group.subgroup([first, (first + 1) % 3]) for first in range(3)]
+    pair = pairs[here.rank]
+    assert pair is not None
+    with pytest.raises(StallError) as raised:
+        pair.barrier()
+    return f"{type(raised.value).__name__}: {raised.value}"
+
+
+def test_a_second_thread_makes_the_call() -> None:
+    """A warning, and no error."""
+    found = run_ranks(call_in_a_thread, 2)
+    assert [total for total, _ in found] == [2.0, 2.0]
+    for _, texts in found:
+        assert len(texts) == 1
+        assert "in wait_in_both" in texts[0]
+
+
+def call_in_a_thread(here: Here) -> tuple[float, list[str]]:
+    group = here.join(**SETTINGS)
+    other = group.subgroup(range(2))
+    assert other is not None
+    group.barrier()
+    logged = Warnings()
+    return wait_in_both(here, group, other), logged.texts
+
+
+def wait_in_both(here: Here, group: multiring.Group, other: multiring.Group) -> float:
+    array = np.ones(1)
+    if here.rank == 0:
+        other.all_reduce(array)
+        group.barrier()
+        return float(array[0])
+
+    def late() -> None:
+        time.sleep(4 * SURE_S)
+        other.all_reduce(array)
+
+    thread = threading.Thread(target=late)
+    thread.start()
+    group.barrier()
+    thread.join()
+    return float(array[0])
+
+
+def test_a_rank_that_only_computes_is_not_accused() -> None:
+    assert run_ranks(compute, 3, engine="shm+tcp") == [[], [], []]
+
+
+def compute(here: Here) -> list[str]:
+    group = here.join(stall_warn_s=6.0)  # a second is long enough to ask twice
+    logged = Warnings()
+    group.barrier()
+    if here.rank == 1:
+        until_s = time.monotonic() + 2.0
+        while time.monotonic() < until_s:
+            pass
+    group.barrier()
+    if here.rank == 0:
+        time.sleep(2.0)
+    group.all_reduce(np.ones(3))
+    return logged.texts
+
+
+def test_a_call_in_flight_is_no_call_that_was_not_made() -> None:
+    """Rank 1 waits for rank 0 in one group, having come to what rank 0 waits for, where rank 2 is late."""
+    assert run_ranks(wait_for_the_late, 3) == [[], [], []]
+
+
+def wait_for_the_late(here: Here) -> list[str]:
+    group = here.join(stall_warn_s=6.0)
+    other = group.subgroup(range(3))
+    assert other is not None
+    logged = Warnings()
+    if here.rank == 2:
+        time.sleep(2.0)
+    handle = group.all_reduce_async(np.ones(3))
+    if here.rank == 1:
+        other.barrier()
+        handle.wait()
+    else:
+        handle.wait()
+        other.barrier()
+    return logged.texts
