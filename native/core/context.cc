@@ -106,10 +106,10 @@ void Context::progress_loop() {
   while (!stopped_) {
     bool moved = false;
     if (came || !caller_drives_) moved = drive();
-    if (Clock::now() >= next_tick_) tick();
+    if (Clock::now() >= next_tick_) guarded([this] { tick(); });
     if (caller_drives_ && std::exchange(told_of_, ended_) != ended_) wake_self();  // its operation may be among them
-    if (Clock::now() >= next_rail_watch_) watch_rails();
-    if (Clock::now() >= next_wire_watch_) watch_wires();
+    if (Clock::now() >= next_rail_watch_) guarded([this] { watch_rails(); });
+    if (Clock::now() >= next_wire_watch_) guarded([this] { watch_wires(); });
     // Peers ring this thread only once no caller has driven for a second: a bell for each of a caller's quick
     // operations would cost the peers more than the operations.
     const bool callers_rest = !caller_drives_ && (!running_.empty() || seconds_since(last_caller_) > 1);
@@ -130,8 +130,19 @@ void Context::progress_loop() {
     }
     naps_ = timeout_ms == 0 || timeout_ms == 1;
     lock.unlock();
-    const int count = poller_.wait(ready.data(), static_cast<int>(ready.size()), timeout_ms);
+    int count = 0;
+    std::string failure;
+    try {
+      count = poller_.wait(ready.data(), static_cast<int>(ready.size()), timeout_ms);
+    } catch (const Fault& error) {  // a program that closed descriptors which are not its own
+      failure = error.what();
+    }
     lock.lock();
+    if (!failure.empty()) {
+      break_down(failure);
+      changed_.wait(lock, [this] { return stopped_; });
+      return;
+    }
     segment_->mapping().control().sleepers.fetch_and(~ControlPage::kSocketSleeper, std::memory_order_seq_cst);
     for (int i = 0; i < count; ++i) dispatch(ready[static_cast<size_t>(i)]);
     came = count > 0 || moved;
@@ -139,19 +150,20 @@ void Context::progress_loop() {
 }
 
 void Context::dispatch(const Poller::Ready& ready) {
-  try {
-    poller_.dispatch(ready);
-  } catch (const std::exception& error) {  // no memory to map a peer's segment, no watch left for a socket
-    broken_ = error.what();
-    tell_everyone({.kind = FrameKind::lost, .slot = static_cast<uint32_t>(LossKind::died),
-                   .offset = static_cast<uint64_t>(config_.rank)});
-    const auto running = running_;
-    for (const auto& [key, operation] : running) {
-      fail_alone(*operation, broken_);
-      end_if_over(operation);
-    }
-    changed_.notify_all();
+  guarded([&] { poller_.dispatch(ready); });
+}
+
+void Context::break_down(const std::string& why) {
+  if (!broken_.empty()) return;
+  broken_ = "this rank cannot communicate any more: " + why;
+  tell_everyone({.kind = FrameKind::lost, .slot = static_cast<uint32_t>(LossKind::died),
+                 .offset = static_cast<uint64_t>(config_.rank)});
+  const auto running = running_;
+  for (const auto& [key, operation] : running) {
+    fail_alone(*operation, broken_);
+    end_if_over(operation);
   }
+  changed_.notify_all();
 }
 
 // Announces that this rank is about to sleep; false if news came in meanwhile.
@@ -215,6 +227,26 @@ void Context::end_if_over(const std::shared_ptr<Operation>& operation) {
 }
 
 bool Context::drive() {
+  bool any = false;
+  guarded([&] { any = drive_all(); });
+  return any;
+}
+
+// What a link cannot hand on fails the operation it belongs to, and no other.
+bool Context::fail_stuck() {
+  bool any = false;
+  for (const auto& [key, why] : std::exchange(stuck_, {})) {
+    const auto found = running_.find(key);
+    if (found == running_.end() || found->second->has_failed()) continue;
+    const auto operation = found->second;
+    fail_alone(*operation, why);
+    end_if_over(operation);
+    any = true;
+  }
+  return any;
+}
+
+bool Context::drive_all() {
   bool any = receive_local();
   const Operation* exchanging = nullptr;
   for (auto at = running_.begin(); at != running_.end();) {
@@ -238,6 +270,7 @@ bool Context::drive() {
   for (const auto& link : links_) {
     if (link) any |= link->pump();
   }
+  if (!stuck_.empty()) any |= fail_stuck();
   // Only once nothing moves any more is it sure that a lost rank's last words have been heard; but operations of
   // others may keep moving for ever.
   if (!unsettled_ && new_losses_.empty()) return any;
@@ -325,11 +358,14 @@ bool Context::is_quick(const Operation& operation) const {
 // the progress thread has to be woken. Where it naps it sees to the rest within a millisecond; who waits for it, at once.
 bool Context::drive_here(const std::shared_ptr<Operation>& operation) {
   if (!naps_ || running_.size() > 1 || unsettled_ || !new_losses_.empty() || congested()) return false;
-  receive_local();
-  drive_one(operation);
-  for (ShmLink* link : local_links_) {
-    if (link != nullptr) link->pump();
-  }
+  guarded([&] {
+    receive_local();
+    drive_one(operation);
+    for (ShmLink* link : local_links_) {
+      if (link != nullptr) link->pump();
+    }
+    fail_stuck();
+  });
   return true;
 }
 
@@ -433,7 +469,7 @@ Context::Waited Context::wait(const std::shared_ptr<Operation>& operation, doubl
       const bool driven = drive();
       if (operation->ended()) break;
       const auto now = Clock::now();
-      if (now >= next_tick_) tick();
+      if (now >= next_tick_) guarded([this] { tick(); });
       if (now >= deadline) {
         result = Waited::timed_out;
         break;

@@ -58,7 +58,7 @@ struct PeerAddress {
   bool same_host = false;
   std::string handover;  // abstract socket name (same host)
   std::vector<RailAddress> rails;  // tcp
-  std::string host;                // in words, with the ranks that are on it
+  std::string host{};              // in words, with the ranks that are on it
 };
 
 struct Loss {
@@ -186,13 +186,27 @@ class Context final : public LinkEvents, public Host {
     return found != running_.end() && !found->second->has_failed();
   }
   void on_loss(int peer, LossKind kind, const std::string& why) override;
+  void on_stuck(const OperationKey& key, const std::string& why) override { stuck_.try_emplace(key, why); }
 
  private:
   using Lock = std::unique_lock<std::mutex>;
 
   void progress_loop();
   void dispatch(const Poller::Ready& ready);
+  // Does what belongs to no operation, on whichever thread; what goes wrong there ends this rank's part in the job, and
+  // neither the process nor the thread.
+  template <typename Work>
+  void guarded(Work work) {
+    try {
+      work();
+    } catch (const std::exception& error) {  // no memory to map a peer's segment, no watch left for a socket
+      break_down(error.what());
+    }
+  }
+  void break_down(const std::string& why);
   bool drive();
+  bool drive_all();
+  bool fail_stuck();
   bool receive_local();
   void end_of(const std::shared_ptr<Operation>& operation);
   void end_if_over(const std::shared_ptr<Operation>& operation);
@@ -328,6 +342,7 @@ class Context final : public LinkEvents, public Host {
     uint64_t sequence;
     Doom doom;
   };
+  std::map<OperationKey, std::string> stuck_;  // what this rank cannot go on with, and why
   std::map<OperationKey, Doom> doomed_;  // what some member could not finish, and for whom
   std::map<uint64_t, Stall> stalls_;     // by group: the first operation that a member has stalled in
   std::map<uint64_t, std::string> stalled_groups_;           // which ranks took part in what is not known there any more

@@ -78,6 +78,8 @@ class LinkEvents {
   virtual void on_frame(int peer, const Frame& frame, std::span<const std::byte> payload) = 0;
   virtual bool expects(const OperationKey& key) const = 0;  // whether the operation is in flight here
   virtual void on_loss(int peer, LossKind kind, const std::string& why) = 0;
+  // What an operation offered cannot be handed on. Said again as long as that is so.
+  virtual void on_stuck(const OperationKey& key, const std::string& why) = 0;
 };
 
 class Link {

@@ -56,6 +56,7 @@ class MpiLink final : public Link, private LinkEvents {
   void on_frame(int peer, const Frame& frame, std::span<const std::byte> payload) override;
   bool expects(const OperationKey&) const override { return false; }  // payload comes by MPI only
   void on_loss(int peer, LossKind kind, const std::string& why) override;
+  void on_stuck(const OperationKey& key, const std::string& why) override { events_.on_stuck(key, why); }
 
   void dispatch(const StreamKey& key, OutStream& stream);
   void expect(const Frame& frame);

@@ -157,7 +157,13 @@ bool ShmLink::pump() {
     backlog_.pop_front();
     moved = true;
   }
-  for (auto& [key, stream] : out_) moved |= stage(key, stream);
+  for (auto& [key, stream] : out_) {
+    try {
+      moved |= stage(key, stream);
+    } catch (const Fault& full) {  // the segment; whoever pumps may do so for another operation, or for none
+      events_.on_stuck(key.operation, full.what());
+    }
+  }
   return moved;
 }
 

@@ -89,9 +89,55 @@ void only_wire_is_cut() {
   job.in_parallel([&](int rank) { job[rank].close(0, true); });
 }
 
+// One way between two ranks, of `count` int32.
+std::shared_ptr<const Program> message(int rank, uint64_t count) {
+  auto program = std::make_shared<Program>();
+  program->dtype = DType::i32;
+  program->moves.push_back({.kind = rank == 0 ? MoveKind::send : MoveKind::copy, .source_space = 1, .target_space = 1,
+                            .size = count * 4, .peers = {1 - rank}});
+  return program;
+}
+
+// Rank 0's segment has room for one staging slot more than its messages may hold together, so that now and then one has
+// none and cannot get any, whoever is at work then: that one fails, by name, and nothing else does.
+void a_full_segment_fails_what_finds_no_room() {
+  constexpr uint64_t kCount = 2'000'000;
+  constexpr size_t kSlotBytes = 128 * 1024;
+  constexpr size_t kRoom = 9 * kSlotBytes;
+  Job job(2, true, true, false);
+  const Mapping& arena = job[0].own_segment()->mapping();
+  job[0].own_segment()->allocate(arena.bytes() - Mapping::kHeapStart - kRoom - kPage);
+  std::atomic<int> failed{0};
+  for (uint64_t turn = 0; turn < 20; ++turn) {
+    job.in_parallel([&](int rank) {
+      std::vector<std::vector<int32_t>> data(4, std::vector<int32_t>(kCount, rank));
+      std::vector<std::shared_ptr<Operation>> operations;
+      for (uint64_t i = 0; i < data.size(); ++i) {
+        operations.push_back(job[rank].post(spec_of(rank, 2, turn * 10 + i, message(rank, kCount), data[i].data(), "message"), false));
+      }
+      for (size_t i = 0; i < data.size(); ++i) {
+        wait_for(job[rank], operations[i]);
+        if (operations[i]->fault() == FaultKind::none) {
+          check(data[i] == std::vector<int32_t>(kCount, 0), "a message arrives");
+          continue;
+        }
+        ++failed;
+        const char* text = rank == 0 ? "no room for 131072 bytes" : "rank 0 could not go on with it";
+        check(operations[i]->fault() == FaultKind::state && operations[i]->fault_text().find(text) == 0, "what finds no room says so");
+      }
+      const auto after = job[rank].post(spec_of(rank, 2, turn * 10 + 9, nullptr, nullptr, "barrier"), true);
+      wait_for(job[rank], after);
+      check(after->fault() == FaultKind::none, "the rank goes on");
+    });
+  }
+  check(failed > 0, "some found none");
+  job.in_parallel([&](int rank) { job[rank].close(5, true); });
+}
+
 }  // namespace
 
 int main() {
+  a_full_segment_fails_what_finds_no_room();
   only_wire_is_cut();
   for (const bool arena : {true, false}) {
     for (const bool sliced : {true, false}) {
