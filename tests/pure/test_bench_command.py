@@ -193,6 +193,8 @@ def test_a_figure_is_written(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"figure{suffix}"
     check_plot(path)
     plot([comparison(OURS, GLOO, NONE), comparison(OURS, GLOO, NONE, pool_bytes=1 << 29)], path)
+    larger = replace(QUESTION, size_bytes=1 << 23)
+    plot([comparison(OURS, GLOO, NONE), replace(comparison(OURS, GLOO, NONE), question=larger)], path)
     assert path.stat().st_size > 1000
 
 

@@ -262,7 +262,7 @@ def test_the_table_marks_what_is_taken_and_says_what_cannot_be() -> None:
     profile = _profile(refused={"tensor": "no layer is large enough"})
     found = forecasts(profile, TWO_BY_TWO, 20.0 * MIB)
     text = table(found, found[0].mix, profile, TWO_BY_TWO)
-    assert "2 hosts x 2 ranks, 1 rails; a step of 16 samples, 8.0 MiB of parameters" in text
+    assert "2 hosts x 2 ranks, 1 rail; a step of 16 samples, 8.0 MiB of parameters" in text
     assert f"\n> {found[0].mix}" in text
     assert "too much" in text
     assert "no tensor axis: no layer is large enough" in text

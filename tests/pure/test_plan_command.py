@@ -97,6 +97,21 @@ def test_a_probe_that_cannot_be_is_refused(words: list[str], reason: str, capsys
     assert reason in capsys.readouterr().err
 
 
+def test_outside_a_job_it_says_what_it_assumes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("multiring.cli.plan.usable_cpus", lambda: list(range(6)))
+    monkeypatch.setattr("multiring.cli.plan.cores_of_cpus", lambda cpus: {cpu: (0, cpu // 2) for cpu in cpus})
+    assert main(["plan", "--sizes", "1MiB", "--save", str(tmp_path / "p.toml")]) == 0
+    first, _, title, _, *rows = capsys.readouterr().out.splitlines()
+    assert first.startswith(
+        "Assumed: 1 host of 3 ranks, with links as nobody has measured them. For others say --hosts"
+    )
+    assert title == "all_reduce of 1 MiB on 3 ranks"
+    assert all(float(row.split()[0]) > 0 for row in rows)
+    assert "3" in (tmp_path / "p.toml").read_text()
+
+
 # -- what the probe makes of what it measured
 
 FAST = replace(TCP, bandwidth_bytes_per_s=1e8)

@@ -150,3 +150,14 @@ def test_what_is_no_pattern_is_refused(pattern: str) -> None:
 @given(st.lists(st.from_regex(r"[a-c]{0,2}[0-9]{1,3}[a-c]?", fullmatch=True), max_size=30))
 def test_patterns_of_names_lose_nothing(names: list[str]) -> None:
     assert [name for each in patterns_of(names) for name in names_of(each)] == names
+
+
+def test_one_host_has_no_rails_but_stated_ones() -> None:
+    alone = Topology(((0, 1),), names=("a",))
+    assert "rails" not in text_of(alone)
+    assert topology_of(text_of(alone)).rails == (TCP,)
+    stated = replace(alone, interfaces=("eth0",))
+    assert 'interface = "eth0"' in text_of(stated)
+    assert str(alone) == "1 host of 2 ranks"
+    assert str(Topology(((0,),))) == "1 host of 1 rank"
+    assert str(Topology(((0,), (1,)))) == "2 hosts x 1 ranks, 1 rail"

@@ -9,6 +9,7 @@ from multiring.bench.compare import Comparison, Timing
 from multiring.errors import ArgumentError, UnsupportedError
 
 _INSTALL = "pip install 'multiring[bench]'"
+_RATE = "GB/s (size / time of a call)"
 FORMATS = (".png", ".svg", ".pdf")
 
 
@@ -27,7 +28,7 @@ def check_plot(path: Path) -> None:
 
 
 def plot(comparisons: Sequence[Comparison], path: Path) -> None:
-    """Write the figure; a pool's points are joined by a dashed line, the bound's are grey.
+    """Write the figure: lines over sizes, a pool's dashed, the bound's grey; bars where there is one size only.
 
     Raises:
         ArgumentError: `path` cannot be written.
@@ -35,22 +36,52 @@ def plot(comparisons: Sequence[Comparison], path: Path) -> None:
     """
     figure = _figure_class()(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
-    for pool in sorted({comparison.pool_bytes for comparison in comparisons}):
-        taken = [comparison for comparison in comparisons if comparison.pool_bytes == pool]
-        _lines(axes, taken, f", rotating over {size_text(pool)}" if pool else "", "--" if pool else "-")
     question = comparisons[0].question
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xlabel("bytes of one rank's buffer")
-    axes.set_ylabel("GB/s (size / time of a call)")
     where = f"{question.ranks} ranks on {question.hosts} host" + ("s" if question.hosts > 1 else "")
-    axes.set_title(f"{question.collective} {question.dtype}, {where}")
-    axes.grid(visible=True, which="both", alpha=0.2)
-    axes.legend(fontsize="small")
+    what = f"{question.collective} {question.dtype}"
+    if len({comparison.question.size_bytes for comparison in comparisons}) == 1:
+        what += f", {size_text(question.size_bytes)}"
+        _bars(axes, comparisons)
+    else:
+        for pool in sorted({comparison.pool_bytes for comparison in comparisons}):
+            taken = [comparison for comparison in comparisons if comparison.pool_bytes == pool]
+            _lines(axes, taken, _pool_text(pool), "--" if pool else "-")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xlabel("bytes of one rank's buffer")
+        axes.set_ylabel(_RATE)
+        axes.grid(visible=True, which="both", alpha=0.2)
+        axes.legend(fontsize="small")
+    axes.set_title(f"{what}, {where}")
     try:
         figure.savefig(path)
     except OSError as error:
         raise ArgumentError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _pool_text(pool: int) -> str:
+    return f", rotating over {size_text(pool)}" if pool else ""
+
+
+def _bars(axes: Any, comparisons: Sequence[Comparison]) -> None:
+    """Draw each library's rate as a bar with its interval, and the bound as one without."""
+    bars: list[tuple[str, float, tuple[float, float], str]] = []
+    for comparison in comparisons:
+        size, label = comparison.question.size_bytes, _pool_text(comparison.pool_bytes)
+        for at, timing in enumerate(comparison.timings):
+            if timing.seconds:
+                middle = _rate(size, timing.median_s)
+                low, high = _rate(size, timing.interval.high), _rate(size, timing.interval.low)
+                bars.append((_name(timing) + label, middle, (max(middle - low, 0), max(high - middle, 0)), f"C{at}"))
+        if comparison.bound is not None:
+            bars.append((f"bound{label}", comparison.bound.bytes_per_s / 1e9, (0, 0), "lightgrey"))
+    names, rates, spreads, colors = zip(*bars, strict=True)
+    drawn = axes.barh(range(len(bars)), rates, xerr=list(zip(*spreads, strict=True)), color=colors, capsize=3)
+    axes.bar_label(drawn, [f"{rate:.3g}" for rate in rates], padding=4, fontsize="small")
+    axes.set_yticks(range(len(bars)), names)
+    axes.invert_yaxis()  # ours first, as in the tables
+    axes.margins(x=0.12)
+    axes.set_xlabel(_RATE)
 
 
 def _lines(axes: Any, comparisons: Sequence[Comparison], label: str, style: str) -> None:

@@ -103,6 +103,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     cases = list(_cases(arguments, ranks, 1 if plan is None else plan.hosts))
     if not cases:
         raise ArgumentError(_why_nothing(arguments))
+    manner = _manner(arguments, in_lab=plan is not None)
     jobs = Jobs(arguments.deadline_s)
     if arguments.plot is not None:
         _check_plot(arguments)
@@ -117,9 +118,11 @@ def _bench(arguments: argparse.Namespace) -> int:
     wires = None if plan is None else bench_lab.wires_of(plan)
     made: list[Comparison] = []
     with jobs:
-        bench = Bench(jobs, chosen, _manner(arguments, in_lab=plan is not None), _tell if sys.stderr.isatty() else None)
-        for together in [cases] if arguments.together else [[case] for case in cases]:
+        bench = Bench(jobs, chosen, manner, _tell if sys.stderr.isatty() else None)
+        for at, together in enumerate([cases] if arguments.together else [[case] for case in cases]):
             first = together[0][0]
+            if not sys.stderr.isatty():  # there every step is told
+                _tell(f"{_title(together)}: {at + 1} of {1 if arguments.together else len(cases)}")
             bound = bench_lab.bound(first, plan, wires) if plan is not None and wires is not None else None
             for comparison in bench.compare_together(together, bound):
                 made.append(comparison)
@@ -129,6 +132,12 @@ def _bench(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         plot(made, arguments.plot)
     return 0
+
+
+def _title(together: list[tuple[Question, int]]) -> str:
+    pools = {pool: f", rotating over {size_text(pool)}" if pool else "" for _, pool in together}
+    sizes = ", ".join(dict.fromkeys(f"{size_text(question.size_bytes)}{pools[pool]}" for question, pool in together))
+    return f"timing {together[0][0].collective} of {sizes}"
 
 
 def _manner(arguments: argparse.Namespace, *, in_lab: bool) -> Manner:

@@ -1,7 +1,8 @@
 """multiring plan: show by which plans a collective could run, the cheapest first.
 
 On a topology file, on hosts described as those of multiring lab, or, run by the ranks of a job, on that job's hosts;
-there --measure also times each plan. --save pins the first plan of each size, the fastest with --measure.
+there --measure also times each plan. Outside a job this machine is assumed, with a rank a core. --save pins the first
+plan of each size, the fastest with --measure.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from multiring.errors import ArgumentError
 from multiring.lab import Plan as LabPlan
 from multiring.lab import parse_rate
 from multiring.lab.topology_file import topology_of_lab
+from multiring.launch.cores import cores_of_cpus, usable_cpus
 from multiring.planner import Plan, Task, ranked
 from multiring.probe import time_plan
 from multiring.runtime import Group, init, shutdown
@@ -23,6 +25,10 @@ from multiring.schedule import SUMS, Accumulation, Collective, Wire
 from multiring.topology import Topology
 
 _SIZES = "4KiB,64KiB,1MiB,8MiB,32MiB"
+_OTHERWISE = (
+    "For others say --hosts H --slots S --link RATE or --topology FILE, or start this as a job: "
+    "multiring run -n N -- multiring plan"
+)
 _HEAD = ("predicted ms", "algorithm", "grid", "segments", "channels", "engine")
 
 
@@ -71,6 +77,12 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     group = init()
     try:
+        if group.size == 1 and not arguments.measure:
+            assumed = _this_machine()
+            show(f"Assumed: {assumed}, with links as nobody has measured them. {_OTHERWISE}")
+            chosen = [_table(task, ranked(task, assumed), arguments.top) for task in tasks]
+            _save(arguments, assumed, zip(tasks, chosen, strict=True))
+            return 0
         chosen = [_in_job(group, task, arguments) for task in tasks]
         if group.rank == 0:
             _save(arguments, group.topology, zip(tasks, chosen, strict=True))
@@ -118,6 +130,12 @@ def _described(arguments: argparse.Namespace) -> Topology | None:
         uplink=None if arguments.uplink is None else parse_rate(arguments.uplink),
     )
     return _filled(topology_of_lab(lab), slots)
+
+
+def _this_machine() -> Topology:
+    """Return one host with a rank a core; two where it has one core."""
+    cores = len(set(cores_of_cpus(usable_cpus()).values()))
+    return Topology((tuple(range(max(cores, 2))),))
 
 
 def _filled(topology: Topology, slots: int) -> Topology:

@@ -131,7 +131,10 @@ class Topology:
         sizes = sorted({len(host) for host in self.hosts})
         ranks = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
         racks = f" in {len(self.racks)} racks" if len(self.racks) > 1 else ""
-        return f"{len(self.hosts)} hosts x {ranks} ranks{racks}, {len(self.rails)} rails"
+        if len(self.hosts) == 1:
+            return f"1 host of {ranks} ranks" if sizes[0] > 1 else "1 host of 1 rank"
+        rails = f"{len(self.rails)} rails" if len(self.rails) > 1 else "1 rail"
+        return f"{len(self.hosts)} hosts x {ranks} ranks{racks}, {rails}"
 
     def restricted(self, ranks: Sequence[int]) -> "Topology":
         """Return the topology of some ranks, renumbered: the new rank i is `ranks[i]`.

@@ -163,7 +163,8 @@ def text_of(topology: Topology, heading: str = "") -> str:
     """Return text that `topology_of` reads as `topology` with one rank a host, to four digits.
 
     Args:
-        topology: hosts and interfaces without names get host0, host1, ... and rail0, rail1, ...
+        topology: hosts and interfaces without names get host0, host1, ... and rail0, rail1, ... One host has no rails
+            but those that were stated: nothing leaves it, and what is assumed of its wires is nobody's measurement.
         heading: a comment to begin with.
     """
     names = topology.names or tuple(f"host{host}" for host in range(len(topology.hosts)))
@@ -171,7 +172,8 @@ def text_of(topology: Topology, heading: str = "") -> str:
     lines = [f"# {line}" for line in heading.splitlines()]
     lines += ["", "takes_turns = true"] if topology.takes_turns else []
     lines += ["", "[shm]", *_constants(topology.shm)]
-    for interface, link in zip(rails, topology.rails, strict=True):
+    has_rails = len(names) > 1 or topology.interfaces or topology.rails != (TCP,)
+    for interface, link in zip(rails, topology.rails, strict=True) if has_rails else ():
         lines += ["", "[[rails]]", f"interface = {json.dumps(interface)}", *_constants(link)]
     for rack_index, rack in enumerate(topology.racks):
         lines += ["", "[[racks]]", f"name = {json.dumps(rack.name or f'rack{rack_index}')}"]
