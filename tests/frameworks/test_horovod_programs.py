@@ -104,6 +104,23 @@ IMPORTS = """
 """
 
 
+def test_modules_are_attributes_of_the_package(tmp_path: Path) -> None:
+    # Before anything has imported them by their own names, as pytorch-ignite takes them.
+    program = """
+        import horovod.torch as hvd
+        from horovod.common.util import _cache
+
+        assert hvd.mpi_ops.allreduce is hvd.allreduce
+        assert hvd.compression.Compression is hvd.Compression
+        assert hvd.functions.broadcast_object is hvd.broadcast_object
+        assert hvd.optimizer.DistributedOptimizer is hvd.DistributedOptimizer
+        assert hvd.sync_batch_norm.SyncBatchNorm is hvd.SyncBatchNorm
+        times = []
+        assert [_cache(times.append)(1), len(times)] == [None, 1]
+    """
+    done_well(tmp_path, program, ranks=1)
+
+
 def test_what_programs_import_is_there(tmp_path: Path) -> None:
     done = done_well(tmp_path, IMPORTS, ranks=2)
     assert sorted(done.stdout.splitlines()) == ["[0] well", "[1] well"]

@@ -1,5 +1,7 @@
 """What scripts take from Horovod's own workshop."""
 
+import functools
+
 from multiring.horovod.arguments import env as env
 from multiring.horovod.arguments import (
     get_average_backwards_compatibility_fun as get_average_backwards_compatibility_fun,
@@ -22,3 +24,4 @@ from multiring.horovod.builds import mpi_built as mpi_built
 from multiring.horovod.builds import nccl_built as nccl_built
 
 EXTENSIONS = list(ADAPTERS)
+_cache = functools.cache  # programs take it, though it begins like a private name
