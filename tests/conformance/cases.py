@@ -191,22 +191,12 @@ def exact(operands: list[Array], op: str) -> Array:
         meets: Any = np.logical_and if op in ("min", "product") else np.logical_or
         truths: Array = meets.reduce(operands)
         return truths
-    stack = np.stack(operands).astype(object)  # Python's integers, which never overflow
+    # Sums and products modulo 2^64 are right modulo 2^bits, and sums of narrower integers are exact.
+    stack = np.stack(operands).astype(np.int64 if kind.kind == "i" else np.uint64)
     reduce: Any = {"min": np.minimum, "max": np.maximum, "product": np.multiply}.get(op, np.add)
     total: Array = reduce.reduce(stack)
     # An average of 64 bits is of the wrapped sum: there is no wider type to sum in.
-    if op != "average" or kind.itemsize == 8:
-        total = wrapped(total, 8 * kind.itemsize, is_signed=kind.kind == "i")
-    if op == "average":
-        total = total // len(operands)
-    return total.astype(kind)
-
-
-def wrapped(numbers: Array, bits: int, *, is_signed: bool) -> Array:
-    """Return Python integers modulo 2^bits, in the type's range."""
-    low = 1 << (bits - 1) if is_signed else 0
-    found: Array = (numbers + low) % (1 << bits) - low
-    return found
+    return (total // len(operands) if op == "average" else total).astype(kind)
 
 
 def assert_same(result: Array, want: Array, what: object) -> None:

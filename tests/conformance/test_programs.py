@@ -1,0 +1,53 @@
+"""Random programs of collectives on one host and between hosts: what every rank ends with is what NumPy says.
+
+benchmarks/evidence_programs.py runs others for an hour.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conformance.programs import run
+from tests.wire.lab_rig import LabRun
+from tests.wire.ranks import Here, run_ranks
+
+ROOT = Path(__file__).parents[2]
+TURNS, LAB_TURNS = 8, 5
+RAILS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
+PLACES = [
+    *(("shm", 2, 0), ("shm", 4, 0), ("tcp", 3, 1), ("tcp", 3, 3), ("shm+tcp", 4, 2), ("shm+tcp", 5, 1)),
+    *(("mpi", 2, 0), ("shm+mpi", 4, 0)),
+]
+LABS = [
+    "--hosts 2 --slots 3 --link 1gbit --rail 1gbit",
+    "--hosts 3 --slots 2 --link 1gbit --rail 500mbit",
+    "--hosts 4 --slots 1 --link 1gbit --rail 250mbit --rail 500mbit",
+    "--hosts 4 --slots 2 --rack 2 --uplink 1gbit --link 1gbit",
+]
+
+
+def run_here(here: Here, seed: int) -> int:
+    return run(here.join(), seed, turns=TURNS).steps
+
+
+@pytest.mark.parametrize("place", PLACES, ids=str)
+def test_random_programs(place: tuple[str, int, int]) -> None:
+    engine, ranks, rails = place
+    settings: dict[str, Any] = {"rails": ",".join(RAILS[:rails])} if rails else {}
+    steps = run_ranks(run_here, ranks, 100 + PLACES.index(place), engine=engine, deadline_s=240.0, **settings)
+    assert min(steps) > 40
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="virtual hosts need root")
+@pytest.mark.parametrize("lab", LABS)
+def test_random_programs_between_hosts(lab: str) -> None:
+    seed = str(200 + LABS.index(lab))
+    program = (sys.executable, "-m", "tests.conformance.programs", "--seed", seed, "--turns", str(LAB_TURNS))
+    job = LabRun(*lab.split(), *program, PYTHONPATH=str(ROOT))
+    try:
+        assert job.finish() == 0, job.err
+    finally:
+        job.close()
+    assert f"seed {seed}: {LAB_TURNS} turns" in job.out
