@@ -269,7 +269,7 @@ class Settings:
         Raises:
             ArgumentError: a variable's value cannot be parsed, or MULTIRING_X is unknown.
         """
-        source = os.environ if environment is None else environment
+        source = _with_what_was_withheld() if environment is None else environment
         known = {f.metadata["name"]: f for f in fields(cls)}
         values: dict[str, Any] = _from_horovod(source) if horovod else {}
         for name, text in source.items():
@@ -280,6 +280,27 @@ class Settings:
             setting = known[name]
             values[setting.name] = _parsed(setting, name, text)
         return cls(**values)
+
+
+_SECRET = "MULTIRING_SECRET"  # noqa: S105 -- a variable's name
+_SECRET_FILE = "MULTIRING_SECRET_FILE"  # noqa: S105 -- a variable's name
+_withheld: dict[str, str] = {}  # of the process as the environment is; it has one secret at a time
+
+
+def withhold_secret() -> None:
+    """Take the job's secret out of this process's environment, so that what it starts does not inherit it.
+
+    `Settings.from_environment` has it all the same, for the next `init`, unless the environment has another by then.
+    """
+    secret = os.environ.pop(_SECRET, None)
+    if secret is not None:
+        _withheld[_SECRET] = secret
+
+
+def _with_what_was_withheld() -> Mapping[str, str]:
+    if _SECRET in os.environ or _SECRET_FILE in os.environ:
+        return os.environ
+    return {**_withheld, **os.environ}
 
 
 def _text_of(value: object) -> str:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from tests.wire.crowd import Crowd
 
 from multiring.errors import ArgumentError, RendezvousError
 from multiring.runtime import rendezvous_client, rendezvous_server
@@ -27,6 +28,7 @@ from multiring.runtime.sources import Identity
 from multiring.version import VERSION
 
 DEADLINE_S = 30.0
+NONCE = "0a" * 32
 TCP_REPAIR = 19  # <linux/tcp.h>
 
 
@@ -441,7 +443,13 @@ def test_truncated_and_misshapen_frames_are_refused_with_a_reason(place: str) ->
         frame(b"[]"),
         frame(encode({"nonce": 1, "rank": 0, "proof": "x"})),
         frame(encode({"nonce": "x", "rank": "x", "proof": "x"})),
-        frame(encode({"nonce": "x", "rank": 1, "proof": 5})),
+        frame(encode({"nonce": "x", "rank": 1, "proof": "x"})),
+        frame(encode({"nonce": NONCE, "rank": 1, "proof": 5})),
+        frame(encode({"nonce": NONCE, "rank": True, "proof": "x"})),
+        frame(encode({"nonce": NONCE, "rank": 10**4000, "proof": "x"})),
+        frame(encode({"nonce": "\ud800", "rank": 1, "proof": "x"})),
+        frame(encode({"nonce": NONCE, "rank": 1, "proof": "\ud800"})),
+        frame('{"nonce": 1}'.encode("utf-16")),
         frame(b"x" * 5000),
         b"GET / HTTP/1.0\r\n\r\n",
     ]
@@ -467,6 +475,31 @@ def test_silent_connections_do_not_keep_ranks_out(place: str) -> None:
     try:
         meets_in_spite_of(place, slow_loris)
         assert len(opened) == rendezvous_server._MAX_STRANGERS + 20
+    finally:
+        for sock in opened:
+            sock.close()
+
+
+def test_strangers_do_not_take_the_place_of_a_rank_that_has_proven_itself(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous_server, "_YOUNG_S", 0.0)  # so that strangers come in at once
+    opened: list[socket.socket] = []
+
+    def second() -> Any:
+        client = Client(identity(1, 2, place), parse_address(place), VERSION, DEADLINE_S)
+        try:
+            client._talk = client._find()
+            opened.extend(dial(place) for _ in range(rendezvous_server._MAX_STRANGERS + 50))
+            assert opened[-1].recv(1)  # all of them have been accepted
+            client._first_until = time.monotonic() + client._join(client._talk)
+            return client.exchange({})
+        finally:
+            client.close()
+
+    try:
+        outcomes = run_ranks(meeting(0, 2, place, timeout_s=DEADLINE_S), second)
+        assert [type(outcome) for outcome in outcomes] == [list, list], outcomes
     finally:
         for sock in opened:
             sock.close()
@@ -503,6 +536,45 @@ def test_an_address_held_by_another_user_is_not_trusted(monkeypatch: pytest.Monk
 SMALL = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))\n"
 
 
+def test_a_soft_limit_of_open_files_is_raised(
+    place: str, rank_process: Callable[..., "subprocess.Popen[bytes]"]
+) -> None:
+    soft = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (16, 4096))\n"
+    first = rank_process(0, 33, place, soft)
+    outcomes = run_ranks(*[meeting(rank, 33, place) for rank in range(1, 33)])
+    assert all(isinstance(outcome, list) for outcome in outcomes), outcomes
+    assert first.wait(DEADLINE_S) == 0
+
+
+HUNGRY = """
+import atexit, resource
+import multiring.runtime.rendezvous
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+atexit.register(lambda: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, flush=True))
+"""
+
+
+def test_rank_0_holds_its_table_once_however_many_ranks_are_slow_to_take_it(
+    rank_process: Callable[..., "subprocess.Popen[bytes]"],
+) -> None:
+    """By ranks that do not parse, so that one process can be many of them."""
+    place, size = free_place(), 256
+    card = {"x": "y" * 8000}
+    table_bytes = (size - 1) * len(encode(card))
+    first = rank_process(0, size, place, HUNGRY)
+    crowd = Crowd(place, range(1, size), size, secret=b"s", job="job")
+    try:
+        crowd.join(DEADLINE_S)
+        crowd.say({"card": card})
+        time.sleep(0.5)  # rank 0 has sent what the kernel takes
+        assert crowd.take_tables(DEADLINE_S) >= table_bytes
+    finally:
+        crowd.close()
+    out, _ = first.communicate(timeout=DEADLINE_S)
+    assert first.returncode == 0
+    assert int(out) * 1024 < 64 * 2**20 < size * table_bytes / 4, out
+
+
 def test_strangers_cannot_use_up_rank_0s_descriptors(
     place: str, rank_process: Callable[..., "subprocess.Popen[bytes]"]
 ) -> None:
@@ -523,6 +595,25 @@ def test_more_ranks_than_descriptors_is_an_error_that_says_so(
     rank_process(0, 20, place, SMALL)
     outcomes = run_ranks(*[meeting(rank, 20, place, timeout_s=1.5) for rank in range(1, 20)])
     assert any("rank 0 cannot hold more connections" in text and "ulimit -n" in text for text in texts_of(outcomes))
+
+
+@pytest.mark.parametrize("given", [b"", b"s"])
+def test_every_rank_has_the_secret(given: bytes) -> None:
+    place = free_place()
+
+    def rank(number: int) -> bytes:
+        with Rendezvous(identity(number, 3, place, secret=given), timeout_s=10) as rendezvous:
+            secret = rendezvous.secret()
+            rendezvous.exchange({})
+            return secret
+
+    (secret,) = set(run_ranks(*[lambda n=n: rank(n) for n in range(3)]))
+    assert secret == given or (not given and len(secret) == 32)
+
+
+def test_nobody_listens_on_a_network_without_a_secret() -> None:
+    with pytest.raises(ArgumentError, match="without a secret: anybody could join"):
+        meeting(0, 2, free_place("tcp"), secret=b"")()
 
 
 # -- what listens there is not rank 0
@@ -548,15 +639,21 @@ def impostor() -> Iterator[Callable[[Callable[[socket.socket], None]], str]]:
 
 
 def test_a_server_of_another_kind_is_named(impostor: Callable[..., str]) -> None:
-    for greeting in (b"SSH-2.0-OpenSSH_9.6\r\n", frame(encode({"hello": "another", "nonce": "x"}))):
+    greetings: list[dict[str, Any]] = [
+        {"hello": "another", "nonce": NONCE},
+        {"hello": PROTOCOL, "nonce": "\ud800"},
+        {"refused": {"\ud800": 1}},
+    ]
+    for greeting in (b"SSH-2.0-OpenSSH_9.6\r\n", *(frame(encode(each)) for each in greetings)):
         place = impostor(lambda sock, greeting=greeting: sock.sendall(greeting))
         (outcome,) = run_ranks(meeting(1, 2, place))
         assert f"{place} does not speak {PROTOCOL!r}" in str(outcome)
+        assert str(outcome).isascii()
 
 
 def test_a_server_without_the_secret_is_not_believed(impostor: Callable[..., str]) -> None:
     def pretend(sock: socket.socket) -> None:
-        sock.sendall(frame(encode({"hello": PROTOCOL, "nonce": "x"})))
+        sock.sendall(frame(encode({"hello": PROTOCOL, "nonce": NONCE})))
         reader = FrameReader(4096)
         while (mine := reader.next_frame()) is None:
             reader.feed(sock.recv(4096))

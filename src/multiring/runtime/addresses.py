@@ -16,7 +16,7 @@ _IFNAME_BYTES = 16
 # An address of TEST-NET-1 (RFC 5737): no packet is sent, the kernel only looks up the route.
 _SOMEWHERE_ELSE = ("192.0.2.1", 9)
 _ABSTRACT_NAME_BYTES = 107  # sockaddr_un.sun_path less its leading NUL
-_BACKLOG = 1024
+_BACKLOG = 4096  # as far as net.core.somaxconn allows
 _UCRED = struct.Struct("3i")
 
 

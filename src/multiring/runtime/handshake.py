@@ -9,15 +9,20 @@ direction and number, so that nothing can be put in, dropped or replayed by some
 import hashlib
 import hmac
 import json
+import re
 import secrets
 import struct
 from typing import Any
 
-PROTOCOL = "multiring rendezvous 1"
+PROTOCOL = "multiring rendezvous 2"
 STRANGER_FRAME_BYTES = 4096
 CARD_FRAME_BYTES = 1 << 20
+SECRET_BYTES = 32  # of one that multiring draws
+MOST_RANKS = 1 << 31  # what a rank may claim to be is below
 
+_SHOWN = 300  # characters
 _LENGTH = struct.Struct(">I")
+_NONCE = re.compile("[0-9a-f]{64}", re.ASCII)
 _SEAL_BYTES = hashlib.sha256().digest_size
 
 Message = dict[str, Any]
@@ -32,6 +37,11 @@ def new_nonce() -> str:
     return secrets.token_hex(32)
 
 
+def is_nonce(claimed: str) -> bool:
+    """Return whether it is what `new_nonce` returns: all else could not be signed, or is nobody's who keeps to this."""
+    return _NONCE.fullmatch(claimed) is not None
+
+
 def proof(secret: bytes, who: str, server_nonce: str, client_nonce: str, rank: int) -> str:
     """Return what only an end that knows `secret` can say; `who` is "client", "server" or "session"."""
     words = "\n".join((PROTOCOL, who, server_nonce, client_nonce, str(rank)))
@@ -39,8 +49,8 @@ def proof(secret: bytes, who: str, server_nonce: str, client_nonce: str, rank: i
 
 
 def is_proof(claimed: object, expected: str) -> bool:
-    """Compare in constant time; anything that is no text is no proof."""
-    return isinstance(claimed, str) and hmac.compare_digest(claimed.encode(), expected.encode())
+    """Compare in constant time; anything that is no ASCII text is no proof."""
+    return isinstance(claimed, str) and claimed.isascii() and hmac.compare_digest(claimed, expected)
 
 
 def encode(message: Message) -> bytes:
@@ -49,9 +59,9 @@ def encode(message: Message) -> bytes:
 
 
 def decode(payload: bytes) -> Message:
-    """Raise FrameError unless `payload` is one JSON object."""
+    """Raise FrameError unless `payload` is one JSON object in UTF-8. Its texts may hold anything that JSON can say."""
     try:
-        message = json.loads(payload)
+        message = json.loads(payload.decode())
     except (ValueError, RecursionError):
         raise FrameError("not JSON") from None
     if not isinstance(message, dict):
@@ -59,9 +69,21 @@ def decode(payload: bytes) -> Message:
     return message
 
 
+def shown(text: object) -> str:
+    """Return what somebody unproven says, fit for an error's text: short, and printable everywhere."""
+    words = repr(text)[1:-1] if isinstance(text, str) else repr(text)
+    words = words.encode("ascii", "backslashreplace").decode()
+    return words if len(words) <= _SHOWN else f"{words[:_SHOWN]}..."
+
+
 def frame(payload: bytes) -> bytes:
     """Return `payload` behind its length."""
     return _LENGTH.pack(len(payload)) + payload
+
+
+def digest_of(payload: bytes) -> bytes:
+    """Return what a seal signs in place of `payload`."""
+    return hashlib.sha256(payload).digest()
 
 
 class FrameReader:
@@ -115,9 +137,18 @@ class Seal:
 
     def close(self, payload: bytes) -> bytes:
         """Return the frame that carries `payload` to the other end."""
-        mark = self._mark(self._me, self._sent, payload)
+        return self.head(digest_of(payload), len(payload)) + payload
+
+    def head(self, digest: bytes, size: int) -> bytes:
+        """Return what goes before a payload of `size` bytes, so that one payload serves many connections.
+
+        Args:
+            digest: of the payload, by `digest_of`.
+            size: of the payload.
+        """
+        mark = self._mark(self._me, self._sent, digest)
         self._sent += 1
-        return frame(mark + payload)
+        return _LENGTH.pack(len(mark) + size) + mark
 
     def open(self, sealed: bytes) -> Message:
         """Return the message in `sealed`, a frame's bytes.
@@ -126,12 +157,10 @@ class Seal:
             FrameError: it is not the other end's next frame as it was sent.
         """
         mark, payload = sealed[:_SEAL_BYTES], sealed[_SEAL_BYTES:]
-        if not hmac.compare_digest(mark, self._mark(self._you, self._received, payload)):
+        if not hmac.compare_digest(mark, self._mark(self._you, self._received, digest_of(payload))):
             raise FrameError("a frame's seal is wrong")
         self._received += 1
         return decode(payload)
 
-    def _mark(self, sender: str, number: int, payload: bytes) -> bytes:
-        sign = hmac.new(self._key, f"{sender} {number}\n".encode(), hashlib.sha256)
-        sign.update(payload)
-        return sign.digest()
+    def _mark(self, sender: str, number: int, digest: bytes) -> bytes:
+        return hmac.digest(self._key, f"{sender} {number}\n".encode() + digest, "sha256")

@@ -4,12 +4,13 @@ Every rank submits a card (a small JSON object) and gets everyone's, in rank ord
 abstract Unix socket on one host or at host:port; the others come and go on trying until it is there.
 """
 
+import secrets
 from types import TracebackType
 from typing import final
 
 from multiring.errors import RendezvousError
 from multiring.runtime.addresses import parse_address
-from multiring.runtime.handshake import Message, decode, encode
+from multiring.runtime.handshake import SECRET_BYTES, Message, decode, encode
 from multiring.runtime.rendezvous_client import Client
 from multiring.runtime.rendezvous_server import Server
 from multiring.runtime.sources import Identity
@@ -18,6 +19,9 @@ from multiring.version import VERSION
 
 class _Alone:
     """The rendezvous of a job of one rank."""
+
+    def secret(self) -> bytes:
+        return secrets.token_bytes(SECRET_BYTES)
 
     def exchange(self, card: Message, _began: float | None = None) -> list[Message]:
         return [decode(encode(card))]
@@ -83,6 +87,14 @@ class Rendezvous:
                 or size, or came twice. Every rank that can be reached raises the same words.
         """
         return self._end.exchange(card)
+
+    def secret(self) -> bytes:
+        """Return the job's secret, the same on all its ranks and never empty.
+
+        Where the launcher gave none, which it may where ranks meet at an abstract Unix socket, rank 0 draws one and
+        hands it over there. Another rank waits until rank 0 is found, and raises what `exchange` does.
+        """
+        return self._end.secret()
 
     def disturbed(self) -> bool:
         """Return whether the job is known to have failed elsewhere; the next `exchange` or `agree` then says why.

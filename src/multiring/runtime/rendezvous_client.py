@@ -17,9 +17,11 @@ from multiring.runtime.handshake import (
     decode,
     encode,
     frame,
+    is_nonce,
     is_proof,
     new_nonce,
     proof,
+    shown,
 )
 from multiring.runtime.sources import Identity
 
@@ -101,24 +103,35 @@ class Client:
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
         self._talk: _Talk | None = None
+        self._secret = identity.secret
+        self._is_first = True  # no round is over
+        self._first_until = 0.0  # by time.monotonic(): how long rank 0 waits in the first round
 
     def exchange(self, card: Message, began: float | None = None) -> list[Message]:
         """Send this rank's card and wait for everyone's; see `Rendezvous.exchange`.
 
         The others are waited for from `began` on, by time.monotonic(); by default from now on.
         """
+        talk = self._meet()
+        now = time.monotonic()
+        until = max(now, (now if began is None else began) + self._timeout_s)
+        if self._is_first:  # rank 0 judges who is late, by its own clock: wait until it can have said so
+            until, self._is_first = self._first_until, False
+        talk.line.deadline = until + _GRACE_S
+        talk.say({"card": card})
+        cards: list[Message] = talk.hear()["cards"]
+        return cards
+
+    def secret(self) -> bytes:
+        """Return the job's secret; where the launcher gave none rank 0's, once rank 0 is found. See `Rendezvous`."""
+        self._meet()
+        return self._secret
+
+    def _meet(self) -> _Talk:
         if self._talk is None:
             self._talk = self._find()
-            # Rank 0 judges who is late, by its own clock: wait until it can have said so.
-            patience_s = self._join(self._talk)
-        else:
-            patience_s = self._timeout_s
-        if began is not None:
-            patience_s = max(0.0, patience_s - (time.monotonic() - began))
-        self._talk.line.deadline = time.monotonic() + patience_s + _GRACE_S
-        self._talk.say({"card": card})
-        cards: list[Message] = self._talk.hear()["cards"]
-        return cards
+            self._first_until = time.monotonic() + self._join(self._talk)
+        return self._talk
 
     def disturbed(self) -> bool:
         """Return whether rank 0 has spoken, or gone, unasked: then something is wrong."""
@@ -206,14 +219,14 @@ class Client:
     def _prove(self, line: _Line) -> Seal:
         hello = decode(line.read_frame())
         server_nonce = hello.get("nonce")
-        if hello.get("hello") != PROTOCOL or not isinstance(server_nonce, str):
-            raise FrameError(hello.get("refused", "an unknown greeting"))
+        if hello.get("hello") != PROTOCOL or not isinstance(server_nonce, str) or not is_nonce(server_nonce):
+            raise FrameError(shown(hello.get("refused", "an unknown greeting")))
         nonce, rank, secret = new_nonce(), self._identity.rank, self._identity.secret
         mine = proof(secret, "client", server_nonce, nonce, rank)
         line.write(frame(encode({"nonce": nonce, "rank": rank, "proof": mine})))
         answer = decode(line.read_frame())
         if "refused" in answer:
-            raise RendezvousError(f"{self._address} refused rank {rank}: {answer['refused']}")
+            raise RendezvousError(f"{self._address} refused rank {rank}: {shown(answer['refused'])}")
         if not is_proof(answer.get("proof"), proof(secret, "server", server_nonce, nonce, rank)):
             raise RendezvousError(f"{self._address} does not know the job's secret; it is not this job's rank 0")
         return Seal(proof(secret, "session", server_nonce, nonce, rank), "client")
@@ -232,6 +245,7 @@ class Client:
         )
         welcome = talk.hear()["welcome"]
         self._timeout_s = float(welcome["timeout_s"])
+        self._secret = self._secret or bytes.fromhex(welcome.get("secret", ""))
         return float(welcome["remaining_s"])
 
 

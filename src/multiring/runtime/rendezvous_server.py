@@ -1,39 +1,49 @@
 """Rank 0's end of the rendezvous: it serves on the caller's thread, only while rank 0 itself waits there.
 
-Strangers cost a bounded amount (connections, bytes, seconds) and never stop the loop. Whatever goes wrong
-with a rank of the job is told to every rank that came, in the same words.
+Strangers cost a bounded amount (connections, bytes, seconds) and never stop the loop: while there are many, others wait
+in the kernel's queue, and a rank whose connection was dropped before it could prove itself comes again. Whatever goes
+wrong with a rank of the job is told to every rank that came, in the same words.
 """
 
 import errno
 import os
+import secrets
 import selectors
 import socket
 import time
+from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
-from multiring.errors import RendezvousError
+from multiring.errors import ArgumentError, RendezvousError
 from multiring.runtime.addresses import LocalAddress, TcpAddress, listen, peer_credentials
 from multiring.runtime.handshake import (
     CARD_FRAME_BYTES,
+    MOST_RANKS,
     PROTOCOL,
+    SECRET_BYTES,
     STRANGER_FRAME_BYTES,
     FrameError,
     FrameReader,
     Message,
     Seal,
     decode,
+    digest_of,
     encode,
     frame,
+    is_nonce,
     is_proof,
     new_nonce,
     proof,
+    shown,
 )
+from multiring.runtime.open_files import make_room_for_files
 from multiring.runtime.sources import Identity
 
-_MAX_STRANGERS = 256  # connections not yet joined; one more drops the oldest, which a rank survives by trying again
-_STRANGER_S = 10.0  # how long a connection may take to join
-_YOUNG_S = 0.5  # with no descriptor left, a stranger has at least this long to join
+_MAX_STRANGERS = 256  # connections that have proven nothing; one more waits, or takes the place of the oldest
+_STRANGER_S = 10.0  # how long a connection may take to prove itself, and then to join
+_YOUNG_S = 0.5  # for so long a stranger keeps its place, however many others come
 _FULL_PAUSE_S = 0.005
 _LINGER_S = 1.0  # after trouble: how long ranks that still come are waited for, so that they hear of it too
 _LATE_S = 1.0  # ranks that used up all of their time come at once, more or less
@@ -41,6 +51,7 @@ _FLUSH_S = 1.0  # how long the last words may take to leave
 _ADDRESS_TAKEN_S = 2.0  # a rank 0 that just ended may hold the address for a moment
 _RECEIVE_BYTES = 16384
 _ACCEPTS_A_TURN = 32
+_PARTS_A_CALL = 16
 _NAMED_RANKS = 16  # more are counted, not listed
 
 
@@ -52,7 +63,8 @@ class _Link:
         self.origin = origin
         self.until = time.monotonic() + _STRANGER_S
         self.reader = FrameReader(STRANGER_FRAME_BYTES)
-        self.outbox = bytearray()
+        self.since = time.monotonic()
+        self.outbox: deque[memoryview] = deque()
         self.nonce = new_nonce()
         self.seal: Seal | None = None  # set once the other end proved that it knows the secret
         self.rank: int | None = None  # set once it joined and the rank was free
@@ -70,8 +82,9 @@ class Server:
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
         self._round = 0
-        self._cards: dict[int, Message] = {}
-        self._strangers: dict[_Link, None] = {}  # oldest first
+        self._cards: dict[int, bytes] = {}  # as JSON: a table of thousands is only ever handed on
+        self._strangers: dict[_Link, None] = {}  # have proven nothing yet; oldest first
+        self._guests: dict[_Link, None] = {}  # know the secret, and have not joined yet; oldest first
         self._members: dict[int, _Link] = {}
         self._extras: list[_Link] = []  # know the secret, but fit no place: they are told why the job ended
         self._lost: set[int] = set()
@@ -79,10 +92,17 @@ class Server:
         self._origins = {0: f"pid {os.getpid()}"}
         self._refusals: list[str] = []
         self._trouble: str | None = None
+        self._secret = identity.secret
+        if not self._secret:
+            if not isinstance(address, LocalAddress):
+                raise ArgumentError(f"rank 0 cannot listen at {address} without a secret: anybody could join")
+            self._secret = secrets.token_bytes(SECRET_BYTES)
+        make_room_for_files(identity.size + _MAX_STRANGERS)
         self._listener = identity.listener or _listen_soon(address)
         self._place = str(address)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
+        self._rests_until: float | None = None  # the listener, while strangers have all places
 
     def exchange(self, card: Message, began: float | None = None) -> list[Message]:
         """Wait for the card of every rank, then give all of them to all; see `Rendezvous.exchange`.
@@ -101,15 +121,19 @@ class Server:
             self._serve(self._deadline)
         if self._trouble is not None:
             self._end_in_trouble(linger_s=_LINGER_S)
-        payload = encode({"cards": [self._cards[rank] for rank in range(self._identity.size)]})
+        payload = b'{"cards":[' + b",".join(self._cards[rank] for rank in range(self._identity.size)) + b"]}"
+        self._cards = {}
         # Only writing from here on: a rank that has its table may already be asking for the next init.
         slow = self._tell(self._members.values(), payload, max(self._deadline - time.monotonic(), _FLUSH_S))
         if slow:
             self._trouble = f"{_ranks_text(slow)} did not take the answer within {self._timeout_s:g} s"
             self._end_in_trouble(linger_s=0.0)
         cards: list[Message] = decode(payload)["cards"]
-        self._cards = {}
         return cards
+
+    def secret(self) -> bytes:
+        """Return the job's secret, drawn here where the launcher gave none."""
+        return self._secret
 
     def disturbed(self) -> bool:
         """Handle what has come in between two rounds; return whether the job has ended in trouble."""
@@ -123,7 +147,7 @@ class Server:
 
     def close(self) -> None:
         """Give up the connections and the address."""
-        for link in [*self._strangers, *self._members.values(), *self._extras]:
+        for link in [*self._strangers, *self._guests, *self._members.values(), *self._extras]:
             link.sock.close()
         self._selector.close()
         self._listener.close()
@@ -163,24 +187,31 @@ class Server:
         return f"ranks run different multiring versions: {found}; install one version everywhere"
 
     def _tell(self, links: Iterable[_Link], payload: bytes, patience_s: float) -> list[int]:
-        """Send `payload` to all; return the ranks that did not take it in time."""
+        """Send `payload` to all, who share its bytes; return the ranks that did not take it in time."""
         deadline = time.monotonic() + patience_s
+        digest = digest_of(payload)
         with selectors.PollSelector() as writable:  # needs no descriptor, of which there may be none left
             for link in links:
-                if link.is_open and link.seal is not None and self._send(link, link.seal.close(payload)):
+                if not link.is_open or link.seal is None:
+                    continue
+                if self._send(link, link.seal.head(digest, len(payload)), payload):
                     writable.register(link.sock, selectors.EVENT_WRITE, link)
             while writable.get_map() and time.monotonic() < deadline:
                 for key, _ in writable.select(max(0.0, deadline - time.monotonic())):
-                    if not self._send(key.data, b""):
+                    if not self._send(key.data):
                         writable.unregister(key.fileobj)
             return sorted(key.data.rank for key in writable.get_map().values() if key.data.rank is not None)
 
-    def _send(self, link: _Link, data: bytes) -> bool:
+    def _send(self, link: _Link, *parts: bytes) -> bool:
         """Return whether something is left to send."""
-        link.outbox += data
+        link.outbox.extend(map(memoryview, parts))
         try:
             while link.outbox:
-                del link.outbox[: link.sock.send(link.outbox)]
+                sent = link.sock.sendmsg(list(islice(link.outbox, _PARTS_A_CALL)))
+                while link.outbox and sent >= len(link.outbox[0]):
+                    sent -= len(link.outbox.popleft())
+                if sent:
+                    link.outbox[0] = link.outbox[0][sent:]
         except BlockingIOError:
             return True
         except OSError:
@@ -191,19 +222,24 @@ class Server:
 
     def _serve(self, until: float) -> None:
         """Wait for something to happen, until `until` at most, and handle it."""
-        oldest = next(iter(self._strangers), None)
-        wake = until if oldest is None else min(until, oldest.until)
+        ends = [next(iter(each)).until for each in (self._strangers, self._guests) if each]
+        wake = min([until, *ends] if self._rests_until is None else [until, self._rests_until, *ends])
         for key, _ in self._selector.select(max(0.0, wake - time.monotonic())):
             if key.data is None:
                 self._accept()
             elif key.data.is_open:  # not dropped by what came before it in this turn
                 self._receive(key.data)
         now = time.monotonic()
-        for link in [link for link in self._strangers if link.until <= now]:
+        for link in [link for link in (*self._strangers, *self._guests) if link.until <= now]:
             self._refuse(link, f"did not join within {_STRANGER_S:g} s")
+        if self._rests_until is not None and self._rests_until <= now:
+            self._rests_until = None
+            self._selector.register(self._listener, selectors.EVENT_READ, None)
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTS_A_TURN):
+            if len(self._strangers) >= _MAX_STRANGERS and not self._make_room():
+                return
             try:
                 sock, place = self._listener.accept()
             except BlockingIOError:
@@ -213,8 +249,6 @@ class Server:
                 return
             sock.setblocking(False)
             link = _Link(sock, _origin(sock, place))
-            if len(self._strangers) >= _MAX_STRANGERS:
-                self._drop(next(iter(self._strangers)))
             self._strangers[link] = None
             self._selector.register(sock, selectors.EVENT_READ, link)
             if not _is_same_user(sock):
@@ -222,16 +256,32 @@ class Server:
             else:
                 self._send(link, frame(encode({"hello": PROTOCOL, "nonce": link.nonce})))
 
+    def _make_room(self) -> bool:
+        """Have the oldest stranger give up its place; False: it is young, and who comes has to wait."""
+        oldest = next(iter(self._strangers), None)
+        if oldest is None:
+            return False
+        self._receive(oldest)  # a rank may have proven itself while this one had no time to read
+        if oldest not in self._strangers:
+            return True
+        if time.monotonic() >= oldest.since + _YOUNG_S:
+            self._drop(oldest)
+            return True
+        self._rest()
+        return False
+
+    def _rest(self) -> None:
+        """Leave who comes in the kernel's queue for a moment."""
+        self._selector.unregister(self._listener)
+        self._rests_until = time.monotonic() + _FULL_PAUSE_S
+
     def _cannot_accept(self, error: OSError) -> None:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             return  # the other end gave up before it was accepted
-        oldest = next(iter(self._strangers), None)
-        if oldest is None:
+        if not self._strangers and not self._guests:
             self._blame(f"rank 0 cannot hold more connections ({error.strerror}); raise its limit, see ulimit -n")
-        elif oldest.until - time.monotonic() < _STRANGER_S - _YOUNG_S:
-            self._drop(oldest)
-        else:
-            time.sleep(_FULL_PAUSE_S)  # it may be a rank about to join; the listener stays readable meanwhile
+        elif not self._make_room() and self._rests_until is None:
+            self._rest()
 
     def _receive(self, link: _Link) -> None:
         try:
@@ -256,7 +306,7 @@ class Server:
     def _hear(self, link: _Link, payload: bytes) -> None:
         if link.seal is None:
             self._prove(link, decode(payload))
-        elif link in self._strangers:
+        elif link in self._guests:
             self._join(link, link.seal.open(payload))
         else:
             self._note(link, link.seal.open(payload))
@@ -265,6 +315,8 @@ class Server:
 
     def _prove(self, link: _Link, message: Message) -> None:
         nonce, rank = _field(message, "nonce", str), _field(message, "rank", int)
+        if not is_nonce(nonce) or not 0 <= rank < MOST_RANKS:
+            raise FrameError("it misses what a proof is of: a fresh nonce and a rank")
         secret = self._identity.secret
         if not is_proof(message.get("proof"), proof(secret, "client", link.nonce, nonce, rank)):
             self._refuse(link, f"wrong secret (it says it is rank {rank})")
@@ -272,6 +324,9 @@ class Server:
         self._send(link, frame(encode({"proof": proof(secret, "server", link.nonce, nonce, rank)})))
         link.seal = Seal(proof(secret, "session", link.nonce, nonce, rank), "server")
         link.reader.limit_bytes = CARD_FRAME_BYTES
+        link.until = time.monotonic() + _STRANGER_S
+        del self._strangers[link]
+        self._guests[link] = None
 
     def _join(self, link: _Link, message: Message) -> None:
         rank, size = _field(message, "rank", int), _field(message, "size", int)
@@ -284,7 +339,7 @@ class Server:
         if self._round > 1:
             self._refuse(link, f"the job is complete; rank {rank} is {self._origins.get(rank, 'not one of it')}")
             return
-        del self._strangers[link]
+        del self._guests[link]
         if size != mine.size:
             self._blame(f"rank {rank} ({origin}) was started for {size} ranks, rank 0 for {mine.size}")
         elif not 0 <= rank < size:
@@ -300,7 +355,9 @@ class Server:
                 self._blame(self._versions_text())
         if link.rank is None:
             self._extras.append(link)
-        welcome = {"remaining_s": self._deadline - time.monotonic(), "timeout_s": self._timeout_s}
+        welcome: Message = {"remaining_s": self._deadline - time.monotonic(), "timeout_s": self._timeout_s}
+        if not mine.secret:  # only ranks of this user, on this host, get here
+            welcome["secret"] = self._secret.hex()
         self._answer(link, {"welcome": welcome})
 
     def _note(self, link: _Link, message: Message) -> None:
@@ -314,7 +371,7 @@ class Server:
             self._take_card(link.rank, message["card"])
 
     def _take_card(self, rank: int, card: Message) -> None:
-        self._cards[rank] = card
+        self._cards[rank] = encode(card)
         # Nobody need wait for the others' cards to hear it, and some may be waiting for the one that failed.
         if card.get("error") is not None:
             self._blame(f"rank {rank}: {card['error']}")
@@ -344,6 +401,7 @@ class Server:
 
     def _drop(self, link: _Link) -> None:
         self._strangers.pop(link, None)
+        self._guests.pop(link, None)
         if link in self._extras:
             self._extras.remove(link)
         self._selector.unregister(link.sock)
@@ -365,8 +423,8 @@ def _listen_soon(address: LocalAddress | TcpAddress) -> socket.socket:
 
 def _field(message: Message, name: str, kind: type) -> Any:
     value = message.get(name)
-    if not isinstance(value, kind):
-        raise FrameError(f"no {name} in {sorted(message)}"[:200])
+    if type(value) is not kind:
+        raise FrameError(f"no {name} in {shown(sorted(message))}")
     return value
 
 

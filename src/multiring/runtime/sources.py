@@ -15,10 +15,10 @@ from pathlib import Path
 
 from multiring.errors import ArgumentError, LaunchError, MultiringError
 from multiring.runtime.addresses import LocalAddress, TcpAddress, host_id, listen, own_address, parse_address
+from multiring.runtime.handshake import SECRET_BYTES
 from multiring.runtime.mpi_library import check_place, load_mpi
 from multiring.settings import Settings
 
-_SECRET_BYTES = 32
 _ALONE_JOB = "alone"
 # Slurm's batch script and interactive shell are steps with reserved numbers (slurm.h: SLURM_BATCH_SCRIPT,
 # SLURM_INTERACTIVE_STEP, SLURM_EXTERN_CONT, SLURM_PENDING_STEP): what runs there was not started by srun.
@@ -35,7 +35,8 @@ _SEVERAL_HOSTS = (
 class Identity:
     """A rank's place in its job, and where and how its ranks meet.
 
-    `secret` may be empty at an abstract socket: there the kernel vouches for the peer's user.
+    `secret` may be empty at an abstract socket, where the kernel vouches for the peer's user: rank 0 then draws one and
+    hands it over there, see `Rendezvous.secret`.
     `local_rank` and `local_size` are None where the launcher does not say. `source` names the launcher.
     `listener` is set on rank 0 where its address was chosen, not given: the socket is already bound to it.
     """
@@ -225,7 +226,7 @@ def choose_place(settings: Settings, source: str, *, is_one_host: bool) -> Place
     job = settings.job or f"{source}-{token}"
     listener = None
     try:
-        secret = _secret(settings) or secrets.token_bytes(_SECRET_BYTES)
+        secret = _secret(settings) or secrets.token_bytes(SECRET_BYTES)
         if settings.rendezvous is not None:
             address: LocalAddress | TcpAddress = parse_address(settings.rendezvous)
         elif is_one_host:

@@ -31,7 +31,7 @@ from multiring.runtime.sources import Identity, identify
 from multiring.runtime.stacks import Whereabouts
 from multiring.runtime.timeline import Timelines
 from multiring.runtime.topology_file import read_topology
-from multiring.settings import TIMELINE_LATER, Settings, foreign_environment
+from multiring.settings import TIMELINE_LATER, Settings, foreign_environment, withhold_secret
 from multiring.topology import Topology, grid_of, neighbours
 from multiring.trace import Glossary
 
@@ -218,6 +218,7 @@ def _refuse_fork(world: World | None) -> None:
 
 def _entered(settings: Settings, identity: Identity | None) -> World:
     """Return the world, which is left at the latest when the process ends; the lock is held."""
+    withhold_secret()
     try:
         world = _begin(settings, identity)
     except BaseException:
@@ -257,7 +258,7 @@ def _join(settings: Settings, identity: Identity) -> tuple[World, dict[str, Any]
             rank=identity.rank,
             size=identity.size,
             job=identity.job.encode(),
-            secret=identity.secret,
+            secret=meeting.secret(),
             segment_bytes=settings.segment_bytes,
             stall_warn_s=settings.stall_warn_s,
             stall_timeout_s=settings.stall_timeout_s,
