@@ -25,6 +25,7 @@ constexpr auto kMeetingSpin = std::chrono::microseconds(20);  // with the caller
 constexpr auto kHearsay = std::chrono::seconds(3);     // what a rank that left has sent is in this host's kernel by then
 constexpr auto kHandingOn = std::chrono::seconds(30);  // a peer that is late does not wait for ever for who has left
 constexpr size_t kQuickBytes = 4096;
+constexpr int kDoorPause_ms = 10;  // between two looks at connections that are being made
 constexpr auto kNapsFor = std::chrono::milliseconds(10);  // after the last quick operation that nobody waited for
 constexpr auto kCongestedSleep = std::chrono::milliseconds(1);
 
@@ -83,7 +84,7 @@ Context::Context(ContextConfig config)
   const auto nonce = random_nonce();
   std::memcpy(&witness_, nonce.data(), sizeof witness_);
   segment_ = std::make_shared<Segment>(config_.segment_bytes);
-  bell_ = std::make_unique<Bell>(handover_name_ + "-bell");
+  bell_ = std::make_unique<Bell>(handover_name_ + "-bell", bell_word_of(config_.rank));
   poller_.add(bell_->fd(), EPOLLIN, [this](uint32_t) { bell_->silence(); });
   open_handover();
   progress_ = std::make_unique<std::thread>([this] { progress_loop(); });
@@ -114,12 +115,16 @@ void Context::progress_loop() {
     // operations would cost the peers more than the operations.
     const bool callers_rest = !caller_drives_ && (!running_.empty() || seconds_since(last_caller_) > 1);
     const bool watches = rails_need_watching();
+    const bool calls = is_calling();
+    if (calls) tend_calls();
+    if (listens_again_ && Clock::now() >= *listens_again_) listen_again();
     int timeout_ms = callers_rest && !waits_for_time() ? -1 : 1000;
     if (!tcp_links_.empty()) {  // also while nothing else happens
       const int look_ms = std::max(1, static_cast<int>(std::min(config_.wire_timeout_s, 1e4) * 1000 / 16));
       timeout_ms = timeout_ms < 0 ? look_ms : std::min(timeout_ms, look_ms);
     }
     if (watches) timeout_ms = std::max(1, static_cast<int>(config_.rail_timeout_s * 125));
+    if (calls || listens_again_) timeout_ms = timeout_ms < 0 ? kDoorPause_ms : std::min(timeout_ms, kDoorPause_ms);
     if (moved) {
       timeout_ms = 0;
     } else {
@@ -592,7 +597,29 @@ std::vector<int> Context::read_by() {
 
 // ---- frames and losses ---------------------------------------------------------------------
 
+// Whether a frame's words can be what a rank says: some of them name ranks, and what became of them.
+bool Context::makes_sense(const Frame& frame) const {
+  const auto of_this_job = frame.offset < static_cast<uint64_t>(config_.size);
+  const auto kind = static_cast<LossKind>(frame.slot);
+  switch (frame.kind) {
+    case FrameKind::there:
+      return of_this_job;
+    case FrameKind::lost:
+      return of_this_job && is_loss_of_rank(kind);
+    case FrameKind::fail:
+      // A stall may name nobody.
+      return kind >= LossKind::died && kind <= LossKind::cut_off &&
+             (of_this_job || (kind == LossKind::silent && static_cast<int64_t>(frame.offset) == -1));
+    default:
+      return true;
+  }
+}
+
 void Context::on_frame(int peer, const Frame& frame, std::span<const std::byte> payload) {
+  if (!makes_sense(frame)) {
+    note_loss(peer, LossKind::died, "it sent a frame of kind " + std::to_string(static_cast<int>(frame.kind)) + " that makes no sense");
+    return;
+  }
   if (frame.kind == FrameKind::lost) {
     const auto lost = static_cast<int>(frame.offset);
     const auto kind = static_cast<LossKind>(frame.slot);
@@ -868,10 +895,8 @@ void Context::fail_alone(Operation& operation, const std::string& why) {
 void Context::tick() {
   const auto now = Clock::now();
   next_tick_ = now + std::chrono::milliseconds(std::clamp<int64_t>(static_cast<int64_t>(config_.stall_warn_s * 250), 10, 1000));
-  for (const auto& [rank, link] : tcp_links_) link->expire();
   expire_strangers();
   believe_hearsay(now);
-  listen_again();
   const auto running = running_;
   for (const auto& [key, operation] : running) {
     if (operation->has_failed()) {

@@ -216,6 +216,7 @@ class Context final : public LinkEvents, public Host {
     LossKind kind;
     int64_t quiet_s;
   };
+  bool makes_sense(const Frame& frame) const;
   static Doom doom_of(const Frame& frame);
   void doom_later(const OperationKey& key, const Doom& doom);
   bool settle_losses(size_t count);
@@ -259,6 +260,7 @@ class Context final : public LinkEvents, public Host {
   // False if it was interrupted.
   bool map_from(const PeerAddress& peer, Clock::time_point deadline, const std::function<bool()>& interrupted);
   Sha256 proof_of(int from, int to) const;
+  Bell::Word bell_word_of(int rank) const;  // what a rank is to be rung with
   Greeting greeting_to(int peer) const;
   void adopt_memory(const Descriptor& memory, const Greeting& theirs, int pid);
   void watch(int peer, Descriptor socket);
@@ -273,9 +275,14 @@ class Context final : public LinkEvents, public Host {
   bool rails_need_watching() const;
   void watch_wires();
   bool waits_for_time() const;  // something here has a deadline, whatever else happens
+  void rest_listeners(Clock::duration pause);
   void listen_again();
+  bool make_room_for_stranger();
   void on_handshake(int fd);
+  void drop_stranger(int fd);
   void expire_strangers();
+  void tend_calls();
+  bool is_calling() const;
 
   const ContextConfig config_;
   std::string handover_name_;
@@ -311,7 +318,7 @@ class Context final : public LinkEvents, public Host {
     Descriptor socket;
   };
   std::vector<Listener> listeners_;  // by rail
-  bool listener_rests_ = false;  // no descriptor was left for another connection
+  std::optional<Clock::time_point> listens_again_;  // who comes until then stays in the kernel's queue
   std::map<int, Descriptor> visitors_;  // accepted hand-over sockets that have said nothing yet
   std::map<int, Descriptor> watches_;   // rank -> socket whose end tells of its death
   std::map<int, std::unique_ptr<Handshake>> strangers_;

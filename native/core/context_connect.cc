@@ -21,8 +21,12 @@
 namespace multiring {
 namespace {
 
-constexpr size_t kMostStrangers = 64;
+constexpr size_t kMostStrangers = 256;  // one more waits, or takes the place of the oldest
 constexpr auto kStrangerPatience = std::chrono::seconds(5);
+constexpr auto kYoung = std::chrono::seconds(1);  // for so long a stranger keeps its place, however many others come
+constexpr int kAcceptsATurn = 32;
+constexpr auto kFullPause = std::chrono::milliseconds(10);
+constexpr auto kNoDescriptorPause = std::chrono::milliseconds(100);
 constexpr double kCallTimeout_s = 30;
 constexpr int kLook_ms = 50;
 
@@ -54,9 +58,13 @@ bool receive_with_memory(int socket, Greeting& greeting, Descriptor& memory) {
   if (got < 0) return false;
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
-    int fd = -1;
-    std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
-    memory = Descriptor(fd);
+    // Alignment leaves room for more than one: those that are too many are closed here.
+    const size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(header) + i * sizeof fd, sizeof fd);
+      memory = Descriptor(fd);
+    }
   }
   errno = EPROTO;
   return got == sizeof greeting && memory.valid();
@@ -78,6 +86,13 @@ Sha256 Context::proof_of(int from, int to) const {
                      "handover|" + config_.job + "|" + std::to_string(from) + "|" + std::to_string(to));
 }
 
+Bell::Word Context::bell_word_of(int rank) const {
+  const Sha256 mac = hmac_sha256(config_.secret, "bell|" + config_.job + "|" + std::to_string(rank));
+  Bell::Word word;
+  std::copy_n(mac.begin(), word.size(), word.begin());
+  return word;
+}
+
 Greeting Context::greeting_to(int peer) const {
   return {.rank = config_.rank,
           .proof = proof_of(config_.rank, peer),
@@ -96,6 +111,9 @@ void Context::open_handover() {
 }
 
 uint16_t Context::listen(const std::string& host, uint16_t first_port, uint16_t last_port) {
+  if (config_.secret.empty()) {
+    throw Fault(FaultKind::state, "cannot listen at " + host + " without a secret: anybody could join");
+  }
   addrinfo hints{};
   hints.ai_flags = AI_NUMERICHOST | AI_PASSIVE;
   hints.ai_socktype = SOCK_STREAM;
@@ -205,6 +223,8 @@ bool Context::connect(const std::vector<PeerAddress>& peers, const std::vector<i
   connected_ = true;
   poller_.remove(handover_socket_.get());
   handover_socket_.reset();
+  for (const auto& [fd, visitor] : visitors_) poller_.remove(fd);  // ranks have said who they are by now
+  visitors_.clear();
   return true;
 }
 
@@ -289,6 +309,7 @@ void Context::adopt_memory(const Descriptor& memory, const Greeting& theirs, int
       .own_index = local_index_,
       .their_index = static_cast<uint32_t>(at - local_ranks_.begin()),
       .their_bell = addresses_.at(peer).handover + "-bell",
+      .their_bell_word = bell_word_of(peer),
       .their_pid = config_.read_peers ? pid : 0,
       .their_witness = theirs.witness_address,
       .their_witness_value = theirs.witness,
@@ -361,35 +382,82 @@ Handshake::Self Context::self_on(uint16_t rail) const {
   return {config_.rank, config_.size, config_.job, config_.secret, static_cast<uint16_t>(listeners_.size()), rail};
 }
 
+// Strangers cost a bounded number of descriptors, and nobody's place is taken before it could have proven itself: a rank
+// proves itself within milliseconds of being heard. Those for whom there is no room wait in the kernel's queue, and a
+// rank whose connection is dropped after all calls again.
 void Context::on_stranger(const Descriptor& listener) {
-  for (;;) {
+  for (int turn = 0; turn < kAcceptsATurn; ++turn) {
+    if (strangers_.size() >= kMostStrangers && !make_room_for_stranger()) {
+      rest_listeners(kFullPause);
+      return;
+    }
     Descriptor socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket.valid()) {
       if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return;
       // Out of descriptors or memory: the waiting connection would wake us again and again.
-      for (const auto& [host, resting] : listeners_) poller_.remove(resting.get());
-      listener_rests_ = true;
+      if (!make_room_for_stranger()) rest_listeners(kNoDescriptorPause);
       return;
-    }
-    if (strangers_.size() >= kMostStrangers) {  // room for ranks, who prove themselves within milliseconds
-      const auto oldest = std::min_element(strangers_.begin(), strangers_.end(), [](const auto& a, const auto& b) {
-        return a.second->deadline() < b.second->deadline();
-      });
-      poller_.remove(oldest->first);
-      strangers_.erase(oldest);
     }
     const int fd = socket.get();
     strangers_[fd] = std::make_unique<Handshake>(
         std::move(socket), self_on(0), Handshake::kAnyone, Clock::now() + kStrangerPatience);
-    poller_.add(fd, EPOLLIN, [this, fd](uint32_t) { on_handshake(fd); });
+    try {
+      poller_.add(fd, EPOLLIN, [this, fd](uint32_t) { on_handshake(fd); });
+    } catch (const Fault&) {  // nothing to watch it with: it may come again
+      strangers_.erase(fd);
+      return;
+    }
+    on_handshake(fd);  // its first words are here more often than not
   }
 }
 
-void Context::listen_again() {
-  if (!std::exchange(listener_rests_, false)) return;
-  for (const auto& listener : listeners_) {
-    poller_.add(listener.socket.get(), EPOLLIN, [this, &listener](uint32_t) { on_stranger(listener.socket); });
+// False: the oldest has not been here for long, and who comes has to wait.
+bool Context::make_room_for_stranger() {
+  const auto oldest = std::min_element(strangers_.begin(), strangers_.end(), [](const auto& a, const auto& b) {
+    return a.second->deadline() < b.second->deadline();
+  });
+  if (oldest == strangers_.end()) return false;
+  const int fd = oldest->first;
+  const auto came = oldest->second->deadline() - kStrangerPatience;
+  on_handshake(fd);  // it may have proven itself while nobody had time to listen
+  if (!strangers_.contains(fd)) return true;
+  if (Clock::now() < came + kYoung) return false;
+  drop_stranger(fd);
+  return true;
+}
+
+void Context::drop_stranger(int fd) {
+  poller_.remove(fd);
+  strangers_.erase(fd);
+}
+
+void Context::rest_listeners(Clock::duration pause) {
+  if (!listens_again_) {
+    for (const auto& listener : listeners_) poller_.remove(listener.socket.get());
   }
+  listens_again_ = Clock::now() + pause;
+}
+
+void Context::listen_again() {
+  listens_again_.reset();
+  size_t heard = 0;
+  try {
+    for (const auto& listener : listeners_) {
+      poller_.add(listener.socket.get(), EPOLLIN, [this, &listener](uint32_t) { on_stranger(listener.socket); });
+      ++heard;
+    }
+  } catch (const Fault&) {  // nothing to watch it with
+    for (size_t i = 0; i < heard; ++i) poller_.remove(listeners_[i].socket.get());
+    listens_again_ = Clock::now() + kNoDescriptorPause;
+  }
+}
+
+void Context::tend_calls() {
+  for (const auto& [rank, link] : tcp_links_) link->tend_calls();
+}
+
+bool Context::is_calling() const {
+  return std::any_of(tcp_links_.begin(), tcp_links_.end(), [](const auto& entry) { return entry.second->is_calling(); });
 }
 
 void Context::on_handshake(int fd) {
@@ -412,13 +480,13 @@ void Context::on_handshake(int fd) {
 
 void Context::expire_strangers() {
   const auto now = Clock::now();
-  for (auto at = strangers_.begin(); at != strangers_.end();) {
-    if (now < at->second->deadline()) {
-      ++at;
-      continue;
-    }
-    poller_.remove(at->first);
-    at = strangers_.erase(at);
+  std::vector<int> late;
+  for (const auto& [fd, handshake] : strangers_) {
+    if (now >= handshake->deadline()) late.push_back(fd);
+  }
+  for (const int fd : late) {
+    on_handshake(fd);  // this process may have stood still meanwhile
+    if (strangers_.contains(fd)) drop_stranger(fd);
   }
 }
 

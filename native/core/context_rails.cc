@@ -35,8 +35,8 @@ void Context::watch_wires() {
 }
 
 bool Context::waits_for_time() const {
-  return !running_.empty() || !strangers_.empty() || listener_rests_ || !hearsay_.empty() || !new_losses_.empty() ||
-         std::any_of(tcp_links_.begin(), tcp_links_.end(), [](const auto& entry) { return entry.second->is_calling(); });
+  return !running_.empty() || !strangers_.empty() || listens_again_ || !hearsay_.empty() || !new_losses_.empty() ||
+         is_calling();
 }
 
 std::vector<RailLoss> Context::take_rail_losses() {

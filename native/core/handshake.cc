@@ -13,7 +13,8 @@ namespace multiring {
 namespace {
 
 constexpr char kMagic[9] = "MULTIRNG";
-constexpr uint32_t kProtocol = 2;
+constexpr uint32_t kProtocol = 3;
+constexpr char kWelcome = 'W';
 constexpr size_t kNonce = 16;
 constexpr size_t kProof = 32;
 constexpr size_t kHello = 8 + 4 + 4 + 4 + 4 + kNonce;  // magic, protocol, caller's rank, called rank, rail, nonce
@@ -37,7 +38,8 @@ bool same(const std::string& got, const std::string& want) {
 }  // namespace
 
 Handshake::Handshake(Descriptor socket, const Self& self, int peer, Clock::time_point deadline)
-    : socket_(std::move(socket)), self_(self), peer_(peer), rail_(self.rail), calls_(peer != kAnyone), deadline_(deadline) {
+    : socket_(std::move(socket)), self_(self), peer_(peer), rail_(self.rail), calls_(peer != kAnyone), deadline_(deadline),
+      stage_(calls_ ? Stage::answer : Stage::hello) {
   const auto nonce = random_nonce();
   own_nonce_.assign(reinterpret_cast<const char*>(nonce.data()), nonce.size());
   if (!calls_) return;
@@ -53,6 +55,26 @@ Handshake::Status Handshake::refuse(const std::string& why) {
   why_ = why;
   socket_.reset();
   return Status::refused;
+}
+
+// Where the other end closes, or its kernel does. A connection that never came about is nobody's refusal.
+Handshake::Status Handshake::broke(const std::string& why) {
+  turned_away_ = errno == 0 || errno == ECONNRESET || errno == EPIPE;
+  return refuse(why);
+}
+
+size_t Handshake::awaited() const {
+  switch (stage_) {
+    case Stage::hello:
+      return kHello;
+    case Stage::answer:
+      return kNonce + kProof;
+    case Stage::proof:
+      return kProof;
+    case Stage::welcome:
+      break;
+  }
+  return sizeof kWelcome;
 }
 
 std::string Handshake::proof(const std::string& role) const {
@@ -82,7 +104,10 @@ bool Handshake::fill(size_t want) {
   while (incoming_.size() < want) {
     char buffer[128];
     const ssize_t got = ::recv(socket_.get(), buffer, std::min(sizeof buffer, want - incoming_.size()), MSG_DONTWAIT);
-    if (got == 0) return false;
+    if (got == 0) {
+      errno = 0;
+      return false;
+    }
     if (got < 0) return errno == EAGAIN || errno == EINTR || errno == ENOTCONN;
     incoming_.append(buffer, static_cast<size_t>(got));
   }
@@ -90,12 +115,21 @@ bool Handshake::fill(size_t want) {
 }
 
 Handshake::Status Handshake::advance() {
-  if (!flush()) return refuse("the connection broke while proving the secret");
-  const size_t want = calls_ ? kNonce + kProof : (heard_first_ ? kProof : kHello);
-  if (!fill(want)) return refuse("the other side closed the connection instead of proving the secret");
+  if (!flush()) return broke("the connection broke while proving the secret");
+  const size_t want = awaited();
+  if (!fill(want)) return broke("the other side closed the connection instead of proving the secret");
   if (incoming_.size() < want) return Status::going;
-  if (calls_) return on_answer();
-  return heard_first_ ? on_proof() : on_hello();
+  switch (stage_) {
+    case Stage::hello:
+      return on_hello();
+    case Stage::answer:
+      return on_answer();
+    case Stage::proof:
+      return on_proof();
+    case Stage::welcome:
+      break;
+  }
+  return on_welcome();
 }
 
 Handshake::Status Handshake::on_hello() {
@@ -110,7 +144,7 @@ Handshake::Status Handshake::on_hello() {
   rail_ = static_cast<uint16_t>(get(incoming_, 20));
   their_nonce_ = incoming_.substr(24, kNonce);
   incoming_.clear();
-  heard_first_ = true;
+  stage_ = Stage::proof;
   outgoing_ = own_nonce_ + proof("called");
   return advance();
 }
@@ -119,15 +153,21 @@ Handshake::Status Handshake::on_answer() {
   their_nonce_ = incoming_.substr(0, kNonce);
   if (!same(incoming_.substr(kNonce), proof("called"))) return refuse("the other side has another secret");
   incoming_.clear();
+  stage_ = Stage::welcome;
   outgoing_ = proof("caller");
-  // 32 bytes on a fresh connection always fit its send buffer.
-  if (!flush() || !outgoing_.empty()) return refuse("the connection broke while proving the secret");
-  return Status::done;
+  return advance();
 }
 
 Handshake::Status Handshake::on_proof() {
   if (!same(incoming_, proof("caller"))) return refuse("the caller has another secret");
+  outgoing_ = kWelcome;
+  // A byte on a fresh connection always fits its send buffer.
+  if (!flush() || !outgoing_.empty()) return broke("the connection broke while proving the secret");
   return Status::done;
+}
+
+Handshake::Status Handshake::on_welcome() {
+  return incoming_.front() == kWelcome ? Status::done : refuse("the other side has another protocol");
 }
 
 }  // namespace multiring

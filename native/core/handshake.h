@@ -1,8 +1,10 @@
 // Mutual proof, on a fresh tcp connection, that both ends know the job's secret.
 //
 // The connecting rank says hello with a nonce; the other answers with its own nonce and an HMAC
-// over both; the first proves itself likewise. Nothing else is read before: a stranger gets at most
-// a fixed number of bytes and seconds of attention. Frames after it are not encrypted.
+// over both; the first proves itself likewise, and is bid welcome. Nothing else is read before: a
+// stranger gets at most a fixed number of bytes and seconds of attention. Frames after it are not
+// encrypted. A caller whose connection ends before the welcome was turned away, by whoever had too
+// many strangers at the door, and may come again.
 #pragma once
 
 #include <cstdint>
@@ -35,17 +37,23 @@ class Handshake {
   uint16_t rail() const { return rail_; }
   int fd() const { return socket_.get(); }
   const std::string& why() const { return why_; }
+  bool was_turned_away() const { return turned_away_; }  // refused, and nothing was wrong with what was said
   Clock::time_point deadline() const { return deadline_; }
   Descriptor release() { return std::move(socket_); }
 
  private:
+  enum class Stage : uint8_t { hello, answer, proof, welcome };  // what is awaited
+
   Status refuse(const std::string& why);
+  Status broke(const std::string& why);
+  size_t awaited() const;
   bool flush();
   bool fill(size_t want);
   std::string proof(const std::string& role) const;
   Status on_hello();
   Status on_answer();
   Status on_proof();
+  Status on_welcome();
 
   Descriptor socket_;
   const Self self_;
@@ -53,7 +61,8 @@ class Handshake {
   uint16_t rail_;
   const bool calls_;
   const Clock::time_point deadline_;
-  bool heard_first_ = false;
+  Stage stage_;
+  bool turned_away_ = false;
   std::string own_nonce_;
   std::string their_nonce_;
   std::string outgoing_;

@@ -23,6 +23,7 @@ namespace {
 // Unsent bytes the kernel holds: some milliseconds of a gigabit, for when this process does not run; what is more
 // urgent waits behind them.
 constexpr int kUnsentBytes = 512 * 1024;
+constexpr auto kLongestPause = std::chrono::milliseconds(500);  // between two calls, the first of which was turned away
 
 using AddressInfo = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
@@ -46,6 +47,17 @@ Rail::~Rail() {
 
 void Rail::call(const std::string& host, uint16_t port, const std::string& from, const Handshake::Self& self,
                 Clock::time_point deadline) {
+  call_ = std::make_unique<Call>(Call{host, port, from, self, deadline});
+  try {
+    dial();
+  } catch (const Fault&) {  // the caller's to tell; it is not tried again
+    call_.reset();
+    throw;
+  }
+}
+
+void Rail::dial() {
+  const auto& [host, port, from, self, deadline, again_at, pause] = *call_;
   const AddressInfo target = address_of(host, port, "rank " + std::to_string(peer_));
   Descriptor socket(::socket(target->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket.valid()) throw_errno(FaultKind::rendezvous, "socket");
@@ -72,6 +84,7 @@ void Rail::adopt(Descriptor socket) {
 
 void Rail::watch_socket() {
   state_ = State::up;
+  call_.reset();
   const int yes = 1;
   ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
   ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentBytes, sizeof kUnsentBytes);
@@ -106,6 +119,11 @@ void Rail::on_handshake() {
   }
   poller_.remove(fd);
   const std::unique_ptr<Handshake> over = std::move(handshake_);
+  if (status == Handshake::Status::refused && over->was_turned_away()) {
+    call_->again_at = Clock::now() + call_->pause;
+    call_->pause = std::min<Clock::duration>(2 * call_->pause, kLongestPause);
+    return;
+  }
   if (status == Handshake::Status::refused) {
     break_off(over->why());
     return;
@@ -113,11 +131,18 @@ void Rail::on_handshake() {
   adopt(over->release());
 }
 
-void Rail::expire() {
-  if (!handshake_ || Clock::now() < handshake_->deadline()) return;
-  poller_.remove(handshake_->fd());
-  handshake_.reset();
-  break_off("it did not answer a connection in time");
+void Rail::tend_call() {
+  if (!call_) return;
+  const auto now = Clock::now();
+  if (now >= call_->deadline) {
+    break_off(handshake_ ? "it did not answer a connection in time" : "it closed every connection before it was proven");
+  } else if (!handshake_ && now >= call_->again_at) {
+    try {
+      dial();
+    } catch (const Fault& fault) {  // no descriptor, no route any more
+      break_off(fault.what());
+    }
+  }
 }
 
 void Rail::hang_up() {
@@ -125,6 +150,7 @@ void Rail::hang_up() {
 }
 
 void Rail::give_up() {
+  call_.reset();
   if (handshake_) {
     poller_.remove(handshake_->fd());
     handshake_.reset();
@@ -133,6 +159,7 @@ void Rail::give_up() {
 }
 
 void Rail::close() {
+  call_.reset();
   if (handshake_) poller_.remove(handshake_->fd());
   handshake_.reset();
   last_health_ = health();

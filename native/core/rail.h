@@ -82,13 +82,14 @@ class Rail {
   void give_up();                 // nothing more is queued here; what still arrives is read
   void close();
   void break_off(const std::string& why);  // close, and tell the owner
-  void expire();   // breaks off a call that is past its deadline
+  void tend_call();  // breaks off a call that is past its deadline, and calls again where it was turned away
   void hang_up();  // no more frames from here; the peer sees the end
 
   uint16_t index() const { return index_; }
   State state() const { return state_; }
   bool is_up() const { return state_ == State::up; }
   bool is_open() const { return socket_.valid(); }
+  bool is_calling() const { return call_ != nullptr; }
   bool holds_frames() const { return !queue_.empty() && !is_mute_; }
   uint64_t goodput() const { return is_up() ? goodput_of(socket_.get()) : 0; }  // bytes per second; 0: not known
   bool is_pending() const { return state_ == State::waiting || state_ == State::calling; }
@@ -134,8 +135,20 @@ class Rail {
   static constexpr size_t kStagingBytes = 8 * 1024;
   static constexpr size_t kSpillBytes = 1024;
 
+  // What to connect to, and until when. A rank that has many strangers at its door turns callers away.
+  struct Call {
+    std::string host;
+    uint16_t port;
+    std::string from;
+    Handshake::Self self;
+    Clock::time_point deadline;
+    Clock::time_point again_at{};
+    Clock::duration pause = std::chrono::milliseconds(10);  // doubles
+  };
+
   void on_ready(uint32_t events);
   void on_handshake();
+  void dial();
   void watch_socket();
   void ask_when_idle();
   bool receive(int turns);
@@ -151,6 +164,7 @@ class Rail {
   RailOwner& owner_;
   Poller& poller_;
   State state_ = State::waiting;
+  std::unique_ptr<Call> call_;  // until it is through
   std::unique_ptr<Handshake> handshake_;
   Descriptor socket_;
   bool wants_write_ = false;

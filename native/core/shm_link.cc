@@ -1,5 +1,6 @@
 #include "shm_link.h"
 
+#include <linux/filter.h>
 #include <linux/futex.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -9,12 +10,15 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <vector>
 
 #include "abstract_socket.h"
 #include "fault.h"
 
 namespace multiring {
 namespace {
+
+constexpr int kSilencedATurn = 64;  // more than a queue holds by default (net.unix.max_dgram_qlen)
 
 bool read_foreign(int pid, const std::byte* from, void* to, size_t size) {
   iovec here{to, size};
@@ -24,25 +28,43 @@ bool read_foreign(int pid, const std::byte* from, void* to, size_t size) {
 
 }  // namespace
 
-Bell::Bell(const std::string& own_name) : fd_(::socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)) {
+Bell::Bell(const std::string& own_name, const Word& word)
+    : fd_(::socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)), word_(word) {
   if (!fd_.valid()) throw_errno(FaultKind::state, "socket for wake-ups");
+  // Before it has a name, so that nothing comes in unseen. Where the kernel has no such filter, `silence` tells all.
+  std::vector<sock_filter> filter;
+  for (uint32_t at = 0; at < word.size(); at += 4) {
+    const auto left = static_cast<uint8_t>((word.size() - at) / 2 - 1);  // instructions up to the refusal
+    const uint32_t want = uint32_t{word[at]} << 24 | uint32_t{word[at + 1]} << 16 | uint32_t{word[at + 2]} << 8 | word[at + 3];
+    filter.push_back(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, at));
+    filter.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, want, 0, left));
+  }
+  filter.push_back(BPF_STMT(BPF_RET | BPF_K, UINT32_MAX));
+  filter.push_back(BPF_STMT(BPF_RET | BPF_K, 0));
+  const sock_fprog program{static_cast<unsigned short>(filter.size()), filter.data()};
+  ::setsockopt(fd_.get(), SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program);
   const AbstractAddress address(own_name);
   if (::bind(fd_.get(), address.get(), address.length) != 0) {
     throw_errno(FaultKind::state, "binding the wake-up socket @" + own_name);
   }
 }
 
-void Bell::ring(const std::string& name) const {
+void Bell::ring(const std::string& name, const Word& word) const {
   const AbstractAddress address(name);
   // A full queue means the sleeper is being woken already; a missing one that it is gone.
   [[maybe_unused]] const auto sent =
-      ::sendto(fd_.get(), "", 1, MSG_DONTWAIT | MSG_NOSIGNAL, address.get(), address.length);
+      ::sendto(fd_.get(), word.data(), word.size(), MSG_DONTWAIT | MSG_NOSIGNAL, address.get(), address.length);
 }
 
-void Bell::silence() const {
-  std::byte discard[64];
-  while (::recv(fd_.get(), discard, sizeof discard, MSG_DONTWAIT) >= 0) {
+int Bell::silence() const {
+  int rings = 0;
+  for (int turn = 0; turn < kSilencedATurn; ++turn) {
+    Word said{};
+    const ssize_t got = ::recv(fd_.get(), said.data(), said.size(), MSG_DONTWAIT | MSG_TRUNC);
+    if (got < 0) break;
+    if (got == static_cast<ssize_t>(said.size()) && said == word_) ++rings;
   }
+  return rings;
 }
 
 ShmLink::ShmLink(int peer, LinkEvents& events, const Bell& bell, Ends ends)
@@ -68,7 +90,7 @@ void ShmLink::wake() const {
   if ((sleepers & ControlPage::kFutexSleeper) != 0) {
     ::syscall(SYS_futex, &control.sleepers, FUTEX_WAKE, 1, nullptr, nullptr, 0);
   } else if ((sleepers & ControlPage::kSocketSleeper) != 0) {
-    bell_.ring(ends_.their_bell);
+    bell_.ring(ends_.their_bell, ends_.their_bell_word);
   }
 }
 
@@ -80,7 +102,7 @@ bool ShmLink::push(const Frame& frame) {
   ring.produced.store(at + 1, std::memory_order_release);
   wake();
   // A peer that does something else than communicate looks into its rings once a second.
-  if (frame.kind == FrameKind::notice || frame.kind == FrameKind::fail) bell_.ring(ends_.their_bell);
+  if (frame.kind == FrameKind::notice || frame.kind == FrameKind::fail) bell_.ring(ends_.their_bell, ends_.their_bell_word);
   return true;
 }
 

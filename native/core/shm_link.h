@@ -5,6 +5,8 @@
 // tries once); else it is copied into staging slots of the sender's segment, and out again.
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <set>
@@ -18,15 +20,21 @@
 namespace multiring {
 
 // Wakes local ranks that sleep on their sockets: one datagram, no connection, no descriptor a peer.
+//
+// Whoever is in the network namespace can send to the name, of whatever user. A bell is therefore rung with a word that
+// only the job's ranks know, and the kernel drops other datagrams where they are sent: they neither wake this process
+// nor fill its queue.
 class Bell {
  public:
-  explicit Bell(const std::string& own_name);  // abstract name to be rung at
+  using Word = std::array<uint8_t, 16>;
+  Bell(const std::string& own_name, const Word& word);  // abstract name to be rung at, and with what
   int fd() const { return fd_.get(); }
-  void ring(const std::string& name) const;
-  void silence() const;  // discards what has arrived
+  void ring(const std::string& name, const Word& word) const;
+  int silence() const;  // discards what has arrived, a bounded number at a time; returns how many rang
 
  private:
   Descriptor fd_;
+  Word word_;
 };
 
 class ShmLink final : public Link {
@@ -37,6 +45,7 @@ class ShmLink final : public Link {
     uint32_t own_index;    // this rank among its host's ranks
     uint32_t their_index;  // the peer among them
     std::string their_bell;
+    Bell::Word their_bell_word;
     int their_pid;           // 0: of another pid namespace, its memory cannot be read
     uint64_t their_witness;  // address of their witness word, and what it holds
     uint64_t their_witness_value;

@@ -64,8 +64,12 @@ void TcpLink::begin_if_ready() {
   pump();
 }
 
-void TcpLink::expire() {
-  for (const auto& rail : rails_) rail->expire();
+void TcpLink::tend_calls() {
+  for (const auto& rail : rails_) rail->tend_call();
+}
+
+bool TcpLink::is_calling() const {
+  return std::any_of(rails_.begin(), rails_.end(), [](const auto& rail) { return rail->is_calling(); });
 }
 
 void TcpLink::hang_up() {
@@ -149,10 +153,6 @@ void TcpLink::watch_wire() {
     const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(patience).count();
     break_off(LossKind::cut_off, "for " + std::to_string(seconds) + " s");
   }
-}
-
-bool TcpLink::is_calling() const {
-  return std::any_of(rails_.begin(), rails_.end(), [](const auto& rail) { return rail->state() == Rail::State::calling; });
 }
 
 bool TcpLink::needs_watching() const {

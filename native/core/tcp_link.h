@@ -50,13 +50,13 @@ class TcpLink final : public Link, public RailOwner {
   bool holds_frames() const;  // some were not yet handed to the kernel
   bool is_open() const;      // something may still come from the peer
   std::vector<uint16_t> rails_not_up() const;
-  void expire();             // gives up calls that are past their deadline
+  void tend_calls();         // gives up calls that are past their deadline, and repeats those that were turned away
+  bool is_calling() const;   // somebody has to call `tend_calls`
   void hang_up();            // no more frames from here; the peer sees the end
 
   void watch_rails();  // gives up rails over which nothing comes back, while another works
   bool needs_watching() const;
   void watch_wire();  // breaks off where nothing comes back over any rail
-  bool is_calling() const;  // somebody has to call `expire`
   std::vector<RailLoss> take_losses();  // those old enough to be none of a peer's end
   std::vector<RailStatus> rails() const;
   uint64_t goodput() const;  // bytes per second over all rails, as the kernel measured them; 0: not known

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterator
 
 MAGIC = b"MULTIRNG"
+PROTOCOL = 3
 NONCE_AND_PROOF = 16 + 32  # bytes: all that a caller gets to see before it has proven itself
 
 
@@ -32,7 +33,7 @@ def frames(noise: random.Random, count: int) -> Iterator[bytes]:
     for number in range(count):
         hello = (
             MAGIC
-            + struct.pack("<IIII", 2, noise.randrange(4), noise.randrange(4), noise.randrange(2))
+            + struct.pack("<IIII", PROTOCOL, noise.randrange(4), noise.randrange(4), noise.randrange(2))
             + noise.randbytes(16)
         )
         kinds = (
