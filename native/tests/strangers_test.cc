@@ -176,6 +176,7 @@ class Listener final : public LinkEvents {
   }
   bool expects(const OperationKey& key) const override { return key.group == 1 && key.sequence < 3 && !ended.contains(key); }
   void on_loss(int, LossKind, const std::string&) override { lost = true; }
+  void on_stuck(const OperationKey&, const std::string&) override {}
   bool lost = false;
   std::set<OperationKey> ended;
 

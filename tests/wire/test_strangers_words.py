@@ -1,7 +1,7 @@
 """Whatever somebody says at the rendezvous without the secret is refused: rank 0 by strangers, ranks by an impostor.
 
-Structured input: messages of the protocol with fields that are wrong, frames that are cut off, and noise. The long form is
-benchmarks/evidence_strangers.py; what reads between hosts is native, see native/tests/strangers_test.cc.
+Structured input: messages of the protocol with fields that are wrong, frames that are cut off, and noise. The long form
+is benchmarks/evidence_strangers.py; what reads between hosts is native, see native/tests/strangers_test.cc.
 """
 
 import json
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from multiring.errors import RendezvousError
 from multiring.runtime.addresses import parse_address
 from multiring.runtime.handshake import PROTOCOL, FrameError, FrameReader, Seal, decode, encode, frame, proof
-from multiring.runtime.rendezvous_client import Client, _AttemptError, _Line
+from multiring.runtime.rendezvous_client import Client, _AttemptError
 from multiring.runtime.rendezvous_server import Server
 from multiring.runtime.sources import Identity
 from multiring.version import VERSION
