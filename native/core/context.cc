@@ -292,6 +292,7 @@ void Context::end_of(const std::shared_ptr<Operation>& operation) {
   const auto& spec = operation->spec();
   running_.erase(spec.key);
   doomed_.erase(spec.key);
+  over(spec.key) = spec.key;
   ++ended_;
   record({Event::Kind::operation, spec.name, spec.key, spec.user_bytes, nanoseconds(operation->posted),
           nanoseconds(operation->agreed), nanoseconds(operation->finished), first_bytes(spec.digest), 0, 0, operation->fault()});
@@ -429,6 +430,7 @@ Context::Attempt Context::meet(const OperationSpec& model, uint64_t group, std::
       last_caller_ = Clock::now();
       const int64_t end = nanoseconds(last_caller_);
       model.exchange->note_end(key.sequence);
+      over(key) = key;
       record({Event::Kind::operation, model.name, key, model.user_bytes, nanoseconds(start), end, end,
               first_bytes(model.digest)});
       record({Event::Kind::wait, model.name, key, 0, nanoseconds(start), 0, end, 0, 0, keeps_timeline_ ? this_thread() : 0});
@@ -574,6 +576,13 @@ uint64_t Context::dropped_from_timeline() {
   return dropped_from_timeline_;
 }
 
+size_t Context::early_frames() {
+  const Lock lock(mutex_);
+  size_t sum = 0;
+  for (const auto& [key, frames] : early_) sum += frames.size();
+  return sum;
+}
+
 std::map<int, Loss> Context::losses() {
   const Lock lock(mutex_);
   return losses_;
@@ -677,6 +686,7 @@ void Context::on_frame(int peer, const Frame& frame, std::span<const std::byte> 
   }
   if (found == running_.end()) {
     if (frame.kind != FrameKind::round && frame.kind != FrameKind::fail) return;
+    if (over(frame.key()) == frame.key() || stalled_groups_.contains(frame.group)) return;  // nobody will post it
     early_[frame.key()].push_back({peer, frame, {payload.begin(), payload.end()}});
     early_[frame.key()].back().frame.round = frame.kind == FrameKind::fail ? 0 : frame.round;
     return;
@@ -866,7 +876,9 @@ void Context::stall(const std::shared_ptr<Operation>& operation, const Doom& doo
   const std::string text =
       is_silent ? "nothing came from " + who + " for " + std::to_string(doom.quiet_s) + " s" : who + " aborted the group";
   operation->culprit = doom.rank;
-  stalled_groups_.try_emplace(operation->spec().key.group, text);
+  const uint64_t group = operation->spec().key.group;
+  stalled_groups_.try_emplace(group, text);
+  early_.erase(early_.lower_bound({group, 0}), early_.upper_bound({group, UINT64_MAX}));  // it takes no more operations
   operation->fail(is_silent ? FaultKind::stall : FaultKind::state, text);
   end_if_over(operation);
 }

@@ -6,6 +6,7 @@
 // so that tests can run ranks as threads.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -144,6 +145,8 @@ class Context final : public LinkEvents, public Host {
   std::vector<RailLoss> take_rail_losses();  // since the last call
   std::vector<int> read_by();  // ranks of this host that can read this rank's ordinary memory
   std::shared_ptr<Segment> own_segment() const { return segment_; }
+
+  size_t early_frames();  // kept for operations that this rank has yet to post
 
   // True once nothing is in flight and every frame has been handed on; false after `timeout_s`.
   bool settled(double timeout_s);
@@ -331,6 +334,9 @@ class Context final : public LinkEvents, public Host {
     std::vector<std::byte> payload;
   };
   std::map<OperationKey, std::vector<EarlyFrame>> early_;  // frames for operations not posted yet
+  // Operations that ended here lately: what comes of them now, from ranks where they failed, waits for nothing.
+  std::array<OperationKey, 256> over_;
+  OperationKey& over(const OperationKey& key) { return over_[(key.group * 31 + key.sequence) % over_.size()]; }
   std::map<int, Loss> losses_;
   struct Hearsay {
     Clock::time_point believed_at;

@@ -52,8 +52,9 @@ bool Mapping::contains(const void* address, size_t bytes) const {
   return at >= low && bytes <= bytes_ && at - low <= bytes_ - bytes;
 }
 
-Segment::Segment(size_t bytes, size_t warm_bytes, size_t warmest_bytes)
-    : most_warm_(warm_bytes), warmest_(warmest_bytes) {
+Segment::Segment(size_t bytes, size_t warm_bytes, size_t warmest_bytes, size_t page_bytes)
+    : most_warm_(warm_bytes), warmest_(warmest_bytes),
+      page_(page_bytes != 0 ? page_bytes : static_cast<size_t>(::sysconf(_SC_PAGESIZE))) {
   bytes = round_up(bytes, kPage);
   if (bytes < Mapping::kHeapStart + kPage) {
     throw Fault(FaultKind::argument, "MULTIRING_SEGMENT_BYTES is " + std::to_string(bytes) + ", want at least " +
@@ -134,7 +135,9 @@ void Segment::keep_warm(size_t start, size_t size) {
   warm_bytes_ += range.end - range.start;
   while (warm_bytes_ > most_warm_) {
     const Range oldest = warm_.front();
-    ::madvise(mapping_->base() + oldest.start, oldest.end - oldest.start, MADV_REMOVE);
+    const size_t from = round_up(oldest.start, page_);
+    const size_t to = round_down(oldest.end, page_);
+    if (from < to) ::madvise(mapping_->base() + from, to - from, MADV_REMOVE);
     warm_bytes_ -= oldest.end - oldest.start;
     given_back_ += oldest.end - oldest.start;
     warm_.pop_front();

@@ -91,7 +91,8 @@ class Segment : public std::enable_shared_from_this<Segment> {
  public:
   static constexpr size_t kWarmBytes = size_t{256} << 20;
   static constexpr size_t kWarmestBytes = size_t{1} << 30;
-  explicit Segment(size_t bytes, size_t warm_bytes = kWarmBytes, size_t warmest_bytes = kWarmestBytes);
+  // `page_bytes`: the kernel's, which takes back whole ones only; 0: what it says they are.
+  explicit Segment(size_t bytes, size_t warm_bytes = kWarmBytes, size_t warmest_bytes = kWarmestBytes, size_t page_bytes = 0);
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
 
@@ -124,6 +125,7 @@ class Segment : public std::enable_shared_from_this<Segment> {
   std::unique_ptr<Mapping> mapping_;
   size_t most_warm_;
   const size_t warmest_;
+  const size_t page_;
   mutable std::mutex mutex_;
   std::map<size_t, size_t> free_;  // offset -> bytes, never adjacent
   std::map<size_t, size_t> used_;

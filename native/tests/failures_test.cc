@@ -134,9 +134,36 @@ void a_full_segment_fails_what_finds_no_room() {
   job.in_parallel([&](int rank) { job[rank].close(5, true); });
 }
 
+// What a failure is told of more than once is not kept, nor what is said to an operation that is over, or never begins.
+void nothing_is_kept_of_failures(bool one_host) {
+  Job job(3, one_host);
+  const auto post = [&](int rank, uint64_t group, uint64_t number) {
+    auto spec = spec_of(rank, 3, number, nullptr, nullptr, "barrier", one_host);
+    spec.key.group = group;
+    return job[rank].post(std::move(spec), false);
+  };
+  for (uint64_t group = 100; group < 120; ++group) {
+    job[2].abort(post(2, group, 1), 2);
+    for (const int rank : {0, 1}) {  // who comes later fails, and says so to those who know
+      const auto operation = post(rank, group, 1);
+      wait_for(job[rank], operation);
+      check(operation->fault() == FaultKind::state, "an aborted operation fails");
+    }
+  }
+  job.in_parallel([&](int rank) { wait_for(job[rank], post(rank, 1, 1)); });
+  for (int rank = 0; rank < 3; ++rank) {
+    const auto until = Clock::now() + std::chrono::seconds(5);
+    while (job[rank].early_frames() != 0 && Clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    check(job[rank].early_frames() == 0, "no frame is kept for what is over");
+  }
+  job.in_parallel([&](int rank) { job[rank].close(5, true); });
+}
+
 }  // namespace
 
 int main() {
+  nothing_is_kept_of_failures(true);
+  nothing_is_kept_of_failures(false);
   a_full_segment_fails_what_finds_no_room();
   only_wire_is_cut();
   for (const bool arena : {true, false}) {

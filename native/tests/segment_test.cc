@@ -41,6 +41,24 @@ void freed_memory_is_handed_out_again_as_it_was() {
   check(segment.used_bytes() == 0, "nothing is left in use");
 }
 
+// Where pages are larger than a block's alignment: those that a block has for itself, and no part of another one.
+void whole_pages_of_the_kernel_are_given_back() {
+  constexpr size_t kLargePage = size_t{64} << 10;
+  Segment segment(size_t{1} << 30, 0, 0, kLargePage);
+  std::byte* block = segment.allocate(kMiB + 4096);
+  if (reinterpret_cast<uintptr_t>(block) % kLargePage == 0) {  // the first one happens to begin with a page
+    segment.allocate(kPagedBytes / 2);
+    block = segment.allocate(kMiB + 4096);
+  }
+  const size_t before = kLargePage - static_cast<size_t>(block - segment.mapping().base()) % kLargePage;
+  const size_t after = (static_cast<size_t>(block - segment.mapping().base()) + kMiB + 4096) % kLargePage;
+  std::memset(block, 1, kMiB + 4096);
+  segment.release(block);
+  check(before < kLargePage && holds_only(block, before, 1), "a page that is another block's, too, stays");
+  check(holds_only(block + before, kMiB + 4096 - before - after, 0), "whole pages are given back");
+  check(holds_only(block + kMiB + 4096 - after, after, 1), "and at the end likewise");
+}
+
 void what_is_too_much_is_given_back_oldest_first() {
   Segment segment(size_t{1} << 30, 16 * kMiB);
   std::byte* blocks[3];
@@ -143,6 +161,7 @@ void any_order_of_calls() {
 
 int main() {
   freed_memory_is_handed_out_again_as_it_was();
+  whole_pages_of_the_kernel_are_given_back();
   what_is_too_much_is_given_back_oldest_first();
   what_is_wanted_again_and_again_is_kept();
   small_blocks_may_lie_in_warm_memory();

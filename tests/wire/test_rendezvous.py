@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -112,6 +113,24 @@ def test_rounds_follow_each_other_and_one_failure_ends_them_for_all(place: str, 
 
     outcomes = run_ranks(*[lambda n=n: rank(n) for n in range(4)])
     assert the_text_of(outcomes) == f"rank {failing}: no memory {failing}"
+
+
+def test_a_process_with_more_than_a_thousand_descriptors_meets(place: str) -> None:
+    def rank(number: int) -> None:
+        with Rendezvous(identity(number, 2, place), timeout_s=10) as rendezvous:
+            rendezvous.exchange({"n": number})
+            assert not rendezvous.disturbed()
+            rendezvous.agree(None, time.monotonic())
+
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, limits[1]), limits[1]))
+    held = [os.dup(0) for _ in range(1100)]
+    try:
+        assert run_ranks(*[lambda n=n: rank(n) for n in range(2)]) == [None, None]
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_one_address_serves_one_meeting_after_the_other(place: str) -> None:

@@ -135,7 +135,11 @@ class Client:
 
     def disturbed(self) -> bool:
         """Return whether rank 0 has spoken, or gone, unasked: then something is wrong."""
-        return self._talk is not None and bool(select.select([self._talk.line.sock], [], [], 0)[0])
+        if self._talk is None:
+            return False
+        spoken = select.poll()  # which takes descriptors of any number
+        spoken.register(self._talk.line.sock, select.POLLIN)
+        return bool(spoken.poll(0))
 
     def fail(self, text: str) -> None:
         """Tell rank 0, if it was found, that this rank gives up."""
