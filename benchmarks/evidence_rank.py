@@ -3,11 +3,15 @@
 Needs NumPy only. It reports in JSON words to FOLDER/words, and looks there for words to it.
 """
 
+import contextlib
 import hashlib
+import importlib
 import json
 import os
+import select
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -25,7 +29,7 @@ FOREVER_S = 60.0
 def main() -> None:
     """Run the task."""
     folder, task, *arguments = sys.argv[1:]
-    tasks: dict[str, Any] = {"die": die, "join": join, "sums": sums, "open": stay_open}
+    tasks: dict[str, Any] = {"die": die, "join": join, "sums": sums, "open": stay_open, "crowded": crowded}
     tasks[task](Path(folder), *arguments)
 
 
@@ -104,6 +108,74 @@ def stay_open(folder: Path) -> None:
         turns += 1
     group.all_reduce(total)
     tell(folder, rank=group.rank, turns=turns, right=bool((total == group.size).all()))
+
+
+def crowded(folder: Path, hosts: str, held: str) -> None:
+    """Link with all ranks, on `hosts` virtual hosts, while strangers hold `held` connections at this rank's port."""
+    settings = Settings.from_environment()
+    assert settings.rank is not None
+    assert settings.size is not None
+    host = settings.rank // (settings.size // int(hosts))
+    world = importlib.import_module("multiring.runtime.world")  # a function of the package has its name, too
+    vars(world)["host_id"] = lambda: f"host {host}"
+    door = CrowdedDoor(int(held))
+    start = time.monotonic()
+    group = multiring.init()
+    door.wait_until_full()
+    group.barrier()
+    others = [rank for rank in range(group.size) if rank != group.rank]
+    heard = {rank: np.zeros(1) for rank in others}
+    handles = [group.recv_async(heard[rank], rank) for rank in others]
+    handles += [group.send_async(np.full(1, float(group.rank)), rank) for rank in others]
+    for handle in handles:
+        handle.wait()
+    links_s = time.monotonic() - start
+    total = np.ones(10_000)
+    group.all_reduce(total)
+    right = bool((total == group.size).all()) and all(heard[rank][0] == rank for rank in others)
+    group.barrier()
+    tell(folder, rank=group.rank, right=right, links_s=links_s, came=door.came)
+    door.close()
+
+
+class CrowdedDoor:
+    """Silent connections to this process's port from when it listens on: one that is closed is made again."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._lines: dict[int, socket.socket] = {}
+        self._closing = threading.Event()
+        self.came = 0  # ever
+        self._thread = threading.Thread(target=self._hold, daemon=True)
+        self._thread.start()
+
+    def wait_until_full(self) -> None:
+        """Return when there are as many as there should be."""
+        while len(self._lines) < self._count:
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        """Let go of all."""
+        self._closing.set()
+        self._thread.join()
+        for line in self._lines.values():
+            line.close()
+
+    def _hold(self) -> None:
+        port = 0
+        while not port and not self._closing.wait(0.005):
+            with contextlib.suppress(AssertionError):
+                port = listening_port()
+        gone = select.poll()
+        while not self._closing.is_set():
+            while len(self._lines) < self._count:
+                line = socket.create_connection(("127.0.0.1", port))
+                self._lines[line.fileno()] = line
+                self.came += 1
+                gone.register(line, select.POLLIN)
+            for number, _ in gone.poll(50):
+                gone.unregister(number)
+                self._lines.pop(number).close()
 
 
 if __name__ == "__main__":
