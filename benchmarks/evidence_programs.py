@@ -102,7 +102,7 @@ def main() -> int:
             break
         run(name, known[name], seed, turn_s, tallies[name])
         seed += 1
-    print("| place | programs | turns | operations of rank 0 | failures |\n|---|---|---|---|---|")
+    print("\n| place | programs | turns | operations of rank 0 | failures |\n|---|---|---|---|---|")
     for name, tally in tallies.items():
         print(f"| {name} | {tally.programs} | {tally.turns} | {tally.operations} | {tally.failures} |")
     return 1 if any(tally.failures for tally in tallies.values()) else 0
@@ -135,6 +135,7 @@ def run(name: str, place: Place, seed: int, seconds: float, tally: Tally) -> Non
     said = [line for line in output.splitlines() if f"seed {seed}: " in line and line.endswith("all right")]
     if job.returncode == 0 and said:
         words = said[0].rpartition(f"seed {seed}: ")[2].split()
+        print(f"{name}, seed {seed}: {' '.join(words)}", flush=True)
         tally.turns += int(words[0])
         tally.operations += int(words[2])
         return
