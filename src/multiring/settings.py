@@ -399,6 +399,17 @@ TORCH_PLACE = MappingProxyType(
         "port": "MASTER_PORT",
     }
 )
+
+
+def roll_address(rendezvous: str) -> str:
+    """Return the abstract socket at which rank 0 tells the launcher of ranks that meet at `rendezvous`, that they have.
+
+    Args:
+        rendezvous: "@name", an abstract socket too.
+    """
+    return f"\0{rendezvous[1:]}-met"
+
+
 _NEVER_S = 1e9  # three decades; the native core counts nanoseconds in 64 bits
 _Values = dict[str, Any]
 

@@ -1,11 +1,14 @@
 """What `distribute`, and the loader it makes, refuse; every rank is told, and the job goes on."""
 
+import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from tests.frameworks.distribute_cases import Stream, data, network, sgd
+from tests.frameworks.distribute_cases import Stream, data, network, seed, sgd
 from tests.frameworks.plain import join
 from tests.wire.ranks import Here, run_ranks
 from torch import nn
@@ -201,3 +204,54 @@ def pass_wrong_samples(here: Here) -> None:
         else "drew a batch"
     )
     fails(MismatchError if here.rank else ArgumentError, told, through(batches(Drawing())))
+
+
+def test_data_that_differ_between_ranks() -> None:
+    """Told at the call, by a few samples; not of what is random by intention, and nothing is drawn for it."""
+    run_ranks(distribute_unlike_data, 3)
+
+
+class Augmented(Dataset[float]):
+    """The same samples on all ranks, with noise: from the global generators, or from one of each data set's own."""
+
+    def __init__(self, *, has_own: bool) -> None:
+        self.own = random.Random() if has_own else random  # noqa: S311 -- no secret
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> float:
+        return index + self.own.random() + float(torch.rand(())) + np.random.rand()  # noqa: NPY002 -- what data sets use
+
+
+class Keyed(Dataset[float]):
+    """Samples that are not numbered."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, key: Any) -> float:
+        return {"a": 1.0, "b": 2.0, "c": 3.0}[key]
+
+
+def distribute_unlike_data(here: Here) -> None:
+    join(here)
+    differ = "data sets differ, first in sample 0 of 22: rank 1: [0-9a-f]{16}; ranks 0, 2: .* sharded=True"
+    for workers in ({}, {"num_workers": 1, "multiprocessing_context": "fork"}):
+        loader = DataLoader(data(seed=9 if here.rank == 1 else 5), 5, **workers)  # type: ignore[arg-type]
+        fails(MismatchError, differ, partial(made, loader))
+        made(loader, check=False)
+    numbers: Any = [0.0] * 11 + [float(here.rank == 2)]
+    fails(MismatchError, r"sample 11 of 12: rank 2: .*; ranks 0, 1: ", partial(made, DataLoader(numbers, 2)))
+    made(DataLoader(Augmented(has_own=True), 2))
+    made(DataLoader(Keyed(), batch_sampler=[["a", "b"], ["c"]]))
+    model = network()
+    optimizer = sgd(model.parameters())
+    draws = []
+    for distributes in (False, True):
+        seed(3)
+        np.random.seed(3)  # noqa: NPY002 -- as above
+        if distributes:
+            made(DataLoader(Augmented(has_own=False), 2), model=model, optimizer=optimizer)
+        draws.append((float(torch.rand(())), random.random(), np.random.rand()))  # noqa: NPY002, S311 -- as above
+    assert draws[0] == draws[1]

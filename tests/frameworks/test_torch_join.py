@@ -1,5 +1,6 @@
 """join: ranks that have no more data, beside others that have; and operations in orders that differ."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -98,3 +99,18 @@ def submit_in_any_order(here: Here) -> None:
     with pytest.raises(mt.HorovodInternalError, match="Mismatched data types"):
         mt.allreduce(torch.ones(1, dtype=torch.float64 if here.rank else torch.float32), name="type")
     assert mt.allreduce(torch.ones(1)).item() == 1.0
+
+
+def test_the_last_to_join_is_named_though_nothing_came_between() -> None:
+    orders = [(2, 0, 1), (1, 2, 0), (0, 1, 2), (1, 0, 2)]
+    assert run_ranks(join_in_turn, 3, orders) == [[order[-1] for order in orders]] * 3
+
+
+def join_in_turn(here: Here, orders: list[tuple[int, ...]]) -> list[int]:
+    enter()
+    lasts = []
+    for order in orders:
+        mt.barrier()
+        time.sleep(0.2 * order.index(here.rank))
+        lasts.append(mt.join())
+    return lasts

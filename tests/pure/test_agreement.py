@@ -215,6 +215,16 @@ def test_the_last_to_join_is_the_same_everywhere() -> None:
     assert net.decisions == [[Joined(5)]] * 7
 
 
+def test_the_last_to_join_is_who_waited_least() -> None:
+    """Ranks that joined before the agreement began announce it in any order."""
+    for order in ((3, 0, 6, 2, 1, 4, 5), (5, 4, 3, 2, 1, 0, 6)):
+        net = group_of(7)
+        for rank in order:
+            net.join(rank, waited_ms=100 * (rank - 2) ** 2)
+            net.settle()
+        assert net.decisions == [[Joined(2)]] * 7
+
+
 def halted(net: Net, joins: float) -> None:
     """Bring the group to any state in which nothing goes on; `joins`: how likely a rank has joined."""
     for rank in range(net.size):

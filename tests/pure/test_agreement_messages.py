@@ -56,7 +56,9 @@ def orders(*decisions: str) -> bytes:
         (CHILD, b'["r",0,[["a"]],null,0,null]', "want a name and who said what of it, got a list of 1"),
         (CHILD, b'["r",0,[["a","t",1,[3]]],null,0,null]', "want 2 to 2, got 3"),
         (CHILD, b'["r",0,[["a","t"],["a","t"]],null,0,null]', "it has come before to one of ['a', 'a']"),
-        (CHILD, b'["r",0,[],3,0,null]', "want 2 to 2, got 3"),
+        (CHILD, b'["r",0,[],[3,0],0,null]', "want 2 to 2, got 3"),
+        (CHILD, b'["r",0,[],2,0,null]', r"want [rank, milliseconds] of the last to join, got 2"),
+        (CHILD, b'["r",0,[],[2,-1],0,null]', "got -1"),
         (CHILD, b'["r",0,[],null,2,null]', "want a report, got a list of 6"),
         (CHILD, b'["r",0,[],null,0,[1]]', "want an answer, got a list of 1"),
         (CHILD, b'["r",0,[],null,0,[1,{},{},{},[3,4],0,[]]]', "want runs of ranks of 2 to 2, got 4"),
@@ -76,8 +78,8 @@ def test_what_no_member_has_sent_is_refused_and_changes_nothing(sender: int, mes
     ("first", "second", "text"),
     [
         (b'["r",0,[["a","t"]],null,0,null]', b'["r",0,[["a","t"]],null,0,null]', "it has come before to one of ['a']"),
-        (b'["r",0,[],2,0,null]', b'["r",0,[["a","t"]],null,0,null]', "it goes on, though it has joined"),
-        (b'["r",0,[],2,0,null]', b'["r",0,[],2,0,null]', "it goes on, though it has joined"),
+        (b'["r",0,[],[2,0],0,null]', b'["r",0,[["a","t"]],null,0,null]', "it goes on, though it has joined"),
+        (b'["r",0,[],[2,0],0,null]', b'["r",0,[],[2,0],0,null]', "it goes on, though it has joined"),
     ],
 )
 def test_what_cannot_follow_is_refused(first: bytes, second: bytes, text: str) -> None:
@@ -109,7 +111,7 @@ VALID = [
     (
         0,
         1,
-        b'["r",0,[["a","t",2,[1,3]],["b",[["t",1,[1]],["u",1,[2]]]]],3,1,[1,{"a":[2,3]},{"b":[1,2]},{},[1,4],0,[3]]]',
+        b'["r",0,[["a","t",2,[1,3]],["b",[["t",1,[1]],["u",1,[2]]]]],[3,250],1,[1,{"a":[2,3]},{"b":[1,2]},{},[1,4],0,[3]]]',
     ),
     (0, 1, b'["r",0,[],null,1,[1,{"a":[2,3],"c":[1,4]},{"a":[1,4]},{"c":[2,3]},[1,4],1,[3]]]'),
 ]

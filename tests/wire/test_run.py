@@ -283,7 +283,8 @@ def test_every_line_is_tagged_and_stdout_and_stderr_stay_apart(
         assert log.with_suffix(".out").read_bytes() == b"a\xff\x00b\na\xff\x00b\nno end"
         assert log.with_suffix(".err").read_bytes() == b"error %s\n" % rank
     assert out.count(b"\n") == 6
-    assert err.count(b"\n") == 3
+    assert err.count(b"\n") == 4
+    assert NEVER_JOINED.encode() in err
     assert b"multiring: each of the 2 ranks has CPUs of its own, and each computes with " in err
 
 
@@ -551,3 +552,30 @@ def test_64_ranks_start_and_end_quickly(launch: Launcher) -> None:
     assert running.finish() == 0
     assert sorted(running.out.split()[1::2], key=int) == [str(rank) for rank in range(64)]
     assert time.monotonic() - begin < 30  # measured: about half a second
+
+
+NEVER_JOINED = "multiring: none of the 2 ranks joined the job: "
+NO_TIMELINE = "multiring: nobody wrote the timeline "
+# What joins, on each rank: a program, the framework's adapter, or torch's own call.
+JOINING = {
+    "init": "import multiring; multiring.init()",
+    "a child": "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import multiring; multiring.init()'])",
+    "torch": "import torch.distributed as dist, multiring.torch; dist.init_process_group('multiring'); dist.barrier()",
+}
+
+
+@pytest.mark.parametrize("name", [*JOINING, "nothing"])
+def test_ranks_that_never_join_are_told_of(name: str, launch: Launcher, tmp_path: Path) -> None:
+    program = [sys.executable, "-c", JOINING.get(name, "print('trained')")]
+    with_timeline = ["--timeline", str(tmp_path / "job.json")] if name in ("init", "nothing") else []
+    running = launch("-n", "2", *with_timeline, "--", *program)
+    assert running.finish(60.0) == 0, running.err
+    assert (NEVER_JOINED in running.err) == (name == "nothing"), running.err
+    assert (NO_TIMELINE in running.err) == (name == "nothing"), running.err
+
+
+def test_one_rank_and_those_that_failed_are_not_told_of(launch: Launcher) -> None:
+    alone, failing = launch("-n", "1", "true"), launch("-n", "2", "false")
+    assert (alone.finish(), failing.finish()) == (0, 1)
+    assert NEVER_JOINED.replace("2", "1") not in alone.err
+    assert NEVER_JOINED not in failing.err

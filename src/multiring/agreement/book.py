@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from multiring.agreement.decisions import Deadlock, Decision, Joined, Ready, Refused
-from multiring.agreement.messages import Arrival, Report
+from multiring.agreement.messages import Arrival, Last, Report
 from multiring.agreement.pending import Pending
 
 
@@ -19,7 +19,7 @@ class Book:
         self._everybody = (2 << len(self._place)) - 1
         self.pending: dict[str, Pending] = {}
         self.joined = 0  # places
-        self._last = rank
+        self._last: Last | None = None
         self._told_joined = False
         self.seen = 0  # decisions
         self._child_seen = dict.fromkeys(self._place, 0)  # as of its last report
@@ -66,10 +66,12 @@ class Book:
             names.append(arrival.name)
         return names
 
-    def join(self, last: int, place: int = 1) -> list[str]:
+    def join(self, last: Last, place: int = 1) -> list[str]:
         """Note that all ranks of a place have joined, `last` as the last; return the operations that this changes."""
         self.joined |= place
-        self._last = last
+        # Of those that waited equally long whose joining was known last.
+        if self._last is None or last.waited_ms <= self._last.waited_ms:
+            self._last = last
         return list(self.pending)
 
     def check_report(self, child: int, report: Report) -> None:
@@ -94,7 +96,7 @@ class Book:
             self._against = {name: number for name, number in self._against.items() if number > known_to_all}
         return changed if report.last is None else self.join(report.last, place)
 
-    def settled(self, changed: Iterable[str]) -> tuple[list[Arrival], int | None]:
+    def settled(self, changed: Iterable[str]) -> tuple[list[Arrival], Last | None]:
         """Return what the parent, or at the root the group, is to know, once.
 
         That is: the operations to which all have come or about which ranks differ; and where all have joined, the last.
@@ -128,7 +130,7 @@ class Book:
                 self.pending.clear()
                 self._late.clear()
                 self._against.clear()
-                self.joined, self._told_joined = 0, False
+                self.joined, self._last, self._told_joined = 0, None, False
         return ()
 
     def _end(self, name: str, decision: Refused | Deadlock) -> None:

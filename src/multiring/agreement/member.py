@@ -8,6 +8,7 @@ from multiring.agreement.inquiry import Gathering, Own
 from multiring.agreement.messages import (
     Answer,
     Arrival,
+    Last,
     Orders,
     Report,
     Voice,
@@ -88,8 +89,11 @@ class Member:
         self._pass_on(self._book.come(arrivals), outcome)
         return outcome
 
-    def join(self) -> Outcome:
+    def join(self, waited_ms: int = 0) -> Outcome:
         """Take it that this rank has nothing more to announce until all have joined; it counts as coming to everything.
+
+        Args:
+            waited_ms: since it joined: in which order ranks did that came before the agreement began nobody else knows.
 
         Raises:
             ValueError: it has joined.
@@ -98,7 +102,7 @@ class Member:
         if self._is_lost(outcome):
             return outcome
         self._book.check_in_step()
-        self._pass_on(self._book.join(self.rank), outcome)
+        self._pass_on(self._book.join(Last(self.rank, waited_ms)), outcome)
         return outcome
 
     def wait_for(self, name: str | None) -> Outcome:
@@ -207,7 +211,7 @@ class Member:
             message = encode_report(Report(self._book.seen, settled, last, asks, answer), self._size_below())
             outcome.messages.append((self.parent, message))
 
-    def _decide(self, settled: Sequence[Arrival], last: int | None, outcome: Outcome, *, asks: bool) -> None:
+    def _decide(self, settled: Sequence[Arrival], last: Last | None, outcome: Outcome, *, asks: bool) -> None:
         rows = []
         for name, voices in settled:
             if len(voices) > 1:
@@ -215,7 +219,7 @@ class Member:
             else:
                 rows.append(ready_row(name, voices[0].terms, self.size - voices[0].number))
         if last is not None:
-            rows.append(joined_row(last))
+            rows.append(joined_row(last.rank))
         starts = asks and self._gathering is None
         if asks and not starts:
             self._again = True

@@ -48,12 +48,19 @@ class Answer:
     silent: list[int]  # ranks that did not answer
 
 
+class Last(NamedTuple):
+    """The last of some ranks to join, as far as is known: of those that waited least before all knew of joining."""
+
+    rank: int
+    waited_ms: int
+
+
 class Report(NamedTuple):
     """What a rank tells its parent of its subtree."""
 
     seen: int  # decisions that the rank had when it sent this
     arrivals: Sequence[Arrival]
-    last: int | None  # the whole subtree has joined, this rank as the last
+    last: Last | None  # the whole subtree has joined, this rank as the last
     asks: bool  # a rank asks who is missing
     answer: tuple[int, Answer] | None  # to the question of that number
 
@@ -142,7 +149,7 @@ def decode(message: bytes, size: int, below: range | None) -> Report | Orders | 
             return Report(
                 _number(seen),
                 [_arrival(row, below) for row in arrivals],
-                None if last is None else _rank(last, below),
+                None if last is None else _last(last, below),
                 bool(asks),
                 None if answer is None else _answer(answer, below),
             )
@@ -157,6 +164,13 @@ def decode(message: bytes, size: int, below: range | None) -> Report | Orders | 
         case ["s", rank] if below is None:
             return Silent(_rank(rank, ranks))
     raise ValueError(f"want {'orders' if below is None else 'a report'}, got {_shown(content)}")
+
+
+def _last(row: object, below: range) -> Last:
+    match row:
+        case [rank, waited_ms]:
+            return Last(_rank(rank, below), _number(waited_ms))
+    raise ValueError(f"want [rank, milliseconds] of the last to join, got {_shown(row)}")
 
 
 def _arrival_row(arrival: Arrival, below: int) -> list[object]:

@@ -114,7 +114,7 @@ def start(command: list[str], ranks: int | None, hosts: str | None, options: Job
         return error.exit_code
     finally:
         if options.timeline is not None:
-            _make_do_with_parts(options.timeline)
+            _make_do_with_parts(options.timeline, is_here=hosts is None)
 
 
 def _with_file(arguments: argparse.Namespace) -> argparse.Namespace:
@@ -152,10 +152,19 @@ def variables_of(words: list[str]) -> dict[str, str]:
     return found
 
 
-def _make_do_with_parts(path: Path) -> None:
-    """Write the timeline of a job whose rank 0 did not come to it, from the parts that are here."""
+def _make_do_with_parts(path: Path, *, is_here: bool) -> None:
+    """Write the timeline of a job whose rank 0 did not come to it, from the parts that are here; or say there is none.
+
+    `is_here`: all ranks were on this machine.
+    """
     left = parts_of(path)
     if not left:
+        if is_here and not path.exists():
+            print(
+                f"multiring: nobody wrote the timeline {path}: the program did not join the job (multiring.init()), or "
+                "ended before it had",
+                file=sys.stderr,
+            )
         return
     names = ", ".join(str(each) for each in left)
     if part_path(path, 0) not in left:

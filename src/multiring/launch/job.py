@@ -219,6 +219,7 @@ class Job:
             while self._running():
                 self._turn()
             self._end_everyone()
+            self._conclude()
             self._write_all()
         return self._code or 0
 
@@ -238,6 +239,9 @@ class Job:
 
     def _end_leftovers(self, grace_s: float) -> None:
         """Leave nothing of what the processes started; give it `grace_s` seconds if it was asked already."""
+
+    def _conclude(self) -> None:
+        """Say what there is to say of the job as a whole; every process has ended."""
 
     def _watch_more(self, poll: selectors.BaseSelector) -> None:
         """Register what else the loop serves: data is a callable without arguments."""

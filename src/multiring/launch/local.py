@@ -14,7 +14,7 @@ from multiring.launch.guard import Guard
 from multiring.launch.horovod import horovod_environment, places_on
 from multiring.launch.job import Job, JobOptions, Member, Start, check_can_run, environment_of_process
 from multiring.launch.leftovers import end_leftovers, job_processes, signal_processes
-from multiring.settings import TORCH_PLACE, Settings, inherited_environment
+from multiring.settings import TORCH_PLACE, Settings, inherited_environment, roll_address
 
 _PR_SET_PDEATHSIG = 1
 
@@ -42,6 +42,7 @@ def run_local(command: Sequence[str], ranks: int, options: JobOptions | None = N
         raise ArgumentError(f"rank {options.stdin_rank} is to read standard input, want one of 0 to {ranks - 1}")
     check_can_run("multiring run", command, environment)
     token, secret = secrets.token_hex(8), secrets.token_hex(32)
+    meeting = f"@multiring-{token}"
     job = job_name(Settings.from_environment(environment, horovod=options.horovod).job, token)
     core_of = cores_of_cpus(usable_cpus())
     threads = threads_per_rank(core_of, ranks)
@@ -61,7 +62,7 @@ def run_local(command: Sequence[str], ranks: int, options: JobOptions | None = N
                 size=ranks,
                 local_rank=rank,
                 local_size=ranks,
-                rendezvous=f"@multiring-{token}",
+                rendezvous=meeting,
                 secret=secret,
                 job=job,
                 **({} if options.timeline is None else {"timeline": options.timeline}),
@@ -75,7 +76,7 @@ def run_local(command: Sequence[str], ranks: int, options: JobOptions | None = N
     ]
     is_ours = ranks > 1 and thread_variables(environment, threads)  # not the user's choice
     said = _shares_told(ranks, len(core_of), threads) if is_ours else ""
-    return _LocalJob(job, starts, options, said).run()
+    return _LocalJob(job, starts, options, meeting, said).run()
 
 
 def _shares_told(ranks: int, cpus: int, threads: int) -> str:
@@ -105,12 +106,15 @@ def job_name(outer: str | None, token: str) -> str:
 class _LocalJob(Job):
     """Ranks on this host; a guard ends what they left if this process is killed."""
 
-    def __init__(self, name: str, starts: Sequence[Start], options: JobOptions, said: str) -> None:
+    def __init__(self, name: str, starts: Sequence[Start], options: JobOptions, meeting: str, said: str) -> None:
         super().__init__(starts, options.log_dir, options.grace_s)
         self._name = name
+        self._meeting = meeting
         self._said = said  # of the job, once
 
     def _open(self, stack: contextlib.ExitStack) -> None:
+        self._roll = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK))
+        self._roll.bind(roll_address(self._meeting))
         if self._said:
             self._say(self._said)
         self._guard = Guard(self._name)
@@ -127,6 +131,17 @@ class _LocalJob(Job):
 
     def _end_leftovers(self, grace_s: float) -> None:
         end_leftovers(self._name, (), grace_s)
+
+    def _conclude(self) -> None:
+        if self._code or len(self._members) < 2:  # who failed may not have come to it
+            return
+        try:
+            self._roll.recv(1)
+        except BlockingIOError:
+            self._say(
+                f"none of the {len(self._members)} ranks joined the job: as far as multiring knows, each of them ran "
+                "the whole program for itself. Want multiring.init() in it, or what calls that; or -n 1"
+            )
 
 
 def _preparation(die_with_us: Callable[[], None], cpus: frozenset[int]) -> Callable[[], None]:

@@ -78,17 +78,18 @@ class Accord:
         if self._member is None:
             self._queue += handles
             return
-        operations, joins = [], False
+        operations: list[tuple[str, str]] = []
+        joining: NamedHandle | None = None
         for handle in handles:
             if handle.start is None:
-                joins = True
+                joining = handle
             elif _is_unicode(handle):
                 operations.append((handle.name, in_words(handle.terms)))
                 self._undecided[handle.name] = handle
         if operations:
             self._carry_out(self._member.announce_all(operations))
-        if joins:  # behind what was found to differ later than it, but came before it
-            self._announce_join()
+        if joining is not None:  # behind what was found to differ later than it, but came before it
+            self._announce_join(joining.waited_ms)
 
     def take_back(self) -> list[NamedHandle]:
         """Return what the ranks have not agreed on; they will not."""
@@ -129,13 +130,13 @@ class Accord:
         for message in early:
             self.take(message)
 
-    def _announce_join(self) -> None:
+    def _announce_join(self, waited_ms: int) -> None:
         """Announce that this rank has joined, once it is known what became of all it has posted before."""
         with self._owner.changed:
             if self._owner.has_unknown():
-                self._line.control.after(_RETRY_S, self._announce_join)
+                self._line.control.after(_RETRY_S, lambda: self._announce_join(waited_ms))
             elif self._member is not None:
-                self._carry_out(self._member.join())
+                self._carry_out(self._member.join(waited_ms))
 
     # ---- what is agreed on ----
 

@@ -9,6 +9,7 @@ docs/decisions/0018-optimistic-order.md.
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 
 from multiring._native import Notice, NoticeKind
@@ -71,6 +72,7 @@ class NamedOperations:
         self._in_flight: dict[str, NamedHandle] = {}
         self._sweep_at = _FEW
         self._joining: NamedHandle | None = None
+        self._joined_s = 0.0  # when
         self._accord: Accord | None = None
         self._generation = 0  # how many accords there were
         self._filled = 0  # the last operation of the order that was given up last
@@ -157,7 +159,7 @@ class NamedOperations:
                 return handle
             if self._stand_in is None:
                 raise UnsupportedError("join: these operations have no stand-ins")
-            self._joining = handle
+            self._joining, self._joined_s = handle, time.monotonic()
             if self._accord is None:  # another name on every rank: all see that they differ
                 handle.posted = self._group.barrier_async(label=label_of(handle.name, ()))
                 handle.number = self._calls.last
@@ -309,6 +311,8 @@ class NamedOperations:
         if self._line is None:  # a rank alone agrees with itself
             return
         self._generation += 1
+        if self._joining is not None:
+            self._joining.waited_ms = int(1e3 * (time.monotonic() - self._joined_s))
         self._accord = Accord(self, self._line, self._generation)
         self._accord.begin(self._calls.last)
         if self._gone:

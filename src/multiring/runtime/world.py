@@ -5,10 +5,12 @@ import hashlib
 import logging
 import os
 import platform
+import socket
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -31,7 +33,7 @@ from multiring.runtime.sources import Identity, identify
 from multiring.runtime.stacks import Whereabouts
 from multiring.runtime.timeline import Timelines
 from multiring.runtime.topology_file import read_topology
-from multiring.settings import TIMELINE_LATER, Settings, foreign_environment, withhold_secret
+from multiring.settings import TIMELINE_LATER, Settings, foreign_environment, roll_address, withhold_secret
 from multiring.topology import Topology, grid_of, neighbours
 from multiring.trace import Glossary
 
@@ -241,6 +243,7 @@ def _leave_at_exit() -> None:
 def _begin(settings: Settings, identity: Identity | None) -> World:
     """Return the world, with its timeline on where rank 0's settings want one."""
     world, timeline = _join(settings, identity or identify(settings, foreign_environment()))
+    _tell_launcher(world.identity.rank, settings.rendezvous or world.identity.rendezvous)
     if timeline["path"]:
         try:
             world.timelines.start(**timeline)
@@ -248,6 +251,13 @@ def _begin(settings: Settings, identity: Identity | None) -> World:
             world.close(0.0, announce=True)
             raise
     return world
+
+
+def _tell_launcher(rank: int, rendezvous: str) -> None:
+    """Tell a launcher on this machine, where it listens, that its ranks have joined."""
+    if rank == 0 and rendezvous.startswith("@"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as teller, suppress(OSError):
+            teller.sendto(b"1", roll_address(rendezvous))
 
 
 def _join(settings: Settings, identity: Identity) -> tuple[World, dict[str, Any]]:

@@ -14,6 +14,7 @@ from multiring.torch.basics import init, rank, size
 from multiring.torch.distributed import Distributed, setup_of
 from multiring.torch.distributing.loader import DistributedLoader
 from multiring.torch.distributing.rules import Rules
+from multiring.torch.distributing.samples import require_same_samples
 from multiring.torch.distributing.weighing import Weighing
 from multiring.torch.likeness import require_alike, told_to_others
 from multiring.torch.optimizer import DistributedOptimizer
@@ -57,14 +58,15 @@ def distribute(  # noqa: PLR0913 -- what a script for one process does not say
         reduction: "mean" or "sum": what of its samples' losses the loss is that the program computes.
         sharded: whether each rank's loader gives this rank's own samples already; then they are taken as they are.
             Ranks that have no more take part until all have none.
-        check: whether to look, as each pass begins, if ranks have the same batch, and at each batch of an iterable data
-            set that every rank reads, if they do read the same.
+        check: whether to look, at the call, if the ranks' data sets have the same samples; as each pass begins, if
+            ranks have the same batch; and at each batch of an iterable data set that every rank reads, if they do read
+            the same.
 
     Raises:
         ArgumentError: options, or a loader, that make no sense together; from an iteration: two ranks have the same
             batch, or one has none.
-        MismatchError: on every rank: they called it with different things; from an iteration: they read different
-            samples.
+        MismatchError: on every rank: they called it with different things, or have different data sets; from an
+            iteration: they read different samples.
         StateError: a scheduler has noted the learning rate that is to be scaled.
         UnsupportedError: a loader whose batches cannot be divided.
 
@@ -81,6 +83,8 @@ def distribute(  # noqa: PLR0913 -- what a script for one process does not say
         _require_loader(loader)
         _require_whole_or_sharded(loader, rules)
     require_alike(group, _WHAT, [str(rules), *_terms_of(loader, rules)])
+    if size() > 1 and rules.check and not rules.sharded:
+        require_same_samples(loader)
     if size() > 1:
         tensors = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
         broadcast_parameters(tensors, root_rank=0)
