@@ -60,12 +60,32 @@ def contents(tensor: Tensor) -> Tensor:
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
-def place_for(group: Group, tensor: Tensor) -> tuple[Tensor, Callable[[], None] | None]:
-    """Return memory in one piece for what is to be in `tensor`, and what puts it there; None: it is there already."""
-    if is_one_piece(tensor):
+def place_for(group: Group, tensor: Tensor, *, apart: bool = False) -> tuple[Tensor, Callable[[], None] | None]:
+    """Return memory in one piece for what is to be in `tensor`, and what puts it there; None: it is there already.
+
+    Args:
+        group: the ranks, which may share that memory.
+        tensor: of any strides.
+        apart: whether nothing may be written into the memory of `tensor` before it is put there.
+
+    Raises:
+        ValueError: several elements of `tensor` are one in memory, as of an expanded one: there is no place for each.
+    """
+    if is_one_piece(tensor) and not apart:
         return tensor, None
+    require_places(tensor)
     place = new_memory(group, tensor.shape, tensor.dtype)
     return place, lambda: put(tensor, place)
+
+
+def require_places(*tensors: Tensor) -> None:
+    """Raise ValueError where several elements of one of `tensors`, which are to be overwritten, are one in memory."""
+    for tensor in tensors:
+        if torch._debug_has_internal_overlap(tensor) == 1:  # noqa: SLF001 -- only it tells
+            raise ValueError(
+                f"several elements of a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()}, which is "
+                "to be overwritten, are one in memory, as of an expanded one; want a place for each: use .contiguous()"
+            )
 
 
 def put(tensor: Tensor, found: Tensor) -> None:
@@ -96,6 +116,44 @@ def put_in_order(tensors: Sequence[Tensor], found: Tensor) -> None:
     for each in tensors:
         put(each, found[at : at + each.numel()])
         at += each.numel()
+
+
+def touching(calls: Sequence[tuple[Sequence[Tensor], Sequence[Tensor]]]) -> list[bool]:
+    """Return, for each of several operations, whether what one of them overwrites may be memory of another's, too.
+
+    Args:
+        calls: of each operation, the tensors that it overwrites, and those that it reads.
+    """
+    pieces = sorted(
+        (*_extent(tensor), number, is_overwritten)
+        for number, tensors in enumerate(calls)
+        for is_overwritten, several in ((True, tensors[0]), (False, tensors[1]))
+        for tensor in several
+        if tensor.numel()
+    )
+    found = [False] * len(calls)
+    row: list[int] = []  # the operations of pieces that touch, from one to the next
+    end, overwrites = 0, False
+
+    def settle_row() -> None:
+        if overwrites and len(set(row)) > 1:
+            for number in row:
+                found[number] = True
+
+    for first, last, number, is_overwritten in pieces:
+        if first >= end:
+            settle_row()
+            row, overwrites = [], False
+        row.append(number)
+        end, overwrites = max(end, last), overwrites or is_overwritten
+    settle_row()
+    return found
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """Return where the memory of `tensor`, which has elements, begins and ends; others' may lie in between."""
+    elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + elements * tensor.element_size()
 
 
 def bytes_in(one: Buffer, other: Buffer) -> bool:

@@ -21,6 +21,7 @@ from multiring.torch.backend.buffers import (
     place_for,
     put_in_order,
     require_host,
+    require_places,
 )
 from multiring.torch.backend.standing import Ready, Standing
 from multiring.torch.tensors import dtype_name, new_memory
@@ -78,6 +79,7 @@ class Exchanges(Standing):
             whole = torch.cat([contents(each).detach().view(-1) for each in sources])
         settle: Settle = None
         if place is None:
+            require_places(*targets)
             place = new_memory(self.group, (sum(rows[1]),), targets[0].dtype)
             settle = partial(put_in_order, targets, place)
         start = self._exchange(whole, place, rows, (dtype_name(whole.dtype), 1))

@@ -18,6 +18,8 @@ from multiring.torch.backend.buffers import (
     place_for,
     put_in_order,
     require_host,
+    require_places,
+    touching,
 )
 from multiring.torch.backend.standing import Ready, Standing
 from multiring.torch.tensors import dtype_name, new_memory
@@ -65,7 +67,11 @@ class Gatherings(Standing):
             require_as_many(what, of_rank, inputs)
         columns = [[of_rank[number] for of_rank in outputs] for number in range(len(inputs))]
         lists = [blocks_of(what, each, self.group.size) for each in columns]
-        ready = [self._into_list(what, *pair) for pair in zip(lists, inputs, strict=True)]
+        for tensor in inputs:
+            require_host(what, tensor)
+        pairs = list(zip(lists, inputs, strict=True))
+        apart = touching([(blocks, (tensor,)) for blocks, tensor in pairs])
+        ready = [self._into_list(what, *pair, apart=each) for pair, each in zip(pairs, apart, strict=True)]
         return self.issue_several(what, ready, opts, [block for blocks in lists for block in blocks])
 
     def all_gather_single(self, output: Tensor, source: Tensor, opts: Any = None) -> Any:
@@ -79,7 +85,11 @@ class Gatherings(Standing):
         """As `all_gather_single`, of many tensors."""
         what = "all_gather_single_coalesced"
         require_as_many(what, outputs, sources)
-        ready = [self._into_one(what, *pair) for pair in zip(outputs, sources, strict=True)]
+        for tensor in (*outputs, *sources):
+            require_host(what, tensor)
+        pairs = list(zip(outputs, sources, strict=True))
+        apart = touching([((output,), (source,)) for output, source in pairs])
+        ready = [self._into_one(what, *pair, apart=each) for pair, each in zip(pairs, apart, strict=True)]
         return self.issue_several(what, ready, opts, outputs)
 
     _allgather_base = all_gather_single
@@ -93,18 +103,19 @@ class Gatherings(Standing):
 
         return self.issue("barrier", Ready(start), self.terms(opts, timeout), ())
 
-    def _into_list(self, what: str, blocks: Sequence[Tensor], tensor: Tensor) -> Ready:
+    def _into_list(self, what: str, blocks: Sequence[Tensor], tensor: Tensor, *, apart: bool = False) -> Ready:
         require_host(what, tensor)
         require_like(what, tensor, blocks[self.group.rank])
-        place = in_a_row(blocks)
+        place = None if apart else in_a_row(blocks)
         settle: Settle = None
         counts = tuple(block.numel() for block in blocks)
         if place is None:
+            require_places(*blocks)
             place = new_memory(self.group, (sum(counts),), tensor.dtype)
             settle = partial(put_in_order, blocks, place)
         return self._gather(tensor, place, counts, settle)
 
-    def _into_one(self, what: str, output: Tensor, source: Tensor) -> Ready:
+    def _into_one(self, what: str, output: Tensor, source: Tensor, *, apart: bool = False) -> Ready:
         ranks, each = self.group.size, source.numel()
         require_host(what, source)
         require_host(what, output)
@@ -114,7 +125,7 @@ class Gatherings(Standing):
                 f"{dtype_name(output.dtype)} of {output.numel()}; want the same type, and {ranks} times as many for "
                 f"{ranks} ranks"
             )
-        place, settle = place_for(self.group, output)
+        place, settle = place_for(self.group, output, apart=apart)
         return self._gather(source, place, (each,) * ranks, settle)
 
     def _gather(self, tensor: Tensor, place: Tensor, counts: tuple[int, ...], settle: Settle) -> Ready:

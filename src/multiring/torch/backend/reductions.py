@@ -13,11 +13,22 @@ from multiring.runtime.arrays import Buffer
 from multiring.schedule import Splits
 from multiring.torch.backend import operations
 from multiring.torch.backend.arguments import blocks_of, one_of, require_as_many, require_like, require_rank
-from multiring.torch.backend.buffers import as_bytes, contents, flat, in_a_row, place_for, put, require_host
+from multiring.torch.backend.buffers import (
+    as_bytes,
+    bytes_in,
+    contents,
+    flat,
+    in_a_row,
+    place_for,
+    put,
+    require_host,
+    require_places,
+    touching,
+)
 from multiring.torch.backend.reduce_ops import Fold, Reduction, reduction_of
 from multiring.torch.backend.sparse_sums import sparse_sum
 from multiring.torch.backend.standing import Ready, Standing
-from multiring.torch.tensors import dtype_name, is_sparse, new_memory
+from multiring.torch.tensors import dtype_name, is_one_piece, is_sparse, new_memory
 
 Settle = Callable[[], None] | None
 
@@ -40,7 +51,12 @@ class Reductions(Standing):
         """As `allreduce`, of many tensors."""
         opts, op = _options(opts, None)
         reduction = reduction_of(op)
-        ready = [_all_reduce(self.group, tensor, reduction) for tensor in tensors]
+        for tensor in tensors:
+            require_host("all_reduce_coalesced", tensor)
+        apart = touching([((tensor,), ()) for tensor in tensors])
+        ready = [
+            _all_reduce(self.group, tensor, reduction, apart=each) for tensor, each in zip(tensors, apart, strict=True)
+        ]
         return self.issue_several("all_reduce_coalesced", ready, opts, tensors)
 
     def reduce(
@@ -96,13 +112,19 @@ class Reductions(Standing):
         opts, op = _options(opts, None)
         what, reduction = "reduce_scatter_single_coalesced", reduction_of(op)
         require_as_many(what, outputs, sources)
-        ready = [self._equal_parts(what, *pair, reduction) for pair in zip(outputs, sources, strict=True)]
+        for tensor in (*outputs, *sources):
+            require_host(what, tensor)
+        pairs = list(zip(outputs, sources, strict=True))
+        apart = touching([((output,), (source,)) for output, source in pairs])
+        ready = [self._equal_parts(what, *pair, reduction, apart=each) for pair, each in zip(pairs, apart, strict=True)]
         return self.issue_several(what, ready, opts, outputs)
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def _equal_parts(self, what: str, output: Tensor, source: Tensor, reduction: Reduction) -> Ready:
+    def _equal_parts(
+        self, what: str, output: Tensor, source: Tensor, reduction: Reduction, *, apart: bool = False
+    ) -> Ready:
         ranks, each = self.group.size, output.numel()
         require_host(what, source)
         require_host(what, output)
@@ -111,7 +133,7 @@ class Reductions(Standing):
                 f"{what}: the input is {dtype_name(source.dtype)} of {source.numel()} elements, the output "
                 f"{dtype_name(output.dtype)} of {each}; want the same type, and {ranks} times as many for {ranks} ranks"
             )
-        return _reduce_scatter(self.group, output, contents(source), (each,) * ranks, reduction)
+        return _reduce_scatter(self.group, output, contents(source), (each,) * ranks, reduction, apart=apart)
 
 
 def _options(opts: Any, op: Any) -> tuple[Any, Any]:
@@ -124,7 +146,9 @@ def _options(opts: Any, op: Any) -> tuple[Any, Any]:
 # ---- what is to be started, and what is left to do when it has ended ----
 
 
-def _all_reduce(group: Group, tensor: Tensor, reduction: Reduction, name: str = "all_reduce") -> Ready:
+def _all_reduce(
+    group: Group, tensor: Tensor, reduction: Reduction, name: str = "all_reduce", *, apart: bool = False
+) -> Ready:
     require_host(name, tensor)
     reduction.check(name, tensor.dtype)
     if reduction.fold is not None:
@@ -133,7 +157,7 @@ def _all_reduce(group: Group, tensor: Tensor, reduction: Reduction, name: str = 
         place = _multiplied(group, tensor, reduction.factor)
         settle: Settle = functools.partial(put, tensor, place)
     else:
-        place, settle = place_for(group, tensor)
+        place, settle = place_for(group, tensor, apart=apart)
         if place is not tensor:
             place.copy_(tensor.detach())
     buffer = _combined(place)
@@ -155,7 +179,7 @@ def _reduce(group: Group, tensor: Tensor, reduction: Reduction, root: int) -> Re
 
 
 def _reduce_scatter(
-    group: Group, output: Tensor, whole: Tensor, counts: tuple[int, ...], reduction: Reduction
+    group: Group, output: Tensor, whole: Tensor, counts: tuple[int, ...], reduction: Reduction, *, apart: bool = False
 ) -> Ready:
     """Combine `whole`, in one piece, of which rank r gets `counts[r]` elements."""
     reduction.check("reduce_scatter", whole.dtype)
@@ -163,10 +187,8 @@ def _reduce_scatter(
         return _folded_parts(group, output, whole, counts, (reduction.name, reduction.fold))
     if reduction.factor is not None:
         whole = _multiplied(group, whole, reduction.factor)
-    place, settle = place_for(group, output)
-    if _overlap(place, whole):
-        place = new_memory(group, output.shape, output.dtype)
-        settle = functools.partial(put, output, place)
+    is_within = is_one_piece(output) and bytes_in(as_bytes(output), as_bytes(whole))
+    place, settle = place_for(group, output, apart=apart or is_within)
     source, target = _combined(whole), _combined(place)
     if whole.dtype.is_complex:
         counts = tuple(2 * count for count in counts)
@@ -179,6 +201,7 @@ def _reduce_scatter(
 
 def _folded(group: Group, tensor: Tensor, name: str, fold: Fold) -> Ready:
     """Every rank gets all contributions, and combines them itself."""
+    require_places(tensor)
     own = contents(tensor).detach()
     everyone = new_memory(group, (group.size, own.numel()), own.dtype)
     source, target = as_bytes(own), as_bytes(everyone)
@@ -192,6 +215,7 @@ def _folded(group: Group, tensor: Tensor, name: str, fold: Fold) -> Ready:
 
 def _folded_parts(group: Group, output: Tensor, whole: Tensor, counts: tuple[int, ...], how: tuple[str, Fold]) -> Ready:
     """Every rank gets all contributions to its part, and combines them itself."""
+    require_places(output)
     everyone = new_memory(group, (group.size, output.numel()), output.dtype)
     source, target = as_bytes(whole.detach()), as_bytes(everyone)
     itemsize = output.element_size()
@@ -216,11 +240,6 @@ def _multiplied(group: Group, tensor: Tensor, factor: Any) -> Tensor:
 def _combined(place: Tensor) -> Buffer:
     """Return memory in one piece as a type that a Group combines: complex numbers are pairs."""
     return flat(torch.view_as_real(place.detach()) if place.dtype.is_complex else place)
-
-
-def _overlap(one: Tensor, other: Tensor) -> bool:
-    start, end = one.data_ptr(), one.data_ptr() + one.numel() * one.element_size()
-    return start < other.data_ptr() + other.numel() * other.element_size() and other.data_ptr() < end
 
 
 def _parts(counts: tuple[int, ...]) -> str:

@@ -24,6 +24,7 @@ from multiring.torch.backend.buffers import (
     place_for,
     put_in_order,
     require_host,
+    require_places,
 )
 from multiring.torch.backend.standing import Ready, Standing
 from multiring.torch.tensors import dtype_name, new_memory
@@ -55,6 +56,8 @@ class Rooted(Standing):
             for block in blocks:
                 require_like("gather", block, tensor)
             found = in_a_row(blocks)
+            if found is None:
+                require_places(*blocks)
             place = new_memory(self.group, (tensor.numel() * len(blocks),), tensor.dtype) if found is None else found
             settle = partial(put_in_order, blocks, place) if found is None else None
             if bytes_in(as_bytes(own), as_bytes(place)):
