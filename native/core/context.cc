@@ -91,7 +91,7 @@ Context::Context(ContextConfig config)
 }
 
 Context::~Context() {
-  if (is_forked_child()) {  // the thread exists in the parent only
+  if (origin_.is_inherited()) {  // the thread exists in the parent only
     [[maybe_unused]] const auto* parents = progress_.release();
     return;
   }
@@ -327,7 +327,7 @@ void Context::keep(const Event& event) {
 // ---- operations ----------------------------------------------------------------------------
 
 std::shared_ptr<Operation> Context::post(OperationSpec spec, bool caller_waits) {
-  if (is_forked_child()) throw Fault(FaultKind::state, "this process was forked from a rank; only the rank may communicate");
+  if (origin_.is_inherited()) throw Fault(FaultKind::state, "this process was forked from a rank; only the rank may communicate");
   const Lock lock(mutex_);
   if (closing_) throw Fault(FaultKind::state, "multiring was shut down");
   if (!broken_.empty()) throw Fault(FaultKind::state, broken_);
@@ -410,7 +410,7 @@ void Context::ring_waiting(const Exchange& exchange) {
 
 Context::Attempt Context::meet(const OperationSpec& model, uint64_t group, std::atomic<uint64_t>& sequence, uint64_t steps,
                                std::byte* data) {
-  if (is_forked_child()) throw Fault(FaultKind::state, "this process was forked from a rank; only the rank may communicate");
+  if (origin_.is_inherited()) throw Fault(FaultKind::state, "this process was forked from a rank; only the rank may communicate");
   const Lock lock(mutex_, std::try_to_lock);
   if (!lock || closing_ || !broken_.empty() || !losses_.empty() || stalled_groups_.contains(group)) return {};
   if (has_news()) receive_local();
@@ -452,7 +452,7 @@ Context::Attempt Context::meet(const OperationSpec& model, uint64_t group, std::
 }
 
 Context::Waited Context::wait(const std::shared_ptr<Operation>& operation, double timeout_s) {
-  if (is_forked_child()) throw Fault(FaultKind::state, "this process was forked from a rank; only the rank may communicate");
+  if (origin_.is_inherited()) throw Fault(FaultKind::state, "this process was forked from a rank; only the rank may communicate");
   const auto start = Clock::now();
   const auto deadline = start + as_duration(timeout_s);
   Lock lock(mutex_);

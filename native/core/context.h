@@ -287,6 +287,7 @@ class Context final : public LinkEvents, public Host {
   void tend_calls();
   bool is_calling() const;
 
+  const Origin origin_;
   const ContextConfig config_;
   std::string handover_name_;
   uint64_t witness_ = 0;  // random; peers read it to learn whether they can read this process

@@ -16,7 +16,7 @@ void Context::link_with(const std::vector<int>& ranks) {
 }
 
 bool Context::notify(int rank, uint64_t group, uint64_t tag, std::span<const std::byte> payload) {
-  if (is_forked_child()) throw Fault(FaultKind::state, "this process was forked from a rank; only the rank may communicate");
+  if (origin_.is_inherited()) throw Fault(FaultKind::state, "this process was forked from a rank; only the rank may communicate");
   if (rank < 0 || rank >= config_.size || rank == config_.rank) {
     throw Fault(FaultKind::argument, "a notice to rank " + std::to_string(rank) + ": want another of " + std::to_string(config_.size));
   }

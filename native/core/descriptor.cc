@@ -19,11 +19,11 @@ namespace {
 constexpr int kMost = 65536;
 // One flag a descriptor number; plain atomics, because the child may touch nothing that locks.
 std::array<std::atomic<bool>, kMost> owned{};
-std::atomic<bool> forked{false};
+std::atomic<uint64_t> forks{0};
 std::once_flag handler_once;
 
 void close_in_child() {
-  forked.store(true);
+  forks.fetch_add(1);
   for (int fd = 0; fd < kMost; ++fd) {
     if (owned[static_cast<size_t>(fd)].exchange(false)) ::close(fd);
   }
@@ -36,19 +36,23 @@ void throw_errno(FaultKind kind, const std::string& call) {
   throw Fault(kind, call + ": " + std::strerror(code) + " (errno " + std::to_string(code) + ")");
 }
 
-bool is_forked_child() { return forked.load(); }
+Origin::Origin() : forks_(forks.load(std::memory_order_relaxed)) {
+  std::call_once(handler_once, [] { pthread_atfork(nullptr, nullptr, close_in_child); });
+}
+
+bool Origin::is_inherited() const { return forks_ != forks.load(std::memory_order_relaxed); }
 
 Descriptor::Descriptor(int fd) : fd_(fd) {
-  std::call_once(handler_once, [] { pthread_atfork(nullptr, nullptr, close_in_child); });
   if (fd_ >= 0 && fd_ < kMost) owned[static_cast<size_t>(fd_)].store(true);
 }
 
-Descriptor::Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+Descriptor::Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)), origin_(other.origin_) {}
 
 Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
   if (this != &other) {
     reset();
     fd_ = std::exchange(other.fd_, -1);
+    origin_ = other.origin_;
   }
   return *this;
 }
@@ -56,8 +60,8 @@ Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
 void Descriptor::reset() {
   const int fd = std::exchange(fd_, -1);
   if (fd < 0) return;
-  // A forked child has closed it already, and the number may now be somebody else's.
-  if (fd >= kMost || owned[static_cast<size_t>(fd)].exchange(false)) ::close(fd);
+  // A forked child has closed it already, and the number may now be another of its own.
+  if (fd >= kMost || (!origin_.is_inherited() && owned[static_cast<size_t>(fd)].exchange(false))) ::close(fd);
 }
 
 }  // namespace multiring

@@ -5,7 +5,20 @@
 // one handler, run in the child, closes them all. The table is global because fork is.
 #pragma once
 
+#include <cstdint>
+
 namespace multiring {
+
+// Which process made an object: a child that was forked since has inherited it, and what it stands for is the parent's.
+// What the child makes itself is its own, like a rank's after its parent has left the job.
+class Origin {
+ public:
+  Origin();
+  bool is_inherited() const;
+
+ private:
+  uint64_t forks_;  // between this process and the first
+};
 
 class Descriptor {
  public:
@@ -23,9 +36,7 @@ class Descriptor {
 
  private:
   int fd_ = -1;
+  Origin origin_;
 };
-
-// True in a process that was forked from one that had initialised the core.
-bool is_forked_child();
 
 }  // namespace multiring

@@ -70,7 +70,7 @@ Segment::Segment(size_t bytes, size_t warm_bytes, size_t warmest_bytes, size_t p
 std::byte* Segment::allocate(size_t bytes) {
   const size_t want = round_up(bytes == 0 ? 1 : bytes, 64);
   const size_t align = want >= kPagedBytes ? kPage : 64;
-  if (is_forked_child()) throw Fault(FaultKind::state, "this process was forked from a rank; only the rank may allocate");
+  if (origin_.is_inherited()) throw Fault(FaultKind::state, "this process was forked from a rank; only the rank may allocate");
   const std::lock_guard lock(mutex_);
   const size_t start = place_of(want, align);
   if (start == 0) {
@@ -159,7 +159,7 @@ std::byte* Segment::reserve(size_t bytes) {
 }
 
 void Segment::release(std::byte* block) {
-  if (is_forked_child()) return;
+  if (origin_.is_inherited()) return;
   const std::lock_guard lock(mutex_);
   const auto found = used_.find(static_cast<size_t>(block - mapping_->base()));
   if (found == used_.end()) throw Fault(FaultKind::argument, "released a block that is not allocated");

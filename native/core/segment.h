@@ -121,6 +121,7 @@ class Segment : public std::enable_shared_from_this<Segment> {
   void keep_warm(size_t start, size_t size);
   void regret(size_t bytes);
 
+  const Origin origin_;
   Descriptor fd_;
   std::unique_ptr<Mapping> mapping_;
   size_t most_warm_;

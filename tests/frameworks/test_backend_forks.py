@@ -1,0 +1,121 @@
+"""Forks of processes that have been, or are, ranks of torch.distributed."""
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.frameworks.grouped_ranks import dist, enter, expect
+from tests.wire.ranks import Here, run_ranks
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import multiring
+
+COUNT = 300_001
+CHILD_S = 40
+
+
+def test_a_fork_after_the_group_is_a_process_like_any_other(tmp_path: Path) -> None:
+    run_ranks(come_again, 2, str(tmp_path))
+
+
+def come_again(here: Here, place: str) -> None:
+    """Its children meet anew, by both names, by multiring's own call too; and theirs; and the parent does so beside."""
+    kept = sum_up(here, f"{place}/first")
+    child = forked(lambda: be_child(here, place, kept))
+    sum_up(here, f"{place}/parents")
+    require_good(child)
+    assert kept[0] == 1
+
+
+def sum_up(here: Here, place: str) -> torch.Tensor:
+    """Use a group of all ranks, and memory of its arena that outlives it, which is returned."""
+    group = enter(here, place)
+    tensor = torch.full((COUNT,), float(here.rank))
+    dist.all_reduce(tensor)
+    expect(tensor, torch.ones(COUNT))
+    kept: torch.Tensor = group.allocate_tensor(COUNT, dtype=torch.float32)
+    kept.fill_(here.rank)
+    dist.all_reduce(kept)
+    dist.destroy_process_group()
+    expect(kept, tensor)
+    return kept
+
+
+def be_child(here: Here, place: str, kept: torch.Tensor) -> None:
+    sum_up(here, f"{place}/childs")
+    del kept  # the parent's: nothing of this process's is closed or freed with it
+    sum_up(here, f"{place}/childs2")
+    dist.init_process_group("gloo", init_method=f"file://{place}/gloo", rank=here.rank, world_size=here.size)
+    number = torch.full((1,), float(here.rank))
+    dist.all_reduce(number)
+    assert number == 1
+    dist.destroy_process_group()
+    group = multiring.init()
+    assert group.size == here.size
+    multiring.shutdown()
+    require_good(forked(lambda: sum_up(here, f"{place}/grandchilds")))
+
+
+def forked(call: Any) -> int:
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        watch = threading.Timer(CHILD_S, os._exit, (3,))
+        watch.daemon = True
+        watch.start()
+        call()
+        status = 0
+    except BaseException as error:  # noqa: BLE001 -- the parent tells
+        os.write(2, f"{type(error).__name__}: {error}\n".encode())
+    os._exit(status)
+
+
+def require_good(child: int) -> None:
+    _, status = os.waitpid(child, 0)
+    assert status == 0, f"a child ended with status {status}"
+
+
+def test_children_read_what_stood_there_at_the_fork(tmp_path: Path) -> None:
+    run_ranks(fork_while_training, 2, str(tmp_path / "store"))
+
+
+def fork_while_training(here: Here, place: str) -> None:
+    """Gradients, buckets and tensors that were reduced again and again, of which the parent writes on."""
+    enter(here, place)
+    torch.manual_seed(1)
+    model = DistributedDataParallel(nn.Linear(600, 600), gradient_as_bucket_view=True)
+    tensor = torch.zeros(COUNT)
+    for step in range(4):
+        model.zero_grad(set_to_none=False)
+        model(torch.full((2, 600), step + 1.0)).sum().backward()
+        tensor.fill_(1.0)
+        dist.all_reduce(tensor)
+    gradients = [each.grad.clone() for each in model.parameters()]
+    told, tell = os.pipe()
+
+    def look() -> None:
+        os.close(tell)
+        os.read(told, 1)  # until the parent has written
+        expect(tensor, torch.full((COUNT,), 2.0))
+        for parameter, wanted in zip(model.parameters(), gradients, strict=True):
+            expect(parameter.grad, wanted)
+            parameter.grad.fill_(-1.0)
+        tensor.fill_(-1.0)
+
+    children = [forked(look) for _ in range(2)]
+    os.close(told)
+    model.zero_grad(set_to_none=False)
+    model(torch.full((2, 600), 9.0)).sum().backward()
+    tensor.fill_(3.0)
+    dist.all_reduce(tensor)
+    os.close(tell)
+    for child in children:
+        require_good(child)
+    expect(tensor, torch.full((COUNT,), 6.0))
+    dist.destroy_process_group()
+    expect(tensor, torch.full((COUNT,), 6.0))
