@@ -95,16 +95,17 @@ def fork_while_training(here: Here, place: str) -> None:
         model(torch.full((2, 600), step + 1.0)).sum().backward()
         tensor.fill_(1.0)
         dist.all_reduce(tensor)
-    gradients = [each.grad.clone() for each in model.parameters()]
+    gradients: list[Any] = [each.grad for each in model.parameters()]
+    before = [each.clone() for each in gradients]
     told, tell = os.pipe()
 
     def look() -> None:
         os.close(tell)
         os.read(told, 1)  # until the parent has written
         expect(tensor, torch.full((COUNT,), 2.0))
-        for parameter, wanted in zip(model.parameters(), gradients, strict=True):
-            expect(parameter.grad, wanted)
-            parameter.grad.fill_(-1.0)
+        for gradient, wanted in zip(gradients, before, strict=True):
+            expect(gradient, wanted)
+            gradient.fill_(-1.0)
         tensor.fill_(-1.0)
 
     children = [forked(look) for _ in range(2)]

@@ -161,7 +161,7 @@ def be_refused(here: Here) -> None:
         (lambda: dist.all_to_all_single(two, torch.ones(3)), ValueError, "does not divide equally across the group"),
         (lambda: dist.all_to_all_single(two, two, [1, 2], [1, 1]), ValueError, r"split sizes \[1, 2\] of the output"),
         (lambda: dist.all_to_all_single(torch.ones(2, 2), two), ValueError, r"rows of shape \(\) into rows of shape"),
-        (lambda: group.allreduce([two, two]), ValueError, "got 2 tensors; want one"),
+        (lambda: group.reduce([two, two]), ValueError, "got 2 tensors; want one"),
         (lambda: group.broadcast(two, 7), ValueError, "invalid root rank 7; want 0 to 1"),
         (lambda: group.allreduce([3]), TypeError, "got a int; want a torch.Tensor"),
         (lambda: group.all_gather_single_coalesced([], []), ValueError, "got 0 outputs"),

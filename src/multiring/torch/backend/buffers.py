@@ -7,10 +7,11 @@ from torch import Tensor
 
 from multiring.runtime import Group
 from multiring.runtime.arrays import Buffer
+from multiring.torch.backend.errors import RefusedError
 from multiring.torch.tensors import dtype_name, is_one_piece, new_memory
 
 
-class ElsewhereError(RuntimeError):
+class ElsewhereError(RefusedError):
     """A tensor is in the memory of another device than the host."""
 
     def __init__(self, what: str, device: torch.device) -> None:
@@ -33,14 +34,14 @@ def require_host(what: str, tensor: object, *, is_dense: bool = True) -> None:
     Raises:
         TypeError: no tensor.
         ElsewhereError: in another device's memory.
-        ValueError: sparse.
+        RefusedError: sparse.
     """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{what}: got a {type(tensor).__name__}; want a torch.Tensor")
     if not tensor.is_cpu:
         raise ElsewhereError(what, tensor.device)
     if is_dense and tensor.layout is not torch.strided:
-        raise ValueError(f"{what}: a tensor is {str(tensor.layout).removeprefix('torch.')}; want a dense one")
+        raise RefusedError(f"{what}: a tensor is {str(tensor.layout).removeprefix('torch.')}; want a dense one")
 
 
 def flat(tensor: Tensor) -> Buffer:
@@ -69,7 +70,7 @@ def place_for(group: Group, tensor: Tensor, *, apart: bool = False) -> tuple[Ten
         apart: whether nothing may be written into the memory of `tensor` before it is put there.
 
     Raises:
-        ValueError: several elements of `tensor` are one in memory, as of an expanded one: there is no place for each.
+        RefusedError: several elements of `tensor` are one in memory, as of an expanded one: there is no place for each.
     """
     if is_one_piece(tensor) and not apart:
         return tensor, None
@@ -79,10 +80,10 @@ def place_for(group: Group, tensor: Tensor, *, apart: bool = False) -> tuple[Ten
 
 
 def require_places(*tensors: Tensor) -> None:
-    """Raise ValueError where several elements of one of `tensors`, which are to be overwritten, are one in memory."""
+    """Raise RefusedError where several elements of one of `tensors`, which are to be overwritten, are one in memory."""
     for tensor in tensors:
         if torch._debug_has_internal_overlap(tensor) == 1:  # noqa: SLF001 -- only it tells
-            raise ValueError(
+            raise RefusedError(
                 f"several elements of a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()}, which is "
                 "to be overwritten, are one in memory, as of an expanded one; want a place for each: use .contiguous()"
             )
@@ -108,6 +109,12 @@ def in_a_row(tensors: Sequence[Tensor]) -> Tensor | None:
         return None
     count = (end - start) // first.element_size()
     return torch.empty(0, dtype=first.dtype).set_(storage, first.storage_offset(), (count,), (1,))
+
+
+def put_in_all(tensors: Sequence[Tensor], found: Tensor) -> None:
+    """Copy `found` into each of `tensors`."""
+    for each in tensors:
+        put(each, found)
 
 
 def put_in_order(tensors: Sequence[Tensor], found: Tensor) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from multiring.errors import MultiringError
 from multiring.runtime import Group
 from multiring.runtime.world import leave
+from multiring.torch.backend.arguments import timeout_of
 from multiring.torch.backend.errors import torch_error
 from multiring.torch.backend.meeting import Met, meet
 from multiring.torch.backend.process_group import ProcessGroup
@@ -29,16 +30,15 @@ def create(options: Any, pg_options: Any) -> ProcessGroup:
 
     Args:
         options: torch's DistributedBackendOptions.
-        pg_options: none.
+        pg_options: none, or a Backend.Options, whose timeout wins.
 
     Raises:
-        ValueError: there are `pg_options`.
+        RefusedError: `pg_options` are another backend's.
         DistBackendError: the ranks did not find each other.
         DistStoreError: ranks did not come in time.
     """
-    if pg_options is not None:
-        raise ValueError(f"pg_options is a {type(pg_options).__name__}; the backend multiring takes no options")
-    name, timeout_s = str(options.group_id), options.timeout.total_seconds()
+    given_s = timeout_of("pg_options", pg_options)
+    name, timeout_s = str(options.group_id), given_s or options.timeout.total_seconds()
     members = tuple(options.global_ranks_in_group)
     try:
         group, on_end = _of_all(options, timeout_s) if not members else _of_some(options, name, members, timeout_s)

@@ -6,6 +6,7 @@ this one makes them, when the first tensor of such a device comes, and hands its
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -13,10 +14,13 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, _DistributedBackendOptions
 
+from multiring.errors import MultiringError, StateError
 from multiring.torch.backend.buffers import ElsewhereError
+from multiring.torch.backend.errors import RefusedError
 from multiring.torch.backend.standing import Standing
 
 _HOST = torch.device("cpu")
+_BETWEEN_TWO = {"send", "recv", "recv_anysource"}
 _torch: Any = dist  # not all of it is in its types
 
 # What a process group calls otherwise than a backend does.
@@ -94,6 +98,23 @@ class Devices(Standing):
         told.group_rank, told.group_size, told.global_ranks_in_group = rank, size, ranks
         return plugin.creator_fn(told, None)
 
+    def _decline(self, name: str, arguments: Sequence[Any], refusal: Exception) -> None:
+        """Tell the other ranks of a collective that this one has refused it, so that they raise; it has not begun here.
+
+        Args:
+            name: of a method.
+            arguments: of its call.
+            refusal: what this rank raises.
+        """
+        # What has a cause of multiring's comes from an operation, of which the others know.
+        if name in _BETWEEN_TWO or self._end is not None or isinstance(refusal.__cause__, MultiringError):
+            return
+        # Coalesced calls are as many operations as tensors on the ranks that make them.
+        several = [each for each in arguments[:2] if isinstance(each, Sequence)] if "coalesced" in name else []
+        with suppress(StateError):  # there is nobody to tell
+            for _ in range(max((len(each) for each in several), default=1) or 1):
+                self.calls.decline("", refusal)
+
     def _end_others(self, how: str) -> None:
         for each in self._others.values():
             if how == "was aborted":
@@ -121,8 +142,12 @@ def _handing_on(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
             return method(self, *arguments, **options)
         except ElsewhereError as refusal:  # before anything was begun
             if refusal.device.type not in self._wanted():
+                self._decline(name, arguments, refusal)
                 raise
             other = self._get_backend(refusal.device)
+        except (RefusedError, TypeError) as refusal:
+            self._decline(name, arguments, refusal)
+            raise
         if name in _OF_ONE:
             return _one_by_one(other, _OF_ONE[name], *arguments)
         return getattr(other, _SPELLINGS.get(name, name))(*arguments, **options)

@@ -5,12 +5,19 @@ import torch.distributed as dist
 from multiring.errors import ArgumentError, MultiringError
 
 
+class RefusedError(RuntimeError, ValueError):
+    """This rank's arguments are wrong; its inputs are intact. The other ranks of a collective are told, and raise.
+
+    A RuntimeError, as torch's own backends raise it, and a ValueError, which says more.
+    """
+
+
 def torch_error(what: str, error: MultiringError) -> Exception:
-    """Return the error that torch raises for the like of `error`: ValueError, or DistBackendError (a RuntimeError).
+    """Return the error that torch raises for the like of `error`: RefusedError, or DistBackendError (a RuntimeError).
 
     Args:
         what: what was asked of the process group.
         error: to be its cause.
     """
-    kind = ValueError if isinstance(error, ArgumentError) else dist.DistBackendError
+    kind = RefusedError if isinstance(error, ArgumentError) else dist.DistBackendError
     return kind(f"{what}: {error}")

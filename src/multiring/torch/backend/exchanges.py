@@ -23,6 +23,7 @@ from multiring.torch.backend.buffers import (
     require_host,
     require_places,
 )
+from multiring.torch.backend.errors import RefusedError
 from multiring.torch.backend.standing import Ready, Standing
 from multiring.torch.tensors import dtype_name, new_memory
 
@@ -49,14 +50,16 @@ class Exchanges(Standing):
         require_host(what, source)
         require_host(what, output)
         if source.dtype is not output.dtype:
-            raise ValueError(f"{what}: {dtype_name(source.dtype)} into {dtype_name(output.dtype)}; want the same type")
+            raise RefusedError(
+                f"{what}: {dtype_name(source.dtype)} into {dtype_name(output.dtype)}; want the same type"
+            )
         rows = (
             self._rows(what, "input", source, input_split_sizes),
             self._rows(what, "output", output, output_split_sizes),
         )
         width = math.prod(source.shape[1:])
         if math.prod(output.shape[1:]) != width:
-            raise ValueError(
+            raise RefusedError(
                 f"{what}: rows of shape {tuple(source.shape[1:])} into rows of shape {tuple(output.shape[1:])}"
             )
         place, settle = place_for(self.group, output)
@@ -70,7 +73,7 @@ class Exchanges(Standing):
         what = "all_to_all"
         sources, targets = (blocks_of(what, each, self.group.size) for each in (inputs, outputs))
         if sources[0].dtype is not targets[0].dtype:
-            raise ValueError(
+            raise RefusedError(
                 f"{what}: {dtype_name(sources[0].dtype)} into {dtype_name(targets[0].dtype)}; want the same type"
             )
         rows = [each.numel() for each in sources], [each.numel() for each in targets]
@@ -112,14 +115,14 @@ class Exchanges(Standing):
         ranks, rows = self.group.size, len(tensor) if tensor.dim() else 0
         if not splits:
             if not tensor.dim() or rows % ranks:
-                raise ValueError(
+                raise RefusedError(
                     f"{what}: the {name} of shape {tuple(tensor.shape)} does not divide equally across the group of "
                     f"{ranks} ranks; want a multiple of rows, or split sizes"
                 )
             return [rows // ranks] * ranks
         found = list(splits)
         if len(found) != ranks or min(found) < 0 or sum(found) != rows:
-            raise ValueError(
+            raise RefusedError(
                 f"{what}: split sizes {found} of the {name} of {rows} rows; want {ranks} numbers >= 0 that add up "
                 "to them"
             )

@@ -5,23 +5,26 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from multiring.runtime import Handle
 from multiring.torch.backend import operations
-from multiring.torch.backend.arguments import blocks_of, one_of, require_as_many, require_like, require_rank
+from multiring.torch.backend.arguments import alike, blocks_of, one_of, require_as_many, require_like, require_rank
 from multiring.torch.backend.buffers import (
     as_bytes,
     bytes_in,
     contents,
     in_a_row,
     place_for,
+    put_in_all,
     put_in_order,
     require_host,
     require_places,
     touching,
 )
-from multiring.torch.backend.standing import Ready, Standing
+from multiring.torch.backend.errors import RefusedError
+from multiring.torch.backend.standing import Ready, Standing, Terms
 from multiring.torch.tensors import dtype_name, new_memory
 
 Settle = Callable[[], None] | None
@@ -31,32 +34,60 @@ class Gatherings(Standing):
     """The collectives that move what ranks have, of any type; the names and parameters are torch's."""
 
     def broadcast(self, tensors: Any, opts: Any = None, root: int = 0, timeout: timedelta | None = None) -> Any:
-        """Overwrite every rank's tensor with that of one, in place."""
+        """Overwrite every rank's tensor, or all of its several, with one of one rank, in place."""
         if isinstance(opts, int):
             opts, root = None, opts
-        tensor = one_of("broadcast", tensors)
-        source = root if opts is None else opts.rootRank
-        require_host("broadcast", tensor)
+        several = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        source, chosen = (root, 0) if opts is None else (opts.rootRank, opts.rootTensor)
+        alike("broadcast", several)
         require_rank("broadcast", "root", source, self.group.size)
+        if not 0 <= chosen < max(1, len(several)):
+            raise RefusedError(
+                f"broadcast: invalid root tensor {chosen}; want 0 to {len(several) - 1}, one of this rank's"
+            )
+        tensor = several[chosen] if len(several) > 1 else one_of("broadcast", several)
         settle: Settle = None
         if self.group.rank == source:
             place = contents(tensor)
         else:
             place, settle = place_for(self.group, tensor)
+        if len(several) > 1:
+            require_places(*several)
+            settle = partial(put_in_all, several, place)
         memory = as_bytes(place)
         title = f"broadcast from rank {source} of {dtype_name(tensor.dtype)} of shape ({tensor.numel()},)"
 
         def start(waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
             return operations.broadcast(self.calls, memory, source, title, waits=waits)
 
-        return self.issue("broadcast", Ready(start, settle), self.terms(opts, timeout), (tensor,))
+        return self.issue("broadcast", Ready(start, settle), self.terms(opts, timeout), several)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Put every rank's tensor into the list of outputs; their sizes say what each rank brings."""
+        if not isinstance(inputs, Tensor) and len(inputs) > 1:
+            return self._allgather_several(outputs, inputs, self.terms(opts, timeout))
         tensor = one_of("all_gather", inputs)
         blocks = blocks_of("all_gather", outputs, self.group.size)
         ready = self._into_list("all_gather", blocks, tensor)
         return self.issue("all_gather", ready, self.terms(opts, timeout), blocks)
+
+    def _allgather_several(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], terms: Terms) -> Any:
+        """Put all ranks' tensors, of which each has as many, into each list of outputs, by rank."""
+        what = "all_gather"
+        require_as_many(what, outputs, inputs)
+        lists = [blocks_of(what, [each], self.group.size * len(inputs)) for each in outputs]
+        alike(what, [*inputs, *(block for blocks in lists for block in blocks)])
+        own = torch.cat([contents(each).detach().view(-1) for each in inputs])
+        place = new_memory(self.group, (self.group.size * own.numel(),), own.dtype)
+        for blocks in lists:
+            require_places(*blocks)
+
+        def settle() -> None:
+            for blocks in lists:
+                put_in_order(blocks, place)
+
+        ready = self._gather(own, place, (own.numel(),) * self.group.size, settle)
+        return self.issue(what, ready, terms, [block for blocks in lists for block in blocks])
 
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
@@ -120,7 +151,7 @@ class Gatherings(Standing):
         require_host(what, source)
         require_host(what, output)
         if output.numel() != each * ranks or source.dtype is not output.dtype:
-            raise ValueError(
+            raise RefusedError(
                 f"{what}: the input is {dtype_name(source.dtype)} of {each} elements, the output "
                 f"{dtype_name(output.dtype)} of {output.numel()}; want the same type, and {ranks} times as many for "
                 f"{ranks} ranks"

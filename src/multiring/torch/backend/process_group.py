@@ -8,10 +8,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import Backend, PrefixStore
 
 from multiring.errors import MultiringError
 from multiring.runtime import Group
+from multiring.torch.backend.arguments import timeout_of
 from multiring.torch.backend.devices import Devices, hands_on
 from multiring.torch.backend.errors import torch_error
 from multiring.torch.backend.exchanges import Exchanges
@@ -68,6 +69,7 @@ class ProcessGroup(Devices, Reductions, Gatherings, Exchanges, Rooted, Messages,
         self._description = ""
         self._on_end: Callable[[str], None] | None = on_end
         self._splits = itertools.count()
+        self._first = self.calls.last
 
     def __repr__(self) -> str:
         return f"<multiring process group {self._name!r}: rank {self.group.rank} of {self.group.size}>"
@@ -114,7 +116,7 @@ class ProcessGroup(Devices, Reductions, Gatherings, Exchanges, Rooted, Messages,
 
     # ---- as a Backend ----
 
-    supports_splitting = False
+    supports_splitting = True
     supports_coalescing = False
     supports_time_estimate = False
 
@@ -141,7 +143,26 @@ class ProcessGroup(Devices, Reductions, Gatherings, Exchanges, Rooted, Messages,
     _set_default_timeout = set_timeout
 
     def _set_sequence_number_for_group(self) -> None:
-        """Do nothing: operations have their numbers."""
+        """Count operations from here on; every rank calls it at the same of them."""
+        self._first = self.calls.last
+
+    def _get_sequence_number_for_group(self) -> int:
+        """Return how many operations of the group this rank has begun: the same on ranks that are in step."""
+        return self.calls.last - self._first
+
+    @property
+    def options(self) -> Backend.Options:
+        """What the group was made with, as torch describes backends: its name, timeout and ranks."""
+        made = Backend.Options("multiring", timedelta(seconds=self.default_timeout_s))
+        named: Any = made
+        named.global_ranks_in_group, named.group_name = list(self.group.ranks), self._name
+        return made
+
+    def eager_connect_single_device(self, device: torch.device | None = None) -> None:
+        """Do nothing: ranks are connected."""
+
+    def perform_nocolor_split(self, device: torch.device | None = None) -> None:
+        """Do nothing: those that will not be in a smaller group take no part in making it."""
 
     def _has_hooks(self) -> bool:
         return False
@@ -165,20 +186,19 @@ class ProcessGroup(Devices, Reductions, Gatherings, Exchanges, Rooted, Messages,
         Args:
             new_ranks: of this group.
             timeout: for operations that are given none; as in this group where there is none.
-            opts: none.
+            opts: none, or a Backend.Options, of which the timeout counts where there is no `timeout`.
             group_name: another one than every other group's; by default one that follows from this group's.
             group_desc: what the group is for, in words.
             device_types: none, or those of the host.
 
         Raises:
-            ValueError: ranks that are not in this group, none at all, or options.
+            RefusedError: ranks that are not in this group, none at all, or other options.
             RuntimeError: another device.
         """
         self.require_standing("split_group")
         name = f"{self._name}:split:{next(self._splits)}" if group_name is None else group_name
         ranks = sorted(new_ranks)
-        if opts is not None:
-            raise ValueError(f"split_group: opts is a {type(opts).__name__}; multiring takes no options")
+        given_s = timeout_of("split_group: opts", opts)
         for device in device_types or ():
             self._get_backend(device)
         try:
@@ -187,7 +207,7 @@ class ProcessGroup(Devices, Reductions, Gatherings, Exchanges, Rooted, Messages,
             raise torch_error("split_group", error) from error
         if group is None:
             return None
-        timeout_s = self.default_timeout_s if timeout is None else timeout.total_seconds()
+        timeout_s = timeout.total_seconds() if timeout is not None else given_s or self.default_timeout_s
         part = ProcessGroup(group, store=PrefixStore(f"{name}/", self._store), name=name, timeout_s=timeout_s)
         part.setGroupDesc(f"{self._description}:split" if group_desc is None else group_desc)
         return part

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from multiring.runtime.arrays import DTYPES
+from multiring.torch.backend.errors import RefusedError
 from multiring.torch.tensors import dtype_name
 
 Fold = Callable[[Tensor, Tensor], Tensor]
@@ -23,8 +24,12 @@ class Reduction:
     factor: Any = None  # each contribution is multiplied by it first
     fold: Fold | None = None  # what a Group has no operation for: two contributions become one
 
+    def combine(self, one: Tensor, other: Tensor) -> Tensor:
+        """Return what two contributions of one rank are together; of an average, their sum."""
+        return (self.fold or _COMBINED[str(self.op)])(one, other)
+
     def check(self, what: str, dtype: torch.dtype) -> None:
-        """Raise ValueError unless it has a meaning for `dtype`."""
+        """Raise RefusedError unless it has a meaning for `dtype`."""
         if dtype.is_complex:
             fits = self.op in {"sum", "average"}
         elif self.fold is not None:
@@ -34,8 +39,16 @@ class Reduction:
         else:
             fits = not (dtype is torch.bool and self.op == "average")
         if not fits or (not dtype.is_complex and dtype_name(dtype) not in DTYPES):
-            raise ValueError(f"{what}: {self.name} has no meaning for {dtype_name(dtype)}; convert the tensor")
+            raise RefusedError(f"{what}: {self.name} has no meaning for {dtype_name(dtype)}; convert the tensor")
 
+
+_COMBINED: dict[str, Fold] = {
+    "sum": torch.add,
+    "average": torch.add,
+    "product": torch.mul,
+    "min": torch.minimum,
+    "max": torch.maximum,
+}
 
 _PLAIN = {
     ReduceOp.SUM: Reduction("sum", "sum"),
@@ -53,7 +66,7 @@ def reduction_of(op: Any) -> Reduction:
     """Return what `op`, a ReduceOp or a member of its enum, means.
 
     Raises:
-        ValueError: none that is known.
+        RefusedError: none that is known.
     """
     kind = getattr(op, "op", op)
     found = _PLAIN.get(kind)
@@ -61,7 +74,7 @@ def reduction_of(op: Any) -> Reduction:
         return found
     if kind == ReduceOp.PREMUL_SUM:
         return Reduction("sum of multiples", "sum", factor=_factor_of(op))
-    raise ValueError(f"op={op}: want one of {', '.join(str(known) for known in _PLAIN)}, or PREMUL_SUM")
+    raise RefusedError(f"op={op}: want one of {', '.join(str(known) for known in _PLAIN)}, or PREMUL_SUM")
 
 
 def _factor_of(op: Any) -> Any:

@@ -12,7 +12,7 @@ from multiring.runtime import Group
 from multiring.runtime.arrays import Buffer
 from multiring.schedule import Splits
 from multiring.torch.backend import operations
-from multiring.torch.backend.arguments import blocks_of, one_of, require_as_many, require_like, require_rank
+from multiring.torch.backend.arguments import alike, blocks_of, one_of, require_as_many, require_like, require_rank
 from multiring.torch.backend.buffers import (
     as_bytes,
     bytes_in,
@@ -25,6 +25,7 @@ from multiring.torch.backend.buffers import (
     require_places,
     touching,
 )
+from multiring.torch.backend.errors import RefusedError
 from multiring.torch.backend.reduce_ops import Fold, Reduction, reduction_of
 from multiring.torch.backend.sparse_sums import sparse_sum
 from multiring.torch.backend.standing import Ready, Standing
@@ -37,8 +38,15 @@ class Reductions(Standing):
     """The collectives that combine what ranks have; the names and parameters are torch's."""
 
     def allreduce(self, tensors: Any, opts: Any = None, *, op: Any = None, timeout: timedelta | None = None) -> Any:
-        """Combine every rank's tensor into all of them, in place; a sparse one may be summed, or averaged."""
+        """Combine every rank's tensor into all of them, in place; a sparse one may be summed, or averaged.
+
+        Of several tensors on each rank, of one type and size, all of all ranks are combined into each.
+        """
         opts, op = _options(opts, op)
+        if not isinstance(tensors, Tensor) and len(tensors) > 1:
+            alike("all_reduce", tensors)
+            ready = _all_reduce_several(self.group, tensors, reduction_of(op))
+            return self.issue("all_reduce", ready, self.terms(opts, timeout), tensors)
         tensor = one_of("all_reduce", tensors)
         if is_sparse(tensor):
             require_host("all_reduce", tensor, is_dense=False)
@@ -129,7 +137,7 @@ class Reductions(Standing):
         require_host(what, source)
         require_host(what, output)
         if source.numel() != each * ranks or source.dtype is not output.dtype:
-            raise ValueError(
+            raise RefusedError(
                 f"{what}: the input is {dtype_name(source.dtype)} of {source.numel()} elements, the output "
                 f"{dtype_name(output.dtype)} of {each}; want the same type, and {ranks} times as many for {ranks} ranks"
             )
@@ -165,6 +173,32 @@ def _all_reduce(
     return Ready(
         lambda waits: operations.all_reduce(group.calls, buffer, str(reduction.op), title, waits=waits), settle
     )
+
+
+def _all_reduce_several(group: Group, tensors: Sequence[Tensor], reduction: Reduction) -> Ready:
+    """An all_reduce of what this rank's tensors make together, which all of them get."""
+    count = len(tensors)
+    name = f"all_reduce of {count} tensors a rank,"
+    reduction.check(name, tensors[0].dtype)
+    require_places(*tensors)
+    together = new_memory(group, tensors[0].shape, tensors[0].dtype)
+    with torch.no_grad():
+        together.copy_(functools.reduce(reduction.combine, [each.detach() for each in tensors]))
+        if reduction.op == "average":
+            if not together.dtype.is_floating_point and not together.dtype.is_complex:
+                raise RefusedError(
+                    f"{name} average of {dtype_name(together.dtype)}; want sums, or a floating-point type"
+                )
+            together.div_(count)
+    ready = _all_reduce(group, together, reduction, name)
+
+    def settle() -> None:
+        if ready.settle is not None:
+            ready.settle()
+        for each in tensors:
+            put(each, together)
+
+    return Ready(ready.start, settle)
 
 
 def _reduce(group: Group, tensor: Tensor, reduction: Reduction, root: int) -> Ready:

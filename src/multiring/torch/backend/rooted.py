@@ -26,6 +26,7 @@ from multiring.torch.backend.buffers import (
     require_host,
     require_places,
 )
+from multiring.torch.backend.errors import RefusedError
 from multiring.torch.backend.standing import Ready, Standing
 from multiring.torch.tensors import dtype_name, new_memory
 
@@ -109,7 +110,7 @@ class Rooted(Standing):
 
     def _require_none(self, what: str, name: str, tensors: Any, root: int) -> None:
         if tensors is not None and any(isinstance(each, Tensor) or len(each) for each in tensors):
-            raise ValueError(
+            raise RefusedError(
                 f"{what}: rank {self.group.rank} has {name} tensors; want them on the root only, which is rank {root}"
             )
 

@@ -11,6 +11,7 @@ from multiring.runtime.handles import OperationHandle, in_background
 from multiring.runtime.programs import Request
 from multiring.schedule import Collective
 from multiring.torch.backend.buffers import as_bytes
+from multiring.torch.backend.errors import RefusedError
 from multiring.torch.backend.operations import Steps
 from multiring.torch.backend.reduce_ops import Reduction
 from multiring.torch.backend.standing import Ready
@@ -23,10 +24,10 @@ def sparse_sum(group: Group, tensor: Tensor, reduction: Reduction) -> Ready:
     """Return the sum, or the average, of a sparse COO tensor over all ranks, in place; it comes out coalesced.
 
     Raises:
-        ValueError: another reduction.
+        RefusedError: another reduction.
     """
     if reduction.factor is not None or reduction.op not in {"sum", "average"}:
-        raise ValueError(f"all_reduce: {reduction.name} of a sparse tensor; want SUM or AVG, or a dense one")
+        raise RefusedError(f"all_reduce: {reduction.name} of a sparse tensor; want SUM or AVG, or a dense one")
     own = tensor.detach().coalesce()
     found: list[Tensor] = []
 

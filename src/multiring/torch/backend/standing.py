@@ -91,7 +91,7 @@ class Standing:
 
         Raises:
             DistBackendError: the group does not stand any more; or, for a caller that waits, the operation failed.
-            ValueError: wrong arguments.
+            RefusedError: wrong arguments.
         """
         self.require_standing(what)
         batch = self._batch

@@ -113,7 +113,7 @@ class Pending(dist.Work):
 
         Raises:
             DistBackendError: the operation failed, which is final; or is in flight still after `timeout`.
-            ValueError: this rank's arguments do not fit what the others sent.
+            RefusedError: this rank's arguments do not fit what the others sent.
         """
         if not self._has_ended:
             self._await(timeout.total_seconds() if timeout else None)
