@@ -1,11 +1,13 @@
-"""A thousand ranks and more, on one machine: what the proof of their schedules takes.
+"""A thousand ranks and more, on one machine: what the proof of their schedules takes, and what 64 of them keep.
 
-    python benchmarks/evidence_scale.py [--only lines,drawn,altered]
+    python benchmarks/evidence_scale.py [--only lines,drawn,altered,memory]
 
-No ranks run: schedules are values. Times are of one processor, whatever else the machine does. The printed text
-goes into benchmarks/results/.
+For the first three no ranks run: schedules are values. Their times are of one processor, whatever else the machine
+does. The printed text goes into benchmarks/results/.
 """
 
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,9 +24,11 @@ from benchmarks.evidence import Claim, report
 from multiring.collectives import TABLE, build
 from multiring.errors import ScheduleError
 from multiring.schedule import Collective, Frame, Moves, Pattern, Phase, Schedule, check
+from multiring.settings import inherited_environment
 
 LINE, LINE_S = 1024, 2.0
 LONG, DRAWN, LONG_S = 32_768, 512, 60.0
+RANKS, SWAPPED_MIB, KEPT_MIB = 64, 64, 64
 
 
 def lines(_: int) -> Iterator[Claim]:
@@ -73,6 +77,32 @@ def altered(divide: int) -> Iterator[Claim]:
     )
 
 
+def memory(divide: int) -> Iterator[Claim]:
+    """Exchange 64 MiB of every rank among 64 ranks, and look at what the ranks keep beside their arrays."""
+    ranks = max(4, RANKS // divide)
+    for engine, settings in (
+        ("tcp", {"MULTIRING_ENGINE": "tcp"}),
+        ("shm", {}),
+        ("shm, without reading peers", {"MULTIRING_READ_PEERS": "0"}),
+    ):
+        script = [sys.executable, str(Path(__file__).with_name("evidence_scale_rank.py")), str(SWAPPED_MIB)]
+        done = subprocess.run(  # noqa: S603 -- our own
+            [sys.executable, "-m", "multiring", "run", "-n", str(ranks), "--", *script],
+            env={**inherited_environment(), **settings},
+            capture_output=True,
+            text=True,
+            timeout=1200,
+            check=False,
+        )
+        found = re.search(r"kept (-?[0-9.]+) MiB", done.stdout)
+        yield Claim(
+            text=f"after an all_to_all of {SWAPPED_MIB} MiB a rank among {ranks} ranks ({engine}) under {KEPT_MIB} MiB"
+            " beyond the user's",
+            figure=f"{found[1]} MiB" if found else done.stderr[-200:],
+            holds=found is not None and float(found[1]) < KEPT_MIB,
+        )
+
+
 def _altered(schedule: Schedule, at: int, generator: np.random.Generator) -> Schedule:
     number = int(generator.integers(len(schedule.phases)))
     pattern = schedule.phases[number].pattern
@@ -109,7 +139,7 @@ def _line_of(collective: Collective, ranks: int) -> Frame:
     return Frame(collective=collective, grid=(ranks,), order=tuple(range(ranks)))
 
 
-CLAIMS = {"lines": lines, "drawn": drawn, "altered": altered}
+CLAIMS = {"lines": lines, "drawn": drawn, "altered": altered, "memory": memory}
 
 
 if __name__ == "__main__":

@@ -293,6 +293,8 @@ class Context final : public LinkEvents, public Host {
   uint64_t witness_ = 0;  // random; peers read it to learn whether they can read this process
   std::shared_ptr<Segment> segment_;
   std::unique_ptr<Bell> bell_;
+  const std::shared_ptr<PayloadPool> pool_ = std::make_shared<PayloadPool>();
+  const std::shared_ptr<ShmBuffers> shm_buffers_ = std::make_shared<ShmBuffers>();
   Poller poller_;
 
   mutable std::mutex mutex_;

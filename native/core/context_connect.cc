@@ -305,6 +305,7 @@ void Context::adopt_memory(const Descriptor& memory, const Greeting& theirs, int
   const auto at = std::find(local_ranks_.begin(), local_ranks_.end(), peer);
   ShmLink::Ends ends{
       .own = segment_,
+      .beside = shm_buffers_,
       .theirs = std::make_unique<Mapping>(memory.get(), static_cast<size_t>(status.st_size)),
       .own_index = local_index_,
       .their_index = static_cast<uint32_t>(at - local_ranks_.begin()),
@@ -364,7 +365,7 @@ TcpLink& Context::tcp_link(int peer) {
 TcpLink& Context::make_link(int peer) {
   auto& place = links_[static_cast<size_t>(peer)];
   const TcpLink::Rails rails{static_cast<uint16_t>(listeners_.size()),
-                             as_duration(config_.rail_timeout_s), as_duration(config_.wire_timeout_s)};
+                             as_duration(config_.rail_timeout_s), as_duration(config_.wire_timeout_s), pool_};
   if (config_.by_mpi) {
     auto made = std::make_unique<MpiLink>(peer, *this, poller_, rails, mailroom_);
     TcpLink& connection = made->connection();

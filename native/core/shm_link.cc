@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <numeric>
 #include <vector>
 
 #include "abstract_socket.h"
@@ -79,6 +80,7 @@ ShmLink::ShmLink(int peer, LinkEvents& events, const Bell& bell, Ends ends)
 
 ShmLink::~ShmLink() {
   for (std::byte* slot : slots_) ends_.own->release(slot);
+  ends_.beside->slots -= static_cast<uint32_t>(slots_.size());
 }
 
 void ShmLink::wake() const {
@@ -167,10 +169,22 @@ bool ShmLink::stage(const StreamKey& key, OutStream& stream) {
 // third rank's bytes could hold all slots of the links that would bring them.
 bool ShmLink::find_slot(const OutStream& stream) {
   if (!free_slots_.empty()) return true;
-  if (slots_.size() >= kSlots && stream.staged > 0) return false;
+  const bool enough = slots_.size() >= kSlots || ends_.beside->slots >= ShmBuffers::kMostSlots;
+  if (enough && stream.staged > 0) return false;
   slots_.push_back(ends_.own->allocate(kSlotBytes));
+  ++ends_.beside->slots;
   free_slots_.push_back(static_cast<uint32_t>(slots_.size() - 1));
   return true;
+}
+
+// Others may need the memory more. A slot is free when the peer is done with it, so that nobody reads what is released.
+void ShmLink::drop_idle_slots() {
+  if (!out_.empty() || slots_.size() <= kIdleSlots || free_slots_.size() < slots_.size()) return;
+  for (size_t at = kIdleSlots; at < slots_.size(); ++at) ends_.own->release(slots_[at]);
+  ends_.beside->slots -= static_cast<uint32_t>(slots_.size() - kIdleSlots);
+  slots_.resize(kIdleSlots);
+  free_slots_.resize(kIdleSlots);
+  std::iota(free_slots_.begin(), free_slots_.end(), 0u);
 }
 
 bool ShmLink::pump() {
@@ -197,6 +211,7 @@ void ShmLink::take(const Frame& frame) {
     if (slot) --found->second.staged;
   }
   if (slot) free_slots_.push_back(frame.slot);
+  drop_idle_slots();
 }
 
 bool ShmLink::receive() {
@@ -254,9 +269,10 @@ std::span<const std::byte> ShmLink::peek(InStream& stream, size_t most) {
   if (stream.pieces.empty() || stream.pieces.front().slot != kForeign) return Link::peek(stream, most);
   const auto& piece = stream.pieces.front();
   if (stream.fetched_size == 0) {
-    if (!stream.fetched && !spare_.empty()) {  // fresh memory would cost a page fault every 4 KiB
-      stream.fetched = std::move(spare_.back());
-      spare_.pop_back();
+    auto& spare = ends_.beside->spare;
+    if (!stream.fetched && !spare.empty()) {  // fresh memory would cost a page fault every 4 KiB
+      stream.fetched = std::move(spare.back());
+      spare.pop_back();
     }
     if (!stream.fetched) stream.fetched = std::make_unique_for_overwrite<std::byte[]>(kFetchBytes);
     const size_t size = std::min({piece.size, most, kFetchBytes});
@@ -315,12 +331,14 @@ void ShmLink::read_failures() {
 void ShmLink::close(const OperationKey& key) {
   // Slots of pieces that were never consumed go back to their owner, or they would be lost to it.
   for (auto at = in_.lower_bound({key, 0}); at != in_.end() && at->first.operation == key; ++at) {
-    if (at->second.fetched) spare_.push_back(std::move(at->second.fetched));
+    auto& spare = ends_.beside->spare;
+    if (at->second.fetched && spare.size() < ShmBuffers::kMostSpare) spare.push_back(std::move(at->second.fetched));
     for (const auto& piece : at->second.pieces) {
       if (piece.slot < kForeign) give_back(key, at->first.channel, piece.slot, piece.whole);
     }
   }
   Link::close(key);
+  drop_idle_slots();
 }
 
 }  // namespace multiring

@@ -37,10 +37,19 @@ class Bell {
   Word word_;
 };
 
+// What the links of one rank share, so that what they keep does not grow with their number.
+struct ShmBuffers {
+  static constexpr uint32_t kMostSlots = 64;  // staging slots beyond the first of each stream: 8 MiB
+  static constexpr size_t kMostSpare = 8;     // 4 MiB
+  uint32_t slots = 0;
+  std::vector<std::unique_ptr<std::byte[]>> spare;  // buffers for foreign bytes, of streams that have ended
+};
+
 class ShmLink final : public Link {
  public:
   struct Ends {
     std::shared_ptr<Segment> own;
+    std::shared_ptr<ShmBuffers> beside;
     std::unique_ptr<Mapping> theirs;
     uint32_t own_index;    // this rank among its host's ranks
     uint32_t their_index;  // the peer among them
@@ -76,12 +85,14 @@ class ShmLink final : public Link {
  private:
   static constexpr size_t kSlotBytes = 128 * 1024;
   static constexpr uint32_t kSlots = 8;  // more only where a stream would otherwise have none
+  static constexpr uint32_t kIdleSlots = 2;  // that a link keeps while it has nothing to do, for notes
   static constexpr size_t kFetchBytes = 512 * 1024;  // small enough to stay in cache until it is combined
 
   bool push(const Frame& frame);
   bool stage(const StreamKey& key, OutStream& stream);
   void take(const Frame& frame);
   bool find_slot(const OutStream& stream);
+  void drop_idle_slots();
   bool fetch(const std::byte* from, std::byte* to, size_t size);
   void read_failures();
   void give_back(const OperationKey& key, uint16_t channel, uint32_t slot, uint64_t size);
@@ -89,7 +100,6 @@ class ShmLink final : public Link {
   const Bell& bell_;
   Ends ends_;
   std::deque<Frame> backlog_;  // frames that found the ring full
-  std::vector<std::unique_ptr<std::byte[]>> spare_;  // buffers for foreign bytes, of streams that have ended
   static constexpr size_t kMostFailed = 4096;
   uint64_t failures_read_ = 0;     // of the peer's
   std::set<OperationKey> failed_;  // over there, and no frame has told of it yet

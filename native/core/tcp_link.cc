@@ -13,7 +13,10 @@ constexpr auto kEndOfAPeer = std::chrono::milliseconds(500);
 }  // namespace
 
 TcpLink::TcpLink(int peer, LinkEvents& events, Poller& poller, Rails rails)
-    : Link(peer, events), rail_timeout_(rails.timeout), wire_timeout_(rails.wire_timeout) {
+    : Link(peer, events),
+      rail_timeout_(rails.timeout),
+      wire_timeout_(rails.wire_timeout),
+      pool_(std::move(rails.pool)) {
   for (uint16_t i = 0; i < rails.count; ++i) {
     rails_.push_back(std::make_unique<Rail>(i, peer, rails.count > 1, wire_timeout_ / 8, *this, poller));
   }

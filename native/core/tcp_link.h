@@ -37,6 +37,7 @@ class TcpLink final : public Link, public RailOwner {
     uint16_t count;
     Clock::duration timeout;  // one that is silent for so long while another works is given up
     Clock::duration wire_timeout;  // where all are, the peer's host is cut off: noticed by then
+    std::shared_ptr<PayloadPool> pool;  // of all links of the rank
   };
   TcpLink(int peer, LinkEvents& events, Poller& poller, Rails rails);
 
@@ -101,7 +102,7 @@ class TcpLink final : public Link, public RailOwner {
 
   const Clock::duration rail_timeout_;
   const Clock::duration wire_timeout_;
-  const std::shared_ptr<PayloadPool> pool_ = std::make_shared<PayloadPool>();
+  const std::shared_ptr<PayloadPool> pool_;
   std::vector<std::unique_ptr<Rail>> rails_;
   bool begun_ = false;
   bool broken_ = false;

@@ -26,6 +26,7 @@ from multiring.runtime.handles import NOBODY
 from multiring.runtime.mpi_engine import MpiEngine, MpiHere, check_engines
 from multiring.runtime.mpi_library import end_despite_mpi
 from multiring.runtime.notices import Control
+from multiring.runtime.open_files import make_room_for_files
 from multiring.runtime.plan_file import read_pins
 from multiring.runtime.rails import Place, RailWatch, agreed_rails, chosen_rails, topology_with
 from multiring.runtime.rendezvous import Rendezvous
@@ -37,6 +38,8 @@ from multiring.settings import TIMELINE_LATER, Settings, foreign_environment, ro
 from multiring.topology import Topology, grid_of, neighbours
 from multiring.trace import Glossary
 
+# A rank may need a connection on each of a few rails to every other, and what tells of its end.
+_FILES_A_RANK, _OTHER_FILES = 4, 1024
 # A caller spins this long before it sleeps, and only where every local rank can have a core of its own
 # (docs/decisions/0004-one-host.md).
 _log = logging.getLogger("multiring")
@@ -242,7 +245,9 @@ def _leave_at_exit() -> None:
 
 def _begin(settings: Settings, identity: Identity | None) -> World:
     """Return the world, with its timeline on where rank 0's settings want one."""
-    world, timeline = _join(settings, identity or identify(settings, foreign_environment()))
+    known = identity or identify(settings, foreign_environment())
+    make_room_for_files(_FILES_A_RANK * known.size + _OTHER_FILES)
+    world, timeline = _join(settings, known)
     _tell_launcher(world.identity.rank, settings.rendezvous or world.identity.rendezvous)
     if timeline["path"]:
         try:
