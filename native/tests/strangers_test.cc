@@ -222,12 +222,13 @@ void frames_to_a_link(Noise& noise, uint64_t count) {
   std::array<Poller::Ready, 16> ready;
   uint64_t links = 0;
   uint64_t taken = 0;
+  const auto pool = std::make_shared<PayloadPool>();
   for (uint64_t sent = 0; sent < count; ++links) {
     std::map<StreamKey, std::pair<std::vector<std::byte>, size_t>> targets;  // and how much of them is there
     Poller poller;
     Listener listener;
     const auto rails = static_cast<uint16_t>(1 + noise.below(2));
-    TcpLink link(1, listener, poller, {rails, std::chrono::seconds(2), std::chrono::seconds(60)});
+    TcpLink link(1, listener, poller, {rails, std::chrono::seconds(2), std::chrono::seconds(60), pool});
     std::vector<Pair> pairs(rails);
     for (uint16_t rail = 0; rail < rails; ++rail) link.adopt(rail, std::move(pairs[rail].here));
     std::vector<uint64_t> arrived(12);
