@@ -15,10 +15,10 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a lab needs root")
 SUM = """
 import os, sys, numpy as np, multiring
 from pathlib import Path
+secret = os.environ["MULTIRING_SECRET"].encode()  # which init takes out: what a rank starts is not told
 group = multiring.init()
 array = np.full(100_000, group.rank + 1.0)
 group.all_reduce(array)
-secret = os.environ["MULTIRING_SECRET"].encode()
 lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
 shown = any(secret in line for line in lines)
 has_mpi = "mpi4py.MPI" in sys.modules

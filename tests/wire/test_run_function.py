@@ -39,6 +39,7 @@ def test_output_goes_to_the_programs_own_streams(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("sys.stderr", err)
 
     def speak() -> None:
+        multiring.init()
         sys.stdout.write(f"{os.environ['GIVEN']} \N{GREEK SMALL LETTER ALPHA}\n")
         sys.stderr.write("aside\n")
 
