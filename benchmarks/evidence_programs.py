@@ -77,6 +77,8 @@ def places() -> Iterator[tuple[str, Place]]:
         "--hosts 4 --slots 2 --rack 2 --uplink 1gbit --link 1gbit",
         "--hosts 4 --slots 1 --rack 2 --uplink 500mbit --link 1gbit --rail 1gbit --rail 500mbit",
         "--hosts 2 --slots 2 --link 100mbit --rail 1gbit",
+        "--hosts 3 --slots 3,1,2 --link 1gbit --rail 500mbit",
+        "--hosts 4 --slots 4,4,3,1 --link 1gbit",
     ):
         yield lab, Place((python, "-m", "multiring", "lab", *lab.split(), "--"))
     by_mpi = VARIANTS["multiring-mpi"]

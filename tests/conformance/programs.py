@@ -19,7 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,7 @@ import multiring
 from multiring.collectives import algorithms_of, build
 from multiring.errors import MultiringError, ScheduleError
 from multiring.planner import Plan
-from multiring.planner.candidates import wires_of
+from multiring.planner.candidates import joined_frames, wires_of
 from multiring.runtime.programs import Request, task_of
 from multiring.schedule import Collective, Frame, wire_of
 from multiring.topology import grid_of
@@ -181,13 +181,15 @@ class Program:
         laid, order = grid_of(topology)
         grids = [(group.size,), laid, *([(2, group.size // 2)] if group.size % 2 == 0 else [])]
         grid = grids[int(dice.integers(len(grids)))]
+        frames = [Frame(collective=collective, grid=grid, order=order, root=root)]
+        frames += joined_frames(topology) if collective is Collective.ALL_REDUCE else []
+        frame = frames[int(dice.integers(len(frames)))]
         shares = SHARES[int(dice.integers(len(SHARES)))]
         cuts = [None, max(64, task.size_bytes // int(dice.integers(2, 40)))]
         algorithm = str(dice.choice(algorithms_of(collective)))
-        wires = wires_of(grid, order, topology, task.wire)
+        wires = wires_of(frame.grid, frame.order, topology, task.wire)
         try:
-            frame = Frame(collective=collective, grid=grid, order=order, root=root, shares=shares, wires=wires)
-            schedule = build(algorithm, frame, task.accumulation)
+            schedule = build(algorithm, replace(frame, shares=shares, wires=wires), task.accumulation)
             group.pin(task, Plan(schedule, "pinned", 1.0, cuts[int(dice.integers(2))]))
         except ScheduleError:  # not with this accumulation, on this grid or by this wire
             return

@@ -25,6 +25,7 @@ LABS = [
     "--hosts 3 --slots 2 --link 1gbit --rail 500mbit",
     "--hosts 4 --slots 1 --link 1gbit --rail 250mbit --rail 500mbit",
     "--hosts 4 --slots 2 --rack 2 --uplink 1gbit --link 1gbit",
+    "--hosts 3 --slots 3,1,2 --link 1gbit --rail 500mbit",
 ]
 
 

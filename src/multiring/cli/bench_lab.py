@@ -89,7 +89,7 @@ def circumstances_of(plan: Plan | None) -> Circumstances:
 
 def command_of(plan: Plan) -> LabCommand:
     """Return what makes the command line of a job in a lab of its own, up to the ranks'."""
-    words = ["--hosts", str(plan.hosts), "--slots", str(plan.slots), "--rack", str(plan.racks)]
+    words = ["--hosts", str(plan.hosts), "--slots", plan.slots_text, "--rack", str(plan.racks)]
     for option, rate in zip(["--link", *["--rail"] * (plan.num_rails - 1)], plan.rails, strict=True):
         if rate is not None:
             words += [option, f"{rate}bit"]
@@ -106,7 +106,7 @@ def network_text(plan: Plan) -> str:
     """Return the lab in words."""
     rails = ", ".join(rate_text(rate) for rate in plan.rails)
     racks = f", {plan.racks} racks with uplinks of {rate_text(plan.uplink)}" if plan.racks > 1 else ""
-    return f"lab of {plan.hosts} hosts x {plan.slots} ranks, links of {rails}{racks}"
+    return f"lab of {plan.hosts} hosts x {plan.slots_text} ranks, links of {rails}{racks}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +170,9 @@ def bound(question: Question, plan: Plan, wires: Wires) -> Bound | None:
     sent), reduce_scatter and all_gather n(H - 1)/H, broadcast n, all_to_all n(H - 1)/H of each of its ranks. The same
     goes for racks.
     """
-    bounds = [_bound(question.collective, "hosts", plan.hosts, plan.slots, wires.host)]
+    bounds = [_bound(question.collective, "hosts", plan.hosts, plan.num_ranks // plan.hosts, wires.host)]
     if wires.rack is not None:
-        ranks = plan.slots * (plan.hosts // plan.racks)
+        ranks = plan.num_ranks // plan.racks
         bounds.append(_bound(question.collective, "racks", plan.racks, ranks, wires.rack))
     known = [each for each in bounds if each is not None]
     if not known:

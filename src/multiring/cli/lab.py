@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from multiring.errors import ArgumentError
-from multiring.lab import Launcher, Options, Plan, ask_lab, parse_rate, parse_timed, run_lab
+from multiring.lab import Launcher, Options, Plan, ask_lab, parse_rate, parse_slots, parse_timed, run_lab
 from multiring.lab.faults import USAGE
 from multiring.launch import CommandError
 
@@ -23,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.usage = "multiring lab --hosts H [OPTIONS] -- CMD...\n       multiring lab fault [--lab NAME] FAULT..."
     parser.add_argument("--hosts", type=int, metavar="H", help="how many hosts")
-    parser.add_argument("--slots", type=int, default=1, metavar="S", help="how many ranks on each (default 1)")
+    parser.add_argument(
+        "--slots", default="1", metavar="S", help="how many ranks on each (default 1), or one for each: 4,4,3,1"
+    )
     parser.add_argument("--link", metavar="RATE", help="speed of every host's rail0 (default: no limit)")
     parser.add_argument("--rail", action="append", default=[], metavar="RATE", help="one more rail of that speed")
     parser.add_argument(
@@ -59,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     rails = [arguments.link, *arguments.rail]
     plan = Plan(
         hosts=arguments.hosts,
-        slots=arguments.slots,
+        slots=parse_slots(arguments.slots),
         rails=tuple(None if rate is None else parse_rate(rate) for rate in rails),
         racks=arguments.rack,
         uplink=None if arguments.uplink is None else parse_rate(arguments.uplink),

@@ -7,13 +7,14 @@ plan of each size, the fastest with --measure.
 
 import argparse
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 from multiring.bench.cases import parse_size, size_text
 from multiring.cli.output import show
 from multiring.errors import ArgumentError
 from multiring.lab import Plan as LabPlan
-from multiring.lab import parse_rate
+from multiring.lab import parse_rate, parse_slots
 from multiring.lab.topology_file import topology_of_lab
 from multiring.launch.cores import cores_of_cpus, usable_cpus
 from multiring.planner import Plan, Task, ranked
@@ -53,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("where (default: the job's hosts)")
     where.add_argument("--topology", type=Path, metavar="FILE", help="a topology file that names the hosts")
     where.add_argument("--hosts", type=int, metavar="H", help="so many hosts")
-    where.add_argument("--slots", type=int, metavar="S", help="ranks on each (default 1)")
+    where.add_argument("--slots", metavar="S", help="ranks on each (default 1), or one for each: 4,4,3,1")
     where.add_argument("--link", metavar="RATE", help="speed of every host's link, like 1gbit")
     where.add_argument("--rail", action="append", default=[], metavar="RATE", help="one more rail of that speed")
     where.add_argument("--rack", type=int, default=1, metavar="R", help="how many racks the hosts stand in (default 1)")
@@ -108,7 +109,7 @@ def _task(arguments: argparse.Namespace, size_bytes: int) -> Task:
 
 
 def _described(arguments: argparse.Namespace) -> Topology | None:
-    slots = 1 if arguments.slots is None else arguments.slots
+    slots = 1 if arguments.slots is None else parse_slots(arguments.slots)
     if arguments.topology is not None:
         if arguments.hosts is not None or arguments.link is not None or arguments.rail:
             raise ArgumentError("--topology has the hosts and links already: leave --hosts, --link and --rail away")
@@ -138,12 +139,15 @@ def _this_machine() -> Topology:
     return Topology((tuple(range(max(cores, 2))),))
 
 
-def _filled(topology: Topology, slots: int) -> Topology:
+def _filled(topology: Topology, slots: int | tuple[int, ...]) -> Topology:
     """Return `topology` with so many ranks on each host, one host after the other."""
-    if slots < 1:
-        raise ArgumentError(f"--slots {slots}: want at least 1")
-    hosts = range(len(topology.names))
-    return topology.placed(tuple(tuple(range(slots * host, slots * (host + 1))) for host in hosts), topology.names)
+    hosts = len(topology.names)
+    each = (slots,) * hosts if isinstance(slots, int) else slots
+    if len(each) != hosts or min(each) < 1:
+        raise ArgumentError(f"--slots {slots}: want at least 1, one number for all or one for each of {hosts} hosts")
+    ends = list(accumulate(each))
+    ranks = tuple(tuple(range(end - count, end)) for end, count in zip(ends, each, strict=True))
+    return topology.placed(ranks, topology.names)
 
 
 def _in_job(group: Group, task: Task, arguments: argparse.Namespace) -> Plan:
@@ -182,7 +186,7 @@ def _cells(plan: Plan) -> list[str]:
     return [
         f"{plan.predicted_seconds * 1e3:.4g}",
         schedule.algorithm,
-        " x ".join(map(str, schedule.grid)),
+        " x ".join(map(str, schedule.grid)) + (f" + {len(schedule.frame.joined)}" if schedule.frame.joined else ""),
         "-" if plan.segment_bytes is None else size_text(plan.segment_bytes),
         ":".join(map(str, schedule.shares)),
         plan.engine,

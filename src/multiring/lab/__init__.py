@@ -12,3 +12,4 @@ from multiring.lab.launchers import Launcher as Launcher
 from multiring.lab.machine import Lab as Lab
 from multiring.lab.plan import Plan as Plan
 from multiring.lab.plan import parse_rate as parse_rate
+from multiring.lab.plan import parse_slots as parse_slots

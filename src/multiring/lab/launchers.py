@@ -87,17 +87,17 @@ def processes_of(
             name=f"rank {rank}",
             tag=f"[{rank}] ",
             log_name=f"rank-{rank}",
-            host=rank // plan.slots,
+            host=host,
             command=tuple(command),
             settings={
                 **meeting,
                 "rank": rank,
                 "size": plan.num_ranks,
-                "local_rank": rank % plan.slots,
-                "local_size": plan.slots,
+                "local_rank": local,
+                "local_size": plan.slots_of_hosts[host],
             },
         )
-        for rank in range(plan.num_ranks)
+        for rank, (host, local) in enumerate(plan.seats())
     ]
 
 
@@ -105,7 +105,7 @@ def _torchrun(plan: Plan, host: int) -> list[str]:
     return [
         f"--nnodes={plan.hosts}",
         f"--node-rank={host}",
-        f"--nproc-per-node={plan.slots}",
+        f"--nproc-per-node={plan.slots_of_hosts[host]}",
         f"--master-addr={host_name(0)}",
         f"--master-port={_MASTER_PORT}",
         # The command is run as it is, as every launcher here does; torchrun would put a python before it.
@@ -116,7 +116,7 @@ def _torchrun(plan: Plan, host: int) -> list[str]:
 def _mpiexec(plan: Plan, version: str) -> tuple[list[str], dict[str, str]]:
     kind = mpiexec_of(version)
     # Nothing is bound: the hosts share this machine's cores, and host by host all ranks would be on the first ones.
-    options = placement(kind, [(host_name(host), plan.slots) for host in range(plan.hosts)])
+    options = placement(kind, [(host_name(host), slots) for host, slots in enumerate(plan.slots_of_hosts)])
     if kind is Mpiexec.HYDRA:
         return ["-launcher", "ssh", "-launcher-exec", AGENT, *options], {}
     variables = {

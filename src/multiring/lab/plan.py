@@ -33,6 +33,18 @@ def parse_rate(text: str) -> Rate:
     return int(rate)
 
 
+def parse_slots(text: str) -> int | tuple[int, ...]:
+    """Return the slots that `text`, like 4 or 4,4,3,1, stands for.
+
+    Raises:
+        ArgumentError: it is neither a number nor some with commas between.
+    """
+    words = text.split(",")
+    if not all(word.isascii() and word.isdigit() for word in words):
+        raise ArgumentError(f"{text!r} slots: want how many ranks each host has, like 4, or one for each: 4,4,3,1")
+    return int(words[0]) if len(words) == 1 else tuple(map(int, words))
+
+
 def rate_text(rate: Rate | None) -> str:
     """Return `rate` as `parse_rate` reads it."""
     if rate is None:
@@ -46,14 +58,15 @@ class Plan:
     """A lab's hosts and wires. Hosts are dealt to the racks in order, as evenly as it goes.
 
     `rails` has the rate of each interface that every host has, `uplink` that of the wires which join each
-    rack to the others, one for each rail; None is a wire without limit.
+    rack to the others, one for each rail; None is a wire without limit. `slots` is how many ranks a host has: one
+    number for all, or one for each.
 
     Raises:
         ArgumentError: there can be no such lab.
     """
 
     hosts: int
-    slots: int = 1
+    slots: int | tuple[int, ...] = 1
     rails: tuple[Rate | None, ...] = (None,)
     racks: int = 1
     uplink: Rate | None = None
@@ -61,7 +74,7 @@ class Plan:
     def __post_init__(self) -> None:
         for count, what in (
             (self.hosts, "hosts"),
-            (self.slots, "slots"),
+            (min(self.slots_of_hosts, default=1), "slots"),
             (self.racks, "racks"),
             (self.num_rails, "rails"),
         ):
@@ -70,8 +83,13 @@ class Plan:
         most = 2 ** (32 - _RAIL_PREFIX) - 2
         if self.hosts > most:
             raise ArgumentError(
-                f"{self.hosts} hosts with {self.slots} slots each are more than there are addresses on a rail "
-                f"({self.subnet(0)}), want at most {most} hosts"
+                f"{self.hosts} hosts are more than there are addresses on a rail ({self.subnet(0)}), want at most"
+                f" {most} hosts"
+            )
+        if len(self.slots_of_hosts) != self.hosts:
+            raise ArgumentError(
+                f"slots of {len(self.slots_of_hosts)} hosts, {self.slots_text}, for {self.hosts} hosts: want one number"
+                " for each, or one for all"
             )
         if self.num_rails > _MOST_RAILS:
             raise ArgumentError(f"{self.num_rails} rails are too many, want at most {_MOST_RAILS}")
@@ -88,7 +106,21 @@ class Plan:
     @property
     def num_ranks(self) -> int:
         """How many slots all hosts have together."""
-        return self.hosts * self.slots
+        return sum(self.slots_of_hosts)
+
+    @property
+    def slots_of_hosts(self) -> tuple[int, ...]:
+        """How many ranks each host has."""
+        return (self.slots,) * self.hosts if isinstance(self.slots, int) else self.slots
+
+    @property
+    def slots_text(self) -> str:
+        """The slots as `parse_slots` reads them."""
+        return str(self.slots) if isinstance(self.slots, int) else ",".join(map(str, self.slots))
+
+    def seats(self) -> list[tuple[int, int]]:
+        """Return the host, and the number on it, of each rank."""
+        return [(host, local) for host, slots in enumerate(self.slots_of_hosts) for local in range(slots)]
 
     def rack_of(self, host: int) -> int:
         """Return the rack that `host` stands in."""

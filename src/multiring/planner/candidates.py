@@ -38,18 +38,21 @@ def candidates(
         ScheduleError: `root` is not a rank, or is not 0 where nobody broadcasts.
     """
     grids, order = grids_of(topology)
-    frame = Frame(collective=collective, grid=grids[0], order=order, root=root)
+    frames = [Frame(collective=collective, grid=grid, order=order, root=root) for grid in grids]
     if collective in SUMS and accumulation is Accumulation.ONCE:
-        grids = grids[:1]
+        frames = frames[:1]
+    elif collective is Collective.ALL_REDUCE:
+        frames += joined_frames(topology)
     found: dict[tuple[object, ...], Schedule] = {}
-    for algorithm, grid, shares in product(algorithms_of(collective), grids, shares_of(topology)):
-        wires = wires_of(grid, order, topology, wire)
+    for algorithm, frame, shares in product(algorithms_of(collective), frames, shares_of(topology)):
+        wires = wires_of(frame.grid, frame.order, topology, wire)
         try:
-            schedule = build(algorithm, replace(frame, grid=grid, shares=shares, wires=wires), accumulation)
+            schedule = build(algorithm, replace(frame, shares=shares, wires=wires), accumulation)
         except ScheduleError:  # refuses this accumulation or wire type
             continue
-        if schedule.grid == grid:
-            found.setdefault((grid, shares, *map(partial(_kind_of, grid), schedule.phases)), schedule)
+        if schedule.grid == frame.grid:
+            kinds = map(partial(_kind_of, frame.grid), schedule.phases)
+            found.setdefault((frame.grid, frame.joined, shares, *kinds), schedule)
     return tuple(found.values())
 
 
@@ -108,6 +111,22 @@ def grids_of(topology: Topology) -> tuple[tuple[tuple[int, ...], ...], tuple[int
         if hosts > _FLAT_MOST and small > 1:
             grids.append((local, hosts // small, small))
     return tuple(dict.fromkeys(grids)), order
+
+
+def joined_frames(topology: Topology) -> list[Frame]:
+    """Return the frames of an all_reduce on hosts of unequal size; none where all are equal.
+
+    As many ranks of each host as all hosts have stand on the grids that these would have alone; the others join them,
+    dealt out in turn.
+    """
+    least = min(map(len, topology.hosts))
+    if len(topology.hosts) == 1 or all(len(host) == least for host in topology.hosts):
+        return []
+    standing = tuple(rank for host in topology.hosts for rank in host[:least])
+    joined = tuple((rank, host[index % least]) for host in topology.hosts for index, rank in enumerate(host[least:]))
+    grids, order = grids_of(topology.restricted(standing))
+    placed = tuple(standing[position] for position in order)
+    return [Frame(collective=Collective.ALL_REDUCE, grid=grid, order=placed, joined=joined) for grid in grids]
 
 
 @lru_cache(maxsize=256)

@@ -33,7 +33,7 @@ _WANTED: Mapping[str, type | tuple[type, ...]] = {
     "engine": str,
     "predicted_seconds": (int, float),
 }
-_OPTIONAL = ("segment_bytes", "wire", "wires")
+_OPTIONAL = ("segment_bytes", "wire", "wires", "joined")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +114,7 @@ def _plan_of(entry: Any) -> tuple[Task, Plan]:
             shares=tuple(entry["shares"]),
             root=entry["root"],
             wires=tuple(Wire[name.upper()] for name in entry.get("wires", ())),
+            joined=tuple((int(rank), int(partner)) for rank, partner in entry.get("joined", ())),
         )
         task = Task(
             collective=collective,
@@ -149,5 +150,6 @@ def pins_text(plans: Iterable[tuple[Task, Plan]], topology: Topology) -> str:
         ]
         lines += [] if plan.segment_bytes is None else [f"segment_bytes = {plan.segment_bytes}"]
         lines += [f"wire = {json.dumps(task.wire.name.lower())}"] if task.wire else []
+        lines += [f"joined = {[list(pair) for pair in schedule.frame.joined]}"] if schedule.frame.joined else []
         lines += [f"wires = {json.dumps([wire.name.lower() for wire in schedule.wires])}"] if plan.wire else []
     return "\n".join(lines) + "\n"

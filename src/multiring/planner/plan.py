@@ -121,7 +121,8 @@ def _offers(task: Task, topology: Topology) -> list[tuple[Schedule, int | None]]
 def _priced(task: Task, topology: Topology, schedule: Schedule, segment_bytes: int | None) -> Plan:
     ways = ways_of(schedule, topology)
     seconds = price(schedule, task.size_bytes, ways, _count(task, segment_bytes))
-    if schedule.algorithm != "exchange" or task.size_bytes > NOTES_BYTES or segment_bytes is not None:
+    is_noted = schedule.algorithm == "exchange" and not schedule.frame.joined
+    if not is_noted or task.size_bytes > NOTES_BYTES or segment_bytes is not None:
         seconds += _agreement_s(topology)
     if _count(task, segment_bytes) > 1 and len(topology.hosts) > 1:
         seconds += _CUT_MESSAGES * topology.rails[0].overhead_s

@@ -23,13 +23,15 @@ _CROWDED_BY_TURNS = 0.6
 
 
 def ways_of(schedule: Schedule, topology: Topology) -> tuple[Way, ...]:
-    """Return what a message along each axis passes.
+    """Return what a message along each axis passes; last, where ranks join others, what passes between these.
 
-    Every axis that leaves a host does so by the same port: its rails, on which channels run side by side.
+    Every axis that leaves a host does so by the same port: its rails, on which channels run side by side. Who joins
+    another is on its host.
     """
     if len(topology.hosts) == 1:
         return (Way(link=topology.shm, port=_SHM_PORT),) * len(schedule.grid)
-    return tuple(_way(schedule, topology, axis) for axis in range(len(schedule.grid)))
+    joining = (Way(link=topology.shm, port=_SHM_PORT),) if schedule.frame.joined else ()
+    return (*(_way(schedule, topology, axis) for axis in range(len(schedule.grid))), *joining)
 
 
 def _way(schedule: Schedule, topology: Topology, axis: int) -> Way:
@@ -135,7 +137,7 @@ def _busy_lines(frame: Frame, axis: int) -> NDArray[np.intp]:
     """Return the grid positions on the lines along `axis` that take part: shape (lines, grid[axis])."""
     grid, size = frame.grid, frame.grid[axis]
     # Position numbers count the first axis fastest, an array its last.
-    positions = np.arange(frame.ranks).reshape(grid[::-1])
+    positions = np.arange(frame.blocks).reshape(grid[::-1])
     lines = np.moveaxis(positions, len(grid) - 1 - axis, -1).reshape(-1, size)
     if frame.collective is not Collective.BROADCAST:
         return lines

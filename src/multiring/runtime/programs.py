@@ -286,7 +286,7 @@ def lowering_of(schedule: Schedule, size_bytes: int, *, on_one_host: bool) -> Lo
     That the moves have the form which the lowering stands for the core sees to itself, of each program.
     """
     patterns = {phase.pattern for phase in schedule.phases}
-    if schedule.collective is not Collective.ALL_REDUCE or schedule.frame.is_coded:
+    if schedule.collective is not Collective.ALL_REDUCE or schedule.frame.is_coded or schedule.frame.joined:
         return Lowering.NONE
     within = on_one_host and len(schedule.grid) == 1
     if within and patterns == {direct.REDUCE_SCATTER, direct.ALL_GATHER}:

@@ -3,6 +3,11 @@
 An all-reduce by a single pattern is proven as it stands on one axis. On several, one after the other, each phase
 works on memory of its own, which no other phase writes, and adds up disjoint sets of ranks. For the rest:
 
+Ranks that join one of the grid are proven apart, as a star of one rank and those that join it. Around the grid's
+phases that is right: what they add is disjoint; the rank goes through the phases as if the sum were its own
+contribution; it hands out what it ends with, which nobody writes any more; and a joining rank's buffer was read before
+the result is sent, by the chain of messages that ends there.
+
 The rule. On a grid the collective is right, free of deadlock and of overwritten readers, if its phases are
 reduce-scatters along the axes in turn and all-gathers back (broadcasts: back), and along every axis, taken as a
 one-axis schedule by itself,
@@ -70,7 +75,10 @@ def check(schedule: Schedule, ranks: Iterable[int] | None = None) -> None:
     for phase in schedule.phases:
         patterns[phase.axis] = (*patterns.get(phase.axis, ()), phase.pattern)
     once_per_axis = schedule.accumulation is not Accumulation.SAME
-    compared = None if ranks is None else [schedule.frame.coordinates_of(rank) for rank in ranks]
+    frame = schedule.frame
+    for count in sorted({len(frame.joined_to(partner)) for _, partner in frame.joined}):
+        _prove_joining(count)
+    compared = None if ranks is None else [frame.coordinates_of(frame.joins(rank)) for rank in ranks]
     for axis, size in enumerate(schedule.grid):
         line = Line(
             size=size,
@@ -78,7 +86,9 @@ def check(schedule: Schedule, ranks: Iterable[int] | None = None) -> None:
             compared=None if compared is None else tuple(sorted({each[axis] for each in compared})),
         )
         _prove_axis(schedule.collective, patterns[axis], line, once_per_axis=once_per_axis)
-    Spans(layout_of(schedule.frame)).prove(schedule.moves_of(schedule.order[0]), schedule.order[0])
+    spans = Spans(layout_of(frame))
+    for rank in (schedule.order[0], *(each for pair in frame.joined[:1] for each in pair)):
+        spans.prove(schedule.moves_of(rank), rank)
 
 
 def check_moves(schedule: Schedule, programs: Mapping[int, Moves]) -> None:
@@ -91,8 +101,13 @@ def check_moves(schedule: Schedule, programs: Mapping[int, Moves]) -> None:
 
 
 def _roundings(schedule: Schedule) -> int:
-    axes = sum(size > 1 for size in schedule.grid)
+    axes = _sums_of(schedule)
     return {Accumulation.SAME: schedule.ranks, Accumulation.WIDE: axes, Accumulation.ONCE: 1}[schedule.accumulation]
+
+
+def _sums_of(schedule: Schedule) -> int:
+    """Return how many sums follow each other: one along each axis, and one of those that join."""
+    return sum(size > 1 for size in schedule.grid) + bool(schedule.frame.joined)
 
 
 def _check_phases(schedule: Schedule) -> None:
@@ -112,8 +127,10 @@ def _check_phases(schedule: Schedule) -> None:
     if got != want or (schedule.collective is Collective.ALL_TO_ALL and len(axes) > 1):
         phases = ", ".join(f"{effect.value} along axis {axis + 1}" for axis, effect in got)
         raise ScheduleError(f"{schedule}: phases {phases or 'none'} do not compose to {schedule.collective.value}")
-    if schedule.accumulation is Accumulation.ONCE and sum(size > 1 for size in schedule.grid) > 1:
-        raise ScheduleError(f"{schedule}: a sum over several axes is not accumulated once: use one axis")
+    if schedule.accumulation is Accumulation.ONCE and _sums_of(schedule) > 1:
+        raise ScheduleError(
+            f"{schedule}: a sum over several axes, or of ranks that join one, is not accumulated once: use one axis"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,6 +144,18 @@ class Line:
     def coordinates(self) -> Sequence[int]:
         """Return the coordinates to look at."""
         return range(self.size) if self.compared is None else self.compared
+
+
+@lru_cache(maxsize=256)
+def _prove_joining(count: int) -> None:
+    """Prove the all-reduce of one rank and `count` that join it."""
+    frame = Frame(
+        collective=Collective.ALL_REDUCE,
+        grid=(1,),
+        order=(0,),
+        joined=tuple((rank, 0) for rank in range(1, count + 1)),
+    )
+    prove(promise_of(frame, 1), {rank: expand(frame, (), rank) for rank in range(frame.ranks)})
 
 
 @lru_cache(maxsize=256)

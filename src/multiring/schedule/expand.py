@@ -36,16 +36,43 @@ def expand(frame: Frame, phases: Sequence[Phase], rank: int) -> Moves:
     Raises:
         ScheduleError: there is no such rank.
     """
+    frame.refuse_other(rank)
+    if frame.joins(rank) != rank:
+        return _joining(frame, frame.joins(rank))
     coordinates = frame.coordinates_of(rank)
     busy = [phase for phase in phases if frame.grid[phase.axis] > 1]
     pieces = [_opening(frame, rank, coordinates, copies=not busy)]
+    if frame.joined_to(rank):
+        pieces.append(_adding(frame, rank, completes=not busy))
     for index, phase in enumerate(busy):
         if phase.pattern.effect is Effect.BROADCAST and not _has_it(frame, phase.axis, coordinates):
             continue
         places = _places_of(frame, phase, index, is_final=index == len(busy) - 1)
         completes = not any(later.pattern.effect in _SUMS for later in busy[index + 1 :])
         pieces.append(_phase(frame, phase, rank, places, completes=completes))
+    if frame.joined_to(rank):
+        whole = frame.blocks * frame.channels
+        pieces.append(
+            Moves.of([Move(Kind.SEND, 0, bases_of(frame).output, NOWHERE, whole, False, frame.joined_to(rank))])
+        )
     return Moves.concatenate(pieces)
+
+
+def _joining(frame: Frame, partner: int) -> Moves:
+    """Return what a rank beyond the grid does: it hands its buffer to `partner`, and takes the result from there."""
+    whole, output = frame.blocks * frame.channels, bases_of(frame).output
+    return Moves.of(
+        [
+            Move(Kind.SEND, 0, output, NOWHERE, whole, False, (partner,)),
+            Move(Kind.COPY, 0, NOWHERE, output, whole, False, (partner,)),
+        ]
+    )
+
+
+def _adding(frame: Frame, rank: int, *, completes: bool) -> Moves:
+    """Return the move by which a rank of the grid adds those that join it to its own buffer, before the first axis."""
+    whole, output = frame.blocks * frame.channels, bases_of(frame).output
+    return Moves.of([Move(Kind.REDUCE, 0, output, output, whole, completes, (rank, *frame.joined_to(rank)))])
 
 
 def _has_it(frame: Frame, axis: int, coordinates: tuple[int, ...]) -> bool:
@@ -76,7 +103,7 @@ def _places_of(frame: Frame, phase: Phase, index: int, *, is_final: bool) -> _Pl
     bases, is_first = bases_of(frame), index == 0
     if phase.pattern.effect is Effect.ALL_REDUCE:
         # The user's buffer stays as it is to the last, so that it is intact where the ranks turn out not to agree.
-        aside, whole = bases.scratch + 2 * index * frame.ranks * frame.channels, frame.ranks * frame.channels
+        aside, whole = bases.scratch + 2 * index * frame.blocks * frame.channels, frame.blocks * frame.channels
         return _Places(
             before=bases.output if is_first else aside - whole,
             after=aside,
@@ -97,7 +124,7 @@ def _places_of(frame: Frame, phase: Phase, index: int, *, is_final: bool) -> _Pl
 def _phase(frame: Frame, phase: Phase, rank: int, places: _Places, *, completes: bool) -> Moves:
     axis, size = phase.axis, frame.grid[phase.axis]
     coordinates, line = frame.coordinates_of(rank), frame.line_of(rank, axis)
-    at, first, width, blocks, cuts = coordinates[axis], 0, 1, frame.ranks, size
+    at, first, width, blocks, cuts = coordinates[axis], 0, 1, frame.blocks, size
     if phase.pattern.effect is Effect.BROADCAST:
         # The pattern's coordinate 0 is the root.
         turn = frame.coordinates_of(frame.root)[axis]

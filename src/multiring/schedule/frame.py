@@ -3,6 +3,9 @@
 On a grid (p1, ..., pk) of p ranks every channel's share is cut into p blocks, one per rank. They are
 numbered so that each axis cuts into contiguous parts: the rank with coordinates (i1, ..., ik) owns
 block i1 * p2 * ... * pk + i2 * p3 * ... * pk + ... + ik.
+
+Where hosts are of unequal size, ranks beyond what all hosts have stand on no axis: each joins a rank of the grid, which
+adds its contribution before the first axis and hands it the result after the last.
 """
 
 import math
@@ -22,11 +25,13 @@ class Frame:
 
     `order` gives the rank at each grid position. `shares` are the relative weights of the channels: rails
     of unequal speed carry unequal shares. Only a broadcast has a root; it is 0 elsewhere. `wires` has the wire type
-    of each axis, or is empty where nothing is coded; only an all_reduce can be.
+    of each axis, or is empty where nothing is coded; only an all_reduce can be. `joined` are the ranks beyond the grid,
+    each with the rank of the grid that it joins; only an all_reduce has any.
 
     Raises:
-        ScheduleError: the grid is empty, `order` is no permutation that fills it, the root is not a rank,
-            a share is not a positive integer, or `wires` has not one type an axis, or an exact axis behind a coded one.
+        ScheduleError: the grid is empty, `order` and `joined` do not name each rank once, `order` does not fill the
+            grid, a rank joins none of the grid, the root is not a rank, a share is not a positive integer, or `wires`
+            has not one type an axis, or an exact axis behind a coded one.
     """
 
     collective: Collective
@@ -35,24 +40,40 @@ class Frame:
     root: int = 0
     shares: tuple[int, ...] = (1,)
     wires: tuple[Wire, ...] = ()
-    # `order` as an array, and its inverse: all ranks of a long line are looked up one by one.
+    joined: tuple[tuple[int, int], ...] = ()
+    # `order` as an array, and its inverse: all ranks of a long line are looked up one by one. -1: it stands nowhere.
     _ranks_at: NDArray[np.int32] = field(init=False, repr=False, compare=False)
     _position: NDArray[np.int32] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.grid) == 0 or any(size < 1 for size in self.grid):
             raise ScheduleError(f"grid={self.grid}: want at least one axis, each of at least one rank")
-        if sorted(self.order) != list(range(self.ranks)):
-            raise ScheduleError(f"order={self.order}: want each of the {self.ranks} ranks of grid {self.grid} once")
+        beyond = [rank for rank, _ in self.joined]
+        if len(self.order) != self.blocks or sorted([*self.order, *beyond]) != list(range(self.ranks)):
+            joined = f" beyond those that join it, {beyond}" if beyond else ""
+            raise ScheduleError(
+                f"order={self.order}: want each of the {self.blocks} ranks of grid {self.grid} once{joined}"
+            )
+        if self.joined:
+            self._check_joined()
         if not 0 <= self.root < self.ranks or (self.root and self.collective is not Collective.BROADCAST):
             raise ScheduleError(f"root={self.root}: want a rank below {self.ranks}, and 0 where nobody broadcasts")
         if not self.shares or any(share < 1 or share != int(share) for share in self.shares):
             raise ScheduleError(f"shares={self.shares}: want a positive integer for every channel")
         self._check_wires()
         ranks_at = np.asarray(self.order, np.int32)
-        for name, array in (("_ranks_at", ranks_at), ("_position", np.argsort(ranks_at).astype(np.int32))):
+        position = np.full(self.ranks, -1, np.int32)
+        position[ranks_at] = np.arange(self.blocks)
+        for name, array in (("_ranks_at", ranks_at), ("_position", position)):
             array.setflags(write=False)
             object.__setattr__(self, name, array)
+
+    def _check_joined(self) -> None:
+        strange = sorted({partner for _, partner in self.joined}.difference(self.order))
+        if strange:
+            raise ScheduleError(f"joined={self.joined}: want ranks of grid {self.grid} to join, got {strange[0]}")
+        if self.collective is not Collective.ALL_REDUCE:
+            raise ScheduleError(f"joined={self.joined} for {self.collective.value}: only an all_reduce can be joined")
 
     def _check_wires(self) -> None:
         known = all(isinstance(wire, Wire) for wire in self.wires)
@@ -73,6 +94,11 @@ class Frame:
     @property
     def ranks(self) -> int:
         """How many ranks there are."""
+        return self.blocks + len(self.joined)
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks a share is cut into: one for each rank of the grid."""
         return math.prod(self.grid)
 
     @property
@@ -93,11 +119,25 @@ class Frame:
         """Return the grid position of `rank`.
 
         Raises:
-            ScheduleError: there is no such rank.
+            ScheduleError: there is no such rank, or it only joins one that stands there.
         """
+        self.refuse_other(rank)
+        if self._position[rank] < 0:
+            raise ScheduleError(f"rank={rank}: it joins rank {self.joins(rank)}, and has no position of its own")
+        return int(self._position[rank])
+
+    def refuse_other(self, rank: int) -> None:
+        """Raise ScheduleError unless there is such a rank."""
         if not 0 <= rank < self.ranks:
             raise ScheduleError(f"rank={rank}: want 0 to {self.ranks - 1}")
-        return int(self._position[rank])
+
+    def joins(self, rank: int) -> int:
+        """Return the rank of the grid that `rank` joins; of those that stand there, the rank itself."""
+        return next((partner for joining, partner in self.joined if joining == rank), rank)
+
+    def joined_to(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks that join `rank`."""
+        return tuple(joining for joining, partner in self.joined if partner == rank)
 
     def coordinates_of(self, rank: int) -> tuple[int, ...]:
         """Return the coordinates of `rank`, fastest axis first."""
@@ -114,7 +154,7 @@ class Frame:
         return math.prod(self.grid[axis + 1 :])
 
     def owners(self) -> NDArray[np.int32]:
-        """Return the rank that owns each block: shape (ranks,)."""
+        """Return the rank that owns each block: shape (blocks,)."""
         # Position numbers count the first axis fastest, block numbers the last.
         owners: NDArray[np.int32] = self._ranks_at.reshape(self.grid[::-1]).T.ravel()
         return owners

@@ -2,7 +2,7 @@
 
 A chunk is one channel's piece of one block, in one space. Within a space chunks follow each other without
 a gap in the order of their slots, so two chunks are contiguous exactly when their slots are consecutive,
-whatever the sizes turn out to be. With p ranks and K channels the chunks are numbered, channel by channel:
+whatever the sizes turn out to be. With p ranks on the grid and K channels the chunks are numbered, channel by channel:
 
     all_reduce       OUTPUT p K, SCRATCH (2 axes - 1) p K: whole buffers, one after the other
     broadcast        OUTPUT K
@@ -71,7 +71,7 @@ class Bases:
 
 def bases_of(frame: Frame) -> Bases:
     """Return where each space's chunk numbers begin."""
-    one, all_blocks = frame.channels, frame.channels * frame.ranks
+    one, all_blocks = frame.channels, frame.channels * frame.blocks
     return {
         Collective.ALL_REDUCE: Bases(output=0, scratch=all_blocks),
         Collective.BROADCAST: Bases(output=0),
@@ -84,7 +84,7 @@ def bases_of(frame: Frame) -> Bases:
 def layout_of(frame: Frame) -> Layout:
     """Return where the chunks lie; it is the same table on every rank."""
     own = np.arange(frame.channels)
-    in_turn = np.arange(frame.channels * frame.ranks)
+    in_turn = np.arange(frame.channels * frame.blocks)
     # A block's pieces for the channels lie side by side, and blocks follow each other by rank.
     by_rank = (frame.owners().astype(np.int64) * frame.channels + own[:, np.newaxis]).ravel()
     pieces = {
@@ -111,7 +111,7 @@ def scratch_buffers_of(frame: Frame) -> int:
 def breaks_of(frame: Frame) -> NDArray[np.bool_]:
     """Return, for every block, whether the user's buffer has something else between it and the block before."""
     if frame.collective in {Collective.ALL_REDUCE, Collective.BROADCAST}:
-        return np.zeros(frame.ranks, np.bool_)
+        return np.zeros(frame.blocks, np.bool_)
     if frame.channels > 1:
         return np.ones(frame.ranks, np.bool_)
     breaks: NDArray[np.bool_] = np.diff(frame.owners(), prepend=-1) != 1
@@ -148,13 +148,13 @@ def extents_of(frame: Frame, rank: int, counts: Counts, used: NDArray[np.bool_])
 
 def _sizes_of(frame: Frame, rank: int, counts: Counts) -> dict[Space, NDArray[np.int64]]:
     """Return the elements in each slot of each space."""
-    frame.position_of(rank)
+    frame.refuse_other(rank)
     if frame.collective in {Collective.ALL_REDUCE, Collective.BROADCAST}:
         if not isinstance(counts, int) or counts < 0:
             raise ScheduleError(f"counts={counts!r}: {frame.collective.value} wants one number of elements >= 0")
         if frame.collective is Collective.BROADCAST:
             return {Space.OUTPUT: split(counts, frame.shares)}
-        blocks, grain = (1,) * frame.ranks, grain_of(frame)
+        blocks, grain = (1,) * frame.blocks, grain_of(frame)
         pieces = np.concatenate([split(int(n), blocks, grain) for n in split(counts, frame.shares, grain)])
         return {Space.OUTPUT: pieces, Space.SCRATCH: np.tile(pieces, scratch_buffers_of(frame))}
     if frame.collective is Collective.ALL_TO_ALL:

@@ -52,7 +52,7 @@ class Schedule:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """The rank at each grid position."""
+        """The rank at each grid position; ranks that only join one of these are not among them."""
         return self.frame.order
 
     @property
@@ -105,16 +105,20 @@ class Schedule:
         words = [self.collective.value, self.algorithm, phases, self.accumulation.name.lower(), str(self.root)]
         columns = [",".join(map(str, each)) for each in (self.grid, self.order, self.shares)]
         columns += [names_of(self.wires)] if self.frame.is_coded else []
+        columns += [f"joined {self.frame.joined}"] if self.frame.joined else []
         return "|".join([*words, *columns])
 
     def describe(self) -> str:
         """Return several lines that say what happens, phase by phase."""
         lines = [str(self)]
+        if self.frame.joined:
+            pairs = ", ".join(f"{rank} joins {partner}" for rank, partner in self.frame.joined)
+            lines.append(f"  before the first axis, and after the last: {pairs}")
         for phase in self.phases:
             size = self.grid[phase.axis]
             wire = self.wires[phase.axis]
             coded = f", {wire.name.lower()} on the wire" if wire else ""
-            where = f"on {self.ranks // size} lines of {size} ranks{coded}"
+            where = f"on {self.frame.blocks // size} lines of {size} ranks{coded}"
             lines.append(f"  axis {phase.axis + 1}: {phase.pattern.name} {where}")
         return "\n".join(lines)
 
@@ -124,4 +128,5 @@ class Schedule:
         extras += [f"wires {names_of(self.wires)}"] if self.frame.is_coded else []
         extras += [f"{self.accumulation.name.lower()} accumulation"] if self.accumulation else []
         grid = " x ".join(map(str, self.grid))
-        return ", ".join([f"{self.algorithm} {self.collective.value} on {grid} ranks", *extras])
+        joined = f" and {len(self.frame.joined)} that join them" if self.frame.joined else ""
+        return ", ".join([f"{self.algorithm} {self.collective.value} on {grid} ranks{joined}", *extras])

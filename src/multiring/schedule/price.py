@@ -8,7 +8,8 @@ travel, and encoding, and decoding in a COPY, cost as much as a local COPY. A bu
 side by side.
 
 On a grid without a root every rank does the same up to a turn of each axis, so what the peer at offset -d sends is
-what the rank itself sends to offset +d: one rank's moves are enough.
+what the rank itself sends to offset +d: one rank's moves are enough. Where ranks join others, it is one whom most join,
+and those are timed beside it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,8 @@ Routing = Callable[[int, int], tuple[int, int, int]]
 
 _CARRIED = {wire: encoded_bytes(wire, BLOCK) / (4 * BLOCK) for wire in Wire}  # of a float32's bytes
 
+_RESULT = -1  # the queue of a rank that joins another; that one takes from its i-th in its own queue -i
+
 _MOST_MESSAGES = 600  # that are timed one by one
 
 
@@ -38,20 +41,22 @@ def price(schedule: Schedule, size_bytes: float, ways: Sequence[Link | Way], seg
     Args:
         schedule: what to price; not its size, which it does not know.
         size_bytes: the whole buffer, the longer side: all ranks' blocks.
-        ways: one for every axis; several channels share it in proportion to their weights. A Link has its own port.
+        ways: one for every axis, and one more where ranks join others, for what passes between these; several channels
+            share it in proportion to their weights. A Link has its own port.
         segments: into how many equal pieces the buffer is cut. Where they are many, a few are timed and the rest
             extrapolated: exact to 3 %, which tests/pure holds.
 
     Raises:
         ScheduleError: `ways` does not have one for every axis.
     """
-    if len(ways) != len(schedule.grid):
-        raise ScheduleError(f"{len(ways)} links for grid {schedule.grid}: want one for every axis")
+    if len(ways) != _kinds_of_way(schedule):
+        more = ", and one for those that join" if schedule.frame.joined else ""
+        raise ScheduleError(f"{len(ways)} links for grid {schedule.grid}: want one for every axis{more}")
     known = tuple(way if isinstance(way, Way) else Way(link=way, port=axis) for axis, way in enumerate(ways))
     if schedule.collective is Collective.BROADCAST:
         return _price_broadcast(schedule, size_bytes / segments, known, segments)
-    chunk_bytes = size_bytes / segments / schedule.ranks
-    steps = (representative(schedule),)
+    chunk_bytes = size_bytes / segments / schedule.frame.blocks
+    steps = (representative(schedule), *_joining(schedule))
     affordable = max(2, _MOST_MESSAGES // max(1, sum(_loads(schedule)[0])))
     # Lanes whose time goes into waiting take their segments in waves: what is left out are whole waves.
     timed = segments if segments <= affordable else min(MOST_LANES + segments % MOST_LANES, affordable)
@@ -65,7 +70,7 @@ def price(schedule: Schedule, size_bytes: float, ways: Sequence[Link | Way], seg
 
 def least(schedule: Schedule, size_bytes: float, ways: Sequence[Way], segments: int = 1) -> float:
     """Return seconds below which `price` never is: what the busiest port, or the rank itself, has to do. Cheap."""
-    chunk_bytes = size_bytes / segments / schedule.ranks
+    chunk_bytes = size_bytes / segments / schedule.frame.blocks
     if schedule.collective is Collective.BROADCAST:
         return 0.0
     messages, chunks, written = _loads(schedule)
@@ -83,7 +88,8 @@ def least(schedule: Schedule, size_bytes: float, ways: Sequence[Way], segments: 
 @lru_cache(maxsize=512)
 def _loads(schedule: Schedule) -> tuple[list[int], list[float], list[int]]:
     """Return, by axis, the messages a rank sends in a segment, the chunks that travel, and the chunks it writes."""
-    messages, chunks, written = [0] * len(schedule.grid), [0.0] * len(schedule.grid), [0] * len(schedule.grid)
+    kinds = _kinds_of_way(schedule)
+    messages, chunks, written = [0] * kinds, [0.0] * kinds, [0] * kinds
     for step in representative(schedule):
         for message in step.sends:
             messages[message.axis] += 1
@@ -96,16 +102,44 @@ def _loads(schedule: Schedule) -> tuple[list[int], list[float], list[int]]:
 @lru_cache(maxsize=512)
 def representative(schedule: Schedule) -> tuple[Step, ...]:
     """Return what every rank does, as far as time goes; what a peer sends it is what it sends itself."""
-    rank = schedule.order[0]
+    rank = _represents(schedule)
     frame = replace(schedule.frame, shares=(1,))
     offsets = _offsets_of(schedule, rank)
+    joined = {peer: index for index, peer in enumerate(frame.joined_to(rank), 1)}
 
     def turn(_: int, peer: int) -> tuple[int, int, int]:
+        if peer in joined:
+            return len(schedule.grid), _RESULT, -joined[peer]
         axis, offset = offsets[peer]
         width = max(schedule.grid)
         return axis, axis * width + offset, axis * width + schedule.grid[axis] - offset
 
-    return steps_of(rank, expand(frame, schedule.phases, rank), turn, dict.fromkeys(offsets, 0))
+    return steps_of(rank, expand(frame, schedule.phases, rank), turn, {**dict.fromkeys(offsets, 0), **joined})
+
+
+def _joining(schedule: Schedule) -> list[tuple[Step, ...]]:
+    """Return what the ranks do that join the representative, in order; their way is the last one."""
+    frame, partner = replace(schedule.frame, shares=(1,)), _represents(schedule)
+    return [
+        steps_of(
+            rank,
+            expand(frame, schedule.phases, rank),
+            lambda _, __, index=index: (len(schedule.grid), -index, _RESULT),  # type: ignore[misc]
+            {partner: 0},
+        )
+        for index, rank in enumerate(frame.joined_to(partner), 1)
+    ]
+
+
+def _represents(schedule: Schedule) -> int:
+    """Return the rank that has most to do: the first whom most others join."""
+    if not schedule.frame.joined:
+        return schedule.order[0]
+    return max(schedule.order, key=lambda rank: len(schedule.frame.joined_to(rank)))
+
+
+def _kinds_of_way(schedule: Schedule) -> int:
+    return len(schedule.grid) + bool(schedule.frame.joined)
 
 
 def _offsets_of(schedule: Schedule, rank: int) -> dict[int, tuple[int, int]]:

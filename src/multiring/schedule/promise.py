@@ -42,8 +42,8 @@ def promise_of(frame: Frame, roundings: int) -> Promise:
     slots, spaces = layout.slot.tolist(), [Space(space) for space in layout.space.tolist()]
     sums = frame.collective in SUMS
     everyone = (1 << ranks) - 1
-    is_plain_line = len(frame.grid) == channels == 1 and frame.order == tuple(range(ranks))
-    scratch_home = list(range(ranks * channels)) * scratch_buffers_of(frame)
+    is_plain_line = len(frame.grid) == channels == 1 and frame.order == tuple(range(ranks)) and not frame.joined
+    scratch_home = list(range(frame.blocks * channels)) * scratch_buffers_of(frame)
     if frame.collective is not Collective.ALL_REDUCE:  # whose blocks go by number everywhere
         scratch_home = (frame.owners() * channels + np.arange(channels)[:, np.newaxis]).ravel().tolist()
 
