@@ -2,8 +2,9 @@
 
     sudo .venv/bin/python benchmarks/unequal_hosts.py [--jobs 6] [--lab '--hosts 4 --slots 4,4,3,1 --link 1gbit']
 
-Each job is a lab of its own. There the cheapest plan of each kind, by the planner's price, takes turns of a quarter of a second
-for every size; what is judged is a job's ratio of medians. Exits with 1 where joining is slower, by the interval.
+Each job is a lab of its own. There the cheapest plan of each kind, by the planner's price, takes turns of a quarter of
+a second for every size; what is judged is a job's ratio of medians. Exits with 1 where joining is slower, by the
+interval.
 """
 
 import argparse
