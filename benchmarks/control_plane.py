@@ -30,7 +30,7 @@ from pathlib import Path
 
 from multiring.agreement import Decision, Member, Outcome, Ready
 from multiring.agreement.tree import place_of
-from multiring.runtime.switching import RADIX
+from multiring.runtime.named.order_switch import RADIX
 
 TIMEOUT_S = 300
 ROUNDS = 10  # of a job

@@ -13,9 +13,8 @@ import numpy as np
 
 import multiring
 from multiring._native import Notice
-from multiring.runtime import named
-from multiring.runtime.line import Kind, Line, Message
-from multiring.runtime.named import NamedOperations
+from multiring.runtime.named.channel import Kind, Line, Message
+from multiring.runtime.named.named import NamedOperations, named
 
 _STEP_BYTES = 4
 

@@ -14,8 +14,8 @@ from benchmarks.evidence_rank import tell
 from torch import Tensor, nn
 
 from multiring.settings import Settings
-from multiring.torch.parallel.deciding import Prospect, build, look
-from multiring.torch.parallel.model import ParallelModel
+from multiring.torch.parallelizing.deciding import Prospect, build, look
+from multiring.torch.parallelizing.model import ParallelModel
 
 CLASSES, WARM_UP, MIB = 10, 2, 1 << 20
 # Of the loss of each of the first steps. Mixes sum in different orders, and Adam makes much of little: after five steps

@@ -30,9 +30,9 @@ from tests.wire.crowd import Crowd
 from tests.wire.strangers import visit
 from tests.wire.test_strangers_words import TO_A_RANK, TO_RANK_0, Door, hear_an_impostor, words
 
-from multiring.runtime.handshake import encode, frame, new_nonce
-from multiring.runtime.rendezvous import meet
-from multiring.runtime.sources import Identity
+from multiring.runtime.bootstrap.handshake import encode, frame, new_nonce
+from multiring.runtime.bootstrap.launchers import Identity
+from multiring.runtime.bootstrap.rendezvous import meet
 from multiring.settings import environment_of, inherited_environment
 
 INPUTS, AT_A_PORT = 1_000_000, 10_000

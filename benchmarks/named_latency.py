@@ -18,7 +18,7 @@ import numpy as np
 
 import multiring
 from multiring.errors import Terms
-from multiring.runtime.named import NamedOperations
+from multiring.runtime.named.named import NamedOperations
 
 FLOOR = 6.0  # ping-pongs
 WARM_UP = 300

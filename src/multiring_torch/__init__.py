@@ -28,13 +28,13 @@ def register() -> None:
 
 
 def _create(options: Any, pg_options: Any) -> Any:
-    from multiring.torch.backend.creating import create  # noqa: PLC0415 -- see above
+    from multiring.torch.c10d.creating import create  # noqa: PLC0415 -- see above
 
     return create(options, pg_options)
 
 
 def _rendezvous(url: str, **options: Any) -> Iterator[Any]:
-    from multiring.torch.backend.stores import store_of_job  # noqa: PLC0415 -- see above
+    from multiring.torch.c10d.stores import store_of_job  # noqa: PLC0415 -- see above
 
     yield store_of_job(url, options.get("timeout"))
     raise RuntimeError("multiring:// meets once; call init_process_group again")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 import multiring
 from multiring.planner import Plan
 from multiring.runtime.arrays import numpy_dtype
-from multiring.runtime.programs import Request, Segments
+from multiring.runtime.group.compile import Request, Segments
 from multiring.schedule import OPS, Collective, Splits, interpret, wire_of
 
 Array = NDArray[Any]

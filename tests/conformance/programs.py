@@ -32,7 +32,7 @@ from multiring.collectives import algorithms_of, build
 from multiring.errors import MultiringError, ScheduleError
 from multiring.planner import Plan
 from multiring.planner.candidates import joined_frames, wires_of
-from multiring.runtime.programs import Request, task_of
+from multiring.runtime.group.compile import Request, task_of
 from multiring.schedule import Collective, Frame, wire_of
 from multiring.topology import grid_of
 

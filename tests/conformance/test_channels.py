@@ -16,7 +16,7 @@ from multiring.collectives import TABLE, build
 from multiring.errors import ScheduleError
 from multiring.planner import Plan
 from multiring.runtime.arrays import numpy_dtype
-from multiring.runtime.programs import task_of
+from multiring.runtime.group.compile import task_of
 from multiring.schedule import Collective, Frame, Kind, Schedule
 from multiring.topology import grid_of
 

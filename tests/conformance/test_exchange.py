@@ -14,7 +14,7 @@ from tests.wire.ranks import Here, report_of, run_ranks
 
 from multiring.errors import MismatchError, MultiringError, PeerLostError
 from multiring.runtime.arrays import numpy_dtype
-from multiring.runtime.programs import Request
+from multiring.runtime.group.compile import Request
 from multiring.schedule import Collective
 
 

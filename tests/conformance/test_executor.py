@@ -8,7 +8,7 @@ import pytest
 from tests.conformance.cases import Case, place
 from tests.wire.ranks import CONFORMING, Here, run_ranks
 
-from multiring.runtime.programs import Segments
+from multiring.runtime.group.compile import Segments
 from multiring.schedule import Collective, Kind
 
 CASES = [

@@ -9,8 +9,8 @@ from tests.wire.ranks import CONFORMING, Here, run_ranks
 
 from multiring._native import NOTE_BYTES, Notice, NoticeKind
 from multiring.errors import ArgumentError, StateError
-from multiring.runtime.notices import Control
-from multiring.runtime.world import current
+from multiring.runtime.failures.control_thread import Control
+from multiring.runtime.job.job import current
 
 GROUP = 77
 TAGS = 120

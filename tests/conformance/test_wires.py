@@ -14,7 +14,7 @@ from tests.wire.ranks import Here, run_ranks
 import multiring
 from multiring.errors import ArgumentError, MismatchError
 from multiring.planner import plan
-from multiring.runtime.programs import Segments
+from multiring.runtime.group.compile import Segments
 from multiring.schedule import Collective, Kind, decoded, encoded_bytes, wire_of
 
 WIRES = ("fp16", "bf16", "int8")

@@ -20,7 +20,7 @@ from torch import Tensor
 import multiring
 import multiring.torch as mt
 from multiring.errors import ArgumentError
-from multiring.torch.tensors import dtype_name
+from multiring.torch.interop import dtype_name
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")

@@ -10,7 +10,7 @@ from tests.wire.ranks import Here, run_ranks
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from multiring.torch.backend.buffers import touching
+from multiring.torch.c10d.buffers import touching
 
 COUNTS = [3, 700, 70_000]  # exchanged in slots, copied aside, read where they lie
 

@@ -18,10 +18,10 @@ import multiring.torch as mt
 from multiring.errors import ArgumentError, StateError, UnsupportedError
 from multiring.planner.mixes import Compute
 from multiring.topology import TCP, Topology
-from multiring.torch.parallel.anatomy import Split, anatomy_of
-from multiring.torch.parallel.building import equalise, local
-from multiring.torch.parallel.deciding import build, look
-from multiring.torch.parallel.measuring import ascending, calls_of, cost_of
+from multiring.torch.parallelizing.anatomy import Split, anatomy_of
+from multiring.torch.parallelizing.building import equalise, local
+from multiring.torch.parallelizing.deciding import build, look
+from multiring.torch.parallelizing.measuring import ascending, calls_of, cost_of
 
 RANKS, BATCH, WORDS, CLASSES, STEPS = 4, 16, 4096, 5, 3
 TWO_BY_TWO = Topology(((0, 1), (2, 3)), rails=(TCP,))

@@ -8,7 +8,7 @@ import pytest
 from multiring._native import NOTE_BYTES, Lowering, Program
 from multiring.collectives import build
 from multiring.errors import ArgumentError
-from multiring.runtime.programs import Execution, compile_moves
+from multiring.runtime.group.compile import Execution, compile_moves
 from multiring.schedule import Collective, Frame, Kind, Moves, Schedule
 
 ELEMENTS = 1000

@@ -18,7 +18,7 @@ from multiring.lab import parse_slots
 from multiring.planner import Plan, Task, candidates, cheapest, ranked, ways_of
 from multiring.planner.candidates import joined_frames
 from multiring.planner.pins import pins_of, pins_text
-from multiring.runtime.programs import Lowering, lowering_of
+from multiring.runtime.group.compile import Lowering, lowering_of
 from multiring.schedule import (
     Accumulation,
     Collective,

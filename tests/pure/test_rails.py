@@ -2,7 +2,7 @@
 
 import pytest
 
-from multiring.runtime.rails import Place, Traffic, slow_rails, topology_with
+from multiring.runtime.rails.select import Place, Traffic, slow_rails, topology_with
 from multiring.topology import TCP, Link, OwnRails, Rack, Topology
 
 FAST = Link(latency_s=1e-6, overhead_s=1e-6, bandwidth_bytes_per_s=4e9, reduce_bytes_per_s=5e9)

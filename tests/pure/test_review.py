@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from multiring.planner.review import Constants, Review
-from multiring.runtime.watch import busy_seconds
+from multiring.runtime.rails.watch import busy_seconds
 from multiring.topology import Topology
 
 HOSTS = Topology(((0, 1), (2, 3), (4, 5)), names=("a", "b", "c"))

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from multiring.errors import ArgumentError, LaunchError
-from multiring.runtime import addresses, mpi_library
-from multiring.runtime.addresses import LocalAddress, TcpAddress, listen, own_address, parse_address
-from multiring.runtime.sources import Identity, identify
+from multiring.runtime.bootstrap import addresses
+from multiring.runtime.bootstrap.addresses import LocalAddress, TcpAddress, listen, own_address, parse_address
+from multiring.runtime.bootstrap.launchers import Identity, identify
+from multiring.runtime.engines import mpi_library
 from multiring.settings import FOREIGN_VARIABLES, Settings, environment_of, foreign_environment
 
 TORCHRUN = {

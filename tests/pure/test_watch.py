@@ -2,7 +2,7 @@
 
 import pytest
 
-from multiring.runtime.watch import Crawls
+from multiring.runtime.rails.watch import Crawls
 
 PREDICTED_S = 0.01
 

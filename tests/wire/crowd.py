@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from multiring.runtime.addresses import LocalAddress, parse_address
-from multiring.runtime.handshake import FrameReader, Seal, decode, encode, frame, new_nonce, proof
+from multiring.runtime.bootstrap.addresses import LocalAddress, parse_address
+from multiring.runtime.bootstrap.handshake import FrameReader, Seal, decode, encode, frame, new_nonce, proof
 from multiring.version import VERSION
 
 _LENGTH = struct.Struct(">I")

@@ -16,7 +16,7 @@ from tests.wire.faults import Fault, freeze
 from tests.wire.ranks import Here, report_of
 
 from multiring.errors import DisagreementError, MultiringError
-from multiring.runtime.named import NamedOperations
+from multiring.runtime.named.named import NamedOperations
 
 DISAGREEMENTS = {"shape": "shape", "type": "data type", "reduction": "reduction operation"}
 DEADLOCKS = ("order", "skipped", "set")

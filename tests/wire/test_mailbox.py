@@ -11,7 +11,7 @@ from tests.wire.ranks import ENGINES, Here, report_of, run_ranks
 
 import multiring
 from multiring.errors import MismatchError, MultiringError, PeerLostError, StallError, StateError
-from multiring.runtime.mailbox import Mailbox
+from multiring.runtime.group.point_to_point import Mailbox
 
 
 def box_of(here: Here, **settings: Any) -> tuple[multiring.Group, Mailbox]:

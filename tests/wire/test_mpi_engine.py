@@ -42,7 +42,7 @@ def test_open_mpi_carries_the_same_bits() -> None:
 
 def carried_by_mpi(here: Here) -> tuple[int, int, int]:
     """Return how many bytes MPI was given to send, how many went out in all by the schedule, and in how many pieces."""
-    engine: Any = importlib.import_module("multiring.runtime.mpi_engine")
+    engine: Any = importlib.import_module("multiring.runtime.engines.mpi")
     sent = []
     post = engine.MpiEngine._post
 
@@ -162,8 +162,8 @@ def guard_one_of_three() -> None:
 def be_one_of_three(stage: str, how: str, folder: Path) -> None:
     """Come to the stage where rank 1 does `how`; the others write down what they are told, shut down and end."""
     rank = int(os.environ["PMI_RANK"])
-    vars(importlib.import_module("multiring.runtime.world"))["host_id"] = lambda: f"host {rank}"
-    engine: Any = importlib.import_module("multiring.runtime.mpi_engine")
+    vars(importlib.import_module("multiring.runtime.job.job"))["host_id"] = lambda: f"host {rank}"
+    engine: Any = importlib.import_module("multiring.runtime.engines.mpi")
     number = signal.Signals[how]
     if stage == "init" and rank == 1:
         engine.MpiHere._duplicate = lambda *_: os.kill(os.getpid(), number)

@@ -18,9 +18,9 @@ from tests.wire.ranks import Here, run_ranks
 import multiring
 from multiring import Group, Handle
 from multiring.errors import ArgumentError, DisagreementError, MismatchError, StateError, Terms, UnsupportedError
-from multiring.runtime.labels import label_of, meaning_of, shown
-from multiring.runtime.named import NamedOperations
-from multiring.runtime.named_handle import Start
+from multiring.runtime.named.handle import Start
+from multiring.runtime.named.label import label_of, meaning_of, shown
+from multiring.runtime.named.named import NamedOperations
 
 
 def all_reduce(named: NamedOperations, name: str, array: Any, op: str = "sum", really: str | None = None) -> Handle:

@@ -12,8 +12,8 @@ from tests.wire.ranks import Here, report_of, run_ranks
 
 from multiring.errors import LaunchError
 from multiring.lab import ask_lab
-from multiring.runtime.rails import Traffic, traffic_of
-from multiring.runtime.world import current
+from multiring.runtime.job.job import current
+from multiring.runtime.rails.select import Traffic, traffic_of
 
 TWO = "127.0.0.1,127.0.0.2"
 

@@ -8,7 +8,7 @@ from tests.wire.ranks import Here, run_ranks
 from multiring.collectives import build
 from multiring.errors import RendezvousError
 from multiring.planner import Plan, Task
-from multiring.runtime.watch import CHECK_EVERY, LEAST_BYTES, Watch
+from multiring.runtime.rails.watch import CHECK_EVERY, LEAST_BYTES, Watch
 from multiring.schedule import Collective, Frame
 
 ELEMENTS = 1 << 20

@@ -11,7 +11,7 @@ from tests.wire.ranks import ENGINES, Here, report_of, run_ranks
 
 import multiring
 from multiring.errors import StateError
-from multiring.runtime.roll_call import Roll, RollCall
+from multiring.runtime.failures.monitored_barrier import Roll, RollCall
 
 LONG_S = 60.0
 

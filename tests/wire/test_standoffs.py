@@ -12,7 +12,7 @@ from tests.wire.ranks import Here, run_ranks
 
 import multiring
 from multiring.errors import MultiringError, StallError
-from multiring.runtime.named import NamedOperations
+from multiring.runtime.named.named import NamedOperations
 
 # A twentieth of what users have: a warning after 0.2 s, an error after 0.5 s.
 SURE_S = 0.5

@@ -18,11 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multiring.errors import RendezvousError
-from multiring.runtime.addresses import parse_address
-from multiring.runtime.handshake import PROTOCOL, FrameError, FrameReader, Seal, decode, encode, frame, proof
-from multiring.runtime.rendezvous_client import Client, _AttemptError
-from multiring.runtime.rendezvous_server import Server
-from multiring.runtime.sources import Identity
+from multiring.runtime.bootstrap.addresses import parse_address
+from multiring.runtime.bootstrap.handshake import PROTOCOL, FrameError, FrameReader, Seal, decode, encode, frame, proof
+from multiring.runtime.bootstrap.launchers import Identity
+from multiring.runtime.bootstrap.rendezvous_client import Client, _AttemptError
+from multiring.runtime.bootstrap.rendezvous_server import Server
 from multiring.version import VERSION
 
 NONCE = "0a" * 32

@@ -20,8 +20,8 @@ from multiring.launch.cores import cores_of_cpus, usable_cpus
 from multiring.planner import Plan, Task, ranked
 from multiring.probe import time_plan
 from multiring.runtime import Group, init, shutdown
-from multiring.runtime.plan_file import write_pins
-from multiring.runtime.topology_file import read_topology
+from multiring.runtime.group.plan_file import write_pins
+from multiring.runtime.rails.topology_file import read_topology
 from multiring.schedule import SUMS, Accumulation, Collective, Wire
 from multiring.topology import Topology
 

@@ -12,7 +12,7 @@ from multiring.cli.output import show
 from multiring.errors import ArgumentError
 from multiring.probe import probe
 from multiring.runtime import init, shutdown
-from multiring.runtime.topology_file import write_topology
+from multiring.runtime.rails.topology_file import write_topology
 from multiring.topology import text_of
 
 _SLOW = 1

@@ -15,7 +15,7 @@ from subprocess import SubprocessError
 from typing import Any
 
 from multiring.errors import ArgumentError, LaunchError, MultiringError, StateError
-from multiring.runtime.addresses import peer_credentials
+from multiring.runtime.bootstrap.addresses import peer_credentials
 
 _PREFIX = "multiring-lab-"
 _DOOR_OF_HOST = "\0multiring-lab"  # the same in agent.py

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from multiring.errors import ArgumentError
 from multiring.optim.adasum import combine, held_type, products, rounds
 from multiring.runtime import Group, Handle
-from multiring.runtime.handles import in_background
+from multiring.runtime.group.handles import in_background
 
 Array = NDArray[Any]
 

@@ -18,7 +18,7 @@ import numpy as np
 from multiring.probe.fit import Between, Patience, reduce_rate
 from multiring.probe.remarks import far_from_stated, median_of, racked, slow_hosts
 from multiring.runtime import Group
-from multiring.runtime.addresses import boot_id
+from multiring.runtime.bootstrap.addresses import boot_id
 from multiring.topology import SHM, Link, Topology
 
 _LONGEST_LINE = 16  # hosts; of more the planner makes two axes

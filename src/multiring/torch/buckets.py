@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from multiring.torch.tensors import dense_strides
+from multiring.torch.interop import dense_strides
 
 # A cache line, and the widest vector there is.
 ALIGNMENT_BYTES = 64

@@ -17,8 +17,8 @@ from multiring.errors import (
     UnsupportedError,
 )
 from multiring.runtime import elastic
-from multiring.runtime.handles import told_apart
-from multiring.torch.terms import DATA_TYPE, OPERATION, REDUCTION, ROOT, SCALES, SHAPE, WHOLE_SHAPE
+from multiring.runtime.group.handles import told_apart
+from multiring.torch.signatures import DATA_TYPE, OPERATION, REDUCTION, ROOT, SCALES, SHAPE, WHOLE_SHAPE
 
 _SHUT_DOWN = (
     "Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce, "

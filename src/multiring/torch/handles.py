@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from multiring.errors import ArgumentError, MultiringError, Terms
 from multiring.runtime import Handle
-from multiring.runtime.handles import Posted
-from multiring.runtime.named import Start, posted_of
+from multiring.runtime.group.handles import Posted
+from multiring.runtime.named.named import Start, posted_of
 from multiring.torch.errors import internal
 from multiring.torch.process_sets import Members
-from multiring.torch.terms import PART
+from multiring.torch.signatures import PART
 
 
 class Unnamed(NamedTuple):

@@ -5,11 +5,11 @@ from typing import Any
 
 from multiring.errors import MultiringError
 from multiring.runtime import Group, Handle
-from multiring.runtime.handles import in_background
+from multiring.runtime.group.handles import in_background
 from multiring.torch.errors import internal
 from multiring.torch.handles import submit
 from multiring.torch.process_sets import ProcessSet, global_process_set, members_of
-from multiring.torch.terms import BARRIER, OPERATION
+from multiring.torch.signatures import BARRIER, OPERATION
 
 
 def join(device: int = -1) -> int:  # noqa: ARG001 -- Horovod's; there is host memory only

@@ -11,7 +11,7 @@ from torch import Tensor
 from multiring.errors import ArgumentError
 from multiring.torch.buckets import BUCKET_BYTES
 from multiring.torch.compression import Compression, require_compressor
-from multiring.torch.tensors import dtype_name
+from multiring.torch.interop import dtype_name
 
 OPS = ("average", "sum", "adasum")
 

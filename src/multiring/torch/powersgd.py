@@ -23,12 +23,12 @@ import torch
 from torch import Tensor
 
 from multiring.runtime import Group, Handle
-from multiring.runtime.handles import in_background
+from multiring.runtime.group.handles import in_background
+from multiring.torch.bucket_reductions import Kept
 from multiring.torch.buckets import BucketLayout, places_in
-from multiring.torch.factors import multiply, orthonormalise
+from multiring.torch.interop import Shared, allocate
 from multiring.torch.options import PowerSGD, matrix_shape
-from multiring.torch.reductions import Kept
-from multiring.torch.tensors import Shared, allocate
+from multiring.torch.powersgd_factors import multiply, orthonormalise
 
 
 class Stages:

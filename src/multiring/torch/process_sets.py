@@ -8,11 +8,11 @@ from typing import Any, NoReturn, Protocol
 
 from multiring.errors import ArgumentError, StateError
 from multiring.runtime import Group
-from multiring.runtime.named import NamedOperations
-from multiring.runtime.world import World, current
+from multiring.runtime.job.job import World, current
+from multiring.runtime.named.named import NamedOperations
 from multiring.torch.errors import internal_errors, not_initialized
-from multiring.torch.packing import Packing
-from multiring.torch.stand_ins import stand_in
+from multiring.torch.fusion_buffer import Packing
+from multiring.torch.neutral_contributions import stand_in
 
 
 class ProcessSet:

@@ -10,9 +10,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from multiring.errors import MismatchError
-from multiring.runtime.handles import told_apart
+from multiring.runtime.group.handles import told_apart
+from multiring.torch.collectives.allgather import allgather
 from multiring.torch.distributing.fingerprints import UNKNOWN, fingerprint
-from multiring.torch.gathering import allgather
 
 _LOOKED_AT = 5  # samples, evenly spaced: a file is read in milliseconds
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from multiring.data import Share
 from multiring.errors import UnsupportedError
-from multiring.torch.sync_batch_norm import SyncBatchNorm
+from multiring.torch.nn.sync_batch_norm import SyncBatchNorm
 
 
 class Weighing:

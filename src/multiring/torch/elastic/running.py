@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from multiring.runtime.elastic import run_fn
-from multiring.torch.basics import init, is_initialized, shutdown
 from multiring.torch.errors import HorovodInternalError
+from multiring.torch.lifecycle import init, is_initialized, shutdown
 from multiring.torch.process_sets import add_process_set, sets_to_keep
 
 Result = TypeVar("Result")

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from multiring.runtime.elastic import ObjectState
-from multiring.torch.basics import rank
 from multiring.torch.elastic.sampler import ElasticSampler
-from multiring.torch.objects import allgather_object, broadcast_object
-from multiring.torch.optimizer import share_anew
-from multiring.torch.optimizer_state import broadcast_optimizer_state
-from multiring.torch.parameters import broadcast_parameters
+from multiring.torch.lifecycle import rank
+from multiring.torch.object_collectives import allgather_object, broadcast_object
+from multiring.torch.optimizer.optimizer import share_anew
+from multiring.torch.optimizer.parameters import broadcast_parameters
+from multiring.torch.optimizer.state import broadcast_optimizer_state
 
 
 class StateHandler:

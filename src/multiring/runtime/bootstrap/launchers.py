@@ -1,0 +1,311 @@
+"""Who this process is: what the launcher that started it says, whichever launcher that was.
+
+MULTIRING_RANK (`multiring run`) wins over everything else; then torchrun, mpiexec, srun; with none of them the
+job has one rank. Nothing is guessed: half an identity is an error, and so is an MPI launcher whose MPI cannot
+be spoken to, which would otherwise turn N ranks into N jobs of one.
+"""
+
+import hashlib
+import os
+import secrets
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from multiring.errors import ArgumentError, LaunchError, MultiringError
+from multiring.runtime.bootstrap.addresses import LocalAddress, TcpAddress, host_id, listen, own_address, parse_address
+from multiring.runtime.bootstrap.handshake import SECRET_BYTES
+from multiring.runtime.engines.mpi_library import check_place, load_mpi
+from multiring.settings import Settings
+
+_ALONE_JOB = "alone"
+# Slurm's batch script and interactive shell are steps with reserved numbers (slurm.h: SLURM_BATCH_SCRIPT,
+# SLURM_INTERACTIVE_STEP, SLURM_EXTERN_CONT, SLURM_PENDING_STEP): what runs there was not started by srun.
+_FIRST_RESERVED_STEP = 0xFFFFFFFA
+_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+_SEVERAL_HOSTS = (
+    "its ranks are on several hosts, so set MULTIRING_RENDEZVOUS=host:port (rank 0's host and a free port there) and "
+    "MULTIRING_SECRET or MULTIRING_SECRET_FILE, the same on all ranks"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identity:
+    """A rank's place in its job, and where and how its ranks meet.
+
+    `secret` may be empty at an abstract socket, where the kernel vouches for the peer's user: rank 0 then draws one and
+    hands it over there, see `Rendezvous.secret`.
+    `local_rank` and `local_size` are None where the launcher does not say. `source` names the launcher.
+    `listener` is set on rank 0 where its address was chosen, not given: the socket is already bound to it.
+    """
+
+    rank: int
+    size: int
+    local_rank: int | None
+    local_size: int | None
+    rendezvous: str
+    secret: bytes = field(repr=False)
+    job: str
+    source: str
+    listener: socket.socket | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _check_place(self.source, "rank", self.rank, self.size)
+        if self.local_rank is not None and self.local_size is not None:
+            _check_place(self.source, "local rank", self.local_rank, self.local_size)
+
+
+def identify(settings: Settings, foreign: Mapping[str, str]) -> Identity:
+    """Return who this process is.
+
+    Args:
+        settings: this process's; MULTIRING_RENDEZVOUS and the secret also serve other launchers' ranks.
+        foreign: what other launchers set, see `settings.foreign_environment`.
+
+    Raises:
+        ArgumentError: a variable's value makes no sense, or half of what is needed is missing.
+        LaunchError: the launcher's ranks cannot meet as things are; the text says what to set or install.
+    """
+    if any(part is not None for part in (settings.rank, settings.size, settings.local_rank, settings.local_size)):
+        return _from_settings(settings)
+    return _source_of(foreign)(settings, foreign)
+
+
+def _source_of(foreign: Mapping[str, str]) -> Callable[[Settings, Mapping[str, str]], Identity]:
+    """Return the reader for the innermost launcher at work; they nest, and the outer ones' variables stay set."""
+    if "TORCHELASTIC_RUN_ID" in foreign:
+        return _from_torchrun
+    if "MPI_LOCALRANKID" in foreign or "OMPI_COMM_WORLD_RANK" in foreign:
+        return _from_mpi
+    # srun's own PMI plug-ins set PMI_RANK or PMIX_RANK for any program, MPI or not.
+    if _is_srun_step(foreign):
+        return _from_srun
+    if "PMI_RANK" in foreign or "PMIX_RANK" in foreign:
+        return _from_mpi
+    if "RANK" in foreign and "WORLD_SIZE" in foreign:
+        return _from_torchrun
+    return lambda _settings, _foreign: _alone("none")
+
+
+def _alone(source: str) -> Identity:
+    return Identity(
+        rank=0, size=1, local_rank=0, local_size=1, rendezvous="", secret=b"", job=_ALONE_JOB, source=source
+    )
+
+
+def _from_settings(settings: Settings) -> Identity:
+    if settings.rank is None or settings.size is None:
+        missing = "MULTIRING_RANK" if settings.rank is None else "MULTIRING_SIZE"
+        raise ArgumentError(f"{missing} is not set: a rank needs MULTIRING_RANK and MULTIRING_SIZE, or neither")
+    if settings.size == 1 and settings.rendezvous is None:
+        rendezvous, secret = "", b""
+    else:
+        rendezvous, secret = _meeting_place(settings, "MULTIRING_RANK", one_host=None)
+    return Identity(
+        rank=settings.rank,
+        size=settings.size,
+        local_rank=settings.local_rank,
+        local_size=settings.local_size,
+        rendezvous=rendezvous,
+        secret=secret,
+        job=settings.job or rendezvous or _ALONE_JOB,
+        source="multiring",
+    )
+
+
+def _from_torchrun(settings: Settings, foreign: Mapping[str, str]) -> Identity:
+    rank, size = _number(foreign, "RANK"), _number(foreign, "WORLD_SIZE")
+    local_rank = _number(foreign, "LOCAL_RANK") if "LOCAL_RANK" in foreign else None
+    local_size = _number(foreign, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in foreign else None
+    # The port tells jobs with one run id (torchrun's default is "none") apart, the count a restarted job's lives.
+    parts = ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+    job = settings.job or "-".join(["torchrun", *(foreign[name] for name in parts if name in foreign)])
+    rendezvous, secret = _meeting_place(settings, "torchrun", job if local_size == size else None)
+    return Identity(
+        rank=rank,
+        size=size,
+        local_rank=local_rank,
+        local_size=local_size,
+        rendezvous=rendezvous,
+        secret=secret,
+        job=job,
+        source="torchrun",
+    )
+
+
+def _is_srun_step(foreign: Mapping[str, str]) -> bool:
+    return (
+        "SLURM_PROCID" in foreign
+        and "SLURM_STEP_ID" in foreign
+        and _number(foreign, "SLURM_STEP_ID") < _FIRST_RESERVED_STEP
+    )
+
+
+def _from_srun(settings: Settings, foreign: Mapping[str, str]) -> Identity:
+    # The step's own figures where Slurm gives them: the others may be the whole allocation's.
+    size = _number(foreign, "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in foreign else "SLURM_NTASKS")
+    hosts = _number(foreign, "SLURM_STEP_NUM_NODES" if "SLURM_STEP_NUM_NODES" in foreign else "SLURM_NNODES")
+    job = settings.job or f"srun-{foreign.get('SLURM_JOB_ID', '')}-{foreign['SLURM_STEP_ID']}"
+    rendezvous, secret = _meeting_place(settings, "srun", job if hosts == 1 else None)
+    return Identity(
+        rank=_number(foreign, "SLURM_PROCID"),
+        size=size,
+        local_rank=_number(foreign, "SLURM_LOCALID") if "SLURM_LOCALID" in foreign else None,
+        local_size=size if hosts == 1 else None,
+        rendezvous=rendezvous,
+        secret=secret,
+        job=job,
+        source="srun",
+    )
+
+
+def _from_mpi(settings: Settings, foreign: Mapping[str, str]) -> Identity:
+    """Broadcast rank 0's meeting place and a fresh secret over MPI, where the environment does not say both."""
+    size = _first_number(foreign, "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+    rank = _first_number(foreign, "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+    if size == 1:
+        return _alone("mpi")
+    if rank is not None and size is not None and settings.rendezvous is not None and _secret(settings) is not None:
+        # All that ranks need to meet is said already (`multiring run --hosts` does so): no MPI has to be there.
+        rendezvous, secret = _meeting_place(settings, "mpiexec", one_host=None)
+        return Identity(
+            rank=rank,
+            size=size,
+            local_rank=_first_number(foreign, *_LOCAL_RANKS),
+            local_size=_first_number(foreign, *_LOCAL_SIZES),
+            rendezvous=rendezvous,
+            secret=secret,
+            job=settings.job or rendezvous,
+            source="mpi",
+        )
+    mpi = load_mpi(foreign)
+    check_place(mpi, rank, size, "mpiexec")
+    world = mpi.COMM_WORLD
+    words = world.Dup()  # so that nothing of ours meets a message of the program's
+    try:
+        here = host_id()
+        is_one_host = bool(words.allreduce(here == words.bcast(here, root=0), op=mpi.LAND))
+        place = choose_place(settings, "mpi", is_one_host=is_one_host) if world.Get_rank() == 0 else None
+        told = words.bcast(place.told if place else None, root=0)
+    finally:
+        words.Free()
+    if "error" in told:
+        raise LaunchError(f"rank 0 cannot listen: {told['error']}")
+    return Identity(
+        rank=world.Get_rank(),
+        size=world.Get_size(),
+        local_rank=_first_number(foreign, *_LOCAL_RANKS),
+        local_size=_first_number(foreign, *_LOCAL_SIZES),
+        rendezvous=told["rendezvous"],
+        secret=bytes.fromhex(told["secret"]),
+        job=told["job"],
+        source="mpi",
+        listener=place.listener if place else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where rank 0 listens: what it tells the others, with "error" in it where it cannot, and the socket."""
+
+    told: dict[str, str]
+    listener: socket.socket | None = None
+
+
+def choose_place(settings: Settings, source: str, *, is_one_host: bool) -> Place:
+    """Return where rank 0 listens from now on; never raises, or those who are told would wait for ever.
+
+    Args:
+        settings: an address, a secret and a name of the job in them are taken, else there are fresh ones.
+        source: by what the ranks are told; part of a fresh name.
+        is_one_host: whether all ranks are on this host.
+    """
+    token = secrets.token_hex(8)
+    job = settings.job or f"{source}-{token}"
+    listener = None
+    try:
+        secret = _secret(settings) or secrets.token_bytes(SECRET_BYTES)
+        if settings.rendezvous is not None:
+            address: LocalAddress | TcpAddress = parse_address(settings.rendezvous)
+        elif is_one_host:
+            address = LocalAddress(f"multiring-{token}")
+        else:
+            host = own_address(settings.interface)
+            listener = _listen_in_range(host, settings.ports)
+            address = TcpAddress(host, listener.getsockname()[1])
+    except (MultiringError, OSError) as error:
+        return Place({"error": str(error)})
+    return Place({"rendezvous": str(address), "secret": secret.hex(), "job": job}, listener)
+
+
+def _listen_in_range(host: str, ports: tuple[int, int] | None) -> socket.socket:
+    """Return a socket that listens at `host`, at the first free port of `ports` (both ends included).
+
+    Raises:
+        OSError: none of them is free, or `host` is not this one.
+    """
+    first, last = ports or (0, 0)
+    refusal: OSError | None = None
+    for port in range(first, last + 1):
+        try:
+            return listen(TcpAddress(host, port))
+        except OSError as error:
+            refusal = error
+    raise OSError(f"no port of {first}-{last} is free at {host}: {refusal}")
+
+
+def _meeting_place(settings: Settings, source: str, one_host: str | None) -> tuple[str, bytes]:
+    """Return the rendezvous address and the secret; `one_host` is the job's name where all ranks share a host."""
+    secret = _secret(settings)
+    if settings.rendezvous is not None:
+        address = parse_address(settings.rendezvous)
+        if isinstance(address, TcpAddress) and secret is None:
+            raise LaunchError(
+                f"MULTIRING_RENDEZVOUS={settings.rendezvous} can be reached by anyone on the network: set "
+                "MULTIRING_SECRET or MULTIRING_SECRET_FILE, the same on all ranks"
+            )
+        return settings.rendezvous, secret or b""
+    if one_host is None and source == "MULTIRING_RANK":
+        raise ArgumentError("MULTIRING_RENDEZVOUS is not set: ranks that MULTIRING_RANK names need a place to meet")
+    if one_host is None:
+        raise LaunchError(f"this job was started by {source} and {_SEVERAL_HOSTS}")
+    # The name is not secret: both ends check that the kernel says the other runs as the same user.
+    digest = hashlib.sha256(os.fsencode(one_host)).hexdigest()[:32]
+    return f"@multiring-{os.getuid()}-{digest}", secret or b""
+
+
+def _secret(settings: Settings) -> bytes | None:
+    if settings.secret is not None and settings.secret_file is not None:
+        raise ArgumentError("both MULTIRING_SECRET and MULTIRING_SECRET_FILE are set; set one")
+    if settings.secret_file is not None:
+        try:
+            secret = Path(settings.secret_file).read_bytes().strip()
+        except OSError as error:
+            raise ArgumentError(f"MULTIRING_SECRET_FILE={settings.secret_file!r}: {error.strerror}") from None
+    elif settings.secret is not None:
+        secret = os.fsencode(settings.secret)
+    else:
+        return None
+    if not secret:
+        raise ArgumentError("the job's secret is empty; want some text that nobody can guess")
+    return secret
+
+
+def _check_place(source: str, what: str, rank: int, size: int) -> None:
+    if not 0 <= rank < size:
+        raise ArgumentError(f"{source}: {what} {rank} of {size}, want 0 to {size - 1}")
+
+
+def _first_number(foreign: Mapping[str, str], *names: str) -> int | None:
+    return next((_number(foreign, name) for name in names if name in foreign), None)
+
+
+def _number(foreign: Mapping[str, str], name: str) -> int:
+    text = foreign.get(name)
+    if text is None:
+        raise ArgumentError(f"{name} is not set, though its launcher sets the variables around it")
+    if not (text.isascii() and text.isdecimal()):
+        raise ArgumentError(f"{name}={text!r}: want an integer >= 0")
+    return int(text)

@@ -1,0 +1,265 @@
+"""Every other rank's end of the rendezvous: find rank 0, prove who we are, then one card a round."""
+
+import os
+import select
+import socket
+import time
+
+from multiring.errors import RendezvousError
+from multiring.runtime.bootstrap.addresses import LocalAddress, TcpAddress, peer_credentials
+from multiring.runtime.bootstrap.handshake import (
+    PROTOCOL,
+    STRANGER_FRAME_BYTES,
+    FrameError,
+    FrameReader,
+    Message,
+    Seal,
+    decode,
+    encode,
+    frame,
+    is_nonce,
+    is_proof,
+    new_nonce,
+    proof,
+    shown,
+)
+from multiring.runtime.bootstrap.launchers import Identity
+
+_FIRST_PAUSE_S = 0.001
+_LONGEST_PAUSE_S = 0.05
+_DIAL_S = 5.0  # one attempt; a host that drops packets must not use up the whole time
+_PROBE_S = 1  # how long a connection over TCP is silent before the kernel asks whether the other end still has it
+_PROBES = 127  # the most there are: who is out of reach is waited for, who says that there is no connection is not
+_GRACE_S = 3.0  # what rank 0 may need beyond its own time-out to say who is missing
+_TABLE_FRAME_BYTES = 1 << 30
+_RECEIVE_BYTES = 1 << 18
+
+
+class _AttemptError(Exception):
+    """This attempt ended before rank 0 said yes or no."""
+
+
+class _Line:
+    """A connected socket that carries frames, each within a deadline (by time.monotonic())."""
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        self.sock = sock
+        self.deadline = deadline
+        self.reader = FrameReader(STRANGER_FRAME_BYTES)
+
+    def write(self, data: bytes) -> None:
+        self.sock.settimeout(self._remaining_s())
+        self.sock.sendall(data)
+
+    def read_frame(self) -> bytes:
+        while (payload := self.reader.next_frame()) is None:
+            self.sock.settimeout(self._remaining_s())
+            data = self.sock.recv(_RECEIVE_BYTES)
+            if not data:
+                raise _AttemptError("it closed the connection")
+            self.reader.feed(data)
+        return payload
+
+    def _remaining_s(self) -> float:
+        return max(self.deadline - time.monotonic(), _FIRST_PAUSE_S)
+
+
+class _Talk:
+    """A line both of whose ends are proven."""
+
+    def __init__(self, line: _Line, seal: Seal, peer: str) -> None:
+        self.line = line
+        self._seal = seal
+        self._peer = peer
+
+    def say(self, message: Message) -> None:
+        try:
+            self.line.write(self._seal.close(encode(message)))
+        except OSError:
+            return  # rank 0 may have said why before it closed; hearing finds that, or the end
+
+    def hear(self) -> Message:
+        try:
+            message = self._seal.open(self.line.read_frame())
+        except TimeoutError:
+            raise RendezvousError(f"rank 0 at {self._peer} fell silent during init") from None
+        except (OSError, _AttemptError):
+            raise RendezvousError("rank 0 was lost during init: its connection closed") from None
+        except FrameError as error:
+            raise RendezvousError(f"rank 0 broke the protocol during init: {error}") from None
+        for kind in ("refused", "error"):
+            if kind in message:
+                raise RendezvousError(str(message[kind]))
+        return message
+
+
+class Client:
+    """A rank's connection to rank 0, made in the first round and kept until the last."""
+
+    def __init__(self, identity: Identity, address: LocalAddress | TcpAddress, version: str, timeout_s: float) -> None:
+        self._identity = identity
+        self._address = address
+        self._version = version
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
+        self._talk: _Talk | None = None
+        self._secret = identity.secret
+        self._is_first = True  # no round is over
+        self._first_until = 0.0  # by time.monotonic(): how long rank 0 waits in the first round
+
+    def exchange(self, card: Message, began: float | None = None) -> list[Message]:
+        """Send this rank's card and wait for everyone's; see `Rendezvous.exchange`.
+
+        The others are waited for from `began` on, by time.monotonic(); by default from now on.
+        """
+        talk = self._meet()
+        now = time.monotonic()
+        until = max(now, (now if began is None else began) + self._timeout_s)
+        if self._is_first:  # rank 0 judges who is late, by its own clock: wait until it can have said so
+            until, self._is_first = self._first_until, False
+        talk.line.deadline = until + _GRACE_S
+        talk.say({"card": card})
+        cards: list[Message] = talk.hear()["cards"]
+        return cards
+
+    def secret(self) -> bytes:
+        """Return the job's secret; where the launcher gave none rank 0's, once rank 0 is found. See `Rendezvous`."""
+        self._meet()
+        return self._secret
+
+    def _meet(self) -> _Talk:
+        if self._talk is None:
+            self._talk = self._find()
+            self._first_until = time.monotonic() + self._join(self._talk)
+        return self._talk
+
+    def disturbed(self) -> bool:
+        """Return whether rank 0 has spoken, or gone, unasked: then something is wrong."""
+        if self._talk is None:
+            return False
+        spoken = select.poll()  # which takes descriptors of any number
+        spoken.register(self._talk.line.sock, select.POLLIN)
+        return bool(spoken.poll(0))
+
+    def fail(self, text: str) -> None:
+        """Tell rank 0, if it was found, that this rank gives up."""
+        if self._talk is not None:
+            self._talk.say({"failed": text})
+
+    def close(self) -> None:
+        """Drop the connection, if there is one."""
+        if self._talk is not None:
+            self._talk.line.sock.close()
+
+    def _find(self) -> _Talk:
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                return self._introduce(self._dial())
+            except (OSError, _AttemptError) as error:
+                reason = getattr(error, "strerror", None) or str(error)
+            if time.monotonic() + pause_s >= self._deadline:
+                raise RendezvousError(self._not_found_text(reason))
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _not_found_text(self, reason: str) -> str:
+        where = f"rank {self._identity.rank} found no rank 0 at {self._address} within {self._timeout_s:g} s"
+        hint = "; such an address is seen on one host only" if isinstance(self._address, LocalAddress) else ""
+        return f"{where} (last attempt: {reason}){hint}"
+
+    def _dial(self) -> socket.socket:
+        remaining_s = max(self._deadline - time.monotonic(), _FIRST_PAUSE_S)
+        if isinstance(self._address, TcpAddress):
+            sock = socket.create_connection((self._address.host, self._address.port), min(remaining_s, _DIAL_S))
+            try:
+                with_itself = sock.getsockname() == sock.getpeername()
+            except OSError:  # reset in the meantime
+                sock.close()
+                raise
+            if with_itself:
+                # While nobody listens at a port of this host that the kernel also hands out, one may get that very port
+                # and be connected with oneself; keeping it would keep rank 0 from listening there.
+                sock.close()
+                raise _AttemptError("nobody listens there yet")
+            _probe_when_silent(sock)
+            return sock
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(remaining_s)
+            sock.connect(b"\0" + os.fsencode(self._address.name))
+            self._check_user(peer_credentials(sock).uid)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _check_user(self, uid: int) -> None:
+        if uid != os.getuid():
+            raise RendezvousError(f"{self._address} is held by uid {uid}, this rank runs as uid {os.getuid()}")
+
+    def _introduce(self, sock: socket.socket) -> _Talk:
+        """Prove ourselves on `sock` and have rank 0 prove itself; closes it if that fails.
+
+        Raises:
+            _AttemptError, OSError: the connection ended first.
+            RendezvousError: we are refused, or what listens there is not rank 0 of this job.
+        """
+        line = _Line(sock, self._deadline)
+        try:
+            seal = self._prove(line)
+        except FrameError as error:
+            sock.close()
+            raise RendezvousError(f"{self._address} does not speak {PROTOCOL!r}: {error}") from None
+        except TimeoutError:
+            sock.close()
+            raise _AttemptError("connected, but no answer came") from None
+        except BaseException:
+            sock.close()
+            raise
+        line.reader.limit_bytes = _TABLE_FRAME_BYTES
+        return _Talk(line, seal, str(self._address))
+
+    def _prove(self, line: _Line) -> Seal:
+        hello = decode(line.read_frame())
+        server_nonce = hello.get("nonce")
+        if hello.get("hello") != PROTOCOL or not isinstance(server_nonce, str) or not is_nonce(server_nonce):
+            raise FrameError(shown(hello.get("refused", "an unknown greeting")))
+        nonce, rank, secret = new_nonce(), self._identity.rank, self._identity.secret
+        mine = proof(secret, "client", server_nonce, nonce, rank)
+        line.write(frame(encode({"nonce": nonce, "rank": rank, "proof": mine})))
+        answer = decode(line.read_frame())
+        if "refused" in answer:
+            raise RendezvousError(f"{self._address} refused rank {rank}: {shown(answer['refused'])}")
+        if not is_proof(answer.get("proof"), proof(secret, "server", server_nonce, nonce, rank)):
+            raise RendezvousError(f"{self._address} does not know the job's secret; it is not this job's rank 0")
+        return Seal(proof(secret, "session", server_nonce, nonce, rank), "client")
+
+    def _join(self, talk: _Talk) -> float:
+        """Return how many seconds rank 0 goes on waiting for ranks."""
+        talk.say(
+            {
+                "rank": self._identity.rank,
+                "size": self._identity.size,
+                "version": self._version,
+                "job": self._identity.job,
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+            }
+        )
+        welcome = talk.hear()["welcome"]
+        self._timeout_s = float(welcome["timeout_s"])
+        self._secret = self._secret or bytes.fromhex(welcome.get("secret", ""))
+        return float(welcome["remaining_s"])
+
+
+def _probe_when_silent(sock: socket.socket) -> None:
+    """Have the connection reset where the other end does not have it, though nothing is sent.
+
+    Rank 0 speaks first, and a listener that is closed in the moment in which a connection is made may leave it without
+    its other end (a few in 100,000 on Linux 6.18): it would be waited on in silence while the next rank 0 listens.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)

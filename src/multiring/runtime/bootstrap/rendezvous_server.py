@@ -1,0 +1,446 @@
+"""Rank 0's end of the rendezvous: it serves on the caller's thread, only while rank 0 itself waits there.
+
+Strangers cost a bounded amount (connections, bytes, seconds) and never stop the loop: while there are many, others wait
+in the kernel's queue, and a rank whose connection was dropped before it could prove itself comes again. Whatever goes
+wrong with a rank of the job is told to every rank that came, in the same words.
+"""
+
+import errno
+import os
+import secrets
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+from multiring.errors import ArgumentError, RendezvousError
+from multiring.runtime.bootstrap.addresses import LocalAddress, TcpAddress, listen, peer_credentials
+from multiring.runtime.bootstrap.handshake import (
+    CARD_FRAME_BYTES,
+    MOST_RANKS,
+    PROTOCOL,
+    SECRET_BYTES,
+    STRANGER_FRAME_BYTES,
+    FrameError,
+    FrameReader,
+    Message,
+    Seal,
+    decode,
+    digest_of,
+    encode,
+    frame,
+    is_nonce,
+    is_proof,
+    new_nonce,
+    proof,
+    shown,
+)
+from multiring.runtime.bootstrap.launchers import Identity
+from multiring.runtime.bootstrap.open_files import make_room_for_files
+
+_MAX_STRANGERS = 256  # connections that have proven nothing; one more waits, or takes the place of the oldest
+_STRANGER_S = 10.0  # how long a connection may take to prove itself, and then to join
+_YOUNG_S = 0.5  # for so long a stranger keeps its place, however many others come
+_FULL_PAUSE_S = 0.005
+_LINGER_S = 1.0  # after trouble: how long ranks that still come are waited for, so that they hear of it too
+_LATE_S = 1.0  # ranks that used up all of their time come at once, more or less
+_FLUSH_S = 1.0  # how long the last words may take to leave
+_ADDRESS_TAKEN_S = 2.0  # a rank 0 that just ended may hold the address for a moment
+_RECEIVE_BYTES = 16384
+_ACCEPTS_A_TURN = 32
+_PARTS_A_CALL = 16
+_NAMED_RANKS = 16  # more are counted, not listed
+
+
+class _Link:
+    """One accepted connection, from stranger to rank."""
+
+    def __init__(self, sock: socket.socket, origin: str) -> None:
+        self.sock = sock
+        self.origin = origin
+        self.until = time.monotonic() + _STRANGER_S
+        self.reader = FrameReader(STRANGER_FRAME_BYTES)
+        self.since = time.monotonic()
+        self.outbox: deque[memoryview] = deque()
+        self.nonce = new_nonce()
+        self.seal: Seal | None = None  # set once the other end proved that it knows the secret
+        self.rank: int | None = None  # set once it joined and the rank was free
+
+    @property
+    def is_open(self) -> bool:
+        return self.sock.fileno() >= 0
+
+
+class Server:
+    """Gathers one card a rank, round after round, and hands everyone all of them."""
+
+    def __init__(self, identity: Identity, address: LocalAddress | TcpAddress, version: str, timeout_s: float) -> None:
+        self._identity = identity
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
+        self._round = 0
+        self._cards: dict[int, bytes] = {}  # as JSON: a table of thousands is only ever handed on
+        self._strangers: dict[_Link, None] = {}  # have proven nothing yet; oldest first
+        self._guests: dict[_Link, None] = {}  # know the secret, and have not joined yet; oldest first
+        self._members: dict[int, _Link] = {}
+        self._extras: list[_Link] = []  # know the secret, but fit no place: they are told why the job ended
+        self._lost: set[int] = set()
+        self._versions = {0: version}
+        self._origins = {0: f"pid {os.getpid()}"}
+        self._refusals: list[str] = []
+        self._trouble: str | None = None
+        self._secret = identity.secret
+        if not self._secret:
+            if not isinstance(address, LocalAddress):
+                raise ArgumentError(f"rank 0 cannot listen at {address} without a secret: anybody could join")
+            self._secret = secrets.token_bytes(SECRET_BYTES)
+        make_room_for_files(identity.size + _MAX_STRANGERS)
+        self._listener = identity.listener or _listen_soon(address)
+        self._place = str(address)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        self._rests_until: float | None = None  # the listener, while strangers have all places
+
+    def exchange(self, card: Message, began: float | None = None) -> list[Message]:
+        """Wait for the card of every rank, then give all of them to all; see `Rendezvous.exchange`.
+
+        The others are waited for from `began` on, by time.monotonic(); by default from now on.
+        """
+        self._round += 1
+        self._take_card(0, card)
+        if self._round > 1:
+            now = time.monotonic()
+            self._deadline = max(now + _LATE_S, (now if began is None else began) + self._timeout_s)
+        while self._trouble is None and len(self._cards) < self._identity.size:
+            if time.monotonic() >= self._deadline:
+                self._trouble = self._missing_text()
+                self._end_in_trouble(linger_s=0.0)
+            self._serve(self._deadline)
+        if self._trouble is not None:
+            self._end_in_trouble(linger_s=_LINGER_S)
+        payload = b'{"cards":[' + b",".join(self._cards[rank] for rank in range(self._identity.size)) + b"]}"
+        self._cards = {}
+        # Only writing from here on: a rank that has its table may already be asking for the next init.
+        slow = self._tell(self._members.values(), payload, max(self._deadline - time.monotonic(), _FLUSH_S))
+        if slow:
+            self._trouble = f"{_ranks_text(slow)} did not take the answer within {self._timeout_s:g} s"
+            self._end_in_trouble(linger_s=0.0)
+        cards: list[Message] = decode(payload)["cards"]
+        return cards
+
+    def secret(self) -> bytes:
+        """Return the job's secret, drawn here where the launcher gave none."""
+        return self._secret
+
+    def disturbed(self) -> bool:
+        """Handle what has come in between two rounds; return whether the job has ended in trouble."""
+        self._serve(time.monotonic())
+        return self._trouble is not None
+
+    def fail(self, text: str) -> None:
+        """Tell every rank that rank 0 gives up; ranks that are not here yet get a moment to come."""
+        self._blame(f"rank 0 failed during init: {text}")
+        self._spread_trouble(_LINGER_S)
+
+    def close(self) -> None:
+        """Give up the connections and the address."""
+        for link in [*self._strangers, *self._guests, *self._members.values(), *self._extras]:
+            link.sock.close()
+        self._selector.close()
+        self._listener.close()
+
+    # -- what went wrong, and telling it
+
+    def _blame(self, text: str) -> None:
+        self._trouble = self._trouble or text
+
+    def _end_in_trouble(self, linger_s: float) -> None:
+        raise RendezvousError(self._spread_trouble(linger_s))
+
+    def _spread_trouble(self, linger_s: float) -> str:
+        """Return the words that every rank here was told."""
+        until = min(time.monotonic() + linger_s, self._deadline)
+        everyone = set(range(self._identity.size))
+        while time.monotonic() < until and not everyone <= {0, *self._members, *self._lost}:
+            self._serve(until)
+        text = self._trouble or ""
+        if len(set(self._versions.values())) > 1:
+            text = self._versions_text()
+        self._tell([*self._members.values(), *self._extras], encode({"error": text}), _FLUSH_S)
+        return text
+
+    def _missing_text(self) -> str:
+        missing = [rank for rank in range(self._identity.size) if rank not in self._cards]
+        did_not = "arrive at" if self._round == 1 else "answer at"
+        here = f"{len(self._cards)} of {self._identity.size} did"
+        refused = f"; refused meanwhile: {'; '.join(self._refusals)}" if self._refusals else ""
+        return f"{_ranks_text(missing)} did not {did_not} {self._place} within {self._timeout_s:g} s ({here}){refused}"
+
+    def _versions_text(self) -> str:
+        ranks_of: dict[str, list[int]] = {}
+        for rank, version in sorted(self._versions.items()):
+            ranks_of.setdefault(version, []).append(rank)
+        found = "; ".join(f"{version} on {_ranks_text(ranks)}" for version, ranks in ranks_of.items())
+        return f"ranks run different multiring versions: {found}; install one version everywhere"
+
+    def _tell(self, links: Iterable[_Link], payload: bytes, patience_s: float) -> list[int]:
+        """Send `payload` to all, who share its bytes; return the ranks that did not take it in time."""
+        deadline = time.monotonic() + patience_s
+        digest = digest_of(payload)
+        with selectors.PollSelector() as writable:  # needs no descriptor, of which there may be none left
+            for link in links:
+                if not link.is_open or link.seal is None:
+                    continue
+                if self._send(link, link.seal.head(digest, len(payload)), payload):
+                    writable.register(link.sock, selectors.EVENT_WRITE, link)
+            while writable.get_map() and time.monotonic() < deadline:
+                for key, _ in writable.select(max(0.0, deadline - time.monotonic())):
+                    if not self._send(key.data):
+                        writable.unregister(key.fileobj)
+            return sorted(key.data.rank for key in writable.get_map().values() if key.data.rank is not None)
+
+    def _send(self, link: _Link, *parts: bytes) -> bool:
+        """Return whether something is left to send."""
+        link.outbox.extend(map(memoryview, parts))
+        try:
+            while link.outbox:
+                sent = link.sock.sendmsg(list(islice(link.outbox, _PARTS_A_CALL)))
+                while link.outbox and sent >= len(link.outbox[0]):
+                    sent -= len(link.outbox.popleft())
+                if sent:
+                    link.outbox[0] = link.outbox[0][sent:]
+        except BlockingIOError:
+            return True
+        except OSError:
+            link.outbox.clear()  # it is gone; reading will find that out and say so
+        return False
+
+    # -- the loop
+
+    def _serve(self, until: float) -> None:
+        """Wait for something to happen, until `until` at most, and handle it."""
+        ends = [next(iter(each)).until for each in (self._strangers, self._guests) if each]
+        wake = min([until, *ends] if self._rests_until is None else [until, self._rests_until, *ends])
+        for key, _ in self._selector.select(max(0.0, wake - time.monotonic())):
+            if key.data is None:
+                self._accept()
+            elif key.data.is_open:  # not dropped by what came before it in this turn
+                self._receive(key.data)
+        now = time.monotonic()
+        for link in [link for link in (*self._strangers, *self._guests) if link.until <= now]:
+            self._refuse(link, f"did not join within {_STRANGER_S:g} s")
+        if self._rests_until is not None and self._rests_until <= now:
+            self._rests_until = None
+            self._selector.register(self._listener, selectors.EVENT_READ, None)
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS_A_TURN):
+            if len(self._strangers) >= _MAX_STRANGERS and not self._make_room():
+                return
+            try:
+                sock, place = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._cannot_accept(error)
+                return
+            sock.setblocking(False)
+            link = _Link(sock, _origin(sock, place))
+            self._strangers[link] = None
+            self._selector.register(sock, selectors.EVENT_READ, link)
+            if not _is_same_user(sock):
+                self._refuse(link, f"it runs as another user, this job as uid {os.getuid()}")
+            else:
+                self._send(link, frame(encode({"hello": PROTOCOL, "nonce": link.nonce})))
+
+    def _make_room(self) -> bool:
+        """Have the oldest stranger give up its place; False: it is young, and who comes has to wait."""
+        oldest = next(iter(self._strangers), None)
+        if oldest is None:
+            return False
+        self._receive(oldest)  # a rank may have proven itself while this one had no time to read
+        if oldest not in self._strangers:
+            return True
+        if time.monotonic() >= oldest.since + _YOUNG_S:
+            self._drop(oldest)
+            return True
+        self._rest()
+        return False
+
+    def _rest(self) -> None:
+        """Leave who comes in the kernel's queue for a moment."""
+        self._selector.unregister(self._listener)
+        self._rests_until = time.monotonic() + _FULL_PAUSE_S
+
+    def _cannot_accept(self, error: OSError) -> None:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            return  # the other end gave up before it was accepted
+        if not self._strangers and not self._guests:
+            self._blame(f"rank 0 cannot hold more connections ({error.strerror}); raise its limit, see ulimit -n")
+        elif not self._make_room() and self._rests_until is None:
+            self._rest()
+
+    def _receive(self, link: _Link) -> None:
+        try:
+            data = link.sock.recv(_RECEIVE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._forget(link, "its connection closed")
+            return
+        try:
+            link.reader.feed(data)
+            while link.is_open and (payload := link.reader.next_frame()) is not None:
+                self._hear(link, payload)
+        except FrameError as error:
+            if link.rank is None:
+                self._refuse(link, f"it does not speak {PROTOCOL!r}: {error}")
+            else:
+                self._forget(link, f"it broke the protocol: {error}")
+
+    def _hear(self, link: _Link, payload: bytes) -> None:
+        if link.seal is None:
+            self._prove(link, decode(payload))
+        elif link in self._guests:
+            self._join(link, link.seal.open(payload))
+        else:
+            self._note(link, link.seal.open(payload))
+
+    # -- the three things a connection can say
+
+    def _prove(self, link: _Link, message: Message) -> None:
+        nonce, rank = _field(message, "nonce", str), _field(message, "rank", int)
+        if not is_nonce(nonce) or not 0 <= rank < MOST_RANKS:
+            raise FrameError("it misses what a proof is of: a fresh nonce and a rank")
+        secret = self._identity.secret
+        if not is_proof(message.get("proof"), proof(secret, "client", link.nonce, nonce, rank)):
+            self._refuse(link, f"wrong secret (it says it is rank {rank})")
+            return
+        self._send(link, frame(encode({"proof": proof(secret, "server", link.nonce, nonce, rank)})))
+        link.seal = Seal(proof(secret, "session", link.nonce, nonce, rank), "server")
+        link.reader.limit_bytes = CARD_FRAME_BYTES
+        link.until = time.monotonic() + _STRANGER_S
+        del self._strangers[link]
+        self._guests[link] = None
+
+    def _join(self, link: _Link, message: Message) -> None:
+        rank, size = _field(message, "rank", int), _field(message, "size", int)
+        version, job = _field(message, "version", str), _field(message, "job", str)
+        origin = f"pid {_field(message, 'pid', int)} on {_field(message, 'host', str)}"
+        mine = self._identity
+        if job != mine.job:
+            self._refuse(link, f"this is job {mine.job!r}, it belongs to job {job!r}")
+            return
+        if self._round > 1:
+            self._refuse(link, f"the job is complete; rank {rank} is {self._origins.get(rank, 'not one of it')}")
+            return
+        del self._guests[link]
+        if size != mine.size:
+            self._blame(f"rank {rank} ({origin}) was started for {size} ranks, rank 0 for {mine.size}")
+        elif not 0 <= rank < size:
+            self._blame(f"a process ({origin}) was started as rank {rank}, want 0 to {size - 1}")
+        elif rank in self._origins:
+            self._blame(f"two processes are rank {rank}: {self._origins[rank]} and {origin}")
+        else:
+            link.rank = rank
+            self._members[rank] = link
+            self._versions[rank] = version
+            self._origins[rank] = origin
+            if version != self._versions[0]:
+                self._blame(self._versions_text())
+        if link.rank is None:
+            self._extras.append(link)
+        welcome: Message = {"remaining_s": self._deadline - time.monotonic(), "timeout_s": self._timeout_s}
+        if not mine.secret:  # only ranks of this user, on this host, get here
+            welcome["secret"] = self._secret.hex()
+        self._answer(link, {"welcome": welcome})
+
+    def _note(self, link: _Link, message: Message) -> None:
+        if link.rank is None:
+            return  # an extra: what it says no longer matters
+        if "failed" in message:
+            self._forget(link, str(message["failed"]), "failed")
+        elif link.rank in self._cards or not isinstance(message.get("card"), dict):
+            raise FrameError("an unexpected message")
+        else:
+            self._take_card(link.rank, message["card"])
+
+    def _take_card(self, rank: int, card: Message) -> None:
+        self._cards[rank] = encode(card)
+        # Nobody need wait for the others' cards to hear it, and some may be waiting for the one that failed.
+        if card.get("error") is not None:
+            self._blame(f"rank {rank}: {card['error']}")
+
+    def _answer(self, link: _Link, message: Message) -> None:
+        if link.seal is not None:
+            self._send(link, link.seal.close(encode(message)))
+
+    # -- losing a connection
+
+    def _refuse(self, link: _Link, reason: str) -> None:
+        if len(self._refusals) < _NAMED_RANKS:
+            self._refusals.append(f"{link.origin}: {reason}")
+        if link.seal is not None:
+            self._answer(link, {"refused": reason})
+        else:
+            self._send(link, frame(encode({"refused": reason})))
+        self._drop(link)
+
+    def _forget(self, link: _Link, reason: str, verb: str = "was lost") -> None:
+        """A connection ended; if it was a rank, so does the job."""
+        if link.rank is not None:
+            del self._members[link.rank]
+            self._lost.add(link.rank)
+            self._blame(f"rank {link.rank} ({self._origins[link.rank]}) {verb} during init: {reason}")
+        self._drop(link)
+
+    def _drop(self, link: _Link) -> None:
+        self._strangers.pop(link, None)
+        self._guests.pop(link, None)
+        if link in self._extras:
+            self._extras.remove(link)
+        self._selector.unregister(link.sock)
+        link.sock.close()
+
+
+def _listen_soon(address: LocalAddress | TcpAddress) -> socket.socket:
+    deadline = time.monotonic() + _ADDRESS_TAKEN_S
+    while True:
+        try:
+            return listen(address)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise RendezvousError(f"rank 0 cannot listen at {address}: {error.strerror}") from None
+            if time.monotonic() >= deadline:
+                raise RendezvousError(f"rank 0 cannot listen at {address}: another process does") from None
+        time.sleep(0.02)
+
+
+def _field(message: Message, name: str, kind: type) -> Any:
+    value = message.get(name)
+    if type(value) is not kind:
+        raise FrameError(f"no {name} in {shown(sorted(message))}")
+    return value
+
+
+def _origin(sock: socket.socket, place: object) -> str:
+    if sock.family == socket.AF_UNIX:
+        peer = peer_credentials(sock)
+        return f"pid {peer.pid} of uid {peer.uid}"
+    return f"{place[0]}:{place[1]}" if isinstance(place, tuple) else str(place)
+
+
+def _is_same_user(sock: socket.socket) -> bool:
+    return sock.family != socket.AF_UNIX or peer_credentials(sock).uid == os.getuid()
+
+
+def _ranks_text(ranks: list[int]) -> str:
+    """Return "rank 3", or "ranks 1, 4, 5 and 20 more"."""
+    named = ", ".join(map(str, ranks[:_NAMED_RANKS]))
+    more = f" and {len(ranks) - _NAMED_RANKS} more" if len(ranks) > _NAMED_RANKS else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {named}{more}"

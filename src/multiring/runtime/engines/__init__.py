@@ -1,0 +1,1 @@
+"""What carries bytes and is not in the native core: MPI."""

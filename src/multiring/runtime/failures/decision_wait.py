@@ -1,0 +1,132 @@
+"""A vigil: what a thread does that waits for the ranks to agree on an operation's place.
+
+It is woken when they have. Meanwhile it asks who is missing when others are long in coming, says so in a warning, and
+gives up in the end. No wait is longer than a moment, so that Ctrl-C is served.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from multiring.errors import StallError
+from multiring.runtime.group.handles import Lookout
+from multiring.runtime.named.handle import NamedHandle
+from multiring.runtime.named.negotiation import Accord
+from multiring.runtime.named.signature import named
+
+_log = logging.getLogger("multiring")
+_MOMENT_S = 0.2
+
+
+class Owner(Protocol):
+    """The named operations of the set."""
+
+    ranks: tuple[int, ...]  # in the world
+    changed: threading.Condition  # of the lock that guards all
+
+    def give_up(self, handle: NamedHandle, error: StallError) -> None:
+        """Have everything fail because of `error`, on all ranks."""
+
+
+class Vigil:
+    """One thread's wait for one handle.
+
+    Args:
+        owner: whose operations they are.
+        accord: what the ranks come to.
+        handle: what is waited for.
+        patience_s: seconds after which to warn, and to give up.
+        lookout: says where other ranks are.
+    """
+
+    def __init__(
+        self, owner: Owner, accord: Accord, handle: NamedHandle, patience_s: tuple[float, float], lookout: Lookout
+    ) -> None:
+        self._owner = owner
+        self._accord = accord
+        self._handle = handle
+        self._warn_s, self._timeout_s = patience_s
+        self._lookout = lookout
+        # The ranks' answers to who is missing come before it is asked what those wait for.
+        self._ask_s = min(lookout.patience.ask_s, self._warn_s, self._timeout_s / 2)
+        self._ask_at_s, self._seek_at_s = self._ask_s, math.inf  # seconds of quiet
+        self._started_s = time.monotonic()
+        self._before = accord.missing
+        self._warned = False
+
+    def keep(self, timeout: float | None) -> bool:
+        """Return True once the handle is posted or over, False after `timeout` seconds."""
+        until_s = float("inf") if timeout is None else self._started_s + timeout
+        self._handle.watch = self.stalled_on
+        try:
+            while not self._is_decided(until_s):
+                if time.monotonic() >= until_s:
+                    return False
+                self._look()
+            return True
+        finally:
+            self._handle.watch = None
+            with self._owner.changed:
+                self._accord.wait_for(None)
+
+    def stalled_on(self) -> tuple[list[int], float]:
+        """Return the ranks of the world that have not come, and for how many seconds they have not."""
+        return self._of_world(self._absent()), time.monotonic() - self._since_s()
+
+    def _is_decided(self, until_s: float) -> bool:
+        handle = self._handle
+        wake_s = min(until_s, self._since_s() + min(self._ask_at_s, self._seek_at_s, self._timeout_s))
+        with self._owner.changed:
+            if handle.posted is None and not handle.is_over:
+                self._owner.changed.wait(min(_MOMENT_S, max(0.0, wake_s - time.monotonic())))
+            return handle.posted is not None or handle.is_over
+
+    def _quiet_s(self) -> float:
+        return time.monotonic() - self._since_s()
+
+    def _since_s(self) -> float:
+        # Who has joined waits for as long as the others go on.
+        return self._started_s if self._handle.start is not None else max(self._started_s, self._accord.moved_s)
+
+    def _look(self) -> None:
+        quiet_s = self._quiet_s()
+        if quiet_s >= self._timeout_s:
+            self._owner.give_up(self._handle, self._stall(quiet_s))
+        elif quiet_s >= self._seek_at_s:
+            self._seek_at_s = math.inf
+            self._lookout.seek(self._handle)
+        elif quiet_s >= self._ask_at_s:
+            self._ask_at_s = self._lookout.patience.after(quiet_s)
+            self._seek_at_s = quiet_s + _MOMENT_S / 2
+            # Not as long as another thread of this rank could announce what the ranks wait for.
+            is_blocked = quiet_s >= self._lookout.patience.sure_s and self._lookout.is_single()
+            with self._owner.changed:
+                if is_blocked and self._handle.posted is None and not self._handle.is_over:
+                    self._accord.wait_for(self._handle)
+                self._accord.inquire()
+        absent = self._absent()
+        if absent and not self._warned and quiet_s >= self._warn_s:
+            self._warned = True
+            who, where = named(absent, self._owner.ranks), self._lookout.look(self._of_world(absent))
+            _log.warning("%s: %s has not come to it for %.0f s%s", self._handle.title, who, quiet_s, where)
+
+    def _absent(self) -> Sequence[int]:
+        missing = self._accord.missing
+        if missing is self._before or missing is None:
+            return () if self._accord.silent is None else (self._accord.silent,)
+        return missing.names.get(self._handle.name, ()) if self._handle.start is not None else missing.unjoined
+
+    def _of_world(self, ranks: Sequence[int]) -> list[int]:
+        return [self._owner.ranks[rank] for rank in ranks]
+
+    def _stall(self, quiet_s: float) -> StallError:
+        title, absent = self._handle.title, self._absent()
+        if absent:
+            who, verb = named(absent, self._owner.ranks), "has" if len(absent) == 1 else "have"
+            where = self._lookout.look(self._of_world(absent))
+            return StallError(f"{title}: {who} {verb} not come to it for {quiet_s:.0f} s{where}; it has not run")
+        where = self._lookout.look(self._owner.ranks)
+        return StallError(f"{title}: the ranks have not agreed on its place for {quiet_s:.0f} s{where}; it has not run")

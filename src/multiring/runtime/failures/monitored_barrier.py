@@ -1,0 +1,207 @@
+"""Roll call: a barrier that knows which ranks have not come, and tells those that have.
+
+Rank 0 of the group, the teller, hears from every other rank that it has come, decides after its patience at the
+latest, and tells all of them what it decided: those that come too late, too. Nothing stays in flight of a call that
+failed, as it goes over notices: the group is as usable as before.
+"""
+
+import struct
+import threading
+import time
+from dataclasses import dataclass
+
+from multiring._native import Notice, NoticeKind
+from multiring.errors import StateError
+from multiring.runtime.group.group import Group
+
+_TELLER = 0
+_COME, _HOLD, _DECIDED = 0, 1, 2
+_NUMBER = struct.Struct("<q")
+_HOLDING = struct.Struct("<qd")  # of which call, and how many seconds the teller may take from now on
+# A teller that has no connection yet, or has not made its RollCall, is told again.
+_FIRST_AGAIN_S, _LAST_AGAIN_S = 0.002, 0.05
+_NEWS_S = 5.0  # beyond the teller's patience: what it decided has come by then
+_MOST_TOLD = 1000  # ranks; a notice has room for a few more
+_LONGEST_WAIT_S = 3600.0  # at once: "never" is more than a lock can wait
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Roll:
+    """What came of a roll call.
+
+    `missing` are the ranks of the group that had not come by the end, the lowest first, or at most 1,000 of them;
+    `lost` says of those that died or left why, on the teller. `was_decided` is False on a rank that has not heard from
+    the teller, which then is the one missing.
+    """
+
+    missing: tuple[int, ...] = ()
+    lost: tuple[tuple[int, str], ...] = ()
+    was_decided: bool = True
+
+
+class RollCall:
+    """The roll calls of one group on this rank. The ranks make them in the same order, one at a time.
+
+    Args:
+        group: the ranks; every one of them makes its own RollCall.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._ranks = group.ranks
+        self._rank = group.rank
+        self._index = {rank: index for index, rank in enumerate(group.ranks)}
+        self._context = group.calls.membership.context
+        self._changed = threading.Condition()
+        self._number = 0
+        self._ended = 0  # the last call that is over here
+        self._deadline_s: float | None = None  # of the teller's call, while it is in one
+        self._come: dict[int, set[int]] = {}  # by call: who has
+        self._decided: dict[int, tuple[int, ...]] = {}  # by call: who was missing; on the teller if any was
+        self._held_until_s: dict[int, float] = {}
+        self._lost: dict[int, str] = {}
+        self._is_over = False
+        self._id = group.calls.purpose_id("roll call")
+        self._control = group.calls.membership.control if group.size > 1 else None
+        if self._control is not None:
+            self._control.add(self._id, self)
+
+    def call(self, timeout_s: float, *, waits_for_all: bool = False) -> Roll:
+        """Return once all ranks have come to this call, or who has not.
+
+        Args:
+            timeout_s: how long the teller waits for the others, and each of them for a sign of the teller.
+            waits_for_all: whether the teller, which alone heeds it, goes on waiting for the others once a rank is gone.
+
+        Raises:
+            StateError: this rank has left the job, or closed the group.
+        """
+        with self._changed:
+            self._number += 1
+            number = self._number
+        if self._control is None:
+            return Roll()
+        others = [rank for rank in self._ranks if rank != self._ranks[self._rank]]
+        self._context.link_with(others if self._rank == _TELLER else [self._ranks[_TELLER]])
+        if self._rank == _TELLER:
+            return self._tell(number, timeout_s, waits_for_all=waits_for_all)
+        return self._answer(number, timeout_s)
+
+    def close(self) -> None:
+        """Take part in no more calls."""
+        if self._control is not None:
+            self._control.remove(self._id)
+        self.end()
+
+    def _tell(self, number: int, timeout_s: float, *, waits_for_all: bool) -> Roll:
+        want = set(range(len(self._ranks))) - {_TELLER}
+        with self._changed:
+            self._deadline_s = time.monotonic() + timeout_s
+            come = self._come.setdefault(number, set())
+            for rank in come:
+                self._hold(rank, number)
+            while not self._is_over and come < want:
+                left_s = self._deadline_s - time.monotonic()
+                if left_s <= 0 or (not waits_for_all and self._lost.keys() & (want - come)):
+                    break
+                self._changed.wait(min(left_s, _LONGEST_WAIT_S))
+            self._refuse_end()
+            self._deadline_s = None
+            self._ended = number
+            del self._come[number]
+            lost = tuple((rank, why) for rank, why in sorted(self._lost.items()) if rank not in come)
+            # Without patience for all, those that live and may be a moment late are not to blame.
+            absent = want - come if waits_for_all or not lost else {rank for rank, _ in lost}
+            missing = tuple(sorted(absent))[:_MOST_TOLD]
+            if missing:
+                self._decided[number] = missing
+            for rank in want:
+                self._send(rank, _DECIDED, _decision(number, missing))
+            return Roll(missing=missing, lost=lost)
+
+    def _answer(self, number: int, timeout_s: float) -> Roll:
+        deadline_s, again_s = time.monotonic() + timeout_s, _FIRST_AGAIN_S
+        with self._changed:
+            while number not in self._decided and not self._is_over:
+                held_until_s = self._held_until_s.get(number, 0.0)
+                if _TELLER in self._lost or time.monotonic() >= max(deadline_s, held_until_s):
+                    self._end_call(number)
+                    lost = tuple((rank, why) for rank, why in self._lost.items() if rank == _TELLER)
+                    return Roll(missing=(_TELLER,), lost=lost, was_decided=False)
+                self._send(_TELLER, _COME, _NUMBER.pack(number))
+                self._changed.wait(again_s)
+                again_s = min(2 * again_s, _LAST_AGAIN_S)
+            self._refuse_end()
+            missing = self._decided[number]
+            self._end_call(number)
+            return Roll(missing=missing)
+
+    def _end_call(self, number: int) -> None:
+        self._ended = number
+        self._held_until_s.pop(number, None)
+        self._decided.pop(number, None)
+
+    def _refuse_end(self) -> None:
+        if self._is_over:
+            raise StateError("roll call: this rank has left the job, or the group was closed")
+
+    # ---- for the control thread ----
+
+    def hear(self, notice: Notice) -> None:
+        """Note who has come, or what the teller says."""
+        if notice.kind is not NoticeKind.MESSAGE:
+            return
+        rank = self._index[notice.rank]
+        (number,) = _NUMBER.unpack_from(notice.payload)
+        with self._changed:
+            if notice.tag == _COME:
+                self._note_come(rank, number)
+            elif notice.tag == _HOLD:
+                self._held_until_s[number] = time.monotonic() + _HOLDING.unpack(notice.payload)[1] + _NEWS_S
+            elif number > self._ended:
+                self._decided[number] = struct.unpack_from(f"<{len(notice.payload) // 4 - 2}i", notice.payload, 8)
+            self._changed.notify_all()
+
+    def _note_come(self, rank: int, number: int) -> None:
+        if number in self._decided:
+            self._send(rank, _DECIDED, _decision(number, self._decided[number]))
+        elif number <= self._ended:
+            self._send(rank, _DECIDED, _decision(number, ()))
+        else:
+            self._come.setdefault(number, set()).add(rank)
+            if number == self._number:  # _hold says nothing where the call has not begun
+                self._hold(rank, number)
+
+    def has_come(self, name: str) -> bool:  # noqa: ARG002 -- there are none
+        """Return False: there are no named operations here."""
+        return False
+
+    def lose(self, rank: int, *, died: bool, why: str) -> None:
+        """Wait no longer for a rank that is gone."""
+        if rank in self._index:
+            with self._changed:
+                self._lost[self._index[rank]] = f"it {'died' if died else 'left'}, {why}"
+                self._changed.notify_all()
+
+    def end(self) -> None:
+        """Have whoever calls stop waiting: this rank leaves the job."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+
+    # ---- with the lock held ----
+
+    def _hold(self, rank: int, number: int) -> None:
+        if self._deadline_s is not None:
+            self._send(rank, _HOLD, _HOLDING.pack(number, max(0.0, self._deadline_s - time.monotonic())))
+
+    def _send(self, rank: int, what: int, payload: bytes) -> None:
+        if self._control is None:
+            return
+        try:
+            self._control.send(self._ranks[rank], self._id, what, payload)
+        except StateError:  # it takes nothing for now; whoever waits for this says again that it does
+            return
+
+
+def _decision(number: int, missing: tuple[int, ...]) -> bytes:
+    return _NUMBER.pack(number) + struct.pack(f"<{len(missing)}i", *missing)

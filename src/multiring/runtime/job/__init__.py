@@ -1,0 +1,1 @@
+"""This process's membership of its job, and its threads."""

@@ -1,0 +1,132 @@
+"""This process's threads: which wait for other ranks, at which of the program's lines, and which could do more."""
+
+import sys
+import sysconfig
+import threading
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+from multiring.runtime.group.handles import ChainedHandle, Waiter
+
+_LINES = 3  # of a stack: the innermost
+_MOST_CHARACTERS = 2000
+_OWN_CODE = str(Path(__file__).parents[1])
+# What a program calls, or is called by: its own lines say more.
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_OWN_THREADS = {"multiring control", "multiring timeline", "multiring rails", "multiring-mpi"}
+# Threads of libraries that call nothing of the program's: the end of a file's name, and the innermost function there.
+_SERVANTS = (
+    ("multiprocessing/queues.py", "_feed"),
+    ("multiprocessing/resource_sharer.py", "_serve"),
+    ("multiprocessing/pool.py", "_handle_tasks"),
+    ("multiprocessing/pool.py", "_handle_workers"),
+    ("concurrent/futures/thread.py", "_worker"),  # idle: whoever could give it something to do counts
+    ("_utils/pin_memory.py", "_pin_memory_loop"),
+    ("tqdm/_monitor.py", "run"),
+)
+_LASTING_S = 60.0  # who waits no longer than this by its own will may go on, and do something else
+
+
+class Blocked(NamedTuple):
+    """A thread of the program that waits for other ranks."""
+
+    waiter: Waiter  # the innermost that says for what
+    frame: FrameType
+    is_lasting: bool  # until they have come, or something fails
+
+
+class Standing(NamedTuple):
+    """What the program's threads do."""
+
+    blocked: list[Blocked]
+    others: int  # that could call anything
+    is_main_at_rest: bool  # the main thread waits: for other ranks, or for other threads
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is one thread, and it waits."""
+        return len(self.blocked) == 1 and not self.others
+
+
+def standing() -> Standing:
+    """Return what the program's threads do now."""
+    frames = sys._current_frames()  # noqa: SLF001 -- the only way
+    threads = {each.ident: each for each in threading.enumerate()}
+    main = threading.main_thread().ident
+    blocked: dict[int, Blocked] = {}
+    others: set[int] = set()
+    carriers: set[int | None] = set()  # threads of ours that a program's thread waits for: not threads of its own
+    for ident, frame in frames.items():
+        name = threads[ident].name if ident in threads else ""
+        if name in _OWN_THREADS or _is_servant(frame):
+            continue
+        waiters = waiters_in(frame)
+        chained = next((each for each in waiters if isinstance(each, ChainedHandle)), None)
+        if chained is not None and chained.thread is not None:
+            carriers.add(chained.thread.ident)
+            waiters = waiters_in(frames.get(chained.thread.ident or 0))
+        found = next((each for each in waiters if each.key is not None), None)
+        if found is None:
+            others.add(ident)
+        else:
+            blocked[ident] = Blocked(found, frame, _is_lasting(frame))
+    main_frame = frames.get(main or 0)
+    rests = main in blocked or (main_frame is not None and main_frame.f_code.co_filename == threading.__file__)
+    ours = [each for ident, each in sorted(blocked.items(), key=lambda item: item[0] != main) if ident not in carriers]
+    return Standing(ours, len(others - carriers), rests)
+
+
+def main_frame() -> FrameType | None:
+    """Return the innermost frame of this process's main thread, as it is now."""
+    return sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 -- the only way
+
+
+def waiters_in(frame: FrameType | None) -> list[Waiter]:
+    """Return what the thread of `frame`, its innermost, waits for, the innermost wait first."""
+    found = []
+    while frame is not None:
+        waiter = frame.f_locals.get("self") if frame.f_code.co_name == "wait" else None
+        if isinstance(waiter, Waiter):
+            found.append(waiter)
+        frame = frame.f_back
+    return found
+
+
+def described(frame: FrameType | None) -> str:
+    """Return where the thread of `frame` is, by the innermost of the program's lines, and what it waits for."""
+    summary = [] if frame is None else traceback.extract_stack(frame)
+    lines = [each for each in reversed(summary) if not each.filename.startswith((_OWN_CODE, "<frozen"))]
+    own = [each for each in lines if not each.filename.startswith(_LIBRARIES)]
+    shown = [
+        f"{Path(each.filename).name}:{each.lineno} in {each.name}{f' ({each.line})' if each.line else ''}"
+        for each in (own or lines)[:_LINES]
+    ]
+    waiters = waiters_in(frame)
+    waits = f", and waits for {waiters[-1].title}" if waiters else ""  # the outermost: what it was started as
+    return f"at {', called at '.join(shown)[:_MOST_CHARACTERS] or 'no line of Python'}{waits}"
+
+
+def _is_servant(frame: FrameType) -> bool:
+    """Return whether the thread is a library's own, at work for it or waiting for more."""
+    inner: FrameType | None = frame
+    while inner is not None:
+        code = inner.f_code
+        for file, function in _SERVANTS:
+            if code.co_name == function and code.co_filename.endswith(file):
+                # A worker that is not idle has the program's frames within this one.
+                return inner is frame or function != "_worker"
+        inner = inner.f_back
+    return False
+
+
+def _is_lasting(frame: FrameType | None) -> bool:
+    """Return whether no wait of the thread ends by itself before long."""
+    while frame is not None:
+        if frame.f_code.co_name == "wait" and isinstance(frame.f_locals.get("self"), Waiter):
+            limit_s = frame.f_locals.get("timeout")
+            if limit_s is not None and limit_s < _LASTING_S:
+                return False
+        frame = frame.f_back
+    return True

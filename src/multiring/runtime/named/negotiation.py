@@ -1,0 +1,204 @@
+"""An accord: from where their orders differed to where all have joined, the ranks of a set agree on each operation.
+
+Before they agree on anything they see to it that all have posted as many operations of the order they gave up, so that
+each of these has ended, or was found to differ, on every rank (switching.py). Then the agreement itself: what it says
+goes over the set's line, what it decides is carried out.
+"""
+
+import threading
+import time
+from collections.abc import Iterable
+from typing import Protocol
+
+from multiring.agreement import Deadlock, Decision, Joined, Lost, Member, Missing, Note, Outcome, Ready, Refused, Silent
+from multiring.errors import ArgumentError, Terms
+from multiring.runtime.named.channel import Kind, Line, Message
+from multiring.runtime.named.handle import NamedHandle
+from multiring.runtime.named.label import in_words, terms_of
+from multiring.runtime.named.order_switch import RADIX, Switch
+from multiring.runtime.named.signature import deadlock, disagreement
+
+_PATIENCE_S = 0.25  # surely enough for a message of the agreement and its handling
+_RETRY_S = 0.005
+
+
+class Owner(Protocol):
+    """The named operations of the set, which hold their lock when they call an accord."""
+
+    changed: threading.Condition  # of the owner's lock
+
+    def fill(self, count: int) -> None:
+        """Have `count` operations posted in the order that was given up."""
+
+    def has_unknown(self) -> bool:
+        """Return whether it is not known yet what became of an operation of that order."""
+
+    def run(self, name: str, terms: Terms, handle: NamedHandle | None) -> None:
+        """Post an operation that all ranks post next; without a handle what stands in for it."""
+
+    def go_back(self, joined: Joined) -> None:
+        """All have joined, and nothing is in flight: the accord is over."""
+
+    def mourn(self, rank: int) -> None:
+        """A rank of the set is gone: nothing more will be decided."""
+
+
+class Accord:
+    """One rank's part in it. Every method is called with the owner's lock held."""
+
+    def __init__(self, owner: Owner, line: Line, generation: int) -> None:
+        self._owner = owner
+        self._line = line
+        self.generation = generation
+        self._switch = Switch(line.own, len(line.ranks))
+        self._member: Member | None = None  # until the ranks know how many operations were posted
+        self._queue: list[NamedHandle] = []  # to be announced
+        self._undecided: dict[str, NamedHandle] = {}
+        self._early: list[Message] = []
+        self._turn = 0  # counts the times that the agreement's patience was looked at
+        self.missing: Missing | None = None  # the latest answer to who is missing
+        self.silent: int | None = None  # a rank that answers nothing
+        self.moved_s = time.monotonic()  # when anything was decided last
+
+    def begin(self, posted: int) -> None:
+        """Tell the others how many operations this rank has posted in the order that is given up."""
+        self._send_counts(self._switch.begin(posted))
+
+    def take(self, message: Message) -> None:
+        """Take what another rank says."""
+        if message.kind is Kind.COUNT:
+            self._send_counts(self._switch.take(message.sender, int.from_bytes(message.payload, "little")))
+        elif self._member is None:
+            self._early.append(message)
+        else:
+            self._carry_out(self._member.receive(message.sender, message.payload))
+
+    def put(self, handles: Iterable[NamedHandle]) -> None:
+        """Have the ranks agree on these, as soon as they agree on anything."""
+        if self._member is None:
+            self._queue += handles
+            return
+        operations: list[tuple[str, str]] = []
+        joining: NamedHandle | None = None
+        for handle in handles:
+            if handle.start is None:
+                joining = handle
+            elif _is_unicode(handle):
+                operations.append((handle.name, in_words(handle.terms)))
+                self._undecided[handle.name] = handle
+        if operations:
+            self._carry_out(self._member.announce_all(operations))
+        if joining is not None:  # behind what was found to differ later than it, but came before it
+            self._announce_join(joining.waited_ms)
+
+    def take_back(self) -> list[NamedHandle]:
+        """Return what the ranks have not agreed on; they will not."""
+        waiting = [*self._queue, *self._undecided.values()]
+        self._queue, self._undecided = [], {}
+        return waiting
+
+    def wait_for(self, handle: NamedHandle | None) -> None:
+        """Note what this rank's program waits for."""
+        if self._member is not None and (handle is None or self._undecided.get(handle.name) is handle):
+            self._member.wait_for(None if handle is None else handle.name)
+
+    def inquire(self) -> None:
+        """Ask who is missing."""
+        if self._member is not None:
+            self._carry_out(self._member.inquire())
+
+    def lose(self, rank: int) -> bool:
+        """Tell the agreement that a rank is gone; False where there is none yet."""
+        if self._member is not None:
+            self._carry_out(self._member.lost(rank))
+        return self._member is not None
+
+    # ---- how far the order goes that is given up ----
+
+    def _send_counts(self, counts: Iterable[tuple[int, int]]) -> None:
+        for to, count in counts:
+            self._line.send(to, self.generation, Kind.COUNT, count.to_bytes(8, "little"))
+        if self._switch.agreed is not None and self._member is None:
+            self._open(self._switch.agreed)
+
+    def _open(self, posted: int) -> None:
+        self._owner.fill(posted)
+        self._member = Member(self._line.own, len(self._line.ranks), RADIX)
+        queue, self._queue = self._queue, []
+        self.put(queue)
+        early, self._early = self._early, []
+        for message in early:
+            self.take(message)
+
+    def _announce_join(self, waited_ms: int) -> None:
+        """Announce that this rank has joined, once it is known what became of all it has posted before."""
+        with self._owner.changed:
+            if self._owner.has_unknown():
+                self._line.control.after(_RETRY_S, lambda: self._announce_join(waited_ms))
+            elif self._member is not None:
+                self._carry_out(self._member.join(waited_ms))
+
+    # ---- what is agreed on ----
+
+    def _carry_out(self, outcome: Outcome) -> None:
+        for to, message in outcome.messages:
+            self._line.send(to, self.generation, Kind.AGREEMENT, message)
+        for each in (*outcome.notes, *outcome.decisions):
+            self._act_on(each)
+        self._mind_patience()
+        self._owner.changed.notify_all()
+
+    def _act_on(self, decision: Decision | Note) -> None:
+        ranks = self._line.ranks
+        match decision:
+            case Ready(name, terms):
+                self._owner.run(name, terms_of(terms), self._undecided.pop(name, None))
+            case Refused(name, said):
+                told = {rank: terms_of(text) for rank, text in said.items()}
+                own = self._undecided.get(name)
+                if own is not None:  # it may have come too late to be among them
+                    told[self._line.own] = own.terms
+                self._fail(name, disagreement(name, told, ranks))
+            case Deadlock(_, names):
+                for name in names:
+                    self._fail(name, deadlock(f"operation {name!r}", decision, ranks))
+            case Joined():
+                self._owner.go_back(decision)
+            case Lost(rank):
+                self._owner.mourn(rank)
+            case Missing():
+                self.missing, self.silent = decision, None
+                return
+            case Silent(rank):
+                self.silent = rank
+                return
+        self.moved_s = time.monotonic()
+
+    def _fail(self, name: str, error: Exception) -> None:
+        handle = self._undecided.pop(name, None)
+        if handle is not None:
+            handle.fail(error)
+
+    def _mind_patience(self) -> None:
+        """Wait no longer than the agreement says for what an inquiry waits for."""
+        member = self._member
+        self._turn += 1
+        turn = self._turn
+        if member is None or member.patience == 0:
+            return
+
+        def conclude() -> None:
+            with self._owner.changed:
+                if self._turn == turn:
+                    self._carry_out(member.conclude())
+
+        self._line.control.after(member.patience * _PATIENCE_S, conclude)
+
+
+def _is_unicode(handle: NamedHandle) -> bool:
+    try:
+        handle.name.encode()
+    except UnicodeEncodeError as error:
+        handle.fail(ArgumentError(f"{handle.title}: {error}; want Unicode"))
+        return False
+    return True

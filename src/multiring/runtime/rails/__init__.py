@@ -1,0 +1,1 @@
+"""The rails of a rank, how they fare, and what is known of the topology."""

@@ -1,0 +1,1 @@
+"""Timelines: what ranks record, and on which clocks."""

@@ -1,0 +1,377 @@
+"""Timelines: what all ranks record between two calls, in one file that rank 0 writes.
+
+    start   the ranks agree on rank 0's path, each makes its part beside it, and looks at rank 0's clock
+    stop    each rank looks at rank 0's clock again, and sends rank 0 its part; rank 0 writes the file and says so
+
+A part is removed once it is in the file. Where a rank is gone, rank 0 takes its part from the disk, or says in the file
+that it is missing; where rank 0 is gone, every rank's part stays where it is, and `multiring trace merge` makes a file
+of them. docs/decisions/0019-timeline.md says why.
+"""
+
+import json
+import logging
+import os
+import platform
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from multiring._native import Context, FaultKind
+from multiring.errors import ArgumentError, MismatchError, MultiringError, PeerLostError, StallError, StateError
+from multiring.runtime.bootstrap.launchers import Identity
+from multiring.runtime.events import NAMES, STEPS
+from multiring.runtime.group.group import Group
+from multiring.runtime.tracing.clocks import Patience, ask_time, clock_name, tell_time
+from multiring.runtime.tracing.recording import Recording
+from multiring.trace import Glossary, Part, TraceFile, clear, file_path, part_path, read_part
+from multiring.version import VERSION
+
+_log = logging.getLogger("multiring")
+_LEAST_PATIENCE_S = 0.2  # for a rank whose turn comes late: what it has sent is there already
+_GONE = (PeerLostError, StallError, MismatchError, StateError, TimeoutError)
+_WRITTEN, _FAILED = 1, 0
+_HOW_TO_MERGE = "`multiring trace merge FILE PART...` makes a timeline of parts"
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The timeline that is on. `group` is its own: its messages, and none of any other's."""
+
+    path: Path
+    mark_cycles: bool
+    group: Group
+    recording: Recording
+
+
+class Timelines:
+    """The timelines of one rank, one at a time.
+
+    Args:
+        identity: who this rank is.
+        context: what it records.
+        glossary: what the native core's numbers stand for.
+        group_named: makes a group of all ranks for a name; local, the same for the same name everywhere.
+    """
+
+    def __init__(
+        self, identity: Identity, context: Context, glossary: Glossary, group_named: Callable[[str], Group]
+    ) -> None:
+        self._identity = identity
+        self._context = context
+        self._glossary = glossary
+        self._group_named = group_named
+        self._meeting: Group | None = None
+        self._running: Running | None = None
+
+    @property
+    def path(self) -> Path | None:
+        """Where the timeline that is on will be; None: none is."""
+        return None if self._running is None else self._running.path
+
+    def start(self, path: str | os.PathLike[str], *, mark_cycles: bool = False, preview: bool = False) -> None:
+        """Begin to record, on every rank; rank 0's arguments count.
+
+        Args:
+            path: of the file.
+            mark_cycles: whether to mark where an operation begins while none is in flight.
+            preview: whether the file is there from the beginning, with what rank 0 has done so far.
+
+        Raises:
+            StateError: on every rank: some rank records already.
+            ArgumentError: on every rank: the path leads nowhere, or some rank cannot write beside it.
+            PeerLostError, StallError: a rank is gone, or does not come.
+        """
+        if self._meeting is None:
+            self._meeting = self._group_named("timelines")
+        where, problem = Path(), ""
+        if self._identity.rank == 0 and self._running is None:
+            try:
+                where = file_path(path)
+                clear(where)
+            except ArgumentError as error:
+                problem = str(error)
+        card = {"path": os.fspath(where), "problem": problem, "is_on": self._running is not None}
+        card |= {"mark_cycles": mark_cycles, "preview": preview, "timeline": secrets.token_hex(8)}
+        told = _exchange(self._meeting, card)
+        busy = [each for each, card in enumerate(told) if card["is_on"]]
+        if busy:
+            raise StateError(f"a timeline is on already{_of(busy, told)}; multiring.stop_timeline() ends it")
+        if told[0]["problem"]:
+            raise ArgumentError(told[0]["problem"])
+        self._running = self._begin(self._meeting, told[0])
+
+    def stop(self, patience_s: float | None = None) -> None:
+        """End the recording, on every rank; the file is written when this returns.
+
+        Args:
+            patience_s: how long other ranks are waited for; None: until they count as stalled.
+
+        Raises:
+            StateError: no timeline is on; or the file was not written: every part stays, and the text says where.
+        """
+        running = self._running
+        if running is None:
+            raise StateError("no timeline is on; multiring.start_timeline(path) starts one")
+        self._running = None
+        patience = _until(patience_s)
+        running.recording.end()
+        try:
+            if self._identity.rank == 0:
+                self._collect(running, patience)
+            else:
+                self._hand_over(running, patience)
+        except StateError:  # which says what is left
+            raise
+        except BaseException:
+            _log.warning("%s", self._left(running, "the writing was broken off"))
+            raise
+        finally:
+            running.recording.close()
+
+    def close(self, patience_s: float, *, is_wanted: bool) -> None:
+        """End the timeline that is on, if one is; what goes wrong is logged. For the end of the job.
+
+        Args:
+            patience_s: as for `stop`.
+            is_wanted: False where the other ranks cannot know that this one ends: it does not make them wait.
+        """
+        running = self._running
+        if running is None:
+            return
+        try:
+            if is_wanted or self._identity.size == 1:
+                self.stop(patience_s)
+                return
+            self._running = None
+            running.recording.end()
+            running.recording.data()
+            running.recording.close()
+            _log.warning("%s", self._left(running, "this rank ends before the others"))
+        except (MultiringError, OSError) as error:
+            _log.warning("%s", error)
+
+    def _begin(self, meeting: Group, card: dict[str, Any]) -> Running:
+        rank = self._identity.rank
+        path = Path(card["path"])
+        recording = self._agreed_recording(meeting, path, card)
+        try:
+            group = self._group_named(f"timeline {card['timeline']}")
+            if rank == 0:
+                for other in range(1, group.size):
+                    tell_time(group, other, _forever)
+            else:
+                recording.note(ask_time(group, _forever))
+            recording.begin(partial(_write_preview, path, card) if rank == 0 and card["preview"] else None)
+        except BaseException:
+            recording.remove()
+            raise
+        return Running(path, card["mark_cycles"], group, recording)
+
+    def _agreed_recording(self, meeting: Group, path: Path, card: dict[str, Any]) -> Recording:
+        """Return this rank's part, once all ranks have theirs."""
+        part, recording, problem = part_path(path, self._identity.rank), None, ""
+        try:
+            recording = Recording(part, self._context, self._glossary, self._who(card))
+        except OSError as error:
+            problem = f"{part} cannot be written: {error.strerror}"
+        problems = []
+        try:
+            problems = _exchange(meeting, problem)
+        finally:
+            if recording is not None and (any(problems) or not problems):
+                recording.remove()
+        faulty = [each for each, text in enumerate(problems) if text]
+        if faulty or recording is None:
+            raise ArgumentError(f"no timeline can begin: {problems[faulty[0]]}{_of(faulty, problems)}")
+        return recording
+
+    def _who(self, card: dict[str, Any]) -> dict[str, Any]:
+        identity = self._identity
+        versions = {"multiring": VERSION, "python": platform.python_version(), "numpy": np.__version__}
+        versions |= {"torch": str(sys.modules["torch"].__version__)} if "torch" in sys.modules else {}
+        return {
+            "rank": identity.rank,
+            "size": identity.size,
+            "job": identity.job,
+            "timeline": card["timeline"],
+            "host": os.uname().nodename,
+            "pid": os.getpid(),
+            "versions": versions,
+            "clock": clock_name(),
+            "names": NAMES,
+            "steps": STEPS,
+            "faults": [FaultKind(i).name.lower() for i in range(len(FaultKind))],
+            "wall_s": time.time(),
+            "start_ns": time.monotonic_ns(),
+            "mark_cycles": card["mark_cycles"],
+        }
+
+    # ---- the end, on the ranks but 0
+
+    def _hand_over(self, running: Running, patience: Patience) -> None:
+        group, recording = running.group, running.recording
+        answer = np.zeros(1, np.uint8)
+        data = b""
+        try:
+            recording.note(ask_time(group, patience))
+            data = recording.data()
+            group.send_async(np.array([len(data)]), 0).wait(patience())
+            group.send_async(np.frombuffer(data, np.uint8), 0).wait(patience())
+            group.recv_async(answer, 0).wait(patience())
+        except _GONE as error:
+            if not data:
+                recording.data()
+            raise StateError(self._left(running, f"rank 0 does not take it: {error}")) from error
+        if answer[0] == _FAILED:
+            raise StateError(self._left(running, f"rank 0 could not write {running.path}"))
+        recording.remove()
+
+    def _left(self, running: Running, why: str) -> str:
+        where = running.recording.path
+        return f"rank {self._identity.rank}'s part of the timeline stays in {where}: {why}; {_HOW_TO_MERGE}"
+
+    # ---- the end, on rank 0
+
+    def _collect(self, running: Running, patience: Patience) -> None:
+        writing = _Writing(running)
+        come: list[int] = []
+        try:
+            writing.add(running.recording.data())
+            for rank in range(1, running.group.size):
+                try:
+                    data = _received(running.group, rank, patience)
+                except _GONE as error:
+                    writing.add_left(rank, error)
+                else:
+                    come.append(rank)
+                    writing.add(data)
+        except BaseException:
+            writing.discard()
+            raise
+        failure = writing.close()
+        for rank in come:
+            try:
+                verdict = np.array([_WRITTEN if failure is None else _FAILED], np.uint8)
+                running.group.send_async(verdict, rank).wait(patience())
+            except _GONE as error:
+                _log.warning("rank %d cannot be told of the timeline %s: %s", rank, running.path, error)
+        if failure is not None:
+            why = f"{running.path} cannot be written: {failure.strerror}"
+            raise StateError(self._left(running, why)) from failure
+
+
+class _Writing:
+    """The file while the ranks' parts come in. Once it cannot be written, they are still taken, and left alone."""
+
+    def __init__(self, running: Running) -> None:
+        self._running = running
+        self._failure: OSError | None = None
+        self._taken: list[Path] = []
+        self._timeline = ""
+        self._file: TraceFile | None = None
+        try:
+            self._file = TraceFile(running.path, mark_cycles=running.mark_cycles)
+        except OSError as error:
+            self._failure = error
+
+    def add(self, data: bytes) -> None:
+        part = read_part(data)
+        if part.rank == 0:
+            self._timeline = part.who["timeline"]
+        self._add(part)
+
+    def _add(self, part: Part) -> None:
+        if self._file is None or self._failure is not None:
+            return
+        try:
+            self._file.add(part)
+        except OSError as error:
+            self._failure = error
+            return
+        end = part.end or {}
+        if end.get("dropped"):
+            _log.warning("the timeline lacks %d events of rank %d, which came too fast", end["dropped"], part.rank)
+
+    def add_left(self, rank: int, error: Exception) -> None:
+        """Add what `rank`, which does not come, left on this disk; or that it is missing."""
+        why = str(error)
+        path = part_path(self._running.path, rank)
+        try:
+            part = read_part(path.read_bytes())
+        except (OSError, ArgumentError):
+            part = None
+        if part is None or part.who["timeline"] != self._timeline:
+            if self._file is not None:
+                self._file.lack(rank, why)
+            _log.warning("the timeline %s lacks rank %d: %s", self._running.path, rank, why)
+            return
+        self._add(part)
+        if isinstance(error, PeerLostError):  # it writes no more
+            self._taken.append(path)
+        _log.warning("the timeline %s has of rank %d what it left on the disk: %s", self._running.path, rank, why)
+
+    def discard(self) -> None:
+        """Leave nothing of the file; the parts stay."""
+        if self._file is not None:
+            self._file.discard()
+
+    def close(self) -> OSError | None:
+        """Put the file in its place; return why it is not there."""
+        if self._file is not None and self._failure is None:
+            try:
+                self._file.close()
+            except OSError as error:
+                self._failure = error
+        if self._failure is None:
+            # Rank 0's goes first: as long as it is there, the parts together are at least what is in the file.
+            self._running.recording.remove()
+            for path in self._taken:
+                path.unlink(missing_ok=True)
+        return self._failure
+
+
+def _write_preview(path: Path, card: dict[str, Any], data: bytes) -> None:
+    """Write a timeline of rank 0 alone, which the one of all ranks replaces."""
+    part = read_part(data)
+    file = TraceFile(path, mark_cycles=card["mark_cycles"])
+    file.add(part)
+    for rank in range(1, part.who["size"]):
+        file.lack(rank, "it is added at the end")
+    file.close()
+
+
+def _received(group: Group, rank: int, patience: Patience) -> bytes:
+    tell_time(group, rank, patience)
+    size = np.zeros(1, np.int64)
+    group.recv_async(size, rank).wait(patience())
+    data = np.zeros(int(size[0]), np.uint8)
+    group.recv_async(data, rank).wait(patience())
+    return data.tobytes()
+
+
+def _exchange(group: Group, value: Any) -> list[Any]:
+    """Return every rank's value, which JSON can hold."""
+    lines = group.all_gather(np.frombuffer(json.dumps(value).encode() + b"\n", np.uint8))
+    return [json.loads(line) for line in bytes(lines).splitlines()]
+
+
+def _of(ranks: list[int], whole: list[Any]) -> str:
+    return "" if len(ranks) == len(whole) else f" (on {'rank' if len(ranks) == 1 else 'ranks'} {str(ranks)[1:-1]})"
+
+
+def _until(patience_s: float | None) -> Patience:
+    if patience_s is None:
+        return _forever
+    deadline = time.monotonic() + patience_s
+    return lambda: max(_LEAST_PATIENCE_S, deadline - time.monotonic())
+
+
+def _forever() -> float | None:
+    return None

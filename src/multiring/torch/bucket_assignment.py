@@ -1,0 +1,88 @@
+"""Where each gradient is reduced: its slot and its bucket, and how both change once it is known to be sparse."""
+
+import sys
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from multiring.runtime import Group
+from multiring.torch.bucket_reductions import Reduction
+from multiring.torch.buckets import SPARSE_FLAG, BucketLayout, lay_out
+from multiring.torch.optimizer.parameter_gradient import Bucket, Slot
+from multiring.torch.options import Options
+from multiring.torch.sparse_rows import Gathered
+
+
+class Places:
+    """The slots and buckets of some parameters; `buckets` are in the order in which they start."""
+
+    def __init__(
+        self,
+        parameters: Sequence[tuple[str, Tensor]],
+        group: Group,
+        options: Options,
+        reduction_of: Callable[[BucketLayout, list[Tensor]], Reduction],
+        together: Sequence[Sequence[int]],
+    ) -> None:
+        """As for GradientSharing."""
+        self._group = group
+        self._op = options.op
+        self._stays_dense = options.sparse_as_dense
+        self._reduction_of = reduction_of
+        self.buckets: list[Bucket] = []
+        self.slots: list[Slot] = []
+        for layout in lay_out([parameter for _, parameter in parameters], options.bucket_bytes, together):
+            named = [parameters[index] for index in layout.members]
+            bucket = Bucket(reduction_of(layout, [parameter for _, parameter in named]), [])
+            for member, ((name, parameter), view) in enumerate(zip(named, bucket.reduction.places, strict=True)):
+                bucket.slots.append(Slot(name, parameter, view, bucket, member))
+            self.buckets.append(bucket)
+            self.slots += bucket.slots
+        self.sparse: list[Slot] = []  # those that all ranks know to be
+
+    def clear(self) -> None:
+        """Let go of the parameters."""
+        self.slots.clear()
+        self.sparse.clear()
+        self.buckets.clear()
+
+    def learn_sparse(self) -> list[Slot]:
+        """Return those whose gradients came as sparse ones, on any rank, and were not known to; all ranks know then."""
+        if not any(bucket.reduction.flags[SPARSE_FLAG] for bucket in self.buckets):
+            return []
+        came = np.array([slot.came_sparse for slot in self.slots], np.uint8)
+        self._group.all_reduce(came, "max")
+        found = [slot for slot, is_sparse in zip(self.slots, came, strict=True) if is_sparse]
+        for slot in found:
+            slot.is_sparse, slot.came_sparse = True, False
+            slot.bucket.has_news = False
+        self.sparse += found
+        return found
+
+    def move_out(self, found: Sequence[Slot]) -> None:
+        """Have these gradients gathered from now on, unless they are to stay dense on their way."""
+        if self._stays_dense:
+            return
+        for bucket in dict.fromkeys(slot.bucket for slot in found):
+            rest = [slot for slot in bucket.slots if slot not in found]
+            gathered = [slot for slot in bucket.slots if slot in found]
+            parts = [self._bucket_of(rest)] if rest else []
+            parts += [self._settle([slot], Gathered(self._group, self._op, slot.parameter)) for slot in gathered]
+            at = self.buckets.index(bucket)
+            self.buckets[at : at + 1] = parts
+
+    def _bucket_of(self, slots: list[Slot]) -> Bucket:
+        """Return a bucket with places of their own for these, which are of one type, and what they hold."""
+        parameters = [slot.parameter for slot in slots]
+        # Buckets count from the last parameter on.
+        (layout,) = lay_out(parameters[::-1], sys.maxsize, [range(len(slots))])
+        return self._settle(slots, self._reduction_of(layout, parameters))
+
+    def _settle(self, slots: list[Slot], reduction: Reduction) -> Bucket:
+        bucket = Bucket(reduction, slots)
+        for member, (slot, view) in enumerate(zip(slots, reduction.places, strict=True)):
+            if slot.parameter.grad is slot.view:
+                slot.parameter.grad = view.copy_(slot.view)
+            slot.view, slot.bucket, slot.member = view, bucket, member
+        return bucket

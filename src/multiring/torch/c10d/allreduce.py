@@ -1,0 +1,283 @@
+"""all_reduce, reduce and reduce_scatter of a process group, in every form."""
+
+import functools
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from multiring.runtime import Group
+from multiring.runtime.arrays import Buffer
+from multiring.schedule import Splits
+from multiring.torch.c10d import operations
+from multiring.torch.c10d.arguments import alike, blocks_of, one_of, require_as_many, require_like, require_rank
+from multiring.torch.c10d.buffers import (
+    as_bytes,
+    bytes_in,
+    contents,
+    flat,
+    in_a_row,
+    place_for,
+    put,
+    require_host,
+    require_places,
+    touching,
+)
+from multiring.torch.c10d.errors import RefusedError
+from multiring.torch.c10d.group_state import Ready, Standing
+from multiring.torch.c10d.reduce_ops import Fold, Reduction, reduction_of
+from multiring.torch.c10d.sparse import sparse_sum
+from multiring.torch.interop import dtype_name, is_one_piece, is_sparse, new_memory
+
+Settle = Callable[[], None] | None
+
+
+class Reductions(Standing):
+    """The collectives that combine what ranks have; the names and parameters are torch's."""
+
+    def allreduce(self, tensors: Any, opts: Any = None, *, op: Any = None, timeout: timedelta | None = None) -> Any:
+        """Combine every rank's tensor into all of them, in place; a sparse one may be summed, or averaged.
+
+        Of several tensors on each rank, of one type and size, all of all ranks are combined into each.
+        """
+        opts, op = _options(opts, op)
+        if not isinstance(tensors, Tensor) and len(tensors) > 1:
+            alike("all_reduce", tensors)
+            ready = _all_reduce_several(self.group, tensors, reduction_of(op))
+            return self.issue("all_reduce", ready, self.terms(opts, timeout), tensors)
+        tensor = one_of("all_reduce", tensors)
+        if is_sparse(tensor):
+            require_host("all_reduce", tensor, is_dense=False)
+            ready = sparse_sum(self.group, tensor, reduction_of(op))
+        else:
+            ready = _all_reduce(self.group, tensor, reduction_of(op))
+        return self.issue("all_reduce", ready, self.terms(opts, timeout), (tensor,))
+
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Any:
+        """As `allreduce`, of many tensors."""
+        opts, op = _options(opts, None)
+        reduction = reduction_of(op)
+        for tensor in tensors:
+            require_host("all_reduce_coalesced", tensor)
+        apart = touching([((tensor,), ()) for tensor in tensors])
+        ready = [
+            _all_reduce(self.group, tensor, reduction, apart=each) for tensor, each in zip(tensors, apart, strict=True)
+        ]
+        return self.issue_several("all_reduce_coalesced", ready, opts, tensors)
+
+    def reduce(
+        self,
+        tensors: Any,
+        opts: Any = None,
+        *,
+        root: int | None = None,
+        op: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Any:
+        """Combine every rank's tensor into that of one; those of the others stay as they are."""
+        if isinstance(opts, int):
+            opts, root = None, opts
+        opts, op = _options(opts, op)
+        tensor = one_of("reduce", tensors)
+        to = root if root is not None else 0 if opts is None else opts.rootRank
+        require_rank("reduce", "root", to, self.group.size)
+        ready = _reduce(self.group, tensor, reduction_of(op), to)
+        return self.issue("reduce", ready, self.terms(opts, timeout), (tensor,))
+
+    def reduce_scatter(
+        self,
+        outputs: Any,
+        inputs: Any,
+        opts: Any = None,
+        *,
+        op: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Any:
+        """Combine every rank's list of tensors, and put the one that is this rank's into the output."""
+        opts, op = _options(opts, op)
+        output = one_of("reduce_scatter", outputs)
+        blocks = blocks_of("reduce_scatter", inputs, self.group.size)
+        require_like("reduce_scatter", output, blocks[self.group.rank])
+        counts = tuple(block.numel() for block in blocks)
+        whole = in_a_row(blocks)
+        if whole is None:
+            whole = torch.cat([contents(block).detach().view(-1) for block in blocks])
+        ready = _reduce_scatter(self.group, output, whole, counts, reduction_of(op))
+        return self.issue("reduce_scatter", ready, self.terms(opts, timeout), (output,))
+
+    def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: Any = None) -> Any:
+        """Combine every rank's tensor, and put the part of it that is this rank's into the output."""
+        opts, op = _options(opts, None)
+        ready = self._equal_parts("reduce_scatter_single", output, source, reduction_of(op))
+        return self.issue("reduce_scatter_single", ready, self.terms(opts), (output,))
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Tensor], sources: Sequence[Tensor], opts: Any = None
+    ) -> Any:
+        """As `reduce_scatter_single`, of many tensors."""
+        opts, op = _options(opts, None)
+        what, reduction = "reduce_scatter_single_coalesced", reduction_of(op)
+        require_as_many(what, outputs, sources)
+        for tensor in (*outputs, *sources):
+            require_host(what, tensor)
+        pairs = list(zip(outputs, sources, strict=True))
+        apart = touching([((output,), (source,)) for output, source in pairs])
+        ready = [self._equal_parts(what, *pair, reduction, apart=each) for pair, each in zip(pairs, apart, strict=True)]
+        return self.issue_several(what, ready, opts, outputs)
+
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _equal_parts(
+        self, what: str, output: Tensor, source: Tensor, reduction: Reduction, *, apart: bool = False
+    ) -> Ready:
+        ranks, each = self.group.size, output.numel()
+        require_host(what, source)
+        require_host(what, output)
+        if source.numel() != each * ranks or source.dtype is not output.dtype:
+            raise RefusedError(
+                f"{what}: the input is {dtype_name(source.dtype)} of {source.numel()} elements, the output "
+                f"{dtype_name(output.dtype)} of {each}; want the same type, and {ranks} times as many for {ranks} ranks"
+            )
+        return _reduce_scatter(self.group, output, contents(source), (each,) * ranks, reduction, apart=apart)
+
+
+def _options(opts: Any, op: Any) -> tuple[Any, Any]:
+    """Return torch's options, or None, and the ReduceOp; some callers give that in place of options, or nothing."""
+    if opts is None or hasattr(opts, "reduceOp"):
+        return opts, (torch.distributed.ReduceOp.SUM if opts is None else opts.reduceOp) if op is None else op
+    return None, opts
+
+
+# ---- what is to be started, and what is left to do when it has ended ----
+
+
+def _all_reduce(
+    group: Group, tensor: Tensor, reduction: Reduction, name: str = "all_reduce", *, apart: bool = False
+) -> Ready:
+    require_host(name, tensor)
+    reduction.check(name, tensor.dtype)
+    if reduction.fold is not None:
+        return _folded(group, tensor, f"{name} {reduction.name}", reduction.fold)
+    if reduction.factor is not None:
+        place = _multiplied(group, tensor, reduction.factor)
+        settle: Settle = functools.partial(put, tensor, place)
+    else:
+        place, settle = place_for(group, tensor, apart=apart)
+        if place is not tensor:
+            place.copy_(tensor.detach())
+    buffer = _combined(place)
+    title = f"{name} {reduction.name} of {buffer.dtype} of shape {buffer.shape}"
+    return Ready(
+        lambda waits: operations.all_reduce(group.calls, buffer, str(reduction.op), title, waits=waits), settle
+    )
+
+
+def _all_reduce_several(group: Group, tensors: Sequence[Tensor], reduction: Reduction) -> Ready:
+    """An all_reduce of what this rank's tensors make together, which all of them get."""
+    count = len(tensors)
+    name = f"all_reduce of {count} tensors a rank,"
+    reduction.check(name, tensors[0].dtype)
+    require_places(*tensors)
+    together = new_memory(group, tensors[0].shape, tensors[0].dtype)
+    with torch.no_grad():
+        together.copy_(functools.reduce(reduction.combine, [each.detach() for each in tensors]))
+        if reduction.op == "average":
+            if not together.dtype.is_floating_point and not together.dtype.is_complex:
+                raise RefusedError(
+                    f"{name} average of {dtype_name(together.dtype)}; want sums, or a floating-point type"
+                )
+            together.div_(count)
+    ready = _all_reduce(group, together, reduction, name)
+
+    def settle() -> None:
+        if ready.settle is not None:
+            ready.settle()
+        for each in tensors:
+            put(each, together)
+
+    return Ready(ready.start, settle)
+
+
+def _reduce(group: Group, tensor: Tensor, reduction: Reduction, root: int) -> Ready:
+    """An all_reduce whose result only the root keeps: one pass over the ranks' memory where they share a host."""
+    if group.rank == root:
+        work = tensor
+    else:
+        require_host("reduce", tensor)
+        work = new_memory(group, tensor.shape, tensor.dtype)
+        work.copy_(tensor.detach())
+    return _all_reduce(group, work, reduction, f"reduce to rank {root}")
+
+
+def _reduce_scatter(
+    group: Group, output: Tensor, whole: Tensor, counts: tuple[int, ...], reduction: Reduction, *, apart: bool = False
+) -> Ready:
+    """Combine `whole`, in one piece, of which rank r gets `counts[r]` elements."""
+    reduction.check("reduce_scatter", whole.dtype)
+    if reduction.fold is not None:
+        return _folded_parts(group, output, whole, counts, (reduction.name, reduction.fold))
+    if reduction.factor is not None:
+        whole = _multiplied(group, whole, reduction.factor)
+    is_within = is_one_piece(output) and bytes_in(as_bytes(output), as_bytes(whole))
+    place, settle = place_for(group, output, apart=apart or is_within)
+    source, target = _combined(whole), _combined(place)
+    if whole.dtype.is_complex:
+        counts = tuple(2 * count for count in counts)
+    title = f"reduce_scatter {reduction.name} of {_parts(counts)} {source.dtype}"
+    op = str(reduction.op)
+    return Ready(
+        lambda waits: operations.reduce_scatter(group.calls, (source, target), counts, op, title, waits=waits), settle
+    )
+
+
+def _folded(group: Group, tensor: Tensor, name: str, fold: Fold) -> Ready:
+    """Every rank gets all contributions, and combines them itself."""
+    require_places(tensor)
+    own = contents(tensor).detach()
+    everyone = new_memory(group, (group.size, own.numel()), own.dtype)
+    source, target = as_bytes(own), as_bytes(everyone)
+    title = f"{name} of {dtype_name(own.dtype)} of shape ({own.numel()},)"
+    sizes = (source.shape[0],) * group.size
+    return Ready(
+        lambda waits: operations.all_gather(group.calls, source, target, sizes, title, waits=waits),
+        lambda: put(tensor, functools.reduce(fold, everyone.unbind())),
+    )
+
+
+def _folded_parts(group: Group, output: Tensor, whole: Tensor, counts: tuple[int, ...], how: tuple[str, Fold]) -> Ready:
+    """Every rank gets all contributions to its part, and combines them itself."""
+    require_places(output)
+    everyone = new_memory(group, (group.size, output.numel()), output.dtype)
+    source, target = as_bytes(whole.detach()), as_bytes(everyone)
+    itemsize = output.element_size()
+    sizes = Splits(tuple(count * itemsize for count in counts), (output.numel() * itemsize,) * group.size)
+    name, fold = how
+    title = f"reduce_scatter {name} of {_parts(counts)} {dtype_name(output.dtype)}"
+    return Ready(
+        lambda waits: operations.exchange(group.calls, (source, target), sizes, source.shape[0], title, waits=waits),
+        lambda: put(output, functools.reduce(fold, everyone.unbind())),
+    )
+
+
+def _multiplied(group: Group, tensor: Tensor, factor: Any) -> Tensor:
+    place = new_memory(group, tensor.shape, tensor.dtype)
+    with torch.no_grad():
+        place.copy_(tensor.detach() * factor) if isinstance(factor, Tensor) else torch.mul(
+            tensor.detach(), factor, out=place
+        )
+    return place
+
+
+def _combined(place: Tensor) -> Buffer:
+    """Return memory in one piece as a type that a Group combines: complex numbers are pairs."""
+    return flat(torch.view_as_real(place.detach()) if place.dtype.is_complex else place)
+
+
+def _parts(counts: tuple[int, ...]) -> str:
+    """Return how many elements each rank gets, in words that do not grow with the ranks where all get as many."""
+    if len(set(counts)) == 1:
+        return f"{len(counts)} times {counts[0]}"
+    return "+".join(map(str, counts))

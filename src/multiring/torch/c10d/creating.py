@@ -1,0 +1,82 @@
+"""What torch.distributed calls to make a process group of the backend "multiring"."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from multiring.errors import MultiringError
+from multiring.runtime import Group
+from multiring.runtime.job.job import leave
+from multiring.torch.c10d.arguments import timeout_of
+from multiring.torch.c10d.errors import torch_error
+from multiring.torch.c10d.process_group import ProcessGroup
+from multiring.torch.c10d.store_rendezvous import Met, meet
+from multiring.torch.process_sets import close_sets
+
+
+class _Now:
+    """The group of all ranks that torch.distributed has now, and the groups made within it."""
+
+    def __init__(self) -> None:
+        self.whole: Group | None = None
+        self.made: Counter[tuple[str, tuple[int, ...]]] = Counter()
+
+
+_now = _Now()
+
+
+def create(options: Any, pg_options: Any) -> ProcessGroup:
+    """Return the process group that torch describes; called on its ranks only.
+
+    Args:
+        options: torch's DistributedBackendOptions.
+        pg_options: none, or a Backend.Options, whose timeout wins.
+
+    Raises:
+        RefusedError: `pg_options` are another backend's.
+        DistBackendError: the ranks did not find each other.
+        DistStoreError: ranks did not come in time.
+    """
+    given_s = timeout_of("pg_options", pg_options)
+    name, timeout_s = str(options.group_id), given_s or options.timeout.total_seconds()
+    members = tuple(options.global_ranks_in_group)
+    try:
+        group, on_end = _of_all(options, timeout_s) if not members else _of_some(options, name, members, timeout_s)
+    except MultiringError as error:
+        raise torch_error('process group of backend "multiring"', error) from error
+    return ProcessGroup(group, store=options.store, name=name, timeout_s=timeout_s, on_end=on_end)
+
+
+def _of_all(options: Any, timeout_s: float) -> tuple[Group, Callable[[str], None]]:
+    met = _meet(options, timeout_s, is_default=True)
+    _now.whole = met.group
+    _now.made.clear()
+
+    def on_end(how: str) -> None:
+        _now.whole = None
+        if met.is_ours:
+            close_sets()
+        _leave(met, how)
+
+    return met.group, on_end
+
+
+def _of_some(
+    options: Any, name: str, members: tuple[int, ...], timeout_s: float
+) -> tuple[Group, Callable[[str], None]]:
+    if _now.whole is None:  # torch's group of all ranks is of another backend
+        met = _meet(options, timeout_s, is_default=False)
+        return met.group, lambda how: _leave(met, how)
+    # A name may come again once its group was destroyed, on all its ranks as often.
+    count = _now.made[name, members]
+    _now.made[name, members] += 1
+    return _now.whole.subgroup_named(members, f"torch {name} {count}"), lambda _how: None
+
+
+def _meet(options: Any, timeout_s: float, *, is_default: bool) -> Met:
+    return meet(options.store, options.group_rank, options.group_size, timeout_s, is_default=is_default)
+
+
+def _leave(met: Met, how: str) -> None:
+    if met.is_ours:
+        leave(met.world, grace_s=0.0 if how == "was aborted" else None)

@@ -1,0 +1,95 @@
+"""Messages between two ranks of a process group: in any order, under tags, from a source that may be left open."""
+
+from collections.abc import Callable
+from functools import cached_property, partial
+from typing import Any
+
+from torch import Tensor
+
+from multiring.runtime import Handle
+from multiring.runtime.group.point_to_point import Mailbox
+from multiring.runtime.group.receives import Letter
+from multiring.torch.c10d.arguments import one_of, require_rank
+from multiring.torch.c10d.buffers import as_bytes, contents, place_for, require_host
+from multiring.torch.c10d.group_state import Ready, Standing
+from multiring.torch.c10d.work import Pending
+from multiring.torch.interop import described
+
+Settle = Callable[[], None] | None
+
+
+class Message(Pending):
+    """The Work of a message."""
+
+    in_order = False  # two messages may wait for each other's ranks
+    consequence = "no more messages go between the two ranks under this tag"
+
+    def _source_rank(self) -> int:
+        """Return the rank of the group that the message comes from; of a receive from any source, once it has come.
+
+        Raises:
+            RuntimeError: this is a send, or the source is still open.
+        """
+        source = self._handle.source if isinstance(self._handle, Letter) else None
+        if source is None:
+            raise RuntimeError(f"{self._what}: its source is not known; want that of a receive, after its wait()")
+        return source
+
+    source_rank = _source_rank
+
+
+class Messages(Standing):
+    """Point to point; the names and parameters are torch's."""
+
+    def send(self, tensors: Any, to: int, tag: int = 0) -> Any:
+        """Send a tensor to rank `to` of the group, which may be this one: then it is copied at once.
+
+        Args:
+            tensors: one, or a list of one; on the other side there may be any type and shape of as many bytes.
+            to: the receiver.
+            tag: the receiver's; messages between two ranks under one tag arrive in order.
+        """
+        tensor = self._checked("send", tensors, tag)
+        require_rank("send", "destination", to, self.group.size)
+        what = f"send of {described(tensor)} to rank {to}, tag {tag}"
+        memory = as_bytes(contents(tensor))
+        return self._issue_message(what, partial(self._mailbox.send, memory, to, tag), tensor)
+
+    def recv(self, tensors: Any, source: int, tag: int = 0) -> Any:
+        """Receive what rank `source` of the group sends here, into a tensor; see `send`."""
+        require_rank("recv", "source", source, self.group.size)
+        return self._receive("recv", tensors, source, tag)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
+        """Receive what a rank of the group sends here that no earlier receive is for; the Work then says which one."""
+        return self._receive("recv", tensors, None, tag)
+
+    def _receive(self, what: str, tensors: Any, source: int | None, tag: int) -> Any:
+        tensor = self._checked(what, tensors, tag)
+        place, settle = place_for(self.group, tensor)
+        sender = "any rank" if source is None else f"rank {source}"
+        what = f"{what} of {described(tensor)} from {sender}, tag {tag}"
+        start = partial(self._mailbox.recv, as_bytes(place), source, tag)
+        return self._issue_message(what, start, tensor, settle)
+
+    def _checked(self, what: str, tensors: Any, tag: int) -> Tensor:
+        tensor = one_of(what, tensors)
+        require_host(what, tensor)
+        if tag < 0:
+            raise RuntimeError(f"{what}: Tag must be nonnegative, got {tag}")
+        return tensor
+
+    def _issue_message(self, what: str, start: Callable[[], Handle], tensor: Tensor, settle: Settle = None) -> Any:
+        def started(_waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
+            return start()
+
+        return self.issue(what, Ready(started, settle), self.terms(None), (tensor,), Message)
+
+    @cached_property
+    def _mailbox(self) -> Mailbox:
+        return Mailbox(self.group)
+
+    def _fall(self, how: str) -> None:
+        super()._fall(how)
+        if "_mailbox" in self.__dict__:
+            self._mailbox.close()

@@ -1,0 +1,232 @@
+"""The process group that torch.distributed gets for the backend "multiring"."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import Backend, PrefixStore
+
+from multiring.errors import MultiringError
+from multiring.runtime import Group
+from multiring.torch.c10d.allgather import Gatherings
+from multiring.torch.c10d.allreduce import Reductions
+from multiring.torch.c10d.alltoall import Exchanges
+from multiring.torch.c10d.arguments import timeout_of
+from multiring.torch.c10d.devices import Devices, hands_on
+from multiring.torch.c10d.errors import torch_error
+from multiring.torch.c10d.monitored import Monitored
+from multiring.torch.c10d.point_to_point import Messages
+from multiring.torch.c10d.rooted import Rooted
+from multiring.torch.interop import tensor_of
+
+_HOST = torch.device("cpu")
+_TorchGroup: Any = dist.ProcessGroup  # whose overloads nobody's signatures agree with
+
+
+_COLLECTIVES = (
+    *("allreduce", "allreduce_coalesced", "reduce", "broadcast", "gather", "scatter", "send", "recv", "recv_anysource"),
+    *("allgather", "allgather_coalesced", "all_gather_single", "_allgather_base", "all_gather_single_coalesced"),
+    *("allgather_into_tensor_coalesced", "reduce_scatter", "reduce_scatter_single", "_reduce_scatter_base"),
+    *("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"),
+    *("all_to_all_single", "alltoall_base", "alltoall"),
+)
+
+
+@hands_on(_COLLECTIVES)
+class ProcessGroup(Devices, Reductions, Gatherings, Exchanges, Rooted, Messages, Monitored, _TorchGroup):  # type: ignore[misc] # see _TorchGroup
+    """Ranks that communicate; what torch.distributed's functions take as `group`.
+
+    It is its own Backend, as torch calls what serves one kind of device: torch lets Python inherit from ProcessGroup
+    only.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        *,
+        store: Any,
+        name: str,
+        timeout_s: float,
+        on_end: Callable[[str], None] = lambda _how: None,
+    ) -> None:
+        """Be the ranks of `group`, which nobody else uses.
+
+        Args:
+            group: its ranks are numbered as torch numbers them.
+            store: the ranks' own.
+            name: torch's, of the group.
+            timeout_s: for operations that are given none.
+            on_end: called once, with "was destroyed" or "was aborted", when it ends.
+        """
+        _TorchGroup.__init__(self, group.rank, group.size)
+        super().__init__(group, timeout_s)
+        self._store = store
+        self._name = name
+        self._description = ""
+        self._on_end: Callable[[str], None] | None = on_end
+        self._splits = itertools.count()
+        self._first = self.calls.last
+
+    def __repr__(self) -> str:
+        return f"<multiring process group {self._name!r}: rank {self.group.rank} of {self.group.size}>"
+
+    # ---- who it is ----
+
+    def name(self) -> str:
+        """Return the backend's name."""
+        return "multiring"
+
+    getBackendName = _get_backend_name = name  # noqa: N815 -- torch's
+
+    @property
+    def group_name(self) -> str:
+        """Torch's name of the group."""
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        """What the group is for, in words."""
+        return self._description
+
+    # Torch's C++ calls these by its own names.
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """Return torch's name of the group."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Take torch's name of the group."""
+        self._name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """Return what the group is for."""
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        """Take what the group is for."""
+        self._description = description
+
+    def get_group_store(self) -> Any:
+        """Return the store of the group's ranks."""
+        return self._store
+
+    # ---- as a Backend ----
+
+    supports_splitting = True
+    supports_coalescing = False
+    supports_time_estimate = False
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Return whether `allocate_tensor` has memory of `device`."""
+        return device.type == _HOST.type
+
+    def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device = _HOST) -> Tensor:
+        """Return a flat tensor of undefined contents in the arena, which the ranks of this host read in place.
+
+        Raises:
+            RuntimeError: `device` is not the host.
+        """
+        self._get_backend(device)
+        try:
+            return tensor_of(self.group.allocate(size * dtype.itemsize, "uint8"), dtype, (size,))
+        except MultiringError as error:
+            raise torch_error("allocate_tensor", error) from error
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Give operations that come later, and are given no timeout, this one."""
+        self.default_timeout_s = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Count operations from here on; every rank calls it at the same of them."""
+        self._first = self.calls.last
+
+    def _get_sequence_number_for_group(self) -> int:
+        """Return how many operations of the group this rank has begun: the same on ranks that are in step."""
+        return self.calls.last - self._first
+
+    @property
+    def options(self) -> Backend.Options:
+        """What the group was made with, as torch describes backends: its name, timeout and ranks."""
+        made = Backend.Options("multiring", timedelta(seconds=self.default_timeout_s))
+        named: Any = made
+        named.global_ranks_in_group, named.group_name = list(self.group.ranks), self._name
+        return made
+
+    def eager_connect_single_device(self, device: torch.device | None = None) -> None:
+        """Do nothing: ranks are connected."""
+
+    def perform_nocolor_split(self, device: torch.device | None = None) -> None:
+        """Do nothing: those that will not be in a smaller group take no part in making it."""
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    def _wait_for_pending_works(self) -> None:
+        """Do nothing: there are no hooks."""
+
+    # ---- smaller groups, and the end ----
+
+    def split_group(
+        self,
+        new_ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Sequence[torch.device] | None = None,
+    ) -> "ProcessGroup | None":
+        """Return the group of some ranks of this one, or None on the others; every rank calls it.
+
+        Args:
+            new_ranks: of this group.
+            timeout: for operations that are given none; as in this group where there is none.
+            opts: none, or a Backend.Options, of which the timeout counts where there is no `timeout`.
+            group_name: another one than every other group's; by default one that follows from this group's.
+            group_desc: what the group is for, in words.
+            device_types: none, or those of the host.
+
+        Raises:
+            RefusedError: ranks that are not in this group, none at all, or other options.
+            RuntimeError: another device.
+        """
+        self.require_standing("split_group")
+        name = f"{self._name}:split:{next(self._splits)}" if group_name is None else group_name
+        ranks = sorted(new_ranks)
+        given_s = timeout_of("split_group: opts", opts)
+        for device in device_types or ():
+            self._get_backend(device)
+        try:
+            group = self.group.subgroup_named(ranks, f"torch {name}") if self.group.rank in ranks else None
+        except MultiringError as error:
+            raise torch_error("split_group", error) from error
+        if group is None:
+            return None
+        timeout_s = timeout.total_seconds() if timeout is not None else given_s or self.default_timeout_s
+        part = ProcessGroup(group, store=PrefixStore(f"{name}/", self._store), name=name, timeout_s=timeout_s)
+        part.setGroupDesc(f"{self._description}:split" if group_desc is None else group_desc)
+        return part
+
+    splitGroup = split_group  # noqa: N815 -- torch's C++ calls it so
+
+    def shutdown(self) -> None:
+        """Destroy the group: from now on its operations raise. What the backend began with it ends."""
+        self._close("was destroyed")
+
+    def abort(self) -> None:
+        """Let what is in flight, and what other ranks come to later, fail on all ranks, and destroy the group."""
+        self._aborts.tell()  # first, so that others are told why
+        self._abort_in_flight(self.calls.membership.world_rank)
+        self._close("was aborted")
+
+    def _close(self, how: str) -> None:
+        self._fall(how)
+        self._end_others(how)
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end(how)

@@ -1,0 +1,82 @@
+"""torch's ReduceOp as what a Group combines by, or what has to be done around it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+from multiring.runtime.arrays import DTYPES
+from multiring.torch.c10d.errors import RefusedError
+from multiring.torch.interop import dtype_name
+
+Fold = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """How contributions become one."""
+
+    name: str  # for the ranks to agree on
+    op: str | None = None  # as a Group has it
+    factor: Any = None  # each contribution is multiplied by it first
+    fold: Fold | None = None  # what a Group has no operation for: two contributions become one
+
+    def combine(self, one: Tensor, other: Tensor) -> Tensor:
+        """Return what two contributions of one rank are together; of an average, their sum."""
+        return (self.fold or _COMBINED[str(self.op)])(one, other)
+
+    def check(self, what: str, dtype: torch.dtype) -> None:
+        """Raise RefusedError unless it has a meaning for `dtype`."""
+        if dtype.is_complex:
+            fits = self.op in {"sum", "average"}
+        elif self.fold is not None:
+            fits = not dtype.is_floating_point
+        elif self.factor is not None:
+            fits = dtype.is_floating_point
+        else:
+            fits = not (dtype is torch.bool and self.op == "average")
+        if not fits or (not dtype.is_complex and dtype_name(dtype) not in DTYPES):
+            raise RefusedError(f"{what}: {self.name} has no meaning for {dtype_name(dtype)}; convert the tensor")
+
+
+_COMBINED: dict[str, Fold] = {
+    "sum": torch.add,
+    "average": torch.add,
+    "product": torch.mul,
+    "min": torch.minimum,
+    "max": torch.maximum,
+}
+
+_PLAIN = {
+    ReduceOp.SUM: Reduction("sum", "sum"),
+    ReduceOp.AVG: Reduction("average", "average"),
+    ReduceOp.PRODUCT: Reduction("product", "product"),
+    ReduceOp.MIN: Reduction("min", "min"),
+    ReduceOp.MAX: Reduction("max", "max"),
+    ReduceOp.BAND: Reduction("bitwise and", fold=torch.bitwise_and),
+    ReduceOp.BOR: Reduction("bitwise or", fold=torch.bitwise_or),
+    ReduceOp.BXOR: Reduction("bitwise xor", fold=torch.bitwise_xor),
+}
+
+
+def reduction_of(op: Any) -> Reduction:
+    """Return what `op`, a ReduceOp or a member of its enum, means.
+
+    Raises:
+        RefusedError: none that is known.
+    """
+    kind = getattr(op, "op", op)
+    found = _PLAIN.get(kind)
+    if found is not None:
+        return found
+    if kind == ReduceOp.PREMUL_SUM:
+        return Reduction("sum of multiples", "sum", factor=_factor_of(op))
+    raise RefusedError(f"op={op}: want one of {', '.join(str(known) for known in _PLAIN)}, or PREMUL_SUM")
+
+
+def _factor_of(op: Any) -> Any:
+    # torch has shown the factor as an attribute since 2.12; before, only pickling did.
+    return op.factor if hasattr(op, "factor") else op.__getstate__()[1]

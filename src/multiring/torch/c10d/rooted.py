@@ -1,0 +1,121 @@
+"""gather and scatter of a process group: every rank's part to one rank, and one rank's parts to all.
+
+Each is an exchange in which all blocks but the root's are empty: all ranks agree on it before a byte moves, and hear of
+a rank's death in it, also those that only send.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from multiring.runtime import Handle
+from multiring.schedule import Splits
+from multiring.torch.c10d import operations
+from multiring.torch.c10d.arguments import blocks_of, one_of, require_like, require_rank
+from multiring.torch.c10d.buffers import (
+    as_bytes,
+    bytes_in,
+    contents,
+    in_a_row,
+    place_for,
+    put_in_order,
+    require_host,
+    require_places,
+)
+from multiring.torch.c10d.errors import RefusedError
+from multiring.torch.c10d.group_state import Ready, Standing
+from multiring.torch.interop import dtype_name, new_memory
+
+
+class Rooted(Standing):
+    """The collectives between one rank and all; the names and parameters are torch's."""
+
+    def gather(
+        self, outputs: Any, inputs: Any, opts: Any = None, root: int = 0, timeout: timedelta | None = None
+    ) -> Any:
+        """Put every rank's tensor into the root's list of outputs.
+
+        Args:
+            outputs: on the root a list, or a list of one list, of a tensor for each rank; nothing elsewhere.
+            inputs: this rank's tensor, or a list of it; of one type and as many elements on all ranks.
+            opts: torch's GatherOptions, which win over `root`; or the root.
+            root: a rank of the group.
+            timeout: wins over the options'.
+        """
+        root, opts = _root_of(opts, root)
+        require_rank("gather", "root", root, self.group.size)
+        tensor = one_of("gather", inputs)
+        require_host("gather", tensor)
+        own, settle = contents(tensor), None
+        place, blocks = tensor.new_empty(0), []
+        if self.group.rank == root:
+            blocks = list(blocks_of("gather", outputs, self.group.size))
+            for block in blocks:
+                require_like("gather", block, tensor)
+            found = in_a_row(blocks)
+            if found is None:
+                require_places(*blocks)
+            place = new_memory(self.group, (tensor.numel() * len(blocks),), tensor.dtype) if found is None else found
+            settle = partial(put_in_order, blocks, place) if found is None else None
+            if bytes_in(as_bytes(own), as_bytes(place)):
+                own = own.clone()
+        else:
+            self._require_none("gather", "output", outputs, root)
+        start = self._start(f"gather to rank {root}", own, place, root, is_gather=True)
+        return self.issue("gather", Ready(start, settle), self.terms(opts, timeout), blocks)
+
+    def scatter(
+        self, outputs: Any, inputs: Any, opts: Any = None, root: int = 0, timeout: timedelta | None = None
+    ) -> Any:
+        """Put the r-th tensor of the root's list of inputs into each rank r's output; as `gather`, the other way."""
+        root, opts = _root_of(opts, root)
+        require_rank("scatter", "root", root, self.group.size)
+        tensor = one_of("scatter", outputs)
+        require_host("scatter", tensor)
+        place, settle = place_for(self.group, tensor)
+        whole = tensor.new_empty(0)
+        if self.group.rank == root:
+            blocks = blocks_of("scatter", inputs, self.group.size)
+            for block in blocks:
+                require_like("scatter", block, tensor)
+            found = in_a_row(blocks)
+            whole = torch.cat([contents(each).detach().view(-1) for each in blocks]) if found is None else found
+            if bytes_in(as_bytes(whole), as_bytes(place)):
+                whole = whole.clone()
+        else:
+            self._require_none("scatter", "input", inputs, root)
+        start = self._start(f"scatter from rank {root}", whole, place, root, is_gather=False)
+        return self.issue("scatter", Ready(start, settle), self.terms(opts, timeout), (tensor,))
+
+    def _start(
+        self, title: str, source: Tensor, place: Tensor, root: int, *, is_gather: bool
+    ) -> Callable[[bool], Handle]:
+        """Return what starts it; the tensors are in one piece, that of several parts is empty but on the root."""
+        part = source if is_gather else place
+        size_bytes, ranks = part.numel() * part.element_size(), self.group.size
+        one = tuple(size_bytes if rank == root else 0 for rank in range(ranks))
+        all_ = (size_bytes if self.group.rank == root else 0,) * ranks
+        sizes = Splits(one, all_) if is_gather else Splits(all_, one)
+        buffers = as_bytes(source), as_bytes(place)
+        title = f"{title} of {part.numel()} {dtype_name(part.dtype)}"
+
+        def start(waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
+            return operations.exchange(self.calls, buffers, sizes, size_bytes, title, waits=waits)
+
+        return start
+
+    def _require_none(self, what: str, name: str, tensors: Any, root: int) -> None:
+        if tensors is not None and any(isinstance(each, Tensor) or len(each) for each in tensors):
+            raise RefusedError(
+                f"{what}: rank {self.group.rank} has {name} tensors; want them on the root only, which is rank {root}"
+            )
+
+
+def _root_of(opts: Any, root: int) -> tuple[int, Any]:
+    if isinstance(opts, int):
+        return opts, None
+    return (root, None) if opts is None else (opts.rootRank, opts)

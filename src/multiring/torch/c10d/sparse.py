@@ -1,0 +1,88 @@
+"""all_reduce of sparse tensors: every rank gets the rows that any rank has, and adds them up by itself."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from multiring.runtime import Group, Handle
+from multiring.runtime.group.compile import Request
+from multiring.runtime.group.handles import OperationHandle, in_background
+from multiring.schedule import Collective
+from multiring.torch.c10d.buffers import as_bytes
+from multiring.torch.c10d.errors import RefusedError
+from multiring.torch.c10d.group_state import Ready
+from multiring.torch.c10d.operations import Steps
+from multiring.torch.c10d.reduce_ops import Reduction
+from multiring.torch.interop import dtype_name, new_memory
+
+Wait = Callable[[OperationHandle], Any]
+
+
+def sparse_sum(group: Group, tensor: Tensor, reduction: Reduction) -> Ready:
+    """Return the sum, or the average, of a sparse COO tensor over all ranks, in place; it comes out coalesced.
+
+    Raises:
+        RefusedError: another reduction.
+    """
+    if reduction.factor is not None or reduction.op not in {"sum", "average"}:
+        raise RefusedError(f"all_reduce: {reduction.name} of a sparse tensor; want SUM or AVG, or a dense one")
+    own = tensor.detach().coalesce()
+    found: list[Tensor] = []
+
+    def start(waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
+        gathering = _Gathering(group, own, reduction.name)
+        first = gathering.counts(waits=waits)
+
+        def finish(wait: Wait = OperationHandle.wait) -> None:
+            found.append(gathering.rest(first, wait))
+
+        return Steps(finish) if waits else in_background(finish, "all_reduce")
+
+    def settle() -> None:
+        total = found.pop()
+        with torch.no_grad():
+            # A sparse tensor's detached twin would get the entries for itself.
+            tensor.copy_(total if reduction.op == "sum" else total / group.size)
+
+    return Ready(start, settle)
+
+
+class _Gathering:
+    """One operation in three steps: how many entries each rank has, where they are, and what they are."""
+
+    def __init__(self, group: Group, own: Tensor, name: str) -> None:
+        self._group = group
+        self._calls = group.calls
+        self._own = own
+        kind, shape = dtype_name(own.dtype), tuple(own.shape)
+        self._title = f"all_reduce {name} of sparse {kind} of shape {shape} and {own.sparse_dim()} sparse dimensions"
+        self._call = self._calls.next("all_gather")
+
+    def counts(self, *, waits: bool) -> OperationHandle:
+        table = torch.empty(self._group.size, dtype=torch.int64)
+        self._table = table
+        return self._gather(0, torch.tensor([len(self._own.values())]), table, [1] * self._group.size, waits=waits)
+
+    def rest(self, first: OperationHandle, wait: Wait) -> Tensor:
+        """Return the sum."""
+        wait(first)
+        counts: list[int] = self._table.tolist()
+        own, total = self._own, sum(counts)
+        # Entries first, so that each rank's are in one piece.
+        places = new_memory(self._group, (total, own.sparse_dim()), torch.int64)
+        wait(self._gather(1, own.indices().t().contiguous(), places, counts, waits=True))
+        values = new_memory(self._group, (total, *own.values().shape[1:]), own.dtype)
+        wait(self._gather(2, own.values().contiguous(), values, counts, waits=True))
+        # Checking would take longer than the sum, and what torch has coalesced is right.
+        return torch.sparse_coo_tensor(places.t(), values, own.shape, check_invariants=False).coalesce()
+
+    def _gather(self, step: int, own: Tensor, out: Tensor, counts: list[int], *, waits: bool) -> OperationHandle:
+        place = self._call.step(step, "counts" if step == 0 else "all_gather")
+        memory, target = as_bytes(own), as_bytes(out)
+        width = target.shape[0] // max(1, sum(counts))
+        sizes = tuple(count * width for count in counts)
+        with self._calls.telling(place):
+            request = Request(Collective.ALL_GATHER, "uint8", sizes, target.shape[0])
+            return self._calls.run(place, self._title, request, (memory, target), None, waits=waits)

@@ -1,0 +1,167 @@
+"""How the ranks of a process group find each other: by a few words in torch's store, then as in any other job.
+
+Each rank puts a card into the store. Rank 0 reads all of them, decides, and puts there where to meet, with a secret
+made for the occasion; once all have met the words are removed, as a store may be used again.
+"""
+
+import json
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from multiring.errors import LaunchError
+from multiring.runtime import Group
+from multiring.runtime.bootstrap.addresses import host_id
+from multiring.runtime.bootstrap.launchers import Identity, Place, choose_place
+from multiring.runtime.job.job import World, current, enter, is_initialized, leave
+from multiring.settings import Settings
+from multiring.torch.c10d.stores import is_begun_here
+
+_GRACE_S = 5.0  # what rank 0 may need beyond its own timeout to say who is missing
+_ANSWER = "multiring/answer"
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """Ranks that have found each other."""
+
+    world: World
+    group: Group  # of all of them, in the order of their ranks; nobody else has it
+    is_ours: bool  # whether the world was begun here, and is to be left
+
+
+def meet(store: Any, rank: int, size: int, timeout_s: float, *, is_default: bool) -> Met:
+    """Return the job of `size` ranks in which this one is `rank`; every one of them calls it, with one store.
+
+    Args:
+        store: torch's; no other group's.
+        rank: this process's.
+        size: how many come.
+        timeout_s: how long they wait for each other.
+        is_default: whether they are all that torch.distributed knows of: then the job is this process's own, as after
+            `multiring.init`; and where that has been called, it is that job.
+
+    Raises:
+        DistStoreError: ranks did not come in time.
+        RuntimeError: only some have called `multiring.init`, or it gave this process another rank.
+        RendezvousError: they did not find each other.
+    """
+    joined = _joined(rank, size) if is_default else None
+    if size == 1:
+        answer = {"token": secrets.token_hex(8)} if joined else _alone()
+        place = None
+    else:
+        card = {"host": host_id(), "job": joined.identity.job if joined else ""}
+        answer, place = _agree(store, rank, size, timeout_s, card)
+    if "error" in answer:
+        raise RuntimeError(answer["error"])
+    world = joined or _enter(rank, size, timeout_s, (answer, place), is_default=is_default)
+    try:
+        group = world.group.subgroup_named(range(size), f"torch {answer['token']}")
+        group.barrier()
+        if rank == 0 and size > 1:
+            _forget(store, size)
+    except BaseException:
+        if joined is None:
+            leave(world)
+        raise
+    return Met(world, group, joined is None or is_begun_here(world))
+
+
+def _joined(rank: int, size: int) -> World | None:
+    """Return the job that this process is in already."""
+    if not is_initialized():
+        return None
+    world = current()
+    if (world.identity.rank, world.identity.size) != (rank, size):
+        raise RuntimeError(
+            f"multiring.init() made this process rank {world.identity.rank} of {world.identity.size}, but torch says "
+            f"rank {rank} of {size}; call multiring.shutdown() first, or number the ranks alike"
+        )
+    return world
+
+
+def _alone() -> dict[str, str]:
+    return {"rendezvous": "", "secret": "", "job": "alone", "token": secrets.token_hex(8)}
+
+
+def _enter(
+    rank: int, size: int, timeout_s: float, meeting: tuple[dict[str, str], Place | None], *, is_default: bool
+) -> World:
+    answer, place = meeting
+    settings = Settings.from_environment()
+    identity = Identity(
+        rank=rank,
+        size=size,
+        local_rank=None,
+        local_size=None,
+        rendezvous=answer["rendezvous"],
+        secret=bytes.fromhex(answer["secret"]),
+        job=answer["job"],
+        source="torch.distributed",
+        listener=place.listener if place else None,
+    )
+    patience = {"init_timeout_s": timeout_s, "stall_timeout_s": max(timeout_s, settings.stall_timeout_s)}
+    return enter(identity, settings.changed(**patience), is_current=is_default)
+
+
+def _agree(
+    store: Any, rank: int, size: int, timeout_s: float, card: dict[str, str]
+) -> tuple[dict[str, str], Place | None]:
+    """Return what rank 0 says, and on that rank the place where it listens."""
+    store.set(_card_of(rank), json.dumps(card))
+    if rank == 0:
+        answer, place = _decide(store, size, timeout_s)
+        store.set(_ANSWER, json.dumps(answer))
+        return answer, place
+    try:
+        store.wait([_ANSWER], timedelta(seconds=timeout_s + _GRACE_S))
+    except RuntimeError as error:
+        raise dist.DistStoreError(
+            f"rank 0 of {size} did not say within {timeout_s:g} s where to meet: it, or another rank, has not come"
+        ) from error
+    answer = json.loads(store.get(_ANSWER))
+    return answer, None
+
+
+def _decide(store: Any, size: int, timeout_s: float) -> tuple[dict[str, str], Place | None]:
+    keys = [_card_of(rank) for rank in range(size)]
+    try:
+        store.wait(keys, timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        missing = [rank for rank in range(size) if not store.check([_card_of(rank)])]
+        text = f"of {size} ranks, rank {', '.join(map(str, missing))} did not come within {timeout_s:g} s"
+        store.set(_ANSWER, json.dumps({"error": text}))
+        raise dist.DistStoreError(text) from error
+    cards = [json.loads(store.get(key)) for key in keys]
+    token = secrets.token_hex(8)
+    if any(card["job"] for card in cards):
+        return _same_job(cards) or {"token": token}, None
+    settings = replace(Settings.from_environment(), rendezvous=None, job=None)
+    place = choose_place(settings, "torch", is_one_host=len({card["host"] for card in cards}) == 1)
+    if "error" in place.told:
+        return {"error": str(LaunchError(f"rank 0 cannot listen: {place.told['error']}"))}, None
+    return {**place.told, "token": token}, place
+
+
+def _same_job(cards: list[dict[str, str]]) -> dict[str, str] | None:
+    without = [rank for rank, card in enumerate(cards) if not card["job"]]
+    if without:
+        return {"error": f"ranks {without} have not called multiring.init(), the others have; want all, or none"}
+    if len({card["job"] for card in cards}) > 1:
+        return {"error": f"multiring.init() brought the ranks into jobs {[card['job'] for card in cards]}; want one"}
+    return None
+
+
+def _forget(store: Any, size: int) -> None:
+    for key in (_ANSWER, *map(_card_of, range(size))):
+        with suppress(RuntimeError, NotImplementedError):  # stores that cannot are not used again
+            store.delete_key(key)
+
+
+def _card_of(rank: int) -> str:
+    return f"multiring/{rank}"

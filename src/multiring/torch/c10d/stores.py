@@ -1,0 +1,92 @@
+"""`init_process_group(init_method="multiring://")`: torch's store among ranks that meet as `multiring.init` has it."""
+
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qsl, urlparse
+
+import numpy as np
+from torch._C._distributed_c10d import TCPStore
+
+from multiring.errors import MultiringError
+from multiring.runtime import Group
+from multiring.runtime.bootstrap.addresses import own_address
+from multiring.runtime.bootstrap.launchers import identify
+from multiring.runtime.job.job import World, current, enter, is_initialized
+from multiring.settings import Settings, foreign_environment
+from multiring.torch.c10d.errors import torch_error
+
+_ADDRESS_BYTES = 256
+_LOOPBACK = "127.0.0.1"
+
+
+class _Begun:
+    """The job that this process joined for torch's sake, and leaves with torch's group of all ranks."""
+
+    world: World | None = None
+
+
+_begun = _Begun()
+
+
+def store_of_job(url: str, timeout: timedelta | None) -> tuple[Any, int, int]:
+    """Return torch's store of this process's job, its rank and how many ranks there are; every rank calls it.
+
+    The job is joined where it has not been: who this process is comes from what started it.
+
+    Args:
+        url: "multiring://", to which torch has added the rank and the number of ranks where the caller gave them.
+        timeout: how long ranks wait for each other.
+
+    Raises:
+        ValueError: the caller gave another rank, or number of ranks, than the job has.
+        DistBackendError: the ranks did not find each other.
+    """
+    patience = timedelta(minutes=30) if timeout is None else timeout
+    try:
+        world = current() if is_initialized() else _join(patience.total_seconds())
+        identity = world.identity
+        _refuse_other_place(url, identity.rank, identity.size)
+        return _store(world, patience), identity.rank, identity.size
+    except MultiringError as error:
+        raise torch_error("init_method multiring://", error) from error
+
+
+def is_begun_here(world: World) -> bool:
+    """Return whether `world` was joined for torch's sake."""
+    return _begun.world is world
+
+
+def _join(timeout_s: float) -> World:
+    settings = Settings.from_environment()
+    settings = settings.changed(init_timeout_s=timeout_s, stall_timeout_s=max(timeout_s, settings.stall_timeout_s))
+    _begun.world = enter(identify(settings, foreign_environment()), settings, is_current=True)
+    return _begun.world
+
+
+def _refuse_other_place(url: str, rank: int, size: int) -> None:
+    given = dict(parse_qsl(urlparse(url).query))
+    for name, value, what in (("rank", rank, "rank"), ("world_size", size, "number of ranks")):
+        if given.get(name, str(value)) != str(value):
+            raise ValueError(f"{name}={given[name]}: the job says that the {what} is {value}; want that, or nothing")
+
+
+def _store(world: World, patience: timedelta) -> Any:
+    """Return a store that rank 0 serves, at an address that it tells the others."""
+    group, rank, size = world.group, world.identity.rank, world.identity.size
+    told = np.zeros(_ADDRESS_BYTES, np.uint8)
+    served = None
+    if rank == 0:
+        host = _LOOPBACK if len(group.topology.hosts) == 1 else own_address(world.settings.interface)
+        served = TCPStore(host, 0, size, is_master=True, timeout=patience, wait_for_workers=False)
+        text = f"{host} {served.port}".encode()
+        told[: len(text)] = np.frombuffer(text, np.uint8)
+    _told_by_rank_0(group, told)
+    if served is not None:
+        return served
+    host, port = bytes(told).rstrip(b"\0").decode().split()
+    return TCPStore(host, int(port), size, is_master=False, timeout=patience, wait_for_workers=False)
+
+
+def _told_by_rank_0(group: Group, told: "np.ndarray[Any, Any]") -> None:
+    if group.size > 1:
+        group.twin_for("torch's store").broadcast(told)

@@ -1,0 +1,109 @@
+"""alltoall: rows from every rank to every rank. The signatures are Horovod's."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from multiring.errors import ArgumentError
+from multiring.torch.collectives.varying_rows import submit_exchange
+from multiring.torch.handles import Several, handle_of
+from multiring.torch.interop import dtype_name, require_plain, wants_gradient
+from multiring.torch.process_sets import ProcessSet, global_process_set, members_of
+
+Splits = Tensor | Sequence[int] | None
+
+
+def alltoall(
+    tensor: Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Send each rank its rows of `tensor`, and return the rows they all sent here, by sender.
+
+    Differentiable: gradients go back the way the rows came, so every rank has to run that backward.
+
+    Args:
+        tensor: of any type; the ranks may differ in the first dimension only.
+        splits: how many rows go to each rank of the set: 32-bit integers, of which the rest of the rows may be left;
+            without it the rows must be a multiple of the ranks.
+        name: as for allreduce.
+        process_set: by default all ranks.
+
+    Returns:
+        The rows; with `splits` also how many came from each rank.
+
+    Raises:
+        ArgumentError: `splits` does not fit, this rank is not in the set, or the name is in use.
+        HorovodInternalError: on every rank: they disagree, a tensor has no dimension, or a rank is gone.
+        UnsupportedError: not in host memory.
+    """
+    require_plain(tensor)
+    if wants_gradient(tensor):
+        found = _Alltoall.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call] # torch's own
+    else:
+        found = _submit(tensor, splits, name, process_set, waits=True).wait()
+    received, received_splits = found
+    return received if splits is None else (received, received_splits)
+
+
+def alltoall_async(
+    tensor: Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Start an `alltoall`, which has no gradient; `synchronize` of the handle returns rows and received splits."""
+    require_plain(tensor)
+    return handle_of(_submit(tensor, splits, name, process_set))
+
+
+def _submit(
+    tensor: Tensor, splits: Splits, name: str | None, process_set: ProcessSet, *, waits: bool = False
+) -> Several:
+    members = members_of(process_set)
+    sent = _splits(splits, len(tensor), members.size) if tensor.dim() else [0] * members.size
+    pending = submit_exchange(members, tensor, sent, name, waits=waits)
+    device = splits.device if isinstance(splits, Tensor) else tensor.device
+
+    def finish(found: list[tuple[Tensor, Sequence[int]]]) -> tuple[Tensor, Tensor]:
+        received, rows = found[0]
+        return received, torch.tensor(rows, dtype=torch.int32, device=device)
+
+    return Several([pending], finish)
+
+
+def _splits(splits: Splits, rows: int, ranks: int) -> list[int]:
+    """Return how many of the rows go to each rank."""
+    if splits is None:
+        if rows % ranks:
+            raise ArgumentError(f"alltoall of {rows} rows over {ranks} ranks: want a multiple, or splits")
+        return [rows // ranks] * ranks
+    if isinstance(splits, Tensor):
+        if splits.dtype != torch.int32 or splits.dim() != 1:
+            raise ArgumentError(
+                f"splits are {dtype_name(splits.dtype)} of shape {tuple(splits.shape)}; want int32 of one dimension"
+            )
+        found = splits.tolist()
+    else:
+        found = list(splits)
+    if len(found) != ranks or not all(isinstance(each, int) and each >= 0 for each in found) or sum(found) > rows:
+        raise ArgumentError(
+            f"splits={found}: want {ranks} integers >= 0, one for each rank, that add up to at most the {rows} rows"
+        )
+    return found
+
+
+class _Alltoall(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: Tensor, splits: Splits, name: str | None, process_set: ProcessSet
+    ) -> tuple[Tensor, Tensor]:
+        received, received_splits = _submit(tensor, splits, name, process_set, waits=True).wait()
+        ctx.rows, ctx.received_splits, ctx.process_set = len(tensor), received_splits, process_set
+        ctx.mark_non_differentiable(received_splits)
+        return received, received_splits
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        back, _ = _submit(gradients[0], ctx.received_splits.cpu(), None, ctx.process_set, waits=True).wait()
+        unsent = ctx.rows - len(back)
+        if unsent:
+            back = torch.cat([back, back.new_zeros(unsent, *back.shape[1:])])
+        return back, None, None, None

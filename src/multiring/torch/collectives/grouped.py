@@ -1,0 +1,295 @@
+"""grouped_allreduce: many tensors combined over the ranks as one. The signatures are Horovod's."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from multiring.errors import ArgumentError, Terms
+from multiring.torch.collectives.allreduce import require_linear, starting, submit_allreduce, without_compressor
+from multiring.torch.compression import Compression
+from multiring.torch.dtype_conversion import unwired, wire_form, wired
+from multiring.torch.fusion_buffer import Layout, Span, layout_of, new_buffer
+from multiring.torch.handles import Name, Pending, Several, handle_of, parts_of, submit
+from multiring.torch.interop import (
+    dtype_name,
+    is_sparse,
+    note_changes,
+    require_plain,
+    wants_gradient,
+)
+from multiring.torch.process_sets import Members, ProcessSet, global_process_set, members_of
+from multiring.torch.reduce_ops import Adasum, Combination, combination, name_of
+from multiring.torch.signatures import (
+    DATA_TYPE,
+    ELEMENTS,
+    GROUPED_ALLREDUCE,
+    OPERATION,
+    PART,
+    REDUCTION,
+    SCALES,
+    SHAPE,
+    TENSORS,
+    WIRE,
+)
+
+
+def grouped_allreduce(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int | str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[Tensor]:
+    """Return new tensors: each of `tensors` combined over the ranks, all those of one type by one collective.
+
+    Otherwise as `allreduce`. Every rank passes as many tensors, of the same shapes and types in the same order.
+    """
+    how = combination(op, average, prescale_factor, postscale_factor)
+    direct = without_compressor(how, compression, tensors)
+    if direct is not None:
+        return list(_reduced(tensors, name, direct, process_set))
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    found = _reduced([tensor for tensor, _ in pairs], name, how, process_set)
+    return [compression.decompress(tensor, context) for tensor, (_, context) in zip(found, pairs, strict=True)]
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start a `grouped_allreduce`, which has no gradient, and return its handle for `synchronize` and `poll`."""
+    how = combination(op, average, prescale_factor, postscale_factor)
+    return handle_of(_submit(tensors, name, how, process_set, in_place=False))
+
+
+def grouped_allreduce_(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> tuple[Tensor, ...]:
+    """Combine each of `tensors` in place, and return them; otherwise as `grouped_allreduce`.
+
+    Those of `arena_like` are not copied.
+    """
+    how = combination(op, average, prescale_factor, postscale_factor)
+    span = None
+    if name is not None and tensors and isinstance(tensors, list | tuple):
+        # As it was combined before, if it was: most of a group that comes again is code and objects that the last sum
+        # has driven out of the caches, and this touches few of them.
+        span = members_of(process_set).packing.known_span(tensors)
+        repeat = None if span is None else span.repeats.get((name, how))
+        again = None if repeat is None else repeat.start()
+        if again is not None:
+            note_changes(tensors)
+            again.wait()
+            return tuple(tensors)
+    found: tuple[Tensor, ...] = _submit(tensors, name, how, process_set, in_place=True, waits=True, span=span).wait()
+    return found
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start a `grouped_allreduce_`, and return its handle for `synchronize` and `poll`."""
+    how = combination(op, average, prescale_factor, postscale_factor)
+    return handle_of(_submit(tensors, name, how, process_set, in_place=True))
+
+
+_MOST_REPEATS = 8  # names that are kept for one span
+_WHOLE = "1 of 1"  # all tensors are one part
+
+
+class _Group(NamedTuple):
+    """Tensors of one type, how they are combined, and by which operation."""
+
+    members: Members
+    tensors: Sequence[Tensor]
+    how: Combination
+    name: Name
+    part: str = _WHOLE
+    waits: bool = False  # whether this thread waits for it next
+
+
+def _submit(
+    tensors: Sequence[Tensor],
+    name: str | None,
+    how: Combination,
+    process_set: ProcessSet,
+    *,
+    in_place: bool,
+    waits: bool = False,
+    span: Span | None = None,
+) -> Pending | Several:
+    """Start to combine `tensors`; `span` is theirs, where it has been looked for and found."""
+    members = members_of(process_set)
+    if not tensors:
+        raise ArgumentError("a group of no tensors: want at least one")
+    group = _Group(members, tensors if isinstance(tensors, list | tuple) else tuple(tensors), how, name, waits=waits)
+    span = _span_of(group, span) if in_place else None
+    if span is not None:
+        return _submit_span(group, span)
+    if _are_plain_and_alike(tensors):
+        return _submit_copied(group, in_place=in_place)
+    if any(map(is_sparse, tensors)):
+        parts = parts_of(members, name, len(tensors))
+        return Several(
+            [
+                submit_allreduce(tensor, part, how, process_set, in_place=in_place)
+                for tensor, (part, _) in zip(tensors, parts, strict=True)
+            ],
+            tuple,
+        )
+    for tensor in tensors:
+        require_plain(tensor)
+    by_type: dict[torch.dtype, list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        by_type.setdefault(tensor.dtype, []).append(place)
+    for dtype in by_type:
+        wire_form(dtype, how.op, how.postscale, members.size)  # or nothing is started at all
+    parts = parts_of(members, name, len(by_type))
+    started = [
+        _submit_alike(_Group(members, [tensors[place] for place in places], how, part, more[0][1]), in_place=in_place)
+        for places, (part, more) in zip(by_type.values(), parts, strict=True)
+    ]
+
+    def finish(found: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        by_place = {
+            place: tensor
+            for places, combined in zip(by_type.values(), found, strict=True)
+            for place, tensor in zip(places, combined, strict=True)
+        }
+        return tuple(by_place[place] for place in range(len(tensors)))
+
+    return Several(started, finish)
+
+
+def _are_plain_and_alike(tensors: Sequence[Tensor]) -> bool:
+    """Return whether all are plain memory of the host, and of one type; without a call for each of them."""
+    try:
+        kinds = {(tensor.dtype, tensor.layout, tensor.is_cpu) for tensor in tensors}
+    except AttributeError:  # no tensors
+        return False
+    return len(kinds) == 1 and next(iter(kinds))[1:] == (torch.strided, True)
+
+
+def _is_in_place(members: Members, dtype: torch.dtype, how: Combination) -> bool:
+    """Return whether a Group makes results of tensors as they are."""
+    return how.op != Adasum and how.prescale == 1.0 and wire_form(dtype, how.op, how.postscale, members.size).is_plain
+
+
+def _span_of(group: _Group, known: Span | None = None) -> Span | None:
+    """Return the tensors' memory where they are combined as they lie there."""
+    span = known or group.members.packing.span_of(group.tensors)
+    return span if span is not None and _is_in_place(group.members, span.layout.dtype, group.how) else None
+
+
+def _submit_alike(group: _Group, *, in_place: bool) -> Pending:
+    span = _span_of(group) if in_place else None
+    return _submit_copied(group, in_place=in_place) if span is None else _submit_span(group, span)
+
+
+def _submit_copied(group: _Group, *, in_place: bool) -> Pending:
+    """Start to combine tensors of one type in memory of their own."""
+    members, tensors, how, name, part, waits = group
+    dtype = tensors[0].dtype
+    form = wire_form(dtype, how.op, how.postscale, members.size)
+    sources = [wired(tensor.detach(), form, how.prescale) for tensor in tensors]
+    layout = layout_of(form.dtype, tuple(source.shape for source in sources))
+    memory, views = members.packing.take(members.group, layout) if in_place else new_buffer(members.group, layout)
+    torch._foreach_copy_(views, sources)
+
+    def finish(_: Any) -> tuple[Tensor, ...]:
+        found = [unwired(view, form, dtype) for view in views]
+        if not in_place:
+            return tuple(found)
+        torch._foreach_copy_([tensor.detach() for tensor in tensors], found)
+        members.packing.give_back(layout, memory, views)
+        return tuple(tensors)
+
+    terms = _terms(layout_of(dtype, tuple(tensor.shape for tensor in tensors)), layout.total, how, part)
+    start, at_once = starting(memory, views, form, how, waits=waits)
+    return submit(members, name, terms, start, finish, at_once)
+
+
+def _submit_span(group: _Group, span: Span) -> Pending:
+    """Start to combine tensors where they lie."""
+    members, tensors, how, name, part, waits = group
+
+    def finish(_: Any) -> tuple[Tensor, ...]:
+        if not waits:
+            note_changes(tensors)
+        return tuple(tensors)
+
+    form = wire_form(span.layout.dtype, how.op, how.postscale, members.size)
+    terms = _terms(span.layout, span.layout.total, how, part)
+    start, at_once = starting(span.memory, (), form, how, waits=waits)
+    pending = submit(members, name, terms, start, finish, at_once)
+    if waits:  # before the sum comes through the caches: afterwards each tensor would have to be fetched anew
+        note_changes(tensors)
+        if isinstance(name, str) and part == _WHOLE and (repeat := pending.repeat(terms, start)) is not None:
+            if len(span.repeats) >= _MOST_REPEATS:
+                span.repeats.clear()
+            span.repeats[name, how] = repeat
+    return pending
+
+
+@lru_cache(maxsize=1024)
+def _terms(layout: Layout, elements: int, how: Combination, part: str) -> Terms:
+    return (
+        (OPERATION, GROUPED_ALLREDUCE),
+        (TENSORS, str(len(layout.shapes))),
+        (DATA_TYPE, dtype_name(layout.dtype)),
+        (SHAPE, " ".join(str(tuple(shape)).replace(" ", "") for shape in layout.shapes)),
+        (REDUCTION, name_of(how.op)),
+        (SCALES, str((how.prescale, how.postscale))),
+        (WIRE, str(how.wire)),
+        (PART, part),
+        (ELEMENTS, str(elements)),
+    )
+
+
+def _reduced(
+    tensors: Sequence[Tensor], name: str | None, how: Combination, process_set: ProcessSet
+) -> Sequence[Tensor]:
+    found: Sequence[Tensor]
+    if wants_gradient(*tensors):
+        found = _GroupedAllreduce.apply(name, how, process_set, *tensors)  # type: ignore[no-untyped-call] # torch's own
+    else:
+        found = _submit(tensors, name, how, process_set, in_place=False, waits=True).wait()
+    return found
+
+
+class _GroupedAllreduce(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, name: str | None, how: Combination, process_set: ProcessSet, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.how, ctx.process_set = how, process_set
+        found: tuple[Tensor, ...] = _submit(tensors, name, how, process_set, in_place=False, waits=True).wait()
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        require_linear(ctx.how)
+        return None, None, None, *_reduced(gradients, None, ctx.how, ctx.process_set)

@@ -1,0 +1,170 @@
+"""reducescatter: every rank's tensor combined, and each rank its part of the rows. The signatures are Horovod's."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from multiring.errors import Terms
+from multiring.runtime import Group, Handle
+from multiring.torch.collectives.allgather import allgather
+from multiring.torch.collectives.varying_rows import submit_refusal
+from multiring.torch.compression import Compression, require_compressor
+from multiring.torch.dtype_conversion import scaled, unwired, wire_form, wired
+from multiring.torch.errors import RefusedInternalError
+from multiring.torch.handles import Name, Pending, Several, handle_of, parts_of, submit
+from multiring.torch.interop import buffer_from, in_one_piece, require_plain, tensor_of, wants_gradient
+from multiring.torch.process_sets import Members, ProcessSet, global_process_set, members_of
+from multiring.torch.reduce_ops import LINEAR, Average, Combination, Sum, combination, name_of
+from multiring.torch.signatures import REDUCESCATTER, REDUCTION, SCALES, plain_terms
+
+
+def reducescatter(
+    tensor: Tensor,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int | str = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Tensor:
+    """Return this rank's part of the rows of every rank's `tensor` combined.
+
+    Rank r of n gets rows // n of them, and one more where r < rows % n. Differentiable, so every rank has to run that
+    backward.
+
+    Args:
+        tensor: the same shape and type on all ranks, with at least one dimension.
+        name: as for allreduce.
+        compression: in what form it travels.
+        op: Average or Sum, or their names.
+        process_set: by default all ranks.
+        prescale_factor: as for allreduce.
+        postscale_factor: as for allreduce.
+
+    Raises:
+        ArgumentError: a type that cannot be added up, this rank is not in the set, or the name is in use.
+        HorovodInternalError: on every rank: another operation, they disagree, no dimension, or one is gone.
+        UnsupportedError: not in host memory.
+    """
+    require_compressor(compression)
+    compressed, context = compression.compress(tensor)
+    require_plain(compressed)
+    how = combination(op, None, prescale_factor, postscale_factor)
+    found: Tensor
+    if wants_gradient(compressed):
+        found = _Reducescatter.apply(compressed, name, how, process_set)  # type: ignore[no-untyped-call] # torch's own
+    else:
+        found = _submit(members_of(process_set), compressed, name, how).wait()
+    decompressed: Tensor = compression.decompress(found, context)
+    return decompressed
+
+
+def reducescatter_async(
+    tensor: Tensor,
+    name: str | None = None,
+    op: int | str = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Start a `reducescatter`, which has no gradient, and return its handle for `synchronize` and `poll`."""
+    how = combination(op, None, prescale_factor, postscale_factor)
+    return handle_of(_submit(members_of(process_set), tensor, name, how))
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Tensor],
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int | str = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Tensor]:
+    """Return the `reducescatter` of each of `tensors`, of which every rank has as many."""
+    require_compressor(compression)
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    compressed = [tensor for tensor, _ in pairs]
+    how = combination(op, None, prescale_factor, postscale_factor)
+    if wants_gradient(*compressed):
+        found = _GroupedReducescatter.apply(name, how, process_set, *compressed)  # type: ignore[no-untyped-call]
+    else:
+        found = _submit_group(compressed, name, how, process_set).wait()
+    return [compression.decompress(tensor, context) for tensor, (_, context) in zip(found, pairs, strict=True)]
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[Tensor],
+    name: str | None = None,
+    op: int | str = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Start a `grouped_reducescatter`, which has no gradient, and return its handle."""
+    how = combination(op, None, prescale_factor, postscale_factor)
+    return handle_of(_submit_group(tensors, name, how, process_set))
+
+
+def _submit_group(tensors: Sequence[Tensor], name: str | None, how: Combination, process_set: ProcessSet) -> Several:
+    members = members_of(process_set)
+    for tensor in tensors:
+        require_plain(tensor)
+        wire_form(tensor.dtype, how.op, how.postscale, members.size)
+    parts = parts_of(members, name, len(tensors))
+    started = [_submit(members, tensor, part, how, more) for tensor, (part, more) in zip(tensors, parts, strict=True)]
+    return Several(started, tuple)
+
+
+def _submit(members: Members, tensor: Tensor, name: Name, how: Combination, more: Terms = ()) -> Pending:
+    require_plain(tensor)
+    if how.op not in LINEAR:
+        raise RefusedInternalError(f"reducescatter by {name_of(how.op)}: want Average or Sum; allreduce has the others")
+    if not tensor.dim():
+        return submit_refusal(members, tensor, name, REDUCESCATTER)
+    dtype = tensor.dtype
+    form = wire_form(dtype, how.op, how.postscale, members.size)
+    more = ((REDUCTION, name_of(how.op)), (SCALES, str((how.prescale, how.postscale))), *more)
+    memory = in_one_piece(wired(tensor.detach(), form, how.prescale))
+
+    def start(group: Group, label: str) -> Handle:
+        return group.reduce_scatter_async(buffer_from(memory), op=form.op, label=label)
+
+    def finish(found: Any) -> Tensor:
+        return unwired(tensor_of(found, form.dtype), form, dtype)
+
+    return submit(members, name, plain_terms(REDUCESCATTER, dtype, tensor.shape, more), start, finish)
+
+
+def _spread(gradient: Tensor, how: Combination, process_set: ProcessSet) -> Tensor:
+    """Return the gradient of a tensor whose combined rows have these gradients, by rank."""
+    ranks = members_of(process_set).size if how.op == Sum else 1
+    return scaled(allgather(gradient, process_set=process_set), ranks * how.prescale * how.postscale)
+
+
+class _Reducescatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, name: str | None, how: Combination, process_set: ProcessSet) -> Tensor:
+        ctx.how, ctx.process_set = how, process_set
+        found: Tensor = _submit(members_of(process_set), tensor, name, how).wait()
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        return _spread(gradients[0], ctx.how, ctx.process_set), None, None, None
+
+
+class _GroupedReducescatter(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, name: str | None, how: Combination, process_set: ProcessSet, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.how, ctx.process_set = how, process_set
+        found: tuple[Tensor, ...] = _submit_group(tensors, name, how, process_set).wait()
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, None, *(_spread(gradient, ctx.how, ctx.process_set) for gradient in gradients)

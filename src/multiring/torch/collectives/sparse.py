@@ -1,0 +1,89 @@
+"""Sparse tensors: the elements that they have, gathered from all ranks and added up."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from multiring.errors import ArgumentError
+from multiring.torch.collectives.varying_rows import submit_rows
+from multiring.torch.dtype_conversion import scaled
+from multiring.torch.handles import Name, Several, names_of
+from multiring.torch.interop import is_sparse, shown
+from multiring.torch.process_sets import Members, ProcessSet, global_process_set, members_of
+from multiring.torch.reduce_ops import LINEAR, Average, Combination, combination, name_of
+from multiring.torch.signatures import REDUCTION, SCALES, SPARSE_ALLREDUCE, WHOLE_SHAPE
+
+
+class SparseHandle:
+    """What waits for a sparse allreduce when it is called, and returns the tensor."""
+
+    def __init__(self, pending: Several) -> None:
+        self._pending = pending
+
+    def __call__(self) -> Tensor:
+        """Return the sum."""
+        found: Tensor = self._pending.wait()
+        return found
+
+
+def sparse_allreduce_async(
+    tensor: Tensor, name: str | None, op: int | str | None, process_set: ProcessSet = global_process_set
+) -> SparseHandle:
+    """Start to add up every rank's sparse `tensor`; return what, when called, waits for it and returns the sum.
+
+    Each rank adds up its own elements of one place before anything travels, and the sum has each place once.
+
+    Args:
+        tensor: of layout torch.sparse_coo; the same shape and type on all ranks, whose elements may differ in number.
+        name: as for allreduce.
+        op: Average or Sum.
+        process_set: by default all ranks.
+
+    Raises:
+        ArgumentError: another tensor or operation, or the name is in use.
+    """
+    if not is_sparse(tensor):
+        raise ArgumentError(f"sparse_allreduce_async of {shown(tensor)}: want a tensor of layout torch.sparse_coo")
+    how = combination(op, None, 1.0, 1.0)
+    return SparseHandle(submit_sparse(members_of(process_set), tensor, name, how, in_place=False))
+
+
+def submit_sparse(members: Members, tensor: Tensor, name: Name, how: Combination, *, in_place: bool) -> Several:
+    """Start to add up sparse tensors, into `tensor` or into a new one, which is the operation's result."""
+    if how.op not in LINEAR:
+        raise ArgumentError(f"{name_of(how.op)} of a sparse tensor: want Average or Sum, or tensor.to_dense()")
+    own = tensor.detach().coalesce()
+    shape, dtype = own.shape, own.dtype
+    values = scaled(own.values(), how.prescale)
+    more = (
+        (WHOLE_SHAPE, str(tuple(shape))),
+        (REDUCTION, name_of(how.op)),
+        (SCALES, str((how.prescale, how.postscale))),
+    )
+    parts = own.indices().t(), values
+    names = names_of(members, name, (".indices", ".values"))
+    gathered = [
+        submit_rows(members, part, each, SPARSE_ALLREDUCE, more) for part, each in zip(parts, names, strict=True)
+    ]
+
+    def finish(found: list[Any]) -> Tensor:
+        (indices, _), (gathered_values, _) = found
+        total = torch.sparse_coo_tensor(
+            indices.t(), gathered_values, shape, dtype=dtype, check_invariants=False
+        ).coalesce()
+        divisor = members.size if how.op == Average else 1
+        sums = total.values()
+        average = torch.div(
+            sums, divisor, rounding_mode=None if dtype.is_floating_point or dtype.is_complex else "trunc"
+        )
+        result = torch.sparse_coo_tensor(
+            total.indices(), scaled(average.to(dtype), how.postscale), shape, is_coalesced=True, check_invariants=False
+        )
+        if not in_place:
+            return result
+        with torch.no_grad():  # a detached one would not see what it gets: sparse tensors have no memory to share
+            tensor.copy_(result)
+        return tensor
+
+    return Several(gathered, finish)

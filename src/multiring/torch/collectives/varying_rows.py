@@ -1,0 +1,78 @@
+"""Operations by rows, the first dimension, in which ranks may differ: tensors of any type, as rows of bytes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from multiring.errors import Terms
+from multiring.runtime import Group, Handle
+from multiring.torch.errors import RefusedInternalError
+from multiring.torch.handles import Name, Pending, submit
+from multiring.torch.interop import in_one_piece, rows_from, rows_of_bytes
+from multiring.torch.process_sets import Members
+from multiring.torch.signatures import ALLGATHER, ALLTOALL, rows_terms
+
+
+def submit_rows(
+    members: Members,
+    tensor: Tensor,
+    name: Name,
+    operation: str = ALLGATHER,
+    more: Terms = (),
+    *,
+    waits: bool = False,
+) -> Pending:
+    """Start to gather every rank's rows; the result is a tensor of all of them, and how many each rank had.
+
+    With `waits` the caller waits for it at once.
+    """
+    if not tensor.dim():
+        return submit_refusal(members, tensor, name, operation)
+    own = in_one_piece(tensor)
+
+    def start(group: Group, label: str) -> Handle:
+        return group.all_gather_async(rows_from(own), label=label, with_rows=True, waits=waits)
+
+    def finish(found: tuple[Any, Sequence[int]]) -> tuple[Tensor, Sequence[int]]:
+        array, rows = found
+        return rows_of_bytes(array, own.dtype, own.shape[1:]), rows
+
+    return submit(members, name, rows_terms(operation, own.dtype, own.shape, more), start, finish)
+
+
+def submit_exchange(
+    members: Members, tensor: Tensor, splits: Sequence[int], name: Name, *, waits: bool = False
+) -> Pending:
+    """Start to send each rank so many rows of `tensor`; the result is a tensor of those received, and their splits."""
+    if not tensor.dim():
+        return submit_refusal(members, tensor, name, ALLTOALL)
+    own = in_one_piece(tensor)
+    sent = own.narrow(0, 0, sum(splits))
+
+    def start(group: Group, label: str) -> Handle:
+        return group.all_to_all_async(rows_from(sent), splits=splits, label=label, with_rows=True, waits=waits)
+
+    def finish(found: tuple[Any, Sequence[int]]) -> tuple[Tensor, Sequence[int]]:
+        array, rows = found
+        return rows_of_bytes(array, own.dtype, own.shape[1:]), rows
+
+    return submit(members, name, rows_terms(ALLTOALL, own.dtype, own.shape), start, finish)
+
+
+def submit_refusal(members: Members, tensor: Tensor, name: Name, operation: str) -> Pending:
+    """Start what fails on every rank: an operation on rows of a tensor that has no dimension.
+
+    The ranks agree on it like on any other, so that they stay in step, and those that brought rows learn of it.
+    """
+
+    def start(group: Group, label: str) -> Handle:
+        return group.barrier_async(label=label)
+
+    def finish(_: Any) -> None:
+        raise RefusedInternalError(
+            f"Rank zero tried to {operation} a rank-zero tensor: {operation} of a tensor of no dimensions; want at "
+            "least one, to cut rows from: use tensor.reshape(1)"
+        )
+
+    return submit(members, name, rows_terms(operation, tensor.dtype, tensor.shape), start, finish)

@@ -1,0 +1,48 @@
+"""Do all ranks mean the same? Compares what each rank is about to do, and names what differs."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import numpy as np
+
+from multiring.errors import MismatchError, MultiringError
+from multiring.runtime import Group
+from multiring.runtime.group.handles import told_apart
+
+
+@contextmanager
+def told_to_others(group: Group, what: str) -> Iterator[None]:
+    """Make an error of this rank's arguments a MismatchError of those ranks that are at `require_alike` meanwhile."""
+    try:
+        yield
+    except MultiringError as error:
+        with suppress(MismatchError):  # this rank has the better one
+            require_alike(group, what, [f"failed with {type(error).__name__}: {error}"])
+        raise
+
+
+def require_alike(group: Group, what: str, lines: Sequence[str]) -> None:
+    """Raise unless all ranks of `group`, which all call this, pass the same `lines`.
+
+    Args:
+        group: the ranks that compare.
+        what: who asks, for the error.
+        lines: each describes one thing, in an order that means something.
+
+    Raises:
+        MismatchError: on every rank; it has the first line that differs, by rank.
+    """
+    text = "\n".join(lines).encode()
+    digest = np.frombuffer(hashlib.blake2b(text, digest_size=16).digest(), np.uint8)
+    digests = np.asarray(group.all_gather(digest)).reshape(group.size, -1)
+    if (digests == digests[0]).all():
+        return
+    sizes = np.asarray(group.all_gather(np.array([len(text)], np.int64)))
+    texts = np.split(np.asarray(group.all_gather(np.frombuffer(text, np.uint8))), np.cumsum(sizes)[:-1])
+    by_rank = [each.tobytes().decode().split("\n") for each in texts]
+    number = next(i for i in range(max(map(len, by_rank))) if len({tuple(each[i : i + 1]) for each in by_rank}) > 1)
+    here = {rank: each[number] if number < len(each) else "nothing more" for rank, each in enumerate(by_rank)}
+    raise MismatchError(
+        f"{what}: the ranks differ, first at {number + 1} of {max(map(len, by_rank))}: {told_apart(here)}"
+    )

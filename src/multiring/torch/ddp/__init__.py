@@ -1,0 +1,1 @@
+"""What DistributedDataParallel gets: a communication hook, and tensors side by side in the arena."""

@@ -1,0 +1,1 @@
+"""Layers that look at the samples of all ranks."""

@@ -1,0 +1,255 @@
+"""Batch normalisation over the samples of all ranks.
+
+Forward: each rank's count n, means m and sums of squared deviations s, by channel, go to all ranks in one collective,
+and are put together there without a difference of large numbers:
+
+    n = sum n_r      m = sum n_r m_r / n      s = sum s_r + sum n_r (m_r - m)^2
+
+Backward: dy summed over the samples, and dy (x - m), in another.
+
+Source: Chan, Golub & LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", COMPSTAT
+1982; Ioffe & Szegedy, "Batch normalization", ICML 2015 (section 3: the gradient).
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from multiring.errors import ArgumentError
+from multiring.runtime import Group
+from multiring.torch.autograd import outside_graphs
+from multiring.torch.errors import internal_errors
+from multiring.torch.interop import refuse_elsewhere
+from multiring.torch.process_sets import ProcessSet, global_process_set, members_of
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class SyncBatchNorm(_BatchNorm):
+    """Batch normalisation as torch's BatchNorm1d, 2d and 3d have it, over the samples of all ranks of a process set.
+
+    In training, every rank of the set has to run each forward, and each backward that reaches the input, with as many
+    samples as it likes; also with none. Running means and variances are the same on all ranks. Gradients of weight and
+    bias are those of this rank's own loss, for a DistributedOptimizer to average like any other.
+
+    Args:
+        num_features: channels C of the input, of shape (N, C, ...).
+        eps: added to the variance.
+        momentum: the share of a batch in the running statistics; None for a plain mean of all batches.
+        affine: whether there are weight and bias.
+        track_running_stats: whether there are running statistics, for evaluation; without, that takes the batch's too.
+        process_set: by default all ranks.
+
+    Raises:
+        ArgumentError: from forward: the input is of another shape, or all ranks' batches have one value a channel.
+        UnsupportedError: from forward: the input is not in host memory.
+        HorovodInternalError: from forward and backward, on every rank: they are at different layers, or one is gone.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,  # noqa: FBT001, FBT002
+        track_running_stats: bool = True,  # noqa: FBT001, FBT002
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats)
+        self.process_set = process_set
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 -- torch's name
+        """Return `input` normalised, with its shape and type."""
+        self._check_input_dim(input)
+        if self.track_running_stats and not self.training:
+            return self._plain(input, self.running_mean, self.running_var, training=False)
+        return self._of_all_ranks(input, tracks=self.track_running_stats)
+
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 -- torch's name
+        if input.dim() < 2 or input.shape[1] != self.num_features:
+            raise ArgumentError(
+                f"SyncBatchNorm: input of shape {tuple(input.shape)}: expected at least 2D input, (N, C, ...) with "
+                f"C = {self.num_features}"
+            )
+        refuse_elsewhere(input, "SyncBatchNorm's input")
+
+    @outside_graphs
+    def _of_all_ranks(self, values: Tensor, *, tracks: bool) -> Tensor:
+        group = members_of(self.process_set).group
+        if tracks and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        if group.size == 1:
+            mean, variance = (self.running_mean, self.running_var) if tracks else (None, None)
+            return self._plain(values, mean, variance, training=True)
+        line = group.twin_for("SyncBatchNorm")
+        statistics = _Statistics.of_all_ranks(line, values.detach())
+        if tracks:
+            self._track(statistics)
+        output: Tensor = _Normalise.apply(values, self.weight, self.bias, statistics, self.eps, line)  # type: ignore[no-untyped-call] # torch's own
+        return output
+
+    def _share(self) -> float:
+        """Return the share of this batch in the running statistics."""
+        if self.momentum is not None:
+            return self.momentum
+        return 0.0 if self.num_batches_tracked is None else 1.0 / max(1, int(self.num_batches_tracked))
+
+    def _track(self, statistics: "_Statistics") -> None:
+        if not statistics.count or self.running_mean is None or self.running_var is None:
+            return
+        share = self._share()
+        unbiased = torch.from_numpy(statistics.squares / (statistics.count - 1))
+        with torch.no_grad():
+            for running, found in ((self.running_mean, statistics.mean), (self.running_var, unbiased)):
+                running.copy_(running.double().lerp_(found, share))
+
+    def _plain(self, values: Tensor, mean: Tensor | None, variance: Tensor | None, *, training: bool) -> Tensor:
+        """Return `values` normalised by what this rank has alone."""
+        return nn.functional.batch_norm(
+            values, mean, variance, self.weight, self.bias, training, self._share() if training else 0.0, self.eps
+        )
+
+
+def convert_sync_batchnorm(module: nn.Module, process_set: ProcessSet = global_process_set) -> nn.Module:
+    """Return `module` with each of its BatchNorm layers replaced by a SyncBatchNorm; one if it is such a layer itself.
+
+    Parameters and running statistics are the same tensors as before, so that an optimizer's stay what they are.
+    """
+    if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm):
+        return _converted(module, process_set)
+    for name, child in module.named_children():
+        setattr(module, name, convert_sync_batchnorm(child, process_set))
+    return module
+
+
+def _converted(layer: _BatchNorm, process_set: ProcessSet) -> SyncBatchNorm:
+    found = SyncBatchNorm(
+        *(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats, process_set)
+    )
+    found.weight, found.bias = layer.weight, layer.bias
+    found.running_mean, found.running_var = layer.running_mean, layer.running_var
+    found.num_batches_tracked = layer.num_batches_tracked
+    found.train(layer.training)
+    return found
+
+
+class _Statistics:
+    """What the samples of all ranks have in common; float64, shape (C,), the same bits on all ranks."""
+
+    def __init__(self, rows: NDArray[np.float64]) -> None:
+        """Put together `rows`, by rank: n, m by channel, s by channel."""
+        channels = rows.shape[1] // 2
+        counts, means, squares = rows[:, :1], rows[:, 1 : channels + 1], rows[:, channels + 1 :]
+        self.count = int(counts.sum())
+        mean = (counts * means).sum(0) / max(1, self.count)
+        self.mean = torch.from_numpy(mean)
+        self.squares = squares.sum(0) + (counts * (means - mean) ** 2).sum(0)
+        self.variance = torch.from_numpy(self.squares / max(1, self.count))
+
+    @classmethod
+    def of_all_ranks(cls, group: Group, values: Tensor) -> "_Statistics":
+        """Return the statistics of all ranks' `values`, of shape (N, C, ...).
+
+        Raises:
+            ArgumentError: on every rank: all `values` together are one a channel.
+        """
+        own = _row_of(values)
+        with internal_errors("SyncBatchNorm"):
+            found = cls(np.asarray(group.all_gather(own[None], label="SyncBatchNorm forward")))
+        if found.count == 1:
+            raise ArgumentError(
+                "SyncBatchNorm: Expected more than 1 value per channel when training, of all ranks together; got input "
+                f"of shape {tuple(values.shape)} here"
+            )
+        return found
+
+
+def _row_of(values: Tensor) -> NDArray[np.float64]:
+    """Return what one rank tells of its `values`: n, m by channel, s by channel."""
+    channels = values.shape[1]
+    row = np.zeros(1 + 2 * channels)
+    count = values.numel() // max(1, channels)
+    if count and channels:
+        wide, dims = values.to(_worked_in(values)), _samples(values)
+        # About a mean that was rounded, and then what is left of it; torch.var_mean takes ten times as long.
+        estimate = wide.mean(dims)
+        deviations = wide - _by_channel(estimate, values)
+        left = deviations.sum(dims).double() / count
+        squares = deviations.square_().sum(dims).double() - count * left**2
+        row[0] = count
+        row[1 : channels + 1] = (estimate.double() + left).numpy()
+        row[channels + 1 :] = squares.clamp_(min=0.0).numpy()
+    return row
+
+
+class _Normalise(torch.autograd.Function):
+    """(x - m) / sqrt(s / n + eps) w + b, of which m and s depend on all ranks' x."""
+
+    @staticmethod
+    def forward(  # noqa: PLR0913, PLR0917 -- torch wants tensors as arguments of their own
+        ctx: Any,
+        input: Tensor,  # noqa: A002 -- as in torch
+        weight: Tensor | None,
+        bias: Tensor | None,
+        statistics: _Statistics,
+        eps: float,
+        group: Group,
+    ) -> Tensor:
+        ctx.save_for_backward(input, weight)
+        ctx.statistics, ctx.eps, ctx.group = statistics, eps, group
+        if not input.numel():
+            return torch.empty_like(input)
+        wide = _worked_in(input)
+        mean, variance = statistics.mean.to(wide), statistics.variance.to(wide)
+        scale, shift = (None if each is None else each.to(wide) for each in (weight, bias))
+        return nn.functional.batch_norm(input, mean, variance, scale, shift, eps=eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients: with dy that of the output, x' the normalised input and <> the mean over all samples.
+
+        input: (dy - <dy> - x' <dy x'>) w / sqrt(s / n + eps)
+        weight: the sum of dy x' over this rank's samples; bias: that of dy
+        """
+        values, weight = ctx.saved_tensors
+        statistics: _Statistics = ctx.statistics
+        wide = _worked_in(values)
+        gradient = gradients[0].to(wide)
+        deviations = values.to(wide) - _by_channel(statistics.mean, values).to(wide)
+        inverse = (statistics.variance + ctx.eps).rsqrt_()
+        dims = _samples(values)
+        of_bias = gradient.sum(dims).double()
+        of_weight = (gradient * deviations).sum(dims).double().mul_(inverse)
+        of_input = None
+        if ctx.needs_input_grad[0]:
+            sums = torch.stack([of_bias, of_weight])
+            with internal_errors("SyncBatchNorm"):
+                ctx.group.all_reduce(sums.numpy(), label="SyncBatchNorm backward")
+            means = sums.div_(max(1, statistics.count))
+            scale = inverse if weight is None else inverse * weight.double()
+            slope, shift, factor = (
+                _by_channel(each, values).to(wide) for each in (-scale * inverse * means[1], -scale * means[0], scale)
+            )
+            of_input = deviations.mul_(slope).add_(shift).addcmul_(gradient, factor).to(values.dtype)
+        found = [None if weight is None else each.to(weight.dtype) for each in (of_weight, of_bias)]
+        return of_input, *found, None, None, None
+
+
+def _worked_in(values: Tensor) -> torch.dtype:
+    return torch.float32 if values.dtype in _HALF else values.dtype
+
+
+def _by_channel(found: Tensor, values: Tensor) -> Tensor:
+    """Return `found`, of shape (C,), so that it goes with `values`, of shape (N, C, ...)."""
+    return found.view(-1, *[1] * (values.dim() - 2))
+
+
+def _samples(values: Tensor) -> list[int]:
+    """Return the dimensions other than the channels'."""
+    return [dim for dim in range(values.dim()) if dim != 1]

@@ -1,0 +1,1 @@
+"""DistributedOptimizer: an optimizer whose gradients are those of all ranks."""

@@ -1,0 +1,71 @@
+"""Were gradients changed since a backward left them? Whoever clips what is not reduced yet clips each rank's own."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from multiring.torch.autograd import version_of
+from multiring.torch.optimizer.parameter_gradient import Bucket, Slot
+
+_LOOKED_AT = 64  # elements of a gradient
+
+
+class Witnesses:
+    """What the gradients of some buckets were like when they were seen last."""
+
+    def __init__(self) -> None:
+        self._seen: list[_Seen] = []
+
+    def see(self, buckets: Iterable[Bucket]) -> None:
+        """Take note of the gradients as they are."""
+        for bucket in buckets:
+            largest = max(bucket.slots, key=lambda slot: slot.view.numel())
+            self._seen += [
+                _Seen(slot, gradient, is_looked_at=slot is largest)
+                for slot in bucket.slots
+                if (gradient := slot.parameter.grad) is not None
+            ]
+
+    def clear(self) -> None:
+        """Forget them."""
+        self._seen.clear()
+
+    def changed(self) -> str:
+        """Return that, and how, gradients were changed since; "" where none was. One that was dropped was not."""
+        for each in self._seen:
+            how = each.changed()
+            if how:
+                return f"gradients (that of {each.slot.name} among them) were {how}"
+        return ""
+
+
+class _Seen:
+    """One gradient.
+
+    Some ways of changing gradients count no version, such as a loss scaler's `unscale_`; they change all of them, so
+    that it does to look at some elements of a few.
+    """
+
+    __slots__ = ("_elements", "_gradient", "_version", "slot")
+
+    def __init__(self, slot: Slot, gradient: Tensor, *, is_looked_at: bool) -> None:
+        self.slot = slot
+        self._gradient = gradient
+        self._version = version_of(gradient)
+        self._elements = _elements_of(gradient) if is_looked_at and gradient is slot.view else None
+
+    def changed(self) -> str:
+        now = self.slot.parameter.grad
+        if now is None:
+            return ""
+        if now is not self._gradient:
+            return "replaced"
+        is_other = self._elements is not None and _elements_of(now) != self._elements
+        return "changed in place" if is_other or version_of(now) != self._version else ""
+
+
+def _elements_of(gradient: Tensor) -> bytes:
+    """Return a few elements, evenly spaced, of a gradient that lies densely."""
+    flat = gradient.as_strided((gradient.numel(),), (1,))
+    return flat[:: max(1, len(flat) // _LOOKED_AT)].contiguous().view(torch.uint8).numpy().tobytes()

@@ -1,0 +1,317 @@
+"""What an optimizer becomes whose gradients are those of all ranks."""
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+
+from multiring.errors import StateError
+from multiring.runtime import Group
+from multiring.runtime.arrays import numpy_dtype
+from multiring.torch.bucket_choice import reductions_of
+from multiring.torch.bucket_reductions import Kept
+from multiring.torch.compression_state import KEY, packed, unpacked
+from multiring.torch.consistency_check import require_alike, told_to_others
+from multiring.torch.interop import dense_strides, described, dtype_name, refuse_elsewhere
+from multiring.torch.optimizer.adasum_delta import DeltaSharing
+from multiring.torch.optimizer.gradient_reducer import GradientSharing
+from multiring.torch.optimizer.hook_registry import is_shared, take_over
+from multiring.torch.optimizer.setup import Setup, parameters_of, together_of, trained
+from multiring.torch.process_sets import members_of
+
+# Horovod's words, which programs and tests look for.
+_NOT_SKIPPED = (
+    "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). This can "
+    "cause training slowdown. You may want to consider using optimizer.skip_synchronize() context if you use "
+    "optimizer.synchronize() in your code."
+)
+
+
+class Distributed(torch.optim.Optimizer):
+    """What a distributed optimizer has beyond the class it was made from; its place is before that one.
+
+    An object that somebody made of such a class, or of one derived from it, shares nothing until it is given to
+    DistributedOptimizer itself.
+    """
+
+    _plain: type[torch.optim.Optimizer]
+    _setup: Setup
+    _group: Group | None = None  # of the ranks to share with; None where this rank is not one of them
+    _sharing: GradientSharing | None = None
+    _deltas: DeltaSharing | None = None
+    _skips: bool = False
+    _is_lenient: bool = False  # towards gradients that were changed before they were reduced
+    _has_warned: bool = False  # of such
+
+    def synchronize(self) -> None:
+        """Return when the gradients are those of all ranks; nothing to do after a backward has ended."""
+        if self._sharing is not None:
+            self._sharing.synchronize()
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Within it a step takes the gradients as they are: after `synchronize`, and whatever was done to them since.
+
+        Raises:
+            AssertionError: with op=Adasum, where each step has to combine.
+        """
+        if self._deltas is not None:
+            raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
+        self._skips = True
+        try:
+            yield
+        finally:
+            self._skips = False
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Reduce after so many backwards from now on; every rank has to.
+
+        Raises:
+            ArgumentError: `passes` below 1.
+        """
+        self._setup = replace(self._setup, options=replace(self._setup.options, backward_passes_per_step=passes))
+        if self._sharing is not None:
+            self._sharing.restart(passes)
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether several backwards make a step, and ranks share what they add up to."""
+        return self._sharing is not None and self._sharing.accumulates
+
+    def reduce_early(self, *, early: bool) -> None:
+        """Reduce at the end of each backward from now on, or again only where the group of backwards is complete.
+
+        For who knows that a group may end here, though it is short; where it goes on all the same, it may.
+        """
+        if self._sharing is not None:
+            self._sharing.reduces_early = early
+
+    def be_lenient(self) -> None:
+        """Warn, once, where a step finds gradients that were changed before they were reduced, instead of raising."""
+        self._is_lenient = True
+
+    def before_step(self, call: Any, *, closure: Callable[[], Any] | None) -> Callable[[], Any] | None:
+        """See that the step finds the gradients of all ranks; return its closure, which then sees to it itself.
+
+        Args:
+            call: the frame of the call.
+            closure: what the step was given to evaluate the model.
+        """
+        if self._deltas is not None:
+            self._deltas.before_step(self, call, unscales=not vars(self).get("_step_supports_amp_scaling", False))
+            return closure
+        if self._skips:
+            return closure
+        if closure is None:
+            self._warn_once()
+            self._bring_gradients()
+            return None
+
+        def evaluate() -> Any:
+            loss = closure()
+            self._bring_gradients()
+            return loss
+
+        return evaluate
+
+    def after_step(self, call: Any) -> None:
+        """Take note that a step has used the gradients."""
+        if self._sharing is not None:
+            self._sharing.use_up()
+        if self._deltas is not None:
+            self._deltas.after_step(call)
+
+    def _warn_once(self) -> None:
+        if self._sharing is not None and self._sharing.is_synchronized:
+            self._sharing.is_synchronized = False
+            warnings.warn(_NOT_SKIPPED, stacklevel=5)  # where `step` was called
+
+    def _bring_gradients(self) -> None:
+        if self._sharing is None:
+            return
+        self._object_to_changes(self._sharing.changed())
+        self._sharing.reduce()
+        for param_group in self.param_groups:
+            for parameter in param_group["params"]:
+                if parameter.grad is not None and not is_shared(parameter):
+                    raise StateError(
+                        f"a parameter, {described(parameter)}, has a gradient now, and had none to expect when the "
+                        "DistributedOptimizer was made: the ranks do not share it. Make it anew on every rank"
+                    )
+
+    def _object_to_changes(self, changed: str) -> None:
+        if not changed:
+            return
+        text = (
+            f"optimizer.step(): {changed}. Call optimizer.synchronize() after the last backward, before gradients are "
+            "used, and step within `with optimizer.skip_synchronize():`"
+        )
+        if not self._is_lenient:
+            raise StateError(text)
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(f"{text}. They are reduced as they are now, as in Horovod", stacklevel=6)
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """What torch.amp.GradScaler asks before it takes the step, or leaves it out without telling anybody.
+
+        Before it looks at the gradients, too: where they are still each rank's own, one rank's overflow would have it
+        leave out a step that the others take. The name is torch's own; an optimizer whose fused step knows what a
+        scaler leaves for it has it set.
+
+        Raises:
+            StateError: gradients were changed before they were reduced, as by `unscale_`.
+        """
+        if self._sharing is not None and not self._skips:
+            self._bring_gradients()
+        return self._deltas is not None or bool(vars(self).get("_step_supports_amp_scaling", False))
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, supports: bool) -> None:
+        vars(self)["_step_supports_amp_scaling"] = supports
+
+    def sent_bytes(self) -> int:
+        """See `gradient_bytes`."""
+        sharing = self._deltas or self._sharing
+        return 0 if sharing is None else sharing.sent_bytes
+
+    def stop_sharing(self) -> dict[int, Kept]:
+        """Let go of the parameters; return what was carried on from step to step for each."""
+        if self._sharing is None:
+            return {}
+        kept = self._sharing.kept()
+        self._sharing.close()
+        return kept
+
+    def share_anew(self) -> None:
+        """Share the gradients in the job that this process is in now; every rank of it has to call this."""
+        if "_setup" in vars(self):
+            share(self, self._setup)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 -- torch's signature
+        """As in torch.
+
+        Raises:
+            AssertionError: after a backward whose gradients neither a step nor `synchronize` has asked for.
+        """
+        if self._sharing is not None:
+            self._sharing.forget()
+        super().zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As in torch; every rank has to."""
+        super().add_param_group(param_group)
+        self.share_anew()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As in torch; with what lossy gradients carry from step to step, part of which is this rank's own."""
+        state = super().state_dict()
+        if self._sharing is None or self._group is None:
+            return state
+        carried = packed(self._sharing.kept(), parameters_of(self), self._group)
+        return {**state, KEY: carried} if carried else state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As in torch; also what lossy gradients carry from step to step, where `state_dict` has that."""
+        carried, sharing = state_dict.get(KEY), self._sharing
+        kept: dict[int, Kept] = {}
+        if carried is not None and sharing is not None and self._group is not None:
+            kept = unpacked(carried, sharing.kept(), parameters_of(self), self._group)
+        super().load_state_dict(state_dict)
+        if sharing is not None:
+            sharing.restart(self._setup.options.backward_passes_per_step)
+            sharing.restore(kept)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy is a plain optimizer: two cannot share one gradient."""
+        if "_setup" not in vars(self):
+            return super().__reduce_ex__(protocol)
+        kind = type(self)
+        return _plain_copy, (vars(kind).get("_plain", kind),), self.__getstate__()
+
+
+def setup_of(optimizer: torch.optim.Optimizer) -> Setup | None:
+    """Return what a DistributedOptimizer was called with; None for another optimizer."""
+    setup: Setup | None = vars(optimizer).get("_setup") if isinstance(optimizer, Distributed) else None
+    return setup
+
+
+def _plain_copy(kind: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    return kind.__new__(kind)
+
+
+def _before_step(optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    if not isinstance(optimizer, Distributed):
+        return None
+    # `arguments` has the optimizer itself in front. A closure runs its backwards later, and they reduce.
+    given = keywords.get("closure", arguments[1] if len(arguments) > 1 else None)
+    closure = optimizer.before_step(sys._getframe(1), closure=given)  # noqa: SLF001 -- documented in sys
+    if closure is given:
+        return None
+    if "closure" in keywords:
+        return arguments, {**keywords, "closure": closure}
+    return (arguments[0], closure, *arguments[2:]), keywords
+
+
+def _after_step(optimizer: torch.optim.Optimizer, _arguments: tuple[Any, ...], _keywords: dict[str, Any]) -> None:
+    if isinstance(optimizer, Distributed):
+        optimizer.after_step(sys._getframe(1))  # noqa: SLF001 -- documented in sys
+
+
+def share(optimizer: torch.optim.Optimizer, setup: Setup) -> None:
+    """Share the optimizer's gradients as `setup` wants it, instead of any way they were shared before."""
+    # Other ranks than the set's train for themselves.
+    members = None if setup.process_set.included() is False else members_of(setup.process_set)
+    group = None if members is None else members.group
+    sharing, deltas = _sharings(optimizer, group, setup)
+    reducer = sharing or deltas
+    if members is not None and reducer is not None:
+        members.reducers.add(reducer)
+    if not isinstance(optimizer, Distributed):
+        kind = type(optimizer)
+        namespace = {"_plain": kind, "__doc__": kind.__doc__, "__module__": kind.__module__}
+        optimizer.__class__ = type(kind.__name__, (Distributed, kind), namespace)
+    if "_setup" not in vars(optimizer):
+        optimizer.register_step_pre_hook(_before_step)
+        optimizer.register_step_post_hook(_after_step)
+    vars(optimizer).update(_setup=setup, _group=group, _sharing=sharing, _deltas=deltas)
+
+
+def _sharings(
+    optimizer: torch.optim.Optimizer, group: Group | None, setup: Setup
+) -> tuple[GradientSharing | None, DeltaSharing | None]:
+    options = setup.options
+    with nullcontext() if group is None else told_to_others(group, "DistributedOptimizer"):
+        parameters = trained(optimizer, setup.named)
+        for name, parameter in parameters:
+            refuse_elsewhere(parameter, f"parameter {name}")
+            numpy_dtype(dtype_name(parameter.dtype))
+        options.require_fit(parameters)
+    together = together_of(parameters, setup.groups)
+    kept: dict[int, Kept] = {}
+    if group is not None:
+        lines = [str(options)]
+        lines += [f"groups={together}"] if together else []
+        lines += [f"{name}, {described(parameter, dense_strides(parameter))}" for name, parameter in parameters]
+        require_alike(group, "DistributedOptimizer", lines)
+    kept |= optimizer.stop_sharing() if isinstance(optimizer, Distributed) else {}
+    kept |= take_over(parameters)
+    if group is None or group.size == 1:
+        # One rank's gradients are those of all ranks as they are.
+        return None, None
+    # A group of its own: its buckets keep their order, whatever else the ranks do meanwhile.
+    own = _subgroup(group)
+    if options.op == "adasum":
+        return None, DeltaSharing(parameters, own, options.compression)
+    sharing = GradientSharing(parameters, own, options, reductions_of(own, lambda: _subgroup(own), options), together)
+    sharing.restore(kept)
+    return sharing, None
+
+
+def _subgroup(group: Group) -> Group:
+    return cast("Group", group.subgroup(range(group.size)))

@@ -1,0 +1,351 @@
+"""Gradients in the arena, reduced while backward runs.
+
+Every parameter's gradient has a place in a bucket. Where autograd hands over a fresh tensor (`.grad` was None), a hook
+copies it there, while it is still in the cache, and makes `.grad` that place; from then on autograd adds to it in
+place. A bucket starts once all its gradients are in and the one before it has started, so that the order is the same on
+all ranks, whatever order backward takes. At the end of backward a callback starts the rest and waits for all of them.
+
+A gradient that first comes as a sparse one travels as a dense one, and the ranks tell each other; from then on it is
+gathered (`gathered`), unless dense was asked for.
+"""
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import Tensor
+
+from multiring.errors import StateError, UnsupportedError
+from multiring.runtime import Group
+from multiring.torch.autograd import add_gradient_hook, call_after_backward, is_within_backward
+from multiring.torch.bucket_assignment import Places
+from multiring.torch.bucket_reductions import Kept, Reduction
+from multiring.torch.buckets import TRAINS_FLAG, BucketLayout
+from multiring.torch.errors import internal_errors
+from multiring.torch.optimizer.change_detection import Witnesses
+from multiring.torch.optimizer.parameter_gradient import Slot
+from multiring.torch.options import Options
+from multiring.torch.sparse_rows import Gathered
+
+_WHAT = "DistributedOptimizer"
+_ANEW = "The ranks may be out of step; make the DistributedOptimizer anew on every rank"
+# Both as Horovod says them: programs and tests look for these words.
+_TOO_MANY = (
+    "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
+    "backward_passes_per_step to accumulate gradients locally, or call optimizer.synchronize() in between."
+)
+_TOO_EARLY = (
+    "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
+    "This is prohibited as it can cause a race condition. To drop gradients, call optimizer.synchronize() first."
+)
+
+
+class GradientSharing:
+    """The gradients of some parameters, which the ranks of a group reduce together, backward by backward.
+
+    It works as long as somebody holds it: the parameters' hooks do not.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[tuple[str, Tensor]],
+        group: Group,
+        options: Options,
+        reduction_of: Callable[[BucketLayout, list[Tensor]], Reduction],
+        together: Sequence[Sequence[int]] = (),
+    ) -> None:
+        """Give each of `parameters` its place; local.
+
+        Args:
+            parameters: names and leaf tensors that require a gradient, in the order in which the model uses them.
+            group: of this object alone, as the order of operations in it is.
+            options: what was asked for.
+            reduction_of: makes a bucket of this layout, whose members are these parameters.
+            together: indices of parameters whose gradients are reduced in one bucket of their own.
+        """
+        self._group = group
+        self._options = options
+        self._op = options.op
+        self._passes = options.backward_passes_per_step
+        self._places = Places(parameters, group, options, reduction_of, together)
+        self._buckets, self._slots = self._places.buckets, self._places.slots
+        self._waits: list[Callable[[], object]] = []  # for the buckets that have started
+        self._passes_done = 0  # since the last reduction
+        self._is_open = False  # a backward is going on, or broke off
+        self._is_called_back = False  # at the end of it
+        self._is_shared = False  # the gradients are the same on all ranks
+        self._is_unused = False  # a backward brought some, and neither a step nor anybody else has asked for them
+        self._witnesses = Witnesses()  # of what the last backward left, where it did not reduce it
+        self.reduces_early = False  # whether the group of backwards may end with the next one, before it is complete
+        self.is_synchronized = False  # somebody has, since the last backward and the last step
+        this = weakref.ref(self)
+        self._hooks = [
+            add_gradient_hook(slot.parameter, Arrival(this, index)) for index, slot in enumerate(self._slots)
+        ]
+
+    def names(self) -> dict[int, str]:
+        """Return the parameters' names, by the parameters' `id`."""
+        return {id(slot.parameter): slot.name for slot in self._slots}
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether several backwards make a step."""
+        return self._passes > 1
+
+    @property
+    def sent_bytes(self) -> int:
+        """How much one reduction of all gradients gives to collectives, as it travels between hosts."""
+        return sum(bucket.reduction.sent_bytes for bucket in self._buckets)
+
+    def kept(self) -> dict[int, Kept]:
+        """Return what is carried from one step to the next, by the parameters' `id`.
+
+        That is nothing where a backward broke off: what had been sent of it nobody can say.
+        """
+        if self._is_open:
+            return {}
+        return {id(slot.parameter): slot.bucket.reduction.kept(slot.member) for slot in self._slots}
+
+    def restore(self, kept: Mapping[int, Kept]) -> None:
+        """Carry on what `kept` has for parameters of this sharing, as far as it has use for it."""
+        for slot in self._slots:
+            if id(slot.parameter) in kept:
+                slot.bucket.reduction.restore(slot.member, kept[id(slot.parameter)])
+
+    def close(self) -> None:
+        """Let go of the parameters; what their gradients hold stays."""
+        for hook in self._hooks:
+            hook.remove()
+        self._places.clear()
+
+    # ---- what the optimizer's owner does ----
+
+    def restart(self, passes: int) -> None:
+        """Reduce after so many backwards from now on, of which none has been."""
+        self._passes = passes
+        self._end_group()
+        self._is_unused = False
+
+    def synchronize(self) -> None:
+        """Reduce the gradients now, and take note that somebody asked for it."""
+        self.reduce()
+        self.is_synchronized = True
+
+    def reduce(self) -> None:
+        """Reduce the gradients now, unless that has happened since they were last used up.
+
+        A rank that ran no backward has none of its own, and gets the others'.
+        """
+        if self._is_open:
+            raise StateError(
+                "a backward began and did not end as one: it raised an error, or it ended within a reentrant "
+                "checkpoint (pass use_reentrant=False) and left parameters without a gradient. " + _ANEW
+            )
+        if not self._is_shared:
+            self._open()
+            self._start_rest()
+            self._finish()
+        self._end_group()
+        self._is_unused = False
+
+    def changed(self) -> str:
+        """Return how gradients that are still to be reduced were changed since the last backward; "" where none was.
+
+        A gradient that was dropped counts as zero, as ever.
+        """
+        how = "" if self._is_shared else self._witnesses.changed()
+        return how and (
+            f"{how} after the last backward, and are not reduced yet, as only {self._passes_done} of "
+            f"backward_passes_per_step={self._passes} backwards came: what was clipped or scaled is this rank's own "
+            "gradient, not that of all ranks"
+        )
+
+    def use_up(self) -> None:
+        """Take note that the optimizer takes a step with the gradients as they are."""
+        self._end_group()
+        self._is_shared = self._is_unused = self.is_synchronized = False
+
+    def forget(self) -> None:
+        """Take note that the gradients are about to be set to zero, or to None.
+
+        Raises:
+            AssertionError: a backward brought them, and nobody has used them; Horovod would still be reducing.
+        """
+        if self._is_unused:
+            raise AssertionError(_TOO_EARLY)
+        self._is_shared = False
+        for slot in self._slots:
+            slot.is_reduced = False
+
+    # ---- while backward runs ----
+
+    def take(self, index: int) -> None:
+        """Take the gradient that autograd just put into, or added to, a parameter's `.grad`."""
+        slot = self._slots[index]
+        if not self._is_open:
+            self._begin(slot)
+        if not self._is_called_back:
+            call_after_backward(self._end_pass)
+            self._is_called_back = True
+        if slot.has_arrived:
+            raise StateError(
+                f"parameter {slot.name} got a second gradient before the backward that brought the first had ended: "
+                "that one raised an error, or a reentrant checkpoint uses the parameter twice (pass "
+                "use_reentrant=False). " + _ANEW
+            )
+        slot.has_arrived = True
+        self._bring_in(slot)
+        slot.bucket.missing -= 1
+        if self.reduces_early or self._passes_done + 1 == self._passes:
+            self._start_complete()
+
+    def _begin(self, slot: Slot) -> None:
+        gradient = slot.parameter.grad
+        # Where they were dropped in the meantime, autograd hands over a new tensor.
+        is_complete = self._passes_done == 0
+        if self._is_shared and self._is_unused and is_complete and slot.holds(gradient):
+            # Its part of the second backward is in this one already: the ranks would differ in it.
+            self._is_shared = False
+            raise AssertionError(_TOO_MANY)
+        self._open()
+        self._is_unused = True
+        self.is_synchronized = False
+
+    def _open(self) -> None:
+        self._is_open = True
+        self._is_shared = False
+        self._waits.clear()
+        self._witnesses.clear()
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.slots)
+        for slot in self._slots:
+            slot.has_arrived = False
+
+    def _end_pass(self) -> None:
+        self._is_called_back = False
+        # After a reentrant checkpoint's own backward, the outer one may bring more.
+        if is_within_backward() and any(bucket.missing for bucket in self._buckets):
+            return
+        self._passes_done += 1
+        if self._passes_done < self._passes and not self.reduces_early:
+            self._witnesses.see(self._buckets)
+            self._is_open = False
+            return
+        self._start_rest()
+        # Last of all: other sharings in this backward start theirs before anybody waits, as their order may differ.
+        call_after_backward(self._finish)
+
+    def _bring_in(self, slot: Slot) -> None:
+        """Put what the parameter's `.grad` holds into its place, and make it `.grad`; zeros where it is None."""
+        gradient, reduction = slot.parameter.grad, slot.bucket.reduction
+        if slot.is_reduced and self._op == "sum" and gradient is not None and slot.holds(gradient):
+            if slot.early_sum is None:
+                raise StateError(
+                    f"the gradient of {slot.name} is a sum over the ranks already; to sum it again would count it "
+                    f"{self._group.size} times. Call optimizer.zero_grad() first, or pass backward_passes_per_step"
+                )
+            if self._group.rank:  # rank 0 brings it along for all
+                gradient.sub_(slot.early_sum)
+        slot.early_sum = None
+        if isinstance(reduction, Gathered):
+            if gradient is not None:
+                slot.check(gradient)
+            reduction.bring(gradient)
+        elif gradient is None:
+            slot.view.zero_()
+        elif gradient is not slot.view:
+            slot.take_in(gradient)
+            if slot.came_sparse and self._options.is_lossy and not self._options.sparse_as_dense:
+                raise UnsupportedError(
+                    f"the gradient of {slot.name} is sparse_coo, and {self._options} carries on what it loses of dense "
+                    "ones: want sparse_as_dense=True, or Embedding(sparse=False)"
+                )
+        slot.is_reduced = False
+        reduction.flags[slot.member] = gradient is not None
+
+    def _start_complete(self) -> None:
+        while len(self._waits) < len(self._buckets) and not self._buckets[len(self._waits)].missing:
+            self._start()
+
+    def _start(self) -> None:
+        bucket = self._buckets[len(self._waits)]
+        bucket.mark(trains=True)
+        with internal_errors(_WHAT):
+            self._waits.append(bucket.reduction.start())
+
+    def _start_rest(self) -> None:
+        for bucket in self._buckets[len(self._waits) :]:
+            for slot in bucket.slots:
+                if not slot.has_arrived:
+                    self._bring_in(slot)
+            self._start()
+
+    def _finish(self) -> None:
+        with internal_errors(_WHAT):
+            for wait in self._waits:
+                wait()
+        for slot in self._slots:
+            if slot.parameter.grad is None and slot.bucket.reduction.flags[slot.member]:
+                slot.parameter.grad = slot.view
+            slot.is_reduced = slot.parameter.grad is not None
+        with internal_errors(_WHAT):
+            found = self._places.learn_sparse()
+        for slot in self._places.sparse:
+            slot.hand_out_rows()
+        self._places.move_out(found)
+        if self._passes_done >= self._passes:
+            self._passes_done = 0
+        if self._passes_done and self._op == "sum":
+            # Should the group go on after all, this must not be counted by every rank.
+            for slot in self._slots:
+                slot.early_sum = None if slot.parameter.grad is None else slot.parameter.grad.clone()
+        self._is_open = False
+        self._is_shared = True
+
+    def _end_group(self) -> None:
+        """Let the next backward be the first of those that make a step."""
+        if self._passes_done:
+            for slot in self._slots:
+                slot.early_sum = None
+        self._passes_done = 0
+
+    # ---- sparse gradients, and ranks that have no more samples ----
+
+    def stand_in(self) -> None:
+        """Take part in the other ranks' reductions without gradients of this rank's own, until no rank trains any more.
+
+        Every rank calls it when it has no more samples.
+        """
+        if self._is_open:
+            raise StateError("a backward began and did not end. " + _ANEW)
+        trains = bool(self._buckets)
+        while trains:
+            for bucket in self._buckets:
+                for slot in bucket.slots:
+                    if not isinstance(bucket.reduction, Gathered):
+                        slot.view.zero_()
+                    slot.is_reduced = False
+                bucket.reduction.flags[:] = 0
+            with internal_errors(_WHAT):
+                waits = [bucket.reduction.start() for bucket in self._buckets]
+                for wait in waits:
+                    wait()
+                trains = bool(self._buckets[0].reduction.flags[TRAINS_FLAG])
+                found = self._places.learn_sparse()
+            self._places.move_out(found)
+        self.use_up()
+
+
+class Arrival:
+    """The hook of one parameter."""
+
+    __slots__ = ("_index", "sharing")
+
+    def __init__(self, sharing: "weakref.ref[GradientSharing]", index: int) -> None:
+        self.sharing = sharing
+        self._index = index
+
+    def __call__(self, _parameter: Tensor) -> None:
+        """Have the sharing, while there is one, take the parameter's gradient."""
+        sharing = self.sharing()
+        if sharing is not None:
+            sharing.take(self._index)

@@ -1,0 +1,41 @@
+"""Which sharing a parameter's gradient is in: one at most."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from multiring.errors import ArgumentError
+from multiring.torch.autograd import gradient_hooks
+from multiring.torch.bucket_reductions import Kept
+from multiring.torch.optimizer.gradient_reducer import Arrival, GradientSharing
+
+
+def is_shared(parameter: Tensor) -> bool:
+    """Return whether some sharing has `parameter`."""
+    hooks = gradient_hooks(parameter)
+    return any(isinstance(hook, Arrival) and hook.sharing() is not None for hook in hooks)
+
+
+def take_over(parameters: Sequence[tuple[str, Tensor]]) -> dict[int, Kept]:
+    """Close every sharing that `parameters` are in: a gradient is shared once. Return what they carried on.
+
+    Raises:
+        ArgumentError: such a sharing has parameters that are not among these; nothing was closed.
+    """
+    ours = {id(parameter) for _, parameter in parameters}
+    sharings: dict[int, tuple[str, GradientSharing]] = {}
+    for name, parameter in parameters:
+        found = [hook.sharing() for hook in gradient_hooks(parameter) if isinstance(hook, Arrival)]
+        sharings |= {id(sharing): (name, sharing) for sharing in found if sharing is not None}
+    for name, sharing in sharings.values():
+        others = [other for key, other in sharing.names().items() if key not in ours]
+        if others:
+            raise ArgumentError(
+                f"parameter {name} is shared by another DistributedOptimizer, which has {others[0]} too; want all of "
+                "its parameters, or none"
+            )
+    kept: dict[int, Kept] = {}
+    for _, sharing in sharings.values():
+        kept |= sharing.kept()
+        sharing.close()
+    return kept

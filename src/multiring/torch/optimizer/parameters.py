@@ -1,0 +1,73 @@
+"""One rank's parameters for all ranks."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from multiring.errors import ArgumentError
+from multiring.runtime import Group
+from multiring.torch.consistency_check import require_alike, told_to_others
+from multiring.torch.errors import internal_errors
+from multiring.torch.interop import bytes_of, described, note_change, refuse_elsewhere
+from multiring.torch.process_sets import ProcessSet, global_process_set, members_of, world_rank_in
+
+
+def broadcast_parameters(
+    params: Mapping[str, Any] | Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set
+) -> None:
+    """Overwrite every rank's tensors with rank `root_rank`'s, in place.
+
+    Args:
+        params: `model.state_dict()`, or a list: of tensors, or of (name, tensor) as `list(model.named_parameters())`
+            is one; the same names, shapes and types on all ranks.
+        root_rank: as ranks are numbered in the whole job.
+        process_set: by default all ranks.
+
+    Raises:
+        ArgumentError: `params` is of another kind, such as a generator, or has something that is no tensor, or the set
+            has no such rank.
+        HorovodInternalError: on every rank: the ranks differ in names, shapes or types; or one is gone.
+        UnsupportedError: a tensor is not in host memory, or not dense.
+    """
+    members = members_of(process_set)
+    with internal_errors("broadcast_parameters"):
+        with told_to_others(members.group, "broadcast_parameters"):
+            root = world_rank_in(members, root_rank)
+            named = _named(params)
+        lines = [f"root_rank={root_rank}", *(f"{name}, {described(tensor)}" for name, tensor in named)]
+        require_alike(members.group, "broadcast_parameters", lines)
+        broadcast_tensors(members.group, [tensor for _, tensor in named], root)
+
+
+def _named(params: Any) -> list[tuple[str, Tensor]]:
+    if isinstance(params, Mapping):
+        named = list(params.items())
+    elif isinstance(params, list | tuple):
+        named = [each if isinstance(each, tuple) else (str(index), each) for index, each in enumerate(params)]
+    else:
+        raise ArgumentError(
+            f"invalid params of type: {type(params).__name__}; want a state_dict, or a list such as "
+            "list(model.named_parameters())"
+        )
+    for name, tensor in named:
+        if not isinstance(tensor, Tensor):
+            raise ArgumentError(f"{name} is a {type(tensor).__name__}; want a tensor")
+        refuse_elsewhere(tensor, name)
+    return named
+
+
+def broadcast_tensors(group: Group, tensors: Sequence[Tensor], root: int) -> None:
+    """Overwrite `tensors`, known to be alike on all ranks, with those of the group's rank `root`."""
+    with torch.no_grad():
+        # Row-major on the wire, as the ranks' strides may differ.
+        rows = [tensor.detach().resolve_conj().resolve_neg().contiguous() for tensor in tensors]
+        handles = [group.broadcast_async(bytes_of(row).numpy(), root) for row in rows]
+        for tensor, row, handle in zip(tensors, rows, handles, strict=True):
+            handle.wait()
+            if group.rank == root:
+                continue
+            if row.data_ptr() != tensor.data_ptr():
+                tensor.detach().copy_(row)
+            note_change(tensor)

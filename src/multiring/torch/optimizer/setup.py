@@ -1,0 +1,110 @@
+"""What DistributedOptimizer was called with, and which parameters that means."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from multiring.errors import ArgumentError
+from multiring.torch.interop import described
+from multiring.torch.options import Options
+from multiring.torch.process_sets import ProcessSet
+
+Named = tuple[tuple[str, Tensor], ...]
+Groups = int | tuple[tuple[Tensor, ...], ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What `DistributedOptimizer` was called with."""
+
+    options: Options
+    named: Named | None
+    groups: Groups
+    process_set: ProcessSet
+
+
+def named_from(named_parameters: Iterable[tuple[str, Tensor]]) -> Named:
+    """Return `named_parameters`; raises ArgumentError where they are no pairs, or a name is there twice."""
+    named = tuple(named_parameters)
+    for each in cast("tuple[Any, ...]", named):
+        if not (isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], str)):
+            raise ArgumentError(
+                f"named_parameters has a {type(each).__name__}; want (name, tensor), as model.named_parameters() has"
+            )
+    names = Counter(name for name, _ in named)
+    name, count = next(iter(names.most_common(1)), ("", 0))
+    if count > 1:
+        raise ArgumentError(f"named_parameters has {name} {count} times; want each name once")
+    return named
+
+
+def groups_from(groups: Any) -> Groups:
+    """Return `groups`; raises ArgumentError unless they are a number, or lists of parameters, none twice."""
+    if groups is None:
+        return None
+    if isinstance(groups, int):
+        if groups < 1:
+            raise ArgumentError(f"groups={groups}: want a number of 1 or more, lists of parameters, or None")
+        return groups
+    if not isinstance(groups, list | tuple) or not all(isinstance(group, list | tuple) for group in groups):
+        raise ArgumentError(f"groups={groups!r}: want a number of 1 or more, a list of lists of parameters, or None")
+    seen: set[int] = set()
+    for each in (each for group in groups for each in group):
+        if not isinstance(each, Tensor):
+            raise ArgumentError(f"groups has a {type(each).__name__}; want parameters")
+        if id(each) in seen:
+            raise ArgumentError(f"groups has a parameter twice, {described(each)}; want each one once")
+        seen.add(id(each))
+    return tuple(tuple(group) for group in groups)
+
+
+def together_of(parameters: Sequence[tuple[str, Tensor]], groups: Groups) -> list[list[int]]:
+    """Return the indices of the parameters of each group; those of parameters that are not trained are left out."""
+    if groups is None:
+        return []
+    if isinstance(groups, int):
+        each, more = divmod(len(parameters), groups)
+        ends = [number * each + min(number, more) for number in range(groups + 1)]
+        found = [list(range(start, end)) for start, end in pairwise(ends)]
+    else:
+        places = {id(parameter): index for index, (_, parameter) in enumerate(parameters)}
+        found = [[places[id(parameter)] for parameter in group if id(parameter) in places] for group in groups]
+    return [members for members in found if members]
+
+
+def trained(optimizer: torch.optim.Optimizer, named: Named | None) -> list[tuple[str, Tensor]]:
+    """Return the optimizer's parameters that require a gradient: those of `named` in its order, then the others."""
+    own = placed(optimizer)
+    wanted = {id(parameter) for _, parameter in own if parameter.requires_grad}
+    chosen: dict[int, tuple[str, Tensor]] = {}
+    for name, parameter in [*(named or ()), *own]:
+        if id(parameter) in wanted:
+            chosen.setdefault(id(parameter), (name, parameter))
+    return list(chosen.values())
+
+
+def require_names(optimizer: torch.optim.Optimizer, named: Named) -> None:
+    """Raise ArgumentError unless `named` has all of the optimizer's parameters."""
+    known = {id(parameter) for _, parameter in named}
+    for place, parameter in placed(optimizer):
+        if id(parameter) not in known:
+            raise ArgumentError(f"named_parameters lacks the optimizer's {place}, {described(parameter)}")
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return the optimizer's parameters, through all its groups."""
+    return [parameter for _, parameter in placed(optimizer)]
+
+
+def placed(optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:
+    """Return the optimizer's parameters, and how each is to be found there."""
+    return [
+        (f'param_groups[{i}]["params"][{j}]', parameter)
+        for i, param_group in enumerate(optimizer.param_groups)
+        for j, parameter in enumerate(param_group["params"])
+    ]

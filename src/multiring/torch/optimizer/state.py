@@ -1,0 +1,129 @@
+"""One rank's optimizer state for all ranks: as text for its structure, and tensors."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from multiring.errors import ArgumentError, UnsupportedError
+from multiring.runtime import Group
+from multiring.torch.compression_state import KEY
+from multiring.torch.consistency_check import require_alike, told_to_others
+from multiring.torch.errors import internal_errors
+from multiring.torch.interop import dense_strides, described, dtype_name, refuse_elsewhere
+from multiring.torch.optimizer.parameters import broadcast_tensors
+from multiring.torch.process_sets import Members, ProcessSet, global_process_set, members_of, world_rank_in
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: nn.Module | None = None,  # noqa: ARG001 -- Horovod's, which steps with it; here nothing is stepped
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Give every rank's optimizer the state and options (learning rate and so on) of rank `root_rank`'s.
+
+    What other ranks lack is made, what only they have is dropped. What a rank has not sent yet of its gradients (error
+    feedback) is its own, and stays.
+
+    Args:
+        optimizer: with parameters of the same shapes in the same groups on all ranks.
+        root_rank: as ranks are numbered in the whole job.
+        model: not used.
+        process_set: by default all ranks.
+
+    Raises:
+        ArgumentError: the set has no such rank, or the optimizer is LBFGS.
+        HorovodInternalError: on every rank: the optimizers differ in class or parameters, or a rank is gone.
+        UnsupportedError: the state holds something other than tensors, numbers, texts, lists, tuples and dicts of such.
+    """
+    members = members_of(process_set)
+    with internal_errors("broadcast_optimizer_state"):
+        _broadcast(members, optimizer, root_rank)
+
+
+def _broadcast(members: Members, optimizer: torch.optim.Optimizer, root_rank: int) -> None:
+    group = members.group
+    with told_to_others(group, "broadcast_optimizer_state"):
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ArgumentError("cannot broadcast torch.optim.LBFGS state: its steps depend on each rank's own loss")
+        root = world_rank_in(members, root_rank)
+        tensors: list[Tensor] = []
+        text = ""
+        if group.rank == root:
+            text = json.dumps(_packed(_state_of_all(optimizer), "state_dict()", tensors))
+    lines = [f"root_rank={root_rank}, optimizer {type(optimizer).__name__}"]
+    for index, param_group in enumerate(optimizer.param_groups):
+        lines += [f"group {index}, parameter of {described(parameter)}" for parameter in param_group["params"]]
+    require_alike(group, "broadcast_optimizer_state", lines)
+    text = _broadcast_text(group, text, root)
+    if group.rank == root:
+        broadcast_tensors(group, tensors, root)
+        return
+    state = _unpacked(json.loads(text), tensors)
+    broadcast_tensors(group, tensors, root)
+    optimizer.load_state_dict(state)
+
+
+def _state_of_all(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return what of the optimizer's state_dict is not this rank's own."""
+    state = optimizer.state_dict()
+    if KEY in state:
+        state[KEY] = {name: value for name, value in state[KEY].items() if name != "residuals"}
+    return state
+
+
+def _broadcast_text(group: Group, text: str, root_rank: int) -> str:
+    encoded = np.frombuffer(bytearray(text.encode()), np.uint8)
+    size = np.array([len(encoded)], np.int64)
+    group.broadcast(size, root_rank)
+    if group.rank != root_rank:
+        encoded = np.empty(int(size[0]), np.uint8)
+    group.broadcast(encoded, root_rank)
+    return encoded.tobytes().decode()
+
+
+def _packed(value: Any, where: str, tensors: list[Tensor]) -> Any:
+    """Return `value` as JSON has it: plain ones as they are, others as [kind, ...]; tensors go to `tensors`."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Tensor):
+        refuse_elsewhere(value, where)
+        tensors.append(value)
+        return ["tensor", dtype_name(value.dtype), value.shape, dense_strides(value)]
+    if isinstance(value, list | tuple):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return [kind, [_packed(each, f"{where}[{i}]", tensors) for i, each in enumerate(value)]]
+    if isinstance(value, dict):
+        pairs = [
+            [_packed(key, where, tensors), _packed(each, f"{where}[{key!r}]", tensors)] for key, each in value.items()
+        ]
+        return ["dict", pairs]
+    raise UnsupportedError(
+        f"{where} is a {type(value).__name__}; want tensors, numbers, texts, lists, tuples and dicts"
+    )
+
+
+def _unpacked(packed: Any, tensors: list[Tensor]) -> Any:
+    """Return what was `_packed`, with new tensors, which also go to `tensors` in the same order."""
+    if not isinstance(packed, list):
+        return packed
+    kind, *content = packed
+    return _MAKERS[kind](content, tensors)
+
+
+def _tensor(content: list[Any], tensors: list[Tensor]) -> Tensor:
+    dtype, shape, strides = content
+    tensors.append(torch.empty_strided(shape, strides, dtype=getattr(torch, dtype)))
+    return tensors[-1]
+
+
+_MAKERS: dict[str, Callable[[list[Any], list[Tensor]], Any]] = {
+    "tensor": _tensor,
+    "list": lambda content, tensors: [_unpacked(each, tensors) for each in content[0]],
+    "tuple": lambda content, tensors: tuple(_unpacked(each, tensors) for each in content[0]),
+    "dict": lambda content, tensors: {_unpacked(k, tensors): _unpacked(v, tensors) for k, v in content[0]},
+}

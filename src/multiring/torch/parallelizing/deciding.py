@@ -1,0 +1,125 @@
+"""The whole way: from a model and a batch to the model on its mesh."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from multiring.errors import ArgumentError, StateError, UnsupportedError
+from multiring.planner.mixes import Axis, Forecast, Mix, chosen, forecast, forecasts, mix_of, table
+from multiring.topology import Topology
+from multiring.torch.parallelizing.anatomy import anatomy_of
+from multiring.torch.parallelizing.building import divided, equalise, replicated, sharded
+from multiring.torch.parallelizing.measuring import batch_of
+from multiring.torch.parallelizing.model import ParallelModel
+from multiring.torch.parallelizing.placing import mesh_of, topology_now
+from multiring.torch.parallelizing.profiling import Measured, measure
+from multiring.torch.parallelizing.staging import Cut, Stage
+
+Mesh = str | Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prospect:
+    """What was measured of a model for a batch, where its ranks are, and what is expected of each mix, best first."""
+
+    inputs: tuple[Tensor, ...]
+    measured: Measured
+    topology: Topology
+    memory_bytes: float | None
+    forecasts: list[Forecast]
+
+    def taken(self, mesh: Mesh) -> Mix:
+        """Return the mix that `mesh` stands for, laid best.
+
+        Raises:
+            ArgumentError: it cannot be had; no mix fits.
+        """
+        if not isinstance(mesh, Mapping):
+            return chosen(self.forecasts, self.memory_bytes).mix
+        return forecast(mix_of(mesh), self.measured.profile, self.topology, self.memory_bytes).mix
+
+
+def decide(model: nn.Module, mesh: Mesh, prospect: Prospect) -> ParallelModel:
+    """Take a mix, say so on rank 0, and build it."""
+    mix = prospect.taken(mesh)
+    if dist.get_rank() == 0:
+        sys.stdout.write(table(prospect.forecasts, mix, prospect.measured.profile, prospect.topology))
+        sys.stdout.flush()
+    return build(model, mix, prospect)
+
+
+def look(
+    model: nn.Module,
+    inputs: tuple[Tensor, ...],
+    memory_bytes: float | None,
+    optimizer_states: int,
+    topology: Topology | None,
+) -> Prospect:
+    """Return what is expected of `model`, which has rank 0's parameters then. Every rank calls it.
+
+    Raises:
+        ArgumentError: `inputs` are no batch, or `topology` is not of all ranks.
+        UnsupportedError: the model is not in host memory.
+    """
+    batch_of(inputs)
+    elsewhere = [name for name, each in model.named_parameters() if each.device.type != "cpu"]
+    if elsewhere:
+        raise UnsupportedError(
+            f"parameter {elsewhere[0]} is on {model.get_parameter(elsewhere[0]).device}: want all of them in host"
+            " memory"
+        )
+    placed = topology_now() if topology is None else topology
+    if placed.ranks != dist.get_world_size():
+        raise ArgumentError(f"topology of {placed.ranks} ranks: want one of all {dist.get_world_size()}")
+    equalise(model)
+    measured = measure(model, inputs, anatomy_of(model, placed.ranks), optimizer_states, placed)
+    return Prospect(
+        inputs=inputs,
+        measured=measured,
+        topology=placed,
+        memory_bytes=memory_bytes,
+        forecasts=forecasts(measured.profile, placed, memory_bytes),
+    )
+
+
+def refuse_what_cannot_be(mesh: Mesh) -> None:
+    """Raise before anything is measured.
+
+    Raises:
+        StateError: there is no process group.
+        ArgumentError: `mesh` is nothing that could be.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        raise StateError("torch.distributed is not initialised; call torch.distributed.init_process_group() first")
+    if isinstance(mesh, Mapping):
+        mix_of(mesh)
+    elif mesh != "auto":
+        raise ArgumentError(f'mesh={mesh!r}: want "auto", or axes and their sizes, like {{"data": 2, "tensor": 2}}')
+
+
+def build(model: nn.Module, mix: Mix, prospect: Prospect) -> ParallelModel:
+    """Return `model`, of which all ranks have the same parameters, under `mix`. Every rank calls it."""
+    profile = prospect.measured.profile
+    anatomy = anatomy_of(model, mix.ranks)
+    mesh = mesh_of(mix, prospect.topology)
+    stage = None
+    if mix.size(Axis.SHARD) > 1:
+        model = sharded(model, anatomy.parts, profile.units, mesh)
+    elif mix.size(Axis.TENSOR) > 1:
+        model = divided(model, anatomy.splits, mesh[Axis.TENSOR.value])
+    elif mix.size(Axis.PIPELINE) > 1:
+        cut = Cut(
+            parts=anatomy.parts,
+            units=profile.units,
+            made=prospect.measured.made,
+            group=mesh.get_group(Axis.PIPELINE.value),
+            samples=profile.batch // mix.data_ranks,
+            microbatches=mix.microbatches,
+        )
+        stage = Stage(model, prospect.inputs, cut)
+    else:
+        model = replicated(model, mesh.get_group(Axis.DATA.value))
+    return ParallelModel(model, mesh, prospect.forecasts, mix, profile.batch, stage)

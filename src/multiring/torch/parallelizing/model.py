@@ -1,0 +1,104 @@
+"""A model on many ranks, whichever mix it is under: one step is the same call everywhere."""
+
+from collections.abc import Iterator
+from typing import final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from multiring.errors import ArgumentError
+from multiring.planner.mixes import Axis, Forecast, Mix
+from multiring.torch.parallelizing.building import average_gradients
+from multiring.torch.parallelizing.staging import Loss, Stage
+
+
+@final
+class ParallelModel:
+    """What `parallelize` made of a model.
+
+    `module` is what this rank holds: under a pipeline its stage, else the whole model, of which other ranks may hold
+    parts. `mesh` is the DeviceMesh, `mix` what its axes are and how they lie; `forecasts` are of all that could be had,
+    the best first. A batch is cut into `data_ranks` equal parts, of which this rank trains on part `data_rank`.
+    """
+
+    def __init__(
+        self, module: nn.Module, mesh: DeviceMesh, forecasts: list[Forecast], mix: Mix, batch: int, stage: Stage | None
+    ) -> None:
+        self.module = module
+        self.mesh = mesh
+        self.mix = mix
+        self.forecasts = forecasts
+        self.data_ranks = mix.data_ranks
+        self.data_rank = self._data_rank()
+        self._samples = batch // mix.data_ranks
+        self._stage = stage
+        # Where torch does not average by itself.
+        by_hand = mix.size(Axis.DATA) > 1 and (mix.size(Axis.TENSOR) > 1 or mix.size(Axis.PIPELINE) > 1)
+        self._averaged_over = mesh.get_group(Axis.DATA.value) if by_hand else None
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield what this rank's optimizer is to update."""
+        yield from self.module.parameters()
+
+    def share(self, *batch: Tensor) -> tuple[Tensor, ...]:
+        """Return this rank's part of a batch of all ranks.
+
+        Raises:
+            ArgumentError: its samples cannot be cut into `data_ranks` equal parts.
+        """
+        if any(each.shape[0] % self.data_ranks for each in batch):
+            raise ArgumentError(
+                f"{[each.shape[0] for each in batch]} samples: want a multiple of {self.data_ranks}, the ranks that "
+                "have samples of their own"
+            )
+        return tuple(each.chunk(self.data_ranks)[self.data_rank] for each in batch)
+
+    def step(self, inputs: Tensor | tuple[Tensor, ...], targets: Tensor, loss: Loss) -> Tensor:
+        """Run forward and backward, so that gradients are those of the whole batch; return its loss, on all ranks.
+
+        Args:
+            inputs: this rank's part of the batch (`share`); all ranks with one `data_rank` give the same.
+            targets: of these samples.
+            loss: of the model's output and targets, the mean over samples; keep the same function from step to step.
+
+        Raises:
+            ArgumentError: under a pipeline, another number of samples than the sample that the model was planned for.
+        """
+        given = inputs if isinstance(inputs, tuple) else (inputs,)
+        if self._stage is None:
+            found = loss(self.module(*given), targets)
+            torch.autograd.backward(found)
+            own: Tensor | None = found.detach()
+        else:
+            self._refuse_other(given[0].shape[0])
+            own = self._stage.step(given, targets, loss)
+        if self._averaged_over is not None:
+            average_gradients(self.module.parameters(), self._averaged_over)
+        return self._mean(own)
+
+    def _mean(self, own: Tensor | None) -> Tensor:
+        """Return the mean of what ranks have of the loss; None on ranks that have none."""
+        told = torch.zeros(2, dtype=torch.float64)
+        if own is not None:
+            told[0], told[1] = own.to(torch.float64), 1.0
+        dist.all_reduce(told)
+        return told[0] / told[1]
+
+    def _refuse_other(self, samples: int) -> None:
+        if samples != self._samples:
+            raise ArgumentError(
+                f"{samples} samples on rank {dist.get_rank()}: want {self._samples}, as in the sample that the "
+                "pipeline was built for"
+            )
+
+    def _data_rank(self) -> int:
+        found = 0
+        for axis in (Axis.DATA, Axis.SHARD):
+            if self.mix.size(axis) > 1:
+                found = found * self.mix.size(axis) + self.mesh.get_local_rank(axis.value)
+        return found
+
+    def __repr__(self) -> str:
+        return f"ParallelModel({self.mix}, rank {dist.get_rank()} has part {self.data_rank} of {self.data_ranks})"

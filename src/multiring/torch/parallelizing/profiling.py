@@ -1,0 +1,162 @@
+"""A model and its batch as a profile: what `planner.mixes` forecasts from."""
+
+import math
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from multiring.planner import Task, cheapest
+from multiring.planner.mixes import Profile, Unit
+from multiring.schedule import Collective
+from multiring.topology import Topology
+from multiring.torch.parallelizing.anatomy import Anatomy, Part, Split, modules_below
+from multiring.torch.parallelizing.measuring import (
+    Call,
+    alone,
+    ascending,
+    batch_of,
+    calls_of,
+    cost_of,
+    part_of,
+    together,
+    undone,
+)
+from multiring.torch.parallelizing.overheads import measured_overheads
+
+_SMALL = Task(collective=Collective.ALL_REDUCE, size_bytes=4)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A profile; and what each unit makes of a sample, by its name: shape and type, None where it is no one tensor."""
+
+    profile: Profile
+    made: MappingProxyType[str, tuple[torch.Size, torch.dtype] | None]
+
+
+def measure(
+    model: nn.Module, inputs: tuple[Tensor, ...], anatomy: Anatomy, optimizer_states: int, topology: Topology
+) -> Measured:
+    """Return the profile of `model` for the batch `inputs` of all ranks, the same on all ranks, each of which calls it.
+
+    Takes about ten steps of the whole batch, and a rank's memory holds the model with its gradients meanwhile.
+
+    Raises:
+        ArgumentError: `inputs` are no batch.
+    """
+    batch, ranks = batch_of(inputs), dist.get_world_size()
+    samples = max(1, batch // ranks)
+    given = part_of(inputs, samples)
+    with undone(model):
+        modules = {part.name: part.module for part in anatomy.parts if part.module is not None}
+        layers = {name: model.get_submodule(name) for name in anatomy.splits}
+        calls = calls_of(model, given, {**layers, **modules})
+        splits, refused = _once(anatomy, calls)
+        refused |= _uncut(anatomy, calls, samples)
+        units = tuple(_unit(model, part, calls, splits, samples) for part in anatomy.parts)
+        sizes = sorted({max(1, batch // cut) for cut in _cuts(ranks, has_stages="pipeline" not in refused)})
+        compute = ascending([together(model, inputs, each) for each in sizes])
+        undisturbed_s = alone(model, inputs, samples)
+    crowded = next(each for each in compute if each.samples == samples)
+    profile = Profile(
+        units=units,
+        batch=batch,
+        compute=compute,
+        crowding=max(1.0, crowded.seconds / undisturbed_s),
+        optimizer_states=optimizer_states,
+        overheads=measured_overheads(
+            model.parameters(), optimizer_states, cheapest(_SMALL, topology).predicted_seconds
+        ),
+        divisor=anatomy.divisor,
+        refused=refused,
+    )
+    return Measured(_of_rank_0(profile), MappingProxyType({name: _made(calls[name]) for name in modules}))
+
+
+def _cuts(ranks: int, *, has_stages: bool) -> list[int]:
+    """Return into how many parts batches are cut: by all divisors of the ranks, and further into microbatches."""
+    divisors = [cut for cut in range(1, ranks + 1) if ranks % cut == 0]
+    return [*divisors, *((ranks * 2, ranks * 4) if has_stages else ())]
+
+
+def _of_rank_0(profile: Profile) -> Profile:
+    # Units are timed on each rank by itself, and all ranks have to come to the same choice.
+    told = [profile]
+    dist.broadcast_object_list(told, src=0)
+    return told[0]
+
+
+def _once(anatomy: Anatomy, calls: dict[str, list[Call]]) -> tuple[dict[str, Split], dict[str, str]]:
+    """Return the layers to divide, all of which are called once, and why axes are refused."""
+    refused = dict(anatomy.refused)
+    other = [name for name in anatomy.splits if len(calls[name]) != 1]
+    if other:
+        refused.setdefault("tensor", f"{other[0]} is called {len(calls[other[0]])} times in forward, want once")
+    return dict(anatomy.splits), refused
+
+
+def _uncut(anatomy: Anatomy, calls: dict[str, list[Call]], samples: int) -> dict[str, str]:
+    """Return why there can be no pipeline, if a part makes what cannot be cut into samples and passed on."""
+    for part in anatomy.parts:
+        made = [] if part.module is None else calls[part.name]
+        out = made[0][2] if len(made) == 1 else None
+        if not isinstance(out, Tensor) or not out.dim() or out.shape[0] != samples:
+            refused = f"{part.name or 'the model'} does not make one tensor whose first dimension counts samples"
+            return {} if "pipeline" in anatomy.refused else {"pipeline": refused}
+    return {}
+
+
+def _unit(model: nn.Module, part: Part, calls: dict[str, list[Call]], splits: dict[str, Split], samples: int) -> Unit:
+    if part.module is None:
+        own = list(model.parameters(recurse=False))
+        return Unit(
+            name="", parameters=len(own), parameter_bytes=sum(each.nbytes for each in own), seconds=0.0,
+            output_bytes=0.0, saved_bytes=0.0,
+        )  # fmt: skip
+    own = list(part.module.parameters())
+    cost = cost_of(part.module, calls[part.name])
+    made = _made(calls[part.name])
+    inside = {name: module for name, module in modules_below(model, part.name) if name in splits}
+    gathers, sums = _exchanges(inside, calls, splits)
+    return Unit(
+        name=part.name,
+        parameters=len(own),
+        parameter_bytes=sum(each.nbytes for each in own),
+        seconds=cost.seconds,
+        output_bytes=0.0 if made is None else math.prod(made[0]) * made[1].itemsize,
+        saved_bytes=cost.saved_bytes / samples,
+        split_parameters=sum(1 for module in inside.values() for _ in module.parameters()),
+        split_bytes=sum(_divided_bytes(module, splits[name]) for name, module in inside.items()),
+        split_seconds=min(cost.seconds, sum(cost_of(module, calls[name]).seconds for name, module in inside.items())),
+        gathers=tuple(each / samples for each in gathers),
+        sums=tuple(each / samples for each in sums),
+    )
+
+
+def _exchanges(
+    layers: dict[str, nn.Module], calls: dict[str, list[Call]], splits: dict[str, Split]
+) -> tuple[list[int], list[int]]:
+    """Return the bytes that ranks of a tensor axis gather, and sum, for `layers`: forward and backward."""
+    gathers, sums = [], []
+    for name in layers:
+        for args, _, out in calls[name]:
+            if splits[name] is Split.GATHERED:
+                gathers.append(out.nbytes)
+            if splits[name] is Split.ROW:
+                sums.append(out.nbytes)
+            elif args[0].is_floating_point():  # of which there is a gradient, summed over the ranks
+                sums.append(args[0].nbytes)
+    return gathers, sums
+
+
+def _divided_bytes(module: nn.Module, split: Split) -> int:
+    # Every rank has all of a row's bias.
+    return sum(each.nbytes for name, each in module.named_parameters() if split is not Split.ROW or name == "weight")
+
+
+def _made(calls: list[Call]) -> tuple[torch.Size, torch.dtype] | None:
+    out = calls[0][2] if len(calls) == 1 else None
+    return (out.shape[1:], out.dtype) if isinstance(out, Tensor) and out.dim() else None

@@ -1,0 +1,82 @@
+"""A pipeline's stage of a model, and its schedule: torch.distributed.pipelining's 1F1B."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+from multiring.planner.mixes import Unit, stages_of
+from multiring.torch.parallelizing.anatomy import Part
+
+Loss = Callable[[Any, Tensor], Tensor]
+Made = Mapping[str, tuple[torch.Size, torch.dtype] | None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cut:
+    """How a sequence of parts is cut into stages: the group along which samples pass, and into what they are cut."""
+
+    parts: Sequence[Part]
+    units: Sequence[Unit]
+    made: Made
+    group: dist.ProcessGroup
+    samples: int
+    microbatches: int
+
+
+class Stage:
+    """What this rank does of a model, which loses all other parts: each becomes an nn.Identity."""
+
+    def __init__(self, model: nn.Module, inputs: tuple[Tensor, ...], cut: Cut) -> None:
+        ranges = stages_of(cut.units, cut.group.size())
+        own = ranges[cut.group.rank()]
+        for index, part in enumerate(cut.parts):
+            if index not in own:
+                model.set_submodule(part.name, nn.Identity())
+        count = cut.samples // cut.microbatches
+        given = tuple(each[:count].to("meta") for each in inputs)
+        if own[0]:
+            given = (_like(cut, own[0] - 1, count),)
+        self._stage = PipelineStage(
+            model,
+            cut.group.rank(),
+            cut.group.size(),
+            torch.device("cpu"),
+            input_args=given,
+            output_args=_like(cut, own[-1], count),
+            group=cut.group,
+        )
+        self._microbatches = cut.microbatches
+        self._schedule: tuple[Loss, Schedule1F1B] | None = None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this rank makes the loss."""
+        return bool(self._stage.is_last)
+
+    def step(self, inputs: tuple[Tensor, ...], targets: Tensor, loss: Loss) -> Tensor | None:
+        """Run forward and backward of all microbatches; return the mean loss on the last stage, None on others."""
+        if self._schedule is None or self._schedule[0] is not loss:
+            self._schedule = (loss, Schedule1F1B(self._stage, self._microbatches, loss_fn=loss))
+        schedule = self._schedule[1]
+        losses: list[Tensor] = []
+        if self._stage.is_first:
+            schedule.step(*inputs, return_outputs=False)
+        elif self._stage.is_last:
+            schedule.step(target=targets, losses=losses, return_outputs=False)
+        else:
+            schedule.step(return_outputs=False)
+        return torch.stack([each.detach() for each in losses]).mean() if losses else None
+
+
+def _like(cut: Cut, index: int, count: int) -> Tensor:
+    """Return a tensor without memory, like what the part `index` makes of `count` samples."""
+    made = cut.made[cut.parts[index].name]
+    if made is None:
+        raise AssertionError(f"{cut.parts[index].name} makes no one tensor, and yet there is a pipeline")
+    shape, dtype = made
+    return torch.empty(count, *shape, dtype=dtype, device="meta", requires_grad=dtype.is_floating_point)

@@ -1,0 +1,66 @@
+"""Terms: what the ranks have to agree on before an operation starts, in words, in the order in which it is checked."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+
+from multiring.errors import Terms
+from multiring.torch.interop import dtype_name
+
+ALLREDUCE, GROUPED_ALLREDUCE, SPARSE_ALLREDUCE = "allreduce", "grouped allreduce", "sparse allreduce"
+ALLGATHER, ALLTOALL, BROADCAST, REDUCESCATTER = "allgather", "alltoall", "broadcast", "reducescatter"
+BARRIER = "barrier"
+
+OPERATION = "operation"
+DATA_TYPE = "data type"
+SHAPE = "shape"
+WHOLE_SHAPE = "shape of the whole"  # of a sparse tensor
+REDUCTION = "reduction operation"
+SCALES = "prescale and postscale factors"
+WIRE = "wire type"
+ROOT = "root rank"
+TENSORS = "tensors"
+PART = "part of the group"
+ELEMENTS = "elements"  # on the wire
+
+_KEPT = 4096  # terms that are kept in words
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Return the type that `dtype_name` calls `name`."""
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+@lru_cache(maxsize=_KEPT)
+def allreduce_terms(
+    dtype: torch.dtype, shape: Sequence[int], reduction: str, scales: tuple[float, float], wire: str | None
+) -> Terms:
+    """Return the terms of an allreduce of one tensor."""
+    return (
+        (OPERATION, ALLREDUCE),
+        (DATA_TYPE, dtype_name(dtype)),
+        (SHAPE, str(tuple(shape))),
+        (REDUCTION, reduction),
+        (SCALES, str(scales)),
+        (WIRE, str(wire)),
+    )
+
+
+@lru_cache(maxsize=_KEPT)
+def rows_terms(operation: str, dtype: torch.dtype, shape: Sequence[int], more: Terms = ()) -> Terms:
+    """Return the terms of an operation whose ranks may differ in rows, the first dimension."""
+    behind = ", ".join(["*", *map(str, shape[1:])]) if shape else ""
+    return ((OPERATION, operation), (DATA_TYPE, dtype_name(dtype)), (SHAPE, f"({behind})"), *more)
+
+
+@lru_cache(maxsize=_KEPT)
+def plain_terms(operation: str, dtype: torch.dtype, shape: Sequence[int], more: Terms = ()) -> Terms:
+    """Return the terms of an operation whose ranks all bring the same shape."""
+    return ((OPERATION, operation), (DATA_TYPE, dtype_name(dtype)), (SHAPE, str(tuple(shape))), *more)
+
+
+def numbers_in(words: str) -> tuple[float, ...]:
+    """Return the numbers of a shape, or of factors, that `str` gave in `words`."""
+    return tuple(float(word) for word in words.strip("()").split(",") if word.strip())
