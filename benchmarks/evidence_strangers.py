@@ -164,7 +164,7 @@ def thousands(share: int) -> Iterator[Claim]:
     try:
         crowd.join(120)
         arrived = time.monotonic()
-        crowd.say({"card": _card()})
+        crowd.say({"peer_info": _peer_info()})
         table_bytes = crowd.take_tables(120)
         seconds = time.monotonic() - arrived
     finally:
@@ -181,11 +181,11 @@ def thousands(share: int) -> Iterator[Claim]:
 
 def _rank_0(report_to: Connection, place: str, size: int) -> None:
     before = _peak_bytes()
-    meet(_identity(0, size, place), _card(), timeout_s=120)
+    meet(_identity(0, size, place), _peer_info(), timeout_s=120)
     report_to.send(_peak_bytes() - before)
 
 
-def _card() -> dict[str, object]:
+def _peer_info() -> dict[str, object]:
     # As large as what `init` tells of a host of 64 cores.
     return {"host": "h" * 90, "name": "n" * 20, "handover": "m" * 42, "cores": list(range(64)), "rest": "r" * 200}
 
@@ -249,7 +249,7 @@ def _rendezvous_words(noise: random.Random, count: int) -> Iterator[bytes]:
             "rank": noise.randrange(3),
             "proof": noise.randbytes(32).hex(),
         }
-        for name in noise.sample([*message, "hello", "card", "\udfff"], noise.randrange(4)):
+        for name in noise.sample([*message, "hello", "peer_info", "\udfff"], noise.randrange(4)):
             message[name] = noise.choice(odd)
         said = frame(encode(message))
         kind = noise.randrange(6)

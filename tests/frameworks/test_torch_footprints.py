@@ -151,7 +151,7 @@ def come_again_otherwise(here: Here) -> None:
     handles = [mt.grouped_allreduce_async_(mt.arena_like(own), name=name) for name in order[:: 1 - 2 * here.rank]]
     for handle in handles:
         mt.synchronize(handle)
-    for turn in range(3):  # by an accord from now on
+    for turn in range(3):  # by a negotiation from now on
         reduce(turn)
 
     # Tensors that are replaced one by one, and memory that goes with the last of them.

@@ -2,17 +2,17 @@
 
 import pytest
 
-from multiring.runtime.rails.watch import Crawls
+from multiring.runtime.rails.watch import SlowdownDetector
 
 PREDICTED_S = 0.01
 
 
-def noted(crawls: Crawls, *seconds: float) -> list[float | None]:
+def noted(crawls: SlowdownDetector, *seconds: float) -> list[float | None]:
     return [crawls.note(each, PREDICTED_S) for each in seconds]
 
 
 def test_the_third_slow_operation_in_a_row_is_worth_a_word() -> None:
-    crawls = Crawls()
+    crawls = SlowdownDetector()
     assert noted(crawls, *[0.02] * 8, 2.0, 2.0) == [None] * 10
     assert noted(crawls, 2.0) == [pytest.approx(100.0)]
     assert noted(crawls, *[2.0] * 10) == [None] * 10  # it was said
@@ -20,15 +20,15 @@ def test_the_third_slow_operation_in_a_row_is_worth_a_word() -> None:
 
 def test_what_was_always_slow_is_usual() -> None:
     # A topology that nobody measured may promise any speed.
-    assert noted(Crawls(), *[2.0] * 20) == [None] * 20
+    assert noted(SlowdownDetector(), *[2.0] * 20) == [None] * 20
 
 
 def test_single_ones_and_short_ones_are_not_worth_it() -> None:
-    crawls = Crawls()
+    crawls = SlowdownDetector()
     assert noted(crawls, *[0.02] * 8, *[2.0, 2.0, 0.02] * 10) == [None] * 38
-    short = Crawls()
+    short = SlowdownDetector()
     assert noted(short, *[0.001] * 8, *[0.05] * 10) == [None] * 18
 
 
 def test_nothing_is_said_before_it_is_known_what_is_usual() -> None:
-    assert noted(Crawls(), *[0.02] * 4, *[2.0] * 10) == [None] * 14
+    assert noted(SlowdownDetector(), *[0.02] * 4, *[2.0] * 10) == [None] * 14

@@ -97,7 +97,7 @@ class Crowd:
                 light.sock.sendall(frame(encode({"nonce": nonce, "rank": light.rank, "proof": mine})))
             elif light.seal is None:
                 light.seal = Seal(proof(self._secret, "session", server_nonce, nonce, light.rank), "client")
-                light.sock.sendall(light.seal.close(encode(self._card_of(light.rank))))
+                light.sock.sendall(light.seal.close(encode(self._peer_info_of(light.rank))))
             else:
                 assert "welcome" in light.seal.open(payload)
                 return True
@@ -105,7 +105,7 @@ class Crowd:
 
         return answer
 
-    def _card_of(self, rank: int) -> dict[str, Any]:
+    def _peer_info_of(self, rank: int) -> dict[str, Any]:
         here = {"pid": os.getpid(), "host": socket.gethostname()}
         return {"rank": rank, "size": self._size, "version": VERSION, "job": self._job, **here}
 

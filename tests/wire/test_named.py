@@ -224,7 +224,7 @@ def any_order(here: Here) -> bool:
             assert (arrays[name] == sum(range(here.size))).all()
         gathered = gather(named, f"rows {turn}", np.full((here.rank + 1, 2), here.rank)).wait()
         np.testing.assert_array_equal(gathered, np.repeat(range(here.size), range(1, here.size + 1))[:, None] * [1, 1])
-    assert named._accord is not None
+    assert named._negotiation is not None
     with pytest.raises(DisagreementError, match=r"on the reduction operation:.* rank 1: max"):
         all_reduce(named, "odd", np.ones(2), "max" if here.rank == 1 else "sum").wait()
     with pytest.raises(ArgumentError if here.rank == 1 else MismatchError, match="want one of sum"):
@@ -281,7 +281,7 @@ def uneven(here: Here) -> bool:
         for handle, total, step in handles:
             handle.wait()
             assert (total == sum(step < 3 * rank + 1 for rank in range(here.size))).all()
-        assert named._accord is None
+        assert named._negotiation is None
         total = np.ones(3)
         all_reduce(named, "all again", total).wait()
         assert (total == here.size).all()

@@ -102,7 +102,7 @@ def test_everyone_gets_every_card_in_rank_order(size: int, place: str) -> None:
 def test_rounds_follow_each_other_and_one_failure_ends_them_for_all(place: str, failing: int) -> None:
     def rank(number: int) -> None:
         with Rendezvous(identity(number, 4, place), timeout_s=10) as rendezvous:
-            assert [card["n"] for card in rendezvous.exchange({"n": number})] == [0, 1, 2, 3]
+            assert [peer_info["n"] for peer_info in rendezvous.exchange({"n": number})] == [0, 1, 2, 3]
             rendezvous.agree(None, time.monotonic())
             if number == 1:  # busy, and in no exchange: it must hear of it all the same
                 deadline = time.monotonic() + 10
@@ -177,7 +177,7 @@ def test_a_listener_that_is_already_there_is_used_and_closed() -> None:
 def test_a_card_may_be_large(place: str) -> None:
     def rank(number: int) -> list[int]:
         with Rendezvous(identity(number, 4, place), timeout_s=10) as rendezvous:
-            return [len(card["x"]) for card in rendezvous.exchange({"x": "y" * 900_000})]
+            return [len(peer_info["x"]) for peer_info in rendezvous.exchange({"x": "y" * 900_000})]
 
     assert run_ranks(*[lambda n=n: rank(n) for n in range(4)]) == [[900_000] * 4] * 4
 
@@ -578,13 +578,13 @@ def test_rank_0_holds_its_table_once_however_many_ranks_are_slow_to_take_it(
 ) -> None:
     """By ranks that do not parse, so that one process can be many of them."""
     place, size = free_place(), 256
-    card = {"x": "y" * 8000}
-    table_bytes = (size - 1) * len(encode(card))
+    peer_info = {"x": "y" * 8000}
+    table_bytes = (size - 1) * len(encode(peer_info))
     first = rank_process(0, size, place, HUNGRY)
     crowd = Crowd(place, range(1, size), size, secret=b"s", job="job")
     try:
         crowd.join(DEADLINE_S)
-        crowd.say({"card": card})
+        crowd.say({"peer_info": peer_info})
         time.sleep(0.5)  # rank 0 has sent what the kernel takes
         assert crowd.take_tables(DEADLINE_S) >= table_bytes
     finally:
@@ -719,7 +719,7 @@ def test_a_rank_that_breaks_the_protocol_ends_the_job(place: str) -> None:
             client.close()
             talk.line.sock.close()
 
-    for wrong in ("cord", "card"):
+    for wrong in ("cord", "peer_info"):
         outcomes = run_ranks(meeting(0, 2, place), partial(broken, {wrong: 7}))
         assert "it broke the protocol: an unexpected message" in str(outcomes[0])
 
@@ -797,7 +797,7 @@ def test_a_rank_that_does_not_read_its_answer_is_named() -> None:
         client = Client(identity(1, 3, place), parse_address(place), VERSION, 10)
         talk = client._find()
         client._join(talk)
-        talk.say({"card": {"x": "y" * 900_000}})
+        talk.say({"peer_info": {"x": "y" * 900_000}})
         assert over.wait(DEADLINE_S)
         talk.line.sock.close()
 

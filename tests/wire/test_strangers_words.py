@@ -37,7 +37,7 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=3),
     max_leaves=8,
 )
-FIELDS = ("nonce", "rank", "proof", "hello", "refused", "error", "welcome", "card", "cards", "secret")
+FIELDS = ("nonce", "rank", "proof", "hello", "refused", "error", "welcome", "peer_info", "peer_infos", "secret")
 changes = st.dictionaries(st.sampled_from(FIELDS) | texts, values, max_size=4)
 encodings = st.sampled_from(
     [("utf-8", "replace"), ("utf-8", "surrogatepass"), ("utf-16", "surrogatepass"), ("latin-1", "replace")]
@@ -72,7 +72,7 @@ TO_A_RANK: tuple[dict[str, Any], ...] = (
     {"hello": PROTOCOL, "nonce": NONCE},
     {"proof": "0" * 64},
     {"refused": "no"},
-    {"welcome": {}, "cards": []},
+    {"welcome": {}, "peer_infos": []},
 )
 
 

@@ -1,6 +1,6 @@
 """How the ranks of a job find each other; it serves `init` and is gone when `init` returns.
 
-Every rank submits a card (a small JSON object) and gets everyone's, in rank order. Rank 0 listens, at an
+Every rank submits its peer info (a small JSON object) and gets everyone's, in rank order. Rank 0 listens, at an
 abstract Unix socket on one host or at host:port; the others come and go on trying until it is there.
 """
 
@@ -23,8 +23,8 @@ class _Alone:
     def secret(self) -> bytes:
         return secrets.token_bytes(SECRET_BYTES)
 
-    def exchange(self, card: Message, _began: float | None = None) -> list[Message]:
-        return [decode(encode(card))]
+    def exchange(self, peer_info: Message, _began: float | None = None) -> list[Message]:
+        return [decode(encode(peer_info))]
 
     def disturbed(self) -> bool:
         return False
@@ -74,19 +74,19 @@ class Rendezvous:
         finally:
             self.close()
 
-    def exchange(self, card: Message) -> list[Message]:
-        """Return every rank's card, in rank order; may be called again, by all ranks.
+    def exchange(self, peer_info: Message) -> list[Message]:
+        """Return every rank's peer info, in rank order; may be called again, by all ranks.
 
         Blocks until every rank has called it. Costs one message to rank 0 and one back. Ctrl-C works.
 
         Args:
-            card: a JSON object below 1 MiB; what comes back went through JSON on every rank alike.
+            peer_info: a JSON object below 1 MiB; what comes back went through JSON on every rank alike.
 
         Raises:
             RendezvousError: a rank is missing at the time-out, was lost, failed, has another secret, version
                 or size, or came twice. Every rank that can be reached raises the same words.
         """
-        return self._end.exchange(card)
+        return self._end.exchange(peer_info)
 
     def secret(self) -> bytes:
         """Return the job's secret, the same on all its ranks and never empty.
@@ -114,7 +114,9 @@ class Rendezvous:
         Raises:
             RendezvousError: something went wrong on some rank; the same words on all, the first one named.
         """
-        errors = [card["error"] for card in self._end.exchange({"error": error}, None if error is None else began)]
+        errors = [
+            peer_info["error"] for peer_info in self._end.exchange({"error": error}, None if error is None else began)
+        ]
         failed = [f"rank {rank}: {text}" for rank, text in enumerate(errors) if text is not None]
         if failed:
             raise RendezvousError("; ".join(failed))
@@ -124,7 +126,7 @@ class Rendezvous:
         self._end.close()
 
 
-def meet(identity: Identity, card: Message, *, timeout_s: float, version: str = VERSION) -> list[Message]:
-    """Return every rank's card: one exchange, then close; see `Rendezvous`."""
+def meet(identity: Identity, peer_info: Message, *, timeout_s: float, version: str = VERSION) -> list[Message]:
+    """Return every rank's peer info: one exchange, then close; see `Rendezvous`."""
     with Rendezvous(identity, timeout_s=timeout_s, version=version) as rendezvous:
-        return rendezvous.exchange(card)
+        return rendezvous.exchange(peer_info)

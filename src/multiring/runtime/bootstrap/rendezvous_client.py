@@ -1,4 +1,4 @@
-"""Every other rank's end of the rendezvous: find rank 0, prove who we are, then one card a round."""
+"""Every other rank's end of the rendezvous: find rank 0, prove who we are, then one record about itself a round."""
 
 import os
 import select
@@ -39,7 +39,7 @@ class _AttemptError(Exception):
     """This attempt ended before rank 0 said yes or no."""
 
 
-class _Line:
+class _Connection:
     """A connected socket that carries frames, each within a deadline (by time.monotonic())."""
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
@@ -67,7 +67,7 @@ class _Line:
 class _Talk:
     """A line both of whose ends are proven."""
 
-    def __init__(self, line: _Line, seal: Seal, peer: str) -> None:
+    def __init__(self, line: _Connection, seal: Seal, peer: str) -> None:
         self.line = line
         self._seal = seal
         self._peer = peer
@@ -107,8 +107,8 @@ class Client:
         self._is_first = True  # no round is over
         self._first_until = 0.0  # by time.monotonic(): how long rank 0 waits in the first round
 
-    def exchange(self, card: Message, began: float | None = None) -> list[Message]:
-        """Send this rank's card and wait for everyone's; see `Rendezvous.exchange`.
+    def exchange(self, peer_info: Message, began: float | None = None) -> list[Message]:
+        """Send this rank's peer info and wait for everyone's; see `Rendezvous.exchange`.
 
         The others are waited for from `began` on, by time.monotonic(); by default from now on.
         """
@@ -118,9 +118,9 @@ class Client:
         if self._is_first:  # rank 0 judges who is late, by its own clock: wait until it can have said so
             until, self._is_first = self._first_until, False
         talk.line.deadline = until + _GRACE_S
-        talk.say({"card": card})
-        cards: list[Message] = talk.hear()["cards"]
-        return cards
+        talk.say({"peer_info": peer_info})
+        peer_infos: list[Message] = talk.hear()["peer_infos"]
+        return peer_infos
 
     def secret(self) -> bytes:
         """Return the job's secret; where the launcher gave none rank 0's, once rank 0 is found. See `Rendezvous`."""
@@ -205,7 +205,7 @@ class Client:
             _AttemptError, OSError: the connection ended first.
             RendezvousError: we are refused, or what listens there is not rank 0 of this job.
         """
-        line = _Line(sock, self._deadline)
+        line = _Connection(sock, self._deadline)
         try:
             seal = self._prove(line)
         except FrameError as error:
@@ -220,7 +220,7 @@ class Client:
         line.reader.limit_bytes = _TABLE_FRAME_BYTES
         return _Talk(line, seal, str(self._address))
 
-    def _prove(self, line: _Line) -> Seal:
+    def _prove(self, line: _Connection) -> Seal:
         hello = decode(line.read_frame())
         server_nonce = hello.get("nonce")
         if hello.get("hello") != PROTOCOL or not isinstance(server_nonce, str) or not is_nonce(server_nonce):

@@ -19,8 +19,8 @@ from typing import Any
 from multiring.errors import ArgumentError, RendezvousError
 from multiring.runtime.bootstrap.addresses import LocalAddress, TcpAddress, listen, peer_credentials
 from multiring.runtime.bootstrap.handshake import (
-    CARD_FRAME_BYTES,
     MOST_RANKS,
+    PEER_INFO_FRAME_BYTES,
     PROTOCOL,
     SECRET_BYTES,
     STRANGER_FRAME_BYTES,
@@ -75,14 +75,14 @@ class _Link:
 
 
 class Server:
-    """Gathers one card a rank, round after round, and hands everyone all of them."""
+    """Gathers one peer info a rank, round after round, and hands everyone all of them."""
 
     def __init__(self, identity: Identity, address: LocalAddress | TcpAddress, version: str, timeout_s: float) -> None:
         self._identity = identity
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
         self._round = 0
-        self._cards: dict[int, bytes] = {}  # as JSON: a table of thousands is only ever handed on
+        self._peer_infos: dict[int, bytes] = {}  # as JSON: a table of thousands is only ever handed on
         self._strangers: dict[_Link, None] = {}  # have proven nothing yet; oldest first
         self._guests: dict[_Link, None] = {}  # know the secret, and have not joined yet; oldest first
         self._members: dict[int, _Link] = {}
@@ -104,32 +104,32 @@ class Server:
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         self._rests_until: float | None = None  # the listener, while strangers have all places
 
-    def exchange(self, card: Message, began: float | None = None) -> list[Message]:
-        """Wait for the card of every rank, then give all of them to all; see `Rendezvous.exchange`.
+    def exchange(self, peer_info: Message, began: float | None = None) -> list[Message]:
+        """Wait for the peer info of every rank, then give all of them to all; see `Rendezvous.exchange`.
 
         The others are waited for from `began` on, by time.monotonic(); by default from now on.
         """
         self._round += 1
-        self._take_card(0, card)
+        self._take_peer_info(0, peer_info)
         if self._round > 1:
             now = time.monotonic()
             self._deadline = max(now + _LATE_S, (now if began is None else began) + self._timeout_s)
-        while self._trouble is None and len(self._cards) < self._identity.size:
+        while self._trouble is None and len(self._peer_infos) < self._identity.size:
             if time.monotonic() >= self._deadline:
                 self._trouble = self._missing_text()
                 self._end_in_trouble(linger_s=0.0)
             self._serve(self._deadline)
         if self._trouble is not None:
             self._end_in_trouble(linger_s=_LINGER_S)
-        payload = b'{"cards":[' + b",".join(self._cards[rank] for rank in range(self._identity.size)) + b"]}"
-        self._cards = {}
+        payload = b'{"peer_infos":[' + b",".join(self._peer_infos[rank] for rank in range(self._identity.size)) + b"]}"
+        self._peer_infos = {}
         # Only writing from here on: a rank that has its table may already be asking for the next init.
         slow = self._tell(self._members.values(), payload, max(self._deadline - time.monotonic(), _FLUSH_S))
         if slow:
             self._trouble = f"{_ranks_text(slow)} did not take the answer within {self._timeout_s:g} s"
             self._end_in_trouble(linger_s=0.0)
-        cards: list[Message] = decode(payload)["cards"]
-        return cards
+        peer_infos: list[Message] = decode(payload)["peer_infos"]
+        return peer_infos
 
     def secret(self) -> bytes:
         """Return the job's secret, drawn here where the launcher gave none."""
@@ -173,7 +173,7 @@ class Server:
         return text
 
     def _missing_text(self) -> str:
-        missing = [rank for rank in range(self._identity.size) if rank not in self._cards]
+        missing = [rank for rank in range(self._identity.size) if rank not in self._peer_infos]
         did_not = "arrive at" if self._round == 1 else "answer at"
         here = f"{len(self._cards)} of {self._identity.size} did"
         refused = f"; refused meanwhile: {'; '.join(self._refusals)}" if self._refusals else ""
@@ -323,7 +323,7 @@ class Server:
             return
         self._send(link, frame(encode({"proof": proof(secret, "server", link.nonce, nonce, rank)})))
         link.seal = Seal(proof(secret, "session", link.nonce, nonce, rank), "server")
-        link.reader.limit_bytes = CARD_FRAME_BYTES
+        link.reader.limit_bytes = PEER_INFO_FRAME_BYTES
         link.until = time.monotonic() + _STRANGER_S
         del self._strangers[link]
         self._guests[link] = None
@@ -365,16 +365,16 @@ class Server:
             return  # an extra: what it says no longer matters
         if "failed" in message:
             self._forget(link, str(message["failed"]), "failed")
-        elif link.rank in self._cards or not isinstance(message.get("card"), dict):
+        elif link.rank in self._peer_infos or not isinstance(message.get("peer_info"), dict):
             raise FrameError("an unexpected message")
         else:
-            self._take_card(link.rank, message["card"])
+            self._take_peer_info(link.rank, message["peer_info"])
 
-    def _take_card(self, rank: int, card: Message) -> None:
-        self._cards[rank] = encode(card)
-        # Nobody need wait for the others' cards to hear it, and some may be waiting for the one that failed.
-        if card.get("error") is not None:
-            self._blame(f"rank {rank}: {card['error']}")
+    def _take_peer_info(self, rank: int, peer_info: Message) -> None:
+        self._peer_infos[rank] = encode(peer_info)
+        # Nobody need wait for the others' peer infos to hear it, and some may be waiting for the one that failed.
+        if peer_info.get("error") is not None:
+            self._blame(f"rank {rank}: {peer_info['error']}")
 
     def _answer(self, link: _Link, message: Message) -> None:
         if link.seal is not None:

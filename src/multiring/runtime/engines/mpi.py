@@ -151,19 +151,19 @@ class MpiHere:
 
     @classmethod
     def find(cls, identity: Identity) -> "MpiHere":
-        """Look for the MPI that started this rank; what is wrong with it becomes part of the card."""
+        """Look for the MPI that started this rank; what is wrong with it this rank tells the others."""
         try:
             return cls(mpi_for_engine(identity.rank, identity.size, identity.source), None)
         except LaunchError as error:
             return cls(None, str(error))
 
     @property
-    def card(self) -> dict[str, Any]:
+    def peer_info(self) -> dict[str, Any]:
         """What the other ranks are to know."""
         return {"problem": self._problem, "has_copy": _Copy.communicator is not None}
 
     def start(
-        self, context: Context, meeting: Rendezvous, cards: Sequence[dict[str, Any]], timeout_s: float
+        self, context: Context, meeting: Rendezvous, peer_infos: Sequence[dict[str, Any]], timeout_s: float
     ) -> MpiEngine:
         """Return the engine at work; all ranks do this together.
 
@@ -172,7 +172,7 @@ class MpiHere:
         """
         communicator, _Copy.communicator = _Copy.communicator, None
         error, began = None, time.monotonic()
-        if not all(card["has_copy"] for card in cards):
+        if not all(peer_info["has_copy"] for peer_info in peer_infos):
             try:
                 communicator = self._duplicate(meeting, began + timeout_s)
             except (self._mpi.Exception, TimeoutError) as failure:
@@ -195,14 +195,14 @@ class MpiHere:
         return copy
 
 
-def check_engines(cards: Sequence[dict[str, Any]]) -> None:
+def check_engines(peer_infos: Sequence[dict[str, Any]]) -> None:
     """Raise LaunchError, the same on all ranks, where the engine differs or some rank cannot use the one it is to."""
-    engines = [card["engine"] for card in cards]
+    engines = [peer_info["engine"] for peer_info in peer_infos]
     if "mpi" in engines and len(set(engines)) > 1:
         first = {engine: engines.index(engine) for engine in sorted(set(engines))}
         raise LaunchError(
             f"MULTIRING_ENGINE differs, by the first rank that has it: {first}; mpi has to be set on all ranks"
         )
-    for rank, card in enumerate(cards):
-        if card["mpi"] and card["mpi"]["problem"] is not None:
-            raise LaunchError(f"rank {rank}: {card['mpi']['problem']}")
+    for rank, peer_info in enumerate(peer_infos):
+        if peer_info["mpi"] and peer_info["mpi"]["problem"] is not None:
+            raise LaunchError(f"rank {rank}: {peer_info['mpi']['problem']}")

@@ -1,4 +1,4 @@
-"""A vigil: what a thread does that waits for the ranks to agree on an operation's place.
+"""A decision wait: what a thread does that waits for the ranks to agree on an operation's place.
 
 It is woken when they have. Meanwhile it asks who is missing when others are long in coming, says so in a warning, and
 gives up in the end. No wait is longer than a moment, so that Ctrl-C is served.
@@ -14,7 +14,7 @@ from typing import Protocol
 from multiring.errors import StallError
 from multiring.runtime.group.handles import Lookout
 from multiring.runtime.named.handle import NamedHandle
-from multiring.runtime.named.negotiation import Accord
+from multiring.runtime.named.negotiation import Negotiation
 from multiring.runtime.named.signature import named
 
 _log = logging.getLogger("multiring")
@@ -31,22 +31,27 @@ class Owner(Protocol):
         """Have everything fail because of `error`, on all ranks."""
 
 
-class Vigil:
+class DecisionWait:
     """One thread's wait for one handle.
 
     Args:
         owner: whose operations they are.
-        accord: what the ranks come to.
+        negotiation: what the ranks come to.
         handle: what is waited for.
         patience_s: seconds after which to warn, and to give up.
         lookout: says where other ranks are.
     """
 
     def __init__(
-        self, owner: Owner, accord: Accord, handle: NamedHandle, patience_s: tuple[float, float], lookout: Lookout
+        self,
+        owner: Owner,
+        negotiation: Negotiation,
+        handle: NamedHandle,
+        patience_s: tuple[float, float],
+        lookout: Lookout,
     ) -> None:
         self._owner = owner
-        self._accord = accord
+        self._negotiation = negotiation
         self._handle = handle
         self._warn_s, self._timeout_s = patience_s
         self._lookout = lookout
@@ -54,7 +59,7 @@ class Vigil:
         self._ask_s = min(lookout.patience.ask_s, self._warn_s, self._timeout_s / 2)
         self._ask_at_s, self._seek_at_s = self._ask_s, math.inf  # seconds of quiet
         self._started_s = time.monotonic()
-        self._before = accord.missing
+        self._before = negotiation.missing
         self._warned = False
 
     def keep(self, timeout: float | None) -> bool:
@@ -70,7 +75,7 @@ class Vigil:
         finally:
             self._handle.watch = None
             with self._owner.changed:
-                self._accord.wait_for(None)
+                self._negotiation.wait_for(None)
 
     def stalled_on(self) -> tuple[list[int], float]:
         """Return the ranks of the world that have not come, and for how many seconds they have not."""
@@ -89,7 +94,7 @@ class Vigil:
 
     def _since_s(self) -> float:
         # Who has joined waits for as long as the others go on.
-        return self._started_s if self._handle.start is not None else max(self._started_s, self._accord.moved_s)
+        return self._started_s if self._handle.start is not None else max(self._started_s, self._negotiation.moved_s)
 
     def _look(self) -> None:
         quiet_s = self._quiet_s()
@@ -105,8 +110,8 @@ class Vigil:
             is_blocked = quiet_s >= self._lookout.patience.sure_s and self._lookout.is_single()
             with self._owner.changed:
                 if is_blocked and self._handle.posted is None and not self._handle.is_over:
-                    self._accord.wait_for(self._handle)
-                self._accord.inquire()
+                    self._negotiation.wait_for(self._handle)
+                self._negotiation.inquire()
         absent = self._absent()
         if absent and not self._warned and quiet_s >= self._warn_s:
             self._warned = True
@@ -114,9 +119,9 @@ class Vigil:
             _log.warning("%s: %s has not come to it for %.0f s%s", self._handle.title, who, quiet_s, where)
 
     def _absent(self) -> Sequence[int]:
-        missing = self._accord.missing
+        missing = self._negotiation.missing
         if missing is self._before or missing is None:
-            return () if self._accord.silent is None else (self._accord.silent,)
+            return () if self._negotiation.silent is None else (self._negotiation.silent,)
         return missing.names.get(self._handle.name, ()) if self._handle.start is not None else missing.unjoined
 
     def _of_world(self, ranks: Sequence[int]) -> list[int]:

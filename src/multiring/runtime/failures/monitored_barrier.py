@@ -1,4 +1,4 @@
-"""Roll call: a barrier that knows which ranks have not come, and tells those that have.
+"""Monitored barrier: a barrier that knows which ranks have not come, and tells those that have.
 
 Rank 0 of the group, the teller, hears from every other rank that it has come, decides after its patience at the
 latest, and tells all of them what it decided: those that come too late, too. Nothing stays in flight of a call that
@@ -18,7 +18,7 @@ _TELLER = 0
 _COME, _HOLD, _DECIDED = 0, 1, 2
 _NUMBER = struct.Struct("<q")
 _HOLDING = struct.Struct("<qd")  # of which call, and how many seconds the teller may take from now on
-# A teller that has no connection yet, or has not made its RollCall, is told again.
+# A teller that has no connection yet, or has not made its MonitoredBarrier, is told again.
 _FIRST_AGAIN_S, _LAST_AGAIN_S = 0.002, 0.05
 _NEWS_S = 5.0  # beyond the teller's patience: what it decided has come by then
 _MOST_TOLD = 1000  # ranks; a notice has room for a few more
@@ -26,8 +26,8 @@ _LONGEST_WAIT_S = 3600.0  # at once: "never" is more than a lock can wait
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Roll:
-    """What came of a roll call.
+class BarrierOutcome:
+    """What came of a monitored barrier.
 
     `missing` are the ranks of the group that had not come by the end, the lowest first, or at most 1,000 of them;
     `lost` says of those that died or left why, on the teller. `was_decided` is False on a rank that has not heard from
@@ -39,11 +39,11 @@ class Roll:
     was_decided: bool = True
 
 
-class RollCall:
-    """The roll calls of one group on this rank. The ranks make them in the same order, one at a time.
+class MonitoredBarrier:
+    """The monitored barriers of one group on this rank. The ranks make them in the same order, one at a time.
 
     Args:
-        group: the ranks; every one of them makes its own RollCall.
+        group: the ranks; every one of them makes its own MonitoredBarrier.
     """
 
     def __init__(self, group: Group) -> None:
@@ -60,12 +60,12 @@ class RollCall:
         self._held_until_s: dict[int, float] = {}
         self._lost: dict[int, str] = {}
         self._is_over = False
-        self._id = group.calls.purpose_id("roll call")
+        self._id = group.calls.purpose_id("monitored barrier")
         self._control = group.calls.membership.control if group.size > 1 else None
         if self._control is not None:
             self._control.add(self._id, self)
 
-    def call(self, timeout_s: float, *, waits_for_all: bool = False) -> Roll:
+    def call(self, timeout_s: float, *, waits_for_all: bool = False) -> BarrierOutcome:
         """Return once all ranks have come to this call, or who has not.
 
         Args:
@@ -79,7 +79,7 @@ class RollCall:
             self._number += 1
             number = self._number
         if self._control is None:
-            return Roll()
+            return BarrierOutcome()
         others = [rank for rank in self._ranks if rank != self._ranks[self._rank]]
         self._context.link_with(others if self._rank == _TELLER else [self._ranks[_TELLER]])
         if self._rank == _TELLER:
@@ -92,7 +92,7 @@ class RollCall:
             self._control.remove(self._id)
         self.end()
 
-    def _tell(self, number: int, timeout_s: float, *, waits_for_all: bool) -> Roll:
+    def _tell(self, number: int, timeout_s: float, *, waits_for_all: bool) -> BarrierOutcome:
         want = set(range(len(self._ranks))) - {_TELLER}
         with self._changed:
             self._deadline_s = time.monotonic() + timeout_s
@@ -116,9 +116,9 @@ class RollCall:
                 self._decided[number] = missing
             for rank in want:
                 self._send(rank, _DECIDED, _decision(number, missing))
-            return Roll(missing=missing, lost=lost)
+            return BarrierOutcome(missing=missing, lost=lost)
 
-    def _answer(self, number: int, timeout_s: float) -> Roll:
+    def _answer(self, number: int, timeout_s: float) -> BarrierOutcome:
         deadline_s, again_s = time.monotonic() + timeout_s, _FIRST_AGAIN_S
         with self._changed:
             while number not in self._decided and not self._is_over:
@@ -126,14 +126,14 @@ class RollCall:
                 if _TELLER in self._lost or time.monotonic() >= max(deadline_s, held_until_s):
                     self._end_call(number)
                     lost = tuple((rank, why) for rank, why in self._lost.items() if rank == _TELLER)
-                    return Roll(missing=(_TELLER,), lost=lost, was_decided=False)
+                    return BarrierOutcome(missing=(_TELLER,), lost=lost, was_decided=False)
                 self._send(_TELLER, _COME, _NUMBER.pack(number))
                 self._changed.wait(again_s)
                 again_s = min(2 * again_s, _LAST_AGAIN_S)
             self._refuse_end()
             missing = self._decided[number]
             self._end_call(number)
-            return Roll(missing=missing)
+            return BarrierOutcome(missing=missing)
 
     def _end_call(self, number: int) -> None:
         self._ended = number
@@ -142,7 +142,7 @@ class RollCall:
 
     def _refuse_end(self) -> None:
         if self._is_over:
-            raise StateError("roll call: this rank has left the job, or the group was closed")
+            raise StateError("monitored barrier: this rank has left the job, or the group was closed")
 
     # ---- for the control thread ----
 

@@ -23,7 +23,7 @@ _FRESH_S = 60.0  # an older answer says nothing any more
 _NO_ANSWER = "does not answer: it is stopped, or held up outside Python"
 
 
-class Whereabouts(Lookout):
+class RankStatus(Lookout):
     """Asks other ranks where they are, and answers them. Other threads than the control thread may ask.
 
     Args:

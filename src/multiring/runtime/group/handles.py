@@ -51,7 +51,7 @@ class Executed(NamedTuple):
     size_bytes: int  # over all its peers; of a lowering: of the extents
 
 
-class Flight:
+class PostedOperation:
     """A native operation; the process holds the memory that ranks read and write until it has ended."""
 
     def __init__(self, context: Context, holdings: Holdings, operation: Operation) -> None:
@@ -142,7 +142,7 @@ class Patience(NamedTuple):
 
 
 class Lookout:
-    """Sees nothing: there are no other ranks. See stacks.py for the one that does."""
+    """Sees nothing: there are no other ranks. See rank_status.py for the one that does."""
 
     patience = Patience(math.inf, math.inf, math.inf)
 
@@ -193,7 +193,7 @@ class OperationHandle(Waiter):
 
     def __init__(
         self,
-        flight: Flight,
+        flight: PostedOperation,
         title: str,
         ranks: Sequence[int],
         result: Any,

@@ -1,4 +1,4 @@
-"""Mailbox: messages of a group whose receivers may leave open from whom, matched in the order they are posted in.
+"""Any-source matching: messages whose receivers may leave open from whom, matched in the order they are posted in.
 
 A Group's receive names its source. Here one that does not waits in the queue of its tag until a rank is known to have
 sent a message that no earlier receive takes. Nothing is announced for that: only a rank that waits asks the others how
@@ -19,20 +19,20 @@ from multiring.errors import MismatchError, MultiringError, PeerLostError, Stall
 from multiring.runtime.arrays import buffer_of
 from multiring.runtime.group.group import Array, Group
 from multiring.runtime.group.handles import Handle
-from multiring.runtime.group.receives import Kept, Letter
-from multiring.runtime.group.send_counts import Tallies
+from multiring.runtime.group.receives import Kept, PostedReceive
+from multiring.runtime.group.send_counts import SendCounts
 
 _log = logging.getLogger("multiring")
-# A rank that has no connection yet, or has not made its Mailbox, does not answer: it is asked again.
+# A rank that has no connection yet, or has not made its AnySourceMatching, does not answer: it is asked again.
 _FIRST_AGAIN_S, _LAST_AGAIN_S = 0.005, 0.1
 _LONGEST_WAIT_S = 3600.0  # at once: "never" is more than a lock can wait
 
 
-class Mailbox:
+class AnySourceMatching:
     """The messages of one group on this rank, all of which go through it. Its methods may be called from any thread.
 
     Args:
-        group: the ranks; every one of them makes its own Mailbox.
+        group: the ranks; every one of them makes its own AnySourceMatching.
     """
 
     def __init__(self, group: Group) -> None:
@@ -42,15 +42,15 @@ class Mailbox:
         self._patience = membership.stall_warn_s, membership.stall_timeout_s
         self._changed = threading.Condition(threading.RLock())
         self._own: dict[int, deque[tuple[str, bytes]]] = defaultdict(deque)  # by tag: messages to this rank itself
-        self._waiting: dict[int, deque[Letter]] = {}  # by tag: receives in order
+        self._waiting: dict[int, deque[PostedReceive]] = {}  # by tag: receives in order
         self._gone: dict[int, PeerLostError] = {}
         self._has_died = False
         self._again_s = _FIRST_AGAIN_S
         self._asks_again = False
         self._index = {rank: index for index, rank in enumerate(group.ranks)}
-        self._id = group.calls.purpose_id("mailbox")
+        self._id = group.calls.purpose_id("any-source matching")
         self._control = membership.control if group.size > 1 else None
-        self._tallies = Tallies(self._control, group.ranks, self._id)
+        self._send_counts = SendCounts(self._control, group.ranks, self._id)
         if self._control is not None:
             self._control.add(self._id, self)
 
@@ -67,10 +67,10 @@ class Mailbox:
             return Kept()
         with self._changed:
             handle = self._group.send_async(array, to, tag)
-            self._tallies.note_sent(to, tag)
+            self._send_counts.note_sent(to, tag)
         return handle
 
-    def recv(self, array: Array, source: int | None = None, tag: int = 0) -> Letter:
+    def recv(self, array: Array, source: int | None = None, tag: int = 0) -> PostedReceive:
         """Start to receive a message into `array`.
 
         Args:
@@ -78,54 +78,54 @@ class Mailbox:
             source: a rank of the group, this one too; None for the first to send that no earlier receive is for.
             tag: the message's.
         """
-        letter = Letter(self, array, source, tag)
+        receive = PostedReceive(self, array, source, tag)
         with self._changed:
             if source is not None and source != self.rank and tag not in self._waiting:
-                self._post(letter, source)
-                if letter.error is not None:
-                    raise letter.error
-                return letter
-            self._waiting.setdefault(tag, deque()).append(letter)
+                self._post(receive, source)
+                if receive.error is not None:
+                    raise receive.error
+                return receive
+            self._waiting.setdefault(tag, deque()).append(receive)
             self._again_s = _FIRST_AGAIN_S
             self._match(tag)
-            if not letter.is_matched:  # what is here is received whoever has left since
-                self._refuse_gone(letter)
+            if not receive.is_matched:  # what is here is received whoever has left since
+                self._refuse_gone(receive)
                 self._ask(tag)
-        return letter
+        return receive
 
-    def await_match(self, letter: Letter, timeout: float | None) -> None:
-        """Return once it is known whose message `letter` gets, or that it gets none.
+    def await_match(self, receive: PostedReceive, timeout: float | None) -> None:
+        """Return once it is known whose message `receive` gets, or that it gets none.
 
         Raises:
             TimeoutError: that is still open after `timeout` seconds.
         """
         began_s, (warn_s, most_s), has_warned = time.monotonic(), self._patience, False
         with self._changed:
-            while not letter.is_matched and letter.error is None:
+            while not receive.is_matched and receive.error is None:
                 waited_s = time.monotonic() - began_s
                 if timeout is not None and waited_s >= timeout:
-                    raise TimeoutError(f"{letter.title} is still in flight after {timeout:g} s")
+                    raise TimeoutError(f"{receive.title} is still in flight after {timeout:g} s")
                 if waited_s >= most_s:
-                    self._give_up(letter, StallError(f"{letter.title}: no rank has sent one for {waited_s:.0f} s"))
+                    self._give_up(receive, StallError(f"{receive.title}: no rank has sent one for {waited_s:.0f} s"))
                 elif waited_s >= warn_s and not has_warned:
                     has_warned = True
-                    _log.warning("%s: no rank has sent one for %.0f s", letter.title, waited_s)
+                    _log.warning("%s: no rank has sent one for %.0f s", receive.title, waited_s)
                 else:
                     next_s = min(most_s, most_s if has_warned else warn_s, most_s if timeout is None else timeout)
                     self._changed.wait(min(next_s - waited_s, _LONGEST_WAIT_S))
 
-    def suspects(self, letter: Letter) -> Sequence[int]:
-        """Return the ranks of the world that may send for `letter`."""
+    def suspects(self, receive: PostedReceive) -> Sequence[int]:
+        """Return the ranks of the world that may send for `receive`."""
         ranks = self._group.ranks
-        if letter.source is not None:
-            return (ranks[letter.source],)
+        if receive.source is not None:
+            return (ranks[receive.source],)
         return [rank for rank in ranks if rank != ranks[self.rank]]
 
-    def withdraw(self, letter: Letter, error: MultiringError) -> None:
-        """Let `letter` get no message, but that error."""
+    def withdraw(self, receive: PostedReceive, error: MultiringError) -> None:
+        """Let `receive` get no message, but that error."""
         with self._changed:
-            if not letter.is_matched and letter.error is None:
-                self._give_up(letter, error)
+            if not receive.is_matched and receive.error is None:
+                self._give_up(receive, error)
 
     def close(self) -> None:
         """Take part in no more messages; receives whose source is still open fail."""
@@ -140,7 +140,7 @@ class Mailbox:
         if notice.kind is not NoticeKind.MESSAGE:
             return
         with self._changed:
-            tag = self._tallies.hear(notice)
+            tag = self._send_counts.hear(notice)
             if tag is not None and tag in self._waiting:
                 self._match(tag)
                 self._ask(tag)
@@ -160,10 +160,10 @@ class Mailbox:
             text = f"rank {rank} {'died' if died else 'left'}, {why}"
             self._gone[self._index[rank]] = PeerLostError(text)
             self._has_died |= died
-            for letter in [letter for queue in self._waiting.values() for letter in queue]:
-                error = self._loss_for(letter)
+            for receive in [receive for queue in self._waiting.values() for receive in queue]:
+                error = self._loss_for(receive)
                 if error is not None:
-                    self._give_up(letter, error)
+                    self._give_up(receive, error)
 
     def end(self) -> None:
         """Have what waits fail: this rank leaves the job."""
@@ -174,12 +174,12 @@ class Mailbox:
     def _match(self, tag: int) -> None:
         """Give the receives under `tag` the messages that are known of, the oldest receive first."""
         queue = self._waiting.get(tag, deque())
-        for letter in list(queue):
-            ranks = range(self._group.size) if letter.source is None else (letter.source,)
+        for receive in list(queue):
+            ranks = range(self._group.size) if receive.source is None else (receive.source,)
             found = next((rank for rank in ranks if self._has_more(rank, tag)), None)
             if found is not None:
-                queue.remove(letter)
-                self._post(letter, found)
+                queue.remove(receive)
+                self._post(receive, found)
         if not queue:
             self._waiting.pop(tag, None)
         self._changed.notify_all()
@@ -187,25 +187,25 @@ class Mailbox:
     def _has_more(self, rank: int, tag: int) -> bool:
         if rank == self.rank:
             return bool(self._own.get(tag))
-        return self._tallies.has_more(rank, tag)
+        return self._send_counts.has_more(rank, tag)
 
-    def _post(self, letter: Letter, source: int) -> None:
-        letter.source = source
+    def _post(self, receive: PostedReceive, source: int) -> None:
+        receive.source = source
         try:
             if source == self.rank:
-                self._take(letter)
+                self._take(receive)
             else:
-                letter.posted = self._group.recv_async(letter.array, source, letter.tag)
-                self._tallies.note_begun(source, letter.tag)
+                receive.posted = self._group.recv_async(receive.array, source, receive.tag)
+                self._send_counts.note_begun(source, receive.tag)
         except MultiringError as error:
-            letter.error = error
-        letter.is_matched = True
+            receive.error = error
+        receive.is_matched = True
 
-    def _take(self, letter: Letter) -> None:
-        sent, data = self._own[letter.tag].popleft()
-        buffer = buffer_of(letter.array, writes=True)
+    def _take(self, receive: PostedReceive) -> None:
+        sent, data = self._own[receive.tag].popleft()
+        buffer = buffer_of(receive.array, writes=True)
         if sent != _shown(buffer):
-            text = f"{letter.title}: sent as {sent}, received as {_shown(buffer)}; the array is intact"
+            text = f"{receive.title}: sent as {sent}, received as {_shown(buffer)}; the array is intact"
             raise MismatchError(text)
         ctypes.memmove(buffer.address, data, len(data))
 
@@ -214,10 +214,10 @@ class Mailbox:
         queue = self._waiting.get(tag)
         if not queue or self._control is None:
             return
-        named = {letter.source for letter in queue if letter.source is not None}
-        ranks = set(range(self._group.size)) if any(letter.source is None for letter in queue) else named
+        named = {receive.source for receive in queue if receive.source is not None}
+        ranks = set(range(self._group.size)) if any(receive.source is None for receive in queue) else named
         ranks -= {self.rank, *self._gone}
-        is_unsure = self._tallies.ask(ranks, tag)
+        is_unsure = self._send_counts.ask(ranks, tag)
         if is_unsure and not self._asks_again:
             self._asks_again = True
             self._control.after(self._again_s, self._ask_again)
@@ -229,35 +229,35 @@ class Mailbox:
             for tag in list(self._waiting):
                 self._ask(tag)
 
-    def _loss_for(self, letter: Letter) -> PeerLostError | None:
-        """Return why `letter` has nobody left to wait for, or may have lost whom it waits for."""
-        if letter.source is not None:
-            found = self._gone.get(letter.source)
+    def _loss_for(self, receive: PostedReceive) -> PeerLostError | None:
+        """Return why `receive` has nobody left to wait for, or may have lost whom it waits for."""
+        if receive.source is not None:
+            found = self._gone.get(receive.source)
         elif self._has_died or len(self._gone) == self._group.size - 1:
             found = next(reversed(self._gone.values()), None)
         else:
             found = None
-        return None if found is None else PeerLostError(f"{letter.title}: {found}; its array is undefined")
+        return None if found is None else PeerLostError(f"{receive.title}: {found}; its array is undefined")
 
-    def _refuse_gone(self, letter: Letter) -> None:
-        error = self._loss_for(letter)
+    def _refuse_gone(self, receive: PostedReceive) -> None:
+        error = self._loss_for(receive)
         if error is not None:
-            self._give_up(letter, error)
+            self._give_up(receive, error)
             raise error
 
-    def _give_up(self, letter: Letter, error: MultiringError) -> None:
-        queue = self._waiting.get(letter.tag, deque())
-        if letter in queue:
-            queue.remove(letter)
+    def _give_up(self, receive: PostedReceive, error: MultiringError) -> None:
+        queue = self._waiting.get(receive.tag, deque())
+        if receive in queue:
+            queue.remove(receive)
             if not queue:
-                del self._waiting[letter.tag]
-        letter.error = error
+                del self._waiting[receive.tag]
+        receive.error = error
         self._changed.notify_all()
 
     def _fail_all(self, why: str) -> None:
         with self._changed:
-            for letter in [letter for queue in self._waiting.values() for letter in queue]:
-                self._give_up(letter, StateError(f"{letter.title}: {why}"))
+            for receive in [receive for queue in self._waiting.values() for receive in queue]:
+                self._give_up(receive, StateError(f"{receive.title}: {why}"))
 
 
 def _shown(buffer: Any) -> str:

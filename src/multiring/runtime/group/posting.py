@@ -21,7 +21,7 @@ from multiring.runtime.arrays import Buffer, buffer_of, numpy_dtype
 from multiring.runtime.events import NAMES, STEPS
 from multiring.runtime.failures.control_thread import Control
 from multiring.runtime.group.compile import AT_ONCE_MOST, Programs, Request, agreement_rounds, direct_rounds
-from multiring.runtime.group.handles import NOBODY, Attention, Flight, Lookout, OperationHandle, Posted
+from multiring.runtime.group.handles import NOBODY, Attention, Lookout, OperationHandle, Posted, PostedOperation
 from multiring.runtime.named.label import LABELLED
 from multiring.runtime.rails.watch import CHECK_EVERY, LEAST_BYTES, Watch
 from multiring.schedule import Collective
@@ -132,7 +132,7 @@ class Calls:
         self._messages: dict[tuple[int, int, int], int] = {}
         self._edition = 0
         self._twins = itertools.count()
-        self._latest: Flight | None = None
+        self._latest: PostedOperation | None = None
         membership.lookout.know(self)
 
     @property
@@ -280,7 +280,7 @@ class Calls:
         )
         memory = work.input, work.output
         operation = membership.holdings.post(spec, waits, memory)
-        self._latest = flight = Flight(membership.context, membership.holdings, operation)
+        self._latest = flight = PostedOperation(membership.context, membership.holdings, operation)
         handle = self._handle_of(flight, title, work.result, in_order=call.key[0] == self.id)
         if waits and work.repeated is not None:
             if self._watch is None:
@@ -298,7 +298,7 @@ class Calls:
             return None
         operation = self.repeats.post_again(posted.spec, posted.memory)
         membership = self.membership
-        flight = Flight(membership.context, membership.holdings, operation)
+        flight = PostedOperation(membership.context, membership.holdings, operation)
         self._latest = flight
         return self._handle_of(flight, posted.title, posted.result)
 
@@ -318,14 +318,14 @@ class Calls:
 
     def _resume(self, operation: Operation) -> OperationHandle:
         """Return the handle of a repeated call that is still in flight, or has failed."""
-        flight = Flight(self.membership.context, self.membership.holdings, operation)
+        flight = PostedOperation(self.membership.context, self.membership.holdings, operation)
         return self._handle_of(flight, operation.title, None)
 
-    def _handle_of(self, flight: Flight, title: str, result: Any, *, in_order: bool = True) -> OperationHandle:
+    def _handle_of(self, flight: PostedOperation, title: str, result: Any, *, in_order: bool = True) -> OperationHandle:
         return OperationHandle(flight, title, self.ranks, result, self._attention, self.id if in_order else None)
 
     @property
-    def latest(self) -> Flight:
+    def latest(self) -> PostedOperation:
         """The operation posted last, ended or not; for tests and tools."""
         if self._latest is None:
             raise StateError("no operation was posted yet")

@@ -9,21 +9,21 @@ from multiring.runtime.group.handles import Handle, OperationHandle, Waiter
 
 
 class Post(Protocol):
-    """What gives letters their messages."""
+    """What gives receives their messages."""
 
     rank: int
 
-    def await_match(self, letter: "Letter", timeout: float | None) -> None:
-        """Return once it is known whose message `letter` gets, or that it gets none."""
+    def await_match(self, receive: "PostedReceive", timeout: float | None) -> None:
+        """Return once it is known whose message `receive` gets, or that it gets none."""
 
-    def withdraw(self, letter: "Letter", error: MultiringError) -> None:
-        """Let `letter` get no message, but that error."""
+    def withdraw(self, receive: "PostedReceive", error: MultiringError) -> None:
+        """Let `receive` get no message, but that error."""
 
-    def suspects(self, letter: "Letter") -> Sequence[int]:
-        """Return the ranks of the world that may send for `letter`."""
+    def suspects(self, receive: "PostedReceive") -> Sequence[int]:
+        """Return the ranks of the world that may send for `receive`."""
 
 
-class Letter(Waiter):
+class PostedReceive(Waiter):
     """The handle of a receive that waits for its turn, and then of the message it got; see `Handle`.
 
     `source` is the rank of the group that it comes from, None as long as that is open.

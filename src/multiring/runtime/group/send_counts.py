@@ -1,4 +1,4 @@
-"""Tallies: how many messages each rank of a group has sent to this one, found out by those that wait for one.
+"""Send counts: how many messages each rank of a group has sent to this one, found out by those that wait for one.
 
 Only a rank that waits asks; whoever is asked answers at once, and again when it has sent more than the one who asked
 knows of.
@@ -20,8 +20,8 @@ _LATER_S = 0.1  # a rank that takes nothing for now is told then
 Key = tuple[int, int]  # rank of the group, tag
 
 
-class Tallies:
-    """The tallies of one group on this rank. Not thread-safe: the Mailbox holds its lock.
+class SendCounts:
+    """The send counts of one group on this rank. Not thread-safe: the AnySourceMatching holds its lock.
 
     Args:
         control: what carries questions and answers; None where there are no other ranks.

@@ -26,7 +26,7 @@ from multiring.runtime.engines.mpi import MpiEngine, MpiHere, check_engines
 from multiring.runtime.engines.mpi_library import end_despite_mpi
 from multiring.runtime.events import Event, event_of
 from multiring.runtime.failures.control_thread import Control
-from multiring.runtime.failures.rank_status import Whereabouts
+from multiring.runtime.failures.rank_status import RankStatus
 from multiring.runtime.group.group import Group
 from multiring.runtime.group.handles import NOBODY
 from multiring.runtime.group.plan_file import read_pins
@@ -289,43 +289,45 @@ def _join(settings: Settings, identity: Identity) -> tuple[World, dict[str, Any]
             host = f"{host_id()} rank {identity.rank}" if settings.engine == "tcp" else host_id()
             cores = sorted(os.sched_getaffinity(0))
             known = None if settings.topology is None else read_topology(settings.topology)
-            card = {"host": host, "name": os.uname().nodename, "handover": context.handover_name, "cores": cores}
+            peer_info = {"host": host, "name": os.uname().nodename, "handover": context.handover_name, "cores": cores}
             pins = None if settings.plan is None else read_pins(settings.plan)
             files = {"topology": _digest_of(known), "plan": _digest_of(pins)}
-            engines = {"engine": settings.engine, "mpi": mpi and mpi.card}
-            cards = meeting.exchange({**card, **files, **engines, **_wishes(settings)})
-            _refuse_other_files(cards)
-            check_engines(cards)
-            _refuse_other_replan(cards)
-            hosts = _hosts_for(settings.engine, [card["host"] for card in cards])
-            topology = _topology(known, hosts, cards)
+            engines = {"engine": settings.engine, "mpi": mpi and mpi.peer_info}
+            peer_infos = meeting.exchange({**peer_info, **files, **engines, **_wishes(settings)})
+            _refuse_other_files(peer_infos)
+            check_engines(peer_infos)
+            _refuse_other_replan(peer_infos)
+            hosts = _hosts_for(settings.engine, [peer_info["host"] for peer_info in peer_infos])
+            topology = _topology(known, hosts, peer_infos)
             local_ranks = next(ranks for ranks in hosts if identity.rank in ranks)
-            rails: list[list[Place]] = [[] for _ in cards]
+            rails: list[list[Place]] = [[] for _ in peer_infos]
             if len(hosts) > 1:
                 told = meeting.exchange({"rails": _listen(context, identity, settings, known)})
-                rails = agreed_rails([card["rails"] for card in told])
+                rails = agreed_rails([peer_info["rails"] for peer_info in told])
                 topology = topology_with(topology, rails)
             if pins is not None:
                 pins.refuse_other(topology)
             grid, order = grid_of(topology)
             places = _places(topology)
             peers = [
-                (rank, rank in local_ranks, card["handover"], [place.end for place in rails[rank]], places[rank])
-                for rank, card in enumerate(cards)
+                (rank, rank in local_ranks, peer_info["handover"], [place.end for place in rails[rank]], places[rank])
+                for rank, peer_info in enumerate(peer_infos)
                 if rank != identity.rank
             ]
             near = neighbours(grid, order, identity.rank)
             meeting.agree(*_connect(context, peers, (local_ranks, near), settings.init_timeout_s, meeting))
             if mpi is not None and len(hosts) > 1:
-                engine = mpi.start(context, meeting, [card["mpi"] for card in cards], settings.init_timeout_s)
+                engine = mpi.start(
+                    context, meeting, [peer_info["mpi"] for peer_info in peer_infos], settings.init_timeout_s
+                )
             _say_how_memory_moves(context, identity.rank, local_ranks)
-            context.allow_spin(spin_s := _spin_s([cards[rank]["cores"] for rank in local_ranks]))
+            context.allow_spin(spin_s := _spin_s([peer_infos[rank]["cores"] for rank in local_ranks]))
         except BaseException:
             context.close(0.0, False)
             raise
     watch = RailWatch(context, identity.rank, rails, topology) if len(rails[identity.rank]) > 1 else None
     carriers = context, engine, watch
-    return _world(identity, settings, carriers, (topology, pins, spin_s), local_ranks), cards[0]["timeline"]
+    return _world(identity, settings, carriers, (topology, pins, spin_s), local_ranks), peer_infos[0]["timeline"]
 
 
 def _places(topology: Topology) -> dict[int, str]:
@@ -396,7 +398,7 @@ def _world(
         world_rank=identity.rank,
         stall_warn_s=settings.stall_warn_s,
         stall_timeout_s=settings.stall_timeout_s,
-        lookout=NOBODY if control is None else Whereabouts(control, identity.rank, settings.stall_warn_s),
+        lookout=NOBODY if control is None else RankStatus(control, identity.rank, settings.stall_warn_s),
         control=control,
         glossary=glossary,
         pins=place[1],
@@ -430,16 +432,16 @@ def _digest_of(value: Topology | Pins | None) -> str:
     return "" if value is None else hashlib.blake2b(repr(value).encode(), digest_size=16).hexdigest()
 
 
-def _refuse_other_files(cards: list[dict[str, Any]]) -> None:
+def _refuse_other_files(peer_infos: list[dict[str, Any]]) -> None:
     for file in ("topology", "plan"):
-        _refuse_unlike(cards, file)
+        _refuse_unlike(peer_infos, file)
 
 
-def _refuse_unlike(cards: list[dict[str, Any]], file: str) -> None:
+def _refuse_unlike(peer_infos: list[dict[str, Any]], file: str) -> None:
     """Raise RendezvousError unless all ranks have the same topology file, or plan file, or none."""
     camps: dict[str, list[int]] = {}
-    for rank, card in enumerate(cards):
-        camps.setdefault(card[file], []).append(rank)
+    for rank, peer_info in enumerate(peer_infos):
+        camps.setdefault(peer_info[file], []).append(rank)
     if len(camps) > 1:
         held = [f"{f'file {digest[:8]}' if digest else 'no file'} on ranks {ranks}" for digest, ranks in camps.items()]
         raise RendezvousError(
@@ -448,18 +450,18 @@ def _refuse_unlike(cards: list[dict[str, Any]], file: str) -> None:
         )
 
 
-def _refuse_other_replan(cards: list[dict[str, Any]]) -> None:
+def _refuse_other_replan(peer_infos: list[dict[str, Any]]) -> None:
     """Raise RendezvousError unless all ranks plan again, or none does."""
-    without = [rank for rank, card in enumerate(cards) if not card["replan"]]
-    if without and len(without) < len(cards):
+    without = [rank for rank, peer_info in enumerate(peer_infos) if not peer_info["replan"]]
+    if without and len(without) < len(peer_infos):
         raise RendezvousError(
             f"ranks {without} have MULTIRING_REPLAN=0, the others have not; set it to the same everywhere"
         )
 
 
-def _topology(known: Topology | None, hosts: tuple[tuple[int, ...], ...], cards: list[dict[str, Any]]) -> Topology:
-    """Return where the ranks are: `known`, from a file, with what the cards tell, or that alone."""
-    names = tuple(cards[ranks[0]]["name"] for ranks in hosts)
+def _topology(known: Topology | None, hosts: tuple[tuple[int, ...], ...], peer_infos: list[dict[str, Any]]) -> Topology:
+    """Return where the ranks are: `known`, from a file, with what the ranks told of themselves, or that alone."""
+    names = tuple(peer_infos[ranks[0]]["name"] for ranks in hosts)
     return Topology(hosts, names=names) if known is None else known.placed(hosts, names)
 
 

@@ -11,7 +11,7 @@ from multiring.runtime.failures.control_thread import Control
 class Kind(IntEnum):
     """What a message is about."""
 
-    COUNT = 0  # how many operations were posted, or are to be; see switching.py
+    COUNT = 0  # how many operations were posted, or are to be; see order_switch.py
     AGREEMENT = 1  # a message of the agreement
     STALL = 2  # a rank has given up, and why
 

@@ -2,7 +2,7 @@
 
 While all ranks come to them in the same order each is posted at once, as the next operation of a group of its own,
 whose ranks agree on its name and terms: nothing is negotiated. Where the order differs every rank sees it, inputs
-intact, and the ranks come to an accord (accord.py): a tree of them agrees on the order from then on, and what it
+intact, and the ranks negotiate (negotiation.py): a tree of them agrees on the order from then on, and what it
 decides is posted on a second group. When all have joined, the order is what it is again.
 docs/decisions/0018-optimistic-order.md.
 """
@@ -25,13 +25,13 @@ from multiring.errors import (
     UnsupportedError,
 )
 from multiring.runtime.events import STEPS
-from multiring.runtime.failures.decision_wait import Vigil
+from multiring.runtime.failures.decision_wait import DecisionWait
 from multiring.runtime.group.group import Group
 from multiring.runtime.group.handles import Handle, OperationHandle, Posted
 from multiring.runtime.named.channel import Kind, Line, Message
 from multiring.runtime.named.handle import NamedHandle, Start
 from multiring.runtime.named.label import label_of, meaning_of
-from multiring.runtime.named.negotiation import Accord
+from multiring.runtime.named.negotiation import Negotiation
 from multiring.runtime.named.order_switch import tree_neighbours
 from multiring.runtime.named.signature import disagreement
 
@@ -73,7 +73,7 @@ class NamedOperations:
         self._sweep_at = _FEW
         self._joining: NamedHandle | None = None
         self._joined_s = 0.0  # when
-        self._accord: Accord | None = None
+        self._negotiation: Negotiation | None = None
         self._generation = 0  # how many accords there were
         self._filled = 0  # the last operation of the order that was given up last
         self._early: list[Message] = []  # of accords to come
@@ -111,11 +111,11 @@ class NamedOperations:
             if self._broken is not None or self._joining is not None:
                 raise self._refusal(f"operation {name!r}")
             handle = NamedHandle(self, name, terms, start)
-            if self._accord is None:
+            if self._negotiation is None:
                 handle.posted = (at_once or start)(self._group, label_of(name, terms))
                 handle.number = self._calls.last
             else:
-                self._accord.put([handle])
+                self._negotiation.put([handle])
             self._in_flight[name] = handle
             if len(self._in_flight) > self._sweep_at:
                 self._in_flight = {key: each for key, each in self._in_flight.items() if not each.done()}
@@ -130,7 +130,7 @@ class NamedOperations:
         with self._lock:
             earlier = self._in_flight.get(name)
             is_free = earlier is None or earlier.done()
-            if not is_free or self._broken is not None or self._joining is not None or self._accord is not None:
+            if not is_free or self._broken is not None or self._joining is not None or self._negotiation is not None:
                 return None
             again = self._calls.post_again(posted)
             if again is None:
@@ -160,11 +160,11 @@ class NamedOperations:
             if self._stand_in is None:
                 raise UnsupportedError("join: these operations have no stand-ins")
             self._joining, self._joined_s = handle, time.monotonic()
-            if self._accord is None:  # another name on every rank: all see that they differ
+            if self._negotiation is None:  # another name on every rank: all see that they differ
                 handle.posted = self._group.barrier_async(label=label_of(handle.name, ()))
                 handle.number = self._calls.last
             else:
-                self._accord.put([handle])
+                self._negotiation.put([handle])
             return handle
 
     def close(self) -> None:
@@ -189,11 +189,11 @@ class NamedOperations:
 
     def await_decision(self, handle: NamedHandle, timeout: float | None) -> bool:
         """Return once `handle` is posted or over; False after `timeout` seconds."""
-        accord = self._accord
-        if accord is None:
+        negotiation = self._negotiation
+        if negotiation is None:
             return True
         patience = self._membership.stall_warn_s, self._membership.stall_timeout_s
-        return Vigil(self, accord, handle, patience, self._membership.lookout).keep(timeout)
+        return DecisionWait(self, negotiation, handle, patience, self._membership.lookout).keep(timeout)
 
     def give_up(self, handle: NamedHandle, error: StallError) -> None:
         """Have everything fail because of `error`, on all ranks."""
@@ -250,29 +250,29 @@ class NamedOperations:
     def _forget(self) -> None:
         """Let go of what holds this object, which holds all that belongs to the job."""
         with self._lock:
-            self._in_flight, self._joining, self._accord = {}, None, None
+            self._in_flight, self._joining, self._negotiation = {}, None, None
 
     def _lament(self) -> None:
         with self._lock:
-            if self._accord is not None:
+            if self._negotiation is not None:
                 rank = next(iter(self._gone))
-                if not self._accord.lose(rank):
+                if not self._negotiation.lose(rank):
                     self.mourn(rank)
 
     def _take(self, message: Message) -> None:
         if self._broken is not None:
             return
-        if self._accord is None and message.generation == self._generation + 1:
+        if self._negotiation is None and message.generation == self._generation + 1:
             self._begin()  # as every rank does that sees what its sender has seen
         if message.generation > self._generation:
             self._early.append(message)
-        elif self._accord is not None and message.generation == self._generation:
+        elif self._negotiation is not None and message.generation == self._generation:
             if message.kind is Kind.STALL:
                 self._pass_on_stall(message.payload.decode(errors="replace"))
             else:
-                self._accord.take(message)
+                self._negotiation.take(message)
 
-    # ---- from the optimistic order to an accord, and back ----
+    # ---- from the optimistic order to a negotiation, and back ----
 
     def _differ(
         self, number: int, handle: NamedHandle | None, titles: Mapping[int, str], error: MismatchError | None
@@ -291,15 +291,15 @@ class NamedOperations:
             if handle is not None:
                 handle.fail(self._refusal(handle.title))
             return
-        if self._accord is None and number > self._filled:
+        if self._negotiation is None and number > self._filled:
             self._begin()
-        if handle is not None and self._accord is not None:
-            self._put_anew(handle, self._accord)
+        if handle is not None and self._negotiation is not None:
+            self._put_anew(handle, self._negotiation)
 
-    def _put_anew(self, handle: NamedHandle, accord: Accord) -> None:
+    def _put_anew(self, handle: NamedHandle, negotiation: Negotiation) -> None:
         handle.posted, handle.number = None, 0
         if self._broken is None:
-            accord.put([handle])
+            negotiation.put([handle])
         else:  # a rank was gone already
             handle.fail(self._refusal(handle.title))
 
@@ -313,8 +313,8 @@ class NamedOperations:
         self._generation += 1
         if self._joining is not None:
             self._joining.waited_ms = int(1e3 * (time.monotonic() - self._joined_s))
-        self._accord = Accord(self, self._line, self._generation)
-        self._accord.begin(self._calls.last)
+        self._negotiation = Negotiation(self, self._line, self._generation)
+        self._negotiation.begin(self._calls.last)
         if self._gone:
             self.mourn(next(iter(self._gone)))
 
@@ -352,8 +352,8 @@ class NamedOperations:
         return self._stand_in(terms)
 
     def go_back(self, joined: Joined) -> None:
-        """All have joined, and nothing is in flight: the accord is over."""
-        self._accord = None
+        """All have joined, and nothing is in flight: the negotiation is over."""
+        self._negotiation = None
         joining, self._joining = self._joining, None
         if joining is not None:
             joining.finish(joined.last_rank)
@@ -384,7 +384,7 @@ class NamedOperations:
             if self._broken is not None:
                 return
             self._broken = error
-            waiting = [] if self._accord is None else self._accord.take_back()
+            waiting = [] if self._negotiation is None else self._negotiation.take_back()
             for handle in (*waiting, *(() if self._joining is None else (self._joining,))):
                 if handle.posted is None:
                     handle.fail(self._refusal(handle.title))

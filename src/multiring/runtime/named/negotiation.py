@@ -1,8 +1,8 @@
-"""An accord: from where their orders differed to where all have joined, the ranks of a set agree on each operation.
+"""A negotiation: from where their orders differed to where all have joined, the ranks of a set agree on each operation.
 
 Before they agree on anything they see to it that all have posted as many operations of the order they gave up, so that
-each of these has ended, or was found to differ, on every rank (switching.py). Then the agreement itself: what it says
-goes over the set's line, what it decides is carried out.
+each of these has ended, or was found to differ, on every rank (order_switch.py). Then the agreement itself: what it
+says goes over the set's line, what it decides is carried out.
 """
 
 import threading
@@ -23,7 +23,7 @@ _RETRY_S = 0.005
 
 
 class Owner(Protocol):
-    """The named operations of the set, which hold their lock when they call an accord."""
+    """The named operations of the set, which hold their lock when they call a negotiation."""
 
     changed: threading.Condition  # of the owner's lock
 
@@ -37,13 +37,13 @@ class Owner(Protocol):
         """Post an operation that all ranks post next; without a handle what stands in for it."""
 
     def go_back(self, joined: Joined) -> None:
-        """All have joined, and nothing is in flight: the accord is over."""
+        """All have joined, and nothing is in flight: the negotiation is over."""
 
     def mourn(self, rank: int) -> None:
         """A rank of the set is gone: nothing more will be decided."""
 
 
-class Accord:
+class Negotiation:
     """One rank's part in it. Every method is called with the owner's lock held."""
 
     def __init__(self, owner: Owner, line: Line, generation: int) -> None:

@@ -31,9 +31,9 @@ CHECK_EVERY = 64  # operations; no rank is further ahead of another when plans a
 LEAST_BYTES = 1 << 20  # what shorter buffers take, latency decides
 _FEWEST = 4  # operations that say something together
 _MOST_KEPT = 256
-_CRAWL = 10.0  # times what operations took before
-_CRAWLING = 3  # such operations in a row are worth a word
-_LEAST_CRAWL_S = 0.1
+_SLOWDOWN = 10.0  # times what operations took before
+_SLOW = 3  # such operations in a row are worth a word
+_LEAST_SLOWDOWN_S = 0.1
 _ENOUGH = 8  # operations tell what is usual
 _SILENT_S = 60.0  # after a word
 _SLOW = 0.2  # of what a connection usually carries
@@ -58,7 +58,7 @@ class Watch:
         self._hosts = len(topology.hosts)
         self._review = Review(topology)
         self._posted: deque[Measured] = deque(maxlen=_MOST_KEPT)
-        self._crawls = Crawls()
+        self._slowdowns = SlowdownDetector()
         self._usual_rates: dict[int, deque[float]] = {}  # by host, bytes per second that it took from this rank
         self._own_host = self._host_of[own]
         self.gathering: tuple[OperationHandle, NDArray[np.float64]] | None = None
@@ -67,11 +67,11 @@ class Watch:
         """Look at this operation once it has ended."""
         each = Measured(operation, predicted_s)
         self._posted.append(each)
-        self._crawls.posted.append(each)
-        slower = self._crawls.look(self._context)
+        self._slowdowns.posted.append(each)
+        slower = self._slowdowns.look(self._context)
         if slower is not None:
-            self._name_crawling(slower)
-        elif not self._crawls.crawling:
+            self._name_slow(slower)
+        elif not self._slowdowns.slow:
             for host, rate in self._rates().items():
                 self._usual_rates.setdefault(host, deque(maxlen=_MOST_RATES)).append(rate)
 
@@ -84,7 +84,7 @@ class Watch:
                 rates[host] = max(rates.get(host, 0.0), rate)
         return rates
 
-    def _name_crawling(self, slower: float) -> None:
+    def _name_slow(self, slower: float) -> None:
         # What passes a token bucket at once seems faster than the wire: never more than is stated.
         stated = self._review.stated()
         usual = {
@@ -137,13 +137,13 @@ class Watch:
         return finding
 
 
-class Crawls:
+class SlowdownDetector:
     """Whether operations have come to take many times what they took before, each beside what was predicted."""
 
     def __init__(self) -> None:
         self.posted: deque[Measured] = deque(maxlen=_MOST_KEPT)
         self.usual: deque[float] = deque(maxlen=_MOST_KEPT)  # ratios of operations that did not crawl
-        self.crawling = 0  # in a row
+        self.slow = 0  # in a row
         self._silent_until_s = 0.0
 
     def look(self, context: Context) -> float | None:
@@ -161,14 +161,14 @@ class Crawls:
         """Take in what an operation took; see `look`."""
         ratio = taken_s / predicted_s
         # First what costs nothing to tell: most operations are short.
-        usual = math.inf if taken_s < _LEAST_CRAWL_S or len(self.usual) < _ENOUGH else statistics.median(self.usual)
-        if ratio <= _CRAWL * usual:
-            self.crawling = 0
+        usual = math.inf if taken_s < _LEAST_SLOWDOWN_S or len(self.usual) < _ENOUGH else statistics.median(self.usual)
+        if ratio <= _SLOWDOWN * usual:
+            self.slow = 0
             self.usual.append(ratio)
             return None
-        self.crawling += 1
+        self.slow += 1
         now_s = time.monotonic()
-        if self.crawling < _CRAWLING or now_s < self._silent_until_s:
+        if self.slow < _SLOW or now_s < self._silent_until_s:
             return None
         self._silent_until_s = now_s + _SILENT_S
         return ratio / usual

@@ -97,10 +97,10 @@ class Timelines:
                 clear(where)
             except ArgumentError as error:
                 problem = str(error)
-        card = {"path": os.fspath(where), "problem": problem, "is_on": self._running is not None}
-        card |= {"mark_cycles": mark_cycles, "preview": preview, "timeline": secrets.token_hex(8)}
-        told = _exchange(self._meeting, card)
-        busy = [each for each, card in enumerate(told) if card["is_on"]]
+        peer_info = {"path": os.fspath(where), "problem": problem, "is_on": self._running is not None}
+        peer_info |= {"mark_cycles": mark_cycles, "preview": preview, "timeline": secrets.token_hex(8)}
+        told = _exchange(self._meeting, peer_info)
+        busy = [each for each, peer_info in enumerate(told) if peer_info["is_on"]]
         if busy:
             raise StateError(f"a timeline is on already{_of(busy, told)}; multiring.stop_timeline() ends it")
         if told[0]["problem"]:
@@ -157,28 +157,28 @@ class Timelines:
         except (MultiringError, OSError) as error:
             _log.warning("%s", error)
 
-    def _begin(self, meeting: Group, card: dict[str, Any]) -> Running:
+    def _begin(self, meeting: Group, peer_info: dict[str, Any]) -> Running:
         rank = self._identity.rank
-        path = Path(card["path"])
-        recording = self._agreed_recording(meeting, path, card)
+        path = Path(peer_info["path"])
+        recording = self._agreed_recording(meeting, path, peer_info)
         try:
-            group = self._group_named(f"timeline {card['timeline']}")
+            group = self._group_named(f"timeline {peer_info['timeline']}")
             if rank == 0:
                 for other in range(1, group.size):
                     tell_time(group, other, _forever)
             else:
                 recording.note(ask_time(group, _forever))
-            recording.begin(partial(_write_preview, path, card) if rank == 0 and card["preview"] else None)
+            recording.begin(partial(_write_preview, path, peer_info) if rank == 0 and peer_info["preview"] else None)
         except BaseException:
             recording.remove()
             raise
-        return Running(path, card["mark_cycles"], group, recording)
+        return Running(path, peer_info["mark_cycles"], group, recording)
 
-    def _agreed_recording(self, meeting: Group, path: Path, card: dict[str, Any]) -> Recording:
+    def _agreed_recording(self, meeting: Group, path: Path, peer_info: dict[str, Any]) -> Recording:
         """Return this rank's part, once all ranks have theirs."""
         part, recording, problem = part_path(path, self._identity.rank), None, ""
         try:
-            recording = Recording(part, self._context, self._glossary, self._who(card))
+            recording = Recording(part, self._context, self._glossary, self._who(peer_info))
         except OSError as error:
             problem = f"{part} cannot be written: {error.strerror}"
         problems = []
@@ -192,7 +192,7 @@ class Timelines:
             raise ArgumentError(f"no timeline can begin: {problems[faulty[0]]}{_of(faulty, problems)}")
         return recording
 
-    def _who(self, card: dict[str, Any]) -> dict[str, Any]:
+    def _who(self, peer_info: dict[str, Any]) -> dict[str, Any]:
         identity = self._identity
         versions = {"multiring": VERSION, "python": platform.python_version(), "numpy": np.__version__}
         versions |= {"torch": str(sys.modules["torch"].__version__)} if "torch" in sys.modules else {}
@@ -200,7 +200,7 @@ class Timelines:
             "rank": identity.rank,
             "size": identity.size,
             "job": identity.job,
-            "timeline": card["timeline"],
+            "timeline": peer_info["timeline"],
             "host": os.uname().nodename,
             "pid": os.getpid(),
             "versions": versions,
@@ -210,7 +210,7 @@ class Timelines:
             "faults": [FaultKind(i).name.lower() for i in range(len(FaultKind))],
             "wall_s": time.time(),
             "start_ns": time.monotonic_ns(),
-            "mark_cycles": card["mark_cycles"],
+            "mark_cycles": peer_info["mark_cycles"],
         }
 
     # ---- the end, on the ranks but 0
@@ -337,10 +337,10 @@ class _Writing:
         return self._failure
 
 
-def _write_preview(path: Path, card: dict[str, Any], data: bytes) -> None:
+def _write_preview(path: Path, peer_info: dict[str, Any], data: bytes) -> None:
     """Write a timeline of rank 0 alone, which the one of all ranks replaces."""
     part = read_part(data)
-    file = TraceFile(path, mark_cycles=card["mark_cycles"])
+    file = TraceFile(path, mark_cycles=peer_info["mark_cycles"])
     file.add(part)
     for rank in range(1, part.who["size"]):
         file.lack(rank, "it is added at the end")

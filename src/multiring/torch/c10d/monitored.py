@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed as dist
 
 from multiring.errors import StateError
-from multiring.runtime.failures.monitored_barrier import Roll, RollCall
+from multiring.runtime.failures.monitored_barrier import BarrierOutcome, MonitoredBarrier
 from multiring.torch.c10d.errors import torch_error
 from multiring.torch.c10d.group_state import Standing
 
@@ -30,7 +30,7 @@ class Monitored(Standing):
         self.require_standing("monitored_barrier")
         seconds = self.default_timeout_s if timeout is None else max(0.0, timeout.total_seconds())
         try:
-            roll = self._roll_call.call(seconds, waits_for_all=wait_all_ranks)
+            roll = self._barrier.call(seconds, waits_for_all=wait_all_ranks)
         except StateError as error:
             self.require_standing("monitored_barrier")
             raise torch_error("monitored_barrier", error) from error
@@ -40,18 +40,18 @@ class Monitored(Standing):
             raise dist.DistBackendError(f"[Rank {own}]: {text}")
 
     @cached_property
-    def _roll_call(self) -> RollCall:
-        return RollCall(self.group)
+    def _barrier(self) -> MonitoredBarrier:
+        return MonitoredBarrier(self.group)
 
     def _hear_abort(self, rank: int) -> None:
         super()._hear_abort(rank)
         if "_roll_call" in self.__dict__:
-            self._roll_call.close()
+            self._barrier.close()
 
     def _fall(self, how: str) -> None:
         super()._fall(how)
         if "_roll_call" in self.__dict__:
-            self._roll_call.close()
+            self._barrier.close()
 
 
 def monitored_barrier(
@@ -79,7 +79,7 @@ def monitored_barrier(
 # The phrases are those of torch's for Gloo, which programs look for.
 
 
-def _told(roll: Roll, seconds: float, *, names_all: bool) -> str:
+def _told(roll: BarrierOutcome, seconds: float, *, names_all: bool) -> str:
     first = roll.missing if names_all else roll.missing[:1]
     text = f"{_ranks(first)} failed to pass monitoredBarrier in {seconds * 1e3:.0f} ms"
     if not roll.lost:
@@ -89,7 +89,7 @@ def _told(roll: Roll, seconds: float, *, names_all: bool) -> str:
     return text + "".join(f"; rank {rank}: {why}" for rank, why in roll.lost)
 
 
-def _heard(roll: Roll, own: int, seconds: float) -> str:
+def _heard(roll: BarrierOutcome, own: int, seconds: float) -> str:
     if own in roll.missing and roll.was_decided:
         return (
             f"Rank {own} came to monitoredBarrier too late: rank 0 had given up, as {_ranks(roll.missing).lower()} "

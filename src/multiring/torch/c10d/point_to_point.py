@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from multiring.runtime import Handle
-from multiring.runtime.group.point_to_point import Mailbox
-from multiring.runtime.group.receives import Letter
+from multiring.runtime.group.point_to_point import AnySourceMatching
+from multiring.runtime.group.receives import PostedReceive
 from multiring.torch.c10d.arguments import one_of, require_rank
 from multiring.torch.c10d.buffers import as_bytes, contents, place_for, require_host
 from multiring.torch.c10d.group_state import Ready, Standing
@@ -30,7 +30,7 @@ class Message(Pending):
         Raises:
             RuntimeError: this is a send, or the source is still open.
         """
-        source = self._handle.source if isinstance(self._handle, Letter) else None
+        source = self._handle.source if isinstance(self._handle, PostedReceive) else None
         if source is None:
             raise RuntimeError(f"{self._what}: its source is not known; want that of a receive, after its wait()")
         return source
@@ -53,7 +53,7 @@ class Messages(Standing):
         require_rank("send", "destination", to, self.group.size)
         what = f"send of {described(tensor)} to rank {to}, tag {tag}"
         memory = as_bytes(contents(tensor))
-        return self._issue_message(what, partial(self._mailbox.send, memory, to, tag), tensor)
+        return self._issue_message(what, partial(self._matching.send, memory, to, tag), tensor)
 
     def recv(self, tensors: Any, source: int, tag: int = 0) -> Any:
         """Receive what rank `source` of the group sends here, into a tensor; see `send`."""
@@ -69,7 +69,7 @@ class Messages(Standing):
         place, settle = place_for(self.group, tensor)
         sender = "any rank" if source is None else f"rank {source}"
         what = f"{what} of {described(tensor)} from {sender}, tag {tag}"
-        start = partial(self._mailbox.recv, as_bytes(place), source, tag)
+        start = partial(self._matching.recv, as_bytes(place), source, tag)
         return self._issue_message(what, start, tensor, settle)
 
     def _checked(self, what: str, tensors: Any, tag: int) -> Tensor:
@@ -86,10 +86,10 @@ class Messages(Standing):
         return self.issue(what, Ready(started, settle), self.terms(None), (tensor,), Message)
 
     @cached_property
-    def _mailbox(self) -> Mailbox:
-        return Mailbox(self.group)
+    def _matching(self) -> AnySourceMatching:
+        return AnySourceMatching(self.group)
 
     def _fall(self, how: str) -> None:
         super()._fall(how)
         if "_mailbox" in self.__dict__:
-            self._mailbox.close()
+            self._matching.close()

@@ -1,7 +1,7 @@
 """How the ranks of a process group find each other: by a few words in torch's store, then as in any other job.
 
-Each rank puts a card into the store. Rank 0 reads all of them, decides, and puts there where to meet, with a secret
-made for the occasion; once all have met the words are removed, as a store may be used again.
+Each rank puts its peer info into the store. Rank 0 reads all of them, decides, and puts there where to meet, with a
+secret made for the occasion; once all have met the words are removed, as a store may be used again.
 """
 
 import json
@@ -55,8 +55,8 @@ def meet(store: Any, rank: int, size: int, timeout_s: float, *, is_default: bool
         answer = {"token": secrets.token_hex(8)} if joined else _alone()
         place = None
     else:
-        card = {"host": host_id(), "job": joined.identity.job if joined else ""}
-        answer, place = _agree(store, rank, size, timeout_s, card)
+        peer_info = {"host": host_id(), "job": joined.identity.job if joined else ""}
+        answer, place = _agree(store, rank, size, timeout_s, peer_info)
     if "error" in answer:
         raise RuntimeError(answer["error"])
     world = joined or _enter(rank, size, timeout_s, (answer, place), is_default=is_default)
@@ -110,10 +110,10 @@ def _enter(
 
 
 def _agree(
-    store: Any, rank: int, size: int, timeout_s: float, card: dict[str, str]
+    store: Any, rank: int, size: int, timeout_s: float, peer_info: dict[str, str]
 ) -> tuple[dict[str, str], Place | None]:
     """Return what rank 0 says, and on that rank the place where it listens."""
-    store.set(_card_of(rank), json.dumps(card))
+    store.set(_peer_info_of(rank), json.dumps(peer_info))
     if rank == 0:
         answer, place = _decide(store, size, timeout_s)
         store.set(_ANSWER, json.dumps(answer))
@@ -129,39 +129,40 @@ def _agree(
 
 
 def _decide(store: Any, size: int, timeout_s: float) -> tuple[dict[str, str], Place | None]:
-    keys = [_card_of(rank) for rank in range(size)]
+    keys = [_peer_info_of(rank) for rank in range(size)]
     try:
         store.wait(keys, timedelta(seconds=timeout_s))
     except RuntimeError as error:
-        missing = [rank for rank in range(size) if not store.check([_card_of(rank)])]
+        missing = [rank for rank in range(size) if not store.check([_peer_info_of(rank)])]
         text = f"of {size} ranks, rank {', '.join(map(str, missing))} did not come within {timeout_s:g} s"
         store.set(_ANSWER, json.dumps({"error": text}))
         raise dist.DistStoreError(text) from error
-    cards = [json.loads(store.get(key)) for key in keys]
+    peer_infos = [json.loads(store.get(key)) for key in keys]
     token = secrets.token_hex(8)
-    if any(card["job"] for card in cards):
-        return _same_job(cards) or {"token": token}, None
+    if any(peer_info["job"] for peer_info in peer_infos):
+        return _same_job(peer_infos) or {"token": token}, None
     settings = replace(Settings.from_environment(), rendezvous=None, job=None)
-    place = choose_place(settings, "torch", is_one_host=len({card["host"] for card in cards}) == 1)
+    place = choose_place(settings, "torch", is_one_host=len({peer_info["host"] for peer_info in peer_infos}) == 1)
     if "error" in place.told:
         return {"error": str(LaunchError(f"rank 0 cannot listen: {place.told['error']}"))}, None
     return {**place.told, "token": token}, place
 
 
-def _same_job(cards: list[dict[str, str]]) -> dict[str, str] | None:
-    without = [rank for rank, card in enumerate(cards) if not card["job"]]
+def _same_job(peer_infos: list[dict[str, str]]) -> dict[str, str] | None:
+    without = [rank for rank, peer_info in enumerate(peer_infos) if not peer_info["job"]]
     if without:
         return {"error": f"ranks {without} have not called multiring.init(), the others have; want all, or none"}
-    if len({card["job"] for card in cards}) > 1:
-        return {"error": f"multiring.init() brought the ranks into jobs {[card['job'] for card in cards]}; want one"}
+    jobs = [peer_info["job"] for peer_info in peer_infos]
+    if len(set(jobs)) > 1:
+        return {"error": f"multiring.init() brought the ranks into jobs {jobs}; want one"}
     return None
 
 
 def _forget(store: Any, size: int) -> None:
-    for key in (_ANSWER, *map(_card_of, range(size))):
+    for key in (_ANSWER, *map(_peer_info_of, range(size))):
         with suppress(RuntimeError, NotImplementedError):  # stores that cannot are not used again
             store.delete_key(key)
 
 
-def _card_of(rank: int) -> str:
+def _peer_info_of(rank: int) -> str:
     return f"multiring/{rank}"

@@ -12,9 +12,9 @@ from torch.futures import Future
 
 from multiring.errors import MultiringError
 from multiring.runtime import Handle
-from multiring.runtime.group.handles import Flight, OperationHandle
+from multiring.runtime.group.handles import OperationHandle, PostedOperation
 from multiring.runtime.group.posting import Calls
-from multiring.runtime.group.receives import Letter
+from multiring.runtime.group.receives import PostedReceive
 from multiring.torch.c10d.errors import torch_error
 
 _NO_TIMEOUT = timedelta(0)  # torch's own word for it
@@ -217,9 +217,9 @@ class Pending(dist.Work):
         )
         self._end(dist.DistBackendError(text), cause)
 
-    def _native(self, handle: Handle | None) -> OperationHandle | Letter | Flight:
+    def _native(self, handle: Handle | None) -> OperationHandle | PostedReceive | PostedOperation:
         """Return what of `handle` can be given up; of an operation of several steps, the one it is at."""
-        return handle if isinstance(handle, OperationHandle | Letter) else self._owner.calls.latest
+        return handle if isinstance(handle, OperationHandle | PostedReceive) else self._owner.calls.latest
 
 
 class Done(dist.Work):

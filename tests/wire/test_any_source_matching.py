@@ -11,12 +11,12 @@ from tests.wire.ranks import ENGINES, Here, report_of, run_ranks
 
 import multiring
 from multiring.errors import MismatchError, MultiringError, PeerLostError, StallError, StateError
-from multiring.runtime.group.point_to_point import Mailbox
+from multiring.runtime.group.point_to_point import AnySourceMatching
 
 
-def box_of(here: Here, **settings: Any) -> tuple[multiring.Group, Mailbox]:
+def box_of(here: Here, **settings: Any) -> tuple[multiring.Group, AnySourceMatching]:
     group = here.join(**settings)
-    return group, Mailbox(group)
+    return group, AnySourceMatching(group)
 
 
 def letter(sender: int, tag: int, number: int) -> Any:
@@ -138,13 +138,13 @@ def a_late_mailbox(here: Here) -> int:
     group = here.join()
     got = np.zeros(3, np.int64)
     if here.rank == 0:
-        handle = Mailbox(group).recv(got)
+        handle = AnySourceMatching(group).recv(got)
         time.sleep(0.2)
         group.barrier()
         handle.wait()
     else:
         group.barrier()
-        Mailbox(group).send(letter(here.rank, 0, 0), 0).wait()
+        AnySourceMatching(group).send(letter(here.rank, 0, 0), 0).wait()
     group.barrier()
     return int(got[0])
 
@@ -165,7 +165,7 @@ def nobody_sends(here: Here) -> None:
     with pytest.raises(StateError, match="this group was closed"):
         handle.wait()
     group.barrier()
-    late = Mailbox(group).recv(np.zeros(1))
+    late = AnySourceMatching(group).recv(np.zeros(1))
     multiring.shutdown()
     with pytest.raises((StateError, PeerLostError), match=r"multiring was shut down|rank \d left"):
         late.wait()

@@ -11,7 +11,7 @@ from tests.wire.ranks import ENGINES, Here, report_of, run_ranks
 
 import multiring
 from multiring.errors import StateError
-from multiring.runtime.failures.monitored_barrier import Roll, RollCall
+from multiring.runtime.failures.monitored_barrier import BarrierOutcome, MonitoredBarrier
 
 LONG_S = 60.0
 
@@ -22,13 +22,13 @@ def all_come(here: Here) -> None:
     group = world.subgroup(list(reversed(range(here.size))))
     assert group is not None
     for each in (world, group):
-        roll_call = RollCall(each)
+        roll_call = MonitoredBarrier(each)
         for turn in range(3):
             arrived = np.zeros(1)
             if here.rank == turn % here.size:
                 time.sleep(0.02)
                 arrived[0] = time.monotonic()
-            assert roll_call.call(LONG_S) == Roll()
+            assert roll_call.call(LONG_S) == BarrierOutcome()
             passed = time.monotonic()
             world.broadcast(arrived, turn % here.size)
             assert passed >= arrived[0]
@@ -47,10 +47,10 @@ def await_sign(found: Any) -> None:
         time.sleep(0.005)
 
 
-def some_are_missing(here: Here) -> list[Roll]:
+def some_are_missing(here: Here) -> list[BarrierOutcome]:
     """Ranks 1 and 3 come to the first call when it has failed, and are told so; the second call passes."""
     group = here.join()
-    roll_call = RollCall(group)
+    roll_call = MonitoredBarrier(group)
     rolls = []
     if here.rank == 0:
         roll_call._context.link_with([1, 2, 3])  # as the call does: rank 2 may have no connection before
@@ -67,24 +67,24 @@ def some_are_missing(here: Here) -> list[Roll]:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_some_are_missing(engine: str) -> None:
-    assert run_ranks(some_are_missing, 4, engine=engine) == [[Roll(missing=(1, 3)), Roll()]] * 4
+    assert run_ranks(some_are_missing, 4, engine=engine) == [[BarrierOutcome(missing=(1, 3)), BarrierOutcome()]] * 4
 
 
-def no_teller(here: Here) -> Roll | None:
+def no_teller(here: Here) -> BarrierOutcome | None:
     """Rank 0 does not come; the others do not know more than that."""
     group = here.join()
-    roll = RollCall(group).call(0.1) if here.rank else None
+    roll = MonitoredBarrier(group).call(0.1) if here.rank else None
     group.barrier()
     return roll
 
 
 def test_no_teller() -> None:
-    assert run_ranks(no_teller, 3) == [None] + [Roll(missing=(0,), was_decided=False)] * 2
+    assert run_ranks(no_teller, 3) == [None] + [BarrierOutcome(missing=(0,), was_decided=False)] * 2
 
 
 def until_a_death(here: Here, waits_for_all: bool) -> Any:  # noqa: FBT001 -- of the test
     """Wait for rank 2, which dies."""
-    roll_call = RollCall(here.join())
+    roll_call = MonitoredBarrier(here.join())
     here.reach("waiting")
     if here.rank == 2:
         time.sleep(LONG_S)
@@ -109,7 +109,7 @@ def the_teller_dies(here: Here) -> Any:
     here.reach("waiting")
     if here.rank == 0:
         time.sleep(30)
-    return RollCall(group).call(LONG_S)
+    return MonitoredBarrier(group).call(LONG_S)
 
 
 def test_the_teller_dies() -> None:
@@ -121,7 +121,7 @@ def test_the_teller_dies() -> None:
 
 
 def after_the_end(here: Here) -> None:
-    roll_call = RollCall(here.join())
+    roll_call = MonitoredBarrier(here.join())
     roll_call.close()
     with pytest.raises(StateError, match="left the job, or the group was closed"):
         roll_call.call(LONG_S)
