@@ -83,8 +83,8 @@ class Plan:
         most = 2 ** (32 - _RAIL_PREFIX) - 2
         if self.hosts > most:
             raise ArgumentError(
-                f"{self.hosts} hosts are more than there are addresses on a rail ({self.subnet(0)}), want at most"
-                f" {most} hosts"
+                f"{self.hosts} hosts with {self.slots_text} slots each are more than there are addresses on a rail "
+                f"({self.subnet(0)}), want at most {most} hosts"
             )
         if len(self.slots_of_hosts) != self.hosts:
             raise ArgumentError(

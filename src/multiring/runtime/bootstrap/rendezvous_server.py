@@ -175,7 +175,7 @@ class Server:
     def _missing_text(self) -> str:
         missing = [rank for rank in range(self._identity.size) if rank not in self._peer_infos]
         did_not = "arrive at" if self._round == 1 else "answer at"
-        here = f"{len(self._cards)} of {self._identity.size} did"
+        here = f"{len(self._peer_infos)} of {self._identity.size} did"
         refused = f"; refused meanwhile: {'; '.join(self._refusals)}" if self._refusals else ""
         return f"{_ranks_text(missing)} did not {did_not} {self._place} within {self._timeout_s:g} s ({here}){refused}"
 

@@ -32,7 +32,7 @@ LEAST_BYTES = 1 << 20  # what shorter buffers take, latency decides
 _FEWEST = 4  # operations that say something together
 _MOST_KEPT = 256
 _SLOWDOWN = 10.0  # times what operations took before
-_SLOW = 3  # such operations in a row are worth a word
+_SLOW_IN_A_ROW = 3  # such operations in a row are worth a word
 _LEAST_SLOWDOWN_S = 0.1
 _ENOUGH = 8  # operations tell what is usual
 _SILENT_S = 60.0  # after a word
@@ -168,7 +168,7 @@ class SlowdownDetector:
             return None
         self.slow += 1
         now_s = time.monotonic()
-        if self.slow < _SLOW or now_s < self._silent_until_s:
+        if self.slow < _SLOW_IN_A_ROW or now_s < self._silent_until_s:
             return None
         self._silent_until_s = now_s + _SILENT_S
         return ratio / usual

@@ -5,7 +5,7 @@ from functools import wraps
 from typing import Any
 
 from multiring.torch.optimizer.distributed import Distributed
-from multiring.torch.optimizer.optimizer import optimizer
+from multiring.torch.optimizer import optimizer
 
 
 def _lenient(make: Callable[..., Any]) -> Callable[..., Any]:
