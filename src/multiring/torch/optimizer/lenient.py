@@ -4,8 +4,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from multiring.torch.optimizer.distributed import Distributed
 from multiring.torch.optimizer import optimizer
+from multiring.torch.optimizer.distributed import Distributed
 
 
 def _lenient(make: Callable[..., Any]) -> Callable[..., Any]:
