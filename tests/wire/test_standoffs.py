@@ -12,6 +12,8 @@ from tests.wire.ranks import Here, run_ranks
 
 import multiring
 from multiring.errors import MultiringError, StallError
+from multiring.runtime.failures.standoffs import Standoffs
+from multiring.runtime.group.handles import Waiter
 from multiring.runtime.named.named import NamedOperations
 
 # A twentieth of what users have: a warning after 0.2 s, an error after 0.5 s.
@@ -200,3 +202,39 @@ def wait_for_the_late(here: Here) -> list[str]:
         handle.wait()
         other.barrier()
     return logged.texts
+
+
+class Control:
+    """Takes questions, and none to the rank itself."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def add(self, address: int, listener: object) -> None:
+        """Nobody answers."""
+
+    def send(self, rank: int, *_: object) -> bool:
+        assert rank != 1
+        self.asked.append(rank)
+        return True
+
+
+class Blamed(Waiter):
+    """What rank 1 waits in, when the others have given up on it."""
+
+    title = "barrier"
+    key = ("operation", 1, 1)
+    standoffs: Standoffs
+
+    def stalled_on(self) -> tuple[list[int], float]:
+        return [0, 1, 2], 9.0
+
+    def wait(self) -> None:
+        self.standoffs.seek(self)
+
+
+def test_a_rank_that_others_gave_up_on_does_not_ask_itself() -> None:
+    blamed, control = Blamed(), Control()
+    blamed.standoffs = Standoffs(control, 1, SURE_S)  # type: ignore[arg-type]
+    blamed.wait()
+    assert control.asked == [0, 2]

@@ -88,7 +88,9 @@ def check(schedule: Schedule, ranks: Iterable[int] | None = None) -> None:
         _prove_axis(schedule.collective, patterns[axis], line, once_per_axis=once_per_axis)
     spans = Spans(layout_of(frame))
     for rank in (schedule.order[0], *(each for pair in frame.joined[:1] for each in pair)):
-        spans.prove(schedule.moves_of(rank), rank)
+        moves = schedule.moves_of(rank)
+        spans.prove(moves, rank)
+        _prove_channels(moves, rank, frame.channels)
 
 
 def check_moves(schedule: Schedule, programs: Mapping[int, Moves]) -> None:
@@ -98,6 +100,13 @@ def check_moves(schedule: Schedule, programs: Mapping[int, Moves]) -> None:
     Cost: linear in the moves of all ranks; for small schedules and for tests.
     """
     prove(promise_of(schedule.frame, _roundings(schedule)), programs)
+
+
+def _prove_channels(moves: Moves, rank: int, channels: int) -> None:
+    """Raise ScheduleError unless `moves` use all channels: the executor counts a program's, to tell streams apart."""
+    used = sorted(set(moves.channel.tolist()))
+    if used not in ([], list(range(channels))):
+        raise ScheduleError(f"rank {rank}: moves on channels {used}, want all of {channels}, as other ranks' have")
 
 
 def _roundings(schedule: Schedule) -> int:

@@ -51,28 +51,41 @@ def expand(frame: Frame, phases: Sequence[Phase], rank: int) -> Moves:
         completes = not any(later.pattern.effect in _SUMS for later in busy[index + 1 :])
         pieces.append(_phase(frame, phase, rank, places, completes=completes))
     if frame.joined_to(rank):
-        whole = frame.blocks * frame.channels
-        pieces.append(
-            Moves.of([Move(Kind.SEND, 0, bases_of(frame).output, NOWHERE, whole, False, frame.joined_to(rank))])
-        )
+        pieces.append(_handing_out(frame, rank))
     return Moves.concatenate(pieces)
 
 
 def _joining(frame: Frame, partner: int) -> Moves:
     """Return what a rank beyond the grid does: it hands its buffer to `partner`, and takes the result from there."""
-    whole, output = frame.blocks * frame.channels, bases_of(frame).output
+    parts = _of_channels(frame)
     return Moves.of(
         [
-            Move(Kind.SEND, 0, output, NOWHERE, whole, False, (partner,)),
-            Move(Kind.COPY, 0, NOWHERE, output, whole, False, (partner,)),
+            *(Move(Kind.SEND, channel, first, NOWHERE, frame.blocks, False, (partner,)) for channel, first in parts),
+            *(Move(Kind.COPY, channel, NOWHERE, first, frame.blocks, False, (partner,)) for channel, first in parts),
         ]
     )
 
 
 def _adding(frame: Frame, rank: int, *, completes: bool) -> Moves:
-    """Return the move by which a rank of the grid adds those that join it to its own buffer, before the first axis."""
-    whole, output = frame.blocks * frame.channels, bases_of(frame).output
-    return Moves.of([Move(Kind.REDUCE, 0, output, output, whole, completes, (rank, *frame.joined_to(rank)))])
+    """Return the moves by which a rank of the grid adds those that join it to its own, before the first axis."""
+    peers = (rank, *frame.joined_to(rank))
+    return Moves.of(
+        Move(Kind.REDUCE, channel, first, first, frame.blocks, completes, peers)
+        for channel, first in _of_channels(frame)
+    )
+
+
+def _handing_out(frame: Frame, rank: int) -> Moves:
+    """Return the moves by which a rank of the grid gives those that join it the result, after the last axis."""
+    return Moves.of(
+        Move(Kind.SEND, channel, first, NOWHERE, frame.blocks, False, frame.joined_to(rank))
+        for channel, first in _of_channels(frame)
+    )
+
+
+def _of_channels(frame: Frame) -> list[tuple[int, int]]:
+    """Return each channel, and the first chunk of its share: all ranks' programs have the same channels."""
+    return [(channel, bases_of(frame).output + channel * frame.blocks) for channel in range(frame.channels)]
 
 
 def _has_it(frame: Frame, axis: int, coordinates: tuple[int, ...]) -> bool:

@@ -106,7 +106,8 @@ class Standoffs:
         if here is not None and waiter.key is not None:
             question = Question(next(self._serials), (self._hop(here, waiter.key),), is_certain=True)
             for rank in waiter.stalled_on()[0]:
-                self._send(rank, _ASK, question)
+                if rank != self._rank:  # as it is where the others have given up on this one
+                    self._send(rank, _ASK, question)
 
     # ---- for the control thread ----
 

@@ -12,7 +12,7 @@ from multiring.runtime.group.handles import ChainedHandle, Waiter
 
 _LINES = 3  # of a stack: the innermost
 _MOST_CHARACTERS = 2000
-_OWN_CODE = str(Path(__file__).parents[1])
+_OWN_CODE = str(Path(__file__).parents[2])
 # What a program calls, or is called by: its own lines say more.
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _OWN_THREADS = {"multiring control", "multiring timeline", "multiring rails", "multiring-mpi"}
