@@ -13,8 +13,9 @@ import numpy as np
 
 import multiring
 from multiring._native import Notice
+from multiring.runtime.named import named
 from multiring.runtime.named.channel import Kind, Line, Message
-from multiring.runtime.named.named import NamedOperations, named
+from multiring.runtime.named.named import NamedOperations
 
 _STEP_BYTES = 4
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TypedDict, cast
 
 import numpy as np
 
@@ -39,6 +40,14 @@ JOB_S = 300.0
 KINDS = ("flat", "joined")
 
 
+class Told(TypedDict):
+    """What a job tells of one size, by kind: the plan in words, the seconds a call of each turn, and the cheapest."""
+
+    plans: dict[str, str]
+    seconds: dict[str, list[float]]
+    takes: str
+
+
 def main() -> int:
     """Print a table for each lab; return 1 where joining was slower."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -61,19 +70,19 @@ def measured(lab: str, jobs: int) -> bool:
     told = [job(lab) for _ in range(jobs)]
     holds = True
     for size in map(str, SIZES):
-        medians = {kind: [statistics.median(each[size][kind]["seconds"]) for each in told] for kind in KINDS}
+        medians = {kind: [statistics.median(each[size]["seconds"][kind]) for each in told] for kind in KINDS}
         ratio = ratio_interval(medians["flat"], medians["joined"])
-        plans = {kind: told[-1][size][kind]["plan"] for kind in KINDS}
+        plans = told[-1][size]["plans"]
         taken = [each[size]["takes"] for each in told]
         holds &= ratio.high >= SLOWER or taken.count("joined") == 0
         cells = [f"{statistics.median(medians[kind]) * 1e3:.3g}" for kind in KINDS]
         cells += [f"{ratio.middle:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]", f"joined {taken.count('joined')}/{jobs}"]
-        print("|", " | ".join([size_text(int(size)), *plans.values(), *cells]), "|", flush=True)
+        print("|", " | ".join([size_text(int(size)), *map(plans.__getitem__, KINDS), *cells]), "|", flush=True)
     print()
     return holds
 
 
-def job(lab: str) -> dict[str, dict[str, dict[str, object]]]:
+def job(lab: str) -> dict[str, Told]:
     """Run one job in a lab of its own, and return what its rank 0 tells."""
     starter = [sys.executable, "-m", "multiring", "lab", *lab.split(), "--"]
     done = subprocess.run(  # noqa: S603 -- our own
@@ -87,13 +96,13 @@ def job(lab: str) -> dict[str, dict[str, dict[str, object]]]:
     lines = [line.partition("told ")[2] for line in done.stdout.splitlines() if "told " in line]
     if done.returncode or len(lines) != 1:
         raise RuntimeError(f"a job in {lab} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
-    return json.loads(lines[0])
+    return cast("dict[str, Told]", json.loads(lines[0]))
 
 
 def as_rank() -> int:
     """Measure both kinds for each size, by turns; rank 0 tells."""
     group = multiring.init()
-    told = {}
+    told: dict[str, Told] = {}
     for size in SIZES:
         task = Task(collective=Collective.ALL_REDUCE, size_bytes=size)
         plans = ranked(task, group.topology)
@@ -110,10 +119,11 @@ def as_rank() -> int:
                 group.all_reduce(calls, "min")
                 seconds[kind].append(run(group, task, kinds[kind], array, int(calls[0])))
                 array[...] = group.rank
-        told[str(size)] = {
-            **{kind: {"plan": text_of(plan), "seconds": seconds[kind]} for kind, plan in kinds.items()},
-            "takes": "joined" if joins(cheapest(task, group.topology)) else "flat",
-        }
+        told[str(size)] = Told(
+            plans={kind: text_of(plan) for kind, plan in kinds.items()},
+            seconds=seconds,
+            takes="joined" if joins(cheapest(task, group.topology)) else "flat",
+        )
     if group.rank == 0:
         print("told", json.dumps(told), flush=True)
     group.barrier()

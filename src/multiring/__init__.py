@@ -24,7 +24,7 @@ from multiring.runtime import size as size
 from multiring.runtime import start_timeline as start_timeline
 from multiring.runtime import stop_timeline as stop_timeline
 from multiring.runtime import take_events as take_events
-from multiring.runtime.job import job as world
+from multiring.runtime import world as world
 from multiring.version import VERSION as __version__
 
 __all__ = [

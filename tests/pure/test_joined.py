@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.pure.schedules import all_moves
 from tests.pure.test_check import mutants_of
 
+from multiring._native import Lowering
 from multiring.collectives import algorithms_of, build
 from multiring.errors import ArgumentError, ScheduleError
 from multiring.lab import Plan as LabPlan
@@ -18,7 +19,7 @@ from multiring.lab import parse_slots
 from multiring.planner import Plan, Task, candidates, cheapest, ranked, ways_of
 from multiring.planner.candidates import joined_frames
 from multiring.planner.pins import pins_of, pins_text
-from multiring.runtime.group.compile import Lowering, lowering_of
+from multiring.runtime.group.compile import lowering_of
 from multiring.schedule import (
     Accumulation,
     Collective,
@@ -120,11 +121,11 @@ def test_what_ranks_end_with_is_the_sum_of_all(sizes: tuple[int, ...], dtype: st
     dice = np.random.default_rng(len(sizes))
     count = 40 * sum(sizes) + 7
     arrays = [dice.integers(-8, 8, count).astype(dtype) for _ in range(sum(sizes))]
-    together = {
-        "sum": lambda: np.sum(arrays, axis=0, dtype=np.float64 if "float" in dtype else np.int64),
-        "max": lambda: np.max(arrays, axis=0),
-        "average": lambda: np.sum(arrays, axis=0) // len(arrays),
-    }[op]()
+    if op == "max":
+        together = np.max(arrays, axis=0)
+    else:
+        together = np.sum(arrays, axis=0, dtype=np.float64 if "float" in dtype else np.int64)
+        together = together // len(arrays) if op == "average" else together
     for schedule in _schedules(sizes, shares=(2, 1)):
         if dtype == "float16" and schedule.accumulation is not Accumulation.WIDE:
             continue
