@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import multiring.torch as mt
 from multiring.errors import RendezvousError
-from multiring.runtime.elastic import HostsUpdatedInterrupt, HostUpdateResult
+from multiring.frontend.elastic.state import HostsUpdatedInterrupt, HostUpdateResult
 from multiring.torch.elastic.state import StateHandler
 
 SAMPLES, EPOCHS, BATCH = 18, 2, 2

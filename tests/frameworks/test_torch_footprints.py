@@ -11,9 +11,9 @@ from tests.wire.ranks import Here, run_ranks
 from torch import Tensor, nn
 
 import multiring.torch as mt
+from multiring.frontend.process_sets import members_of
 from multiring.torch.fusion_buffer import Packing
 from multiring.torch.layout_cache import PlainFootprint, footprint_of
-from multiring.torch.process_sets import members_of
 
 WHOLE = torch.zeros(100)
 ALIKE: dict[str, list[Tensor]] = {

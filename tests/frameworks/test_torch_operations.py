@@ -13,7 +13,7 @@ from torch import nn
 import multiring
 import multiring.torch as mt
 from multiring.errors import ArgumentError, MismatchError, PeerLostError, StateError, UnsupportedError
-from multiring.torch.process_sets import members_of
+from multiring.frontend.process_sets import members_of
 
 Change = Callable[[torch.Tensor], object]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from multiring.errors import MismatchError, PeerLostError, RendezvousError
-from multiring.runtime.elastic import (
+from multiring.frontend.elastic.state import (
     HorovodInternalError,
     HostsUpdatedInterrupt,
     HostUpdateResult,

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from multiring.errors import ArgumentError
+from multiring.frontend.reduce_ops import LINEAR, Adasum, Average, Min, Product, name_of
 from multiring.torch.interop import dtype_name
-from multiring.torch.reduce_ops import LINEAR, Adasum, Average, Min, Product, name_of
 
 _REAL_OF = {torch.complex64: torch.float32, torch.complex128: torch.float64, torch.complex32: torch.float16}
 _COMBINED = frozenset(

@@ -22,10 +22,10 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from multiring.errors import StateError
+from multiring.frontend.process_sets import world_now
 from multiring.runtime import start_timeline as start_on_all
 from multiring.runtime import stop_timeline as stop_on_all
 from multiring.torch.autograd import call_after_backward, current_backward
-from multiring.torch.process_sets import world_now
 from multiring.trace import Spans, follow, recorded
 
 

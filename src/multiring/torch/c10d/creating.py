@@ -5,13 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 from multiring.errors import MultiringError
+from multiring.frontend.process_sets import close_sets
 from multiring.runtime import Group
 from multiring.runtime.job.job import leave
 from multiring.torch.c10d.arguments import timeout_of
 from multiring.torch.c10d.errors import torch_error
 from multiring.torch.c10d.process_group import ProcessGroup
 from multiring.torch.c10d.store_rendezvous import Met, meet
-from multiring.torch.process_sets import close_sets
 
 
 class _Now:

@@ -8,13 +8,16 @@ import torch
 from torch import Tensor
 
 from multiring.errors import UnsupportedError
+from multiring.frontend.handles import Name, Pending, Several, handle_of, submit
+from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
+from multiring.frontend.reduce_ops import LINEAR, Adasum, Combination, combination, name_of
+from multiring.frontend.signatures import allreduce_terms
 from multiring.optim import start_adasum
 from multiring.runtime import Group, Handle
 from multiring.runtime.named.named import Start
 from multiring.torch.collectives.sparse import submit_sparse
 from multiring.torch.compression import Compression, require_compressor
 from multiring.torch.dtype_conversion import WireForm, unwired, wire_form, wired
-from multiring.torch.handles import Name, Pending, Several, handle_of, submit
 from multiring.torch.interop import (
     array_of,
     buffer_from,
@@ -25,9 +28,6 @@ from multiring.torch.interop import (
     require_plain,
     wants_gradient,
 )
-from multiring.torch.process_sets import ProcessSet, global_process_set, members_of
-from multiring.torch.reduce_ops import LINEAR, Adasum, Combination, combination, name_of
-from multiring.torch.signatures import allreduce_terms
 
 
 def allreduce(

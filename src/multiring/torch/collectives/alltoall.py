@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from multiring.errors import ArgumentError
+from multiring.frontend.handles import Several, handle_of
+from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
 from multiring.torch.collectives.varying_rows import submit_exchange
-from multiring.torch.handles import Several, handle_of
 from multiring.torch.interop import dtype_name, require_plain, wants_gradient
-from multiring.torch.process_sets import ProcessSet, global_process_set, members_of
 
 Splits = Tensor | Sequence[int] | None
 

@@ -5,14 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from multiring.frontend.handles import Pending, handle_of, submit
+from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of, world_rank_in
+from multiring.frontend.reduce_ops import Average
+from multiring.frontend.signatures import BROADCAST, ROOT, plain_terms
 from multiring.runtime import Group, Handle
 from multiring.runtime.arrays import Buffer
 from multiring.torch.collectives.allreduce import allreduce
-from multiring.torch.handles import Pending, handle_of, submit
 from multiring.torch.interop import is_one_piece, new_memory, note_change, require_plain, wants_gradient
-from multiring.torch.process_sets import ProcessSet, global_process_set, members_of, world_rank_in
-from multiring.torch.reduce_ops import Average
-from multiring.torch.signatures import BROADCAST, ROOT, plain_terms
 
 
 def broadcast(

@@ -8,21 +8,10 @@ import torch
 from torch import Tensor
 
 from multiring.errors import ArgumentError, Terms
-from multiring.torch.collectives.allreduce import require_linear, starting, submit_allreduce, without_compressor
-from multiring.torch.compression import Compression
-from multiring.torch.dtype_conversion import unwired, wire_form, wired
-from multiring.torch.fusion_buffer import Layout, Span, layout_of, new_buffer
-from multiring.torch.handles import Name, Pending, Several, handle_of, parts_of, submit
-from multiring.torch.interop import (
-    dtype_name,
-    is_sparse,
-    note_changes,
-    require_plain,
-    wants_gradient,
-)
-from multiring.torch.process_sets import Members, ProcessSet, global_process_set, members_of
-from multiring.torch.reduce_ops import Adasum, Combination, combination, name_of
-from multiring.torch.signatures import (
+from multiring.frontend.handles import Name, Pending, Several, handle_of, parts_of, submit
+from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of
+from multiring.frontend.reduce_ops import Adasum, Combination, combination, name_of
+from multiring.frontend.signatures import (
     DATA_TYPE,
     ELEMENTS,
     GROUPED_ALLREDUCE,
@@ -33,6 +22,17 @@ from multiring.torch.signatures import (
     SHAPE,
     TENSORS,
     WIRE,
+)
+from multiring.torch.collectives.allreduce import require_linear, starting, submit_allreduce, without_compressor
+from multiring.torch.compression import Compression
+from multiring.torch.dtype_conversion import unwired, wire_form, wired
+from multiring.torch.fusion_buffer import Layout, Span, layout_of, new_buffer
+from multiring.torch.interop import (
+    dtype_name,
+    is_sparse,
+    note_changes,
+    require_plain,
+    wants_gradient,
 )
 
 

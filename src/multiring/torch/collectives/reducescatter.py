@@ -7,17 +7,17 @@ import torch
 from torch import Tensor
 
 from multiring.errors import Terms
+from multiring.frontend.errors import RefusedInternalError
+from multiring.frontend.handles import Name, Pending, Several, handle_of, parts_of, submit
+from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of
+from multiring.frontend.reduce_ops import LINEAR, Average, Combination, Sum, combination, name_of
+from multiring.frontend.signatures import REDUCESCATTER, REDUCTION, SCALES, plain_terms
 from multiring.runtime import Group, Handle
 from multiring.torch.collectives.allgather import allgather
 from multiring.torch.collectives.varying_rows import submit_refusal
 from multiring.torch.compression import Compression, require_compressor
 from multiring.torch.dtype_conversion import scaled, unwired, wire_form, wired
-from multiring.torch.errors import RefusedInternalError
-from multiring.torch.handles import Name, Pending, Several, handle_of, parts_of, submit
 from multiring.torch.interop import buffer_from, in_one_piece, require_plain, tensor_of, wants_gradient
-from multiring.torch.process_sets import Members, ProcessSet, global_process_set, members_of
-from multiring.torch.reduce_ops import LINEAR, Average, Combination, Sum, combination, name_of
-from multiring.torch.signatures import REDUCESCATTER, REDUCTION, SCALES, plain_terms
 
 
 def reducescatter(

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from multiring.errors import ArgumentError
+from multiring.frontend.handles import Name, Several, names_of
+from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of
+from multiring.frontend.reduce_ops import LINEAR, Average, Combination, combination, name_of
+from multiring.frontend.signatures import REDUCTION, SCALES, SPARSE_ALLREDUCE, WHOLE_SHAPE
 from multiring.torch.collectives.varying_rows import submit_rows
 from multiring.torch.dtype_conversion import scaled
-from multiring.torch.handles import Name, Several, names_of
 from multiring.torch.interop import is_sparse, shown
-from multiring.torch.process_sets import Members, ProcessSet, global_process_set, members_of
-from multiring.torch.reduce_ops import LINEAR, Average, Combination, combination, name_of
-from multiring.torch.signatures import REDUCTION, SCALES, SPARSE_ALLREDUCE, WHOLE_SHAPE
 
 
 class SparseHandle:

@@ -6,12 +6,12 @@ from typing import Any
 from torch import Tensor
 
 from multiring.errors import Terms
+from multiring.frontend.errors import RefusedInternalError
+from multiring.frontend.handles import Name, Pending, submit
+from multiring.frontend.process_sets import Members
+from multiring.frontend.signatures import ALLGATHER, ALLTOALL, rows_terms
 from multiring.runtime import Group, Handle
-from multiring.torch.errors import RefusedInternalError
-from multiring.torch.handles import Name, Pending, submit
 from multiring.torch.interop import in_one_piece, rows_from, rows_of_bytes
-from multiring.torch.process_sets import Members
-from multiring.torch.signatures import ALLGATHER, ALLTOALL, rows_terms
 
 
 def submit_rows(

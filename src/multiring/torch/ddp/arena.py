@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
 from multiring.torch.fusion_buffer import blocks, layout_of
 from multiring.torch.interop import at_place, require_plain
-from multiring.torch.process_sets import ProcessSet, global_process_set, members_of
 
 
 def arena_like(tensors: Sequence[Tensor], process_set: ProcessSet = global_process_set) -> list[Tensor]:

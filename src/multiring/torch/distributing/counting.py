@@ -8,10 +8,10 @@ import torch
 
 from multiring.data import Share, part_of
 from multiring.errors import ArgumentError, MismatchError
+from multiring.frontend.lifecycle import size
 from multiring.runtime.group.handles import told_apart
 from multiring.torch.collectives.allgather import allgather
 from multiring.torch.distributing.fingerprints import UNKNOWN, fingerprint
-from multiring.torch.lifecycle import size
 
 _NOTHING_MORE = (0, 0, UNKNOWN)
 

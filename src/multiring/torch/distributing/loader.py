@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from multiring.data import Share, seed_for
 from multiring.errors import StateError
+from multiring.frontend.lifecycle import rank, size
 from multiring.torch.collectives.allreduce import allreduce
 from multiring.torch.collectives.broadcast import broadcast_
 from multiring.torch.distributing.counting import Counted, Counting, divided, require_distinct, together
@@ -18,7 +19,6 @@ from multiring.torch.distributing.fingerprints import UNKNOWN
 from multiring.torch.distributing.order import OwnBatches, SharedBatches
 from multiring.torch.distributing.rules import Rules
 from multiring.torch.distributing.weighing import Weighing, scaled
-from multiring.torch.lifecycle import rank, size
 from multiring.torch.optimizer.distributed import Distributed
 
 Each = TypeVar("Each")

@@ -14,9 +14,9 @@ from torch.utils.data import Sampler
 
 from multiring.data import joined, part_of
 from multiring.errors import ArgumentError
-from multiring.torch.errors import MismatchInternalError
-from multiring.torch.lifecycle import rank, size
-from multiring.torch.object_collectives import broadcast_object
+from multiring.frontend.errors import MismatchInternalError
+from multiring.frontend.lifecycle import rank, size
+from multiring.frontend.object_collectives import broadcast_object
 
 # So many batches rank 0 draws and tells at once: few messages, and a sampler that never ends may be one.
 AHEAD = 32

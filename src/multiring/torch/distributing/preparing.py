@@ -9,18 +9,18 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataPipe
 
 from multiring.errors import ArgumentError, UnsupportedError
+from multiring.frontend.consistency_check import require_alike, told_to_others
+from multiring.frontend.lifecycle import init, rank, size
+from multiring.frontend.process_sets import global_process_set, members_of
 from multiring.runtime import is_initialized
-from multiring.torch.consistency_check import require_alike, told_to_others
 from multiring.torch.distributing.loader import DistributedLoader
 from multiring.torch.distributing.rules import Rules
 from multiring.torch.distributing.samples import require_same_samples
 from multiring.torch.distributing.weighing import Weighing
-from multiring.torch.lifecycle import init, rank, size
 from multiring.torch.optimizer.distributed import Distributed, setup_of
 from multiring.torch.optimizer.optimizer import DistributedOptimizer
 from multiring.torch.optimizer.parameters import broadcast_parameters
 from multiring.torch.optimizer.state import broadcast_optimizer_state
-from multiring.torch.process_sets import global_process_set, members_of
 
 Model = TypeVar("Model", bound=nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)

@@ -5,7 +5,7 @@ from collections.abc import Sized
 from torch.utils.data import Sampler
 
 from multiring.data import ElasticOrder
-from multiring.torch.lifecycle import rank, size
+from multiring.frontend.lifecycle import rank, size
 
 
 class ElasticSampler(ElasticOrder, Sampler[int]):

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from multiring.runtime.elastic import ObjectState
+from multiring.frontend.elastic.state import ObjectState
+from multiring.frontend.lifecycle import rank
+from multiring.frontend.object_collectives import allgather_object, broadcast_object
 from multiring.torch.elastic.sampler import ElasticSampler
-from multiring.torch.lifecycle import rank
-from multiring.torch.object_collectives import allgather_object, broadcast_object
 from multiring.torch.optimizer.optimizer import share_anew
 from multiring.torch.optimizer.parameters import broadcast_parameters
 from multiring.torch.optimizer.state import broadcast_optimizer_state

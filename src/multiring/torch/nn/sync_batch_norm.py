@@ -21,11 +21,11 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from multiring.errors import ArgumentError
+from multiring.frontend.errors import internal_errors
+from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
 from multiring.runtime import Group
 from multiring.torch.autograd import outside_graphs
-from multiring.torch.errors import internal_errors
 from multiring.torch.interop import refuse_elsewhere
-from multiring.torch.process_sets import ProcessSet, global_process_set, members_of
 
 _HALF = (torch.float16, torch.bfloat16)
 

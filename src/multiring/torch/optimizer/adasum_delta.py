@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from multiring.frontend.errors import internal_errors
 from multiring.optim import start_adasum
 from multiring.runtime import Group
-from multiring.torch.errors import internal_errors
 from multiring.torch.interop import array_of
 
 _WHAT = "DistributedOptimizer"

@@ -10,18 +10,18 @@ from typing import Any, cast
 import torch
 
 from multiring.errors import StateError
+from multiring.frontend.consistency_check import require_alike, told_to_others
+from multiring.frontend.process_sets import members_of
 from multiring.runtime import Group
 from multiring.runtime.arrays import numpy_dtype
 from multiring.torch.bucket_choice import reductions_of
 from multiring.torch.bucket_reductions import Kept
 from multiring.torch.compression_state import KEY, packed, unpacked
-from multiring.torch.consistency_check import require_alike, told_to_others
 from multiring.torch.interop import dense_strides, described, dtype_name, refuse_elsewhere
 from multiring.torch.optimizer.adasum_delta import DeltaSharing
 from multiring.torch.optimizer.gradient_reducer import GradientSharing
 from multiring.torch.optimizer.hook_registry import is_shared, take_over
 from multiring.torch.optimizer.setup import Setup, parameters_of, together_of, trained
-from multiring.torch.process_sets import members_of
 
 # Horovod's words, which programs and tests look for.
 _NOT_SKIPPED = (

@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor
 
 from multiring.errors import StateError, UnsupportedError
+from multiring.frontend.errors import internal_errors
 from multiring.runtime import Group
 from multiring.torch.autograd import add_gradient_hook, call_after_backward, is_within_backward
 from multiring.torch.bucket_assignment import Places
 from multiring.torch.bucket_reductions import Kept, Reduction
 from multiring.torch.buckets import TRAINS_FLAG, BucketLayout
-from multiring.torch.errors import internal_errors
 from multiring.torch.optimizer.change_detection import Witnesses
 from multiring.torch.optimizer.parameter_gradient import Slot
 from multiring.torch.options import Options

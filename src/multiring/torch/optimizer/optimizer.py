@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from multiring.errors import ArgumentError, UnsupportedError
+from multiring.frontend.consistency_check import told_to_others
+from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
+from multiring.frontend.reduce_ops import Average, chosen_op, name_of
 from multiring.runtime import is_initialized
 from multiring.torch.buckets import BUCKET_BYTES
 from multiring.torch.compression import Compression
-from multiring.torch.consistency_check import told_to_others
 from multiring.torch.optimizer.distributed import Distributed, share
 from multiring.torch.optimizer.setup import Setup, groups_from, named_from, require_names
 from multiring.torch.options import Options
-from multiring.torch.process_sets import ProcessSet, global_process_set, members_of
-from multiring.torch.reduce_ops import Average, chosen_op, name_of
 from multiring.torch.timeline import follow_timelines
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)

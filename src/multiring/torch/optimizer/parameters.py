@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from multiring.errors import ArgumentError
+from multiring.frontend.consistency_check import require_alike, told_to_others
+from multiring.frontend.errors import internal_errors
+from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of, world_rank_in
 from multiring.runtime import Group
-from multiring.torch.consistency_check import require_alike, told_to_others
-from multiring.torch.errors import internal_errors
 from multiring.torch.interop import bytes_of, described, note_change, refuse_elsewhere
-from multiring.torch.process_sets import ProcessSet, global_process_set, members_of, world_rank_in
 
 
 def broadcast_parameters(

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from multiring.errors import ArgumentError
+from multiring.frontend.process_sets import ProcessSet
 from multiring.torch.interop import described
 from multiring.torch.options import Options
-from multiring.torch.process_sets import ProcessSet
 
 Named = tuple[tuple[str, Tensor], ...]
 Groups = int | tuple[tuple[Tensor, ...], ...] | None

@@ -1,12 +1,8 @@
 """What a rank that has joined contributes to the others' operations."""
 
 from multiring.errors import Terms, UnsupportedError
-from multiring.runtime import Group, Handle
-from multiring.runtime.named.named import Start
-from multiring.torch.dtype_conversion import neutral, wire_form
-from multiring.torch.interop import buffer_from
-from multiring.torch.reduce_ops import chosen_op
-from multiring.torch.signatures import (
+from multiring.frontend.reduce_ops import chosen_op
+from multiring.frontend.signatures import (
     ALLREDUCE,
     BARRIER,
     DATA_TYPE,
@@ -20,6 +16,10 @@ from multiring.torch.signatures import (
     dtype_of,
     numbers_in,
 )
+from multiring.runtime import Group, Handle
+from multiring.runtime.named.named import Start
+from multiring.torch.dtype_conversion import neutral, wire_form
+from multiring.torch.interop import buffer_from
 
 
 def stand_in(terms: Terms) -> Start:

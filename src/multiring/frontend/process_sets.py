@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from typing import Any, NoReturn, Protocol
 
 from multiring.errors import ArgumentError, StateError
+from multiring.frontend.errors import internal_errors, not_initialized
+from multiring.frontend.neutral_contributions import stand_in
 from multiring.runtime import Group
 from multiring.runtime.job.job import World, current
 from multiring.runtime.named.named import NamedOperations
-from multiring.torch.errors import internal_errors, not_initialized
 from multiring.torch.fusion_buffer import Packing
-from multiring.torch.neutral_contributions import stand_in
 
 
 class ProcessSet:

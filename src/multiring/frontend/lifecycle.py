@@ -6,9 +6,9 @@ from typing import Any
 
 from multiring import runtime
 from multiring.errors import ArgumentError, MultiringError
+from multiring.frontend.process_sets import close_sets, know_sets, open_sets, world_now
 from multiring.runtime.job.job import World
 from multiring.settings import Settings
-from multiring.torch.process_sets import close_sets, know_sets, open_sets, world_now
 from multiring.torch.timeline import follow_timelines
 
 _DYNAMIC = "dynamic"

@@ -4,12 +4,12 @@ import gc
 from typing import Any
 
 from multiring.errors import MultiringError
+from multiring.frontend.errors import internal
+from multiring.frontend.handles import submit
+from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
+from multiring.frontend.signatures import BARRIER, OPERATION
 from multiring.runtime import Group, Handle
 from multiring.runtime.group.handles import in_background
-from multiring.torch.errors import internal
-from multiring.torch.handles import submit
-from multiring.torch.process_sets import ProcessSet, global_process_set, members_of
-from multiring.torch.signatures import BARRIER, OPERATION
 
 
 def join(device: int = -1) -> int:  # noqa: ARG001 -- Horovod's; there is host memory only

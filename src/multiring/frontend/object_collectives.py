@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from multiring.frontend.errors import MismatchInternalError
+from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of, world_rank_in
 from multiring.torch.collectives.broadcast import broadcast_
 from multiring.torch.collectives.varying_rows import submit_rows
-from multiring.torch.errors import MismatchInternalError
-from multiring.torch.process_sets import ProcessSet, global_process_set, members_of, world_rank_in
 
 _FAILED = -1  # instead of a size
 

@@ -16,9 +16,9 @@ from multiring.errors import (
     StateError,
     UnsupportedError,
 )
-from multiring.runtime import elastic
+from multiring.frontend.elastic import state as elastic
+from multiring.frontend.signatures import DATA_TYPE, OPERATION, REDUCTION, ROOT, SCALES, SHAPE, WHOLE_SHAPE
 from multiring.runtime.group.handles import told_apart
-from multiring.torch.signatures import DATA_TYPE, OPERATION, REDUCTION, ROOT, SCALES, SHAPE, WHOLE_SHAPE
 
 _SHUT_DOWN = (
     "Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce, "

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from multiring.runtime.elastic import run_fn
-from multiring.torch.errors import HorovodInternalError
-from multiring.torch.lifecycle import init, is_initialized, shutdown
-from multiring.torch.process_sets import add_process_set, sets_to_keep
+from multiring.frontend.elastic.state import run_fn
+from multiring.frontend.errors import HorovodInternalError
+from multiring.frontend.lifecycle import init, is_initialized, shutdown
+from multiring.frontend.process_sets import add_process_set, sets_to_keep
 
 Result = TypeVar("Result")
 

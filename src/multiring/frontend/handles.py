@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from multiring.errors import ArgumentError, MultiringError, Terms
+from multiring.frontend.errors import internal
+from multiring.frontend.process_sets import Members
+from multiring.frontend.signatures import PART
 from multiring.runtime import Handle
 from multiring.runtime.group.handles import Posted
 from multiring.runtime.named.named import Start, posted_of
-from multiring.torch.errors import internal
-from multiring.torch.process_sets import Members
-from multiring.torch.signatures import PART
 
 
 class Unnamed(NamedTuple):

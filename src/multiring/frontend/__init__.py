@@ -1,0 +1,1 @@
+"""What the adapters of all frameworks share, in Horovod's words; imports no framework."""
