@@ -29,7 +29,6 @@ import multiring.torch as mt
 from multiring.bench.machine import commit
 from multiring.bench.workers.step_case import StepCase
 from multiring.bench.workers.step_task import Task
-from multiring.torch.timeline import follow_timelines
 
 MOST = 0.01  # of a step
 OPERATIONS, SPANS, MODULES, ROUNDS = 20_000, 20_000, 100, 15
@@ -62,7 +61,6 @@ def cost_of_one(folder: Path) -> dict[str, float]:
     """Return the seconds of one event of each kind, in a job of one rank."""
     group = multiring.init()
     group.barrier()
-    follow_timelines()
     modules, nothing = nn.Sequential(*(nn.Identity() for _ in range(MODULES))), torch.ones(1)
     found: dict[str, list[float]] = {"native": [], "written": [], "span": [], "module": [], "clock": []}
     for number in range(ROUNDS):

@@ -133,7 +133,7 @@ def test_groups_that_come_again_otherwise() -> None:
 def come_again_otherwise(here: Here) -> None:
     enter()
     own = mt.arena_like([torch.empty(3, 5), torch.empty(7), torch.empty(()), torch.empty(1000)])
-    packing = members_of(mt.global_process_set).packing
+    packing = members_of(mt.global_process_set).kept(Packing)
 
     def reduce(turn: int) -> None:
         for tensor in own:

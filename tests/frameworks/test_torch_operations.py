@@ -14,6 +14,7 @@ import multiring
 import multiring.torch as mt
 from multiring.errors import ArgumentError, MismatchError, PeerLostError, StateError, UnsupportedError
 from multiring.frontend.process_sets import members_of
+from multiring.torch.fusion_buffer import Packing
 
 Change = Callable[[torch.Tensor], object]
 
@@ -98,7 +99,7 @@ def use_groups(here: Here) -> None:
     shapes = [(3, 5), (7,), (), (0, 2), (1000,), (4, 4)]
     own = mt.arena_like([torch.empty(shape) for shape in shapes])
     assert all(not tensor.any() for tensor in own)
-    packing = members_of(mt.global_process_set).packing
+    packing = members_of(mt.global_process_set).kept(Packing)
     for turn in (1, 2, 3):
         for tensor in own:
             tensor.fill_(here.rank + turn)

@@ -15,7 +15,6 @@ from torch import nn
 
 import multiring
 import multiring.torch as mt
-from multiring.torch.timeline import follow_timelines
 
 
 class Slow(nn.Module):
@@ -121,7 +120,6 @@ def test_horovods_variables_and_what_its_own_test_looks_for(tmp_path: Path) -> N
 
 def train_twice_at_once(here: Here, folder: str) -> list[str]:
     join(here)
-    follow_timelines()
     multiring.start_timeline(f"{folder}/trace.json")
     model = network()
     outputs = [model(torch.ones(1, 1, 4, 4, dtype=torch.float64)) for _ in range(2)]

@@ -9,13 +9,13 @@ import pytest
 
 from multiring.errors import MismatchError, PeerLostError, RendezvousError
 from multiring.frontend.elastic.state import (
-    HorovodInternalError,
     HostsUpdatedInterrupt,
     HostUpdateResult,
     ObjectState,
     State,
     run_fn,
 )
+from multiring.frontend.errors import HorovodInternalError
 
 
 class Noted(State):

@@ -1,10 +1,12 @@
 """What import-linter cannot say: pure rooms import nothing but arithmetic, and importing multiring does nothing."""
 
 import ast
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -58,6 +60,41 @@ def test_a_pure_room_imports_only_arithmetic(room: str) -> None:
             and not name.startswith(("multiring.errors", *(f"multiring.{pure}" for pure in PURE_ROOMS)))
         }
         assert not foreign, f"{file.relative_to(SOURCE)} imports {sorted(foreign)}"
+
+
+SHARED = [
+    "multiring.frontend",
+    *(f"multiring.frontend.{file.stem}" for file in sorted((SOURCE / "frontend").glob("[a-z]*.py"))),
+    "multiring.frontend.elastic.running",
+    "multiring.optim",
+    "multiring.data",
+    *(f"horovod.common.{name}" for name in ("basics", "elastic", "exceptions", "process_sets", "util")),
+]
+
+
+def test_what_all_frameworks_share_loads_none() -> None:
+    program = f"""
+import sys
+sys.path.append({str(SOURCE / "horovod" / "onpath")!r})
+from importlib import import_module
+for name in {SHARED}:
+    import_module(name)
+loaded = {{name.partition(".")[0] for name in sys.modules}}
+foreign = {{"torch", "mpi4py", "tensorflow", "jax", "chainer", "caffe"}} & loaded
+assert not foreign, foreign
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("package", ["multiring", "multiring.torch"])
+def test_no_module_has_the_name_of_an_exported_function(package: str) -> None:
+    """Whoever imports such a module first would replace the function."""
+    found = pytest.importorskip(package) if package == "multiring.torch" else importlib.import_module(package)
+    folder = Path(str(found.__file__)).parent
+    modules = {each.stem for each in folder.iterdir() if each.suffix == ".py" or (each / "__init__.py").exists()}
+    exported = set(found.__all__) - {"elastic"}  # a module, in Horovod as well
+    assert not modules & exported
+    assert not [name for name in exported if isinstance(getattr(found, name), ModuleType)]
 
 
 def test_importing_multiring_touches_nothing() -> None:

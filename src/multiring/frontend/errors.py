@@ -16,7 +16,6 @@ from multiring.errors import (
     StateError,
     UnsupportedError,
 )
-from multiring.frontend.elastic import state as elastic
 from multiring.frontend.signatures import DATA_TYPE, OPERATION, REDUCTION, ROOT, SCALES, SHAPE, WHOLE_SHAPE
 from multiring.runtime.group.handles import told_apart
 
@@ -26,7 +25,8 @@ _SHUT_DOWN = (
 )
 
 
-HorovodInternalError = elastic.HorovodInternalError
+class HorovodInternalError(RuntimeError):
+    """A collective failed on every rank that took part; `elastic.run` restores the state and goes on."""
 
 
 class MismatchInternalError(MismatchError, HorovodInternalError):

@@ -9,7 +9,6 @@ from multiring.errors import ArgumentError, MultiringError
 from multiring.frontend.process_sets import close_sets, know_sets, open_sets, world_now
 from multiring.runtime.job.job import World
 from multiring.settings import Settings
-from multiring.torch.timeline import follow_timelines
 
 _DYNAMIC = "dynamic"
 _changing = threading.RLock()
@@ -44,7 +43,6 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             know_sets(sets)
             return
         settings = Settings.from_environment(horovod=True)
-        follow_timelines()
         runtime.init(settings)
         try:
             if comm and sorted(comm) != list(range(size())):

@@ -1,6 +1,9 @@
 """What a rank that has joined contributes to the others' operations."""
 
+import math
+
 from multiring.errors import Terms, UnsupportedError
+from multiring.frontend.dtype_conversion import dtype_conversion, neutral_array
 from multiring.frontend.reduce_ops import chosen_op
 from multiring.frontend.signatures import (
     ALLREDUCE,
@@ -13,13 +16,10 @@ from multiring.frontend.signatures import (
     SCALES,
     SHAPE,
     WIRE,
-    dtype_of,
     numbers_in,
 )
 from multiring.runtime import Group, Handle
 from multiring.runtime.named.named import Start
-from multiring.torch.dtype_conversion import neutral, wire_form
-from multiring.torch.interop import buffer_from
 
 
 def stand_in(terms: Terms) -> Start:
@@ -41,14 +41,12 @@ def stand_in(terms: Terms) -> Start:
 
     def start(group: Group, label: str) -> Handle:
         _, postscale = numbers_in(known[SCALES])
-        form = wire_form(dtype_of(known[DATA_TYPE]), chosen_op(known[REDUCTION]), postscale, group.size)
+        conversion = dtype_conversion(known[DATA_TYPE], chosen_op(known[REDUCTION]), postscale, group.size)
         if operation == GROUPED_ALLREDUCE:
             shape = [int(known[ELEMENTS])]
         else:
-            shape = [int(each) for each in numbers_in(known[SHAPE])] + [2] * form.is_complex
-        count = 1
-        for each in shape:
-            count *= each
-        return group.all_reduce_async(buffer_from(neutral(form, count).view(shape)), form.op, wire=wire, label=label)
+            shape = [int(each) for each in numbers_in(known[SHAPE])] + [2] * conversion.is_complex
+        array = neutral_array(conversion, math.prod(shape)).reshape(shape)
+        return group.all_reduce_async(array, conversion.op, wire=wire, label=label)
 
     return start

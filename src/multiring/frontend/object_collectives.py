@@ -7,16 +7,19 @@ that they know its secret or are processes of this host that started it, never f
 import importlib
 import importlib.util
 import pickle
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from multiring.frontend.errors import MismatchInternalError
-from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of, world_rank_in
-from multiring.torch.collectives.broadcast import broadcast_
-from multiring.torch.collectives.varying_rows import submit_rows
+from multiring.frontend.handles import submit
+from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of, world_rank_in
+from multiring.frontend.signatures import ALLGATHER, BROADCAST, ROOT, plain_terms, rows_terms
+from multiring.runtime import Group, Handle
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 _FAILED = -1  # instead of a size
 
@@ -40,16 +43,16 @@ def broadcast_object(
     is_root = members.rank == world_rank_in(members, root_rank)
     name = name or "broadcast_object"
     try:
-        data = _pickled(obj) if is_root else torch.empty(0, dtype=torch.uint8)
+        data = _pickled(obj) if is_root else np.empty(0, np.uint8)
     except Exception:
-        broadcast_(torch.tensor([_FAILED]), root_rank, f"{name}.size", process_set)
+        _broadcast(members, np.array([_FAILED]), root_rank, f"{name}.size")
         raise
-    size = broadcast_(torch.tensor([len(data)]), root_rank, f"{name}.size", process_set).item()
+    size = int(_broadcast(members, np.array([len(data)]), root_rank, f"{name}.size")[0])
     if size == _FAILED:
         raise MismatchInternalError(f"{name}: rank {root_rank} could not pickle its object, and raises why")
     if not is_root:
-        data = torch.empty(int(size), dtype=torch.uint8)
-    broadcast_(data, root_rank, f"{name}.data", process_set)
+        data = np.empty(size, np.uint8)
+    _broadcast(members, data, root_rank, f"{name}.data")
     return obj if is_root else _unpickled(data)
 
 
@@ -61,24 +64,53 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     """
     members = members_of(process_set)
     name = name or "allgather_object"
-    nothing = torch.empty(0, dtype=torch.uint8)  # of which no pickle consists
     try:
         data = _pickled(obj)
     except Exception:
-        submit_rows(members, nothing, name, waits=True).wait()
+        _allgather(members, np.empty(0, np.uint8), name)  # no pickle consists of nothing
         raise
-    gathered, sizes = submit_rows(members, data, name, waits=True).wait()
+    gathered, sizes = _allgather(members, data, name)
     if 0 in sizes:
-        raise MismatchInternalError(f"{name}: rank {sizes.index(0)} could not pickle its object, and raises why")
-    return [_unpickled(part) for part in torch.split(gathered, list(sizes))]
+        raise MismatchInternalError(f"{name}: rank {list(sizes).index(0)} could not pickle its object, and raises why")
+    return [_unpickled(part) for part in np.split(gathered, np.cumsum(sizes)[:-1])]
 
 
-def _pickled(obj: Any) -> Tensor:
-    return torch.frombuffer(bytearray(_pickler().dumps(obj)), dtype=torch.uint8)
+def _broadcast(members: Members, array: Array, root_rank: int, name: str) -> Array:
+    """Overwrite a flat `array` with that of `root_rank`, as ranks are numbered in the whole job, and return it."""
+    root = world_rank_in(members, root_rank)
+    terms = plain_terms(BROADCAST, array.dtype.name, array.shape, ((ROOT, str(root_rank)),))
+
+    def start(group: Group, label: str) -> Handle:
+        return group.broadcast_async(array, root, label=label)
+
+    def finish(_: Any) -> Array:
+        return array
+
+    found: Array = submit(members, name, terms, start, finish).wait()
+    return found
 
 
-def _unpickled(data: Tensor) -> Any:
-    return pickle.loads(data.numpy().tobytes())  # noqa: S301 -- see above
+def _allgather(members: Members, data: Array, name: str) -> tuple[Array, Sequence[int]]:
+    """Return every rank's bytes, one rank's behind the other's, and how many each rank had."""
+
+    def start(group: Group, label: str) -> Handle:
+        return group.all_gather_async(data, label=label, with_rows=True, waits=True)
+
+    def finish(found: tuple[Array, Sequence[int]]) -> tuple[Array, Sequence[int]]:
+        return found
+
+    found: tuple[Array, Sequence[int]] = submit(
+        members, name, rows_terms(ALLGATHER, data.dtype.name, data.shape), start, finish
+    ).wait()
+    return found
+
+
+def _pickled(obj: Any) -> Array:
+    return np.frombuffer(bytearray(_pickler().dumps(obj)), np.uint8)
+
+
+def _unpickled(data: Array) -> Any:
+    return pickle.loads(data.tobytes())  # noqa: S301 -- see above
 
 
 @cache

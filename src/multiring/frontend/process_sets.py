@@ -3,8 +3,8 @@
 import itertools
 import threading
 import weakref
-from collections.abc import Iterable
-from typing import Any, NoReturn, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from multiring.errors import ArgumentError, StateError
 from multiring.frontend.errors import internal_errors, not_initialized
@@ -12,7 +12,8 @@ from multiring.frontend.neutral_contributions import stand_in
 from multiring.runtime import Group
 from multiring.runtime.job.job import World, current
 from multiring.runtime.named.named import NamedOperations
-from multiring.torch.fusion_buffer import Packing
+
+Kind = TypeVar("Kind")
 
 
 class ProcessSet:
@@ -81,9 +82,16 @@ class Members:
         self.size = group.size
         self.in_flight: set[str] = set()
         self.reducers: weakref.WeakSet[Reducer] = weakref.WeakSet()
-        self.packing = Packing()
+        self._kept: dict[Callable[[], Any], Any] = {}
         self._joins = 0
         self._numbers = itertools.count(1)
+
+    def kept(self, kind: Callable[[], Kind]) -> Kind:
+        """Return this set's one object of `kind`, made when it is asked for first: what an adapter keeps of a set."""
+        found: Kind | None = self._kept.get(kind)
+        if found is None:
+            found = self._kept.setdefault(kind, kind())
+        return found
 
     def next_number(self) -> str:
         """Return the number of the next operation that has no name; all ranks of the set count alike."""

@@ -3,10 +3,7 @@
 from collections.abc import Sequence
 from functools import lru_cache
 
-import torch
-
 from multiring.errors import Terms
-from multiring.torch.interop import dtype_name
 
 ALLREDUCE, GROUPED_ALLREDUCE, SPARSE_ALLREDUCE = "allreduce", "grouped allreduce", "sparse allreduce"
 ALLGATHER, ALLTOALL, BROADCAST, REDUCESCATTER = "allgather", "alltoall", "broadcast", "reducescatter"
@@ -27,20 +24,14 @@ ELEMENTS = "elements"  # on the wire
 _KEPT = 4096  # terms that are kept in words
 
 
-def dtype_of(name: str) -> torch.dtype:
-    """Return the type that `dtype_name` calls `name`."""
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
-
-
 @lru_cache(maxsize=_KEPT)
 def allreduce_terms(
-    dtype: torch.dtype, shape: Sequence[int], reduction: str, scales: tuple[float, float], wire: str | None
+    dtype: str, shape: Sequence[int], reduction: str, scales: tuple[float, float], wire: str | None
 ) -> Terms:
-    """Return the terms of an allreduce of one tensor."""
+    """Return the terms of an allreduce of one tensor; `dtype`, here and below, is NumPy's name."""
     return (
         (OPERATION, ALLREDUCE),
-        (DATA_TYPE, dtype_name(dtype)),
+        (DATA_TYPE, dtype),
         (SHAPE, str(tuple(shape))),
         (REDUCTION, reduction),
         (SCALES, str(scales)),
@@ -49,16 +40,16 @@ def allreduce_terms(
 
 
 @lru_cache(maxsize=_KEPT)
-def rows_terms(operation: str, dtype: torch.dtype, shape: Sequence[int], more: Terms = ()) -> Terms:
+def rows_terms(operation: str, dtype: str, shape: Sequence[int], more: Terms = ()) -> Terms:
     """Return the terms of an operation whose ranks may differ in rows, the first dimension."""
     behind = ", ".join(["*", *map(str, shape[1:])]) if shape else ""
-    return ((OPERATION, operation), (DATA_TYPE, dtype_name(dtype)), (SHAPE, f"({behind})"), *more)
+    return ((OPERATION, operation), (DATA_TYPE, dtype), (SHAPE, f"({behind})"), *more)
 
 
 @lru_cache(maxsize=_KEPT)
-def plain_terms(operation: str, dtype: torch.dtype, shape: Sequence[int], more: Terms = ()) -> Terms:
+def plain_terms(operation: str, dtype: str, shape: Sequence[int], more: Terms = ()) -> Terms:
     """Return the terms of an operation whose ranks all bring the same shape."""
-    return ((OPERATION, operation), (DATA_TYPE, dtype_name(dtype)), (SHAPE, str(tuple(shape))), *more)
+    return ((OPERATION, operation), (DATA_TYPE, dtype), (SHAPE, str(tuple(shape))), *more)
 
 
 def numbers_in(words: str) -> tuple[float, ...]:

@@ -48,7 +48,10 @@ from multiring.frontend.reduce_ops import Max as Max
 from multiring.frontend.reduce_ops import Min as Min
 from multiring.frontend.reduce_ops import Product as Product
 from multiring.frontend.reduce_ops import Sum as Sum
+from multiring.frontend.timeline import start_timeline as start_timeline
+from multiring.frontend.timeline import stop_timeline as stop_timeline
 from multiring.torch import elastic as elastic
+from multiring.torch import timeline as timeline
 from multiring.torch.c10d import registration as registration
 from multiring.torch.c10d.monitored import monitored_barrier as monitored_barrier
 from multiring.torch.collectives.allgather import allgather as allgather
@@ -88,8 +91,6 @@ from multiring.torch.optimizer.parameters import broadcast_parameters as broadca
 from multiring.torch.optimizer.state import broadcast_optimizer_state as broadcast_optimizer_state
 from multiring.torch.options import PowerSGD as PowerSGD
 from multiring.torch.parallelizing.parallelize import parallelize as parallelize
-from multiring.torch.timeline import start_timeline as start_timeline
-from multiring.torch.timeline import stop_timeline as stop_timeline
 
 __all__ = [
     "Adasum",

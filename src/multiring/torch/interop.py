@@ -32,6 +32,13 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+@cache
+def dtype_of(name: str) -> torch.dtype:
+    """Return the type that `dtype_name` calls `name`."""
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
 def refuse_elsewhere(tensor: Tensor, name: str) -> None:
     """Raise UnsupportedError unless `tensor` is plain memory of the host.
 

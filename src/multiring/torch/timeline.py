@@ -9,7 +9,6 @@ torch has hooks for all modules, and for all optimizers, but none for all backwa
 outermost call is hooked, which is not compiled.
 """
 
-import os
 import threading
 import time
 import warnings
@@ -21,48 +20,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from multiring.errors import StateError
-from multiring.frontend.process_sets import world_now
-from multiring.runtime import start_timeline as start_on_all
-from multiring.runtime import stop_timeline as stop_on_all
 from multiring.torch.autograd import call_after_backward, current_backward
-from multiring.trace import Spans, follow, recorded
-
-
-def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:  # noqa: FBT001, FBT002 -- Horovod's signature
-    """Record what every rank does from now on, into one file; see `multiring.start_timeline`. Every rank calls it.
-
-    Raises:
-        ValueError: before `init`; a timeline is on already; or the file cannot be written. On every rank.
-    """
-    world_now()
-    follow_timelines()
-    try:
-        start_on_all(file_path, mark_cycles=mark_cycles)
-    except StateError as error:
-        raise ValueError(str(error)) from error
-
-
-def stop_timeline() -> None:
-    """Stop recording, and return when the file is written; nothing happens where no timeline is on.
-
-    Every rank calls it.
-
-    Raises:
-        ValueError: before `init`; or the file could not be written.
-    """
-    world_now()
-    if recorded() is None:
-        return
-    try:
-        stop_on_all()
-    except StateError as error:
-        raise ValueError(str(error)) from error
-
-
-def follow_timelines() -> None:
-    """Have forward, backward and optimizer recorded whenever a timeline is on, whoever started it."""
-    follow(_hooks)
+from multiring.trace import Spans, follow
 
 
 class _Calls(threading.local):
@@ -168,3 +127,6 @@ def _tensors(outputs: Any) -> Iterator[Tensor]:
     elif hasattr(outputs, "__dataclass_fields__"):
         for name in outputs.__dataclass_fields__:
             yield from _tensors(getattr(outputs, name))
+
+
+follow(_hooks)  # whoever starts a timeline

@@ -13,6 +13,7 @@ from enum import IntFlag
 from typing import Any, TypeVar
 
 from multiring.errors import MultiringError
+from multiring.frontend.errors import HorovodInternalError
 
 Result = TypeVar("Result")
 Broadcast = Callable[[Any], Any]  # an object of this rank -> rank 0's
@@ -21,10 +22,6 @@ Gather = Callable[[Any], Sequence[Any]]  # an object of this rank -> all ranks',
 _log = logging.getLogger("multiring")
 # Failures in a row, with no commit in between: what fails so often will do so for ever.
 _MOST_FAILURES = 10
-
-
-class HorovodInternalError(RuntimeError):
-    """A collective failed on every rank that took part, as adapters say it; `run_fn` restores the state and goes on."""
 
 
 class HostUpdateResult(IntFlag):

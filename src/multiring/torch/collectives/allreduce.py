@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from multiring.errors import UnsupportedError
+from multiring.frontend.dtype_conversion import DtypeConversion
 from multiring.frontend.handles import Name, Pending, Several, handle_of, submit
 from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
 from multiring.frontend.reduce_ops import LINEAR, Adasum, Combination, combination, name_of
@@ -17,10 +18,11 @@ from multiring.runtime import Group, Handle
 from multiring.runtime.named.named import Start
 from multiring.torch.collectives.sparse import submit_sparse
 from multiring.torch.compression import Compression, require_compressor
-from multiring.torch.dtype_conversion import WireForm, unwired, wire_form, wired
+from multiring.torch.dtype_conversion import conversion_of, converted, converted_back
 from multiring.torch.interop import (
     array_of,
     buffer_from,
+    dtype_name,
     is_one_piece,
     is_sparse,
     new_memory,
@@ -124,12 +126,12 @@ def submit_allreduce(
         return submit_sparse(members, tensor, name, how, in_place=in_place)
     require_plain(tensor)
     dtype = tensor.dtype
-    form = wire_form(dtype, how.op, how.postscale, members.size)
-    terms = allreduce_terms(dtype, tensor.shape, name_of(how.op), (how.prescale, how.postscale), how.wire)
-    memory = _memory(members.group, tensor, form, how.prescale, in_place=in_place)
+    conversion = conversion_of(dtype, how.op, how.postscale, members.size)
+    terms = allreduce_terms(dtype_name(dtype), tensor.shape, name_of(how.op), (how.prescale, how.postscale), how.wire)
+    memory = _memory(members.group, tensor, conversion, how.prescale, in_place=in_place)
 
     def finish(_: Any) -> Tensor:
-        found = unwired(memory, form, dtype)
+        found = converted_back(memory, conversion, dtype)
         if not in_place:
             return found
         if found.data_ptr() == tensor.data_ptr():
@@ -138,7 +140,7 @@ def submit_allreduce(
             tensor.detach().copy_(found)
         return tensor
 
-    start, at_once = starting(memory, [memory], form, how, waits=waits)
+    start, at_once = starting(memory, [memory], conversion, how, waits=waits)
     return submit(members, name, terms, start, finish, at_once)
 
 
@@ -157,7 +159,7 @@ def without_compressor(how: Combination, compression: Any, tensors: Sequence[Ten
 
 
 def starting(
-    memory: Tensor, parts: Sequence[Tensor], form: WireForm, how: Combination, *, waits: bool
+    memory: Tensor, parts: Sequence[Tensor], conversion: DtypeConversion, how: Combination, *, waits: bool
 ) -> tuple[Start, Start]:
     """Return what starts to combine `memory` in place, on any thread, and on this one, which with `waits` waits for it.
 
@@ -167,15 +169,15 @@ def starting(
     def start(group: Group, label: str, *, waits: bool = False) -> Handle:
         if how.op == Adasum:
             return start_adasum(group, [array_of(part) for part in parts], label=label)
-        return group.all_reduce_async(buffer_from(memory), form.op, wire=how.wire, label=label, waits=waits)
+        return group.all_reduce_async(buffer_from(memory), conversion.op, wire=how.wire, label=label, waits=waits)
 
     return start, partial(start, waits=waits)
 
 
-def _memory(group: Group, tensor: Tensor, form: WireForm, prescale: float, *, in_place: bool) -> Tensor:
+def _memory(group: Group, tensor: Tensor, conversion: DtypeConversion, prescale: float, *, in_place: bool) -> Tensor:
     """Return what is to be combined in place: `tensor` as the Group takes it, itself or as a row-major copy."""
     source = tensor.detach()
-    found = wired(source, form, prescale)
+    found = converted(source, conversion, prescale)
     is_own = found.data_ptr() != source.data_ptr()
     if is_one_piece(found) and (in_place or is_own):
         return found

@@ -12,7 +12,7 @@ from multiring.frontend.signatures import BROADCAST, ROOT, plain_terms
 from multiring.runtime import Group, Handle
 from multiring.runtime.arrays import Buffer
 from multiring.torch.collectives.allreduce import allreduce
-from multiring.torch.interop import is_one_piece, new_memory, note_change, require_plain, wants_gradient
+from multiring.torch.interop import dtype_name, is_one_piece, new_memory, note_change, require_plain, wants_gradient
 
 
 def broadcast(
@@ -69,7 +69,7 @@ def _submit(tensor: Tensor, root_rank: int, name: str | None, process_set: Proce
     require_plain(tensor)
     members = members_of(process_set)
     root = world_rank_in(members, root_rank)
-    terms = plain_terms(BROADCAST, tensor.dtype, tensor.shape, ((ROOT, str(int(root_rank))),))
+    terms = plain_terms(BROADCAST, dtype_name(tensor.dtype), tensor.shape, ((ROOT, str(int(root_rank))),))
     source = tensor.detach()
     memory = source
     if not (in_place and is_one_piece(source)):

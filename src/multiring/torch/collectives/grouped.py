@@ -25,10 +25,11 @@ from multiring.frontend.signatures import (
 )
 from multiring.torch.collectives.allreduce import require_linear, starting, submit_allreduce, without_compressor
 from multiring.torch.compression import Compression
-from multiring.torch.dtype_conversion import unwired, wire_form, wired
-from multiring.torch.fusion_buffer import Layout, Span, layout_of, new_buffer
+from multiring.torch.dtype_conversion import conversion_of, converted, converted_back
+from multiring.torch.fusion_buffer import Layout, Packing, Span, layout_of, new_buffer
 from multiring.torch.interop import (
     dtype_name,
+    dtype_of,
     is_sparse,
     note_changes,
     require_plain,
@@ -91,7 +92,7 @@ def grouped_allreduce_(
     if name is not None and tensors and isinstance(tensors, list | tuple):
         # As it was combined before, if it was: most of a group that comes again is code and objects that the last sum
         # has driven out of the caches, and this touches few of them.
-        span = members_of(process_set).packing.known_span(tensors)
+        span = members_of(process_set).kept(Packing).known_span(tensors)
         repeat = None if span is None else span.repeats.get((name, how))
         again = None if repeat is None else repeat.start()
         if again is not None:
@@ -166,7 +167,7 @@ def _submit(
     for place, tensor in enumerate(tensors):
         by_type.setdefault(tensor.dtype, []).append(place)
     for dtype in by_type:
-        wire_form(dtype, how.op, how.postscale, members.size)  # or nothing is started at all
+        conversion_of(dtype, how.op, how.postscale, members.size)  # or nothing is started at all
     parts = parts_of(members, name, len(by_type))
     started = [
         _submit_alike(_Group(members, [tensors[place] for place in places], how, part, more[0][1]), in_place=in_place)
@@ -195,12 +196,14 @@ def _are_plain_and_alike(tensors: Sequence[Tensor]) -> bool:
 
 def _is_in_place(members: Members, dtype: torch.dtype, how: Combination) -> bool:
     """Return whether a Group makes results of tensors as they are."""
-    return how.op != Adasum and how.prescale == 1.0 and wire_form(dtype, how.op, how.postscale, members.size).is_plain
+    if how.op == Adasum or how.prescale != 1.0:
+        return False
+    return conversion_of(dtype, how.op, how.postscale, members.size).is_plain
 
 
 def _span_of(group: _Group, known: Span | None = None) -> Span | None:
     """Return the tensors' memory where they are combined as they lie there."""
-    span = known or group.members.packing.span_of(group.tensors)
+    span = known or group.members.kept(Packing).span_of(group.tensors)
     return span if span is not None and _is_in_place(group.members, span.layout.dtype, group.how) else None
 
 
@@ -213,22 +216,22 @@ def _submit_copied(group: _Group, *, in_place: bool) -> Pending:
     """Start to combine tensors of one type in memory of their own."""
     members, tensors, how, name, part, waits = group
     dtype = tensors[0].dtype
-    form = wire_form(dtype, how.op, how.postscale, members.size)
-    sources = [wired(tensor.detach(), form, how.prescale) for tensor in tensors]
-    layout = layout_of(form.dtype, tuple(source.shape for source in sources))
-    memory, views = members.packing.take(members.group, layout) if in_place else new_buffer(members.group, layout)
+    conversion = conversion_of(dtype, how.op, how.postscale, members.size)
+    sources = [converted(tensor.detach(), conversion, how.prescale) for tensor in tensors]
+    layout = layout_of(dtype_of(conversion.dtype), tuple(source.shape for source in sources))
+    memory, views = members.kept(Packing).take(members.group, layout) if in_place else new_buffer(members.group, layout)
     torch._foreach_copy_(views, sources)
 
     def finish(_: Any) -> tuple[Tensor, ...]:
-        found = [unwired(view, form, dtype) for view in views]
+        found = [converted_back(view, conversion, dtype) for view in views]
         if not in_place:
             return tuple(found)
         torch._foreach_copy_([tensor.detach() for tensor in tensors], found)
-        members.packing.give_back(layout, memory, views)
+        members.kept(Packing).give_back(layout, memory, views)
         return tuple(tensors)
 
     terms = _terms(layout_of(dtype, tuple(tensor.shape for tensor in tensors)), layout.total, how, part)
-    start, at_once = starting(memory, views, form, how, waits=waits)
+    start, at_once = starting(memory, views, conversion, how, waits=waits)
     return submit(members, name, terms, start, finish, at_once)
 
 
@@ -241,9 +244,9 @@ def _submit_span(group: _Group, span: Span) -> Pending:
             note_changes(tensors)
         return tuple(tensors)
 
-    form = wire_form(span.layout.dtype, how.op, how.postscale, members.size)
+    conversion = conversion_of(span.layout.dtype, how.op, how.postscale, members.size)
     terms = _terms(span.layout, span.layout.total, how, part)
-    start, at_once = starting(span.memory, (), form, how, waits=waits)
+    start, at_once = starting(span.memory, (), conversion, how, waits=waits)
     pending = submit(members, name, terms, start, finish, at_once)
     if waits:  # before the sum comes through the caches: afterwards each tensor would have to be fetched anew
         note_changes(tensors)

@@ -16,8 +16,16 @@ from multiring.runtime import Group, Handle
 from multiring.torch.collectives.allgather import allgather
 from multiring.torch.collectives.varying_rows import submit_refusal
 from multiring.torch.compression import Compression, require_compressor
-from multiring.torch.dtype_conversion import scaled, unwired, wire_form, wired
-from multiring.torch.interop import buffer_from, in_one_piece, require_plain, tensor_of, wants_gradient
+from multiring.torch.dtype_conversion import conversion_of, converted, converted_back, scaled
+from multiring.torch.interop import (
+    buffer_from,
+    dtype_name,
+    dtype_of,
+    in_one_piece,
+    require_plain,
+    tensor_of,
+    wants_gradient,
+)
 
 
 def reducescatter(
@@ -112,7 +120,7 @@ def _submit_group(tensors: Sequence[Tensor], name: str | None, how: Combination,
     members = members_of(process_set)
     for tensor in tensors:
         require_plain(tensor)
-        wire_form(tensor.dtype, how.op, how.postscale, members.size)
+        conversion_of(tensor.dtype, how.op, how.postscale, members.size)
     parts = parts_of(members, name, len(tensors))
     started = [_submit(members, tensor, part, how, more) for tensor, (part, more) in zip(tensors, parts, strict=True)]
     return Several(started, tuple)
@@ -125,17 +133,17 @@ def _submit(members: Members, tensor: Tensor, name: Name, how: Combination, more
     if not tensor.dim():
         return submit_refusal(members, tensor, name, REDUCESCATTER)
     dtype = tensor.dtype
-    form = wire_form(dtype, how.op, how.postscale, members.size)
+    conversion = conversion_of(dtype, how.op, how.postscale, members.size)
     more = ((REDUCTION, name_of(how.op)), (SCALES, str((how.prescale, how.postscale))), *more)
-    memory = in_one_piece(wired(tensor.detach(), form, how.prescale))
+    memory = in_one_piece(converted(tensor.detach(), conversion, how.prescale))
 
     def start(group: Group, label: str) -> Handle:
-        return group.reduce_scatter_async(buffer_from(memory), op=form.op, label=label)
+        return group.reduce_scatter_async(buffer_from(memory), op=conversion.op, label=label)
 
     def finish(found: Any) -> Tensor:
-        return unwired(tensor_of(found, form.dtype), form, dtype)
+        return converted_back(tensor_of(found, dtype_of(conversion.dtype)), conversion, dtype)
 
-    return submit(members, name, plain_terms(REDUCESCATTER, dtype, tensor.shape, more), start, finish)
+    return submit(members, name, plain_terms(REDUCESCATTER, dtype_name(dtype), tensor.shape, more), start, finish)
 
 
 def _spread(gradient: Tensor, how: Combination, process_set: ProcessSet) -> Tensor:

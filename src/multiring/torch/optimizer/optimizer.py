@@ -18,7 +18,6 @@ from multiring.torch.compression import Compression
 from multiring.torch.optimizer.distributed import Distributed, share
 from multiring.torch.optimizer.setup import Setup, groups_from, named_from, require_names
 from multiring.torch.options import Options
-from multiring.torch.timeline import follow_timelines
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
@@ -73,7 +72,6 @@ def DistributedOptimizer(  # noqa: N802, PLR0913, PLR0917 -- Horovod's name and 
         UnsupportedError: a parameter on a GPU, or an optimizer that cannot be distributed.
         StateError: before `init`.
     """
-    follow_timelines()
     if num_groups != 0:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups

@@ -1,41 +1,41 @@
 """Who a process is, as an object with Horovod's methods."""
 
-from multiring import torch
+from multiring.frontend import lifecycle, reduce_ops, timeline
 
 
 class HorovodBasics:
-    """`multiring.torch`'s functions; every instance is the same, whatever compiled module it is asked for.
+    """The functions of all adapters; every instance is the same, whatever compiled module it is asked for.
 
     Args:
         pkg_path: not used.
         args: not used.
     """
 
-    Average, Sum, Adasum = torch.Average, torch.Sum, torch.Adasum
-    Min, Max, Product = torch.Min, torch.Max, torch.Product
+    Average, Sum, Adasum = reduce_ops.Average, reduce_ops.Sum, reduce_ops.Adasum
+    Min, Max, Product = reduce_ops.Min, reduce_ops.Max, reduce_ops.Product
 
     def __init__(self, pkg_path: str, *args: str) -> None:
         """Nothing is loaded."""
 
-    ccl_built = staticmethod(torch.ccl_built)
-    cross_rank = staticmethod(torch.cross_rank)
-    cross_size = staticmethod(torch.cross_size)
-    cuda_built = staticmethod(torch.cuda_built)
-    ddl_built = staticmethod(torch.ddl_built)
-    gloo_built = staticmethod(torch.gloo_built)
-    gloo_enabled = staticmethod(torch.gloo_enabled)
-    init = staticmethod(torch.init)
-    is_homogeneous = staticmethod(torch.is_homogeneous)
-    is_initialized = staticmethod(torch.is_initialized)
-    local_rank = staticmethod(torch.local_rank)
-    local_size = staticmethod(torch.local_size)
-    mpi_built = staticmethod(torch.mpi_built)
-    mpi_enabled = staticmethod(torch.mpi_enabled)
-    mpi_threads_supported = staticmethod(torch.mpi_threads_supported)
-    nccl_built = staticmethod(torch.nccl_built)
-    rank = staticmethod(torch.rank)
-    rocm_built = staticmethod(torch.rocm_built)
-    shutdown = staticmethod(torch.shutdown)
-    size = staticmethod(torch.size)
-    start_timeline = staticmethod(torch.start_timeline)
-    stop_timeline = staticmethod(torch.stop_timeline)
+    ccl_built = staticmethod(lifecycle.ccl_built)
+    cross_rank = staticmethod(lifecycle.cross_rank)
+    cross_size = staticmethod(lifecycle.cross_size)
+    cuda_built = staticmethod(lifecycle.cuda_built)
+    ddl_built = staticmethod(lifecycle.ddl_built)
+    gloo_built = staticmethod(lifecycle.gloo_built)
+    gloo_enabled = staticmethod(lifecycle.gloo_enabled)
+    init = staticmethod(lifecycle.init)
+    is_homogeneous = staticmethod(lifecycle.is_homogeneous)
+    is_initialized = staticmethod(lifecycle.is_initialized)
+    local_rank = staticmethod(lifecycle.local_rank)
+    local_size = staticmethod(lifecycle.local_size)
+    mpi_built = staticmethod(lifecycle.mpi_built)
+    mpi_enabled = staticmethod(lifecycle.mpi_enabled)
+    mpi_threads_supported = staticmethod(lifecycle.mpi_threads_supported)
+    nccl_built = staticmethod(lifecycle.nccl_built)
+    rank = staticmethod(lifecycle.rank)
+    rocm_built = staticmethod(lifecycle.rocm_built)
+    shutdown = staticmethod(lifecycle.shutdown)
+    size = staticmethod(lifecycle.size)
+    start_timeline = staticmethod(timeline.start_timeline)
+    stop_timeline = staticmethod(timeline.stop_timeline)

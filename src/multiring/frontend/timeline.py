@@ -1,0 +1,39 @@
+"""Timelines by Horovod's names."""
+
+import os
+
+from multiring.errors import StateError
+from multiring.frontend.process_sets import world_now
+from multiring.runtime import start_timeline as start_on_all
+from multiring.runtime import stop_timeline as stop_on_all
+from multiring.trace import recorded
+
+
+def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:  # noqa: FBT001, FBT002 -- Horovod's signature
+    """Record what every rank does from now on, into one file; see `multiring.start_timeline`. Every rank calls it.
+
+    Raises:
+        ValueError: before `init`; a timeline is on already; or the file cannot be written. On every rank.
+    """
+    world_now()
+    try:
+        start_on_all(file_path, mark_cycles=mark_cycles)
+    except StateError as error:
+        raise ValueError(str(error)) from error
+
+
+def stop_timeline() -> None:
+    """Stop recording, and return when the file is written; nothing happens where no timeline is on.
+
+    Every rank calls it.
+
+    Raises:
+        ValueError: before `init`; or the file could not be written.
+    """
+    world_now()
+    if recorded() is None:
+        return
+    try:
+        stop_on_all()
+    except StateError as error:
+        raise ValueError(str(error)) from error
