@@ -63,7 +63,7 @@ lint: $(READY)  ## ruff
 types: $(READY)  ## mypy --strict
 	mypy
 imports: $(READY)  ## Which room may import which
-	lint-imports
+	python tests/contracts.py
 
 .PHONY: stubs
 stubs: build  ## The compiled core's type stub is up to date

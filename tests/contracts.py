@@ -1,0 +1,110 @@
+"""Which room may import which, as import-linter's contracts: python tests/contracts.py.
+
+What is listed here is the rooms that are no framework's. Every other folder of multiring is the adapter of the
+framework whose name it has; so a new one costs no line.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+from importlinter.cli import lint_imports
+
+SOURCE = Path(__file__).parents[1] / "src" / "multiring"
+ADAPTERS = "{adapters}"
+# From above; each calls only those below it. Rooms of one line are independent of each other.
+LAYERS = (
+    "cli",
+    "horovod | lab | bench",
+    "launch",
+    ADAPTERS,
+    "frontend | probe | optim | data",
+    "runtime",
+    "planner",
+    "collectives | agreement | trace",
+    "schedule",
+    "topology",
+    "_native",
+    "settings",
+    "errors | version",
+)
+BUILDS_ON_OTHERS = "keras"  # its model runs on one of the other frameworks
+# A worker of the bench is a program of its own: nobody imports it.
+WORKERS = "multiring.bench.workers.*"
+
+
+def rooms() -> set[str]:
+    """Return the packages and modules directly in multiring."""
+    return {
+        each.stem
+        for each in SOURCE.iterdir()
+        if (each / "__init__.py").exists() or (each.suffix == ".py" and not each.stem.startswith("__"))
+    }
+
+
+def adapters() -> list[str]:
+    """Return the frameworks that have an adapter."""
+    known = {room for layer in LAYERS for room in layer.split(" | ")}
+    return sorted(rooms() - known)
+
+
+def contracts() -> str:
+    """Return import-linter's configuration."""
+    frameworks = adapters()
+    layers = []
+    for layer in LAYERS:
+        if layer != ADAPTERS:
+            layers.append(layer)
+            continue
+        layers += [BUILDS_ON_OTHERS] * (BUILDS_ON_OTHERS in frameworks)
+        layers.append(" | ".join(each for each in frameworks if each != BUILDS_ON_OTHERS))
+    text = [
+        "[importlinter]",
+        "root_package = multiring",
+        "include_external_packages = True",
+        _contract("direction", "Each room calls only the rooms below it", "layers"),
+        _lines("containers", ["multiring"]),
+        "exhaustive = True",
+        _lines("exhaustive_ignores", ["__main__"]),
+        _lines("layers", layers),
+        # What `_native` imports is its compiled `_core`, which import-linter cannot see and takes for the package.
+        _lines("ignore_imports", ["multiring._native -> multiring"]),
+    ]
+    for framework in frameworks:
+        others = sorted(rooms() - {framework, BUILDS_ON_OTHERS})
+        text += [
+            _contract(framework, f"{framework} is imported by its adapter only", "forbidden"),
+            _lines("source_modules", [f"multiring.{room}" for room in others]),
+            _lines("forbidden_modules", [framework]),
+            _lines("ignore_imports", [f"{WORKERS} -> {framework}", f"{WORKERS} -> multiring.{framework}"]),
+            "unmatched_ignore_imports_alerting = none",
+        ]
+    text += [
+        _contract("mpi", "mpi4py is imported where runtime needs it only", "forbidden"),
+        _lines("source_modules", [f"multiring.{room}" for room in sorted(rooms() - {"runtime"})]),
+        _lines("forbidden_modules", ["mpi4py"]),
+        _lines("ignore_imports", [f"{WORKERS} -> mpi4py"]),
+        "allow_indirect_imports = True",
+        _contract("agreement", "The agreement stands alone", "forbidden"),
+        _lines("source_modules", ["multiring.agreement"]),
+        _lines(
+            "forbidden_modules",
+            ["ml_dtypes", "numpy", *(f"multiring.{room}" for room in sorted(rooms() - {"agreement"}))],
+        ),
+    ]
+    return "\n".join(text) + "\n"
+
+
+def _contract(number: str, name: str, kind: str) -> str:
+    return f"\n[importlinter:contract:{number}]\nname = {name}\ntype = {kind}"
+
+
+def _lines(name: str, values: list[str]) -> str:
+    return "\n    ".join([f"{name} =", *values])
+
+
+if __name__ == "__main__":
+    with tempfile.NamedTemporaryFile("w", suffix=".ini") as file:
+        file.write(contracts())
+        file.flush()
+        sys.exit(lint_imports(config_filename=file.name, no_logo=True))
