@@ -45,12 +45,12 @@ class Monitored(Standing):
 
     def _hear_abort(self, rank: int) -> None:
         super()._hear_abort(rank)
-        if "_roll_call" in self.__dict__:
+        if "_barrier" in self.__dict__:
             self._barrier.close()
 
     def _fall(self, how: str) -> None:
         super()._fall(how)
-        if "_roll_call" in self.__dict__:
+        if "_barrier" in self.__dict__:
             self._barrier.close()
 
 

@@ -91,5 +91,5 @@ class Messages(Standing):
 
     def _fall(self, how: str) -> None:
         super()._fall(how)
-        if "_mailbox" in self.__dict__:
+        if "_matching" in self.__dict__:
             self._matching.close()
