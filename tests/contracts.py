@@ -18,6 +18,7 @@ LAYERS = (
     "horovod | lab | bench",
     "launch",
     ADAPTERS,
+    "gradients",
     "frontend | probe | optim | data",
     "runtime",
     "planner",

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import multiring
 import multiring.torch as mt
 from multiring.errors import StateError
-from multiring.torch.powersgd import Stages
+from multiring.gradients.powersgd import Stages
 
 RANK = 1
 COMPRESSED = (0, 2)  # of SHAPES

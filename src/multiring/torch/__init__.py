@@ -50,6 +50,7 @@ from multiring.frontend.reduce_ops import Product as Product
 from multiring.frontend.reduce_ops import Sum as Sum
 from multiring.frontend.timeline import start_timeline as start_timeline
 from multiring.frontend.timeline import stop_timeline as stop_timeline
+from multiring.gradients.options import PowerSGD as PowerSGD
 from multiring.torch import elastic as elastic
 from multiring.torch import timeline as timeline
 from multiring.torch.c10d import registration as registration
@@ -89,7 +90,6 @@ from multiring.torch.optimizer.optimizer import DistributedOptimizer as Distribu
 from multiring.torch.optimizer.optimizer import gradient_bytes as gradient_bytes
 from multiring.torch.optimizer.parameters import broadcast_parameters as broadcast_parameters
 from multiring.torch.optimizer.state import broadcast_optimizer_state as broadcast_optimizer_state
-from multiring.torch.options import PowerSGD as PowerSGD
 from multiring.torch.parallelizing.parallelize import parallelize as parallelize
 
 __all__ = [

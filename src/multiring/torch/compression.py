@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from multiring.errors import ArgumentError
 from multiring.runtime import round_trip
 
 
@@ -103,10 +102,6 @@ class Compression:
     int8 = Int8Compressor
 
 
-def require_compressor(compression: Any) -> None:
-    """Raise ArgumentError unless `compression` can compress and decompress."""
-    if not (callable(getattr(compression, "compress", None)) and callable(getattr(compression, "decompress", None))):
-        raise ArgumentError(
-            f"compression={compression!r}: want Compression.none, .fp16, .bf16, .int8, or an object with compress and "
-            "decompress"
-        )
+def option_of(compression: Any) -> Any:
+    """Return `compression` as `Options` have it: None for Compression.none."""
+    return None if compression is Compression.none else compression

@@ -13,11 +13,12 @@ from multiring.frontend.handles import Name, Pending, Several, handle_of, submit
 from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
 from multiring.frontend.reduce_ops import LINEAR, Adasum, Combination, combination, name_of
 from multiring.frontend.signatures import allreduce_terms
+from multiring.gradients.options import require_compressor
 from multiring.optim import start_adasum
 from multiring.runtime import Group, Handle
 from multiring.runtime.named.named import Start
 from multiring.torch.collectives.sparse import submit_sparse
-from multiring.torch.compression import Compression, require_compressor
+from multiring.torch.compression import Compression
 from multiring.torch.dtype_conversion import conversion_of, converted, converted_back
 from multiring.torch.interop import (
     array_of,

@@ -12,10 +12,11 @@ from multiring.frontend.handles import Name, Pending, Several, handle_of, parts_
 from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of
 from multiring.frontend.reduce_ops import LINEAR, Average, Combination, Sum, combination, name_of
 from multiring.frontend.signatures import REDUCESCATTER, REDUCTION, SCALES, plain_terms
+from multiring.gradients.options import require_compressor
 from multiring.runtime import Group, Handle
 from multiring.torch.collectives.allgather import allgather
 from multiring.torch.collectives.varying_rows import submit_refusal
-from multiring.torch.compression import Compression, require_compressor
+from multiring.torch.compression import Compression
 from multiring.torch.dtype_conversion import conversion_of, converted, converted_back, scaled
 from multiring.torch.interop import (
     buffer_from,

@@ -11,7 +11,6 @@ What a lossy compression carries from step to step belongs to parameters, as Dis
 out anew after the first step.
 """
 
-import sys
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import Any
@@ -23,17 +22,17 @@ from torch._C._distributed_c10d import GradBucket  # torch.distributed's own, wh
 from torch.futures import Future
 
 from multiring.errors import ArgumentError
+from multiring.gradients.buckets import lay_out_one
+from multiring.gradients.compression_state import packed
+from multiring.gradients.options import Options
+from multiring.gradients.reductions import CompressionState
 from multiring.runtime import Group, Handle
 from multiring.runtime.group.handles import SteppedHandle
-from multiring.torch.bucket_choice import reductions_of
-from multiring.torch.bucket_reductions import Kept, Reduction
-from multiring.torch.buckets import lay_out
+from multiring.torch.bucket_tensors import TensorReductionOf, specs_of, states_of, tensor_reductions_of
 from multiring.torch.c10d.group_state import Ready
 from multiring.torch.c10d.process_group import ProcessGroup
-from multiring.torch.compression import Compression
-from multiring.torch.compression_state import packed, unpacked
+from multiring.torch.compression import Compression, option_of
 from multiring.torch.interop import allocate, buffer_from, dtype_name, refuse_elsewhere
-from multiring.torch.options import Options
 
 
 class BucketSharing:
@@ -56,12 +55,12 @@ class BucketSharing:
         error_feedback: bool = False,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        self._options = Options(op="average", compression=compression, error_feedback=error_feedback)
+        self._options = Options(op="average", compression=option_of(compression), error_feedback=error_feedback)
         self._given = process_group
         self._in_arena: dict[int, int] = {}  # by a bucket's index, where it lies
         self._stateful: dict[tuple[int, ...], _Bucket] = {}  # by the `id` of its parameters
-        self._kept: dict[int, Kept] = {}  # of parameters that are in none of these yet
-        self._reduction_of: Callable[..., Reduction] | None = None
+        self._states: dict[int, CompressionState] = {}  # of parameters that are in none of these yet
+        self._reduction_of: TensorReductionOf | None = None
 
     def start(self, bucket: GradBucket) -> Future[Tensor]:
         """Start to average `bucket`; see `share_bucket`."""
@@ -143,11 +142,11 @@ class BucketSharing:
         if found is None:
             if self._reduction_of is None:
                 second = partial(self.group.twin_for, "second reductions of buckets")
-                self._reduction_of = reductions_of(self.group, second, self._options)
+                self._reduction_of = tensor_reductions_of(self.group, second, self._options)
             for other in [each for each in self._stateful if not set(each).isdisjoint(key)]:
-                self._kept |= self._stateful.pop(other).kept()
+                self._states |= self._stateful.pop(other).states()
             found = self._stateful[key] = _Bucket(parameters, self._reduction_of)
-            found.restore(self._kept)
+            found.load_states(self._states)
         return found
 
     # ---- what is carried on ----
@@ -157,10 +156,10 @@ class BucketSharing:
 
         Not while a backward is going on.
         """
-        kept = self._kept.copy()
+        states = self._states.copy()
         for bucket in self._stateful.values():
-            kept |= bucket.kept()
-        return packed(kept, list(model.parameters()), self.group)
+            states |= bucket.states()
+        return packed([states.get(id(parameter)) for parameter in model.parameters()], self.group)
 
     def load_state_dict(self, state: Mapping[str, Any], model: nn.Module) -> None:
         """Carry on what `state_dict` returned on this rank, of a model with the same parameters.
@@ -169,10 +168,10 @@ class BucketSharing:
             ArgumentError: `state` is another model's.
         """
         parameters = list(model.parameters())
-        own = {id(parameter): Kept(residual=parameter.detach()) for parameter in parameters}  # which all have use for
-        self._kept = unpacked(state, own, parameters, self.group) if state else {}
+        has_residual = [True] * len(parameters)  # all have use for one
+        self._states = states_of(state, has_residual, parameters, self.group) if state else {}
         for bucket in self._stateful.values():
-            bucket.restore(self._kept)
+            bucket.load_states(self._states)
 
 
 def share_bucket(state: BucketSharing, bucket: GradBucket) -> Future[Tensor]:
@@ -195,11 +194,9 @@ def share_bucket(state: BucketSharing, bucket: GradBucket) -> Future[Tensor]:
 class _Bucket:
     """A bucket of DistributedDataParallel's, and a reduction of the same parameters with places of its own."""
 
-    def __init__(self, parameters: list[Tensor], reduction_of: Callable[..., Reduction]) -> None:
+    def __init__(self, parameters: list[Tensor], reduction_of: TensorReductionOf) -> None:
         self._parameters = parameters
-        # Buckets count from the last parameter on.
-        (layout,) = lay_out(parameters[::-1], sys.maxsize, [range(len(parameters))])
-        self.reduction = reduction_of(layout, parameters)
+        self.reduction = reduction_of(lay_out_one(specs_of(parameters)), parameters)
 
     def fill(self, buffer: Tensor) -> None:
         """Put the gradients of `buffer` into the reduction's places."""
@@ -221,12 +218,12 @@ class _Bucket:
         places = [place.as_strided((place.numel(),), (1,)) for place in self.reduction.places]
         return list(zip(places, torch.split(buffer, [place.numel() for place in places]), strict=True))
 
-    def kept(self) -> dict[int, Kept]:
+    def states(self) -> dict[int, CompressionState]:
         """Return what is carried on, by the parameters' `id`."""
-        return {id(each): self.reduction.kept(member) for member, each in enumerate(self._parameters)}
+        return {id(each): self.reduction.state(member) for member, each in enumerate(self._parameters)}
 
-    def restore(self, kept: Mapping[int, Kept]) -> None:
-        """Carry on what `kept` has for these parameters."""
+    def load_states(self, states: Mapping[int, CompressionState]) -> None:
+        """Carry on what `states` has for these parameters."""
         for member, each in enumerate(self._parameters):
-            if id(each) in kept:
-                self.reduction.restore(member, kept[id(each)])
+            if id(each) in states:
+                self.reduction.load_state(member, states[id(each)])

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from multiring.torch.autograd import version_of
-from multiring.torch.optimizer.parameter_gradient import Bucket, Slot
+from multiring.torch.optimizer.parameter_gradient import Bucket, ParameterGradient
 
 _LOOKED_AT = 64  # elements of a gradient
 
@@ -49,7 +49,7 @@ class _Seen:
 
     __slots__ = ("_elements", "_gradient", "_version", "slot")
 
-    def __init__(self, slot: Slot, gradient: Tensor, *, is_looked_at: bool) -> None:
+    def __init__(self, slot: ParameterGradient, gradient: Tensor, *, is_looked_at: bool) -> None:
         self.slot = slot
         self._gradient = gradient
         self._version = version_of(gradient)

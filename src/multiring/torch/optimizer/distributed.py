@@ -12,14 +12,15 @@ import torch
 from multiring.errors import StateError
 from multiring.frontend.consistency_check import require_alike, told_to_others
 from multiring.frontend.process_sets import members_of
+from multiring.gradients.compression_state import KEY, packed
+from multiring.gradients.reductions import CompressionState
 from multiring.runtime import Group
 from multiring.runtime.arrays import numpy_dtype
-from multiring.torch.bucket_choice import reductions_of
-from multiring.torch.bucket_reductions import Kept
-from multiring.torch.compression_state import KEY, packed, unpacked
+from multiring.torch.bucket_tensors import spec_of, states_of, tensor_reductions_of
+from multiring.torch.compression import Compression
 from multiring.torch.interop import dense_strides, described, dtype_name, refuse_elsewhere
 from multiring.torch.optimizer.adasum_delta import DeltaSharing
-from multiring.torch.optimizer.gradient_reducer import GradientSharing
+from multiring.torch.optimizer.gradient_reducer import GradientReducer
 from multiring.torch.optimizer.hook_registry import is_shared, take_over
 from multiring.torch.optimizer.setup import Setup, parameters_of, together_of, trained
 
@@ -41,7 +42,7 @@ class Distributed(torch.optim.Optimizer):
     _plain: type[torch.optim.Optimizer]
     _setup: Setup
     _group: Group | None = None  # of the ranks to share with; None where this rank is not one of them
-    _sharing: GradientSharing | None = None
+    _sharing: GradientReducer | None = None
     _deltas: DeltaSharing | None = None
     _skips: bool = False
     _is_lenient: bool = False  # towards gradients that were changed before they were reduced
@@ -180,13 +181,13 @@ class Distributed(torch.optim.Optimizer):
         sharing = self._deltas or self._sharing
         return 0 if sharing is None else sharing.sent_bytes
 
-    def stop_sharing(self) -> dict[int, Kept]:
+    def stop_sharing(self) -> dict[int, CompressionState]:
         """Let go of the parameters; return what was carried on from step to step for each."""
         if self._sharing is None:
             return {}
-        kept = self._sharing.kept()
+        states = self._sharing.states()
         self._sharing.close()
-        return kept
+        return states
 
     def share_anew(self) -> None:
         """Share the gradients in the job that this process is in now; every rank of it has to call this."""
@@ -213,19 +214,22 @@ class Distributed(torch.optim.Optimizer):
         state = super().state_dict()
         if self._sharing is None or self._group is None:
             return state
-        carried = packed(self._sharing.kept(), parameters_of(self), self._group)
+        states = self._sharing.states()
+        carried = packed([states.get(id(parameter)) for parameter in parameters_of(self)], self._group)
         return {**state, KEY: carried} if carried else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in torch; also what lossy gradients carry from step to step, where `state_dict` has that."""
         carried, sharing = state_dict.get(KEY), self._sharing
-        kept: dict[int, Kept] = {}
+        states: dict[int, CompressionState] = {}
         if carried is not None and sharing is not None and self._group is not None:
-            kept = unpacked(carried, sharing.kept(), parameters_of(self), self._group)
+            own, parameters = sharing.states(), parameters_of(self)
+            has_residual = [own.get(id(each), CompressionState()).residual is not None for each in parameters]
+            states = states_of(carried, has_residual, parameters, self._group)
         super().load_state_dict(state_dict)
         if sharing is not None:
             sharing.restart(self._setup.options.backward_passes_per_step)
-            sharing.restore(kept)
+            sharing.load_states(states)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A copy is a plain optimizer: two cannot share one gradient."""
@@ -284,32 +288,34 @@ def share(optimizer: torch.optim.Optimizer, setup: Setup) -> None:
 
 def _sharings(
     optimizer: torch.optim.Optimizer, group: Group | None, setup: Setup
-) -> tuple[GradientSharing | None, DeltaSharing | None]:
+) -> tuple[GradientReducer | None, DeltaSharing | None]:
     options = setup.options
     with nullcontext() if group is None else told_to_others(group, "DistributedOptimizer"):
         parameters = trained(optimizer, setup.named)
         for name, parameter in parameters:
             refuse_elsewhere(parameter, f"parameter {name}")
             numpy_dtype(dtype_name(parameter.dtype))
-        options.require_fit(parameters)
+        options.require_fit([(name, spec_of(parameter)) for name, parameter in parameters])
     together = together_of(parameters, setup.groups)
-    kept: dict[int, Kept] = {}
+    states: dict[int, CompressionState] = {}
     if group is not None:
         lines = [str(options)]
         lines += [f"groups={together}"] if together else []
         lines += [f"{name}, {described(parameter, dense_strides(parameter))}" for name, parameter in parameters]
         require_alike(group, "DistributedOptimizer", lines)
-    kept |= optimizer.stop_sharing() if isinstance(optimizer, Distributed) else {}
-    kept |= take_over(parameters)
+    states |= optimizer.stop_sharing() if isinstance(optimizer, Distributed) else {}
+    states |= take_over(parameters)
     if group is None or group.size == 1:
         # One rank's gradients are those of all ranks as they are.
         return None, None
     # A group of its own: its buckets keep their order, whatever else the ranks do meanwhile.
     own = _subgroup(group)
     if options.op == "adasum":
-        return None, DeltaSharing(parameters, own, options.compression)
-    sharing = GradientSharing(parameters, own, options, reductions_of(own, lambda: _subgroup(own), options), together)
-    sharing.restore(kept)
+        return None, DeltaSharing(parameters, own, options.compression or Compression.none)
+    sharing = GradientReducer(
+        parameters, own, options, tensor_reductions_of(own, lambda: _subgroup(own), options), together
+    )
+    sharing.load_states(states)
     return sharing, None
 
 

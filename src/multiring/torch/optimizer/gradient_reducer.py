@@ -10,21 +10,23 @@ gathered (`gathered`), unless dense was asked for.
 """
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from multiring.errors import StateError, UnsupportedError
 from multiring.frontend.errors import internal_errors
+from multiring.gradients.buckets import TRAINS_FLAG
+from multiring.gradients.options import Options
+from multiring.gradients.reducer import BucketOrder
+from multiring.gradients.reductions import CompressionState
 from multiring.runtime import Group
 from multiring.torch.autograd import add_gradient_hook, call_after_backward, is_within_backward
-from multiring.torch.bucket_assignment import Places
-from multiring.torch.bucket_reductions import Kept, Reduction
-from multiring.torch.buckets import TRAINS_FLAG, BucketLayout
+from multiring.torch.bucket_tensors import TensorReductionOf
+from multiring.torch.optimizer.bucket_assignment import BucketAssignment
 from multiring.torch.optimizer.change_detection import Witnesses
-from multiring.torch.optimizer.parameter_gradient import Slot
-from multiring.torch.options import Options
-from multiring.torch.sparse_rows import Gathered
+from multiring.torch.optimizer.parameter_gradient import ParameterGradient
+from multiring.torch.optimizer.sparse_rows import Gathered
 
 _WHAT = "DistributedOptimizer"
 _ANEW = "The ranks may be out of step; make the DistributedOptimizer anew on every rank"
@@ -39,7 +41,7 @@ _TOO_EARLY = (
 )
 
 
-class GradientSharing:
+class GradientReducer:
     """The gradients of some parameters, which the ranks of a group reduce together, backward by backward.
 
     It works as long as somebody holds it: the parameters' hooks do not.
@@ -50,7 +52,7 @@ class GradientSharing:
         parameters: Sequence[tuple[str, Tensor]],
         group: Group,
         options: Options,
-        reduction_of: Callable[[BucketLayout, list[Tensor]], Reduction],
+        reduction_of: TensorReductionOf,
         together: Sequence[Sequence[int]] = (),
     ) -> None:
         """Give each of `parameters` its place; local.
@@ -66,9 +68,9 @@ class GradientSharing:
         self._options = options
         self._op = options.op
         self._passes = options.backward_passes_per_step
-        self._places = Places(parameters, group, options, reduction_of, together)
-        self._buckets, self._slots = self._places.buckets, self._places.slots
-        self._waits: list[Callable[[], object]] = []  # for the buckets that have started
+        self._assignment = BucketAssignment(parameters, group, options, reduction_of, together)
+        self._buckets, self._slots = self._assignment.buckets, self._assignment.slots
+        self._order = BucketOrder(_WHAT)
         self._passes_done = 0  # since the last reduction
         self._is_open = False  # a backward is going on, or broke off
         self._is_called_back = False  # at the end of it
@@ -96,26 +98,26 @@ class GradientSharing:
         """How much one reduction of all gradients gives to collectives, as it travels between hosts."""
         return sum(bucket.reduction.sent_bytes for bucket in self._buckets)
 
-    def kept(self) -> dict[int, Kept]:
+    def states(self) -> dict[int, CompressionState]:
         """Return what is carried from one step to the next, by the parameters' `id`.
 
         That is nothing where a backward broke off: what had been sent of it nobody can say.
         """
         if self._is_open:
             return {}
-        return {id(slot.parameter): slot.bucket.reduction.kept(slot.member) for slot in self._slots}
+        return {id(slot.parameter): slot.bucket.reduction.state(slot.member) for slot in self._slots}
 
-    def restore(self, kept: Mapping[int, Kept]) -> None:
-        """Carry on what `kept` has for parameters of this sharing, as far as it has use for it."""
+    def load_states(self, states: Mapping[int, CompressionState]) -> None:
+        """Carry on what `states` has, by the parameters' `id`, as far as it has use for it."""
         for slot in self._slots:
-            if id(slot.parameter) in kept:
-                slot.bucket.reduction.restore(slot.member, kept[id(slot.parameter)])
+            if id(slot.parameter) in states:
+                slot.bucket.reduction.load_state(slot.member, states[id(slot.parameter)])
 
     def close(self) -> None:
         """Let go of the parameters; what their gradients hold stays."""
         for hook in self._hooks:
             hook.remove()
-        self._places.clear()
+        self._assignment.clear()
 
     # ---- what the optimizer's owner does ----
 
@@ -198,7 +200,7 @@ class GradientSharing:
         if self.reduces_early or self._passes_done + 1 == self._passes:
             self._start_complete()
 
-    def _begin(self, slot: Slot) -> None:
+    def _begin(self, slot: ParameterGradient) -> None:
         gradient = slot.parameter.grad
         # Where they were dropped in the meantime, autograd hands over a new tensor.
         is_complete = self._passes_done == 0
@@ -213,7 +215,7 @@ class GradientSharing:
     def _open(self) -> None:
         self._is_open = True
         self._is_shared = False
-        self._waits.clear()
+        self._order.begin()
         self._witnesses.clear()
         for bucket in self._buckets:
             bucket.missing = len(bucket.slots)
@@ -234,7 +236,7 @@ class GradientSharing:
         # Last of all: other sharings in this backward start theirs before anybody waits, as their order may differ.
         call_after_backward(self._finish)
 
-    def _bring_in(self, slot: Slot) -> None:
+    def _bring_in(self, slot: ParameterGradient) -> None:
         """Put what the parameter's `.grad` holds into its place, and make it `.grad`; zeros where it is None."""
         gradient, reduction = slot.parameter.grad, slot.bucket.reduction
         if slot.is_reduced and self._op == "sum" and gradient is not None and slot.holds(gradient):
@@ -263,35 +265,32 @@ class GradientSharing:
         reduction.flags[slot.member] = gradient is not None
 
     def _start_complete(self) -> None:
-        while len(self._waits) < len(self._buckets) and not self._buckets[len(self._waits)].missing:
+        while self._order.started < len(self._buckets) and not self._buckets[self._order.started].missing:
             self._start()
 
     def _start(self) -> None:
-        bucket = self._buckets[len(self._waits)]
+        bucket = self._buckets[self._order.started]
         bucket.mark(trains=True)
-        with internal_errors(_WHAT):
-            self._waits.append(bucket.reduction.start())
+        self._order.start(bucket.reduction)
 
     def _start_rest(self) -> None:
-        for bucket in self._buckets[len(self._waits) :]:
+        for bucket in self._buckets[self._order.started :]:
             for slot in bucket.slots:
                 if not slot.has_arrived:
                     self._bring_in(slot)
             self._start()
 
     def _finish(self) -> None:
-        with internal_errors(_WHAT):
-            for wait in self._waits:
-                wait()
+        self._order.wait()
         for slot in self._slots:
             if slot.parameter.grad is None and slot.bucket.reduction.flags[slot.member]:
                 slot.parameter.grad = slot.view
             slot.is_reduced = slot.parameter.grad is not None
         with internal_errors(_WHAT):
-            found = self._places.learn_sparse()
-        for slot in self._places.sparse:
+            found = self._assignment.learn_sparse()
+        for slot in self._assignment.sparse:
             slot.hand_out_rows()
-        self._places.move_out(found)
+        self._assignment.move_out(found)
         if self._passes_done >= self._passes:
             self._passes_done = 0
         if self._passes_done and self._op == "sum":
@@ -325,13 +324,13 @@ class GradientSharing:
                         slot.view.zero_()
                     slot.is_reduced = False
                 bucket.reduction.flags[:] = 0
+                self._order.start(bucket.reduction)
+            self._order.wait()
+            self._order.begin()
+            trains = bool(self._buckets[0].reduction.flags[TRAINS_FLAG])
             with internal_errors(_WHAT):
-                waits = [bucket.reduction.start() for bucket in self._buckets]
-                for wait in waits:
-                    wait()
-                trains = bool(self._buckets[0].reduction.flags[TRAINS_FLAG])
-                found = self._places.learn_sparse()
-            self._places.move_out(found)
+                found = self._assignment.learn_sparse()
+            self._assignment.move_out(found)
         self.use_up()
 
 
@@ -340,7 +339,7 @@ class Arrival:
 
     __slots__ = ("_index", "sharing")
 
-    def __init__(self, sharing: "weakref.ref[GradientSharing]", index: int) -> None:
+    def __init__(self, sharing: "weakref.ref[GradientReducer]", index: int) -> None:
         self.sharing = sharing
         self._index = index
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from multiring.errors import ArgumentError
+from multiring.gradients.reductions import CompressionState
 from multiring.torch.autograd import gradient_hooks
-from multiring.torch.bucket_reductions import Kept
-from multiring.torch.optimizer.gradient_reducer import Arrival, GradientSharing
+from multiring.torch.optimizer.gradient_reducer import Arrival, GradientReducer
 
 
 def is_shared(parameter: Tensor) -> bool:
@@ -16,14 +16,14 @@ def is_shared(parameter: Tensor) -> bool:
     return any(isinstance(hook, Arrival) and hook.sharing() is not None for hook in hooks)
 
 
-def take_over(parameters: Sequence[tuple[str, Tensor]]) -> dict[int, Kept]:
+def take_over(parameters: Sequence[tuple[str, Tensor]]) -> dict[int, CompressionState]:
     """Close every sharing that `parameters` are in: a gradient is shared once. Return what they carried on.
 
     Raises:
         ArgumentError: such a sharing has parameters that are not among these; nothing was closed.
     """
     ours = {id(parameter) for _, parameter in parameters}
-    sharings: dict[int, tuple[str, GradientSharing]] = {}
+    sharings: dict[int, tuple[str, GradientReducer]] = {}
     for name, parameter in parameters:
         found = [hook.sharing() for hook in gradient_hooks(parameter) if isinstance(hook, Arrival)]
         sharings |= {id(sharing): (name, sharing) for sharing in found if sharing is not None}
@@ -34,8 +34,8 @@ def take_over(parameters: Sequence[tuple[str, Tensor]]) -> dict[int, Kept]:
                 f"parameter {name} is shared by another DistributedOptimizer, which has {others[0]} too; want all of "
                 "its parameters, or none"
             )
-    kept: dict[int, Kept] = {}
+    kept: dict[int, CompressionState] = {}
     for _, sharing in sharings.values():
-        kept |= sharing.kept()
+        kept |= sharing.states()
         sharing.close()
     return kept

@@ -12,12 +12,12 @@ from multiring.errors import ArgumentError, UnsupportedError
 from multiring.frontend.consistency_check import told_to_others
 from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
 from multiring.frontend.reduce_ops import Average, chosen_op, name_of
+from multiring.gradients.buckets import BUCKET_BYTES
+from multiring.gradients.options import Options
 from multiring.runtime import is_initialized
-from multiring.torch.buckets import BUCKET_BYTES
-from multiring.torch.compression import Compression
+from multiring.torch.compression import Compression, option_of
 from multiring.torch.optimizer.distributed import Distributed, share
 from multiring.torch.optimizer.setup import Setup, groups_from, named_from, require_names
-from multiring.torch.options import Options
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
@@ -82,7 +82,7 @@ def DistributedOptimizer(  # noqa: N802, PLR0913, PLR0917 -- Horovod's name and 
             op=name_of(chosen_op(op)),
             bucket_bytes=bucket_bytes,
             backward_passes_per_step=backward_passes_per_step,
-            compression=compression,
+            compression=option_of(compression),
             error_feedback=error_feedback,
             predivide=gradient_predivide_factor,
             sparse_as_dense=sparse_as_dense,

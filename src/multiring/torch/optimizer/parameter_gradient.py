@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from multiring.errors import StateError, UnsupportedError
-from multiring.torch.bucket_reductions import Reduction
-from multiring.torch.buckets import SPARSE_FLAG, TRAINS_FLAG
+from multiring.gradients.buckets import SPARSE_FLAG, TRAINS_FLAG
+from multiring.gradients.reductions import Reduction
 from multiring.torch.interop import described
-from multiring.torch.sparse_rows import Gathered
+from multiring.torch.optimizer.sparse_rows import Gathered
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
+class ParameterGradient:
     """One parameter's gradient."""
 
     name: str
@@ -78,7 +78,7 @@ class Bucket:
     """Gradients that are reduced together."""
 
     reduction: Reduction
-    slots: list[Slot]
+    slots: list[ParameterGradient]
     missing: int = 0  # gradients, in the backward that is going on
     has_news: bool = False  # that gradients came as sparse ones
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from multiring.errors import ArgumentError
 from multiring.frontend.process_sets import ProcessSet
+from multiring.gradients.options import Options
 from multiring.torch.interop import described
-from multiring.torch.options import Options
 
 Named = tuple[tuple[str, Tensor], ...]
 Groups = int | tuple[tuple[Tensor, ...], ...] | None

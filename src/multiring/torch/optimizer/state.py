@@ -12,8 +12,8 @@ from multiring.errors import ArgumentError, UnsupportedError
 from multiring.frontend.consistency_check import require_alike, told_to_others
 from multiring.frontend.errors import internal_errors
 from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of, world_rank_in
+from multiring.gradients.compression_state import KEY
 from multiring.runtime import Group
-from multiring.torch.compression_state import KEY
 from multiring.torch.interop import dense_strides, described, dtype_name, refuse_elsewhere
 from multiring.torch.optimizer.parameters import broadcast_tensors
 

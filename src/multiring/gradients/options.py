@@ -1,17 +1,12 @@
-"""What a DistributedOptimizer was asked for, and whether that makes sense."""
+"""How gradients are to be shared, and whether that makes sense."""
 
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from multiring.errors import ArgumentError
-from multiring.torch.buckets import BUCKET_BYTES
-from multiring.torch.compression import Compression, require_compressor
-from multiring.torch.interop import dtype_name
+from multiring.gradients.buckets import BUCKET_BYTES, GradientSpec
 
 OPS = ("average", "sum", "adasum")
 
@@ -50,12 +45,26 @@ class PowerSGD:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """How gradients are shared; see `DistributedOptimizer`."""
+    """How gradients are shared.
+
+    Args:
+        op: "average", "sum" or "adasum".
+        bucket_bytes: the limit of a bucket.
+        backward_passes_per_step: how many backwards add up to what is reduced.
+        compression: the form in which gradients travel: None for their own; an object whose `wire` is a wire type's
+            name; a PowerSGD; or a compressor, with `compress` and `decompress` for arrays of the adapter's library.
+        error_feedback: whether what a wire type loses goes along with the next gradient.
+        predivide: the part of an average's divisor that comes before the sum.
+        sparse_as_dense: whether sparse gradients travel as dense ones.
+
+    Raises:
+        ArgumentError: what makes no sense, or does not go together.
+    """
 
     op: str
     bucket_bytes: int = BUCKET_BYTES
     backward_passes_per_step: int = 1
-    compression: Any = Compression.none
+    compression: Any = None
     error_feedback: bool = False
     predivide: float = 1.0
     sparse_as_dense: bool = False
@@ -107,7 +116,7 @@ class Options:
     @property
     def translates(self) -> bool:
         """Whether gradients are compressed by what a caller brought."""
-        return self.wire is None and self.factors is None and self.compression is not Compression.none
+        return self.wire is None and self.factors is None and self.compression is not None
 
     @property
     def is_lossy(self) -> bool:
@@ -127,24 +136,24 @@ class Options:
         shown = []
         if self.factors is not None:
             shown.append(f"compression={self.factors}")
-        elif self.compression is not Compression.none:
+        elif self.compression is not None:
             kind = self.compression if isinstance(self.compression, type) else type(self.compression)
             shown.append(f"compression={f'Compression.{self.wire}' if self.wire else kind.__name__}")
         return [*shown, *["error_feedback=True"] * self.error_feedback]
 
-    def require_fit(self, parameters: Sequence[tuple[str, Tensor]]) -> None:
+    def require_fit(self, parameters: Sequence[tuple[str, GradientSpec]]) -> None:
         """Raise ArgumentError where `parameters` cannot be shared in the lossy way that was asked for."""
         if not self.is_lossy:
             return
         what = ", ".join(self._lossy)
-        for name, parameter in parameters:
-            if parameter.dtype != torch.float32:
+        for name, spec in parameters:
+            if spec.dtype != "float32":
                 raise ArgumentError(
-                    f"parameter {name} is {dtype_name(parameter.dtype)}, and {what} takes float32 gradients only: "
+                    f"parameter {name} is {spec.dtype}, and {what} takes float32 gradients only: "
                     "use model.float(), or leave the option out"
                 )
         if self.factors is not None:
-            shapes = {name: matrix_shape(parameter) for name, parameter in parameters}
+            shapes = {name: matrix_shape(spec) for name, spec in parameters}
             if parameters and not any(self.factors.pays(*shape) for shape in shapes.values()):
                 name = max(shapes, key=lambda name: min(shapes[name]))
                 raise ArgumentError(
@@ -153,20 +162,30 @@ class Options:
                 )
 
 
-def matrix_shape(parameter: Tensor) -> tuple[int, int]:
-    """Return the rows and columns of `parameter` as PowerSGD sees it.
+def require_compressor(compression: Any) -> None:
+    """Raise ArgumentError unless `compression` can compress and decompress; None compresses nothing."""
+    if compression is None:
+        return
+    if not (callable(getattr(compression, "compress", None)) and callable(getattr(compression, "decompress", None))):
+        raise ArgumentError(
+            f"compression={compression!r}: want Compression.none, .fp16, .bf16, .int8, or an object with compress and "
+            "decompress"
+        )
+
+
+def matrix_shape(spec: GradientSpec) -> tuple[int, int]:
+    """Return the rows and columns of a gradient as PowerSGD sees it.
 
     Rows are the outermost dimension in memory that is longer than 1: for a convolution its output channels, whether
     or not its memory format is channels_last.
     """
-    strides = torch.empty_like(parameter, device="meta").stride()
     outermost = max(
-        (dim for dim in range(parameter.dim()) if parameter.shape[dim] > 1), key=lambda dim: strides[dim], default=None
+        (dim for dim, size in enumerate(spec.shape) if size > 1), key=lambda dim: spec.strides[dim], default=None
     )
     if outermost is None:
-        return 1, parameter.numel()
-    rows = parameter.shape[outermost]
-    return rows, parameter.numel() // rows
+        return 1, spec.count
+    rows = spec.shape[outermost]
+    return rows, spec.count // rows
 
 
 def _is_integer(value: Any, least: int) -> bool:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from multiring.gradients.reductions import CompressionState
 from multiring.runtime import Group
-from multiring.torch.bucket_reductions import Kept
 from multiring.torch.interop import allocate, array_of, tensor_of
 
 
@@ -57,11 +57,11 @@ class Gathered:
 
         return wait
 
-    def kept(self, _member: int) -> Kept:
+    def state(self, _member: int) -> CompressionState:
         """As in Reduction."""
-        return Kept()
+        return CompressionState()
 
-    def restore(self, _member: int, _kept: Kept) -> None:
+    def load_state(self, _member: int, _state: CompressionState) -> None:
         """As in Reduction."""
 
 

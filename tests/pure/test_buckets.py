@@ -3,27 +3,25 @@
 from itertools import pairwise
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
-from multiring.torch.buckets import ALIGNMENT_BYTES, FIRST_BUCKET_BYTES, lay_out
+from multiring.gradients.buckets import ALIGNMENT_BYTES, FIRST_BUCKET_BYTES, GradientSpec, lay_out
+from multiring.runtime.arrays import numpy_dtype
 
-SHAPES = st.tuples(st.sampled_from([torch.float32, torch.float64, torch.bfloat16]), st.integers(0, 3000))
+SHAPES = st.tuples(st.sampled_from(["float32", "float64", "bfloat16"]), st.integers(0, 3000))
 
 
-def meta(dtype: torch.dtype, count: int) -> Tensor:
-    return torch.empty(count, dtype=dtype, device="meta")
+def spec(dtype: str, count: int) -> GradientSpec:
+    return GradientSpec.row_major(dtype, (count,))
 
 
 @given(st.lists(SHAPES, max_size=30), st.sampled_from([1, 4096, 25 << 20]))
-def test_every_gradient_has_a_place_of_its_own(shapes: list[tuple[torch.dtype, int]], bucket_bytes: int) -> None:
-    parameters = [meta(*shape) for shape in shapes]
-    buckets = lay_out(parameters, bucket_bytes)
+def test_every_gradient_has_a_place_of_its_own(shapes: list[tuple[str, int]], bucket_bytes: int) -> None:
+    buckets = lay_out([spec(*shape) for shape in shapes], bucket_bytes)
     assert sorted(index for bucket in buckets for index in bucket.members) == list(range(len(shapes)))
     for bucket in buckets:
-        size = bucket.dtype.itemsize
+        size = numpy_dtype(bucket.dtype).itemsize
         ends = [offset + shapes[index][1] for index, offset in zip(bucket.members, bucket.offsets, strict=True)]
         assert {shapes[index][0] for index in bucket.members} == {bucket.dtype}
         assert all(offset * size % ALIGNMENT_BYTES == 0 for offset in bucket.offsets)
@@ -34,9 +32,9 @@ def test_every_gradient_has_a_place_of_its_own(shapes: list[tuple[torch.dtype, i
 
 
 @given(st.lists(SHAPES, max_size=30), st.sampled_from([1, 4096]))
-def test_buckets_complete_in_the_order_they_start(shapes: list[tuple[torch.dtype, int]], bucket_bytes: int) -> None:
+def test_buckets_complete_in_the_order_they_start(shapes: list[tuple[str, int]], bucket_bytes: int) -> None:
     """When gradients come in reverse order of the parameters."""
-    buckets = lay_out([meta(*shape) for shape in shapes], bucket_bytes)
+    buckets = lay_out([spec(*shape) for shape in shapes], bucket_bytes)
     assert all(list(bucket.members) == sorted(bucket.members, reverse=True) for bucket in buckets)
     assert all(one.members[-1] > other.members[-1] for one, other in pairwise(buckets))
 
@@ -50,13 +48,13 @@ def test_buckets_complete_in_the_order_they_start(shapes: list[tuple[torch.dtype
     ],
 )
 def test_first_bucket_is_small(bucket_bytes: int, members: list[tuple[int, ...]]) -> None:
-    quarter = meta(torch.float32, FIRST_BUCKET_BYTES // 16)
+    quarter = spec("float32", FIRST_BUCKET_BYTES // 16)
     assert [bucket.members for bucket in lay_out([quarter] * 10, bucket_bytes)] == members
 
 
 def test_groups_have_buckets_of_their_own() -> None:
-    large = meta(torch.float32, FIRST_BUCKET_BYTES)
-    mixed = [large, large, meta(torch.float64, 1), large, large, large]
+    large = spec("float32", FIRST_BUCKET_BYTES)
+    mixed = [large, large, spec("float64", 1), large, large, large]
     buckets = lay_out(mixed, 1, [[1, 4, 2], [0]])
     assert [bucket.members for bucket in buckets] == [(5,), (3,), (2,), (4, 1), (0,)]
     assert [bucket.members for bucket in lay_out(mixed, 1, [range(6)])] == [(2,), (5, 4, 3, 1, 0)]

@@ -1,6 +1,6 @@
-"""What lossy gradients carry from step to step, as part of an optimizer's state_dict.
+"""What lossy gradients carry from step to step, as an optimizer's or a checkpoint's state has it.
 
-`state_dict()[KEY]` is a dict that plain optimizers pass over:
+A dict, in a state_dict under KEY, which plain optimizers pass over:
 
     rank, size    of the rank that saved it
     residuals     by parameter, what that rank had not sent yet: every rank's own
@@ -10,23 +10,20 @@ Parameters are numbered as in the rest of a state_dict, through all groups.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from multiring.errors import ArgumentError
+from multiring.gradients.reductions import CompressionState
 from multiring.runtime import Group
-from multiring.torch.bucket_reductions import Kept
 
 KEY = "multiring"
 _log = logging.getLogger("multiring")
 
 
-def packed(kept: Mapping[int, Kept], parameters: Sequence[Tensor], group: Group) -> dict[str, Any]:
-    """Return `kept`, which is by the parameters' `id`, for a state_dict; empty where there is nothing to carry."""
-    found = {index: kept[id(each)] for index, each in enumerate(parameters) if id(each) in kept}
+def packed(states: Sequence[CompressionState | None], group: Group) -> dict[str, Any]:
+    """Return what is carried on, by parameter, for a state_dict; empty where there is nothing to carry."""
+    found = {index: each for index, each in enumerate(states) if each is not None}
     residuals = {index: each.residual for index, each in found.items() if each.residual is not None}
     queries = {index: each.query for index, each in found.items() if each.query is not None}
     if not residuals and not queries:
@@ -35,26 +32,31 @@ def packed(kept: Mapping[int, Kept], parameters: Sequence[Tensor], group: Group)
 
 
 def unpacked(
-    carried: Mapping[str, Any], own: Mapping[int, Kept], parameters: Sequence[Tensor], group: Group
-) -> dict[int, Kept]:
-    """Return what this rank carries on after loading `carried`, by the parameters' `id`.
+    carried: Mapping[str, Any],
+    has_residual: Sequence[bool],
+    shapes: Sequence[Sequence[int]],
+    group: Group,
+    zeros: Callable[[int], Any],
+) -> list[CompressionState]:
+    """Return what this rank carries on after loading `carried`, by parameter.
 
-    Residuals of another rank, or of a job of another size, are dropped, and so are those that this optimizer has no
-    use for: the rank then owes nothing, and the log says so. Where `carried` has none at all, this rank's own stay.
+    Residuals of another rank, or of a job of another size, are dropped, and so are those that this rank has no use
+    for: the rank then owes nothing, and the log says so. Where `carried` has none at all, this rank's own stay.
 
     Args:
         carried: what `packed` returned, perhaps without "residuals".
-        own: what this rank carries so far.
-        parameters: the optimizer's.
+        has_residual: by parameter, whether this rank carries something for it.
+        shapes: of the parameters.
         group: the ranks that share gradients.
+        zeros: returns zeros of the shape of a parameter of this number.
 
     Raises:
         ArgumentError: a residual is not of its parameter's shape.
     """
-    residuals: dict[int, Tensor] | None = carried.get("residuals")
+    residuals: dict[int, Any] | None = carried.get("residuals")
     loaded = dict(residuals or {})
     for index, residual in loaded.items():
-        shape = tuple(parameters[index].shape) if index < len(parameters) else None
+        shape = tuple(shapes[index]) if index < len(shapes) else None
         if tuple(residual.shape) != shape:
             wanted = "no such parameter" if shape is None else f"of shape {shape}"
             raise ArgumentError(
@@ -68,15 +70,15 @@ def unpacked(
             *(carried["rank"], carried["size"], group.rank, group.size),
         )
         loaded = {}
-    elif any(own.get(id(parameters[index]), Kept()).residual is None for index in loaded):
+    elif not all(has_residual[index] for index in loaded):
         _log.warning(
             "load_state_dict: what this rank had not sent yet of its gradients is dropped in part, as not all of them "
             "have error feedback now"
         )
-    return {
-        id(parameter): Kept(
-            residual=None if residuals is None else loaded.get(index, torch.zeros_like(parameter.detach())),
+    return [
+        CompressionState(
+            residual=None if residuals is None else loaded[index] if index in loaded else zeros(index),
             query=carried.get("queries", {}).get(index),
         )
-        for index, parameter in enumerate(parameters)
-    }
+        for index in range(len(shapes))
+    ]

@@ -1,20 +1,20 @@
 """Where each gradient is reduced: its slot and its bucket, and how both change once it is known to be sparse."""
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from torch import Tensor
 
+from multiring.gradients.buckets import SPARSE_FLAG, lay_out, lay_out_one
+from multiring.gradients.options import Options
+from multiring.gradients.reductions import Reduction
 from multiring.runtime import Group
-from multiring.torch.bucket_reductions import Reduction
-from multiring.torch.buckets import SPARSE_FLAG, BucketLayout, lay_out
-from multiring.torch.optimizer.parameter_gradient import Bucket, Slot
-from multiring.torch.options import Options
-from multiring.torch.sparse_rows import Gathered
+from multiring.torch.bucket_tensors import TensorReductionOf, specs_of
+from multiring.torch.optimizer.parameter_gradient import Bucket, ParameterGradient
+from multiring.torch.optimizer.sparse_rows import Gathered
 
 
-class Places:
+class BucketAssignment:
     """The slots and buckets of some parameters; `buckets` are in the order in which they start."""
 
     def __init__(
@@ -22,24 +22,24 @@ class Places:
         parameters: Sequence[tuple[str, Tensor]],
         group: Group,
         options: Options,
-        reduction_of: Callable[[BucketLayout, list[Tensor]], Reduction],
+        reduction_of: TensorReductionOf,
         together: Sequence[Sequence[int]],
     ) -> None:
-        """As for GradientSharing."""
+        """As for GradientReducer."""
         self._group = group
         self._op = options.op
         self._stays_dense = options.sparse_as_dense
         self._reduction_of = reduction_of
         self.buckets: list[Bucket] = []
-        self.slots: list[Slot] = []
-        for layout in lay_out([parameter for _, parameter in parameters], options.bucket_bytes, together):
+        self.slots: list[ParameterGradient] = []
+        for layout in lay_out(specs_of([parameter for _, parameter in parameters]), options.bucket_bytes, together):
             named = [parameters[index] for index in layout.members]
             bucket = Bucket(reduction_of(layout, [parameter for _, parameter in named]), [])
             for member, ((name, parameter), view) in enumerate(zip(named, bucket.reduction.places, strict=True)):
-                bucket.slots.append(Slot(name, parameter, view, bucket, member))
+                bucket.slots.append(ParameterGradient(name, parameter, view, bucket, member))
             self.buckets.append(bucket)
             self.slots += bucket.slots
-        self.sparse: list[Slot] = []  # those that all ranks know to be
+        self.sparse: list[ParameterGradient] = []  # those that all ranks know to be
 
     def clear(self) -> None:
         """Let go of the parameters."""
@@ -47,7 +47,7 @@ class Places:
         self.sparse.clear()
         self.buckets.clear()
 
-    def learn_sparse(self) -> list[Slot]:
+    def learn_sparse(self) -> list[ParameterGradient]:
         """Return those whose gradients came as sparse ones, on any rank, and were not known to; all ranks know then."""
         if not any(bucket.reduction.flags[SPARSE_FLAG] for bucket in self.buckets):
             return []
@@ -60,7 +60,7 @@ class Places:
         self.sparse += found
         return found
 
-    def move_out(self, found: Sequence[Slot]) -> None:
+    def move_out(self, found: Sequence[ParameterGradient]) -> None:
         """Have these gradients gathered from now on, unless they are to stay dense on their way."""
         if self._stays_dense:
             return
@@ -72,14 +72,12 @@ class Places:
             at = self.buckets.index(bucket)
             self.buckets[at : at + 1] = parts
 
-    def _bucket_of(self, slots: list[Slot]) -> Bucket:
+    def _bucket_of(self, slots: list[ParameterGradient]) -> Bucket:
         """Return a bucket with places of their own for these, which are of one type, and what they hold."""
         parameters = [slot.parameter for slot in slots]
-        # Buckets count from the last parameter on.
-        (layout,) = lay_out(parameters[::-1], sys.maxsize, [range(len(slots))])
-        return self._settle(slots, self._reduction_of(layout, parameters))
+        return self._settle(slots, self._reduction_of(lay_out_one(specs_of(parameters)), parameters))
 
-    def _settle(self, slots: list[Slot], reduction: Reduction) -> Bucket:
+    def _settle(self, slots: list[ParameterGradient], reduction: Reduction) -> Bucket:
         bucket = Bucket(reduction, slots)
         for member, (slot, view) in enumerate(zip(slots, reduction.places, strict=True)):
             if slot.parameter.grad is slot.view:

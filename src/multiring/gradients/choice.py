@@ -1,0 +1,33 @@
+"""Which reduction a bucket has, by what was asked for."""
+
+from collections.abc import Callable, Sequence
+
+from multiring.gradients.buckets import BucketLayout, GradientSpec
+from multiring.gradients.options import Options
+from multiring.gradients.powersgd import Factored, Stages
+from multiring.gradients.quantized import Coded
+from multiring.gradients.reductions import ArrayReduction, Plain
+from multiring.runtime import Group
+
+ReductionOf = Callable[[BucketLayout, Sequence[GradientSpec]], ArrayReduction]
+
+
+def reductions_of(group: Group, second: Callable[[], Group], options: Options) -> ReductionOf:
+    """Return what makes a bucket as `options` want it; of compressors and a part of the divisor whoever calls thinks.
+
+    Args:
+        group: reduces; buckets keep their order in it.
+        second: returns another group of the same ranks; called where PowerSGD needs one for second reductions.
+        options: what was asked for.
+    """
+    op = "sum" if options.predivide != 1.0 else options.op
+    stages = Stages(group, second()) if options.factors is not None else None
+
+    def reduction_of(layout: BucketLayout, specs: Sequence[GradientSpec]) -> ArrayReduction:
+        if options.factors is not None and stages is not None:
+            return Factored(stages, op, options.factors, layout, specs)
+        if options.wire is not None and layout.dtype == "float32":
+            return Coded(group, op, options, layout, specs)
+        return Plain(group, op, layout, specs)
+
+    return reduction_of

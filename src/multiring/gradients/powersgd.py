@@ -1,0 +1,228 @@
+"""PowerSGD: a bucket whose matrices travel as two narrow factors.
+
+For each matrix M of a rank (its gradient, and what it has not sent yet), with Q the same on all ranks:
+
+    P = M Q            reduced over the ranks, then made orthonormal
+    Q = M^T P          what this rank sends is P Q^T, and M - P Q^T stays for the next step; reduced over the ranks
+    gradient = P Q^T
+
+Every rank gets the same gradient to the last bit: it is made of reduced values only, by arithmetic that is the same on
+all machines (powersgd_factors.py). The next step begins with this Q, made orthonormal: so the factors approach the
+largest singular vectors of a gradient that changes slowly, and numbers neither grow nor vanish.
+
+Source: Vogels, Karimireddy & Jaggi, NeurIPS 2019, arXiv 1905.13727, algorithms 1 and 2.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from multiring.gradients.buckets import BucketLayout, GradientSpec, places_in
+from multiring.gradients.options import PowerSGD, matrix_shape
+from multiring.gradients.powersgd_factors import multiply, orthonormalise
+from multiring.gradients.reductions import CompressionState, zeros_in_arena
+from multiring.runtime import Group, Handle
+from multiring.runtime.group.handles import in_background
+
+Floats = NDArray[np.float32]
+
+_BLOCK = 1 << 18  # elements of a matrix from which a product is taken at a time
+
+
+class Stages:
+    """The groups of both reductions of every bucket, and the order of the second ones.
+
+    First reductions start while backward runs, second ones from threads of their own when the first have ended. Each
+    kind has its own group, in which buckets follow each other in the same order on all ranks.
+    """
+
+    def __init__(self, first: Group, second: Group) -> None:
+        self.first = first
+        self.second = second
+        self._latest: Future[None] = Future()
+        self._latest.set_result(None)
+
+    def next_turn(self) -> tuple["Future[None]", "Future[None]"]:
+        """Return a future to wait for before the second reduction starts, and one to set once it has.
+
+        Where a second reduction could not start, those behind it must not: other ranks would take one for the other.
+        """
+        before, self._latest = self._latest, Future()
+        return before, self._latest
+
+
+@dataclass(slots=True, eq=False)
+class _Matrix:
+    """One member that travels as factors; n x m."""
+
+    member: int
+    gradient: Floats  # n x m: its place
+    residual: Floats  # n x m; while a reduction is going on M itself, until the factors are known
+    query: Floats  # m x rank: Q as the last step left it
+    p: Floats  # n x rank, in the arena
+    q: Floats  # m x rank, in the arena
+    has_gradient: bool = False
+    is_finite: bool = True
+
+    def project(self) -> None:
+        """Set `p` to this rank's M Q; M is nothing where the rank has no gradient, and what it owes waits."""
+        if self.has_gradient:
+            self.residual += self.gradient
+            np.matmul(self.residual, self.query, out=self.p)
+        else:
+            self.p.fill(0.0)
+
+    def back_project(self) -> None:
+        """Make the reduced `p` orthonormal, set `q` to this rank's M^T P, and keep what the two leave out."""
+        self.is_finite = bool(np.isfinite(self.p).all())
+        if self.is_finite:
+            orthonormalise(self.p)
+        if self.has_gradient and self.is_finite:
+            np.matmul(self.residual.T, self.p, out=self.q)
+            self._leave_out()
+        else:
+            self.q.fill(0.0)
+            if self.has_gradient:
+                self.residual -= self.gradient
+        if not (self.is_finite and np.isfinite(self.q).all()):
+            # Some rank's gradient was an infinity or NaN: all ranks get NaN, and none is to owe it for ever.
+            np.nan_to_num(self.residual, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+
+    def _leave_out(self) -> None:
+        """Take P Q^T, with this rank's own Q, out of the residual; some rows at a time, which stay in the cache."""
+        rows = max(1, _BLOCK // max(1, len(self.q)))
+        for start in range(0, len(self.p), rows):
+            self.residual[start : start + rows] -= self.p[start : start + rows] @ self.q.T
+
+    def multiply_out(self) -> None:
+        """Set the gradient to P Q^T, and Q for the next step, from the reduced factors."""
+        if not (self.is_finite and np.isfinite(self.q).all()):
+            self.gradient.fill(np.nan)
+            return
+        multiply(self.p, self.q, self.gradient)
+        following = self.q.copy()
+        # A direction that was lost would never come back: keep looking where the last step did.
+        for column, is_independent in enumerate(orthonormalise(following)):
+            if not is_independent:
+                following[:, column] = self.query[:, column]
+        self.query[...] = following
+
+
+class Factored:
+    """A bucket of float32 gradients of which matrices travel as factors; see `Reduction`.
+
+    All P of the bucket, with the gradients that travel as they are and the flags, are one all_reduce, all Q another.
+    """
+
+    def __init__(
+        self, stages: Stages, op: str, compression: PowerSGD, layout: BucketLayout, specs: Sequence[GradientSpec]
+    ) -> None:
+        self._stages = stages
+        self._op = op
+        self.memory = np.zeros(layout.flags_offset, np.float32)
+        self.places = places_in(self.memory, layout, specs)
+        # As they lie in memory, one element after the other.
+        lines = [self.memory[at : at + spec.count] for at, spec in zip(layout.offsets, specs, strict=True)]
+        shapes = [matrix_shape(spec) for spec in specs]
+        compressed = [member for member, shape in enumerate(shapes) if compression.pays(*shape)]
+        others = [member for member in range(len(shapes)) if member not in compressed]
+        rank = compression.rank
+        counts = [shapes[member][0] * rank for member in compressed]
+        counts += [lines[member].size for member in others]
+        self._first, pieces = _pieces(stages.first, [*counts, layout.flags])
+        self._second, queries = _pieces(stages.second, [shapes[member][1] * rank for member in compressed])
+        self.flags = pieces[-1]
+        self._whole = [(lines[member], sent) for member, sent in zip(others, pieces[len(compressed) : -1], strict=True)]
+        self._matrices = {
+            member: _Matrix(
+                member=member,
+                gradient=lines[member].reshape(shapes[member]),
+                residual=np.zeros(shapes[member], np.float32),
+                query=_first_query(compression, layout.members[member], shapes[member][1]),
+                p=p.reshape(-1, rank),
+                q=q.reshape(-1, rank),
+            )
+            for member, p, q in zip(compressed, pieces, queries, strict=False)
+        }
+        self._specs = specs
+
+    @property
+    def sent_bytes(self) -> int:
+        """As in Reduction."""
+        return int(self._first.nbytes + self._second.nbytes)
+
+    def start(self) -> Callable[[], object]:
+        """As in Reduction."""
+        with np.errstate(all="ignore"):  # what overflows is an infinity, as in the gradients it comes from
+            for matrix in self._matrices.values():
+                matrix.has_gradient = bool(self.flags[matrix.member])
+                matrix.project()
+        for line, sent in self._whole:
+            sent[...] = line
+        first = self._stages.first.all_reduce_async(self._first, self._op)
+        if not self._matrices:
+            return partial(self._end, (first,))
+        before, posted = self._stages.next_turn()
+        return in_background(partial(self._go_on, first, before, posted), "PowerSGD").wait
+
+    def _go_on(self, first: Handle, before: "Future[None]", posted: "Future[None]") -> None:
+        try:
+            first.wait()
+            with np.errstate(all="ignore"):
+                for matrix in self._matrices.values():
+                    matrix.back_project()
+            before.result()
+            second = self._stages.second.all_reduce_async(self._second, self._op)
+        except BaseException as error:
+            posted.set_exception(error)
+            raise
+        posted.set_result(None)
+        self._end((second,))
+
+    def _end(self, handles: tuple[Handle, ...]) -> None:
+        for handle in handles:
+            handle.wait()
+        for matrix in self._matrices.values():
+            matrix.multiply_out()
+        for line, sent in self._whole:
+            line[...] = sent
+
+    def state(self, member: int) -> CompressionState:
+        """As in Reduction."""
+        matrix = self._matrices.get(member)
+        if matrix is None:
+            return CompressionState()
+        return CompressionState(residual=self._shaped(member, matrix.residual).copy("K"), query=matrix.query.copy())
+
+    def load_state(self, member: int, state: CompressionState) -> None:
+        """As in Reduction."""
+        matrix = self._matrices.get(member)
+        if matrix is None:
+            return
+        if state.residual is not None:
+            self._shaped(member, matrix.residual)[...] = state.residual
+        if state.query is not None and state.query.shape == matrix.query.shape:  # else of another rank: begin anew
+            matrix.query[...] = state.query
+
+    def _shaped(self, member: int, matrix: Floats) -> Floats:
+        """Return a matrix as its member's gradient is shaped."""
+        spec = self._specs[member]
+        shaped: Floats = np.ndarray(spec.shape, np.float32, matrix, 0, [4 * stride for stride in spec.strides])
+        return shaped
+
+
+def _pieces(group: Group, counts: list[int]) -> tuple[Floats, list[Floats]]:
+    memory = zeros_in_arena(group, sum(counts), "float32")
+    pieces: list[Floats] = np.split(memory, np.cumsum(counts)[:-1])
+    return memory, pieces
+
+
+def _first_query(compression: PowerSGD, index: int, columns: int) -> Floats:
+    generator = np.random.default_rng([compression.seed, index])
+    query: Floats = generator.standard_normal((columns, compression.rank), np.float32)
+    orthonormalise(query)
+    return query

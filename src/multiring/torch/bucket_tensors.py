@@ -1,0 +1,148 @@
+"""Buckets whose gradients are tensors: the reductions of `multiring.gradients`, and those by compressors of torch's."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from multiring.gradients.buckets import BucketLayout, GradientSpec
+from multiring.gradients.choice import reductions_of
+from multiring.gradients.compression_state import unpacked
+from multiring.gradients.options import Options
+from multiring.gradients.reductions import ArrayReduction, CompressionState, Predivided, Reduction
+from multiring.runtime import Group
+from multiring.torch.interop import allocate, dense_strides, dtype_name, dtype_of, tensor_of
+
+TensorReductionOf = Callable[[BucketLayout, Sequence[Tensor]], Reduction]
+
+
+def spec_of(parameter: Tensor) -> GradientSpec:
+    """Return the form of the gradient of `parameter`."""
+    return GradientSpec(dtype_name(parameter.dtype), tuple(parameter.shape), dense_strides(parameter))
+
+
+def specs_of(parameters: Sequence[Tensor]) -> list[GradientSpec]:
+    """Return the forms of the gradients of `parameters`."""
+    return [spec_of(parameter) for parameter in parameters]
+
+
+def tensor_reductions_of(group: Group, second: Callable[[], Group], options: Options) -> TensorReductionOf:
+    """Return what makes a bucket of tensors as `options` want it; see `reductions_of`."""
+    in_arrays = reductions_of(group, second, options)
+    op = "sum" if options.predivide != 1.0 else options.op
+
+    def reduction_of(layout: BucketLayout, parameters: Sequence[Tensor]) -> Reduction:
+        found: Reduction
+        if options.translates:
+            found = Translated(group, op, options.compression, layout, parameters)
+        else:
+            found = InTensors(in_arrays(layout, specs_of(parameters)), layout, parameters)
+        return found if options.predivide == 1.0 else Predivided(found, options.predivide, group.size)
+
+    return reduction_of
+
+
+def states_of(
+    carried: Mapping[str, Any], has_residual: Sequence[bool], parameters: Sequence[Tensor], group: Group
+) -> dict[int, CompressionState]:
+    """Return what this rank carries on after loading `carried`, by the parameters' `id`; see `unpacked`."""
+
+    def zeros(index: int) -> Tensor:
+        return torch.zeros_like(parameters[index].detach())
+
+    shapes = [tuple(parameter.shape) for parameter in parameters]
+    states = unpacked(carried, has_residual, shapes, group, zeros)
+    return {id(parameter): state for parameter, state in zip(parameters, states, strict=True)}
+
+
+class InTensors:
+    """A reduction of arrays, whose places are seen as tensors; see `Reduction`."""
+
+    def __init__(self, reduction: ArrayReduction, layout: BucketLayout, parameters: Sequence[Tensor]) -> None:
+        self._reduction = reduction
+        self.places = places_in(tensor_of(reduction.memory, dtype_of(layout.dtype)), layout, parameters)
+        self.flags = reduction.flags
+
+    @property
+    def sent_bytes(self) -> int:
+        """As in Reduction."""
+        return self._reduction.sent_bytes
+
+    def start(self) -> Callable[[], object]:
+        """As in Reduction."""
+        return self._reduction.start()
+
+    def state(self, member: int) -> CompressionState:
+        """As in Reduction; of tensors."""
+        found = self._reduction.state(member)
+        return CompressionState(
+            residual=None if found.residual is None else torch.from_numpy(found.residual),
+            query=None if found.query is None else torch.from_numpy(found.query),
+        )
+
+    def load_state(self, member: int, state: CompressionState) -> None:
+        """As in Reduction; of tensors."""
+        self._reduction.load_state(
+            member,
+            CompressionState(
+                residual=None if state.residual is None else state.residual.detach().numpy(),
+                query=None if state.query is None else state.query.detach().numpy(),
+            ),
+        )
+
+
+class Translated:
+    """Gradients in the form that a compressor of the caller's gives them; see `Reduction`."""
+
+    def __init__(
+        self, group: Group, op: str, compressor: Any, layout: BucketLayout, parameters: Sequence[Tensor]
+    ) -> None:
+        self._group = group
+        self._op = op
+        self._compressor = compressor
+        memory = torch.zeros(layout.flags_offset, dtype=dtype_of(layout.dtype))
+        self.places = places_in(memory, layout, parameters)
+        self._flags = allocate(group, layout.flags, torch.uint8)
+        self.flags = self._flags.array
+        self.sent_bytes = int(self.flags.nbytes) + sum(place.nbytes for place in self.places)
+
+    def start(self) -> Callable[[], object]:
+        """As in Reduction."""
+        with torch.no_grad():
+            pairs = [self._compressor.compress(place) for place in self.places]
+            # The caller's tensor may be the place itself, or a view of it.
+            sent = [compressed.contiguous() for compressed, _ in pairs]
+        self.sent_bytes = int(self.flags.nbytes) + sum(each.nbytes for each in sent)
+        handles = [self._group.all_reduce_async(each, self._op) for each in sent]
+        handles.append(self._group.all_reduce_async(self.flags, "max"))
+
+        def wait() -> None:
+            for handle in handles:
+                handle.wait()
+            with torch.no_grad():
+                for place, each, (_, context) in zip(self.places, sent, pairs, strict=True):
+                    place.copy_(self._compressor.decompress(each, context))
+
+        return wait
+
+    def state(self, _member: int) -> CompressionState:
+        """As in Reduction."""
+        return CompressionState()
+
+    def load_state(self, _member: int, _state: CompressionState) -> None:
+        """As in Reduction."""
+
+
+def places_in(memory: Tensor, layout: BucketLayout, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Return the place of each member's gradient in the bucket's flat `memory`, in the parameter's order of strides.
+
+    Args:
+        memory: at least `layout.flags_offset` elements.
+        layout: of the bucket.
+        parameters: its members.
+    """
+    return [
+        memory.as_strided(parameter.shape, dense_strides(parameter), offset)
+        for parameter, offset in zip(parameters, layout.offsets, strict=True)
+    ]
