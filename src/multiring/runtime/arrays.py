@@ -5,6 +5,7 @@ protocol, in host memory, dense. Dense means that the elements fill their memory
 of the strides is free where a collective treats the array as one buffer (all_reduce, broadcast, send).
 """
 
+import ctypes
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -111,6 +112,34 @@ def buffer_of(array: Any, *, writes: bool) -> Buffer:
             )
         expected *= found.shape[dim]
     return found
+
+
+def copied(array: Any, out: Any, *, copies: bool = True) -> Buffer:
+    """Return the memory of `out`, into which the elements of `array` were copied.
+
+    Args:
+        array: as for `buffer_of`; only read. It may be `out`.
+        out: of the same shape and type, and in the same order of strides.
+        copies: False: only see that they fit.
+
+    Raises:
+        ArgumentError: as `buffer_of`; or the two do not fit, or share a part of their memory.
+        UnsupportedError: as `buffer_of`.
+    """
+    source, target = buffer_of(array, writes=False), buffer_of(out, writes=True)
+    if (source.shape, source.dtype, source.layout) != (target.shape, target.dtype, target.layout):
+        raise ArgumentError(
+            f"out of shape {target.shape}, {target.dtype}, strides {target.strides}: want shape {source.shape}, "
+            f"{source.dtype}, with strides in the order of {source.strides}, as the array has them"
+        )
+    if source.address != target.address:
+        if source.address < target.address + target.size_bytes and target.address < source.address + source.size_bytes:
+            raise ArgumentError(
+                "out shares a part of its memory with the array; want the array itself, or other memory"
+            )
+        if copies:
+            ctypes.memmove(target.address, source.address, source.size_bytes)
+    return target
 
 
 def _of_numpy(array: "np.ndarray[Any, Any]", *, writes: bool) -> Buffer:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from multiring.errors import ArgumentError
 from multiring.planner import Plan, Task
-from multiring.runtime.arrays import Buffer, buffer_of, numpy_dtype
+from multiring.runtime.arrays import Buffer, buffer_of, copied, numpy_dtype
 from multiring.runtime.group.compile import Request
 from multiring.runtime.group.handles import Handle, SteppedHandle, in_background
 from multiring.runtime.group.posting import Calls, Membership, Work
@@ -127,56 +127,73 @@ class Group:
 
     # ---- collectives ----
 
-    def all_reduce(self, array: Array, op: str = "sum", *, wire: str | None = None, label: str = "") -> None:
-        """Combine every rank's `array` into all of them, in place.
+    def all_reduce(
+        self, array: Array, op: str = "sum", *, out: Array | None = None, wire: str | None = None, label: str = ""
+    ) -> Array | None:
+        """Combine every rank's `array` into all of them, in place; or into `out`, which is returned.
 
         Args:
-            array: any shape, the same on all ranks, as is the order of its strides.
+            array: any shape, the same on all ranks, as is the order of its strides. With `out` it is only read.
             op: "sum", "average", "min", "max" or "product" (docs/algorithms.md: by type).
+            out: where the result goes instead, in memory as `array` is; for arrays that never change.
             wire: "fp16", "bf16" or "int8": how float32 travels between hosts, for a sum or an average; all ranks still
                 get the same bits (docs/algorithms.md: what is lost). Within a host nothing is coded.
             label: see the class.
         """
-        if wire is not None or label or not self._calls.again("all_reduce", array, op):
-            self._start_all_reduce(array, op, wire, label, waits=True).wait()
+        if out is not None or wire is not None or label or not self._calls.again("all_reduce", array, op):
+            return self._start_all_reduce(array, op, out, wire, label, waits=True).wait()
+        return None
 
     def all_reduce_async(
-        self, array: Array, op: str = "sum", *, wire: str | None = None, label: str = "", waits: bool = False
+        self,
+        array: Array,
+        op: str = "sum",
+        *,
+        out: Array | None = None,
+        wire: str | None = None,
+        label: str = "",
+        waits: bool = False,
     ) -> Handle:
         """Start an `all_reduce`; with `waits` this thread waits for the handle at once, and no other need be woken."""
-        return self._start_all_reduce(array, op, wire, label, waits=waits)
+        return self._start_all_reduce(array, op, out, wire, label, waits=waits)
 
-    def _start_all_reduce(self, array: Array, op: str, wire: str | None, label: str, *, waits: bool) -> Handle:
+    def _start_all_reduce(
+        self, array: Array, op: str, out: Array | None, wire: str | None, label: str, *, waits: bool
+    ) -> Handle:
         call = self._calls.next("all_reduce", label)
         with self._calls.telling(call):
-            buffer = buffer_of(array, writes=True)
+            buffer = buffer_of(array, writes=True) if out is None else copied(array, out)
             count, coded = buffer.count, wire_of(wire)
             request = Request(Collective.ALL_REDUCE, buffer.dtype, count, count, op, wire=coded)
             title = f"all_reduce {op} {_shown(buffer)}{f', wire {wire}' if coded else ''}"
-            return self._calls.run(call, title, request, (None, buffer), None, waits=waits)
+            return self._calls.run(call, title, request, (None, buffer), out, waits=waits)
 
-    def broadcast(self, array: Array, root: int = 0, *, label: str = "") -> None:
-        """Overwrite every rank's `array` with rank `root`'s, in place.
+    def broadcast(self, array: Array, root: int = 0, *, out: Array | None = None, label: str = "") -> Array | None:
+        """Overwrite every rank's `array` with rank `root`'s, in place; or put that into `out`, which is returned.
 
         Args:
-            array: any shape, the same on all ranks, as is the order of its strides.
+            array: any shape, the same on all ranks, as is the order of its strides. With `out` it is only read.
             root: a rank of the group.
+            out: as for all_reduce.
             label: see the class.
         """
-        self._start_broadcast(array, root, label, waits=True).wait()
+        return self._start_broadcast(array, root, out, label, waits=True).wait()
 
-    def broadcast_async(self, array: Array, root: int = 0, *, label: str = "") -> Handle:
+    def broadcast_async(self, array: Array, root: int = 0, *, out: Array | None = None, label: str = "") -> Handle:
         """Start a `broadcast`."""
-        return self._start_broadcast(array, root, label, waits=False)
+        return self._start_broadcast(array, root, out, label, waits=False)
 
-    def _start_broadcast(self, array: Array, root: int, label: str, *, waits: bool) -> Handle:
+    def _start_broadcast(self, array: Array, root: int, out: Array | None, label: str, *, waits: bool) -> Handle:
         call = self._calls.next("broadcast", label)
         with self._calls.telling(call):
             root = self._rank_of("root", root)
-            buffer = buffer_of(array, writes=self._own != root)
+            if out is None:
+                buffer = buffer_of(array, writes=self._own != root)
+            else:
+                buffer = copied(array, out, copies=self._own == root)
             request = Request(Collective.BROADCAST, buffer.dtype, buffer.count, buffer.count, root=root)
             title = f"broadcast from rank {root} {_shown(buffer)}"
-            return self._calls.run(call, title, request, (None, buffer), None, waits=waits)
+            return self._calls.run(call, title, request, (None, buffer), out, waits=waits)
 
     def reduce_scatter(self, array: Array, out: Array | None = None, op: str = "sum", *, label: str = "") -> Array:
         """Combine every rank's `array` and return this rank's part of the rows; `array` stays as it is.
