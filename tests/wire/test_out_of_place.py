@@ -1,15 +1,20 @@
 """Collectives whose arrays are only read, with results elsewhere: what arrays that never change need."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.wire.ranks import Here, run_ranks
 
 from multiring.errors import ArgumentError, MismatchError
 
+Array = NDArray[Any]
+
 
 def frozen(
-    array: "np.ndarray[tuple[int, ...], np.dtype[np.float32]]",
-) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
+    array: Array,
+) -> Array:
     array.flags.writeable = False
     return array
 
@@ -17,9 +22,9 @@ def frozen(
 def reduce_and_broadcast(here: Here) -> None:
     group = here.join()
     for shape in [(0,), (5,), (3, 4), (300, 1000)]:
-        for order in "CF":
-            own = frozen(np.full(shape, here.rank + 1.0, np.float32, order=order))
-            out = group.allocate(shape, np.float32) if order == "C" else np.empty(shape, np.float32, order=order)
+        for order in ("C", "F"):
+            own: Array = frozen(np.full(shape, here.rank + 1.0, np.float32, "C" if order == "C" else "F"))
+            out: Array = group.allocate(shape, np.float32) if order == "C" else np.empty(shape, np.float32, "F")
             for _ in range(3):  # the same call again takes another way
                 assert group.all_reduce(own, out=out) is out
                 assert (out == here.size * (here.size + 1) / 2).all()

@@ -1,0 +1,124 @@
+"""An adapter for a framework of a few lines, to see what one costs: arrays never change, gradients are read-only.
+
+A model is a dict of arrays, and what makes gradients gives them all at once (`Optimizer.step`, as JAX does) or one by
+one in reverse (`Optimizer.tape`, as torch does).
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from multiring.frontend.dtype_conversion import dtype_conversion
+from multiring.frontend.elastic.state import ObjectState
+from multiring.frontend.handles import handle_of, submit, synchronize
+from multiring.frontend.lifecycle import rank
+from multiring.frontend.object_collectives import allgather_object, broadcast_object
+from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
+from multiring.frontend.reduce_ops import Average, chosen_op, name_of
+from multiring.frontend.signatures import allreduce_terms
+from multiring.gradients.buckets import BUCKET_BYTES, GradientSpec
+from multiring.gradients.compression_state import packed, unpacked
+from multiring.gradients.options import Options
+from multiring.gradients.reducer import GradientReducer
+from multiring.runtime import Group, Handle
+
+Array = NDArray[Any]
+Model = Mapping[str, Array]
+
+
+# --- interop ---
+
+
+def frozen(array: Array) -> Array:
+    """Return `array` as one of the framework's."""
+    array = np.asarray(array)
+    array.flags.writeable = False
+    return array
+
+
+# --- collectives ---
+
+
+def allreduce_async(
+    array: Array, name: str | None = None, op: int | str = Average, process_set: ProcessSet = global_process_set
+) -> int:
+    """Start to combine `array` over the ranks, into a new one; return a handle."""
+    members, number = members_of(process_set), chosen_op(op)
+    conversion = dtype_conversion(array.dtype.name, number, 1.0, members.size)
+    out = np.empty(array.shape, conversion.dtype)
+
+    def start(group: Group, label: str) -> Handle:
+        sent = array.astype(conversion.dtype, copy=False)
+        return group.all_reduce_async(sent, conversion.op, out=out, label=label)
+
+    def finish(_: Any) -> Array:
+        found = out if conversion.divisor == 1 else np.trunc(out / conversion.divisor)
+        return frozen(found.astype(array.dtype, copy=False))
+
+    signature = allreduce_terms(array.dtype.name, array.shape, name_of(number), (1.0, 1.0), None)
+    return handle_of(submit(members, name, signature, start, finish))
+
+
+def allreduce(array: Array, **keywords: Any) -> Array:
+    """Return `array` combined over the ranks."""
+    found: Array = synchronize(allreduce_async(array, **keywords))
+    return found
+
+
+# --- gradients ---
+
+
+class Optimizer:
+    """Plain descent, by gradients that the ranks of a process set share."""
+
+    def __init__(self, model: Model, rate: float, process_set: ProcessSet = global_process_set, **options: Any) -> None:
+        self._names = list(model)
+        self._rate = rate
+        members = members_of(process_set)
+        self._group = members.group
+        self._shapes = [model[name].shape for name in self._names]
+        specs = [(name, GradientSpec.row_major(model[name].dtype.name, model[name].shape)) for name in self._names]
+        chosen = Options(**{"op": "average", "bucket_bytes": BUCKET_BYTES, **options})
+        self.reducer = GradientReducer(specs, members.group, chosen)
+        members.reducers.add(self.reducer)
+
+    def step(self, model: Model, gradients: Mapping[str, Array | None]) -> Model:
+        """Return the model after a step with all ranks' gradients, given all at once."""
+        return self._stepped(model, self.reducer.reduce([gradients.get(name) for name in self._names]))
+
+    @contextmanager
+    def tape(self, model: dict[str, Array]) -> Iterator["Optimizer"]:
+        """Take gradients one by one within it (`watch`); at its end `model` has made a step."""
+        yield self
+        model.update(self._stepped(model, self.reducer.finish()))
+
+    def watch(self, name: str, gradient: Array) -> None:
+        """Take a gradient that was just made."""
+        self.reducer.bring(self._names.index(name), gradient)
+
+    def _stepped(self, model: Model, shared: list[Array | None]) -> Model:
+        pairs = zip(self._names, shared, strict=True)
+        return {name: model[name] if each is None else frozen(model[name] - self._rate * each) for name, each in pairs}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is carried from step to step."""
+        return packed(self.reducer.states(), self._group)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Carry that on."""
+        own = [each.residual is not None for each in self.reducer.states()]
+        states = unpacked(state, own, self._shapes, self._group, lambda index: np.zeros(self._shapes[index], "f4"))
+        self.reducer.load_states(dict(enumerate(states)))
+
+
+# --- elastic state ---
+
+
+class ModelState(ObjectState):
+    """A model and whatever else, to go on from after a failure."""
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(broadcast_object, rank, allgather_object, **values)
