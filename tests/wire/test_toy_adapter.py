@@ -100,7 +100,10 @@ def train_in_a_set(here: Here) -> None:
             toy.allreduce(np.ones(3), process_set=chosen)
     else:
         optimizer = toy.Optimizer({"weight": np.zeros(4)}, 1.0, chosen)
-        assert optimizer.step({"weight": np.zeros(4)}, {"weight": np.full(4, float(here.rank))})["weight"].tolist() == [-1] * 4
+        assert (
+            optimizer.step({"weight": np.zeros(4)}, {"weight": np.full(4, float(here.rank))})["weight"].tolist()
+            == [-1] * 4
+        )
     # Ranks that disagree are told of it.
     with pytest.raises(HorovodInternalError, match="Mismatched ALLREDUCE tensor shapes"):
         toy.allreduce(np.ones(3 + here.rank), name="some")
