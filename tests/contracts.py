@@ -1,9 +1,10 @@
-"""Which room may import which, as import-linter's contracts: python tests/contracts.py.
+"""Which room may import which, as import-linter's contracts: python tests/contracts.py [--draw].
 
 What is listed here is the rooms that are no framework's. Every other folder of multiring is the adapter of the
 framework whose name it has; so a new one costs no line.
 """
 
+import ast
 import sys
 import tempfile
 from pathlib import Path
@@ -104,7 +105,24 @@ def _lines(name: str, values: list[str]) -> str:
     return "\n    ".join([f"{name} =", *values])
 
 
-if __name__ == "__main__":
+def drawing() -> str:
+    """Return the rooms from above, and what each says of itself."""
+    lines = []
+    for layer in LAYERS:
+        shown = adapters() if layer == ADAPTERS else layer.split(" | ")
+        lines += [f"{room:<12} {_said_by(room)}" for room in shown] + [""]
+    return "\n".join(lines).rstrip()
+
+
+def _said_by(room: str) -> str:
+    file = SOURCE / room / "__init__.py"
+    text = ast.get_docstring(ast.parse((file if file.exists() else SOURCE / f"{room}.py").read_text("utf-8"))) or ""
+    return text.split("\n")[0]
+
+
+if __name__ == "__main__" and "--draw" in sys.argv:
+    print(drawing())  # noqa: T201 -- a command
+elif __name__ == "__main__":
     with tempfile.NamedTemporaryFile("w", suffix=".ini") as file:
         file.write(contracts())
         file.flush()
