@@ -12,6 +12,11 @@ Names, parameters, their order and defaults are those of `horovod.torch` 0.28.1;
 """
 
 from multiring.frontend.errors import HorovodInternalError as HorovodInternalError
+from multiring.frontend.evaluation import mean as mean
+from multiring.frontend.first_rank import log_by_rank as log_by_rank
+from multiring.frontend.first_rank import on_first_rank as on_first_rank
+from multiring.frontend.first_rank import print_once as print_once
+from multiring.frontend.first_rank import progress as progress
 from multiring.frontend.handles import poll as poll
 from multiring.frontend.handles import synchronize as synchronize
 from multiring.frontend.joining import barrier as barrier
@@ -53,6 +58,10 @@ from multiring.frontend.timeline import stop_timeline as stop_timeline
 from multiring.gradients.options import PowerSGD as PowerSGD
 from multiring.torch import elastic as elastic
 from multiring.torch import timeline as timeline
+from multiring.torch.around import gather as gather
+from multiring.torch.around import load as load
+from multiring.torch.around import save as save
+from multiring.torch.around import seed_everything as seed_everything
 from multiring.torch.c10d import registration as registration
 from multiring.torch.c10d.monitored import monitored_barrier as monitored_barrier
 from multiring.torch.collectives.allgather import allgather as allgather
@@ -134,6 +143,7 @@ __all__ = [
     "ddl_built",
     "distribute",
     "elastic",
+    "gather",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
@@ -150,20 +160,28 @@ __all__ = [
     "is_homogeneous",
     "is_initialized",
     "join",
+    "load",
     "local_rank",
     "local_size",
+    "log_by_rank",
+    "mean",
     "monitored_barrier",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",
     "nccl_built",
+    "on_first_rank",
     "parallelize",
     "poll",
+    "print_once",
+    "progress",
     "rank",
     "reducescatter",
     "reducescatter_async",
     "remove_process_set",
     "rocm_built",
+    "save",
+    "seed_everything",
     "share_bucket",
     "shutdown",
     "size",
