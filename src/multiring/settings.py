@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
+from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -401,8 +402,15 @@ TORCH_PLACE = MappingProxyType(
 )
 
 
+class JobNews(Enum):
+    """What rank 0 tells the launcher of its ranks, as a datagram has it."""
+
+    MET = b"1"  # they have joined
+    PROGRESS = b"2"  # they have taken a step together, or saved
+
+
 def roll_address(rendezvous: str) -> str:
-    """Return the abstract socket at which rank 0 tells the launcher of ranks that meet at `rendezvous`, that they have.
+    """Return the abstract socket at which rank 0 tells JobNews to the launcher of ranks that meet at `rendezvous`.
 
     Args:
         rendezvous: "@name", an abstract socket too.

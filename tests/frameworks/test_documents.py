@@ -24,7 +24,9 @@ ENDS_BADLY = "terminate called without an active exception"
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("document", "count"), [("run.md", 3), ("loop.md", 2), ("tutorial.md", 7), ("torch_optimizer.md", 2)])
+@pytest.mark.parametrize(
+    ("document", "count"), [("run.md", 3), ("loop.md", 2), ("tutorial.md", 7), ("torch_optimizer.md", 2)]
+)
 def test_documents_print_what_they_say(document: str, count: int, tmp_path: Path) -> None:
     ran = []
     for block in BLOCK.finditer((DOCS / document).read_text()):

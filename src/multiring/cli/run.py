@@ -73,6 +73,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--grace", type=float, metavar="S", help="seconds to save work in after Ctrl-C or SIGTERM (default 30)"
     )
+    parser.add_argument(
+        "--max-restarts", type=int, metavar="N", help="start all ranks anew, N times, when one fails (default 0)"
+    )
     parser.add_argument("--log-dir", type=Path, metavar="DIR", help="also write DIR/rank-K.out and DIR/rank-K.err")
     parser.add_argument("--options", type=Path, metavar="FILE", help="a TOML file of these options; docs/run.md")
     theirs = [option for options in _ELSEWHERE.values() for option in options]
@@ -96,6 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
         grace_s=JobOptions().grace_s if asked.grace is None else asked.grace,
         variables=variables_of(asked.env),
         stdin_rank=asked.stdin,
+        max_restarts=asked.max_restarts or 0,
     )
     command = program_of(asked.program)
     return start(command, asked.ranks, hosts, options)

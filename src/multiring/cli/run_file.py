@@ -52,6 +52,7 @@ _KEYS: Mapping[str, tuple[str, Callable[[object], bool], str, Callable[[Any], An
         ),
         "stdin": ("a rank", _count, "stdin", int),
         "grace": ("seconds", _number, "grace", float),
+        "max-restarts": ("an integer >= 0", _count, "max_restarts", int),
         "log-dir": ("the path of a folder", _text, "log_dir", Path),
         "command": ("a list of words", _words, "command", list),
     }

@@ -19,6 +19,7 @@ from multiring.gradients.choice import ReductionOf, reductions_of
 from multiring.gradients.options import Options
 from multiring.gradients.reductions import CompressionState, Predivided, Reduction
 from multiring.runtime import Group
+from multiring.runtime.job.job import note_progress
 
 _WHAT = "gradients"
 
@@ -50,6 +51,7 @@ class BucketOrder:
         with internal_errors(self._what):
             for wait in self._waits:
                 wait()
+        note_progress()
 
 
 class GradientReducer:

@@ -45,6 +45,11 @@ def run_over_hosts(
     places = first_places(parse_hosts(hosts), ranks)
     if options.stdin_rank not in (None, 0):
         raise ArgumentError(f"--stdin {options.stdin_rank}: on several hosts mpiexec gives it to rank 0 alone")
+    if options.max_restarts:
+        raise ArgumentError(
+            f"--max-restarts {options.max_restarts} with several hosts: who started mpiexec has to start it again, "
+            "such as Slurm with --requeue"
+        )
     environment = inherited_environment() | dict(options.variables)
     if not command:
         raise ArgumentError("no command to run")

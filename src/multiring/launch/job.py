@@ -173,9 +173,10 @@ class JobOptions:
     variables: what is added to the ranks' environment.
     stdin_rank: the rank that reads this process's standard input; the others' is empty.
     mpiexec_words: what mpiexec is told besides, where it starts the ranks.
+    max_restarts: how often all ranks are started anew after one has failed.
 
     Raises:
-        ArgumentError: there can be no such grace.
+        ArgumentError: there can be no such grace, or so many restarts.
     """
 
     log_dir: Path | None = None
@@ -186,10 +187,13 @@ class JobOptions:
     variables: Mapping[str, str] = field(default_factory=dict)
     stdin_rank: int | None = None
     mpiexec_words: tuple[str, ...] = ()
+    max_restarts: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.grace_s <= _LONGEST_GRACE_S:  # nor is NaN
             raise ArgumentError(f"a grace of {self.grace_s:g} s: want 0 to {_LONGEST_GRACE_S:.0f} s, a day")
+        if self.max_restarts < 0:
+            raise ArgumentError(f"{self.max_restarts} restarts: want 0 or more")
 
 
 class Job:
@@ -207,6 +211,7 @@ class Job:
         self._kill_at: float | None = None  # set once the job is being stopped
         self._killed = False
         self._code: int | None = None  # decided by the first failure or signal
+        self.was_stopped = False  # by a signal, or as nobody reads any more: by no failure of the job's
 
     def run(self) -> int:
         """Run to the end and return the job's exit code; nothing of the job is left then."""
@@ -348,6 +353,7 @@ class Job:
         if isinstance(failure, BrokenPipeError):
             self._say("nobody reads the output any more")
             if self._kill_at is None:
+                self.was_stopped = True
                 self._stop(_BROKEN_PIPE_CODE)
         elif failure is not None:
             self._say(f"the ranks' output is cut off: {failure.strerror}")
@@ -395,6 +401,7 @@ class Job:
         if self._kill_at is not None:
             self._kill_at = time.monotonic()  # asked twice
             return
+        self.was_stopped = True
         self._say(f"{signal.Signals(number).name} received")
         self._stop(128 + number, number, self._grace_s)
 

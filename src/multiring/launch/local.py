@@ -6,7 +6,9 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from multiring.errors import ArgumentError
 from multiring.launch.cores import cores_of_cpus, share_cpus, thread_variables, threads_per_rank, usable_cpus
@@ -14,9 +16,11 @@ from multiring.launch.guard import Guard
 from multiring.launch.horovod import horovod_environment, places_on
 from multiring.launch.job import Job, JobOptions, Member, Start, check_can_run, environment_of_process
 from multiring.launch.leftovers import end_leftovers, job_processes, signal_processes
-from multiring.settings import TORCH_PLACE, Settings, inherited_environment, roll_address
+from multiring.settings import TORCH_PLACE, JobNews, Settings, inherited_environment, roll_address
 
 _PR_SET_PDEATHSIG = 1
+_MOST_EARLY_FAILURES = 2
+_LONG_S = 60.0  # a job that lived so long has done something, whatever it told
 
 
 def run_local(command: Sequence[str], ranks: int, options: JobOptions | None = None) -> int:
@@ -41,6 +45,38 @@ def run_local(command: Sequence[str], ranks: int, options: JobOptions | None = N
     if options.stdin_rank is not None and not 0 <= options.stdin_rank < ranks:
         raise ArgumentError(f"rank {options.stdin_rank} is to read standard input, want one of 0 to {ranks - 1}")
     check_can_run("multiring run", command, environment)
+    job = _made(command, ranks, options, environment)
+    code = job.run()
+    early = 0  # failures in a row before the first step
+    for restart in range(1, options.max_restarts + 1):
+        if code == 0 or job.was_stopped:
+            return code
+        early = 0 if job.made_progress else early + 1
+        if early == _MOST_EARLY_FAILURES:
+            _say("failed twice before its first step, which another start will not mend: not started again")
+            return code
+        _say(f"start {restart + 1} of at most {options.max_restarts + 1}: all ranks, with a new secret")
+        logs = options.logs
+        job = _made(
+            command,
+            ranks,
+            replace(options, logs=lambda *rank: _in_folder(f"restart-{restart}", logs(*rank))),  # noqa: B023 -- called now
+            environment,
+        )
+        code = job.run()
+    return code
+
+
+def _say(text: str) -> None:
+    os.write(2, f"multiring: {text}\n".encode())
+
+
+def _in_folder(folder: str, names: tuple[str, str]) -> tuple[str, str]:
+    return f"{folder}/{names[0]}", f"{folder}/{names[1]}"
+
+
+def _made(command: Sequence[str], ranks: int, options: JobOptions, environment: Mapping[str, str]) -> "_LocalJob":
+    """Return a job that has not begun, with a name and a secret of its own."""
     token, secret = secrets.token_hex(8), secrets.token_hex(32)
     meeting = f"@multiring-{token}"
     job = job_name(Settings.from_environment(environment, horovod=options.horovod).job, token)
@@ -76,7 +112,7 @@ def run_local(command: Sequence[str], ranks: int, options: JobOptions | None = N
     ]
     is_ours = ranks > 1 and thread_variables(environment, threads)  # not the user's choice
     said = _shares_told(ranks, len(core_of), threads) if is_ours else ""
-    return _LocalJob(job, starts, options, meeting, said).run()
+    return _LocalJob(job, starts, options, meeting, said)
 
 
 def _shares_told(ranks: int, cpus: int, threads: int) -> str:
@@ -111,6 +147,13 @@ class _LocalJob(Job):
         self._name = name
         self._meeting = meeting
         self._said = said  # of the job, once
+        self._told: set[bytes] = set()  # by the ranks
+        self._began_s = time.monotonic()
+
+    @property
+    def made_progress(self) -> bool:
+        """Whether the ranks took a step, or saved, or worked long; once it is over."""
+        return JobNews.PROGRESS.value in self._told or time.monotonic() - self._began_s >= _LONG_S
 
     def _open(self, stack: contextlib.ExitStack) -> None:
         self._roll = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK))
@@ -133,11 +176,12 @@ class _LocalJob(Job):
         end_leftovers(self._name, (), grace_s)
 
     def _conclude(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._told.add(self._roll.recv(1))
         if self._code or len(self._members) < 2:  # who failed may not have come to it
             return
-        try:
-            self._roll.recv(1)
-        except BlockingIOError:
+        if not self._told:
             self._say(
                 f"none of the {len(self._members)} ranks joined the job: as far as multiring knows, each of them ran "
                 "the whole program for itself. Want multiring.init() in it, or what calls that; or -n 1"

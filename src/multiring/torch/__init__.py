@@ -11,6 +11,7 @@ Each rank then trains on its own samples; `loss.backward()` leaves the average o
 Names, parameters, their order and defaults are those of `horovod.torch` 0.28.1; what multiring adds comes behind them.
 """
 
+from multiring.frontend.checkpoint.saving import is_saved as is_saved
 from multiring.frontend.errors import HorovodInternalError as HorovodInternalError
 from multiring.frontend.evaluation import mean as mean
 from multiring.frontend.first_rank import log_by_rank as log_by_rank
@@ -159,6 +160,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "is_saved",
     "join",
     "load",
     "local_rank",

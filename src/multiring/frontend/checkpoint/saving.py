@@ -30,6 +30,7 @@ from multiring.frontend.checkpoint.tree import Arrays, NumpyArrays, Stored, firs
 from multiring.frontend.errors import HorovodInternalError
 from multiring.frontend.lifecycle import local_rank, rank, size
 from multiring.frontend.object_collectives import allgather_object, broadcast_object
+from multiring.runtime.job.job import note_progress
 
 _log = logging.getLogger("multiring")
 _OWN, _RANDOM = "own", "$random"
@@ -108,6 +109,13 @@ def save(
         with _agreed(f"save to {target}"):
             if turn and place_beside(target).exists():
                 finish(target, token, size(), list(parts))
+    note_progress()
+
+
+def is_saved(path: str | os.PathLike[str]) -> bool:
+    """Return whether there is a complete checkpoint at `path`, as rank 0 sees it; every rank calls it."""
+    found = _found(Path(path).absolute()) if rank() == 0 else None
+    return bool(broadcast_object(not isinstance(found, str), name=f"{_WHAT}.is_saved"))
 
 
 def load(

@@ -5,12 +5,10 @@ import hashlib
 import logging
 import os
 import platform
-import socket
 import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -31,10 +29,11 @@ from multiring.runtime.group.group import Group
 from multiring.runtime.group.handles import NOBODY
 from multiring.runtime.group.plan_file import read_pins
 from multiring.runtime.group.posting import Membership, ranks_in_words
+from multiring.runtime.job.launcher_news import LauncherNews
 from multiring.runtime.rails.select import Place, RailWatch, agreed_rails, chosen_rails, topology_with
 from multiring.runtime.rails.topology_file import read_topology
 from multiring.runtime.tracing.timeline import Timelines
-from multiring.settings import TIMELINE_LATER, Settings, foreign_environment, roll_address, withhold_secret
+from multiring.settings import TIMELINE_LATER, JobNews, Settings, foreign_environment, withhold_secret
 from multiring.topology import Topology, grid_of, neighbours
 from multiring.trace import Glossary
 
@@ -65,6 +64,7 @@ class World:
     rail_watch: RailWatch | None  # where there is more than one
     control: Control | None  # where there are other ranks
     timelines: Timelines
+    news: LauncherNews
 
     def take_events(self) -> list[Event]:
         """Return what was recorded since the last call, oldest first; at most 65,536 are kept in between."""
@@ -201,6 +201,13 @@ def current() -> World:
     return world
 
 
+def note_progress() -> None:
+    """Tell the launcher, once, that the ranks have done something together that is worth starting anew for."""
+    for world in (_current.world, *_current.others):
+        if world is not None:
+            world.news.tell(JobNews.PROGRESS)
+
+
 def is_initialized() -> bool:
     """Return whether this process is in a job now."""
     world = _current.world
@@ -248,7 +255,7 @@ def _begin(settings: Settings, identity: Identity | None) -> World:
     known = identity or identify(settings, foreign_environment())
     make_room_for_files(_FILES_A_RANK * known.size + _OTHER_FILES)
     world, timeline = _join(settings, known)
-    _tell_launcher(world.identity.rank, settings.rendezvous or world.identity.rendezvous)
+    world.news.tell(JobNews.MET)
     if timeline["path"]:
         try:
             world.timelines.start(**timeline)
@@ -256,13 +263,6 @@ def _begin(settings: Settings, identity: Identity | None) -> World:
             world.close(0.0, announce=True)
             raise
     return world
-
-
-def _tell_launcher(rank: int, rendezvous: str) -> None:
-    """Tell a launcher on this machine, where it listens, that its ranks have joined."""
-    if rank == 0 and rendezvous.startswith("@"):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as teller, suppress(OSError):
-            teller.sendto(b"1", roll_address(rendezvous))
 
 
 def _join(settings: Settings, identity: Identity) -> tuple[World, dict[str, Any]]:
@@ -424,6 +424,7 @@ def _world(
         rail_watch=rail_watch,
         control=control,
         timelines=Timelines(identity, context, glossary, group_named),
+        news=LauncherNews(identity.rank, settings.rendezvous or identity.rendezvous),
     )
 
 
