@@ -259,6 +259,7 @@ def test_the_set_of_flags_is_this_one(capsys: pytest.CaptureFixture[str]) -> Non
         "--env NAME=VALUE",
         "--stdin RANK",
         "--grace S",
+        "--max-restarts N",
         "--log-dir DIR",
         "--options FILE",
     ]

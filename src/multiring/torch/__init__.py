@@ -96,6 +96,7 @@ from multiring.torch.distributing import DistributedLoader as DistributedLoader
 from multiring.torch.distributing import distribute as distribute
 from multiring.torch.nn.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
 from multiring.torch.nn.sync_batch_norm import convert_sync_batchnorm as convert_sync_batchnorm
+from multiring.torch.optimizer.accumulation import accumulate as accumulate
 from multiring.torch.optimizer.optimizer import DistributedOptimizer as DistributedOptimizer
 from multiring.torch.optimizer.optimizer import gradient_bytes as gradient_bytes
 from multiring.torch.optimizer.parameters import broadcast_parameters as broadcast_parameters
@@ -117,6 +118,7 @@ __all__ = [
     "Product",
     "Sum",
     "SyncBatchNorm",
+    "accumulate",
     "add_process_set",
     "allgather",
     "allgather_async",

@@ -45,6 +45,8 @@ class Distributed(torch.optim.Optimizer):
     _sharing: GradientReducer | None = None
     _deltas: DeltaSharing | None = None
     _skips: bool = False
+    _is_accumulating: bool = False
+    ends_early: bool = False  # the group of backwards ends with the next one, though it be short
     _is_lenient: bool = False  # towards gradients that were changed before they were reduced
     _has_warned: bool = False  # of such
 
@@ -78,16 +80,22 @@ class Distributed(torch.optim.Optimizer):
         if self._sharing is not None:
             self._sharing.restart(passes)
 
+    def accumulate(self, passes: int) -> None:
+        """As `set_backward_passes_per_step`; also where there is one rank, whose loader has to know of it."""
+        self.set_backward_passes_per_step(passes)
+        self._is_accumulating = passes > 1
+
     @property
     def accumulates(self) -> bool:
-        """Whether several backwards make a step, and ranks share what they add up to."""
-        return self._sharing is not None and self._sharing.accumulates
+        """Whether several backwards make a step, so that a pass's last batch is worth knowing."""
+        return self._is_accumulating or (self._sharing is not None and self._sharing.accumulates)
 
     def reduce_early(self, *, early: bool) -> None:
         """Reduce at the end of each backward from now on, or again only where the group of backwards is complete.
 
         For who knows that a group may end here, though it is short; where it goes on all the same, it may.
         """
+        self.ends_early = early
         if self._sharing is not None:
             self._sharing.reduces_early = early
 
