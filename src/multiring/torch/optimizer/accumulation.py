@@ -14,13 +14,13 @@ _HELD = ("step", "zero_grad")
 class Accumulation:
     """Several backwards for a step; see `accumulate`."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    def __init__(self, optimizer: Any, steps: Any) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ArgumentError(f"optimizer is a {type(optimizer).__name__}; want a torch.optim.Optimizer")
         if not isinstance(steps, int) or steps < 1:
             raise ArgumentError(f"accumulate(optimizer, {steps!r}): want how many batches make a step, 1 or more")
-        self._optimizer = optimizer
-        self._steps = steps
+        self._optimizer: torch.optim.Optimizer = optimizer
+        self._steps: int = steps
         self._done = 0  # batches of the step that is being made
         self._is_last = False  # the batch is the last of its pass, as the program says
         self._is_within = False
