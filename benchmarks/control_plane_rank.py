@@ -14,14 +14,14 @@ import numpy as np
 import multiring
 from multiring._native import Notice
 from multiring.runtime.named import named
-from multiring.runtime.named.channel import Kind, Line, Message
+from multiring.runtime.named.channel import ControlChannel, Kind, Message
 from multiring.runtime.named.named import NamedOperations
 
 _STEP_BYTES = 4
 
 
-class CountedLine(Line):
-    """A line whose messages of the agreement are counted; each says which one in a row it is."""
+class CountedLine(ControlChannel):
+    """A control channel whose messages of the agreement are counted; each says which one in a row it is."""
 
     sent, taken, steps, longest_bytes = 0, 0, 0, 0
 
@@ -30,7 +30,7 @@ class CountedLine(Line):
         self.sent, self.taken, self.steps, self.longest_bytes = 0, 0, 0, 0
 
     def send(self, to: int, generation: int, kind: Kind, payload: bytes) -> None:
-        """As in Line."""
+        """As in ControlChannel."""
         if kind is Kind.AGREEMENT:
             self.sent += 1
             self.longest_bytes = max(self.longest_bytes, len(payload))
@@ -38,7 +38,7 @@ class CountedLine(Line):
         super().send(to, generation, kind, payload)
 
     def receive(self, notice: Notice) -> Message | None:
-        """As in Line."""
+        """As in ControlChannel."""
         message = super().receive(notice)
         if message is None or message.kind is not Kind.AGREEMENT:
             return message
@@ -50,10 +50,10 @@ class CountedLine(Line):
 def main() -> None:
     """Be a rank."""
     file, operations, rounds = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    vars(named)["Line"] = CountedLine
+    vars(named)["ControlChannel"] = CountedLine
     group = multiring.init()
     agreed = NamedOperations(group)
-    line = vars(agreed)["_line"]
+    line = vars(agreed)["_channel"]
     names = [f"DistributedOptimizer.gradient.{number}" for number in range(operations)]
     turn = group.rank % operations
     come_to(agreed, [*names[turn:], *names[:turn]], group)

@@ -18,7 +18,7 @@ from multiring.frontend.lifecycle import rank
 from multiring.frontend.object_collectives import allgather_object, broadcast_object
 from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
 from multiring.frontend.reduce_ops import Average, chosen_op, name_of
-from multiring.frontend.signatures import allreduce_terms
+from multiring.frontend.signatures import allreduce_signature
 from multiring.gradients.buckets import BUCKET_BYTES, GradientSpec
 from multiring.gradients.compression_state import packed, unpacked
 from multiring.gradients.options import Options
@@ -58,7 +58,7 @@ def allreduce_async(
         found = out if conversion.divisor == 1 else np.trunc(out / conversion.divisor)
         return frozen(found.astype(array.dtype, copy=False))
 
-    signature = allreduce_terms(array.dtype.name, array.shape, name_of(number), (1.0, 1.0), None)
+    signature = allreduce_signature(array.dtype.name, array.shape, name_of(number), (1.0, 1.0), None)
     return handle_of(submit(members, name, signature, start, finish))
 
 

@@ -11,7 +11,7 @@ from multiring.errors import ArgumentError, MismatchError
 from multiring.frontend.handles import submit
 from multiring.frontend.object_collectives import allgather_object
 from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of
-from multiring.frontend.signatures import TENSORS, allreduce_terms
+from multiring.frontend.signatures import TENSORS, allreduce_signature
 from multiring.runtime import Group, Handle
 
 
@@ -93,5 +93,5 @@ def _all_reduce(members: Members, sums: NDArray[np.float64], shapes: str) -> Non
     def finish(_: Any) -> None:
         return None
 
-    signature = (*allreduce_terms("float64", sums.shape, "sum", (1.0, 1.0), None), (TENSORS, shapes))
+    signature = (*allreduce_signature("float64", sums.shape, "sum", (1.0, 1.0), None), (TENSORS, shapes))
     submit(members, None, signature, start, finish).wait()

@@ -16,7 +16,7 @@ import numpy as np
 from multiring.frontend.errors import MismatchInternalError
 from multiring.frontend.handles import submit
 from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of, world_rank_in
-from multiring.frontend.signatures import ALLGATHER, BROADCAST, ROOT, plain_terms, rows_terms
+from multiring.frontend.signatures import ALLGATHER, BROADCAST, ROOT, plain_signature, rows_signature
 from multiring.runtime import Group, Handle
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -78,7 +78,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
 def _broadcast(members: Members, array: Array, root_rank: int, name: str) -> Array:
     """Overwrite a flat `array` with that of `root_rank`, as ranks are numbered in the whole job, and return it."""
     root = world_rank_in(members, root_rank)
-    terms = plain_terms(BROADCAST, array.dtype.name, array.shape, ((ROOT, str(root_rank)),))
+    terms = plain_signature(BROADCAST, array.dtype.name, array.shape, ((ROOT, str(root_rank)),))
 
     def start(group: Group, label: str) -> Handle:
         return group.broadcast_async(array, root, label=label)
@@ -100,7 +100,7 @@ def _allgather(members: Members, data: Array, name: str) -> tuple[Array, Sequenc
         return found
 
     found: tuple[Array, Sequence[int]] = submit(
-        members, name, rows_terms(ALLGATHER, data.dtype.name, data.shape), start, finish
+        members, name, rows_signature(ALLGATHER, data.dtype.name, data.shape), start, finish
     ).wait()
     return found
 

@@ -14,7 +14,7 @@ from multiring.errors import StateError
 from multiring.runtime.failures.control_thread import Control
 from multiring.runtime.failures.standoffs import Counted, Standoffs
 from multiring.runtime.group.handles import Lookout, Patience, Waiter
-from multiring.runtime.job.threads import described, main_frame, standing
+from multiring.runtime.job.threads import described, main_frame, thread_states
 
 _PATIENCE_S = 0.5  # an answer takes a millisecond; no error is to wait much longer for one that does not come
 _ADDRESS = 0  # of these notices; groups have random ones
@@ -58,7 +58,7 @@ class RankStatus(Lookout):
 
     def is_single(self) -> bool:
         """See Lookout."""
-        return standing().is_single
+        return thread_states().is_single
 
     def _told(self, rank: int, answer: str | None) -> str:
         now_s = time.monotonic()

@@ -26,7 +26,7 @@ from multiring._native import Notice, NoticeKind
 from multiring.errors import StateError
 from multiring.runtime.failures.control_thread import Control
 from multiring.runtime.group.handles import Key, Waiter
-from multiring.runtime.job.threads import Blocked, described, standing
+from multiring.runtime.job.threads import Blocked, described, thread_states
 
 _log = logging.getLogger("multiring")
 _ADDRESS = 1  # of these notices; groups have random ones
@@ -102,7 +102,7 @@ class Standoffs:
 
     def seek(self, waiter: Waiter) -> None:
         """Have it found out whether whom this thread waits for in `waiter` waits for this rank."""
-        here = next((each for each in standing().blocked if each.waiter is waiter), None)
+        here = next((each for each in thread_states().blocked if each.waiter is waiter), None)
         if here is not None and waiter.key is not None:
             question = Question(next(self._serials), (self._hop(here, waiter.key),), is_certain=True)
             for rank in waiter.stalled_on()[0]:
@@ -141,7 +141,7 @@ class Standoffs:
         self._seen[mark] = None
         if len(self._seen) > _MOST_SEEN:
             self._seen.popitem(last=False)
-        here = standing()
+        here = thread_states()
         if not here.is_main_at_rest:
             return
         has_come = self._has_come(key)
@@ -165,7 +165,7 @@ class Standoffs:
         """Act on a question of this rank's that has come back; the path's last rank waits for this one."""
         if self._has_come(circle.path[-1].key):
             return
-        here = standing()
+        here = thread_states()
         own = _blocked_on(here.blocked, circle.path[0].key)
         if own is None:
             return
@@ -185,7 +185,7 @@ class Standoffs:
         following = circle.path[(place + 1) % len(circle.path)]
         if place + 1 < len(circle.path):
             self._send(following.rank, _TELL, circle)
-        own = _blocked_on(standing().blocked, circle.path[place].key)
+        own = _blocked_on(thread_states().blocked, circle.path[place].key)
         if own is None:
             return
         told = "; ".join(f"rank {each.rank} is {each.where}" for each in circle.path)

@@ -37,7 +37,7 @@ class Blocked(NamedTuple):
     is_lasting: bool  # until they have come, or something fails
 
 
-class Standing(NamedTuple):
+class ThreadStates(NamedTuple):
     """What the program's threads do."""
 
     blocked: list[Blocked]
@@ -50,7 +50,7 @@ class Standing(NamedTuple):
         return len(self.blocked) == 1 and not self.others
 
 
-def standing() -> Standing:
+def thread_states() -> ThreadStates:
     """Return what the program's threads do now."""
     frames = sys._current_frames()  # noqa: SLF001 -- the only way
     threads = {each.ident: each for each in threading.enumerate()}
@@ -75,7 +75,7 @@ def standing() -> Standing:
     main_frame = frames.get(main or 0)
     rests = main in blocked or (main_frame is not None and main_frame.f_code.co_filename == threading.__file__)
     ours = [each for ident, each in sorted(blocked.items(), key=lambda item: item[0] != main) if ident not in carriers]
-    return Standing(ours, len(others - carriers), rests)
+    return ThreadStates(ours, len(others - carriers), rests)
 
 
 def main_frame() -> FrameType | None:

@@ -1,4 +1,4 @@
-"""The line of a set: what its ranks tell each other about their named operations, over notices."""
+"""The control channel of a set: what its ranks tell each other about their named operations, over notices."""
 
 from collections import defaultdict
 from enum import IntEnum
@@ -25,7 +25,7 @@ class Message(NamedTuple):
     payload: bytes
 
 
-class Line:
+class ControlChannel:
     """Sends messages of any length to ranks of the set, and puts together what comes."""
 
     def __init__(self, control: Control, group: int, ranks: tuple[int, ...], own: int) -> None:

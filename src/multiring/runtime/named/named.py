@@ -28,7 +28,7 @@ from multiring.runtime.events import STEPS
 from multiring.runtime.failures.decision_wait import DecisionWait
 from multiring.runtime.group.group import Group
 from multiring.runtime.group.handles import Handle, OperationHandle, Posted
-from multiring.runtime.named.channel import Kind, Line, Message
+from multiring.runtime.named.channel import ControlChannel, Kind, Message
 from multiring.runtime.named.handle import NamedHandle, Start
 from multiring.runtime.named.label import label_of, meaning_of
 from multiring.runtime.named.negotiation import Negotiation
@@ -79,10 +79,10 @@ class NamedOperations:
         self._early: list[Message] = []  # of accords to come
         self._gone: dict[int, PeerLostError] = {}
         self._broken: MultiringError | None = None
-        self._line: Line | None = None
+        self._channel: ControlChannel | None = None
         control = self._membership.control
         if control is not None and group.size > 1:
-            self._line = Line(control, self.id, self.ranks, group.rank)
+            self._channel = ControlChannel(control, self.id, self.ranks, group.rank)
             self._near = tree_neighbours(group.rank, group.size)
             self._membership.context.link_with([self.ranks[rank] for rank in self._near])
             control.add(self.id, self)
@@ -154,7 +154,7 @@ class NamedOperations:
             if self._broken is not None or self._joining is not None:
                 raise self._refusal("join")
             handle = NamedHandle(self, f"{_OWN}join of rank {self._group.rank}", (), None)
-            if self._line is None:
+            if self._channel is None:
                 handle.finish(0)
                 return handle
             if self._stand_in is None:
@@ -218,7 +218,7 @@ class NamedOperations:
         if notice.kind is NoticeKind.MISMATCH:
             number, titles = notice.tag // STEPS, {self.ranks.index(r): text for r, text in notice.titles.items()}
             self._differ(number, self._find(number), titles, None)
-        elif self._line is not None and (message := self._line.receive(notice)) is not None:
+        elif self._channel is not None and (message := self._channel.receive(notice)) is not None:
             self._take(message)
 
     def lose(self, rank: int, *, died: bool, why: str) -> None:
@@ -308,12 +308,12 @@ class NamedOperations:
         return next((each for each in handles if each.number == number and not each.is_over), None)
 
     def _begin(self) -> None:
-        if self._line is None:  # a rank alone agrees with itself
+        if self._channel is None:  # a rank alone agrees with itself
             return
         self._generation += 1
         if self._joining is not None:
             self._joining.waited_ms = int(1e3 * (time.monotonic() - self._joined_s))
-        self._negotiation = Negotiation(self, self._line, self._generation)
+        self._negotiation = Negotiation(self, self._channel, self._generation)
         self._negotiation.begin(self._calls.last)
         if self._gone:
             self.mourn(next(iter(self._gone)))
@@ -373,9 +373,9 @@ class NamedOperations:
             control.after(_NEWS_S, lambda: self._break(next(iter(self._gone.values()), gone)))
 
     def _pass_on_stall(self, text: str) -> None:
-        if self._broken is None and self._line is not None:
+        if self._broken is None and self._channel is not None:
             for rank in self._near:
-                self._line.send(rank, self._generation, Kind.STALL, text.encode())
+                self._channel.send(rank, self._generation, Kind.STALL, text.encode())
             self._break(StallError(text))
 
     def _break(self, error: MultiringError) -> None:

@@ -2,7 +2,7 @@
 
 Before they agree on anything they see to it that all have posted as many operations of the order they gave up, so that
 each of these has ended, or was found to differ, on every rank (order_switch.py). Then the agreement itself: what it
-says goes over the set's line, what it decides is carried out.
+says goes over the set's control channel, what it decides is carried out.
 """
 
 import threading
@@ -12,7 +12,7 @@ from typing import Protocol
 
 from multiring.agreement import Deadlock, Decision, Joined, Lost, Member, Missing, Note, Outcome, Ready, Refused, Silent
 from multiring.errors import ArgumentError, Terms
-from multiring.runtime.named.channel import Kind, Line, Message
+from multiring.runtime.named.channel import ControlChannel, Kind, Message
 from multiring.runtime.named.handle import NamedHandle
 from multiring.runtime.named.label import in_words, terms_of
 from multiring.runtime.named.order_switch import RADIX, Switch
@@ -46,11 +46,11 @@ class Owner(Protocol):
 class Negotiation:
     """One rank's part in it. Every method is called with the owner's lock held."""
 
-    def __init__(self, owner: Owner, line: Line, generation: int) -> None:
+    def __init__(self, owner: Owner, channel: ControlChannel, generation: int) -> None:
         self._owner = owner
-        self._line = line
+        self._channel = channel
         self.generation = generation
-        self._switch = Switch(line.own, len(line.ranks))
+        self._switch = Switch(channel.own, len(channel.ranks))
         self._member: Member | None = None  # until the ranks know how many operations were posted
         self._queue: list[NamedHandle] = []  # to be announced
         self._undecided: dict[str, NamedHandle] = {}
@@ -117,13 +117,13 @@ class Negotiation:
 
     def _send_counts(self, counts: Iterable[tuple[int, int]]) -> None:
         for to, count in counts:
-            self._line.send(to, self.generation, Kind.COUNT, count.to_bytes(8, "little"))
+            self._channel.send(to, self.generation, Kind.COUNT, count.to_bytes(8, "little"))
         if self._switch.agreed is not None and self._member is None:
             self._open(self._switch.agreed)
 
     def _open(self, posted: int) -> None:
         self._owner.fill(posted)
-        self._member = Member(self._line.own, len(self._line.ranks), RADIX)
+        self._member = Member(self._channel.own, len(self._channel.ranks), RADIX)
         queue, self._queue = self._queue, []
         self.put(queue)
         early, self._early = self._early, []
@@ -134,7 +134,7 @@ class Negotiation:
         """Announce that this rank has joined, once it is known what became of all it has posted before."""
         with self._owner.changed:
             if self._owner.has_unknown():
-                self._line.control.after(_RETRY_S, lambda: self._announce_join(waited_ms))
+                self._channel.control.after(_RETRY_S, lambda: self._announce_join(waited_ms))
             elif self._member is not None:
                 self._carry_out(self._member.join(waited_ms))
 
@@ -142,14 +142,14 @@ class Negotiation:
 
     def _carry_out(self, outcome: Outcome) -> None:
         for to, message in outcome.messages:
-            self._line.send(to, self.generation, Kind.AGREEMENT, message)
+            self._channel.send(to, self.generation, Kind.AGREEMENT, message)
         for each in (*outcome.notes, *outcome.decisions):
             self._act_on(each)
         self._mind_patience()
         self._owner.changed.notify_all()
 
     def _act_on(self, decision: Decision | Note) -> None:
-        ranks = self._line.ranks
+        ranks = self._channel.ranks
         match decision:
             case Ready(name, terms):
                 self._owner.run(name, terms_of(terms), self._undecided.pop(name, None))
@@ -157,7 +157,7 @@ class Negotiation:
                 told = {rank: terms_of(text) for rank, text in said.items()}
                 own = self._undecided.get(name)
                 if own is not None:  # it may have come too late to be among them
-                    told[self._line.own] = own.terms
+                    told[self._channel.own] = own.terms
                 self._fail(name, disagreement(name, told, ranks))
             case Deadlock(_, names):
                 for name in names:
@@ -192,7 +192,7 @@ class Negotiation:
                 if self._turn == turn:
                     self._carry_out(member.conclude())
 
-        self._line.control.after(member.patience * _PATIENCE_S, conclude)
+        self._channel.control.after(member.patience * _PATIENCE_S, conclude)
 
 
 def _is_unicode(handle: NamedHandle) -> bool:

@@ -24,13 +24,13 @@ from multiring.torch.c10d.buffers import (
     touching,
 )
 from multiring.torch.c10d.errors import RefusedError
-from multiring.torch.c10d.group_state import Ready, Standing, Terms
+from multiring.torch.c10d.group_state import CallOptions, GroupState, Ready
 from multiring.torch.interop import dtype_name, new_memory
 
 Settle = Callable[[], None] | None
 
 
-class Gatherings(Standing):
+class Gatherings(GroupState):
     """The collectives that move what ranks have, of any type; the names and parameters are torch's."""
 
     def broadcast(self, tensors: Any, opts: Any = None, root: int = 0, timeout: timedelta | None = None) -> Any:
@@ -60,18 +60,20 @@ class Gatherings(Standing):
         def start(waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
             return operations.broadcast(self.calls, memory, source, title, waits=waits)
 
-        return self.issue("broadcast", Ready(start, settle), self.terms(opts, timeout), several)
+        return self.issue("broadcast", Ready(start, settle), self.options_of(opts, timeout), several)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Put every rank's tensor into the list of outputs; their sizes say what each rank brings."""
         if not isinstance(inputs, Tensor) and len(inputs) > 1:
-            return self._allgather_several(outputs, inputs, self.terms(opts, timeout))
+            return self._allgather_several(outputs, inputs, self.options_of(opts, timeout))
         tensor = one_of("all_gather", inputs)
         blocks = blocks_of("all_gather", outputs, self.group.size)
         ready = self._into_list("all_gather", blocks, tensor)
-        return self.issue("all_gather", ready, self.terms(opts, timeout), blocks)
+        return self.issue("all_gather", ready, self.options_of(opts, timeout), blocks)
 
-    def _allgather_several(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], terms: Terms) -> Any:
+    def _allgather_several(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], options: CallOptions
+    ) -> Any:
         """Put all ranks' tensors, of which each has as many, into each list of outputs, by rank."""
         what = "all_gather"
         require_as_many(what, outputs, inputs)
@@ -87,7 +89,7 @@ class Gatherings(Standing):
                 put_in_order(blocks, place)
 
         ready = self._gather(own, place, (own.numel(),) * self.group.size, settle)
-        return self.issue(what, ready, terms, [block for blocks in lists for block in blocks])
+        return self.issue(what, ready, options, [block for blocks in lists for block in blocks])
 
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
@@ -108,7 +110,7 @@ class Gatherings(Standing):
     def all_gather_single(self, output: Tensor, source: Tensor, opts: Any = None) -> Any:
         """Put every rank's tensor into the output, one after the other."""
         ready = self._into_one("all_gather_single", output, source)
-        return self.issue("all_gather_single", ready, self.terms(opts), (output,))
+        return self.issue("all_gather_single", ready, self.options_of(opts), (output,))
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], sources: Sequence[Tensor], opts: Any = None
@@ -132,7 +134,7 @@ class Gatherings(Standing):
         def start(waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
             return operations.barrier(self.calls, waits=waits)
 
-        return self.issue("barrier", Ready(start), self.terms(opts, timeout), ())
+        return self.issue("barrier", Ready(start), self.options_of(opts, timeout), ())
 
     def _into_list(self, what: str, blocks: Sequence[Tensor], tensor: Tensor, *, apart: bool = False) -> Ready:
         require_host(what, tensor)

@@ -26,7 +26,7 @@ from multiring.torch.c10d.buffers import (
     touching,
 )
 from multiring.torch.c10d.errors import RefusedError
-from multiring.torch.c10d.group_state import Ready, Standing
+from multiring.torch.c10d.group_state import GroupState, Ready
 from multiring.torch.c10d.reduce_ops import Fold, Reduction, reduction_of
 from multiring.torch.c10d.sparse import sparse_sum
 from multiring.torch.interop import dtype_name, is_one_piece, is_sparse, new_memory
@@ -34,7 +34,7 @@ from multiring.torch.interop import dtype_name, is_one_piece, is_sparse, new_mem
 Settle = Callable[[], None] | None
 
 
-class Reductions(Standing):
+class Reductions(GroupState):
     """The collectives that combine what ranks have; the names and parameters are torch's."""
 
     def allreduce(self, tensors: Any, opts: Any = None, *, op: Any = None, timeout: timedelta | None = None) -> Any:
@@ -46,14 +46,14 @@ class Reductions(Standing):
         if not isinstance(tensors, Tensor) and len(tensors) > 1:
             alike("all_reduce", tensors)
             ready = _all_reduce_several(self.group, tensors, reduction_of(op))
-            return self.issue("all_reduce", ready, self.terms(opts, timeout), tensors)
+            return self.issue("all_reduce", ready, self.options_of(opts, timeout), tensors)
         tensor = one_of("all_reduce", tensors)
         if is_sparse(tensor):
             require_host("all_reduce", tensor, is_dense=False)
             ready = sparse_sum(self.group, tensor, reduction_of(op))
         else:
             ready = _all_reduce(self.group, tensor, reduction_of(op))
-        return self.issue("all_reduce", ready, self.terms(opts, timeout), (tensor,))
+        return self.issue("all_reduce", ready, self.options_of(opts, timeout), (tensor,))
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Any:
         """As `allreduce`, of many tensors."""
@@ -84,7 +84,7 @@ class Reductions(Standing):
         to = root if root is not None else 0 if opts is None else opts.rootRank
         require_rank("reduce", "root", to, self.group.size)
         ready = _reduce(self.group, tensor, reduction_of(op), to)
-        return self.issue("reduce", ready, self.terms(opts, timeout), (tensor,))
+        return self.issue("reduce", ready, self.options_of(opts, timeout), (tensor,))
 
     def reduce_scatter(
         self,
@@ -105,13 +105,13 @@ class Reductions(Standing):
         if whole is None:
             whole = torch.cat([contents(block).detach().view(-1) for block in blocks])
         ready = _reduce_scatter(self.group, output, whole, counts, reduction_of(op))
-        return self.issue("reduce_scatter", ready, self.terms(opts, timeout), (output,))
+        return self.issue("reduce_scatter", ready, self.options_of(opts, timeout), (output,))
 
     def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: Any = None) -> Any:
         """Combine every rank's tensor, and put the part of it that is this rank's into the output."""
         opts, op = _options(opts, None)
         ready = self._equal_parts("reduce_scatter_single", output, source, reduction_of(op))
-        return self.issue("reduce_scatter_single", ready, self.terms(opts), (output,))
+        return self.issue("reduce_scatter_single", ready, self.options_of(opts), (output,))
 
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], sources: Sequence[Tensor], opts: Any = None

@@ -24,13 +24,13 @@ from multiring.torch.c10d.buffers import (
     require_places,
 )
 from multiring.torch.c10d.errors import RefusedError
-from multiring.torch.c10d.group_state import Ready, Standing
+from multiring.torch.c10d.group_state import GroupState, Ready
 from multiring.torch.interop import dtype_name, new_memory
 
 Settle = Callable[[], None] | None
 
 
-class Exchanges(Standing):
+class Exchanges(GroupState):
     """The collectives in which every rank sends to every other; the names and parameters are torch's."""
 
     def all_to_all_single(
@@ -64,7 +64,7 @@ class Exchanges(Standing):
             )
         place, settle = place_for(self.group, output)
         start = self._exchange(source, place, rows, (dtype_name(source.dtype), width))
-        return self.issue(what, Ready(start, settle), self.terms(opts, timeout), (output,))
+        return self.issue(what, Ready(start, settle), self.options_of(opts, timeout), (output,))
 
     alltoall_base = all_to_all_single
 
@@ -86,7 +86,7 @@ class Exchanges(Standing):
             place = new_memory(self.group, (sum(rows[1]),), targets[0].dtype)
             settle = partial(put_in_order, targets, place)
         start = self._exchange(whole, place, rows, (dtype_name(whole.dtype), 1))
-        return self.issue(what, Ready(start, settle), self.terms(opts, timeout), targets)
+        return self.issue(what, Ready(start, settle), self.options_of(opts, timeout), targets)
 
     def _exchange(
         self, source: Tensor, place: Tensor, rows: tuple[Sequence[int], Sequence[int]], kind: tuple[str, int]

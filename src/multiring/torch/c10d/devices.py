@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import PrefixStore, _DistributedBackendOptions
 from multiring.errors import MultiringError, StateError
 from multiring.torch.c10d.buffers import ElsewhereError
 from multiring.torch.c10d.errors import RefusedError
-from multiring.torch.c10d.group_state import Standing
+from multiring.torch.c10d.group_state import GroupState
 
 _HOST = torch.device("cpu")
 _BETWEEN_TWO = {"send", "recv", "recv_anysource"}
@@ -38,7 +38,7 @@ _OF_ONE = {
 }
 
 
-class Devices(Standing):
+class Devices(GroupState):
     """The part of a process group that knows which backend serves which device."""
 
     _store: Any

@@ -23,7 +23,7 @@ from multiring.torch.c10d.work import Done, Pending, Several
 _LENT = 64
 
 
-class Terms(NamedTuple):
+class CallOptions(NamedTuple):
     """How one call is to run."""
 
     waits: bool  # the caller waits for it at once
@@ -37,7 +37,7 @@ class Ready(NamedTuple):
     settle: Callable[[], None] | None = None  # puts the result where it belongs, once the operation has ended
 
 
-class Standing:
+class GroupState:
     """The part of a process group that its operations build on."""
 
     def __init__(self, group: Group, timeout_s: float) -> None:
@@ -62,12 +62,12 @@ class Standing:
         self._completer_lock = threading.Lock()
         self._aborts = Aborts(group, self._hear_abort)
 
-    def terms(self, opts: Any, timeout: timedelta | None = None) -> Terms:
-        """Return the terms that torch's options of a call, or None, give; an explicit `timeout` wins."""
+    def options_of(self, opts: Any, timeout: timedelta | None = None) -> CallOptions:
+        """Return the options that torch's own of a call, or None, give; an explicit `timeout` wins."""
         if opts is None:
-            return Terms(waits=False, timeout_s=self._seconds(timeout))
+            return CallOptions(waits=False, timeout_s=self._seconds(timeout))
         # Before 2.8 torch did not tell whether the caller waits.
-        return Terms(waits=not getattr(opts, "asyncOp", True), timeout_s=self._seconds(timeout or opts.timeout))
+        return CallOptions(waits=not getattr(opts, "asyncOp", True), timeout_s=self._seconds(timeout or opts.timeout))
 
     def _seconds(self, timeout: timedelta | None) -> float:
         # torch says "none" by a negative one.
@@ -75,14 +75,14 @@ class Standing:
         return given if given > 0 else self.default_timeout_s
 
     def issue(
-        self, what: str, ready: Ready, terms: Terms, outputs: Sequence[Tensor], kind: type[Pending] = Pending
+        self, what: str, ready: Ready, options: CallOptions, outputs: Sequence[Tensor], kind: type[Pending] = Pending
     ) -> Any:
         """Start an operation and return its Work; done already where the caller waits.
 
         Args:
             what: the operation, for errors.
             ready: the operation.
-            terms: of the call.
+            options: of the call.
             outputs: the tensors that have the result.
             kind: of the Work.
 
@@ -95,12 +95,12 @@ class Standing:
         """
         self.require_standing(what)
         batch = self._batch
-        waits = terms.waits and batch is None
+        waits = options.waits and batch is None
         try:
             handle = ready.start(waits)
         except MultiringError as error:
             raise torch_error(what, error) from error
-        work = kind(self, what, handle, (outputs, ready.settle), terms.timeout_s)
+        work = kind(self, what, handle, (outputs, ready.settle), options.timeout_s)
         self._in_flight.add(work)
         if self._aborted_by is not None:  # since it was asked whether the group stands
             work.abort(self._aborted_by)
@@ -108,7 +108,7 @@ class Standing:
             self._owed.append(work)
         if batch is not None:
             batch.append(work)
-            return None if terms.waits else work
+            return None if options.waits else work
         if waits:
             work.wait()
         elif len(outputs) == 1 and outputs[0].numel() == 1:
@@ -126,7 +126,7 @@ class Standing:
             for each in settles:
                 each()
 
-        return self.issue(what, Ready(start, settle if settles else None), self.terms(opts), outputs)
+        return self.issue(what, Ready(start, settle if settles else None), self.options_of(opts), outputs)
 
     def require_standing(self, what: str) -> None:
         """Raise DistBackendError where the group was destroyed or aborted."""

@@ -9,10 +9,10 @@ import torch.distributed as dist
 from multiring.errors import StateError
 from multiring.runtime.failures.monitored_barrier import BarrierOutcome, MonitoredBarrier
 from multiring.torch.c10d.errors import torch_error
-from multiring.torch.c10d.group_state import Standing
+from multiring.torch.c10d.group_state import GroupState
 
 
-class Monitored(Standing):
+class Monitored(GroupState):
     """The barrier of torch's that watches; the name and parameters are torch's."""
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:  # noqa: FBT001, FBT002 -- torch's

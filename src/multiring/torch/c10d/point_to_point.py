@@ -11,7 +11,7 @@ from multiring.runtime.group.point_to_point import AnySourceMatching
 from multiring.runtime.group.receives import PostedReceive
 from multiring.torch.c10d.arguments import one_of, require_rank
 from multiring.torch.c10d.buffers import as_bytes, contents, place_for, require_host
-from multiring.torch.c10d.group_state import Ready, Standing
+from multiring.torch.c10d.group_state import GroupState, Ready
 from multiring.torch.c10d.work import Pending
 from multiring.torch.interop import described
 
@@ -38,7 +38,7 @@ class Message(Pending):
     source_rank = _source_rank
 
 
-class Messages(Standing):
+class Messages(GroupState):
     """Point to point; the names and parameters are torch's."""
 
     def send(self, tensors: Any, to: int, tag: int = 0) -> Any:
@@ -83,7 +83,7 @@ class Messages(Standing):
         def started(_waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
             return start()
 
-        return self.issue(what, Ready(started, settle), self.terms(None), (tensor,), Message)
+        return self.issue(what, Ready(started, settle), self.options_of(None), (tensor,), Message)
 
     @cached_property
     def _matching(self) -> AnySourceMatching:

@@ -27,11 +27,11 @@ from multiring.torch.c10d.buffers import (
     require_places,
 )
 from multiring.torch.c10d.errors import RefusedError
-from multiring.torch.c10d.group_state import Ready, Standing
+from multiring.torch.c10d.group_state import GroupState, Ready
 from multiring.torch.interop import dtype_name, new_memory
 
 
-class Rooted(Standing):
+class Rooted(GroupState):
     """The collectives between one rank and all; the names and parameters are torch's."""
 
     def gather(
@@ -66,7 +66,7 @@ class Rooted(Standing):
         else:
             self._require_none("gather", "output", outputs, root)
         start = self._start(f"gather to rank {root}", own, place, root, is_gather=True)
-        return self.issue("gather", Ready(start, settle), self.terms(opts, timeout), blocks)
+        return self.issue("gather", Ready(start, settle), self.options_of(opts, timeout), blocks)
 
     def scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, root: int = 0, timeout: timedelta | None = None
@@ -89,7 +89,7 @@ class Rooted(Standing):
         else:
             self._require_none("scatter", "input", inputs, root)
         start = self._start(f"scatter from rank {root}", whole, place, root, is_gather=False)
-        return self.issue("scatter", Ready(start, settle), self.terms(opts, timeout), (tensor,))
+        return self.issue("scatter", Ready(start, settle), self.options_of(opts, timeout), (tensor,))
 
     def _start(
         self, title: str, source: Tensor, place: Tensor, root: int, *, is_gather: bool

@@ -12,7 +12,7 @@ from multiring.frontend.dtype_conversion import DtypeConversion
 from multiring.frontend.handles import Name, Pending, Several, handle_of, submit
 from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
 from multiring.frontend.reduce_ops import LINEAR, Adasum, Combination, combination, name_of
-from multiring.frontend.signatures import allreduce_terms
+from multiring.frontend.signatures import allreduce_signature
 from multiring.gradients.options import require_compressor
 from multiring.optim import start_adasum
 from multiring.runtime import Group, Handle
@@ -128,7 +128,9 @@ def submit_allreduce(
     require_plain(tensor)
     dtype = tensor.dtype
     conversion = conversion_of(dtype, how.op, how.postscale, members.size)
-    terms = allreduce_terms(dtype_name(dtype), tensor.shape, name_of(how.op), (how.prescale, how.postscale), how.wire)
+    signature = allreduce_signature(
+        dtype_name(dtype), tensor.shape, name_of(how.op), (how.prescale, how.postscale), how.wire
+    )
     memory = _memory(members.group, tensor, conversion, how.prescale, in_place=in_place)
 
     def finish(_: Any) -> Tensor:
@@ -142,7 +144,7 @@ def submit_allreduce(
         return tensor
 
     start, at_once = starting(memory, [memory], conversion, how, waits=waits)
-    return submit(members, name, terms, start, finish, at_once)
+    return submit(members, name, signature, start, finish, at_once)
 
 
 def without_compressor(how: Combination, compression: Any, tensors: Sequence[Tensor]) -> Combination | None:

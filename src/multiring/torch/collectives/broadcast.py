@@ -8,7 +8,7 @@ from torch import Tensor
 from multiring.frontend.handles import Pending, handle_of, submit
 from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of, world_rank_in
 from multiring.frontend.reduce_ops import Average
-from multiring.frontend.signatures import BROADCAST, ROOT, plain_terms
+from multiring.frontend.signatures import BROADCAST, ROOT, plain_signature
 from multiring.runtime import Group, Handle
 from multiring.runtime.arrays import Buffer
 from multiring.torch.collectives.allreduce import allreduce
@@ -69,7 +69,7 @@ def _submit(tensor: Tensor, root_rank: int, name: str | None, process_set: Proce
     require_plain(tensor)
     members = members_of(process_set)
     root = world_rank_in(members, root_rank)
-    terms = plain_terms(BROADCAST, dtype_name(tensor.dtype), tensor.shape, ((ROOT, str(int(root_rank))),))
+    signature = plain_signature(BROADCAST, dtype_name(tensor.dtype), tensor.shape, ((ROOT, str(int(root_rank))),))
     source = tensor.detach()
     memory = source
     if not (in_place and is_one_piece(source)):
@@ -91,7 +91,7 @@ def _submit(tensor: Tensor, root_rank: int, name: str | None, process_set: Proce
                 source.copy_(memory)
         return tensor
 
-    return submit(members, name, terms, start, finish)
+    return submit(members, name, signature, start, finish)
 
 
 class _Broadcast(torch.autograd.Function):

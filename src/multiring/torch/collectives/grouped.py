@@ -230,9 +230,9 @@ def _submit_copied(group: _Group, *, in_place: bool) -> Pending:
         members.kept(Packing).give_back(layout, memory, views)
         return tuple(tensors)
 
-    terms = _terms(layout_of(dtype, tuple(tensor.shape for tensor in tensors)), layout.total, how, part)
+    signature = _terms(layout_of(dtype, tuple(tensor.shape for tensor in tensors)), layout.total, how, part)
     start, at_once = starting(memory, views, conversion, how, waits=waits)
-    return submit(members, name, terms, start, finish, at_once)
+    return submit(members, name, signature, start, finish, at_once)
 
 
 def _submit_span(group: _Group, span: Span) -> Pending:
@@ -245,12 +245,12 @@ def _submit_span(group: _Group, span: Span) -> Pending:
         return tuple(tensors)
 
     conversion = conversion_of(span.layout.dtype, how.op, how.postscale, members.size)
-    terms = _terms(span.layout, span.layout.total, how, part)
+    signature = _terms(span.layout, span.layout.total, how, part)
     start, at_once = starting(span.memory, (), conversion, how, waits=waits)
-    pending = submit(members, name, terms, start, finish, at_once)
+    pending = submit(members, name, signature, start, finish, at_once)
     if waits:  # before the sum comes through the caches: afterwards each tensor would have to be fetched anew
         note_changes(tensors)
-        if isinstance(name, str) and part == _WHOLE and (repeat := pending.repeat(terms, start)) is not None:
+        if isinstance(name, str) and part == _WHOLE and (repeat := pending.repeat(signature, start)) is not None:
             if len(span.repeats) >= _MOST_REPEATS:
                 span.repeats.clear()
             span.repeats[name, how] = repeat

@@ -11,7 +11,7 @@ from multiring.frontend.errors import RefusedInternalError
 from multiring.frontend.handles import Name, Pending, Several, handle_of, parts_of, submit
 from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of
 from multiring.frontend.reduce_ops import LINEAR, Average, Combination, Sum, combination, name_of
-from multiring.frontend.signatures import REDUCESCATTER, REDUCTION, SCALES, plain_terms
+from multiring.frontend.signatures import REDUCESCATTER, REDUCTION, SCALES, plain_signature
 from multiring.gradients.options import require_compressor
 from multiring.runtime import Group, Handle
 from multiring.torch.collectives.allgather import allgather
@@ -144,7 +144,7 @@ def _submit(members: Members, tensor: Tensor, name: Name, how: Combination, more
     def finish(found: Any) -> Tensor:
         return converted_back(tensor_of(found, dtype_of(conversion.dtype)), conversion, dtype)
 
-    return submit(members, name, plain_terms(REDUCESCATTER, dtype_name(dtype), tensor.shape, more), start, finish)
+    return submit(members, name, plain_signature(REDUCESCATTER, dtype_name(dtype), tensor.shape, more), start, finish)
 
 
 def _spread(gradient: Tensor, how: Combination, process_set: ProcessSet) -> Tensor:

@@ -9,7 +9,7 @@ from multiring.errors import Terms
 from multiring.frontend.errors import RefusedInternalError
 from multiring.frontend.handles import Name, Pending, submit
 from multiring.frontend.process_sets import Members
-from multiring.frontend.signatures import ALLGATHER, ALLTOALL, rows_terms
+from multiring.frontend.signatures import ALLGATHER, ALLTOALL, rows_signature
 from multiring.runtime import Group, Handle
 from multiring.torch.interop import dtype_name, in_one_piece, rows_from, rows_of_bytes
 
@@ -38,7 +38,7 @@ def submit_rows(
         array, rows = found
         return rows_of_bytes(array, own.dtype, own.shape[1:]), rows
 
-    return submit(members, name, rows_terms(operation, dtype_name(own.dtype), own.shape, more), start, finish)
+    return submit(members, name, rows_signature(operation, dtype_name(own.dtype), own.shape, more), start, finish)
 
 
 def submit_exchange(
@@ -57,7 +57,7 @@ def submit_exchange(
         array, rows = found
         return rows_of_bytes(array, own.dtype, own.shape[1:]), rows
 
-    return submit(members, name, rows_terms(ALLTOALL, dtype_name(own.dtype), own.shape), start, finish)
+    return submit(members, name, rows_signature(ALLTOALL, dtype_name(own.dtype), own.shape), start, finish)
 
 
 def submit_refusal(members: Members, tensor: Tensor, name: Name, operation: str) -> Pending:
@@ -75,4 +75,4 @@ def submit_refusal(members: Members, tensor: Tensor, name: Name, operation: str)
             "least one, to cut rows from: use tensor.reshape(1)"
         )
 
-    return submit(members, name, rows_terms(operation, dtype_name(tensor.dtype), tensor.shape), start, finish)
+    return submit(members, name, rows_signature(operation, dtype_name(tensor.dtype), tensor.shape), start, finish)

@@ -96,7 +96,7 @@ class BucketSharing:
     ) -> Future[Tensor]:
         """Return a future of `buffer`: once what `start` starts has ended, and `settle` has run."""
         over = self._process_group
-        work = over.issue("share_bucket", Ready(lambda _waits: start(), settle), over.terms(None), (buffer,))
+        work = over.issue("share_bucket", Ready(lambda _waits: start(), settle), over.options_of(None), (buffer,))
         made: Future[Tensor] = work.get_future().then(lambda ended: ended.value()[0])
         return made
 
