@@ -37,7 +37,7 @@ for name in $(2); do echo "multiring run -n 2 -- python benchmarks/$$name"; mult
 for name in $(1); do echo "python benchmarks/$$name"; python benchmarks/$$name || failed=1; done; \
 exit $$failed
 endef
-BY_TWO_RANKS = cycles.py grouped.py
+BY_TWO_RANKS = cycles.py grouped.py forks.py
 BENCHMARKS = floors.py floors_hosts.py torch_backend.py ddp_exposed.py named_latency.py timeline.py
 EVIDENCE = evidence.py evidence_hangs.py evidence_horovod.py control_plane.py conformance_torch.py evidence_lab.py evidence_hosts.py evidence_parallelize.py evidence_heap.py evidence_scale.py evidence_programs.py evidence_strangers.py
 
