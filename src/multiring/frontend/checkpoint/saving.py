@@ -26,7 +26,15 @@ from multiring.frontend.checkpoint.files import (
     shared_name,
     write_part,
 )
-from multiring.frontend.checkpoint.tree import Arrays, NumpyArrays, Stored, first_difference, flattened, unflattened
+from multiring.frontend.checkpoint.tree import (
+    Arrays,
+    NumpyArrays,
+    Stored,
+    first_difference,
+    flattened,
+    names_in,
+    unflattened,
+)
 from multiring.frontend.errors import HorovodInternalError
 from multiring.frontend.lifecycle import local_rank, rank, size
 from multiring.frontend.object_collectives import allgather_object, broadcast_object
@@ -256,7 +264,7 @@ def _load_part(framework: Framework, name: str, value: Any, part: Part, own: Any
     if framework.is_model(value):
         mine: dict[str, Stored] = {}
         flattened(value.state_dict(), name, framework.arrays, mine)
-        difference = first_difference(name, stored, mine)
+        difference = first_difference({key: stored[key] for key in names_in(tree) if key in stored}, mine)
         if difference:
             raise ArgumentError(f"load: the checkpoint is another model's: {difference}")
     state = framework.joined(value, unflattened(tree, framework.arrays, stored), own)

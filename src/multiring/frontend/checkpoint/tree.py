@@ -5,7 +5,7 @@ it is stored, a tuple, a dict whose keys are no strings.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import ml_dtypes
@@ -134,7 +134,20 @@ def _tagged(tag: str, body: Any, arrays: Arrays, stored: Mapping[str, Stored]) -
     raise ArgumentError(f"the checkpoint has {tag!r}, which this version does not know; was it saved by a newer one?")
 
 
-def first_difference(name: str, saved: Mapping[str, Stored], own: Mapping[str, Stored]) -> str:
+def names_in(tree: Any) -> Iterator[str]:
+    """Yield the names of a tree's arrays, in its order."""
+    if isinstance(tree, list):
+        for each in tree:
+            yield from names_in(each)
+    elif isinstance(tree, dict):
+        for key, each in tree.items():
+            if key in {ARRAY, NUMPY}:
+                yield each
+            else:
+                yield from names_in(each)
+
+
+def first_difference(saved: Mapping[str, Stored], own: Mapping[str, Stored]) -> str:
     """Return how the arrays of a model's checkpoint differ from its own, by the first that does; "" if none does."""
     for key, mine in own.items():
         if key not in saved:
@@ -142,7 +155,7 @@ def first_difference(name: str, saved: Mapping[str, Stored], own: Mapping[str, S
         theirs = saved[key]
         if theirs.shape != mine.shape:
             return f"{key} is of shape {theirs.shape} in the checkpoint, and of shape {mine.shape} here"
-    more = next((key for key in saved if key.startswith(f"{name}.") and key not in own), None)
+    more = next((key for key in saved if key not in own), None)
     return "" if more is None else f"{more} is in the checkpoint, and not here"
 
 
