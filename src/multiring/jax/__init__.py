@@ -1,0 +1,76 @@
+"""JAX: train one model on many ranks, with collectives inside jit.
+
+    import multiring.jax as mj
+
+    mj.init()
+    parameters = mj.broadcast(parameters)
+    optimizer = mj.distribute(optax.adam(1e-3))
+
+Each rank then trains on its own samples, and `optimizer.update` takes the average of all ranks' gradients.
+"""
+
+from multiring.frontend.errors import HorovodInternalError as HorovodInternalError
+from multiring.frontend.evaluation import mean as mean
+from multiring.frontend.first_rank import on_first_rank as on_first_rank
+from multiring.frontend.first_rank import print_once as print_once
+from multiring.frontend.first_rank import progress as progress
+from multiring.frontend.joining import barrier as barrier
+from multiring.frontend.lifecycle import init as init
+from multiring.frontend.lifecycle import is_initialized as is_initialized
+from multiring.frontend.lifecycle import local_rank as local_rank
+from multiring.frontend.lifecycle import local_size as local_size
+from multiring.frontend.lifecycle import rank as rank
+from multiring.frontend.lifecycle import shutdown as shutdown
+from multiring.frontend.lifecycle import size as size
+from multiring.frontend.object_collectives import allgather_object as allgather_object
+from multiring.frontend.object_collectives import broadcast_object as broadcast_object
+from multiring.frontend.process_sets import ProcessSet as ProcessSet
+from multiring.frontend.process_sets import add_process_set as add_process_set
+from multiring.frontend.process_sets import global_process_set as global_process_set
+from multiring.frontend.process_sets import remove_process_set as remove_process_set
+from multiring.frontend.reduce_ops import Average as Average
+from multiring.frontend.reduce_ops import Max as Max
+from multiring.frontend.reduce_ops import Min as Min
+from multiring.frontend.reduce_ops import Product as Product
+from multiring.frontend.reduce_ops import Sum as Sum
+from multiring.jax.collectives import all_gather as all_gather
+from multiring.jax.collectives import all_reduce as all_reduce
+from multiring.jax.collectives import all_to_all as all_to_all
+from multiring.jax.collectives import broadcast as broadcast
+from multiring.jax.collectives import reduce_scatter as reduce_scatter
+from multiring.jax.ffi import error_of as error_of
+from multiring.jax.optimizer import distribute as distribute
+
+__all__ = [
+    "Average",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "add_process_set",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "allgather_object",
+    "barrier",
+    "broadcast",
+    "broadcast_object",
+    "distribute",
+    "error_of",
+    "global_process_set",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "mean",
+    "on_first_rank",
+    "print_once",
+    "progress",
+    "rank",
+    "reduce_scatter",
+    "remove_process_set",
+    "shutdown",
+    "size",
+]

@@ -1,0 +1,230 @@
+"""Collectives of arrays and pytrees, eager and inside jit, with gradients.
+
+A call is one custom call of XLA, whatever the pytree has; arrays of one type travel together. What is called stands in
+the program as text, so that a program from JAX's compilation cache means the same in another process.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from multiring.errors import ArgumentError, UnsupportedError
+from multiring.frontend.dtype_conversion import dtype_conversion
+from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of, world_rank_in
+from multiring.frontend.reduce_ops import LINEAR, Average, Max, Min, Product, Sum, chosen_op, name_of
+from multiring.jax.call import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BROADCAST,
+    REDUCE_SCATTER,
+    SMOOTH,
+    Call,
+    result_shape,
+    sets,
+)
+from multiring.jax.execution import handler
+from multiring.jax.ffi import ATTRIBUTE
+
+# ---- what users call ----
+
+
+def all_reduce(
+    tree: Any,
+    op: int | str = Average,
+    *,
+    wire: str | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Return `tree` with each array combined over the ranks.
+
+    Differentiable for Sum and Average, inside jit and vmap as well; every rank runs the same program.
+
+    Args:
+        tree: arrays, or a pytree of them; the same shapes and types on all ranks.
+        op: Average, Sum, Min, Max or Product, or its name.
+        wire: "fp16", "bf16" or "int8": how float32 travels between hosts.
+        name: what the ranks match it by; by default the order in which they come to it.
+        process_set: by default all ranks.
+
+    Raises:
+        ArgumentError: there is no such operation, or it has no meaning for a type; this rank is not in the set.
+        JaxRuntimeError: on every rank: they disagree, or one is gone; `error_of` returns multiring's error.
+    """
+    number = chosen_op(op)
+    if number not in {*LINEAR, Min, Max, Product}:
+        raise ArgumentError(f"op={op!r}: want Average, Sum, Min, Max or Product")
+    leaves, shape = jax.tree.flatten(tree)
+    known = _known(ALL_REDUCE, name, process_set)
+    for leaf in leaves:
+        dtype_conversion(_dtype_of(leaf), number, 1.0, known.members.size)
+    reduce = _all_reduce_of(known.named(name_of(number), wire=wire))
+    return jax.tree.unflatten(shape, reduce(*leaves)) if leaves else tree
+
+
+def broadcast(
+    tree: Any, root: int = 0, *, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Return rank `root`'s `tree`, as ranks are numbered in the whole job; otherwise as `all_reduce`.
+
+    Its gradient is the sum of all ranks' gradients at the root, and zero elsewhere.
+    """
+    leaves, shape = jax.tree.flatten(tree)
+    known = _known(BROADCAST, name, process_set)
+    found = _broadcast_of(known.named("", root=world_rank_in(known.members, root)))(*leaves) if leaves else ()
+    return jax.tree.unflatten(shape, found)
+
+
+def all_gather(tree: Any, *, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+    """Return all ranks' rows: of each array of shape (n, ...) one of shape (ranks * n, ...); as `all_reduce`."""
+    return _by_rows(_all_gather_of, ALL_GATHER, tree, name, process_set)
+
+
+def reduce_scatter(
+    tree: Any, op: int | str = Sum, *, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Return this rank's rows of the sum, or average: of (ranks * n, ...) those of (n, ...); as `all_reduce`."""
+    number = chosen_op(op)
+    if number not in LINEAR:
+        raise ArgumentError(f"op={op!r}: want Sum or Average")
+    return _by_rows(_reduce_scatter_of, REDUCE_SCATTER, tree, name, process_set, name_of(number))
+
+
+def all_to_all(tree: Any, *, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+    """Return what all ranks send here: of each array of shape (ranks * n, ...), n to each; as `all_reduce`."""
+    return _by_rows(_all_to_all_of, ALL_TO_ALL, tree, name, process_set)
+
+
+# ---- while a program is traced ----
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    collective: str
+    name: str
+    process_set: int
+    members: Members
+
+    def named(self, op: str, *, root: int = 0, wire: str | None = None) -> Call:
+        return Call(self.collective, op, root, wire, self.process_set, self.name, ())
+
+
+def _known(collective: str, name: str | None, process_set: ProcessSet) -> _Known:
+    if jax.default_backend() != "cpu":
+        raise UnsupportedError(
+            f"{collective}: JAX computes on {jax.default_backend()}; multiring moves host memory only so far: set "
+            "JAX_PLATFORMS=cpu"
+        )
+    members = members_of(process_set)
+    number = process_set.process_set_id or 0
+    sets[number] = process_set
+    return _Known(collective, name or "", number, members)
+
+
+def _dtype_of(leaf: Any) -> str:
+    return str(np.dtype(jax.dtypes.result_type(leaf)).name)
+
+
+def _by_rows(
+    make: Callable[[Call], Any], collective: str, tree: Any, name: str | None, process_set: ProcessSet, op: str = ""
+) -> Any:
+    leaves, shape = jax.tree.flatten(tree)
+    known = _known(collective, name, process_set)
+    ranks = known.members.size
+    for leaf in leaves:
+        rows = np.shape(leaf)[:1]
+        if not rows or (collective != ALL_GATHER and rows[0] % ranks):
+            raise ArgumentError(
+                f"{collective} of an array of shape {np.shape(leaf)}: want a first dimension"
+                + ("" if collective == ALL_GATHER else f" that is a multiple of {ranks}, the number of ranks")
+            )
+    return jax.tree.unflatten(shape, make(known.named(op))(*leaves)) if leaves else tree
+
+
+def _bound(call: Call, *leaves: Any) -> tuple[Any, ...]:
+    """Return the results of `call` on these arrays, as part of the program."""
+    ranks = members_of(sets[call.process_set]).size
+    arrays = tuple((_dtype_of(leaf), tuple(np.shape(leaf))) for leaf in leaves)
+    made = Call(call.collective, call.op, call.root, call.wire, call.process_set, call.name, arrays)
+    struct: Any = jax.ShapeDtypeStruct
+    results = [
+        struct(result_shape(call.collective, np.shape(leaf), ranks), jax.dtypes.result_type(leaf)) for leaf in leaves
+    ]
+    found = jax.ffi.ffi_call(handler.target, results, has_side_effect=True)(*leaves, **{ATTRIBUTE: made.text})
+    return tuple(found)
+
+
+def _elementwise(call: Call) -> Any:
+    """Return `call` as a function that vmap takes: of arrays with a dimension more it does the same."""
+    function = jax.custom_batching.custom_vmap(partial(_bound, call))
+
+    @function.def_vmap
+    def rule(size: int, batched: Sequence[bool], *leaves: Any) -> tuple[Any, tuple[bool, ...]]:
+        whole = [
+            leaf if is_batched else jax.numpy.broadcast_to(leaf, (size, *np.shape(leaf)))
+            for leaf, is_batched in zip(leaves, batched, strict=True)
+        ]
+        return function(*whole), (True,) * len(leaves)
+
+    return function
+
+
+def _differentiable(forward: Any, backward: Callable[..., Any]) -> Any:
+    """Return `forward`, whose gradients `backward` makes of its results' gradients."""
+    function = jax.custom_vjp(forward)
+    function.defvjp(lambda *leaves: (function(*leaves), None), lambda _, gradients: tuple(backward(*gradients)))
+    return function
+
+
+def _again(call: Call, **changes: Any) -> Call:
+    """Return what the gradient of `call` calls."""
+    values = {field: getattr(call, field) for field in Call.__slots__}
+    return Call(**{**values, "name": call.name and f"{call.name}.gradient", **changes})
+
+
+def _later(make: Callable[[Call], Any], call: Call) -> Callable[..., Any]:
+    """Return what `make` makes of `call`, made when it is called: a gradient has a gradient, and so on."""
+
+    def backward(*gradients: Any) -> Any:
+        return make(call)(*gradients)
+
+    return backward
+
+
+def _all_reduce_of(call: Call) -> Any:
+    function = _elementwise(call)
+    return _differentiable(function, _later(_all_reduce_of, _again(call))) if call.op in SMOOTH else function
+
+
+def _broadcast_of(call: Call) -> Any:
+    def backward(*gradients: Any) -> Any:
+        summed = _all_reduce_of(_again(call, collective=ALL_REDUCE, op="sum"))(*gradients)
+        is_root = members_of(sets[call.process_set]).rank == call.root
+        return summed if is_root else [jax.numpy.zeros_like(each) for each in summed]
+
+    return _differentiable(_elementwise(call), backward)
+
+
+def _all_gather_of(call: Call) -> Any:
+    def backward(*gradients: Any) -> Any:
+        return _reduce_scatter_of(_again(call, collective=REDUCE_SCATTER, op="sum"))(*gradients)
+
+    return _differentiable(partial(_bound, call), backward)
+
+
+def _reduce_scatter_of(call: Call) -> Any:
+    def backward(*gradients: Any) -> Any:
+        found = _all_gather_of(_again(call, collective=ALL_GATHER, op=""))(*gradients)
+        ranks = members_of(sets[call.process_set]).size if call.op == "average" else 1
+        return [each / ranks for each in found]
+
+    return _differentiable(partial(_bound, call), backward)
+
+
+def _all_to_all_of(call: Call) -> Any:
+    return _differentiable(partial(_bound, call), _later(_all_to_all_of, _again(call)))

@@ -1,0 +1,216 @@
+"""JAX: collectives eager and inside jit, gradients through them, errors, and one loss curve on any number of ranks."""
+
+import importlib
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.wire.faults import kill
+from tests.wire.ranks import Here, report_of, run_ranks
+
+jax = pytest.importorskip("jax")
+mj = pytest.importorskip("multiring.jax")
+jnp = jax.numpy
+TYPES = ("float32", "float64", "bfloat16", "float16", "int8", "int32", "uint8", "int64", "bool", "complex64")
+
+
+def enter(_here: Here) -> None:
+    jax.config.update("jax_enable_x64", True)
+    mj.init()
+
+
+def values(here: Here) -> None:
+    enter(here)
+    ranks, own = here.size, here.rank
+    shapes = [(3, 4), (), (0, 2), (1000,)]
+    for dtype in TYPES:
+        for wrapped in (lambda function: function, jax.jit):
+            mine = [jnp.full(shape, own + 1).astype(dtype) for shape in shapes]
+            if dtype != "bool":
+                summed = wrapped(lambda tree: mj.all_reduce(tree, mj.Sum))(mine)
+                assert all(str(each.dtype) == dtype for each in summed)
+                assert all((np.asarray(each) == sum(range(1, ranks + 1))).all() for each in summed)
+                average = wrapped(mj.all_reduce)({"a": mine[0]})["a"]
+                wanted = np.asarray((ranks + 1) / 2).astype(average.dtype)
+                assert (np.asarray(average) == wanted).all(), (dtype, average)
+            sent = wrapped(lambda tree: mj.broadcast(tree, 1))([each * own for each in mine])
+            assert all((np.asarray(each) == np.asarray(jnp.full((), 2).astype(dtype))).all() for each in sent)
+            rows = wrapped(mj.all_gather)(jnp.full((2, 3), own).astype(dtype))
+            assert np.asarray(rows[:, 0]).tolist() == np.repeat(np.arange(ranks), 2).astype(rows.dtype).tolist()
+            swapped = wrapped(mj.all_to_all)((jnp.arange(2 * ranks) + 10 * own).astype(dtype))
+            found = np.concatenate([(np.arange(2) + 2 * own + 10 * rank) for rank in range(ranks)])
+            assert np.asarray(swapped).tolist() == found.astype(swapped.dtype).tolist()
+    whole = jnp.arange(2.0 * ranks)
+    assert mj.reduce_scatter(whole).tolist() == [ranks * 2.0 * own, ranks * (2.0 * own + 1)]
+    assert mj.all_reduce(jnp.array([own, -own]), "max").tolist() == [ranks - 1, 0]
+    batched = jax.vmap(lambda each: mj.all_reduce(each, "sum"))(jnp.ones((5, 2)) * own)
+    assert (batched == sum(range(ranks))).all()
+    assert batched.shape == (5, 2)
+
+
+@pytest.mark.parametrize("engine", ["shm", "tcp"])
+def test_results_are_numpys(engine: str) -> None:
+    run_ranks(values, 3, engine=engine)
+
+
+def differentiate(here: Here) -> None:
+    enter(here)
+    ranks, own = here.size, here.rank
+    weights = jnp.arange(4.0) + own  # another one on each rank
+
+    def gradient_of(function: Any, argument: Any) -> list[float]:
+        found: list[float] = jax.jit(jax.grad(lambda each: (function(each) * weights).sum()))(argument).tolist()
+        return found
+
+    total = [ranks * k + sum(range(ranks)) for k in range(4)]
+    assert gradient_of(lambda each: mj.all_reduce(each, "sum"), jnp.ones(4)) == total
+    assert gradient_of(mj.all_reduce, jnp.ones(4)) == [each / ranks for each in total]
+    assert gradient_of(lambda each: mj.broadcast(each, 0), jnp.ones(4)) == (total if own == 0 else [0] * 4)
+    assert gradient_of(mj.all_gather, jnp.ones(4 // ranks)) == total[4 // ranks * own :][: 4 // ranks]
+    assert gradient_of(mj.reduce_scatter, jnp.ones(4 * ranks)) == [
+        float(k + rank) for rank in range(ranks) for k in range(4)
+    ]
+    # A gradient of a gradient: of (sum of squares of all ranks' x) / 2, all of whose ranks have the same.
+    second = jax.grad(jax.grad(lambda y: mj.all_reduce(y**3, "sum")))(2.0)
+    assert second == pytest.approx(12.0 * ranks)
+
+
+def test_gradients_flow() -> None:
+    run_ranks(differentiate, 2)
+
+
+def curve(here: Here, steps: int) -> list[float]:
+    """Return the losses of a network on ever the same 12 samples, of which each rank has its part."""
+    optax: Any = importlib.import_module("optax")
+
+    enter(here)
+    dice = np.random.default_rng(5)
+    inputs, targets = dice.standard_normal((12, 3)), dice.standard_normal((12, 1))
+    start = {"a": dice.standard_normal((3, 8)), "b": np.zeros(8), "c": dice.standard_normal((8, 1))}
+    parameters = mj.broadcast(start if here.rank == 0 else jax.tree.map(np.zeros_like, start))
+    mine = slice(here.rank * 12 // here.size, (here.rank + 1) * 12 // here.size)
+    optimizer = mj.distribute(optax.adam(0.05))
+    state = optimizer.init(parameters)
+
+    def loss_of(parameters: Any, x: Any, y: Any) -> Any:
+        return ((jnp.tanh(x @ parameters["a"] + parameters["b"]) @ parameters["c"] - y) ** 2).mean()
+
+    def step(parameters: Any, state: Any, x: Any, y: Any) -> Any:
+        loss, gradients = jax.value_and_grad(loss_of)(parameters, x, y)
+        updates, state = optimizer.update(gradients, state, parameters)
+        return optax.apply_updates(parameters, updates), state, mj.all_reduce(loss)
+
+    losses = []
+    stepped = jax.jit(step)
+    for _ in range(steps):
+        parameters, state, loss = stepped(parameters, state, inputs[mine], targets[mine])
+        losses.append(float(loss))
+    return losses
+
+
+def test_one_loss_curve_on_any_number_of_ranks() -> None:
+    pytest.importorskip("optax")
+    (alone,) = run_ranks(curve, 1, 50)
+    assert alone[-1] < alone[0] / 2
+    for ranks in (2, 3, 4):
+        for losses in run_ranks(curve, ranks, 50):
+            assert losses == pytest.approx(alone, rel=1e-10)
+
+
+def disagree(here: Here) -> None:
+    enter(here)
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match=r"FAILED_PRECONDITION.*Mismatched ALL_REDUCE tensor shapes"
+    ) as told:
+        jax.block_until_ready(jax.jit(mj.all_reduce)(jnp.ones(3 + here.rank)))
+    assert isinstance(mj.error_of(told.value), mj.HorovodInternalError)
+    assert mj.all_reduce(jnp.ones(2), "sum").tolist() == [here.size] * 2  # and goes on
+    with pytest.raises(ValueError, match="want a first dimension"):
+        mj.reduce_scatter(jnp.ones(here.size + 1))
+    with pytest.raises(ValueError, match="want Average, Sum"):
+        mj.all_reduce(jnp.ones(2), "adasum")
+
+
+def test_ranks_that_disagree_are_told() -> None:
+    run_ranks(disagree, 2)
+
+
+def train_until_it_fails(here: Here) -> float:
+    enter(here)
+    reduce = jax.jit(mj.all_reduce)
+    value = reduce(jnp.ones(1000))
+    here.reach("at work")
+    began = time.monotonic()
+    try:
+        while True:
+            value = jax.block_until_ready(reduce(value))
+            began = time.monotonic()
+    except jax.errors.JaxRuntimeError as error:
+        told = str(error)
+    assert "ABORTED" in told
+    assert "rank 1" in told
+    return time.monotonic() - began
+
+
+def test_a_dead_rank_is_named() -> None:
+    report = report_of(train_until_it_fails, 3, faults=[kill(1).at("at work").after(0.3)])
+    for outcome in report.outcomes:
+        if outcome.rank != 1:
+            assert outcome.error is None, outcome.error
+            assert outcome.value < 25
+
+
+def use_a_set(here: Here) -> None:
+    import os  # noqa: PLC0415 -- this rank's
+
+    os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
+    enter(here)
+    chosen = mj.add_process_set(mj.ProcessSet([0, 2]))
+    if here.rank != 1:
+        assert jax.jit(lambda x: mj.all_reduce(x, "sum", process_set=chosen))(jnp.ones(2) * here.rank).tolist() == [
+            2,
+            2,
+        ]
+    else:
+        with pytest.raises(ValueError, match="rank 1 is not in"):
+            mj.all_reduce(jnp.ones(2), process_set=chosen)
+
+
+def test_process_sets() -> None:
+    run_ranks(use_a_set, 3)
+
+
+def test_structures_are_those_of_the_header(tmp_path: Path) -> None:
+    from multiring.jax import ffi  # noqa: PLC0415 -- where JAX is
+
+    kinds = {
+        "XLA_FFI_CallFrame": (
+            ffi.CallFrame,
+            {"args": "args", "rets": "rets", "attrs": "attrs", "stage": "stage", "api": "api"},
+        ),
+        "XLA_FFI_Args": (ffi.Buffers, {"size": "size", "buffers": "args"}),
+        "XLA_FFI_Rets": (ffi.Buffers, {"size": "size", "buffers": "rets"}),
+        "XLA_FFI_Attrs": (ffi.Attributes, {"size": "size", "names": "names", "attrs": "attrs"}),
+        "XLA_FFI_Metadata": (ffi.Metadata, {"api_version": "api_version", "traits": "traits"}),
+        "XLA_FFI_Metadata_Extension": (ffi.MetadataExtension, {"metadata": "metadata"}),
+        "XLA_FFI_Error_Create_Args": (ffi.ErrorCreateArgs, {"message": "message", "errc": "errc"}),
+        "XLA_FFI_Api": (ffi.Api, {"api_version": "api_version", "XLA_FFI_Error_Create": "XLA_FFI_Error_Create"}),
+    }
+    wanted = [
+        (f"offsetof({name}, {theirs})", getattr(kind, ours).offset)
+        for name, (kind, fields) in kinds.items()
+        for ours, theirs in fields.items()
+    ]
+    wanted += [("offsetof(XLA_FFI_Buffer, data)", ffi._DATA_OFFSET), ("XLA_FFI_ExecutionStage_EXECUTE", ffi._EXECUTE)]
+    wanted += [("XLA_FFI_Extension_Metadata", ffi._METADATA), ("XLA_FFI_API_MAJOR", 0)]
+    lines = "\n".join(f'static_assert({text} == {value}, "{text}");' for text, value in wanted)
+    program = tmp_path / "layout.cc"
+    program.write_text(f'#include <cstddef>\n#include "xla/ffi/api/c_api.h"\n{lines}\n')
+    subprocess.run(
+        [str(shutil.which("c++")), "-fsyntax-only", f"-I{jax.ffi.include_dir()}", str(program)], check=True, timeout=60
+    )
+    assert lines.count("static_assert") == len(wanted)
