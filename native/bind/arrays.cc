@@ -55,13 +55,13 @@ void combine_arrays(DType dtype, ReduceOp op, uintptr_t target, const std::vecto
                     uint64_t divisor) {
   std::vector<const void*> pointers;
   for (const uintptr_t source : sources) pointers.push_back(reinterpret_cast<const void*>(source));
-  const nb::gil_scoped_release release;
+  const WithoutGil release;
   combine(dtype, op, reinterpret_cast<void*>(target), pointers.data(), static_cast<int>(pointers.size()), count,
           divisor);
 }
 
 void round_trip(Wire wire, uintptr_t target, uintptr_t source, size_t count) {
-  const nb::gil_scoped_release release;
+  const WithoutGil release;
   const size_t step = 16 * kScaledElements;
   std::array<std::byte, encoded_bytes(Wire::none, step)> coded;
   for (size_t done = 0; done < count; done += step) {

@@ -53,7 +53,7 @@ bool connect(Context& context, const std::vector<PeerTuple>& peers, const std::v
   bool connected = false;
   auto next_look = Clock::now();
   {
-    const nb::gil_scoped_release release;
+    const WithoutGil release;
     connected = context.connect(addresses, local_ranks, neighbours, timeout_s, [&] {
       if (Clock::now() < next_look) return false;
       next_look = Clock::now() + std::chrono::milliseconds(50);
@@ -71,7 +71,7 @@ using ParcelTuple = std::tuple<uint64_t, int, uint32_t, bool, uintptr_t, size_t>
 std::tuple<std::vector<ParcelTuple>, std::vector<int>, bool, bool> collect(Context& context, int64_t pause_ns) {
   Mailroom::Work work;
   {
-    const nb::gil_scoped_release release;
+    const WithoutGil release;
     work = context.collect(std::chrono::nanoseconds(pause_ns));
   }
   std::vector<ParcelTuple> parcels;
@@ -90,7 +90,7 @@ bool wait_for(Context& context, const std::shared_ptr<Operation>& operation, dou
     const double left = timeout_s - std::chrono::duration<double>(Clock::now() - start).count();
     Context::Waited waited{};
     {
-      const nb::gil_scoped_release release;
+      const WithoutGil release;
       waited = context.wait(operation, std::clamp(left, 0.0, kSignalCheck_s));
     }
     if (waited == Context::Waited::ended) return true;
@@ -126,20 +126,20 @@ void bind_context(nb::module_& m) {
             return context.own_segment()->mapping().contains(reinterpret_cast<const void*>(address), bytes);
           },
           nb::arg("address"), nb::arg("bytes"), "Whether the memory lies in this rank's arena.")
-      .def("post", &Context::post, nb::arg("spec"), nb::arg("caller_waits"), nb::call_guard<nb::gil_scoped_release>())
+      .def("post", &Context::post, nb::arg("spec"), nb::arg("caller_waits"), nb::call_guard<WithoutGil>())
       .def("wait", &wait_for, nb::arg("operation"), nb::arg("timeout_s"))
-      .def("has_ended", &Context::has_ended, nb::arg("operation"), nb::call_guard<nb::gil_scoped_release>())
-      .def("stalled_on", &Context::stalled_on, nb::arg("operation"), nb::call_guard<nb::gil_scoped_release>(),
+      .def("has_ended", &Context::has_ended, nb::arg("operation"), nb::call_guard<WithoutGil>())
+      .def("stalled_on", &Context::stalled_on, nb::arg("operation"), nb::call_guard<WithoutGil>(),
            "Ranks waited for, and the seconds since anything moved.")
-      .def("give_up", &Context::give_up, nb::arg("operation"), nb::arg("silent"), nb::call_guard<nb::gil_scoped_release>(),
+      .def("give_up", &Context::give_up, nb::arg("operation"), nb::arg("silent"), nb::call_guard<WithoutGil>(),
            "Fail an operation in flight on all its ranks, as if rank `silent` had been silent for too long.")
-      .def("abort", &Context::abort, nb::arg("operation"), nb::arg("culprit"), nb::call_guard<nb::gil_scoped_release>(),
+      .def("abort", &Context::abort, nb::arg("operation"), nb::arg("culprit"), nb::call_guard<WithoutGil>(),
            "Fail an operation in flight on all its ranks, as rank `culprit` has aborted the group.")
-      .def("goodputs", &Context::goodputs, nb::call_guard<nb::gil_scoped_release>(),
+      .def("goodputs", &Context::goodputs, nb::call_guard<WithoutGil>(),
            "(rank, bytes per second it took lately) of the ranks of other hosts that this one is connected to, where known.")
-      .def("read_by", &Context::read_by, nb::call_guard<nb::gil_scoped_release>(),
+      .def("read_by", &Context::read_by, nb::call_guard<WithoutGil>(),
            "Ranks of this host that read this rank's ordinary memory in place.")
-      .def("has_failed", &Context::has_failed, nb::call_guard<nb::gil_scoped_release>(),
+      .def("has_failed", &Context::has_failed, nb::call_guard<WithoutGil>(),
            "Whether a rank died or fell silent, or this one cannot go on.")
       .def("losses", [](Context& context) {
             std::map<int, std::tuple<bool, std::string>> out;
@@ -170,30 +170,30 @@ void bind_context(nb::module_& m) {
           },
           "(peer, rail, why) of the rails given up since the last call.")
       .def("dropped_events", &Context::dropped_events)
-      .def("keep_timeline", &Context::keep_timeline, nb::arg("keeps"), nb::call_guard<nb::gil_scoped_release>(),
+      .def("keep_timeline", &Context::keep_timeline, nb::arg("keeps"), nb::call_guard<WithoutGil>(),
            "Whether events are kept for take_timeline too, in addition.")
       .def("take_timeline", [](Context& context) {
             std::vector<Event> rows;
             {
-              const nb::gil_scoped_release release;
+              const WithoutGil release;
               rows = context.take_timeline();
             }
             return nb::bytes(reinterpret_cast<const char*>(rows.data()), rows.size() * sizeof(Event));
           },
           "Rows of trace.part.ROW, since the last call.")
       .def("dropped_from_timeline", &Context::dropped_from_timeline)
-      .def("settled", &Context::settled, nb::arg("timeout_s"), nb::call_guard<nb::gil_scoped_release>(),
+      .def("settled", &Context::settled, nb::arg("timeout_s"), nb::call_guard<WithoutGil>(),
            "True once nothing is in flight and every frame has been handed on.")
       .def("collect", &collect, nb::arg("pause_ns"),
            "What MPI is to carry, new since the last call: (parcels, peers given up, whether anything is on its way, closed). "
            "A parcel is (number, peer, tag, is outgoing, address, bytes). Waits up to `pause_ns` where something is on "
            "its way, else until something is.")
-      .def("carried", &Context::carried, nb::arg("numbers"), nb::call_guard<nb::gil_scoped_release>(),
+      .def("carried", &Context::carried, nb::arg("numbers"), nb::call_guard<WithoutGil>(),
            "These parcels were sent, or have arrived.")
-      .def("cannot_reach", &Context::cannot_reach, nb::arg("peer"), nb::arg("why"), nb::call_guard<nb::gil_scoped_release>(),
+      .def("cannot_reach", &Context::cannot_reach, nb::arg("peer"), nb::arg("why"), nb::call_guard<WithoutGil>(),
            "MPI fails for this peer; it counts as lost.")
       .def("allow_spin", &Context::allow_spin, nb::arg("seconds"))
-      .def("close", &Context::close, nb::arg("grace_s"), nb::arg("announce"), nb::call_guard<nb::gil_scoped_release>());
+      .def("close", &Context::close, nb::arg("grace_s"), nb::arg("announce"), nb::call_guard<WithoutGil>());
   bind_context_notices(bound);
 }
 

@@ -29,6 +29,18 @@ void watch_the_end() {
 
 }  // namespace
 
+void WithoutGil::take_back(PyThreadState* state) {
+  // Its destructor runs in the innermost frame, before the unwinding comes to one that ends the process.
+  struct Sleep {
+    ~Sleep() {
+      while (!has_it) ::pause();
+    }
+    bool has_it = false;
+  } sleep;
+  PyEval_RestoreThread(state);
+  sleep.has_it = true;
+}
+
 void bind_ending(nb::module_& m) {
   m.def(
       "end_without_mpi",

@@ -30,19 +30,19 @@ void bind_notices(nb::module_& m) {
 
 void bind_context_notices(nb::class_<Context>& context) {
   context
-      .def("link_with", &Context::link_with, nb::arg("ranks"), nb::call_guard<nb::gil_scoped_release>(),
+      .def("link_with", &Context::link_with, nb::arg("ranks"), nb::call_guard<WithoutGil>(),
            "Open the connections with these ranks that are not there yet; the others do the same.")
       .def("notify",
            [](Context& self, int rank, uint64_t group, uint64_t tag, const nb::bytes& payload) {
              const std::span bytes(reinterpret_cast<const std::byte*>(payload.c_str()), payload.size());
-             const nb::gil_scoped_release release;
+             const WithoutGil release;
              return self.notify(rank, group, tag, bytes);
            },
            nb::arg("rank"), nb::arg("group"), nb::arg("tag"), nb::arg("payload"),
            "Send a short message to a rank of the world, outside any operation. False: it is gone, or cannot be reached.")
-      .def("take_notices", &Context::take_notices, nb::arg("timeout_s"), nb::call_guard<nb::gil_scoped_release>(),
+      .def("take_notices", &Context::take_notices, nb::arg("timeout_s"), nb::call_guard<WithoutGil>(),
            "What has come since the last call, at once where there is something; None once the context is closed.")
-      .def("prod", &Context::prod, nb::call_guard<nb::gil_scoped_release>(), "Have take_notices return.");
+      .def("prod", &Context::prod, nb::call_guard<WithoutGil>(), "Have take_notices return.");
 }
 
 }  // namespace multiring

@@ -88,7 +88,7 @@ class Holdings {
   std::shared_ptr<Operation> post(OperationSpec spec, bool caller_waits, nb::object memory) {
     std::shared_ptr<Operation> operation;
     {
-      const nb::gil_scoped_release release;
+      const WithoutGil release;
       operation = context_.post(std::move(spec), caller_waits);
     }
     hold(operation, std::move(memory));

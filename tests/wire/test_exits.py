@@ -1,0 +1,29 @@
+"""A process ends as its program does, whatever its threads are in."""
+
+import subprocess
+import sys
+
+PROGRAM = """
+import threading
+import numpy as np
+import multiring
+
+world = multiring.init()
+context = world.calls.membership.context
+
+def look():
+    while True:
+        context.has_failed()  # without the GIL, and back
+
+for _ in range(30):
+    threading.Thread(target=look, daemon=True).start()
+world.all_reduce(np.ones(10))
+print("done")
+"""
+
+
+def test_threads_that_come_back_while_the_interpreter_ends_do_not_abort_the_process() -> None:
+    # Before, five of eight ended with SIGABRT, "terminate called without an active exception".
+    for _ in range(8):
+        done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
