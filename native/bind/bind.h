@@ -38,5 +38,6 @@ void bind_context(nanobind::module_& m);
 void bind_notices(nanobind::module_& m);
 void bind_context_notices(nanobind::class_<Context>& context);
 void bind_ending(nanobind::module_& m);
+void bind_requests(nanobind::module_& m);
 
 }  // namespace multiring

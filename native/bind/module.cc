@@ -17,4 +17,5 @@ NB_MODULE(_core, m) {
   multiring::bind_notices(m);
   multiring::bind_context(m);
   multiring::bind_ending(m);
+  multiring::bind_requests(m);
 }

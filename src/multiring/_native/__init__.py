@@ -17,6 +17,8 @@ from multiring._native._core import OperationSpec as OperationSpec
 from multiring._native._core import Program as Program
 from multiring._native._core import ReduceOp as ReduceOp
 from multiring._native._core import Repeats as Repeats
+from multiring._native._core import Request as Request
+from multiring._native._core import RequestQueue as RequestQueue
 from multiring._native._core import Rounds as Rounds
 from multiring._native._core import Wire as Wire
 from multiring._native._core import combine as combine

@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 import numpy
 from numpy.typing import NDArray
+from typing_extensions import CapsuleType
 
 VERSION: str = "0.1.0"
 
@@ -434,3 +435,85 @@ def end_without_mpi() -> None:
     """
     This process is to end even if MPI_Finalize, called as the last thing in it, waits for ranks that are gone.
     """
+
+class Request:
+    @property
+    def number(self) -> int: ...
+    @property
+    def process_set(self) -> int: ...
+    @property
+    def collective(self) -> int: ...
+    @property
+    def type(self) -> int: ...
+    @property
+    def op(self) -> int: ...
+    @property
+    def root(self) -> int: ...
+    @property
+    def prescale(self) -> float: ...
+    @property
+    def postscale(self) -> float: ...
+    @property
+    def wants_rows(self) -> bool: ...
+    @property
+    def name(self) -> bytes: ...
+    @property
+    def wire(self) -> bytes: ...
+    @property
+    def size_bytes(self) -> int:
+        """Of all its arrays."""
+
+    @property
+    def is_cancelled(self) -> bool: ...
+    @property
+    def signature(self) -> bytes:
+        """The same for requests that differ in nothing but their arrays' memory."""
+
+    @property
+    def shapes(self) -> list[list[int]]: ...
+    @property
+    def splits(self) -> object: ...
+    def input(self, array: int) -> int:
+        """An array's address."""
+
+    def output(self, array: int, shape: Sequence[int]) -> int:
+        """The address for an array's result, of this shape."""
+
+    def allocate(self, array: int, shape: Sequence[int]) -> int:
+        """The address of memory that the caller gives for another result."""
+
+    def pack(self, memory: int) -> None:
+        """Copy all arrays to memory, one behind the other."""
+
+    def unpack(self, memory: int) -> None:
+        """Copy all results from memory; they have their arrays' shapes."""
+
+class RequestQueue:
+    def __init__(self) -> None: ...
+    @property
+    def address(self) -> int:
+        """Of its MultiringEntry."""
+
+    @property
+    def capsule(self) -> CapsuleType:
+        """What native code is given; see multiring.h."""
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests have not ended."""
+
+    def take(self) -> Request:
+        """
+        The next request, once there is one, and the turn to submit it. One that was cancelled later comes once more.
+        """
+
+    def pass_turn(self) -> bool:
+        """Pass the turn on; False: no thread waits for it."""
+
+    def end(self, request: Request, error: int, text: str) -> None:
+        """
+        Tell a request's caller that it has ended; nothing where it was told before.
+        """
+
+    def cancel_all(self) -> int:
+        """Have all requests in flight fail; how many there were."""

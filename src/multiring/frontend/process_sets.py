@@ -284,6 +284,18 @@ def members_of(process_set: ProcessSet) -> Members:
         _refuse(process_set, sets)
 
 
+def members_numbered(number: int) -> Members:
+    """Return the members of the process set of this number; otherwise as `members_of`."""
+    sets = _sets_now()
+    found = sets.members.get(number)
+    if found is None:
+        known = sets.objects.get(number)
+        if known is None:
+            raise ArgumentError(f"process set {number} is not known; want one of {sorted(sets.ranks)}")
+        _refuse(known[0], sets)
+    return found
+
+
 def _refuse(process_set: Any, sets: _Sets) -> NoReturn:
     if not isinstance(process_set, ProcessSet):
         raise ArgumentError(f"process_set={process_set!r}: want a ProcessSet")

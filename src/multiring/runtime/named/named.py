@@ -201,6 +201,17 @@ class NamedOperations:
             if handle.posted is None and not handle.is_over:
                 self._pass_on_stall(str(error))
 
+    def abort(self, error: StallError) -> None:
+        """Have all that is in flight here fail, on all ranks; the set cannot be used any more."""
+        own = self.ranks[self._group.rank]
+        with self._lock:
+            for handle in self._in_flight.values():
+                if isinstance(handle.posted, OperationHandle) and not handle.done():
+                    handle.posted.abort(own)
+            if self._negotiation is not None:
+                self._pass_on_stall(str(error))
+            self.changed.notify_all()
+
     # ---- for the control thread ----
 
     def hear(self, notice: Notice) -> None:

@@ -1,0 +1,47 @@
+"""How a request's failure leaves through native code, and is found again on the other side."""
+
+import itertools
+import threading
+from collections import deque
+
+from multiring.errors import ArgumentError, MismatchError, PeerLostError, StallError, StateError, UnsupportedError
+
+OK, CANCELLED, INTERNAL = 0, 7, 8
+_KINDS: tuple[tuple[type[Exception], int], ...] = (
+    (ArgumentError, 1),
+    (MismatchError, 2),
+    (PeerLostError, 3),
+    (StallError, 4),
+    (UnsupportedError, 6),  # before those that are of its kind as well
+    (StateError, 5),
+)
+_KEPT = 256  # errors, to be found again
+
+
+class _Failures:
+    """The errors of this process's requests, by the number that stands in their texts."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.numbers = itertools.count(1)
+        self.kept: deque[tuple[str, Exception]] = deque(maxlen=_KEPT)
+
+
+_failures = _Failures()
+
+
+def noted(error: BaseException) -> tuple[int, str]:
+    """Return the kind of `error`, by multiring.h, and a text by which `error_of` finds it again."""
+    kind = next((kind for each, kind in _KINDS if isinstance(error, each)), INTERNAL)
+    with _failures.lock:
+        number = f"[multiring error {next(_failures.numbers)}]"
+        if isinstance(error, Exception):
+            _failures.kept.append((number, error))
+    return kind, f"{type(error).__name__}: {error} {number}"
+
+
+def error_of(exception: BaseException) -> Exception | None:
+    """Return multiring's error behind what a framework raised; None where there is none, or long ago."""
+    text = str(exception)
+    with _failures.lock:
+        return next((error for number, error in _failures.kept if number in text), None)

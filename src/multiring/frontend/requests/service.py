@@ -1,0 +1,111 @@
+"""The threads that serve the requests of native code: they submit them in the order in which they come, and wait.
+
+A request that is waited for holds a thread, as any operation of Python's does: it is warned of where it stalls, and the
+standoffs of ranks find it. There are as many threads as requests were ever in flight at the same time, and one more.
+"""
+
+import ctypes
+import logging
+import os
+import threading
+from contextlib import suppress
+from typing import Any
+
+from multiring._native import Request, RequestQueue
+from multiring.errors import StallError
+from multiring.frontend.process_sets import Members, members_numbered
+from multiring.frontend.requests.execution import Execution
+from multiring.frontend.requests.failures import CANCELLED, OK, noted
+
+_log = logging.getLogger("multiring")
+
+
+class _Service:
+    """Serves one queue for as long as the process lives."""
+
+    def __init__(self) -> None:
+        self.queue = RequestQueue()
+        # Native code has its address: it is never freed.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.queue))
+        self.pid = os.getpid()
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._waiting: dict[int, Members] = {}  # by the numbers of requests that were submitted
+        self.add_thread()
+
+    def add_thread(self) -> None:
+        with self._lock:
+            self._threads += 1
+            name = f"multiring-requests-{self._threads}"
+        threading.Thread(target=self._serve, name=name, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            request = self.queue.take()
+            if request.number in self._waiting:  # it comes again: it was cancelled
+                self._abort(request)
+                self._pass_turn()
+                continue
+            try:
+                if request.is_cancelled:
+                    self._pass_turn()
+                    self.queue.end(request, CANCELLED, "it was cancelled before it started")
+                    continue
+                try:
+                    members = members_numbered(request.process_set)
+                    self._waiting[request.number] = members
+                    finish = members.kept(Execution).submit(members, request)
+                finally:
+                    self._pass_turn()
+                finish(request)
+            except BaseException as error:  # noqa: BLE001 -- whatever it is, the caller is to hear of it
+                self._waiting.pop(request.number, None)
+                kind, text = noted(error)
+                self.queue.end(request, CANCELLED if request.is_cancelled else kind, text)
+            else:
+                self._waiting.pop(request.number, None)
+                self.queue.end(request, OK, "")
+            del request
+
+    def _pass_turn(self) -> None:
+        if not self.queue.pass_turn():
+            self.add_thread()
+
+    def _abort(self, request: Request) -> None:
+        members = self._waiting.get(request.number)
+        if members is not None:
+            with suppress(Exception):
+                members.named.abort(StallError("cancelled on a rank that was waiting for it, as by Ctrl-C"))
+
+
+class _Now:
+    """The service of this process, once it was asked for."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.service: _Service | None = None
+
+
+_now = _Now()
+
+
+def _service() -> _Service:
+    with _now.lock:
+        if _now.service is None or _now.service.pid != os.getpid():
+            _now.service = _Service()
+        return _now.service
+
+
+def entry() -> Any:
+    """Return the capsule that native code is given: a MultiringEntry, by the name MULTIRING_ENTRY_NAME."""
+    return _service().queue.capsule
+
+
+def entry_address() -> int:
+    """Return the address of the MultiringEntry, for what takes no capsule."""
+    return _service().queue.address
+
+
+def cancel_all() -> int:
+    """Have all requests in flight fail, on all their ranks; return how many there were."""
+    return 0 if _now.service is None else _now.service.queue.cancel_all()
