@@ -20,7 +20,8 @@ LAYERS = (
     "launch",
     ADAPTERS,
     "gradients",
-    "frontend | probe | optim | data",
+    "frontend | probe | data",
+    "optim",  # a request of native code may be for Adasum
     "runtime",
     "planner",
     "collectives | agreement | trace",

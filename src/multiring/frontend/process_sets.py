@@ -284,16 +284,22 @@ def members_of(process_set: ProcessSet) -> Members:
         _refuse(process_set, sets)
 
 
+def numbered_set(number: int) -> ProcessSet:
+    """Return a process set by its number.
+
+    Raises:
+        ArgumentError: there is no such set.
+    """
+    found = _sets_now().objects.get(number)
+    if found is None:
+        raise ArgumentError(f"process set {number} is not known; want one of {sorted(_sets_now().ranks)}")
+    return found[0]
+
+
 def members_numbered(number: int) -> Members:
     """Return the members of the process set of this number; otherwise as `members_of`."""
-    sets = _sets_now()
-    found = sets.members.get(number)
-    if found is None:
-        known = sets.objects.get(number)
-        if known is None:
-            raise ArgumentError(f"process set {number} is not known; want one of {sorted(sets.ranks)}")
-        _refuse(known[0], sets)
-    return found
+    found = _sets_now().members.get(number)
+    return members_of(numbered_set(number)) if found is None else found
 
 
 def _refuse(process_set: Any, sets: _Sets) -> NoReturn:

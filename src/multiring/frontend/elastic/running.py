@@ -1,12 +1,15 @@
 """elastic.run: a training function that goes on after a failure."""
 
+import functools
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from multiring.errors import MultiringError
 from multiring.frontend.elastic.state import run_fn
 from multiring.frontend.errors import HorovodInternalError
 from multiring.frontend.lifecycle import init, is_initialized, shutdown
 from multiring.frontend.process_sets import add_process_set, sets_to_keep
+from multiring.frontend.requests.failures import error_of
 
 Result = TypeVar("Result")
 
@@ -22,7 +25,25 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
         HorovodInternalError: from the function made: ten failures in a row without a commit.
         RendezvousError: from the function made: a rank did not come back, within MULTIRING_INIT_TIMEOUT_S.
     """
-    return run_fn(func, _meet_anew, (HorovodInternalError,))
+    return run_fn(_in_our_words(func), _meet_anew, (HorovodInternalError,))
+
+
+def _in_our_words(func: Callable[..., Result]) -> Callable[..., Result]:
+    """Return `func`, raising multiring's error where a framework raised its own because of that."""
+
+    @functools.wraps(func)
+    def wrapper(*arguments: Any, **keywords: Any) -> Result:
+        try:
+            return func(*arguments, **keywords)
+        except MultiringError:
+            raise
+        except Exception as error:
+            found = error_of(error)
+            if found is None:
+                raise
+            raise found from error
+
+    return wrapper
 
 
 def _meet_anew() -> None:

@@ -77,7 +77,8 @@ class Wanted:
 
 def wanted_of(request: Request) -> Wanted:
     """Return what `request` asks for."""
-    splits = request.splits
+    splits: Any = request.splits
+    shapes: list[list[int]] = request.shapes
     return Wanted(
         COLLECTIVES[request.collective],
         TYPES[request.type],
@@ -87,7 +88,7 @@ def wanted_of(request: Request) -> Wanted:
         request.postscale,
         request.wire.decode(errors="replace") or None,
         request.name.decode(errors="replace") or None,
-        tuple(map(tuple, request.shapes)),
+        tuple(tuple(shape) for shape in shapes),
         None if splits is None else tuple(splits),
     )
 

@@ -1,0 +1,96 @@
+"""An optimizer of Keras 3 whose gradients are those of all ranks, on any of Keras' backends; imports none of them.
+
+The object stays what it is and gets another class, so that its state stays, and whoever has it already has the new one.
+Gradients are combined where Keras clips them: once for each update, after those of several batches were accumulated,
+before they are clipped and applied. A LossScaleOptimizer looks for infinities first: there they are combined before
+that, so that all ranks see the same.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from multiring.errors import ArgumentError
+
+Reduce = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]  # gradients and variables -> gradients of all ranks
+
+_KERAS = "keras.optimizers"  # where Keras finds its own optimizers by name
+
+
+class _Distributed:
+    """What an optimizer becomes, beside what it was."""
+
+    reduction: Reduce
+    sums_passes: bool  # rather than averages those that were accumulated
+    gradient_accumulation_steps: int | None
+
+    def _backend_apply_gradients(self, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> None:
+        self._variables_now = trainable_variables
+        super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
+
+    def _clip_gradients(self, grads: Sequence[Any]) -> Any:
+        found = list(self.reduction(grads, self._variables_now))
+        if self.sums_passes and self.gradient_accumulation_steps:
+            found = [None if each is None else each * self.gradient_accumulation_steps for each in found]
+        return super()._clip_gradients(found)  # type: ignore[misc]
+
+
+class _DistributedScaling:
+    """The same, of an optimizer that scales losses."""
+
+    reduction: Reduce
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        """Combine the gradients, and apply them, or find that no rank can."""
+        variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)  # type: ignore[attr-defined]
+        super().apply(self.reduction(list(grads), variables), trainable_variables)  # type: ignore[misc]
+
+
+def is_distributed(optimizer: Any) -> bool:
+    """Return whether `distributed` gave this optimizer."""
+    return isinstance(optimizer, _Distributed | _DistributedScaling)
+
+
+def distributed(optimizer: Any, reduce: Reduce, *, passes: int = 1, averages_passes: bool = False) -> Any:
+    """Return `optimizer`, whose gradients `reduce` combines from now on.
+
+    Args:
+        optimizer: of keras.optimizers, built or not.
+        reduce: see above; None stays None.
+        passes: how many batches' gradients are accumulated for one update.
+        averages_passes: whether those are averaged rather than summed.
+
+    Raises:
+        ArgumentError: it is no optimizer of Keras 3, it is distributed already, or it cannot accumulate any more.
+    """
+    kind = type(optimizer)
+    if is_distributed(optimizer):
+        raise ArgumentError(f"this {kind.__name__} is distributed already: want the optimizer as Keras made it")
+    needed = ("_backend_apply_gradients", "_clip_gradients", "apply", "get_config")
+    missing = [each for each in needed if not hasattr(optimizer, each)]
+    if missing:
+        raise ArgumentError(
+            f"optimizer is a {kind.__module__}.{kind.__name__}, without {missing[0]}: want one of keras.optimizers, of "
+            "Keras 3"
+        )
+    if passes < 1:
+        raise ArgumentError(f"backward_passes_per_step={passes}: want 1 or more")
+    scales = hasattr(optimizer, "inner_optimizer")
+    if passes > 1:
+        _accumulate(optimizer.inner_optimizer if scales else optimizer, passes)
+    base: Any = _DistributedScaling if scales else _Distributed
+    # In a file it is what Keras has by that name, so that it loads where there is no multiring.
+    module = _KERAS if kind.__module__.startswith("keras.src.optimizers") else kind.__module__
+    names = {"__module__": module, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    optimizer.__class__ = type(kind.__name__, (base, kind), names)
+    optimizer.reduction = reduce
+    optimizer.sums_passes = passes > 1 and not averages_passes
+    return optimizer
+
+
+def _accumulate(optimizer: Any, passes: int) -> None:
+    if optimizer.built:
+        raise ArgumentError(
+            f"backward_passes_per_step={passes} of an optimizer that has been used: want a new one, or one made with "
+            f"gradient_accumulation_steps={passes}"
+        )
+    optimizer.gradient_accumulation_steps = passes

@@ -1,0 +1,444 @@
+"""Collectives of tensors, eager and in graphs, with gradients. The signatures are Horovod's.
+
+An operation is one of TensorFlow's, whatever number of tensors it has; what it does stands in it as a line of text
+(native/tensorflow/operations.cc). In a graph ranks match it by its place in that; eager, by the order in which they
+come to it.
+"""
+
+import re
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from multiring.errors import ArgumentError, UnsupportedError
+from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of, numbered_set
+from multiring.frontend.reduce_ops import LINEAR, Adasum, Average, Combination, Sum, combination, name_of
+from multiring.tensorflow.compression import Compression
+from multiring.tensorflow.library import operations
+
+# By multiring.h's numbers.
+_ALL_REDUCE, _BROADCAST, _ALL_GATHER, _ALL_TO_ALL, _REDUCE_SCATTER = range(5)
+_NO_WIRE = "-"
+
+# ---- what users call ----
+
+
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: int | str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+) -> Any:
+    """Return every rank's `tensor` combined.
+
+    Differentiable for Average and Sum: its gradient is combined likewise, so every rank has to run that.
+
+    Args:
+        tensor: the same shape and type on all ranks. tf.IndexedSlices give the sum, or average, as IndexedSlices.
+        average: DEPRECATED, use op.
+        device_dense: as for tf.device.
+        device_sparse: the same, for IndexedSlices.
+        compression: in what form it travels.
+        op: Average (the default), Sum, Adasum, Min, Max, Product, or their names.
+        prescale_factor: multiplies the tensor first: integers in float64, 16-bit floats in float32.
+        postscale_factor: multiplies the result likewise.
+        name: what the ranks match the operation by; see the module.
+        process_set: by default all ranks.
+        ignore_name_scope: whether a graph's name scopes are no part of that.
+
+    Raises:
+        ArgumentError: `op` has no meaning, this rank is not in the set.
+        tf.errors.OpError: on every rank: they disagree, inputs are intact, or one is gone; see `error_of`.
+    """
+    how = combination(op, average, prescale_factor, postscale_factor)
+    if isinstance(tensor, tf.IndexedSlices):
+        with tf.device(device_sparse):
+            return _reduced_slices(tensor, how, name, process_set)
+    with tf.device(device_dense):
+        return _reduced([tensor], how, compression, _named("allreduce", name, ignore_name_scope), process_set)[0]
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: int | str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
+) -> list[Any]:
+    """Return each of `tensors` combined over the ranks, all those of one type by one collective.
+
+    Otherwise as `allreduce`. Every rank passes as many tensors, of the same shapes and types in the same order.
+    """
+    how = combination(op, average, prescale_factor, postscale_factor)
+    if not tensors:
+        return []
+    naming = _named("grouped_allreduce", name, ignore_name_scope)
+    dense = [place for place, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
+    found: dict[int, Any] = {}
+    if dense:
+        with tf.device(device_dense):
+            reduced = _reduced([tensors[place] for place in dense], how, compression, naming, process_set)
+        found = dict(zip(dense, reduced, strict=True))
+    for place, tensor in enumerate(tensors):
+        if place not in found:
+            with tf.device(device_sparse):
+                found[place] = _reduced_slices(tensor, how, name and f"{name}_{place}", process_set)
+    return [found[place] for place in range(len(tensors))]
+
+
+def allgather(
+    tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Return every rank's `tensor`, one after the other along the first dimension, in which alone the ranks may differ.
+
+    Differentiable: the gradient of a rank's rows is the average of what all ranks have for them. Otherwise as
+    `allreduce`.
+    """
+    return _gathered([tensor], _named("allgather", name, ignore_name_scope), process_set)[0]
+
+
+def grouped_allgather(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Return the `allgather` of each of `tensors`, of which every rank has as many."""
+    return _gathered(tensors, _named("grouped_allgather", name, ignore_name_scope), process_set)
+
+
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Return rank `root_rank`'s `tensor`, as ranks are numbered in the whole job; otherwise as `allreduce`.
+
+    Its gradient is the average of all ranks' gradients at the root, and zero elsewhere.
+    """
+    return _broadcast([tensor], root_rank, _named("broadcast", name, ignore_name_scope), process_set)[0]
+
+
+def broadcast_(
+    variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """Assign rank `root_rank`'s values to `variables`, and return them."""
+    values = _broadcast(variables, root_rank, _named("broadcast_", name, ignores_scope=False), process_set)
+    return [variable.assign(value) for variable, value in zip(variables, values, strict=True)]
+
+
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send each rank its rows of `tensor`, and return the rows they all sent here, by sender.
+
+    Differentiable: gradients go back the way the rows came. Otherwise as `allreduce`.
+
+    Args:
+        tensor: the ranks may differ in the first dimension only.
+        splits: how many rows go to each rank of the set, integers; without it the rows must be a multiple of the ranks.
+        name: see `allreduce`.
+        ignore_name_scope: see `allreduce`.
+        process_set: see `allreduce`.
+
+    Returns:
+        The rows; with `splits` also how many came from each rank, int32.
+    """
+    members = members_of(process_set)
+    tensor = tf.convert_to_tensor(tensor)
+    if splits is None:
+        given = (
+            tf.fill([members.size], tf.shape(tensor, tf.int64)[0] // members.size) if tensor.shape.rank != 0 else None
+        )
+        _check_multiple(tensor, members.size)
+    else:
+        given = tf.cast(splits, tf.int64)
+    naming = _named("alltoall", name, ignore_name_scope)
+    call = _call(_ALL_TO_ALL, process_set, naming("", tensor))
+    none = tf.zeros([members.size], tf.int64)
+    received, rows = operations().multiring_exchange(values=tensor, splits=none if given is None else given, call=call)
+    return received if splits is None else (received, tf.cast(rows, tf.int32))
+
+
+def reducescatter(
+    tensor: Any,
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: int | str = Average,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """Return this rank's part of the rows of every rank's `tensor` combined, by Average or Sum.
+
+    Rank r of n gets rows // n of them, and one more where r < rows % n. Differentiable. Otherwise as `allreduce`.
+    """
+    how = combination(op, None, prescale_factor, postscale_factor)
+    with tf.device(device_dense):
+        naming = _named("reducescatter", name, ignore_name_scope)
+        return _scattered([tensor], how, compression, naming, process_set)[0]
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: int | str = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Any]:
+    """Return the `reducescatter` of each of `tensors`, of which every rank has as many."""
+    how = combination(op, None, prescale_factor, postscale_factor)
+    with tf.device(device_dense):
+        naming = _named("grouped_reducescatter", None, ignores_scope=False)
+        return _scattered(tensors, how, compression, naming, process_set)
+
+
+# ---- names ----
+
+Naming = Callable[[str, Any], str]  # of what tells a part from the others, and of one of its tensors
+
+_counts: "weakref.WeakKeyDictionary[Any, Counter[str]]" = weakref.WeakKeyDictionary()  # of names, by graph
+
+
+def _named(kind: str, name: str | None, ignores_scope: bool) -> Naming:
+    def naming(part: str, tensor: Any) -> str:
+        if name is not None:
+            scope = "" if ignores_scope or tf.executing_eagerly() else _scope()
+            return f"{scope}{name}{part}"
+        if tf.executing_eagerly():
+            return ""
+        base = f"{kind}.{re.sub(r'[^a-zA-Z0-9_]', '_', getattr(tensor, 'name', ''))}{part}"
+        counts = _counts.setdefault(tf.compat.v1.get_default_graph(), Counter())
+        counts[base] += 1
+        return f"{base}.{counts[base]}"
+
+    return naming
+
+
+def _scope() -> str:
+    scope: str = tf.compat.v1.get_default_graph().get_name_scope()
+    return f"{scope}/" if scope else ""
+
+
+# ---- the operations ----
+
+
+def _call(collective: int, process_set: ProcessSet, name: str, how: Combination | None = None, *, root: int = 0) -> str:
+    """Return the line of text that the operation has; see `Call` of native/tensorflow/operations.cc."""
+    op, prescale, postscale, wire = how or Combination(Sum, 1.0, 1.0, None)
+    number = process_set.process_set_id
+    return f"{collective} {op} {root} {number} {prescale!r} {postscale!r} {wire or _NO_WIRE} {name}"
+
+
+class _Parsed(NamedTuple):
+    collective: int
+    root: int
+    how: Combination
+    process_set: ProcessSet
+
+
+def _parsed(operation: Any) -> _Parsed:
+    words = operation.get_attr("call").decode().split(" ", 7)
+    collective, op, root, number = map(int, words[:4])
+    wire = None if words[6] == _NO_WIRE else words[6]
+    how = Combination(op, float(words[4]), float(words[5]), wire)
+    return _Parsed(collective, root, how, numbered_set(number))
+
+
+def _by_type(tensors: Sequence[Any], run: Callable[[list[Any], str], Sequence[Any]]) -> list[Any]:
+    """Return the results, in order, of `run` on all tensors of one type, and what tells these from the others."""
+    places: dict[Any, list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        places.setdefault(tensor.dtype, []).append(place)
+    found: dict[int, Any] = {}
+    for part, those in enumerate(places.values(), 1):
+        results = run([tensors[place] for place in those], f"_{part}of{len(places)}" if len(places) > 1 else "")
+        found |= zip(those, results, strict=True)
+    return [found[place] for place in range(len(tensors))]
+
+
+def _reduced(
+    tensors: Sequence[Any], how: Combination, compression: Any, naming: Naming, process_set: ProcessSet
+) -> list[Any]:
+    members_of(process_set)
+    values = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    direct = _direct(how, compression, values)
+    if direct is None:
+        pairs = [compression.compress(value) for value in values]
+        found = _reduced([value for value, _ in pairs], how, Compression.none, naming, process_set)
+        return [compression.decompress(value, ctx) for value, (_, ctx) in zip(found, pairs, strict=True)]
+
+    def run(alike: list[Any], part: str) -> Sequence[Any]:
+        call = _call(_ALL_REDUCE, process_set, naming(part, alike[0]), direct)
+        results: Sequence[Any] = operations().multiring_whole(values=alike, call=call)
+        return results
+
+    return _by_type(values, run)
+
+
+def _direct(how: Combination, compression: Any, tensors: Sequence[Any]) -> Combination | None:
+    """Return how a Group combines `tensors` by itself, coding what crosses hosts; None: `compression` has to work."""
+    if compression is Compression.none:
+        return how
+    for method in ("compress", "decompress"):
+        if not callable(getattr(compression, method, None)):
+            raise ArgumentError(f"compression={compression!r}: want one of Compression's, or a Compressor")
+    wire = getattr(compression, "wire", None)
+    if wire is not None and how.op in LINEAR and all(tensor.dtype == tf.float32 for tensor in tensors):
+        return how._replace(wire=wire)
+    return None
+
+
+def _reduced_slices(slices: Any, how: Combination, name: str | None, process_set: ProcessSet) -> Any:
+    """Return the sum, or average, of all ranks' slices: all of them, one rank's behind the other's."""
+    if how.op == Adasum:
+        raise NotImplementedError(
+            "The Adasum reduction does not currently support sparse tensors: pass sparse_as_dense=True"
+        )
+    if how.op not in LINEAR:
+        raise NotImplementedError(f"{name_of(how.op)} of tf.IndexedSlices: want Sum or Average")
+    if (how.prescale, how.postscale) != (1.0, 1.0):
+        raise NotImplementedError("Pre/postscale_factor are not supported with tf.IndexedSlices")
+    naming = _named("allreduce.slices", name, ignores_scope=False)
+    indices, values = _gathered([slices.indices, slices.values], naming, process_set)
+    if how.op == Average:
+        values = values / tf.cast(members_of(process_set).size, values.dtype)
+    return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
+
+
+def _gathered(tensors: Sequence[Any], naming: Naming, process_set: ProcessSet) -> list[Any]:
+    members_of(process_set)
+
+    def run(alike: list[Any], part: str) -> Sequence[Any]:
+        call = _call(_ALL_GATHER, process_set, naming(part, alike[0]))
+        results: Sequence[Any] = operations().multiring_rows(values=alike, call=call).results
+        return results
+
+    return _by_type([tf.convert_to_tensor(tensor) for tensor in tensors], run)
+
+
+def _broadcast(tensors: Sequence[Any], root: int, naming: Naming, process_set: ProcessSet) -> list[Any]:
+    members = members_of(process_set)
+    if root not in members.group.ranks:
+        raise ArgumentError(
+            f"root_rank={root!r}: want one of the set's ranks, {list(members.group.ranks)}, as they are numbered in "
+            "the whole job"
+        )
+
+    def run(alike: list[Any], part: str) -> Sequence[Any]:
+        call = _call(_BROADCAST, process_set, naming(part, alike[0]), root=root)
+        results: Sequence[Any] = operations().multiring_whole(values=alike, call=call)
+        return results
+
+    return _by_type([tf.convert_to_tensor(tensor) for tensor in tensors], run)
+
+
+def _scattered(
+    tensors: Sequence[Any], how: Combination, compression: Any, naming: Naming, process_set: ProcessSet
+) -> list[Any]:
+    members_of(process_set)
+    pairs = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
+
+    def run(alike: list[Any], part: str) -> Sequence[Any]:
+        call = _call(_REDUCE_SCATTER, process_set, naming(part, alike[0]), how)
+        results: Sequence[Any] = operations().multiring_scatter(values=alike, call=call)
+        return results
+
+    found = _by_type([value for value, _ in pairs], run)
+    return [compression.decompress(value, ctx) for value, (_, ctx) in zip(found, pairs, strict=True)]
+
+
+def _check_multiple(tensor: Any, ranks: int) -> None:
+    if tensor.shape.rank and tensor.shape[0] is not None and tensor.shape[0] % ranks:
+        raise ArgumentError(f"alltoall of {tensor.shape[0]} rows over {ranks} ranks: want a multiple, or splits")
+
+
+# ---- gradients ----
+
+_Gradient = Callable[..., Sequence[Any]]
+
+
+def _gradient_of(operation: str) -> Callable[[_Gradient], _Gradient]:
+    found: Callable[[_Gradient], _Gradient] = tf.RegisterGradient(operation)
+    return found
+
+
+@_gradient_of("MultiringWhole")
+def _whole_gradient(operation: Any, *gradients: Any) -> Sequence[Any]:
+    call = _parsed(operation)
+    naming = _named("gradient", None, ignores_scope=False)
+    if call.collective == _BROADCAST:
+        average = Combination(Average, 1.0, 1.0, None)
+        found = _reduced(gradients, average, Compression.none, naming, call.process_set)
+        members = members_of(call.process_set)
+        is_root = members.group.ranks[members.rank] == call.root
+        return found if is_root else [tf.zeros_like(each) for each in found]
+    if call.how.op not in LINEAR:
+        raise UnsupportedError(
+            f"the gradient of an allreduce by {name_of(call.how.op)}: want tf.stop_gradient there, or Average or Sum"
+        )
+    return _reduced(gradients, call.how, Compression.none, naming, call.process_set)
+
+
+@_gradient_of("MultiringRows")
+def _rows_gradient(operation: Any, *gradients: Any) -> Sequence[Any]:
+    call = _parsed(operation)
+    own = members_of(call.process_set).rank
+    count = len(operation.inputs)
+    average = Combination(Average, 1.0, 1.0, None)
+    naming = _named("gradient", None, ignores_scope=False)
+    found = _reduced(gradients[:count], average, Compression.none, naming, call.process_set)
+    rows = operation.outputs[count:]
+    return [
+        each[tf.reduce_sum(counts[:own]) : tf.reduce_sum(counts[: own + 1])]
+        for each, counts in zip(found, rows, strict=True)
+    ]
+
+
+@_gradient_of("MultiringScatter")
+def _scatter_gradient(operation: Any, *gradients: Any) -> Sequence[Any]:
+    call = _parsed(operation)
+    ranks = members_of(call.process_set).size if call.how.op == Sum else 1
+    factor = ranks * call.how.prescale * call.how.postscale
+    scaled = [tf.cast(factor, each.dtype) * each for each in gradients]
+    return _gathered(scaled, _named("gradient", None, ignores_scope=False), call.process_set)
+
+
+@_gradient_of("MultiringExchange")
+def _exchange_gradient(operation: Any, gradient: Any, _rows: Any) -> Sequence[Any]:
+    call = _parsed(operation)
+    naming = _named("gradient", None, ignores_scope=False)
+    back, _ = operations().multiring_exchange(
+        values=gradient,
+        splits=operation.outputs[1],
+        call=_call(_ALL_TO_ALL, call.process_set, naming("", gradient)),
+    )
+    shape = tf.shape(operation.inputs[0])
+    unsent = tf.zeros(tf.concat([[shape[0] - tf.shape(back)[0]], shape[1:]], 0), back.dtype)
+    return [tf.concat([back, unsent], 0), None]

@@ -1,0 +1,134 @@
+"""Training that goes on after a failure, from where it last committed; Horovod's interface.
+
+@mt.elastic.run
+def train(state):
+    ...
+    state.commit()
+
+train(mt.elastic.TensorFlowKerasState(model, optimizer, batch=0))
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from multiring.frontend.elastic.running import run
+from multiring.frontend.elastic.state import ObjectState, State
+from multiring.frontend.lifecycle import rank
+from multiring.frontend.object_collectives import allgather_object, broadcast_object
+from multiring.tensorflow.functions import broadcast_variables
+
+__all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
+
+
+class _VariablesState(ObjectState):
+    """Variables, and attributes."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(bcast_object=broadcast_object, get_rank=rank, gather_object=allgather_object, **kwargs)
+        self._values = self._read()
+
+    def _variables(self) -> Sequence[Any]:
+        raise NotImplementedError
+
+    def _read(self) -> list[Any]:
+        return [variable.numpy() for variable in self._variables()]
+
+    def _write(self, values: Sequence[Any]) -> None:
+        # What there was no variable for when it was kept, as an optimizer's before its first step, begins anew.
+        for place, variable in enumerate(self._variables()):
+            value = values[place] if place < len(values) else tf.zeros_like(variable)
+            variable.assign(value)
+
+    def _share(self) -> None:
+        broadcast_variables(self._variables(), root_rank=0)
+
+    def save(self) -> None:
+        """Keep everything as it is now."""
+        self._values = self._read()
+        super().save()
+
+    def restore(self) -> None:
+        """Make everything what it was when it was kept last."""
+        self._write(self._values)
+        super().restore()
+
+    def sync(self) -> None:
+        """Make everything rank 0's on every rank, and keep it."""
+        self._share()
+        self._values = self._read()
+        super().sync()
+
+
+class TensorFlowKerasState(_VariablesState):
+    """A Keras model, its optimizer, and whatever else, each an attribute.
+
+    Args:
+        model: built.
+        optimizer: by default the one that the model is compiled with.
+        backend: not used.
+        kwargs: what `broadcast_object` takes.
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
+        del backend
+        self.model = model
+        self.optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
+        super().__init__(**kwargs)
+
+    def _variables(self) -> Sequence[Any]:
+        own = [] if self.optimizer is None else self.optimizer.variables
+        return [*self.model.variables, *(own() if callable(own) and not isinstance(own, list) else own)]
+
+
+class TensorFlowState(_VariablesState):
+    """Variables, and whatever else, each an attribute.
+
+    Args:
+        variables: by default a graph's global variables.
+        session: of TensorFlow 1; eager execution has none.
+        kwargs: what `broadcast_object` takes.
+    """
+
+    def __init__(self, variables: Sequence[Any] | None = None, session: Any = None, **kwargs: Any) -> None:
+        self.session = session
+        self.variables = list(tf.compat.v1.global_variables() if variables is None else variables)
+        self._assignments: list[tuple[Any, Any]] | None = None
+        self._broadcast: Any = None
+        super().__init__(**kwargs)
+
+    def _variables(self) -> Sequence[Any]:
+        return self.variables
+
+    def _session(self) -> Any:
+        return None if tf.executing_eagerly() else self.session or tf.compat.v1.get_default_session()
+
+    def _read(self) -> list[Any]:
+        session = self._session()
+        return super()._read() if session is None else session.run(self.variables)
+
+    def _write(self, values: Sequence[Any]) -> None:
+        session = self._session()
+        if session is None:
+            super()._write(values)
+            return
+        if self._assignments is None:
+            with session.graph.as_default():
+                places = [tf.compat.v1.placeholder(each.dtype.base_dtype, each.shape) for each in self.variables]
+                pairs = zip(self.variables, places, strict=True)
+                self._assignments = [(place, variable.assign(place)) for variable, place in pairs]
+        session.run(
+            [assigned for _, assigned in self._assignments],
+            {place: value for (place, _), value in zip(self._assignments, values, strict=True)},
+        )
+
+    def _share(self) -> None:
+        session = self._session()
+        if session is None:
+            super()._share()
+            return
+        if self._broadcast is None:
+            with session.graph.as_default():
+                self._broadcast = broadcast_variables(self.variables, root_rank=0)
+        session.run(self._broadcast)

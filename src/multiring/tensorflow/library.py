@@ -1,0 +1,52 @@
+"""multiring's operations for TensorFlow: found, loaded once, and told where their requests go."""
+
+import ctypes
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+import multiring
+from multiring.errors import UnsupportedError
+from multiring.frontend.requests import entry_address
+
+OLDEST = "2.16"
+_FILE = "_tensorflow.so"
+
+
+def operations() -> Any:
+    """Return TensorFlow's module of the operations.
+
+    Raises:
+        UnsupportedError: they do not load into this TensorFlow.
+    """
+    return _operations_of(os.getpid())
+
+
+@cache
+def _operations_of(_pid: int) -> Any:
+    """Return them; a fork that becomes a rank has an entry of its own."""
+    path, found = _loaded()
+    use = ctypes.CDLL(str(path)).multiring_tensorflow_use
+    use.restype, use.argtypes = ctypes.c_char_p, (ctypes.c_void_p,)
+    problem = use(entry_address()).decode()
+    if problem:
+        raise UnsupportedError(f"TensorFlow {tf.__version__}: {problem}; {_wanted()}")
+    return found
+
+
+@cache
+def _loaded() -> tuple[Path, Any]:
+    path = Path(multiring.__file__).parent / "_native" / _FILE
+    if not path.exists():
+        raise UnsupportedError(f"{path} is not there: multiring was built without its operations for TensorFlow")
+    try:
+        return path, tf.load_op_library(str(path))
+    except (tf.errors.OpError, OSError) as error:
+        raise UnsupportedError(f"TensorFlow {tf.__version__} does not load {path}: {error}; {_wanted()}") from error
+
+
+def _wanted() -> str:
+    return f"want TensorFlow {OLDEST} or newer (pip install 'multiring[tensorflow]')"

@@ -1,0 +1,118 @@
+"""DistributedOptimizer, of tf.compat.v1's and Keras' optimizers. The signature is Horovod's."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from multiring.errors import UnsupportedError
+from multiring.frontend.keras_optimizers import distributed
+from multiring.frontend.process_sets import ProcessSet, global_process_set
+from multiring.frontend.reduce_ops import Average
+from multiring.tensorflow.compression import Compression
+from multiring.tensorflow.reduction import GradientReduction, groups_of
+
+_Optimizer: Any = tf.compat.v1.train.Optimizer
+
+
+def DistributedOptimizer(  # noqa: N802 -- Horovod's name
+    optimizer: Any,
+    name: str | None = None,
+    use_locking: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    backward_passes_per_step: int = 1,
+    op: int | str = Average,
+    gradient_predivide_factor: float = 1.0,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Return `optimizer`, of tf.compat.v1 or of Keras, with gradients that are combined over the ranks first.
+
+    Args:
+        optimizer: what computes updates.
+        name: for the operations; by default the optimizer's class.
+        use_locking: as of tf.compat.v1's optimizers.
+        device_dense: see `DistributedGradientTape`, as of all that is not here.
+        device_sparse: see there.
+        compression: see there.
+        sparse_as_dense: see there.
+        backward_passes_per_step: how many gradients are summed here before they are combined and applied; of Keras'
+            optimizers.
+        op: see there.
+        gradient_predivide_factor: see there.
+        average_aggregated_gradients: whether those gradients are averaged rather than summed.
+        num_groups: see there.
+        groups: see there.
+        process_set: see there.
+        scale_local_gradients: see there.
+
+    Raises:
+        ArgumentError: it is no optimizer of either; see `multiring.frontend.keras_optimizers.distributed`.
+        UnsupportedError: backward_passes_per_step with one of tf.compat.v1.
+    """
+    reduction = GradientReduction(
+        name or f"Distributed{type(optimizer).__name__}",
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        groups_of(num_groups, groups),
+        process_set,
+        scale_local_gradients,
+    )
+    if not isinstance(optimizer, _Optimizer):
+        found = distributed(
+            optimizer, reduction.reduce, passes=backward_passes_per_step, averages_passes=average_aggregated_gradients
+        )
+        found.register_local_var = reduction.keep_local
+        return found
+    if backward_passes_per_step != 1:
+        raise UnsupportedError(
+            f"backward_passes_per_step={backward_passes_per_step} with an optimizer of tf.compat.v1: want one of "
+            "tf.keras.optimizers, or 1"
+        )
+    return _DistributedOptimizer(optimizer, reduction, use_locking=use_locking)
+
+
+class _DistributedOptimizer(_Optimizer):  # type: ignore[misc] # TensorFlow has no types
+    """An optimizer of tf.compat.v1 around another one."""
+
+    def __init__(self, optimizer: Any, reduction: GradientReduction, *, use_locking: bool) -> None:
+        super().__init__(name=reduction.name, use_locking=use_locking)
+        self._optimizer = optimizer
+        self._reduction = reduction
+
+    def register_local_var(self, var: Any) -> None:
+        """Leave the gradient of `var` this rank's own."""
+        self._reduction.keep_local(var)
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """Return pairs of gradient, of all ranks, and variable."""
+        pairs = self._optimizer.compute_gradients(*args, **kwargs)
+        gradients, variables = zip(*pairs, strict=True)
+        return list(zip(self._reduction.reduce(gradients, variables), variables, strict=True))
+
+    def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        """Apply gradients as they are."""
+        return self._optimizer.apply_gradients(*args, **kwargs)
+
+    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
+        """As of the optimizer within."""
+        return self._optimizer.get_slot(*args, **kwargs)
+
+    def get_slot_names(self, *args: Any, **kwargs: Any) -> Sequence[str]:
+        """As of the optimizer within."""
+        names: Sequence[str] = self._optimizer.get_slot_names(*args, **kwargs)
+        return names
+
+    def variables(self, *args: Any, **kwargs: Any) -> Any:
+        """As of the optimizer within."""
+        return self._optimizer.variables(*args, **kwargs)
