@@ -327,6 +327,8 @@ def environment_of(**values: object) -> dict[str, str]:
 # What other launchers tell the ranks they start: read only, and only when no MULTIRING_RANK is set.
 FOREIGN_VARIABLES = MappingProxyType(
     {
+        "TF_NUM_INTEROP_THREADS": "TensorFlow: how many operations run at a time",
+        "TF_NUM_INTRAOP_THREADS": "TensorFlow: how many threads an operation has",
         "TORCHELASTIC_RUN_ID": "torchrun: name of the job",
         "TORCHELASTIC_RESTART_COUNT": "torchrun: how often the job was started again",
         "RANK": "torchrun: this process's rank",

@@ -48,7 +48,7 @@ class Request:
     engine: str
     environments: tuple[dict[str, str], ...]  # by rank
     faults: tuple[Fault, ...]
-    with_torch: bool
+    framework: str  # that is loaded; or none
     deadline_s: float
 
 
@@ -204,7 +204,7 @@ class _Supervisor:
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         os.environ.update(self._request.environments[rank])
         here = Here(rank, self._request.ranks, self._request.engine, theirs)
-        live = _live_and_end_quickly if self._request.with_torch else _live
+        live = _live_and_end_quickly if self._request.framework else _live
         return lambda: live(self._job, here, self._request.arguments)
 
     # -- while the job runs
@@ -349,7 +349,7 @@ def _live(job: Callable[..., Any], here: Here, arguments: tuple[Any, ...]) -> No
 
 
 def _live_and_end_quickly(job: Callable[..., Any], here: Here, arguments: tuple[Any, ...]) -> None:
-    """As `_live`, without tearing down the modules: torch's would be copied from the nursery first, for seconds."""
+    """As `_live`, without tearing down the modules, which would be copied from the nursery first, for seconds."""
     code = 0
     try:
         _live(job, here, arguments)

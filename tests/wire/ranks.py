@@ -22,6 +22,7 @@ DEADLINE_S = 60.0  # ten times what anything here takes on a loaded machine
 ENGINES = ("shm", "tcp", "shm+tcp")
 MPI_ENGINES = ("mpi", "shm+mpi")  # run_ranks only
 CONFORMING = (*ENGINES, "mpi")  # what the conformance suite runs on
+FRAMEWORKS = ("torch", "jax", "keras", "tf")  # as tests call them
 SECRET = "wire tests"  # noqa: S105 -- of jobs that live for a second
 
 _jobs = itertools.count()
@@ -92,11 +93,11 @@ def report_of(
         engine=engine,
         environments=tuple(environment_of(**{"rank": rank, **common, **own[rank]}) for rank in range(ranks)),
         faults=tuple(faults),
-        # With torch loaded a fork and an end cost a lot, which only tests of torch are to pay.
-        with_torch="torch" in vars(sys.modules[function.__module__]),
+        # With a framework loaded a fork and an end cost a lot, which only tests of that one are to pay.
+        framework=next((each for each in FRAMEWORKS if each in vars(sys.modules[function.__module__])), ""),
         deadline_s=deadline_s,
     )
-    report = _nursery(with_torch=request.with_torch).run(request)
+    report = _nursery(request.framework).run(request)
     hung = [outcome for outcome in report.outcomes if outcome.hung]
     if hung:
         raise RanksFailed(hung)
@@ -142,7 +143,7 @@ class _Nursery:
 
 
 @cache
-def _nursery(*, with_torch: bool) -> _Nursery:  # noqa: ARG001 -- a key
+def _nursery(framework: str) -> _Nursery:  # noqa: ARG001 -- a key
     return _Nursery()
 
 

@@ -16,20 +16,28 @@ Reduce = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]  # gradients an
 _KERAS = "keras.optimizers"  # where Keras finds its own optimizers by name
 
 
+class _Sharing:
+    """What an optimizer knows of it; one object, as Keras takes lists of variables that it is given for its own."""
+
+    def __init__(self, reduce: Reduce, *, sums_passes: bool) -> None:
+        self.reduce = reduce
+        self.sums_passes = sums_passes  # rather than averages those that were accumulated
+        self.variables: Sequence[Any] = ()  # of the gradients that are being applied
+
+
 class _Distributed:
     """What an optimizer becomes, beside what it was."""
 
-    reduction: Reduce
-    sums_passes: bool  # rather than averages those that were accumulated
+    sharing: _Sharing
     gradient_accumulation_steps: int | None
 
     def _backend_apply_gradients(self, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> None:
-        self._variables_now = trainable_variables
+        self.sharing.variables = trainable_variables
         super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
-        found = list(self.reduction(grads, self._variables_now))
-        if self.sums_passes and self.gradient_accumulation_steps:
+        found = list(self.sharing.reduce(grads, self.sharing.variables))
+        if self.sharing.sums_passes and self.gradient_accumulation_steps:
             found = [None if each is None else each * self.gradient_accumulation_steps for each in found]
         return super()._clip_gradients(found)  # type: ignore[misc]
 
@@ -37,12 +45,12 @@ class _Distributed:
 class _DistributedScaling:
     """The same, of an optimizer that scales losses."""
 
-    reduction: Reduce
+    sharing: _Sharing
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
         """Combine the gradients, and apply them, or find that no rank can."""
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)  # type: ignore[attr-defined]
-        super().apply(self.reduction(list(grads), variables), trainable_variables)  # type: ignore[misc]
+        super().apply(self.sharing.reduce(list(grads), variables), trainable_variables)  # type: ignore[misc]
 
 
 def is_distributed(optimizer: Any) -> bool:
@@ -82,8 +90,7 @@ def distributed(optimizer: Any, reduce: Reduce, *, passes: int = 1, averages_pas
     module = _KERAS if kind.__module__.startswith("keras.src.optimizers") else kind.__module__
     names = {"__module__": module, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     optimizer.__class__ = type(kind.__name__, (base, kind), names)
-    optimizer.reduction = reduce
-    optimizer.sums_passes = passes > 1 and not averages_passes
+    optimizer.sharing = _Sharing(reduce, sums_passes=passes > 1 and not averages_passes)
     return optimizer
 
 

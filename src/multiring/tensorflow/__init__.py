@@ -29,7 +29,6 @@ from multiring.frontend.lifecycle import cuda_built as cuda_built
 from multiring.frontend.lifecycle import ddl_built as ddl_built
 from multiring.frontend.lifecycle import gloo_built as gloo_built
 from multiring.frontend.lifecycle import gloo_enabled as gloo_enabled
-from multiring.frontend.lifecycle import init as init
 from multiring.frontend.lifecycle import is_homogeneous as is_homogeneous
 from multiring.frontend.lifecycle import is_initialized as is_initialized
 from multiring.frontend.lifecycle import local_rank as local_rank
@@ -79,6 +78,7 @@ from multiring.tensorflow.functions import rank_op as rank_op
 from multiring.tensorflow.functions import size_op as size_op
 from multiring.tensorflow.gradient_tape import DistributedGradientTape as DistributedGradientTape
 from multiring.tensorflow.gradient_tape import PartialDistributedGradientTape as PartialDistributedGradientTape
+from multiring.tensorflow.joining import init as init
 from multiring.tensorflow.library import operations as operations
 from multiring.tensorflow.optimizer import DistributedOptimizer as DistributedOptimizer
 from multiring.tensorflow.sync_batch_norm import SyncBatchNormalization as SyncBatchNormalization

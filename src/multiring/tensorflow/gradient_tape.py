@@ -1,21 +1,20 @@
 """DistributedGradientTape: a tape whose gradients are those of all ranks. The signatures are Horovod's."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from multiring.errors import ArgumentError
+from multiring.frontend.gradient_reduction import groups_of, layers_of
 from multiring.frontend.process_sets import ProcessSet, global_process_set
 from multiring.frontend.reduce_ops import Average
 from multiring.tensorflow.compression import Compression
-from multiring.tensorflow.reduction import GradientReduction, groups_of, reference_of
+from multiring.tensorflow.reduction import TensorReduction
 
 
 class _Distributed:
     """What a tape becomes, beside what it was."""
 
-    reduction: GradientReduction
+    reduction: TensorReduction
 
     def register_local_source(self, source: Any) -> None:
         """Leave the gradient of `source` this rank's own; it is divided by the ranks, as the others' averages are."""
@@ -32,7 +31,8 @@ class _Distributed:
         """Return the gradients of all ranks combined, in the structure of `sources`; otherwise as tf.GradientTape."""
         found = super().gradient(target, sources, output_gradients, unconnected_gradients)  # type: ignore[misc]
         flat = _flat(sources)
-        reduced = self.reduction.reduce(_flat(found), flat, use_generic_names=use_generic_names)
+        self.reduction.has_generic_names = use_generic_names
+        reduced = self.reduction.reduce(_flat(found), flat)
         return tf.nest.pack_sequence_as(sources, reduced, expand_composites=False)
 
     def get_local_and_global_gradients(
@@ -41,8 +41,8 @@ class _Distributed:
         """Return pairs of source and gradient: those of this rank's own, and the others."""
         gradients = _flat(self.gradient(target, sources, output_gradients, use_generic_names))
         pairs = list(zip(_flat(sources), gradients, strict=True))
-        local = [pair for pair in pairs if reference_of(pair[0]) in self.reduction.local]
-        return local, [pair for pair in pairs if reference_of(pair[0]) not in self.reduction.local]
+        local = [pair for pair in pairs if self.reduction.is_local(pair[0])]
+        return local, [pair for pair in pairs if not self.reduction.is_local(pair[0])]
 
 
 def _flat(structure: Any) -> list[Any]:
@@ -82,17 +82,17 @@ def DistributedGradientTape(  # noqa: N802 -- Horovod's name
     kind = type(gradtape)
     found: Any = object.__new__(type(kind.__name__, (_Distributed, kind), {}))
     found.__dict__.update(gradtape.__dict__)
-    found.reduction = GradientReduction(
+    found.reduction = TensorReduction(
         "DistributedGradientTape",
-        device_dense,
-        device_sparse,
         compression,
-        sparse_as_dense,
         op,
         gradient_predivide_factor,
         groups_of(num_groups, groups),
         process_set,
         scale_local_gradients,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        sparse_as_dense=sparse_as_dense,
     )
     return found
 
@@ -129,18 +129,3 @@ def PartialDistributedGradientTape(  # noqa: N802 -- Horovod's name
         for variable in layer.trainable_weights:
             tape.register_local_source(variable)
     return tape
-
-
-def layers_of(local_layers: Any) -> Sequence[Any]:
-    """Return layers as a list.
-
-    Raises:
-        ArgumentError: something among them is none.
-    """
-    if local_layers is None:
-        return []
-    found = list(local_layers) if isinstance(local_layers, list | tuple) else [local_layers]
-    for layer in found:
-        if not hasattr(layer, "trainable_weights"):
-            raise ArgumentError(f"local_layers has a {type(layer).__name__}; want Keras layers")
-    return found

@@ -8,7 +8,6 @@ from typing import Any
 
 import tensorflow as tf
 
-import multiring
 from multiring.errors import UnsupportedError
 from multiring.frontend.requests import entry_address
 
@@ -39,7 +38,7 @@ def _operations_of(_pid: int) -> Any:
 
 @cache
 def _loaded() -> tuple[Path, Any]:
-    path = Path(multiring.__file__).parent / "_native" / _FILE
+    path = Path(__file__).parents[1] / "_native" / _FILE
     if not path.exists():
         raise UnsupportedError(f"{path} is not there: multiring was built without its operations for TensorFlow")
     try:

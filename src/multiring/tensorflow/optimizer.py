@@ -6,11 +6,12 @@ from typing import Any
 import tensorflow as tf
 
 from multiring.errors import UnsupportedError
+from multiring.frontend.gradient_reduction import groups_of
 from multiring.frontend.keras_optimizers import distributed
 from multiring.frontend.process_sets import ProcessSet, global_process_set
 from multiring.frontend.reduce_ops import Average
 from multiring.tensorflow.compression import Compression
-from multiring.tensorflow.reduction import GradientReduction, groups_of
+from multiring.tensorflow.reduction import TensorReduction
 
 _Optimizer: Any = tf.compat.v1.train.Optimizer
 
@@ -56,17 +57,17 @@ def DistributedOptimizer(  # noqa: N802 -- Horovod's name
         ArgumentError: it is no optimizer of either; see `multiring.frontend.keras_optimizers.distributed`.
         UnsupportedError: backward_passes_per_step with one of tf.compat.v1.
     """
-    reduction = GradientReduction(
+    reduction = TensorReduction(
         name or f"Distributed{type(optimizer).__name__}",
-        device_dense,
-        device_sparse,
         compression,
-        sparse_as_dense,
         op,
         gradient_predivide_factor,
         groups_of(num_groups, groups),
         process_set,
         scale_local_gradients,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        sparse_as_dense=sparse_as_dense,
     )
     if not isinstance(optimizer, _Optimizer):
         found = distributed(
@@ -85,7 +86,7 @@ def DistributedOptimizer(  # noqa: N802 -- Horovod's name
 class _DistributedOptimizer(_Optimizer):  # type: ignore[misc] # TensorFlow has no types
     """An optimizer of tf.compat.v1 around another one."""
 
-    def __init__(self, optimizer: Any, reduction: GradientReduction, *, use_locking: bool) -> None:
+    def __init__(self, optimizer: Any, reduction: TensorReduction, *, use_locking: bool) -> None:
         super().__init__(name=reduction.name, use_locking=use_locking)
         self._optimizer = optimizer
         self._reduction = reduction

@@ -16,6 +16,7 @@ from multiring.errors import StallError
 from multiring.frontend.process_sets import Members, members_numbered
 from multiring.frontend.requests.execution import Execution
 from multiring.frontend.requests.failures import CANCELLED, OK, noted
+from multiring.runtime.job.threads import REQUESTS
 
 _log = logging.getLogger("multiring")
 
@@ -36,7 +37,7 @@ class _Service:
     def add_thread(self) -> None:
         with self._lock:
             self._threads += 1
-            name = f"multiring-requests-{self._threads}"
+            name = f"{REQUESTS}-{self._threads}"
         threading.Thread(target=self._serve, name=name, daemon=True).start()
 
     def _serve(self) -> None:

@@ -16,6 +16,7 @@ _OWN_CODE = str(Path(__file__).parents[2])
 # What a program calls, or is called by: its own lines say more.
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _OWN_THREADS = {"multiring control", "multiring timeline", "multiring rails", "multiring-mpi"}
+REQUESTS = "multiring-requests"  # begins the names of the threads that serve native code
 # Threads of libraries that call nothing of the program's: the end of a file's name, and the innermost function there.
 _SERVANTS = (
     ("multiprocessing/queues.py", "_feed"),
@@ -68,6 +69,8 @@ def thread_states() -> ThreadStates:
             carriers.add(chained.thread.ident)
             waiters = waiters_in(frames.get(chained.thread.ident or 0))
         found = next((each for each in waiters if each.key is not None), None)
+        if found is None and name.startswith(REQUESTS):
+            continue  # waits for a request of native code, whose caller counts
         if found is None:
             others.add(ident)
         else:

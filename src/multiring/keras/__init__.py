@@ -1,0 +1,128 @@
+"""Keras 3, on TensorFlow, torch or JAX: train one model on many ranks.
+
+    import multiring.keras as mk
+
+    mk.init()
+    model = mk.distribute(model)
+
+`fit`, `evaluate` and `predict` are then those of all ranks. Or with Horovod's names: `DistributedOptimizer`, and
+`callbacks` for `fit`, where each rank brings its own samples.
+
+Names, parameters, their order and defaults are those of `horovod.keras` 0.28.1; what multiring adds comes behind.
+"""
+
+from multiring.frontend.errors import HorovodInternalError as HorovodInternalError
+from multiring.frontend.evaluation import mean as mean
+from multiring.frontend.first_rank import log_by_rank as log_by_rank
+from multiring.frontend.first_rank import on_first_rank as on_first_rank
+from multiring.frontend.first_rank import print_once as print_once
+from multiring.frontend.first_rank import progress as progress
+from multiring.frontend.joining import barrier as barrier
+from multiring.frontend.joining import join as join
+from multiring.frontend.lifecycle import ccl_built as ccl_built
+from multiring.frontend.lifecycle import cross_rank as cross_rank
+from multiring.frontend.lifecycle import cross_size as cross_size
+from multiring.frontend.lifecycle import cuda_built as cuda_built
+from multiring.frontend.lifecycle import ddl_built as ddl_built
+from multiring.frontend.lifecycle import gloo_built as gloo_built
+from multiring.frontend.lifecycle import gloo_enabled as gloo_enabled
+from multiring.frontend.lifecycle import is_homogeneous as is_homogeneous
+from multiring.frontend.lifecycle import is_initialized as is_initialized
+from multiring.frontend.lifecycle import local_rank as local_rank
+from multiring.frontend.lifecycle import local_size as local_size
+from multiring.frontend.lifecycle import mpi_built as mpi_built
+from multiring.frontend.lifecycle import mpi_enabled as mpi_enabled
+from multiring.frontend.lifecycle import mpi_threads_supported as mpi_threads_supported
+from multiring.frontend.lifecycle import nccl_built as nccl_built
+from multiring.frontend.lifecycle import rank as rank
+from multiring.frontend.lifecycle import rocm_built as rocm_built
+from multiring.frontend.lifecycle import shutdown as shutdown
+from multiring.frontend.lifecycle import size as size
+from multiring.frontend.object_collectives import allgather_object as allgather_object
+from multiring.frontend.object_collectives import broadcast_object as broadcast_object
+from multiring.frontend.process_sets import ProcessSet as ProcessSet
+from multiring.frontend.process_sets import add_process_set as add_process_set
+from multiring.frontend.process_sets import global_process_set as global_process_set
+from multiring.frontend.process_sets import remove_process_set as remove_process_set
+from multiring.frontend.reduce_ops import Adasum as Adasum
+from multiring.frontend.reduce_ops import Average as Average
+from multiring.frontend.reduce_ops import Max as Max
+from multiring.frontend.reduce_ops import Min as Min
+from multiring.frontend.reduce_ops import Product as Product
+from multiring.frontend.reduce_ops import Sum as Sum
+from multiring.frontend.requests import error_of as error_of
+from multiring.frontend.timeline import start_timeline as start_timeline
+from multiring.frontend.timeline import stop_timeline as stop_timeline
+from multiring.keras import callbacks as callbacks
+from multiring.keras import elastic as elastic
+from multiring.keras.backends import Compression as Compression
+from multiring.keras.distributing import distribute as distribute
+from multiring.keras.joining import init as init
+from multiring.keras.optimizer import DistributedOptimizer as DistributedOptimizer
+from multiring.keras.optimizer import PartialDistributedOptimizer as PartialDistributedOptimizer
+from multiring.keras.optimizer import load_model as load_model
+from multiring.keras.values import allgather as allgather
+from multiring.keras.values import allreduce as allreduce
+from multiring.keras.values import broadcast as broadcast
+from multiring.keras.values import broadcast_global_variables as broadcast_global_variables
+from multiring.keras.values import broadcast_variables as broadcast_variables
+from multiring.keras.values import reducescatter as reducescatter
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "DistributedOptimizer",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "PartialDistributedOptimizer",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "add_process_set",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "barrier",
+    "broadcast",
+    "broadcast_global_variables",
+    "broadcast_object",
+    "broadcast_variables",
+    "callbacks",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "distribute",
+    "elastic",
+    "error_of",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "load_model",
+    "local_rank",
+    "local_size",
+    "log_by_rank",
+    "mean",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "on_first_rank",
+    "print_once",
+    "progress",
+    "rank",
+    "reducescatter",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]

@@ -1,0 +1,213 @@
+"""Callbacks for `fit`. The names and signatures are Horovod's."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from multiring.errors import ArgumentError
+from multiring.frontend.evaluation import mean
+from multiring.frontend.lifecycle import rank, size
+from multiring.keras.values import broadcast_variables
+
+_log = logging.getLogger("multiring")
+
+
+class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
+    """Gives all ranks rank `root_rank`'s model and optimizer before the first step, or after it where that builds them.
+
+    Args:
+        root_rank: whose.
+        device: not used.
+        local_variables: those that stay each rank's own.
+    """
+
+    def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
+        super().__init__()
+        del device
+        self.root_rank = root_rank
+        self.broadcast_done = False
+        self._local = {id(variable) for variable in local_variables or ()}
+
+    def register_local_var(self, var: Any) -> None:
+        """Leave `var` each rank's own."""
+        self._local.add(id(var))
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Broadcast, where there is something to broadcast."""
+        del logs
+        self.broadcast_done = False
+        if self.model.built:
+            self._broadcast()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Broadcast, where that could not be done before."""
+        del batch, logs
+        if not self.broadcast_done:
+            self._broadcast()
+
+    def _broadcast(self) -> None:
+        optimizer = self.model.optimizer
+        # One that is not built begins alike on all ranks.
+        variables = [*self.model.variables, *(optimizer.variables if optimizer.built else ())]
+        broadcast_variables([each for each in variables if id(each) not in self._local], self.root_rank)
+        self.broadcast_done = True
+
+
+class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
+    """Averages the metrics of an epoch over the ranks; to stand before callbacks that look at them."""
+
+    def __init__(self, device: str = "") -> None:
+        """`device` is not used."""
+        super().__init__()
+        del device
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Average, in place."""
+        del epoch
+        if logs:
+            logs |= mean({name: float(logs[name]) for name in sorted(logs)})
+
+
+class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
+    """Sets the learning rate to `initial_lr` times a multiplier, from one epoch to another.
+
+    Args:
+        initial_lr: what is multiplied.
+        multiplier: a number, or what returns one for an epoch.
+        start_epoch: the first epoch, counted from 0.
+        end_epoch: the first one that is not meant; None: there is none.
+        staircase: whether it changes from epoch to epoch, rather than from batch to batch.
+        momentum_correction: not used: Keras 3's momentum takes the learning rate of its own step.
+        steps_per_epoch: by default what `fit` knows; wanted where `staircase` is False.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: float | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        del momentum_correction
+        if initial_lr is None:
+            raise ArgumentError("initial_lr=None: want the learning rate that is multiplied")
+        self.initial_lr = initial_lr
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.staircase = staircase if callable(multiplier) else True
+        self.steps_per_epoch = steps_per_epoch
+        self.multiplier = multiplier if callable(multiplier) else lambda _epoch: multiplier
+        self._epoch = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Learn how many steps an epoch has.
+
+        Raises:
+            ArgumentError: nobody knows, and it is needed.
+        """
+        del logs
+        if not self.staircase and not self.steps_per_epoch:
+            self.steps_per_epoch = self.params.get("steps")
+            if not self.steps_per_epoch:
+                raise ArgumentError(
+                    "steps_per_epoch=None: fit does not know how many steps an epoch has; want the number"
+                )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Set the learning rate of an epoch."""
+        del logs
+        self._epoch = epoch
+        if self.staircase:
+            self._set(epoch)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Set the learning rate of a batch."""
+        del logs
+        if not self.staircase:
+            self._set(self._epoch + batch / (self.steps_per_epoch or 1))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Put the learning rate among the metrics."""
+        del epoch
+        if logs is not None:
+            logs["lr"] = float(np.asarray(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)))
+
+    def _set(self, epoch: float) -> None:
+        if epoch >= self.start_epoch and (self.end_epoch is None or epoch < self.end_epoch):
+            self.model.optimizer.learning_rate = self.initial_lr * self.multiplier(epoch)
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raises the learning rate from `initial_lr` / ranks to `initial_lr`, batch by batch, in the first epochs.
+
+    `initial_lr` is the learning rate of all ranks together, which is one rank's times the ranks. Source: Goyal et al.,
+    "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", 2017, arXiv 1706.02677.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: float = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        def multiplier(epoch: float) -> float:
+            # As if of the batch's end, so that the last batch of the warm-up has all of it.
+            reached = epoch + 1.0 / (self.steps_per_epoch or 1)
+            return 1.0 / size() * (reached * (size() - 1) / warmup_epochs + 1)
+
+        super().__init__(
+            initial_lr,
+            multiplier,
+            start_epoch=0,
+            end_epoch=warmup_epochs,
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Say so when it is over."""
+        super().on_epoch_end(epoch, logs)
+        if self.end_epoch is not None and epoch == int(self.end_epoch) - 1 and self.verbose and rank() == 0:
+            _log.warning("epoch %d: finished gradual learning rate warmup to %g", epoch + 1, self.initial_lr)
+
+
+class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc] # Keras has no types
+    """Saves the model on rank 0 whenever what is monitored is better than ever; `filepath` may be set later.
+
+    To stand behind `MetricAverageCallback`, which gives all ranks the same metrics.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        save_weights_only: bool = False,
+        mode: str = "auto",
+        save_freq: Any = "epoch",
+        filepath: Any = None,
+    ) -> None:
+        suffix = ".weights.h5" if save_weights_only else ".keras"
+        super().__init__(
+            filepath=filepath or f"best{suffix}",
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=True,
+            save_weights_only=save_weights_only,
+            mode=mode,
+            save_freq=save_freq,
+        )
+
+    def _save_model(self, epoch: int, batch: Any, logs: Any) -> None:
+        if rank() == 0:
+            super()._save_model(epoch, batch, logs)

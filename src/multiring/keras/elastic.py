@@ -1,0 +1,133 @@
+"""Training with `fit` that goes on after a failure; Horovod's interface. See multiring.torch.elastic."""
+
+from typing import Any
+
+import keras
+
+from multiring.frontend.elastic.running import run
+from multiring.frontend.elastic.state import ObjectState, State
+from multiring.frontend.lifecycle import rank
+from multiring.frontend.object_collectives import allgather_object, broadcast_object
+from multiring.keras.values import broadcast_variables
+
+__all__ = [
+    "CommitStateCallback",
+    "KerasState",
+    "ObjectState",
+    "State",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "run",
+]
+
+
+class KerasState(ObjectState):
+    """A Keras model, its optimizer, and whatever else, each an attribute; `batch` and `epoch` for the callbacks.
+
+    Args:
+        model: built.
+        optimizer: by default the one that the model is compiled with.
+        kwargs: what `broadcast_object` takes.
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        self.model = model
+        self.optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
+        super().__init__(bcast_object=broadcast_object, get_rank=rank, gather_object=allgather_object, **kwargs)
+        self._values = self._read()
+
+    def _variables(self) -> list[Any]:
+        return [*self.model.variables, *([] if self.optimizer is None else self.optimizer.variables)]
+
+    def _read(self) -> list[Any]:
+        return [keras.ops.convert_to_numpy(variable.value).copy() for variable in self._variables()]
+
+    def save(self) -> None:
+        """Keep everything as it is now."""
+        self._values = self._read()
+        super().save()
+
+    def restore(self) -> None:
+        """Make everything what it was when it was kept last."""
+        for place, variable in enumerate(self._variables()):
+            # What there was no variable for, as an optimizer's before its first step, begins anew.
+            kept = self._values[place] if place < len(self._values) else keras.ops.zeros_like(variable.value)
+            variable.assign(kept)
+        super().restore()
+
+    def sync(self) -> None:
+        """Make everything rank 0's on every rank, and keep it."""
+        broadcast_variables(self._variables(), 0)
+        self._values = self._read()
+        super().sync()
+
+
+class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
+    """Commits the state every so many batches, and at the end of each epoch."""
+
+    def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
+        super().__init__()
+        self.state = state
+        self.batches_per_commit = batches_per_commit
+        self._left = batches_per_commit
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Count from the beginning."""
+        del logs
+        self._left = self.batches_per_commit
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Commit, where it is due."""
+        del batch, logs
+        self._left -= 1
+        if self._left == 0:
+            self.state.commit()
+            self._left = self.batches_per_commit
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Commit."""
+        del epoch, logs
+        self.state.commit()
+
+
+class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
+    """Keeps `state.batch` the number of batches of the epoch that are done."""
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+        self._first = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Go on behind what was done before a failure; `fit` counts from 0."""
+        del epoch, logs
+        self._first = self.state.batch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Count."""
+        del logs
+        self.state.batch = self._first + batch + 1
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Begin anew."""
+        del epoch, logs
+        self.state.batch = 0
+
+
+class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
+    """Keeps `state.epoch` the number of epochs that are done, over several calls of `fit`."""
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+        self._first = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Count from what was done before."""
+        del logs
+        self._first = self.state.epoch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Count."""
+        del logs
+        self.state.epoch = self._first + epoch + 1

@@ -1,0 +1,17 @@
+"""init, by the adapter of Keras' backend: it knows what belongs to it."""
+
+from typing import Any
+
+import keras
+
+from multiring.frontend import lifecycle
+
+
+def init(comm: Any = None, process_sets: Any = None) -> None:
+    """Join the job; see `multiring.frontend.lifecycle.init`, and `multiring.tensorflow.init` for its thread pools."""
+    if keras.backend.backend() == "tensorflow":
+        from multiring.tensorflow import joining  # noqa: PLC0415 -- where it is in use
+
+        joining.init(comm, process_sets)
+        return
+    lifecycle.init(comm, process_sets)

@@ -1,0 +1,115 @@
+"""Values for all ranks, as numbers and NumPy's arrays, whatever the backend; and variables of Keras."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from multiring.errors import ArgumentError, UnsupportedError
+from multiring.frontend.object_collectives import allgather_object, broadcast_object
+from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
+from multiring.frontend.reduce_ops import LINEAR, Average, chosen_op, combination
+from multiring.keras.backends import Compression, wire_of
+
+
+def allreduce(
+    value: Any,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: int | str | None = None,
+    compression: Any = Compression.none,
+) -> Any:
+    """Return every rank's `value`, a number or an array, combined, as an array of NumPy's.
+
+    Args:
+        value: the same shape and type on all ranks.
+        name: not used: ranks match values by their order.
+        average: DEPRECATED, use op.
+        prescale_factor: multiplies the value first.
+        postscale_factor: multiplies the result.
+        op: Average (the default), Sum, Min, Max or Product.
+        compression: how float32 travels between hosts.
+
+    Raises:
+        HorovodInternalError: on every rank: they disagree, or one is gone.
+    """
+    del name
+    how = combination(op, average, prescale_factor, postscale_factor)
+    array = np.array(_plain(value))
+    is_float = array.dtype.kind in "fc"
+    sent = np.ascontiguousarray(array * how.prescale if how.prescale != 1.0 else array)
+    if not is_float and how.op == Average:
+        sent = sent.astype(np.float64)
+    wire = wire_of(compression) if sent.dtype == np.float32 and how.op in LINEAR else None
+    found = np.array(sent, ndmin=1)
+    members_of(global_process_set).group.all_reduce(found, _op_name(how.op), wire=wire)
+    return (found * how.postscale if how.postscale != 1.0 else found).astype(array.dtype).reshape(array.shape)
+
+
+def allgather(value: Any, name: str | None = None) -> Any:
+    """Return every rank's rows of `value`, an array, one after the other; ranks may differ in rows."""
+    return np.concatenate(allgather_object(np.atleast_1d(np.array(_plain(value))), name))
+
+
+def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
+    """Return rank `root_rank`'s `value`."""
+    return broadcast_object(np.array(_plain(value)), root_rank, name)
+
+
+def reducescatter(value: Any, name: str | None = None, op: int | str = Average) -> Any:
+    """Return this rank's rows of every rank's `value` combined, by Average or Sum."""
+    del name
+    number = chosen_op(op)
+    if number not in LINEAR:
+        raise UnsupportedError(f"reducescatter by op={op!r}: want Average or Sum")
+    array = np.ascontiguousarray(_plain(value))
+    found: Any = members_of(global_process_set).group.reduce_scatter(array, op=_op_name(number))
+    return found
+
+
+def broadcast_variables(
+    variables: Sequence[Any], root_rank: int = 0, process_set: ProcessSet = global_process_set
+) -> None:
+    """Give all ranks rank `root_rank`'s values of Keras' variables, the same on all ranks, in the same order.
+
+    Raises:
+        ArgumentError: on every other rank: the root has other variables.
+    """
+    own = [(variable.name, tuple(variable.shape)) for variable in variables]
+    is_root = members_of(process_set).group.ranks[members_of(process_set).rank] == root_rank
+    values = [keras.ops.convert_to_numpy(variable.value) for variable in variables] if is_root else None
+    shapes, values = broadcast_object((own, values), root_rank, "broadcast_variables", process_set)
+    if [shape for _, shape in own] != [shape for _, shape in shapes]:
+        pairs = zip(own, shapes, strict=False)
+        place = next((place for place, (mine, theirs) in enumerate(pairs) if mine[1] != theirs[1]), len(shapes))
+        raise ArgumentError(
+            f"broadcast_variables: rank {root_rank} has {len(shapes)} variables, of which number {place} is "
+            f"{shapes[place] if place < len(shapes) else 'none'}; this rank has {len(own)}, and "
+            f"{own[place] if place < len(own) else 'none'} there: want the same model and optimizer on all ranks"
+        )
+    if not is_root:
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+
+
+def broadcast_global_variables(root_rank: int) -> None:
+    """Refuse: Keras 3 has no global variables.
+
+    Raises:
+        UnsupportedError: always.
+    """
+    raise UnsupportedError(
+        f"broadcast_global_variables({root_rank}): Keras 3 has no global variables; want "
+        "callbacks.BroadcastGlobalVariablesCallback in fit, or broadcast_variables(model.variables)"
+    )
+
+
+def _op_name(op: int) -> str:
+    return ("average", "sum", "adasum", "min", "max", "product")[op]
+
+
+def _plain(value: Any) -> Any:
+    return keras.ops.convert_to_numpy(value) if keras.ops.is_tensor(value) or hasattr(value, "value") else value

@@ -1,0 +1,37 @@
+"""init, which also sees to it that the ranks of a host share its cores."""
+
+import logging
+import os
+from typing import Any
+
+import tensorflow as tf
+
+from multiring.frontend import lifecycle
+from multiring.settings import foreign_environment
+
+_log = logging.getLogger("multiring")
+_LEAST_INTER = 2  # operations at a time: one that waits for other ranks is not to hold up all others
+
+
+def init(comm: Any = None, process_sets: Any = None) -> None:
+    """Join the job; see `multiring.frontend.lifecycle.init`.
+
+    TensorFlow's pools get this rank's share of the host's cores, unless the program, or TF_NUM_INTRAOP_THREADS and
+    TF_NUM_INTEROP_THREADS, say otherwise; or TensorFlow has computed already.
+    """
+    lifecycle.init(comm, process_sets)
+    ranks = lifecycle.local_size()
+    if ranks == 1:
+        return
+    share = max(1, len(os.sched_getaffinity(0)) // ranks)
+    said = foreign_environment()
+    threading = tf.config.threading
+    try:
+        if "TF_NUM_INTRAOP_THREADS" not in said and not threading.get_intra_op_parallelism_threads():
+            threading.set_intra_op_parallelism_threads(share)
+        if "TF_NUM_INTEROP_THREADS" not in said and not threading.get_inter_op_parallelism_threads():
+            threading.set_inter_op_parallelism_threads(max(_LEAST_INTER, share))
+    except RuntimeError:  # its pools are there
+        _log.info(
+            "TensorFlow has computed before init: each of this host's %d ranks computes with all its cores", ranks
+        )

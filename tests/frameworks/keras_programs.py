@@ -1,0 +1,158 @@
+"""What tests/frameworks/test_keras.py runs on ranks: FOLDER PROGRAM..., with KERAS_BACKEND set; prints what it found."""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+import multiring.keras as mk
+from multiring.errors import MultiringError
+
+keras.config.set_floatx("float64")
+ROWS = 50
+
+
+def data() -> tuple[Any, Any]:
+    random = np.random.default_rng(3)
+    images = random.normal(size=(ROWS, 6))
+    return images, np.sin(images.sum(axis=1, keepdims=True))
+
+
+def network() -> Any:
+    keras.utils.set_random_seed(mk.rank())  # others on each rank, until they are broadcast
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
+    if mk.rank() == 0:
+        random = np.random.default_rng(4)
+        model.set_weights([random.normal(size=weight.shape) * 0.5 for weight in model.get_weights()])
+    return model
+
+
+class Batches(keras.utils.PyDataset):  # type: ignore[misc] # Keras has no types
+    def __len__(self) -> int:
+        return 7
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        images, labels = data()
+        return images[index * 8 : index * 8 + 8], labels[index * 8 : index * 8 + 8]
+
+
+def distributed(_folder: str) -> Any:
+    """Arrays whose batches of 8 no number of ranks but 1, 2 and 4 divides, the last one of 2."""
+    images, labels = data()
+    model = mk.distribute(network())
+    model.compile(keras.optimizers.Adam(0.02, clipnorm=1.0), "mse", metrics=["mae"])
+    history = model.fit(
+        images, labels, batch_size=8, epochs=7, shuffle=False, verbose=0, validation_data=(images[:7], labels[:7])
+    )
+    losses = [model.evaluate(images, labels, verbose=0, batch_size=16)]
+    model.fit(Batches(), epochs=2, verbose=0)
+    losses += [model.evaluate(images, labels, verbose=0)]
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf  # noqa: PLC0415
+
+        model.fit(tf.data.Dataset.from_tensor_slices((images, labels)).batch(8), epochs=2, verbose=0)
+        losses += [model.evaluate(images, labels, verbose=0)]
+    model.fit(images, labels, batch_size=8, epochs=1, verbose=0, validation_split=0.2)
+    predicted = model.predict(images[:5], verbose=0)
+    assert np.allclose(predicted, keras.ops.convert_to_numpy(model(images[:5])))
+    weights = mk.allgather_object([weight.tolist() for weight in model.get_weights()])
+    assert all(each == weights[0] for each in weights)
+    return [*(value for pair in losses for value in pair), *history.history["val_loss"]]
+
+
+def by_callbacks(folder: str) -> Any:
+    images, labels = data()
+    own = slice(mk.rank(), 48, mk.size())
+    model = network()
+    optimizer = mk.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), backward_passes_per_step=1)
+    model.compile(optimizer, "mse")
+    rates: list[float] = []
+
+    def record(batch: int, logs: Any) -> None:
+        del batch, logs
+        rates.append(float(keras.ops.convert_to_numpy(optimizer.learning_rate)))
+
+    history = model.fit(
+        images[own],
+        labels[own],
+        batch_size=8 // mk.size(),
+        epochs=3,
+        shuffle=False,
+        verbose=0,
+        callbacks=[
+            mk.callbacks.BroadcastGlobalVariablesCallback(0),
+            mk.callbacks.MetricAverageCallback(),
+            mk.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2, verbose=1),
+            mk.callbacks.LearningRateScheduleCallback(0.1, 0.5, start_epoch=2),
+            mk.callbacks.BestModelCheckpoint("loss", filepath=f"{folder}/best.keras"),
+            keras.callbacks.LambdaCallback(on_train_batch_end=record),
+        ],
+    )
+    averaged = mk.allgather_object(history.history["loss"])
+    assert all(each == averaged[0] for each in averaged)
+    assert np.isclose(rates[-1], 0.05)
+    assert np.isclose(rates[11], 0.1)
+    assert np.isclose(rates[0], 0.1 / mk.size() * (1 / 6 * (mk.size() - 1) / 2 + 1))
+    loaded = mk.load_model(f"{folder}/best.keras")
+    assert np.allclose(loaded.predict(images, verbose=0), model.predict(images, verbose=0))
+    loaded.fit(images[own], labels[own], verbose=0)
+    assert mk.allreduce(np.arange(3.0), op=mk.Sum).tolist() == (np.arange(3.0) * mk.size()).tolist()
+    assert mk.allreduce(mk.rank(), op=mk.Max) == mk.size() - 1
+    assert mk.allgather(np.full((mk.rank() + 1, 2), 1.0)).shape == (sum(range(1, mk.size() + 1)), 2)
+    assert mk.broadcast(np.array([mk.rank()]), mk.size() - 1).tolist() == [mk.size() - 1]
+    return history.history["loss"]
+
+
+def accumulating(_folder: str) -> Any:
+    images, labels = data()
+    model = network()
+    mk.broadcast_variables(model.variables)
+    optimizer = mk.DistributedOptimizer(
+        keras.optimizers.SGD(0.01), backward_passes_per_step=3, average_aggregated_gradients=True
+    )
+    model.compile(optimizer, "mse")
+    own = slice(mk.rank(), 48, mk.size())
+    model.fit(images[own], labels[own], batch_size=8 // mk.size(), epochs=2, shuffle=False, verbose=0)
+    return [model.evaluate(images[:48], labels[:48], verbose=0)]
+
+
+def mistaken(_folder: str) -> Any:
+    found: dict[str, str] = {}
+
+    def told(name: str, function: Callable[[], Any]) -> None:
+        try:
+            function()
+        except (MultiringError, ValueError) as error:
+            found[name] = f"{type(error).__name__}: {error}"
+
+    optimizer = mk.DistributedOptimizer(keras.optimizers.SGD())
+    told("twice", lambda: mk.DistributedOptimizer(optimizer))
+    told("none", lambda: mk.DistributedOptimizer(3))
+    told("legacy", lambda: mk.load_model("x.keras", legacy_opts=True))
+    told("globals", lambda: mk.broadcast_global_variables(0))
+    told("model", lambda: mk.distribute(3))
+    model = mk.distribute(network())
+    told("again", lambda: mk.distribute(model))
+    if keras.backend.backend() == "tensorflow":
+        told("jit", lambda: model.compile("sgd", "mse", jit_compile=True))
+    images, labels = data()
+    model.compile("sgd", "mse", jit_compile=False)
+    told("rows", lambda: model.fit(images, labels[:3], verbose=0))
+    return found
+
+
+def main() -> None:
+    mk.init()
+    programs = {each.__name__: each for each in (distributed, by_callbacks, accumulating, mistaken)}
+    found = {name: programs[name](sys.argv[1]) for name in sys.argv[2:]}
+    everybodys = mk.allgather_object(found)
+    assert all(each == everybodys[0] for each in everybodys), everybodys
+    if mk.rank() == 0:
+        sys.stdout.write(f"found {json.dumps(found)}\n")
+
+
+if __name__ == "__main__":
+    main()
