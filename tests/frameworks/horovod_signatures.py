@@ -29,6 +29,18 @@ MODULES = (
     "horovod.runner",
     "horovod.runner.common.util.env",
     "horovod.runner.util.threads",
+    "horovod.keras",
+    "horovod.keras.callbacks",
+    "horovod.keras.elastic",
+    "horovod.tensorflow",
+    "horovod.tensorflow.compression",
+    "horovod.tensorflow.elastic",
+    "horovod.tensorflow.functions",
+    "horovod.tensorflow.keras",
+    "horovod.tensorflow.keras.callbacks",
+    "horovod.tensorflow.keras.elastic",
+    "horovod.tensorflow.mpi_ops",
+    "horovod.tensorflow.sync_batch_norm",
     "horovod.torch",
     "horovod.torch.compression",
     "horovod.torch.elastic",
@@ -40,9 +52,13 @@ MODULES = (
     "horovod.torch.sync_batch_norm",
 )
 # Of these, what they import from their own modules is offered too.
-PACKAGES = ("horovod.runner", "horovod.torch", "horovod.torch.elastic")
+PACKAGES = (
+    *("horovod.keras", "horovod.runner", "horovod.tensorflow", "horovod.tensorflow.keras"),
+    *("horovod.torch", "horovod.torch.elastic"),
+)
 # Private classes whose methods users call on what DistributedOptimizer returns.
 OPTIMIZERS = ("_DistributedOptimizer", "_DistributedAdasumOptimizer")
+ADAPTERS = ("horovod.torch", "horovod.tensorflow", "horovod.keras")
 Parameter = dict[str, str]  # name, kind and, where it has one, the default as it is spelt
 
 
@@ -78,7 +94,7 @@ def source_of(archive: tarfile.TarFile, path: str) -> str:
 
 def functions_in(tree: ast.Module) -> Iterator[tuple[str, list[Parameter]]]:
     """Yield the public functions and methods, constructors too; not those that autograd calls."""
-    for node in tree.body:
+    for node in statements_in(tree.body):
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
             yield node.name, parameters_of(node)
         elif isinstance(node, ast.ClassDef) and is_offered(node):
@@ -86,6 +102,12 @@ def functions_in(tree: ast.Module) -> Iterator[tuple[str, list[Parameter]]]:
                 if isinstance(method, ast.FunctionDef) and is_public_method(method, node.name):
                     bound = 0 if "staticmethod" in map(ast.unparse, method.decorator_list) else 1
                     yield f"{node.name}.{method.name}", parameters_of(method)[bound:]
+
+
+def statements_in(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements of a module, and those that stand there under a condition."""
+    for node in body:
+        yield from statements_in(node.body) if isinstance(node, ast.If) else (node,)
 
 
 def is_offered(node: ast.ClassDef) -> bool:
@@ -196,7 +218,7 @@ def signature_of(name: str) -> inspect.Signature:
     found: Any = import_module(module)
     *owners, last = name.removeprefix(f"{module}.").split(".")
     for owner in owners:
-        found = optimizer_class(owner) if owner in OPTIMIZERS else getattr(found, owner)
+        found = optimizer_class(name) if owner in OPTIMIZERS else getattr(found, owner)
     if last == "__init__":
         return inspect.signature(found)
     signature = inspect.signature(getattr(found, last))
@@ -208,6 +230,12 @@ def signature_of(name: str) -> inspect.Signature:
 
 def optimizer_class(name: str) -> type:
     """Return the class of what DistributedOptimizer returns."""
+    if name.startswith("horovod.tensorflow."):
+        import horovod.tensorflow as hvt  # noqa: PLC0415 -- there in ranks of --horovod alone
+        import tensorflow as tf  # noqa: PLC0415 -- as above
+
+        hvt.init()
+        return type(hvt.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1)))
     import horovod.torch as hvd  # noqa: PLC0415 -- there in ranks of --horovod alone
     import torch  # noqa: PLC0415 -- as above
 
@@ -237,15 +265,20 @@ def difference_of(theirs: list[Parameter], ours: list[inspect.Parameter]) -> str
 
 
 def is_default(value: Any, text: str) -> bool:
-    """Whether a default is what `text` says, which is a literal or a name of horovod.torch."""
+    """Whether a default is what `text` says, which is a literal or a name of an adapter."""
     try:
         wanted = ast.literal_eval(text)
     except ValueError:
-        wanted = import_module("horovod.torch")
-        for part in text.split("."):
-            wanted = getattr(wanted, part)
-        return value is wanted or bool(value == wanted)
+        return any(is_named(value, text, adapter) for adapter in ADAPTERS)
     return type(value) is type(wanted) and bool(value == wanted)
+
+
+def is_named(value: Any, text: str, adapter: str) -> bool:
+    """Whether `value` is what `text` names in an adapter."""
+    wanted: Any = import_module(adapter)
+    for part in text.split("."):
+        wanted = getattr(wanted, part, None)
+    return value is wanted or bool(value == wanted)
 
 
 def main(arguments: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""What tests/frameworks/test_keras.py runs on ranks: FOLDER PROGRAM..., with KERAS_BACKEND set; prints what it found."""
+"""What test_keras.py runs on ranks: FOLDER PROGRAM..., with KERAS_BACKEND set; prints what it found."""
 
 import json
 import sys
@@ -10,6 +10,7 @@ import numpy as np
 
 import multiring.keras as mk
 from multiring.errors import MultiringError
+from multiring.keras.values import settled
 
 keras.config.set_floatx("float64")
 ROWS = 50
@@ -67,12 +68,13 @@ def by_callbacks(folder: str) -> Any:
     images, labels = data()
     own = slice(mk.rank(), 48, mk.size())
     model = network()
-    optimizer = mk.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), backward_passes_per_step=1)
+    optimizer = mk.DistributedOptimizer(keras.optimizers.SGD(0.1))
     model.compile(optimizer, "mse")
     rates: list[float] = []
 
     def record(batch: int, logs: Any) -> None:
         del batch, logs
+        settled(model)
         rates.append(float(keras.ops.convert_to_numpy(optimizer.learning_rate)))
 
     history = model.fit(
@@ -96,6 +98,7 @@ def by_callbacks(folder: str) -> Any:
     assert np.isclose(rates[-1], 0.05)
     assert np.isclose(rates[11], 0.1)
     assert np.isclose(rates[0], 0.1 / mk.size() * (1 / 6 * (mk.size() - 1) / 2 + 1))
+    mk.barrier()  # rank 0 has written it
     loaded = mk.load_model(f"{folder}/best.keras")
     assert np.allclose(loaded.predict(images, verbose=0), model.predict(images, verbose=0))
     loaded.fit(images[own], labels[own], verbose=0)

@@ -12,6 +12,7 @@ import pytest
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits_torch.py"
 ONE_CALL = EXAMPLE.with_name("digits_distribute.py")
+TENSORFLOW, KERAS = EXAMPLE.with_name("digits_tensorflow.py"), EXAMPLE.with_name("digits_keras.py")
 LAST_LINE = re.compile(
     r"test accuracy (?P<accuracy>[\d.]+)%, \d+ images/s, waiting [\d.]+% of [\d.]+ s, (?P<ranks>\d+) ranks?"
 )
@@ -92,3 +93,13 @@ def test_one_call_makes_a_script_one_for_several_ranks() -> None:
     assert alone.returncode == together.returncode == 0, together.stderr
     assert together.stdout.replace("[0] ", "").replace("2 ranks", "1 rank") == alone.stdout
     assert re.fullmatch(r"epoch 1: loss 1\.\d{6}\ntest accuracy [89]\d\.\d\d%, 1 rank\n", alone.stdout)
+
+
+@pytest.mark.parametrize("script", [TENSORFLOW, KERAS], ids=lambda path: path.stem)
+def test_other_frameworks_learn_digits(script: Path) -> None:
+    pytest.importorskip("tensorflow")
+    done = digits(2, "--epochs", "8", script=script)
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"test accuracy ([\d.]+)%, \d+ images/s, 2 ranks", done.stdout)
+    assert found, done.stdout
+    assert float(found[1]) >= 97.0

@@ -78,7 +78,7 @@ IMPORTS = """
     assert hvd.Compression is Compression and hvd.DistributedOptimizer is DistributedOptimizer
     assert hvd.HorovodInternalError is HorovodInternalError
     assert issubclass(HorovodInternalError, RuntimeError) and HostsUpdatedInterrupt(True).skip_sync
-    assert extension_available("torch") and not extension_available("tensorflow")
+    assert extension_available("torch") and not extension_available("mxnet")
     assert gloo_built() is hvd.gloo_built() is True and mpi_built() is nccl_built() is False
     try:
         hvd.rank()

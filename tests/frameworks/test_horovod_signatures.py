@@ -12,6 +12,10 @@ ADDED = {
     "horovod.common.elastic.ObjectState.__init__": ["gather_object"],
     "horovod.common.elastic.State.__init__": ["gather_object"],
     "horovod.common.elastic.run_fn": ["failures"],
+    "horovod.tensorflow._DistributedAdasumOptimizer.get_slot_names": ["args", "kwargs"],
+    "horovod.tensorflow.keras.callbacks.BestModelCheckpoint.__init__": ["filepath"],
+    "horovod.tensorflow.mpi_ops.join": ["device"],
+    "horovod.tensorflow.sync_batch_norm.SyncBatchNormalization.__init__": ["process_set"],
     "horovod.torch.functions.allgather_object": ["process_set"],
     "horovod.torch.functions.broadcast_optimizer_state": ["process_set"],
     "horovod.torch.functions.broadcast_parameters": ["process_set"],
@@ -22,6 +26,10 @@ ADDED = {
 }
 # Theirs takes anything and hands it on to another function; ours has that one's parameters.
 HANDED_ON = {
+    "horovod.tensorflow._DistributedAdasumOptimizer.apply_gradients": "tf.compat.v1.train.Optimizer.apply_gradients",
+    "horovod.tensorflow._DistributedAdasumOptimizer.get_slot": "tf.compat.v1.train.Optimizer.get_slot",
+    "horovod.tensorflow.mpi_ops.init": "HorovodBasics.init, which is compared",
+    "horovod.tensorflow.sync_batch_norm.SyncBatchNormalization.call": "keras.layers.BatchNormalization.call",
     "horovod.torch.mpi_ops.init": "HorovodBasics.init, which is compared",
     "horovod.torch.mpi_ops.shutdown": "HorovodBasics.shutdown, which is compared",
     "horovod.torch.optimizer._DistributedOptimizer.load_state_dict": "torch.optim.Optimizer.load_state_dict",
@@ -31,6 +39,14 @@ ABSENT = {
     "horovod.common.basics.MPI": "a name for annotations",
     "horovod.common.elastic.notification_manager": "hosts do not come and go",
     "horovod.common.process_sets.MPI": "a name for annotations",
+    **{
+        f"horovod.tensorflow.{name}": "its functions' own"
+        for name in (
+            *("LocalGradientAggregationHelper", "_allreduce", "_cache", "_executing_eagerly", "_grouped_allreduce"),
+            *("_grouped_reducescatter", "_make_subgraph", "_reducescatter", "refs_to_vars", "split_list"),
+            *("vars_to_refs", "keras.is_version_greater_equal_than"),
+        )
+    },
     "horovod.torch.optimizer._DistributedOptimizer.find_duplicates": "its constructor's own",
 }
 

@@ -230,7 +230,7 @@ def test_what_was_built(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("Horovod v0.28.1, by multiring ")
     assert "    [X] PyTorch" in lines
-    assert "    [ ] TensorFlow" in lines
+    assert "    [ ] MXNet" in lines
     assert "    [X] multiring, which needs neither" in lines
 
 

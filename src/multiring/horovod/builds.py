@@ -8,9 +8,10 @@ import importlib.util
 import sysconfig
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
-ADAPTERS = ("torch",)  # Horovod's names of the frameworks that have one
+from multiring.frontend import lifecycle
+
+ADAPTERS = ("torch", "tensorflow")  # Horovod's names of the frameworks that have one
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: ARG001 -- Horovod's signature
@@ -82,12 +83,7 @@ def _framework() -> str | None:
 
 def _asked(query: str) -> bool | None:
     framework = _framework()
-    return None if framework is None else bool(getattr(_adapter(framework), query)())
-
-
-def _adapter(framework: str) -> ModuleType:
-    # By name, so that who asks for nothing imports no framework.
-    return import_module(f"multiring.{framework}")
+    return None if framework is None else bool(getattr(lifecycle, query)())
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:

@@ -21,7 +21,7 @@ _ELSEWHERE = (
 )
 
 
-def run(  # noqa: PLR0913, PLR0917 -- Horovod's signature
+def run(
     func: Callable[..., Any],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,

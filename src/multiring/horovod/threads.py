@@ -78,7 +78,7 @@ def execute_function_multithreaded(
     return results
 
 
-def on_event(  # noqa: PLR0913, PLR0917 -- Horovod's signature
+def on_event(
     event: threading.Event,
     func: Callable[..., object],
     args: tuple[Any, ...] = (),

@@ -10,7 +10,7 @@ import numpy as np
 from multiring.errors import ArgumentError
 from multiring.frontend.evaluation import mean
 from multiring.frontend.lifecycle import rank, size
-from multiring.keras.values import broadcast_variables
+from multiring.keras.values import broadcast_variables, settled
 
 _log = logging.getLogger("multiring")
 
@@ -49,6 +49,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
             self._broadcast()
 
     def _broadcast(self) -> None:
+        settled(self.model)
         optimizer = self.model.optimizer
         # One that is not built begins alike on all ranks.
         variables = [*self.model.variables, *(optimizer.variables if optimizer.built else ())]
@@ -137,10 +138,12 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         """Put the learning rate among the metrics."""
         del epoch
         if logs is not None:
+            settled(self.model)
             logs["lr"] = float(np.asarray(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)))
 
     def _set(self, epoch: float) -> None:
         if epoch >= self.start_epoch and (self.end_epoch is None or epoch < self.end_epoch):
+            settled(self.model)
             self.model.optimizer.learning_rate = self.initial_lr * self.multiplier(epoch)
 
 

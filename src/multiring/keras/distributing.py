@@ -170,9 +170,8 @@ def _evaluate(model: Any, plain: Callable[..., Any], x: Any = None, y: Any = Non
     whole = mean({name: float(value) for name, value in found.items()}, rows)
     if as_dict:
         return whole
-    values = [whole[name] for name in found]
-    del model
-    return values[0] if len(values) == 1 else values
+    # In the order that Keras has, which is not that of its dict.
+    return model._flatten_metrics_in_order(whole)  # noqa: SLF001 -- it has no other name
 
 
 def _predict(plain: Callable[..., Any], x: Any, **options: Any) -> Any:

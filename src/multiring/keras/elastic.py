@@ -8,7 +8,7 @@ from multiring.frontend.elastic.running import run
 from multiring.frontend.elastic.state import ObjectState, State
 from multiring.frontend.lifecycle import rank
 from multiring.frontend.object_collectives import allgather_object, broadcast_object
-from multiring.keras.values import broadcast_variables
+from multiring.keras.values import broadcast_variables, settled
 
 __all__ = [
     "CommitStateCallback",
@@ -37,6 +37,7 @@ class KerasState(ObjectState):
         self._values = self._read()
 
     def _variables(self) -> list[Any]:
+        settled(self.model)
         return [*self.model.variables, *([] if self.optimizer is None else self.optimizer.variables)]
 
     def _read(self) -> list[Any]:

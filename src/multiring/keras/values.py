@@ -95,6 +95,13 @@ def broadcast_variables(
             variable.assign(value)
 
 
+def settled(model: Any) -> None:
+    """See to it that the variables of `model` are what they are: during `fit` on JAX they are elsewhere."""
+    sync = getattr(model, "jax_state_sync", None)
+    if sync is not None:
+        sync()
+
+
 def broadcast_global_variables(root_rank: int) -> None:
     """Refuse: Keras 3 has no global variables.
 

@@ -101,9 +101,9 @@ class _DistributedOptimizer(_Optimizer):  # type: ignore[misc] # TensorFlow has 
         gradients, variables = zip(*pairs, strict=True)
         return list(zip(self._reduction.reduce(gradients, variables), variables, strict=True))
 
-    def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
+    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
         """Apply gradients as they are."""
-        return self._optimizer.apply_gradients(*args, **kwargs)
+        return self._optimizer.apply_gradients(grads_and_vars, global_step, name)
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
         """As of the optimizer within."""

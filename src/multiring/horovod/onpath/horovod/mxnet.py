@@ -1,3 +1,7 @@
 """Not there."""
 
-raise ImportError("horovod.mxnet: multiring has no adapter for MXNet yet; horovod.torch is there", name="horovod.mxnet")
+raise ImportError(
+    "horovod.mxnet: multiring has no adapter for MXNet yet; horovod.torch, horovod.tensorflow and "
+    "horovod.keras are there",
+    name="horovod.mxnet",
+)

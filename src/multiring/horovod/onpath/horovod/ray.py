@@ -1,3 +1,6 @@
 """Not there."""
 
-raise ImportError("horovod.ray: multiring has no adapter for Ray yet; horovod.torch is there", name="horovod.ray")
+raise ImportError(
+    "horovod.ray: multiring has no adapter for Ray yet; horovod.torch, horovod.tensorflow and horovod.keras are there",
+    name="horovod.ray",
+)

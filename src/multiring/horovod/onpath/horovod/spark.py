@@ -1,3 +1,7 @@
 """Not there."""
 
-raise ImportError("horovod.spark: multiring has no adapter for Spark yet; horovod.torch is there", name="horovod.spark")
+raise ImportError(
+    "horovod.spark: multiring has no adapter for Spark yet; horovod.torch, horovod.tensorflow and "
+    "horovod.keras are there",
+    name="horovod.spark",
+)

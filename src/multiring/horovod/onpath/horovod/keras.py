@@ -1,3 +1,0 @@
-"""Not there."""
-
-raise ImportError("horovod.keras: multiring has no adapter for Keras yet; horovod.torch is there", name="horovod.keras")

@@ -1,0 +1,18 @@
+"""Callbacks for `fit`."""
+
+from typing import Any
+
+from multiring.keras import callbacks
+from multiring.keras.callbacks import BroadcastGlobalVariablesCallback as BroadcastGlobalVariablesCallback
+from multiring.keras.callbacks import LearningRateScheduleCallback as LearningRateScheduleCallback
+from multiring.keras.callbacks import LearningRateWarmupCallback as LearningRateWarmupCallback
+from multiring.keras.callbacks import MetricAverageCallback as MetricAverageCallback
+
+
+class BestModelCheckpoint(callbacks.BestModelCheckpoint):
+    """`multiring.keras.callbacks.BestModelCheckpoint`, which takes more."""
+
+    def __init__(
+        self, monitor: str = "val_loss", verbose: int = 0, mode: str = "auto", save_freq: Any = "epoch"
+    ) -> None:
+        super().__init__(monitor, verbose, mode=mode, save_freq=save_freq)

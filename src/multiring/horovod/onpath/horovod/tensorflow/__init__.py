@@ -1,0 +1,14 @@
+"""multiring.tensorflow, for programs that were written for Horovod."""
+
+from horovod.tensorflow import compression as compression
+from horovod.tensorflow import elastic as elastic
+from horovod.tensorflow import functions as functions
+from horovod.tensorflow import mpi_ops as mpi_ops
+from horovod.tensorflow import sync_batch_norm as sync_batch_norm
+from horovod.tensorflow.mpi_ops import check_num_rank_power_of_2 as check_num_rank_power_of_2
+from horovod.tensorflow.mpi_ops import (
+    handle_average_backwards_compatibility as handle_average_backwards_compatibility,
+)
+from multiring.horovod.builds import check_extension as check_extension
+from multiring.horovod.builds import gpu_available as gpu_available
+from multiring.tensorflow import *  # noqa: F403 -- all of it

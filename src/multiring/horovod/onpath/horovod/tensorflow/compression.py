@@ -1,0 +1,6 @@
+"""In what form tensors travel."""
+
+from multiring.tensorflow.compression import Compression as Compression
+from multiring.tensorflow.compression import Compressor as Compressor
+from multiring.tensorflow.compression import FP16Compressor as FP16Compressor
+from multiring.tensorflow.compression import NoneCompressor as NoneCompressor
