@@ -29,6 +29,7 @@ from multiring.runtime import world as world
 from multiring.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from multiring.frontend.requests.failures import error_of as error_of
     from multiring.launch import run as run
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "Group",
     "Handle",
     "__version__",
+    "error_of",
     "init",
     "is_initialized",
     "local_rank",
@@ -53,10 +55,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Return `run`, whose room is a quarter of the time that importing multiring took, and which few ranks need."""
-    if name != "run":
+    """Return `run` or `error_of`, whose rooms take time to import, and which few ranks need."""
+    found: Any
+    if name == "run":
+        from multiring.launch import run as found  # noqa: PLC0415 -- see above
+    elif name == "error_of":
+        from multiring.frontend.requests.failures import error_of as found  # noqa: PLC0415 -- see above
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from multiring.launch import run as found  # noqa: PLC0415 -- see above
-
-    globals()["run"] = found
+    globals()[name] = found
     return found

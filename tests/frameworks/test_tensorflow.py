@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.wire.faults import kill
+from tests.wire.faults import interrupt, kill
 from tests.wire.ranks import Here, report_of, run_ranks
 
 from multiring.errors import ArgumentError, MismatchError, PeerLostError, UnsupportedError
@@ -338,6 +338,24 @@ def test_a_lost_rank_is_an_error_on_all_others(compiled: bool) -> None:  # noqa:
     for rank in (0, 2):
         assert report.outcomes[rank].error is None, report.outcomes[rank]
         assert 0 < report.outcomes[rank].value < 15  # floor: 5 s
+
+
+def waiting_alone(here: Here) -> float:
+    mt.init()
+    if here.rank == 1:
+        time.sleep(20)  # is killed
+    here.reach("waiting")
+    started = time.monotonic()
+    try:
+        tf.function(mt.allreduce)(tf.ones(2))
+    except KeyboardInterrupt:
+        return time.monotonic() - started
+    return 0.0
+
+
+def test_an_interrupt_ends_a_wait() -> None:
+    report = report_of(waiting_alone, 2, faults=[interrupt(0).at("waiting").after(1.0), kill(1).after(6.0)])
+    assert 1.0 <= report.outcomes[0].value < 5  # floor: 1 s after the signal
 
 
 def failing(here: Here) -> tuple[int, list[float], int]:

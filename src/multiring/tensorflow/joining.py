@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from multiring.frontend import lifecycle
+from multiring.frontend.requests.interrupts import fail_at_interrupts
 from multiring.settings import foreign_environment
 
 _log = logging.getLogger("multiring")
@@ -20,6 +21,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     TF_NUM_INTEROP_THREADS, say otherwise; or TensorFlow has computed already.
     """
     lifecycle.init(comm, process_sets)
+    fail_at_interrupts()
     ranks = lifecycle.local_size()
     if ranks == 1:
         return
