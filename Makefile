@@ -81,7 +81,7 @@ native-dev native-tsan native-asan: native-%: build/%/build.ninja
 
 .PHONY: build
 build: build/dev/build.ninja  ## The compiled core, in place
-	@flock build/dev/.lock cmake --build build/dev --target _core _tensorflow
+	@flock build/dev/.lock cmake --build build/dev --target _core _tensorflow _jax
 
 build/%/build.ninja: CMakePresets.json $(READY)
 	@mkdir -p build/$*

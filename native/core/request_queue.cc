@@ -71,7 +71,11 @@ Request::Request(const MultiringRequest& wanted, uint64_t number) : wanted_(want
 
 void* Request::allocate(size_t array, const std::vector<int64_t>& shape) {
   void* found = wanted_.allocate == nullptr ? nullptr : wanted_.allocate(wanted_.data, static_cast<int32_t>(array), shape.data(), static_cast<int32_t>(shape.size()));
-  if (found == nullptr) throw Fault(FaultKind::state, "no memory for the result of array " + std::to_string(array) + " of a request: its caller gave none");
+  if (found == nullptr) {
+    std::string dims;
+    for (const int64_t dim : shape) dims += (dims.empty() ? "" : ", ") + std::to_string(dim);
+    throw Fault(FaultKind::state, "the result of array " + std::to_string(array) + " is of shape (" + dims + "), for which its caller has no memory: want the shape that it expects, which depends on what the other ranks bring");
+  }
   return found;
 }
 

@@ -1,22 +1,20 @@
 // multiring's operations for TensorFlow: kernels against its C interface, over the entry of entry/multiring.h.
 //
 // Three operations, each of arrays of one type: results of the same shapes, of rows, and rows exchanged by splits. All
-// else is in the attribute `call`, a line of text; see `Call`. They are asynchronous: `compute` starts a request, and
+// else is in the attribute `call`, a line of text; see entry/call.h. They are asynchronous: `compute` starts a request, and
 // TensorFlow goes on with what does not need its results.
 
 #include <dlfcn.h>
 
 #include <array>
 #include <atomic>
-#include <charconv>
 #include <functional>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "c_api.h"
-#include "entry/multiring.h"
+#include "entry/call.h"
 
 namespace multiring::tensorflow {
 namespace {
@@ -47,27 +45,6 @@ class Status {
   TF_Status* status_;
 };
 
-// "COLLECTIVE OP ROOT PROCESS_SET PRESCALE POSTSCALE WIRE NAME", numbers of multiring.h; WIRE may be "-", NAME empty.
-struct Call {
-  int32_t collective = 0, op = 0, root = 0, process_set = 0;
-  double prescale = 1, postscale = 1;
-  std::string wire, name;
-
-  bool parse(const std::string& text) {
-    std::istringstream words(text);
-    std::string before, after;
-    words >> collective >> op >> root >> process_set >> before >> after >> wire;
-    if (!words || !number(before, prescale) || !number(after, postscale)) return false;
-    words.get();
-    std::getline(words, name, '\0');
-    return true;
-  }
-  static bool number(const std::string& text, double& value) {
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    return error == std::errc() && end == text.data() + text.size();
-  }
-};
-
 // A request in flight: what TensorFlow gave for it, which stays until `done`.
 class Flight {
  public:
@@ -81,7 +58,7 @@ class Flight {
   Flight(const Flight&) = delete;
   Flight& operator=(const Flight&) = delete;
 
-  bool start(const Call& call) {
+  bool start(const CallText& call) {
     const int inputs = api.TF_NumInputs(context_);
     const bool exchanges = call.collective == MULTIRING_ALL_TO_ALL;
     const int count = exchanges ? 1 : inputs;
@@ -101,23 +78,14 @@ class Flight {
       return false;
     }
     bytes_ = kBytes[static_cast<size_t>(type)];
-    const bool is_whole = call.collective == MULTIRING_ALL_REDUCE || call.collective == MULTIRING_BROADCAST;
+    const bool is_whole = call.is_whole();
     for (int i = 0; i < count; ++i) {
       const auto at = static_cast<size_t>(i);
       arrays[at] = {api.TF_TensorData(tensors_[at]), nullptr, shapes_[at].data(), static_cast<int32_t>(shapes_[at].size())};
       if (is_whole && (arrays[at].output = output(i, type_, bytes_, shapes_[at])) == nullptr) return false;
     }
-    MultiringRequest request{};
-    request.size = sizeof request;
-    request.process_set = call.process_set;
-    request.collective = call.collective;
+    MultiringRequest request = call.request();
     request.type = type;
-    request.op = call.op;
-    request.root = call.root;
-    request.prescale = call.prescale;
-    request.postscale = call.postscale;
-    request.name = call.name.empty() ? nullptr : call.name.c_str();
-    request.wire = call.wire == "-" ? nullptr : call.wire.c_str();
     request.arrays = arrays.data();
     request.count = count;
     if (exchanges && inputs > 1) {
@@ -201,7 +169,7 @@ void* create(TF_OpKernelConstruction* construction) {
   api.TF_OpKernelConstruction_GetAttrSize(construction, "call", &list, &size, status);
   std::string text(static_cast<size_t>(size < 0 ? 0 : size), '\0');
   if (status.ok()) api.TF_OpKernelConstruction_GetAttrString(construction, "call", text.data(), text.size(), status);
-  auto call = std::make_unique<Call>();
+  auto call = std::make_unique<CallText>();
   if (status.ok() && !call->parse(text)) api.TF_SetStatus(status, TF_INVALID_ARGUMENT, ("call=\"" + text + "\": want what multiring.tensorflow makes").c_str());
   if (!status.ok()) {
     api.TF_OpKernelConstruction_Failure(construction, status);
@@ -212,10 +180,10 @@ void* create(TF_OpKernelConstruction* construction) {
 
 void compute(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
   auto* flight = new Flight(context, done);
-  if (!flight->start(*static_cast<const Call*>(kernel))) flight->fail();
+  if (!flight->start(*static_cast<const CallText*>(kernel))) flight->fail();
 }
 
-void destroy(void* kernel) { delete static_cast<Call*>(kernel); }
+void destroy(void* kernel) { delete static_cast<CallText*>(kernel); }
 
 class Shape {
  public:

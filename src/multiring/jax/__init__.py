@@ -15,7 +15,6 @@ from multiring.frontend.first_rank import on_first_rank as on_first_rank
 from multiring.frontend.first_rank import print_once as print_once
 from multiring.frontend.first_rank import progress as progress
 from multiring.frontend.joining import barrier as barrier
-from multiring.frontend.lifecycle import init as init
 from multiring.frontend.lifecycle import is_initialized as is_initialized
 from multiring.frontend.lifecycle import local_rank as local_rank
 from multiring.frontend.lifecycle import local_size as local_size
@@ -33,12 +32,13 @@ from multiring.frontend.reduce_ops import Max as Max
 from multiring.frontend.reduce_ops import Min as Min
 from multiring.frontend.reduce_ops import Product as Product
 from multiring.frontend.reduce_ops import Sum as Sum
+from multiring.frontend.requests import error_of as error_of
 from multiring.jax.collectives import all_gather as all_gather
 from multiring.jax.collectives import all_reduce as all_reduce
 from multiring.jax.collectives import all_to_all as all_to_all
 from multiring.jax.collectives import broadcast as broadcast
 from multiring.jax.collectives import reduce_scatter as reduce_scatter
-from multiring.jax.ffi import error_of as error_of
+from multiring.jax.joining import init as init
 from multiring.jax.optimizer import distribute as distribute
 
 __all__ = [

@@ -16,19 +16,9 @@ from multiring.errors import ArgumentError, UnsupportedError
 from multiring.frontend.dtype_conversion import dtype_conversion
 from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of, world_rank_in
 from multiring.frontend.reduce_ops import LINEAR, Average, Max, Min, Product, Sum, chosen_op, name_of
-from multiring.jax.call import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    ALL_TO_ALL,
-    BROADCAST,
-    REDUCE_SCATTER,
-    SMOOTH,
-    Call,
-    result_shape,
-    sets,
-)
-from multiring.jax.execution import handler
-from multiring.jax.ffi import ATTRIBUTE
+from multiring.frontend.requests.text import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
+from multiring.jax.call import SMOOTH, Call, result_shape, sets
+from multiring.jax.library import ATTRIBUTE, target
 
 # ---- what users call ----
 
@@ -76,7 +66,8 @@ def broadcast(
     """
     leaves, shape = jax.tree.flatten(tree)
     known = _known(BROADCAST, name, process_set)
-    found = _broadcast_of(known.named("", root=world_rank_in(known.members, root)))(*leaves) if leaves else ()
+    world_rank_in(known.members, root)  # or nothing is started
+    found = _broadcast_of(known.named("", root=root))(*leaves) if leaves else ()
     return jax.tree.unflatten(shape, found)
 
 
@@ -102,23 +93,31 @@ def all_to_all(tree: Any, *, name: str | None = None, process_set: ProcessSet = 
 
 # ---- while a program is traced ----
 
+_NAMES = {
+    ALL_REDUCE: "all_reduce",
+    BROADCAST: "broadcast",
+    ALL_GATHER: "all_gather",
+    ALL_TO_ALL: "all_to_all",
+    REDUCE_SCATTER: "reduce_scatter",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    collective: str
+    collective: int
     name: str
     process_set: int
     members: Members
 
     def named(self, op: str, *, root: int = 0, wire: str | None = None) -> Call:
-        return Call(self.collective, op, root, wire, self.process_set, self.name, ())
+        return Call(self.collective, op, root, wire, self.process_set, self.name)
 
 
-def _known(collective: str, name: str | None, process_set: ProcessSet) -> _Known:
+def _known(collective: int, name: str | None, process_set: ProcessSet) -> _Known:
     if jax.default_backend() != "cpu":
         raise UnsupportedError(
-            f"{collective}: JAX computes on {jax.default_backend()}; multiring moves host memory only so far: set "
-            "JAX_PLATFORMS=cpu"
+            f"{_NAMES[collective]}: JAX computes on {jax.default_backend()}; multiring moves host memory only so far: "
+            "set JAX_PLATFORMS=cpu"
         )
     members = members_of(process_set)
     number = process_set.process_set_id or 0
@@ -131,7 +130,7 @@ def _dtype_of(leaf: Any) -> str:
 
 
 def _by_rows(
-    make: Callable[[Call], Any], collective: str, tree: Any, name: str | None, process_set: ProcessSet, op: str = ""
+    make: Callable[[Call], Any], collective: int, tree: Any, name: str | None, process_set: ProcessSet, op: str = ""
 ) -> Any:
     leaves, shape = jax.tree.flatten(tree)
     known = _known(collective, name, process_set)
@@ -140,7 +139,7 @@ def _by_rows(
         rows = np.shape(leaf)[:1]
         if not rows or (collective != ALL_GATHER and rows[0] % ranks):
             raise ArgumentError(
-                f"{collective} of an array of shape {np.shape(leaf)}: want a first dimension"
+                f"{_NAMES[collective]} of an array of shape {np.shape(leaf)}: want a first dimension"
                 + ("" if collective == ALL_GATHER else f" that is a multiple of {ranks}, the number of ranks")
             )
     return jax.tree.unflatten(shape, make(known.named(op))(*leaves)) if leaves else tree
@@ -149,13 +148,11 @@ def _by_rows(
 def _bound(call: Call, *leaves: Any) -> tuple[Any, ...]:
     """Return the results of `call` on these arrays, as part of the program."""
     ranks = members_of(sets[call.process_set]).size
-    arrays = tuple((_dtype_of(leaf), tuple(np.shape(leaf))) for leaf in leaves)
-    made = Call(call.collective, call.op, call.root, call.wire, call.process_set, call.name, arrays)
     struct: Any = jax.ShapeDtypeStruct
     results = [
         struct(result_shape(call.collective, np.shape(leaf), ranks), jax.dtypes.result_type(leaf)) for leaf in leaves
     ]
-    found = jax.ffi.ffi_call(handler.target, results, has_side_effect=True)(*leaves, **{ATTRIBUTE: made.text})
+    found = jax.ffi.ffi_call(target(), results, has_side_effect=True)(*leaves, **{ATTRIBUTE: call.text})
     return tuple(found)
 
 
@@ -204,7 +201,8 @@ def _all_reduce_of(call: Call) -> Any:
 def _broadcast_of(call: Call) -> Any:
     def backward(*gradients: Any) -> Any:
         summed = _all_reduce_of(_again(call, collective=ALL_REDUCE, op="sum"))(*gradients)
-        is_root = members_of(sets[call.process_set]).rank == call.root
+        members = members_of(sets[call.process_set])
+        is_root = members.group.ranks[members.rank] == call.root
         return summed if is_root else [jax.numpy.zeros_like(each) for each in summed]
 
     return _differentiable(_elementwise(call), backward)

@@ -13,5 +13,9 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         from multiring.tensorflow import joining  # noqa: PLC0415 -- where it is in use
 
         joining.init(comm, process_sets)
-        return
-    lifecycle.init(comm, process_sets)
+    elif keras.backend.backend() == "jax":
+        from multiring.jax import joining as joining_by_jax  # noqa: PLC0415 -- where it is in use
+
+        joining_by_jax.init(comm, process_sets)
+    else:
+        lifecycle.init(comm, process_sets)

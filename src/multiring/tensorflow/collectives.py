@@ -16,12 +16,17 @@ import tensorflow as tf
 from multiring.errors import ArgumentError, UnsupportedError
 from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of, numbered_set
 from multiring.frontend.reduce_ops import LINEAR, Adasum, Average, Combination, Sum, combination, name_of
+from multiring.frontend.requests.text import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BROADCAST,
+    NO_WIRE,
+    REDUCE_SCATTER,
+    call_text,
+)
 from multiring.tensorflow.compression import Compression
 from multiring.tensorflow.library import operations
-
-# By multiring.h's numbers.
-_ALL_REDUCE, _BROADCAST, _ALL_GATHER, _ALL_TO_ALL, _REDUCE_SCATTER = range(5)
-_NO_WIRE = "-"
 
 # ---- what users call ----
 
@@ -176,7 +181,7 @@ def alltoall(
     else:
         given = tf.cast(splits, tf.int64)
     naming = _named("alltoall", name, ignore_name_scope)
-    call = _call(_ALL_TO_ALL, process_set, naming("", tensor))
+    call = _call(ALL_TO_ALL, process_set, naming("", tensor))
     none = tf.zeros([members.size], tf.int64)
     received, rows = operations().multiring_exchange(values=tensor, splits=none if given is None else given, call=call)
     return received if splits is None else (received, tf.cast(rows, tf.int32))
@@ -250,10 +255,10 @@ def _scope() -> str:
 
 
 def _call(collective: int, process_set: ProcessSet, name: str, how: Combination | None = None, *, root: int = 0) -> str:
-    """Return the line of text that the operation has; see `Call` of native/tensorflow/operations.cc."""
+    """Return the line of text that the operation has."""
     op, prescale, postscale, wire = how or Combination(Sum, 1.0, 1.0, None)
-    number = process_set.process_set_id
-    return f"{collective} {op} {root} {number} {prescale!r} {postscale!r} {wire or _NO_WIRE} {name}"
+    number = process_set.process_set_id or 0
+    return call_text(collective, op, number, name, root=root, factors=(prescale, postscale), wire=wire)
 
 
 class _Parsed(NamedTuple):
@@ -266,7 +271,7 @@ class _Parsed(NamedTuple):
 def _parsed(operation: Any) -> _Parsed:
     words = operation.get_attr("call").decode().split(" ", 7)
     collective, op, root, number = map(int, words[:4])
-    wire = None if words[6] == _NO_WIRE else words[6]
+    wire = None if words[6] == NO_WIRE else words[6]
     how = Combination(op, float(words[4]), float(words[5]), wire)
     return _Parsed(collective, root, how, numbered_set(number))
 
@@ -295,7 +300,7 @@ def _reduced(
         return [compression.decompress(value, ctx) for value, (_, ctx) in zip(found, pairs, strict=True)]
 
     def run(alike: list[Any], part: str) -> Sequence[Any]:
-        call = _call(_ALL_REDUCE, process_set, naming(part, alike[0]), direct)
+        call = _call(ALL_REDUCE, process_set, naming(part, alike[0]), direct)
         results: Sequence[Any] = operations().multiring_whole(values=alike, call=call)
         return results
 
@@ -336,7 +341,7 @@ def _gathered(tensors: Sequence[Any], naming: Naming, process_set: ProcessSet) -
     members_of(process_set)
 
     def run(alike: list[Any], part: str) -> Sequence[Any]:
-        call = _call(_ALL_GATHER, process_set, naming(part, alike[0]))
+        call = _call(ALL_GATHER, process_set, naming(part, alike[0]))
         results: Sequence[Any] = operations().multiring_rows(values=alike, call=call).results
         return results
 
@@ -352,7 +357,7 @@ def _broadcast(tensors: Sequence[Any], root: int, naming: Naming, process_set: P
         )
 
     def run(alike: list[Any], part: str) -> Sequence[Any]:
-        call = _call(_BROADCAST, process_set, naming(part, alike[0]), root=root)
+        call = _call(BROADCAST, process_set, naming(part, alike[0]), root=root)
         results: Sequence[Any] = operations().multiring_whole(values=alike, call=call)
         return results
 
@@ -366,7 +371,7 @@ def _scattered(
     pairs = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
 
     def run(alike: list[Any], part: str) -> Sequence[Any]:
-        call = _call(_REDUCE_SCATTER, process_set, naming(part, alike[0]), how)
+        call = _call(REDUCE_SCATTER, process_set, naming(part, alike[0]), how)
         results: Sequence[Any] = operations().multiring_scatter(values=alike, call=call)
         return results
 
@@ -393,7 +398,7 @@ def _gradient_of(operation: str) -> Callable[[_Gradient], _Gradient]:
 def _whole_gradient(operation: Any, *gradients: Any) -> Sequence[Any]:
     call = _parsed(operation)
     naming = _named("gradient", None, ignores_scope=False)
-    if call.collective == _BROADCAST:
+    if call.collective == BROADCAST:
         average = Combination(Average, 1.0, 1.0, None)
         found = _reduced(gradients, average, Compression.none, naming, call.process_set)
         members = members_of(call.process_set)
@@ -437,7 +442,7 @@ def _exchange_gradient(operation: Any, gradient: Any, _rows: Any) -> Sequence[An
     back, _ = operations().multiring_exchange(
         values=gradient,
         splits=operation.outputs[1],
-        call=_call(_ALL_TO_ALL, call.process_set, naming("", gradient)),
+        call=_call(ALL_TO_ALL, call.process_set, naming("", gradient)),
     )
     shape = tf.shape(operation.inputs[0])
     unsent = tf.zeros(tf.concat([[shape[0] - tf.shape(back)[0]], shape[1:]], 0), back.dtype)

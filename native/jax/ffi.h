@@ -1,0 +1,99 @@
+// What is used of XLA's foreign function interface (xla/ffi/api/c_api.h, version 0.x, as jaxlib ships it), declared here:
+// building needs no JAX. tests/frameworks/test_jax.py holds these declarations against the installed header. Members are
+// only ever added behind those that are there, and every structure says its own size.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace multiring::jax {
+
+struct Extension {
+  size_t struct_size;
+  int type;
+  Extension* next;
+};
+
+struct Version {
+  size_t struct_size;
+  Extension* extension_start;
+  int major_version;
+  int minor_version;
+};
+
+struct Metadata {
+  size_t struct_size;
+  Version api_version;
+  uint32_t traits;
+  int64_t state_type_id;
+};
+
+struct MetadataExtension {
+  Extension extension_base;
+  Metadata* metadata;
+};
+
+struct ErrorCreateArgs {
+  size_t struct_size;
+  Extension* extension_start;
+  const char* message;
+  int errc;
+};
+
+struct Error;
+
+struct Api {
+  size_t struct_size;
+  Extension* extension_start;
+  Version api_version;
+  const void* internal_api;
+  Error* (*XLA_FFI_Error_Create)(ErrorCreateArgs*);
+};
+
+struct Buffer {
+  size_t struct_size;
+  Extension* extension_start;
+  int dtype;
+  void* data;
+  int64_t rank;
+  int64_t* dims;
+};
+
+struct Buffers {  // XLA_FFI_Args, and XLA_FFI_Rets
+  size_t struct_size;
+  Extension* extension_start;
+  int64_t size;
+  int* types;
+  void** args;
+};
+
+struct ByteSpan {
+  const char* ptr;
+  size_t len;
+};
+
+struct Attributes {
+  size_t struct_size;
+  Extension* extension_start;
+  int64_t size;
+  int* types;
+  ByteSpan** names;
+  void** attrs;
+};
+
+struct CallFrame {
+  size_t struct_size;
+  Extension* extension_start;
+  const Api* api;
+  void* ctx;
+  int stage;
+  Buffers args;
+  Buffers rets;
+  Attributes attrs;
+  void* future;
+};
+
+constexpr int kMetadataExtension = 1;
+constexpr int kExecute = 3;
+
+}  // namespace multiring::jax

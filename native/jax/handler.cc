@@ -1,0 +1,151 @@
+// The handler of multiring's custom calls in JAX's programs, over the entry of entry/multiring.h.
+//
+// A call has any number of arrays; those of one type are one request. XLA on a CPU runs one custom call at a time, in the
+// order of the compiled program: the handler waits, and no thread of Python's is held meanwhile.
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "entry/call.h"
+#include "ffi.h"
+
+namespace multiring::jax {
+namespace {
+
+std::atomic<MultiringEntry*> entry{nullptr};
+
+// XLA's numbers of types (XLA_FFI_DataType), in the order of multiring.h.
+constexpr std::array<int, 15> kTypes{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 16, 11, 12, 15, 18};
+// multiring's errors as XLA's, in the order of multiring.h.
+constexpr std::array<int, 9> kCodes{0, 3, 9, 10, 4, 9, 12, 1, 13};
+constexpr int kInvalidArgument = 3, kFailedPrecondition = 9, kUnimplemented = 12;
+
+// What the requests of one call end with.
+class Ending {
+ public:
+  void expect() {
+    const std::lock_guard lock(mutex_);
+    ++left_;
+  }
+  void come(int32_t error, const char* text) {
+    const std::lock_guard lock(mutex_);
+    if (error != MULTIRING_OK && error_ == MULTIRING_OK) {
+      error_ = error;
+      text_ = text;
+    }
+    if (--left_ == 0) changed_.notify_all();
+  }
+  void wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return left_ == 0; });
+  }
+  int32_t error() const { return error_; }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int left_ = 0;
+  int32_t error_ = MULTIRING_OK;
+  std::string text_;
+};
+
+// The arrays of one type.
+struct Part {
+  int32_t type = 0;
+  std::vector<MultiringArray> arrays;
+  std::vector<const Buffer*> results;
+  Ending* ending = nullptr;
+
+  // JAX knows the shapes of results beforehand: memory is there for no other.
+  void* room(int32_t array, const int64_t* shape, int32_t dims) const {
+    const Buffer& result = *results[static_cast<size_t>(array)];
+    bool fits = result.rank == dims;
+    for (int32_t i = 0; fits && i < dims; ++i) fits = result.dims[i] == shape[i];
+    static char nothing = 0;
+    return !fits ? nullptr : result.data != nullptr ? result.data : &nothing;
+  }
+};
+
+Error* refused(const CallFrame* frame, int code, const std::string& text) {
+  ErrorCreateArgs made{sizeof made, nullptr, text.c_str(), code};
+  return frame->api->XLA_FFI_Error_Create(&made);
+}
+
+Error* execute(const CallFrame* frame) {
+  const auto* span = static_cast<const ByteSpan*>(frame->attrs.attrs[0]);
+  const std::string text(span->ptr, span->len);
+  CallText call;
+  MultiringEntry* to = entry.load();
+  if (!call.parse(text)) return refused(frame, kInvalidArgument, "call \"" + text + "\": want what multiring.jax makes");
+  if (to == nullptr) return refused(frame, kFailedPrecondition, "multiring is not loaded in this process: import multiring.jax before running this program");
+  std::vector<Part> parts;
+  for (int64_t i = 0; i < frame->args.size; ++i) {
+    const auto* input = static_cast<const Buffer*>(frame->args.args[i]);
+    const auto* result = static_cast<const Buffer*>(frame->rets.args[i]);
+    int32_t type = 0;
+    while (type < static_cast<int32_t>(kTypes.size()) && kTypes[static_cast<size_t>(type)] != input->dtype) ++type;
+    if (type == static_cast<int32_t>(kTypes.size())) {
+      return refused(frame, kUnimplemented, "multiring moves no arrays of XLA's type " + std::to_string(input->dtype));
+    }
+    size_t at = 0;
+    while (at < parts.size() && parts[at].type != type) ++at;
+    if (at == parts.size()) parts.emplace_back().type = type;
+    parts[at].arrays.push_back({input->data, call.is_whole() ? result->data : nullptr, input->dims, static_cast<int32_t>(input->rank)});
+    parts[at].results.push_back(result);
+  }
+  Ending ending;
+  const std::string name = call.name;
+  for (size_t at = 0; at < parts.size(); ++at) {
+    Part& part = parts[at];
+    part.ending = &ending;
+    if (!name.empty() && parts.size() > 1) call.name = name + "_" + std::to_string(at + 1) + "of" + std::to_string(parts.size());
+    MultiringRequest request = call.request();
+    request.type = part.type;
+    request.arrays = part.arrays.data();
+    request.count = static_cast<int32_t>(part.arrays.size());
+    request.allocate = [](void* data, int32_t array, const int64_t* shape, int32_t dims) {
+      return static_cast<Part*>(data)->room(array, shape, dims);
+    };
+    request.done = [](void* data, int32_t error, const char* why) { static_cast<Part*>(data)->ending->come(error, why); };
+    request.data = &part;
+    ending.expect();
+    to->start(to->self, &request);
+  }
+  ending.wait();
+  if (ending.error() == MULTIRING_OK) return nullptr;
+  const auto kind = static_cast<size_t>(ending.error());
+  return refused(frame, kCodes[kind < kCodes.size() ? kind : kCodes.size() - 1], ending.text());
+}
+
+}  // namespace
+}  // namespace multiring::jax
+
+extern "C" {
+
+// XLA_FFI_Handler.
+__attribute__((visibility("default"))) multiring::jax::Error* multiring_jax_handler(multiring::jax::CallFrame* frame) {
+  using multiring::jax::MetadataExtension;
+  const auto* extension = frame->extension_start;
+  if (extension != nullptr && extension->type == multiring::jax::kMetadataExtension) {
+    auto* metadata = reinterpret_cast<MetadataExtension*>(frame->extension_start)->metadata;
+    metadata->api_version.major_version = frame->api->api_version.major_version;
+    metadata->api_version.minor_version = frame->api->api_version.minor_version;
+    metadata->traits = 0;
+    return nullptr;
+  }
+  return frame->stage == multiring::jax::kExecute ? multiring::jax::execute(frame) : nullptr;
+}
+
+// Has the handler start its requests there; returns why it cannot, "" where it can.
+__attribute__((visibility("default"))) const char* multiring_jax_use(MultiringEntry* entry) {
+  if (entry->version != MULTIRING_ENTRY_VERSION) return "this library and multiring's core are of different versions";
+  multiring::jax::entry = entry;
+  return "";
+}
+
+}  // extern "C"

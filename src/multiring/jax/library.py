@@ -1,0 +1,48 @@
+"""multiring's handler of custom calls: found, registered with JAX once, and told where its requests go."""
+
+import ctypes
+import os
+from functools import cache
+from pathlib import Path
+
+import jax
+
+from multiring.errors import UnsupportedError
+from multiring.frontend.requests import entry_address
+
+TARGET = "multiring"
+ATTRIBUTE = "call"
+_FILE = "_jax.so"
+
+
+def target() -> str:
+    """Return the name by which programs call the handler.
+
+    Raises:
+        UnsupportedError: there is none.
+    """
+    _use(os.getpid())
+    return TARGET
+
+
+@cache
+def _use(_pid: int) -> None:
+    """Tell the handler where its requests go; a fork that becomes a rank has an entry of its own."""
+    use = _library().multiring_jax_use
+    use.restype, use.argtypes = ctypes.c_char_p, (ctypes.c_void_p,)
+    problem = use(entry_address()).decode()
+    if problem:
+        raise UnsupportedError(f"JAX {jax.__version__}: {problem}")
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    path = Path(__file__).parents[1] / "_native" / _FILE
+    if not path.exists():
+        raise UnsupportedError(f"{path} is not there: multiring was built without its handler for JAX")
+    library = ctypes.CDLL(str(path))
+    address = ctypes.cast(library.multiring_jax_handler, ctypes.c_void_p)
+    capsule = ctypes.pythonapi.PyCapsule_New
+    capsule.restype, capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    jax.ffi.register_ffi_target(TARGET, capsule(address, None, None), platform="cpu")
+    return library
