@@ -11,7 +11,7 @@ from multiring.frontend.requests.interrupts import fail_at_interrupts
 from multiring.settings import foreign_environment
 
 _log = logging.getLogger("multiring")
-_LEAST_INTER = 2  # operations at a time: one that waits for other ranks is not to hold up all others
+_LEAST_INTER = 1  # operations at a time: those that wait for other ranks hold no thread
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
