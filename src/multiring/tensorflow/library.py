@@ -11,7 +11,7 @@ import tensorflow as tf
 from multiring.errors import UnsupportedError
 from multiring.frontend.requests import entry_address
 
-OLDEST = "2.16"
+OLDEST = "2.21"
 _FILE = "_tensorflow.so"
 
 
