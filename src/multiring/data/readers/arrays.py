@@ -2,6 +2,7 @@
 
 import io
 import math
+import tokenize
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,17 @@ from multiring.data.readers.storage import Storage, read, with_endings
 from multiring.errors import DataError
 
 _HEADER_BYTES = 1 << 14
+# What NumPy's reading of a header as Python's source raises.
+_HEADERS_ERRORS = (
+    ValueError,
+    SyntaxError,
+    TypeError,
+    EOFError,
+    RecursionError,
+    MemoryError,
+    OverflowError,
+    tokenize.TokenError,
+)
 Array = NDArray[Any]
 
 
@@ -37,7 +49,7 @@ def layout_of(what: str, head: bytes, size: int, limits: Limits) -> Layout:
     Raises:
         DataError: it is none, has Python objects in it, is in Fortran's order, or says that it has other bytes.
     """
-    with damage_told(what, ValueError, SyntaxError, TypeError, EOFError, RecursionError, MemoryError, OverflowError):
+    with damage_told(what, *_HEADERS_ERRORS):
         file = io.BytesIO(head)
         version = np.lib.format.read_magic(file)
         reads = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}

@@ -9,6 +9,7 @@ Source of the format: github.com/mosaicml/streaming, streaming/base/format/mds.
 import json
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -31,18 +32,13 @@ _KEPT = 4  # unpacked shards
 _NUMBERS = {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)} | {"float16", "float32", "float64"}
 
 
-def _number(kind: str) -> Callable[[bytes], Any]:
-    def unpacked(data: bytes) -> Any:
-        (value,) = np.frombuffer(data, np.dtype(kind).newbyteorder("<"))
-        return value
-
-    return unpacked
+def _number(kind: str, data: bytes) -> Any:
+    (value,) = np.frombuffer(data, np.dtype(kind).newbyteorder("<"))
+    return value
 
 
-def _array(encoding: str) -> Callable[[bytes], Any]:
-    _, dtype, shape = encoding.split(":")
-    dims = tuple(int(each) for each in shape.split(","))
-    return lambda data: np.frombuffer(data, np.dtype(dtype).newbyteorder("<")).reshape(dims)
+def _array(kind: str, shape: tuple[int, ...], data: bytes) -> Any:
+    return np.frombuffer(data, np.dtype(kind).newbyteorder("<")).reshape(shape)
 
 
 def decoder_of(what: str, encoding: str) -> Callable[[bytes], Any]:
@@ -54,13 +50,13 @@ def decoder_of(what: str, encoding: str) -> Callable[[bytes], Any]:
     """
     known: dict[str, Callable[[bytes], Any]] = {
         "bytes": bytes,
-        "str": lambda data: data.decode(),
-        "int": _number("int64"),
+        "str": bytes.decode,
+        "int": partial(_number, "int64"),
         "str_int": int,
         "str_float": float,
         "json": json.loads,
         **dict.fromkeys(("jpeg", "png"), Image),
-        **{kind: _number(kind) for kind in _NUMBERS},
+        **{kind: partial(_number, kind) for kind in _NUMBERS},
     }
     if encoding == "pkl":
         refuse_pickle(what, "a column in encoding pkl")
@@ -69,7 +65,7 @@ def decoder_of(what: str, encoding: str) -> Callable[[bytes], Any]:
     parts = encoding.split(":")
     if len(parts) == 3 and parts[0] == "ndarray" and parts[1] in _NUMBERS:
         with damage_told(what, ValueError):
-            return _array(encoding)
+            return partial(_array, parts[1], tuple(int(each) for each in parts[2].split(",")))
     raise UnsupportedError(
         f"{what}: columns in encoding {encoding!r}; want one of {sorted(known)} or ndarray:type:shape"
     )

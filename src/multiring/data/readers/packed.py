@@ -32,6 +32,8 @@ class PackedSource:
         self.numbering = Numbering(self.shards)
         self.digest = self.manifest.digest[:16]
         columns = np.cumsum([0, *(each.columns for each in self.manifest.fields)]).tolist()
+        # A sample that lacks a field has it without bytes, which no array of a fixed shape is.
+        self._is_fixed = all(each.kind == "number" or each.shape is not None for each in self.manifest.fields)
         self._fields = list(zip(self.manifest.fields, columns, strict=False))
 
     def record(self, number: int) -> Record:
@@ -66,8 +68,8 @@ class PackedSource:
             return data.decode() if field.kind == "text" else json.loads(data) if field.kind == "json" else data
 
     def record_into(self, number: int, out: dict[str, Any]) -> bool:
-        """Fill `out`, arrays by field, with a sample; False where a field has no fixed shape, and nothing was read."""
-        if any(field.kind != "number" and field.shape is None for field, _ in self._fields):
+        """Fill `out`, arrays by field, with a sample; False where that cannot be, and nothing was read."""
+        if not self._is_fixed or any(out[each.name].dtype != each.dtype for each, _ in self._fields if each.dtype):
             return False
         shard, _ = self.numbering.place(number)
         name = self.shards[shard].name
