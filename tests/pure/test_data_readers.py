@@ -72,9 +72,7 @@ def test_damaged_files_are_named_and_take_no_memory(kind: str, tmp_path: Path) -
         file.write_bytes(changed(kept, generator))
         tracemalloc.reset_peak()
         try:
-            data = opened(
-                kind, str(root), limits=Limits(group_bytes=1 << 24, index_bytes=1 << 22, record_bytes=1 << 22)
-            )
+            data = opened(kind, str(root), limits=few)
             for number in range(len(data)):
                 data[number]
             outcomes.append("")

@@ -70,6 +70,7 @@ class Loader:
             raise ArgumentError(f"batch={batch} with drop_last=True: the epoch has {samples.order.length} samples only")
         self.samples = samples
         self.batch = batch
+        self.workers = workers
         self.skipped = 0
         self.waited_s = 0.0  # by who asked for batches
         self._place = (rank, ranks)

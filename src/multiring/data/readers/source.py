@@ -20,6 +20,10 @@ class Image:
 
     data: bytes
 
+    def __len__(self) -> int:
+        """Return its bytes."""
+        return len(self.data)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shard:
