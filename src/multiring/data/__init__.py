@@ -1,5 +1,6 @@
 """Data sets at scale: which samples a rank trains on, and when; where they are read from. Framework-free."""
 
+from multiring.data.caching.mapped import cached as cached
 from multiring.data.dataset import Dataset as Dataset
 from multiring.data.dataset import Mixture as Mixture
 from multiring.data.elastic_order import ElasticOrder as ElasticOrder

@@ -1,15 +1,18 @@
 """Data sets: samples by number, decoded and augmented as (seed, epoch, sample) says."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from multiring.data.caching.blocks import QUOTA_BYTES, BlockCache
+from multiring.data.caching.storage import CachedStorage
 from multiring.data.decoding import decoded
 from multiring.data.orders import ExactOrder, MixtureOrder, Order, SequentialOrder, WeightedOrder, WindowedOrder
 from multiring.data.permutation import keyed_words
 from multiring.data.readers.limits import Limits
-from multiring.data.readers.opening import open_source
+from multiring.data.readers.opening import open_source, tell
 from multiring.data.readers.source import Image, Record, Shard
 from multiring.data.readers.storage import Storage, storage_of
 from multiring.errors import ArgumentError, DataError
@@ -66,6 +69,8 @@ class Dataset:
         read_amplification: how many times its bytes a pass may read, as far as the format makes that needed.
         limits: what its files may claim; by default 1 GiB a record, 128 M pixels.
         storage: of which `url` is, where it is not to be found by `url`.
+        cache: a folder on this host's disk, in which a pack's blocks are kept from the first epoch on.
+        quota_bytes: the most that this folder may hold.
         options: of the storage: `timeout_s`, `readers`, and fsspec's.
 
     Raises:
@@ -88,10 +93,16 @@ class Dataset:
         read_amplification: float = _AMPLIFIED,
         limits: Limits | None = None,
         storage: Storage | None = None,
+        cache: str | Path | None = None,
+        quota_bytes: int = QUOTA_BYTES,
         **options: Any,
     ) -> None:
         self.limits = limits or Limits()
         self.storage = storage_of(str(url), **options) if storage is None else storage
+        if cache is not None:
+            if format not in {None, "pack"}:
+                raise ArgumentError(f"cache={str(cache)!r} with format={format!r}: want a pack, which has check sums")
+            self.storage = CachedStorage(self.storage, BlockCache(Path(cache), quota_bytes, tell))
         self.source = open_source(self.storage, format, self.limits)
         self.seed = seed
         self.digest: str = self.source.digest

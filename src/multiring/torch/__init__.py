@@ -94,6 +94,8 @@ from multiring.torch.ddp.comm_hook import BucketSharing as BucketSharing
 from multiring.torch.ddp.comm_hook import share_bucket as share_bucket
 from multiring.torch.distributing import DistributedLoader as DistributedLoader
 from multiring.torch.distributing import distribute as distribute
+from multiring.torch.feeding import DataLoader as DataLoader
+from multiring.torch.feeding import IterableDataset as IterableDataset
 from multiring.torch.nn.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
 from multiring.torch.nn.sync_batch_norm import convert_sync_batchnorm as convert_sync_batchnorm
 from multiring.torch.optimizer.accumulation import accumulate as accumulate
@@ -108,9 +110,11 @@ __all__ = [
     "Average",
     "BucketSharing",
     "Compression",
+    "DataLoader",
     "DistributedLoader",
     "DistributedOptimizer",
     "HorovodInternalError",
+    "IterableDataset",
     "Max",
     "Min",
     "PowerSGD",

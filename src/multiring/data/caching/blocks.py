@@ -23,6 +23,7 @@ from pathlib import Path
 from multiring.data.packing.manifest import xxh3
 from multiring.errors import ArgumentError, DataError
 
+QUOTA_BYTES = 64 << 30
 _HEAD = struct.Struct("<4sIQQ")
 _MAGIC = b"MRB1"
 _QUARANTINE = "quarantine"
@@ -67,6 +68,13 @@ class BlockCache:
         self._writes = not self._require_own(foreign=foreign)
         self._unwritten = 0
         self._used = self.used_bytes()
+
+    def __getstate__(self) -> tuple[Path, int, Tell, bool]:
+        return (self.root, self.quota_bytes, self._tell, not self._writes)
+
+    def __setstate__(self, state: tuple[Path, int, Tell, bool]) -> None:
+        root, quota_bytes, said, foreign = state
+        BlockCache.__init__(self, root, quota_bytes, said, foreign=foreign)
 
     def _require_own(self, *, foreign: bool) -> bool:
         """Return whether it is another user's."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
-from multiring.data.caching.blocks import BlockCache
-from multiring.data.caching.mapped import QUOTA_BYTES, cache_folder
+from multiring.data.caching.blocks import QUOTA_BYTES, BlockCache
+from multiring.data.caching.mapped import cache_folder
 from multiring.data.packing.manifest import BLOCK_BYTES
 from multiring.data.readers.opening import tell
 from multiring.errors import ArgumentError

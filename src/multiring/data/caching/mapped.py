@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from multiring.data.caching.blocks import BlockCache
+from multiring.data.caching.blocks import QUOTA_BYTES, BlockCache
 from multiring.data.packing.manifest import xxh3
 from multiring.data.readers.arrays import array_of
 from multiring.data.readers.limits import Limits, damage_told, library
@@ -19,7 +19,6 @@ from multiring.settings import cache_folder as users_cache
 
 _MODES = ("L", "RGB", "RGBA")  # whose arrays say the mode
 _COUNT = struct.Struct("<I")
-QUOTA_BYTES = 64 << 30
 
 
 def cache_folder(settings: Settings | None = None) -> Path:

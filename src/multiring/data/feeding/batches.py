@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multiring.data.dataset import Samples
+from multiring.data.orders import MixtureOrder, WeightedOrder
 from multiring.data.permutation import Numbers
+from multiring.data.progress import Step
 from multiring.errors import DataError
 
 Array = NDArray[Any]
@@ -196,3 +198,29 @@ class Job:
             for name in (pieces or [Filled(lists={}, failures=[])])[0].lists
         }
         return lists, [each for piece in pieces for each in piece.failures]
+
+
+def wanted_by(samples: Samples, step: Step) -> Wanted:
+    """Return the samples of a step on a rank; one that has none computes on another's, which counts for nothing."""
+    numbers, places = step.samples, step.places
+    if not len(numbers):
+        places = np.array([step.begin])
+        numbers = samples.order.samples(step.epoch, places)
+    repeats = isinstance(samples.order, WeightedOrder | MixtureOrder)
+    return Wanted(epoch=step.epoch, numbers=numbers, places=places if repeats else None)
+
+
+def batch_of(samples: Samples, step: Step) -> dict[str, Any]:
+    """Return a step's batch on a rank, made here and now.
+
+    Raises:
+        DataError: a sample cannot be read.
+    """
+    wanted = wanted_by(samples, step)
+    layout = layout_of(samples.sample(int(wanted.numbers[0]), wanted.epoch, wanted.draw(0)))
+    count = len(wanted.numbers)
+    arrays = {name: np.empty((count, *shape), dtype) for name, (shape, dtype) in layout.arrays.items()}
+    filled = fill(samples, layout, arrays, 0, wanted)
+    if filled.failures:
+        raise DataError(filled.failures[0].text)
+    return {**arrays, **filled.lists}

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from multiring.data.dataset import Samples
-from multiring.data.feeding.batches import Allocate, Failure, Job, Layout, Wanted, layout_of
+from multiring.data.feeding.batches import Allocate, Failure, Job, Layout, Wanted, layout_of, wanted_by
 from multiring.data.feeding.processes import ProcessWorkers, Start
 from multiring.data.feeding.threads import ThreadWorkers
-from multiring.data.orders import MixtureOrder, WeightedOrder
 from multiring.data.progress import Progress, Step, steps
 from multiring.data.readers.opening import tell
 from multiring.data.shares import Share
@@ -35,7 +34,7 @@ class Loader:
         batch: samples of a step, on all ranks together. The last step of an epoch may have fewer.
         rank: this one.
         ranks: how many there are.
-        workers: how many threads, or processes, read and decode; 0: whoever asks for a batch does.
+        workers: how many threads, or processes, read and decode.
         processes: whether they are processes: for transforms in Python that take long. Then a script has to have its
             beginning under `if __name__ == "__main__"`, as Python's multiprocessing wants.
         ahead: how many batches are made before they are asked for.
@@ -62,10 +61,8 @@ class Loader:
         allocate: Allocate | None = None,
         context: str = "forkserver",
     ) -> None:
-        if batch < 1 or workers < 0 or ahead < 1:
-            raise ArgumentError(
-                f"batch={batch}, workers={workers}, ahead={ahead}: want 1 or more, 0 or more, 1 or more"
-            )
+        if min(batch, workers, ahead) < 1:
+            raise ArgumentError(f"batch={batch}, workers={workers}, ahead={ahead}: want 1 or more of each")
         if drop_last and batch > samples.order.length:
             raise ArgumentError(f"batch={batch} with drop_last=True: the epoch has {samples.order.length} samples only")
         self.samples = samples
@@ -80,7 +77,6 @@ class Loader:
         self._share: Share | None = None
         self._workers: ThreadWorkers | ProcessWorkers | None = None
         self._layout: Layout | None = None
-        self._repeats = isinstance(samples.order, WeightedOrder | MixtureOrder)
         self.place(rank, ranks)
 
     # ---- how far it is ----
@@ -100,6 +96,12 @@ class Loader:
         if self._share is None:
             raise StateError("no batch has been handed out, of which this could be the share")
         return self._share
+
+    @property
+    def is_at_end(self) -> bool:
+        """Return whether the newest batch is the epoch's last."""
+        left = self.samples.order.length - self._progress.samples
+        return left < (self.batch if self._drop_last else 1)
 
     def place(self, rank: int, ranks: int) -> None:
         """Be another rank of another number of ranks, from the next iteration on.
@@ -133,8 +135,7 @@ class Loader:
 
     def _rolled(self) -> Progress:
         """Return the progress; at an epoch's end that of the next one's beginning."""
-        left = self.samples.order.length - self._progress.samples
-        if left < 1 or (self._drop_last and left < self.batch):
+        if self.is_at_end:
             return replace(self._progress, epoch=self._progress.epoch + 1, samples=0)
         return self._progress
 
@@ -161,14 +162,6 @@ class Loader:
         )
         return islice(made, len(self))
 
-    def _wanted(self, step: Step) -> Wanted:
-        numbers, places = step.samples, step.places
-        if not len(numbers):
-            # A rank without a sample computes on another's, which counts for nothing.
-            places = np.array([step.begin])
-            numbers = self.samples.order.samples(step.epoch, places)
-        return Wanted(epoch=step.epoch, numbers=numbers, places=places if self._repeats else None)
-
     def _batches(self, source: Iterator[Step]) -> Iterator[Batch]:
         _, _, ahead, _ = self._options
         under_way: deque[tuple[Step, Job]] = deque()
@@ -189,7 +182,8 @@ class Loader:
                 self._crew().drop(job)
 
     def _started(self, step: Step) -> Job:
-        return self._crew(self._wanted(step)).start(self._wanted(step))
+        wanted = wanted_by(self.samples, step)
+        return self._crew(wanted).start(wanted)
 
     def _finished(self, job: Job) -> Batch:
         began = time.monotonic()
@@ -221,16 +215,27 @@ class Loader:
                 raise StateError("the loader was closed")
             workers, processes, ahead, context = self._options
             layout = self._layout = self._layout or self._looked_at(wanted)
-            if processes and workers:
+            if processes:
                 rows = -(-self.batch // self._place[1])
-                start = Start(samples=self.samples, layout=layout, rows=rows, slots=ahead + 3, context=context)
+                start = Start(samples=self.samples, layout=layout, rows=rows, slots=ahead + 3, spare=2, context=context)
                 self._workers = ProcessWorkers(start, workers, self._allocate, tell)
             else:
-                self._workers = ThreadWorkers(self.samples, layout, max(1, workers), self._allocate or np.empty)
+                self._workers = ThreadWorkers(self.samples, layout, workers, self._allocate or np.empty)
         return self._workers
 
+    def layout(self) -> Layout:
+        """Return how a batch's fields lie, by the first sample of the epoch that can be read.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        if self._layout is None:
+            progress = self._rolled()
+            first = steps(self.samples.order, self.batch, epoch=progress.epoch, begin=progress.samples)
+            self._layout = self._looked_at(wanted_by(self.samples, next(first)))
+        return self._layout
+
     def _looked_at(self, wanted: Wanted) -> Layout:
-        """Return the layout of batches, by the first sample that can be read."""
         failure: DataError | None = None
         for index, number in enumerate(wanted.numbers.tolist()):
             try:

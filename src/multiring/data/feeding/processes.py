@@ -52,7 +52,8 @@ class Start:
     samples: Samples
     layout: Layout
     rows: int  # of a batch, at most
-    slots: int
+    slots: int  # for batches that are made or used at a time
+    spare: int  # of those: as many may be in use
     context: str  # of multiprocessing: "forkserver", "spawn" or "fork"
 
 
@@ -75,8 +76,10 @@ class ProcessWorkers:
         self._memory = mmap.mmap(self._file, self._slot_bytes * start.slots)
         self._free = deque(range(start.slots))
         self._waiting: deque[_Task] = deque()
-        self._lock = threading.Condition()
+        # A batch may be let go of wherever memory is collected, also by a thread that holds it.
+        self._lock = threading.Condition(threading.RLock())
         self._closed = False
+        self._held = 0  # slots that somebody outside views
         self._context: Any = multiprocessing.get_context(start.context)
         self._wake, self._woken = self._context.Pipe()
         self._workers = [self._begun(number) for number in range(workers)]
@@ -110,7 +113,9 @@ class ProcessWorkers:
     def hand_over(self, job: Job) -> dict[str, Any]:
         """Return a finished batch's arrays. Its memory is used again when nothing views it any more."""
         with self._lock:
-            is_scarce = len(self._free) < 1
+            # The loader needs the others for batches that are being made.
+            is_scarce = self._held >= self._start.spare
+            self._held += not is_scarce and self._allocate is None
         rows = len(job.wanted.numbers)
         if self._allocate is not None or is_scarce:
             copies = {}
@@ -121,9 +126,14 @@ class ProcessWorkers:
             return copies
         owner = (ctypes.c_char * self._slot_bytes).from_buffer(self._memory, job.slot * self._slot_bytes)
         views = self._start.layout.views(owner, 0, rows)
-        weakref.finalize(owner, self._give_back, job).atexit = False
+        weakref.finalize(owner, self._let_go, job).atexit = False
         job.arrays = {}
         return views
+
+    def _let_go(self, job: Job) -> None:
+        with self._lock:
+            self._held -= 1
+        self._give_back(job)
 
     def _give_back(self, job: Job) -> None:
         job.arrays = {}
