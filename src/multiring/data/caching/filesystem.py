@@ -4,6 +4,7 @@ fsspec finds it by the entry point; any program that opens URLs by fsspec has it
 """
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from multiring.data.caching.mapped import cache_folder
 from multiring.data.packing.manifest import BLOCK_BYTES
 from multiring.data.readers.opening import tell
 from multiring.errors import ArgumentError
+
+_ALONE = re.compile("^multiring:[:/]*")
 
 
 class CachingFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
@@ -42,7 +45,8 @@ class CachingFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has
         quota_bytes: int = QUOTA_BYTES,
         **options: Any,
     ) -> None:
-        super().__init__(**{key: value for key, value in options.items() if key != "fo"})
+        self._behind = str(options.pop("fo", ""))
+        super().__init__(**options)
         if fs is None and not target_protocol:
             raise ArgumentError("multiring:: stands before another URL, like multiring::s3://bucket/file")
         if fs is None:
@@ -54,10 +58,11 @@ class CachingFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
-        return path
+        return [cls._strip_protocol(each) for each in path] if isinstance(path, list) else _ALONE.sub("", str(path))
 
     def _inner(self, path: str) -> str:
-        stripped: str = self.fs._strip_protocol(path.removeprefix("multiring::"))  # noqa: SLF001 -- as fsspec's own do
+        # In a chain of URLs the one behind the protocol comes as `fo`, and the path is the protocol alone.
+        stripped: str = self.fs._strip_protocol(path or self._behind)  # noqa: SLF001 -- as fsspec's own do
         return stripped
 
     def ls(self, path: str, detail: bool = True, **options: Any) -> Any:  # noqa: FBT001, FBT002 -- fsspec's signature

@@ -83,7 +83,9 @@ class CachedStorage:
         return last - first < self.end_of(shard, block) - block * BLOCK_BYTES
 
     def _may_keep(self, shard: int, block: int) -> bool:
-        return self.cache.holds(self.key, self._firsts[shard] + block) or self.cache.has_room(BLOCK_BYTES)
+        return self.cache.holds(self.key, self._firsts[shard] + block) or self.cache.has_room(
+            self.end_of(shard, block) - self.begin_of(block)
+        )
 
     def end_of(self, shard: int, block: int) -> int:
         """Return where in its shard a block ends."""

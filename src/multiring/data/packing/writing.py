@@ -7,6 +7,7 @@ import secrets
 import shutil
 import tarfile
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,10 @@ class _ShardWriter:
             self.blocks.append(xxh3(memoryview(self._rest)[:BLOCK_BYTES].toreadonly().tobytes()))
             del self._rest[:BLOCK_BYTES]
 
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
     def finish(self) -> ShardEntry:
         """End it; it is on the disk then."""
         self._write(bytes(2 * _RECORD))
@@ -181,6 +186,11 @@ class _Packer:
             self.written += self._shard.size
             self._shard = None
 
+    def close(self) -> None:
+        """Let go of the shard that is being written."""
+        if self._shard is not None:
+            self._shard.close()
+
     def finish(self, note: str, statistics: dict[str, Any]) -> Manifest:
         """End the last shard, and write what tells of all."""
         self._close()
@@ -222,10 +232,12 @@ def pack(source: Source, samples: int, target: Path, options: PackOptions, progr
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = target.with_name(f".{target.name}.new-{secrets.token_hex(4)}")
     folder.mkdir()
+    opened = ExitStack()
     try:
         statistics = _statistics(source, order, options) if options.to_float16 else {}
         halves = {name: HalfPrecision(each, options.channel_axis) for name, each in statistics.items()}
         packer = _Packer(folder, options, halves)
+        opened.callback(packer.close)
         for done, number in enumerate(order, 1):
             record = _read(source, int(number), options)
             if record is not None:
@@ -237,6 +249,7 @@ def pack(source: Source, samples: int, target: Path, options: PackOptions, progr
         folder.rename(target)
         _sync(target.parent)
     except BaseException:
+        opened.close()
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return manifest
