@@ -91,10 +91,11 @@ def main(folder: str, mode: str) -> None:
         text = f"http://{own_address(None)}:{server.server_address[1]}".encode()
         where[0, : len(text)] = np.frombuffer(text, np.uint8)
     url = bytes(np.asarray(group.all_gather(where))[-1]).rstrip(b"\0").decode()
+    remote = storage_of(url)  # imports what reads it, and asks nothing yet
     before = int(INTERFACE.read_text())
     group.barrier()
     began = time.monotonic()
-    storage = None if is_source else CachedStorage(storage_of(url), BlockCache(CACHE, 1 << 40, tell))
+    storage = None if is_source else CachedStorage(remote, BlockCache(CACHE, 1 << 40, tell))
     once = exchange_of(group, storage, tell, rates[1:]) if mode == "once" else nullcontext(alone(storage))
     with once as exchange:
         if exchange is not None:
