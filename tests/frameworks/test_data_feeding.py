@@ -58,23 +58,10 @@ def trained(here: Here, url: str, state: dict[str, Any] | None, stop_after: int)
     return losses, state
 
 
-def test_losses_are_those_of_one_process_also_when_resumed_on_other_ranks(url: str) -> None:
-    (alone, _) = run_ranks(trained, 1, url, None, 99)[0]
-    assert len(alone) == 6
-    for losses, _ in run_ranks(trained, 3, url, None, 99):
-        assert losses == pytest.approx(alone, rel=1e-5)
-    first, state = run_ranks(trained, 2, url, None, 4)[0]
-    assert state["data"]["samples"] == 5
-    for rest, _ in run_ranks(trained, 3, url, state, 99):
-        assert first + rest == pytest.approx(alone, rel=1e-5)
-
-
-def test_distribute_takes_a_loader_of_all_ranks_batches_only(url: str) -> None:
-    run_ranks(refused, 1, url)
-
-
-def refused(here: Here, url: str) -> None:
-    del here
+def whole_and_begun(here: Here, url: str) -> tuple[Curve, Curve, dict[str, Any]]:
+    """Train to the end, and anew for four steps, in one process; and see what `distribute` refuses."""
+    whole, _ = trained(here, url, None, 99)
+    first, state = trained(here, url, None, 4)
     model = torch.nn.Linear(12, 3)
     loader = mt.DataLoader(Dataset(url, transform=noisy), 5)
     with pytest.raises(ArgumentError, match="`distribute` was not given"):
@@ -82,6 +69,23 @@ def refused(here: Here, url: str) -> None:
     with pytest.raises(ArgumentError, match="want batch='global'"):
         mt.distribute(model, torch.optim.SGD(model.parameters(), 0.1), loader, batch="per_rank", learning_rate="keep")
     mt.shutdown()
+    return whole, first, state
+
+
+def whole_and_resumed(here: Here, url: str, state: dict[str, Any]) -> tuple[Curve, Curve]:
+    """Train to the end, and from `state` on."""
+    whole, _ = trained(here, url, None, 99)
+    rest, _ = trained(here, url, state, 99)
+    return whole, rest
+
+
+def test_losses_are_those_of_one_process_also_when_resumed_on_other_ranks(url: str) -> None:
+    alone, first, state = run_ranks(whole_and_begun, 1, url)[0]
+    assert len(alone) == 6
+    assert state["data"]["samples"] == 5
+    for whole, rest in run_ranks(whole_and_resumed, 3, url, state):
+        assert whole == pytest.approx(alone, rel=1e-5)
+        assert first + rest == pytest.approx(alone, rel=1e-5)
 
 
 def arrays(batches: Iterator[Any]) -> list[Any]:
