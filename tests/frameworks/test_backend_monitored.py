@@ -16,9 +16,9 @@ import multiring.torch as mt
 SHORT = timedelta(seconds=0.1)
 
 
-def monitored(here: Here, meeting: str) -> None:
+def monitored(here: Here, rendezvous: str) -> None:
     """A barrier that passes; ones that ranks 1 and 2 miss, or come to late; one that passes again."""
-    world: Any = join_torch(here, meeting)
+    world: Any = join_torch(here, rendezvous)
     world.monitored_barrier()
     mt.monitored_barrier(timeout=PATIENCE, wait_all_ranks=True)
     for wait_all_ranks, named in ((False, r"Rank 1 failed .* \(nor did rank 2\)"), (True, "Ranks 1, 2 failed")):
@@ -78,9 +78,9 @@ def test_monitored(tmp_path: Path) -> None:
     run_ranks(monitored, 4, str(tmp_path / "meeting"))
 
 
-def other_backends(here: Here, meeting: str) -> None:
+def other_backends(here: Here, rendezvous: str) -> None:
     """The function passes groups of other backends on to torch's."""
-    join_torch(here, meeting, backend="gloo")
+    join_torch(here, rendezvous, backend="gloo")
     mt.monitored_barrier(timeout=PATIENCE)
     dist.destroy_process_group()
 

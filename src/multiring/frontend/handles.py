@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from multiring.errors import ArgumentError, MultiringError, Terms
+from multiring.errors import ArgumentError, MultiringError, Signature
 from multiring.frontend.errors import internal
 from multiring.frontend.process_sets import Members
 from multiring.frontend.signatures import PART
@@ -61,10 +61,10 @@ class Pending:
         """Free the name of what nobody waits for any more."""
         self._members.in_flight.discard(self._name)
 
-    def repeat(self, terms: Terms, start: Start) -> "Repeat | None":
+    def repeat(self, signature: Signature, start: Start) -> "Repeat | None":
         """Return what starts it again; None where it cannot be started as it was."""
         posted = posted_of(self._handle)
-        return None if posted is None else Repeat(self._members, self._name, self._what, terms, start, posted)
+        return None if posted is None else Repeat(self._members, self._name, self._what, signature, start, posted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Repeat:
     _members: Members
     _name: str
     _what: str
-    _terms: Terms
+    _signature: Signature
     _start: Start
     _posted: Posted
 
@@ -85,7 +85,7 @@ class Repeat:
             return None
         members.in_flight.add(name)
         try:
-            handle = members.named.submit_again(name, self._terms, self._start, self._posted)
+            handle = members.named.submit_again(name, self._signature, self._start, self._posted)
         except BaseException as error:
             members.in_flight.discard(name)
             if isinstance(error, MultiringError):
@@ -146,7 +146,7 @@ _handles = _Handles()
 def submit(
     members: Members,
     name: Name,
-    terms: Terms,
+    signature: Signature,
     start: Start,
     finish: Callable[[Any], Any],
     at_once: Start | None = None,
@@ -156,7 +156,7 @@ def submit(
     Args:
         members: of the set.
         name: what the ranks match it by; by default the number that the ranks count alike.
-        terms: what they have to agree on.
+        signature: what they have to agree on.
         start: posts the collective.
         finish: makes the operation's result of the collective's.
         at_once: posts the collective where the caller waits for it next.
@@ -164,7 +164,7 @@ def submit(
     Raises:
         ArgumentError: an operation of this name was submitted and not synchronized yet.
     """
-    operation = terms[0][1]
+    operation = signature[0][1]
     # Without a name, ranks that come with different operations are to see that they do.
     if name is None:
         name = Unnamed(members.next_number(), "")
@@ -180,7 +180,7 @@ def submit(
         )
     members.in_flight.add(full_name)
     try:
-        handle = members.named.submit(full_name, terms, start, at_once)
+        handle = members.named.submit(full_name, signature, start, at_once)
     except BaseException as error:
         members.in_flight.discard(full_name)
         if isinstance(error, MultiringError) and not isinstance(error, ArgumentError):
@@ -218,7 +218,7 @@ def poll(handle: int) -> bool:
     return pending.done()
 
 
-def parts_of(members: Members, name: Name, count: int) -> list[tuple[str | Unnamed, Terms]]:
+def parts_of(members: Members, name: Name, count: int) -> list[tuple[str | Unnamed, Signature]]:
     """Return a name for each of the `count` operations of a group, and the term that tells it from the others.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 from multiring.errors import ArgumentError, StateError
 from multiring.frontend.errors import internal_errors, not_initialized
-from multiring.frontend.neutral_contributions import stand_in
+from multiring.frontend.neutral_contributions import neutral_contribution
 from multiring.runtime import Group
 from multiring.runtime.job.job import World, current
 from multiring.runtime.named.named import NamedOperations
@@ -68,7 +68,7 @@ class ProcessSet:
 class Reducer(Protocol):
     """What reduces for an optimizer, in a group of its own."""
 
-    def stand_in(self) -> None:
+    def contribute_neutrally(self) -> None:
         """Take part in the other ranks' reductions with nothing of this rank's own, until all ranks do only that."""
 
 
@@ -77,7 +77,7 @@ class Members:
 
     def __init__(self, group: Group) -> None:
         self.group = group  # for operations that all ranks call in the same order
-        self.named = NamedOperations(group, stand_in)
+        self.named = NamedOperations(group, neutral_contribution)
         self.rank = group.rank
         self.size = group.size
         self.in_flight: set[str] = set()

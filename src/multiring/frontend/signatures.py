@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import lru_cache
 
-from multiring.errors import Terms
+from multiring.errors import Signature
 
 ALLREDUCE, GROUPED_ALLREDUCE, SPARSE_ALLREDUCE = "allreduce", "grouped allreduce", "sparse allreduce"
 ALLGATHER, ALLTOALL, BROADCAST, REDUCESCATTER = "allgather", "alltoall", "broadcast", "reducescatter"
@@ -27,7 +27,7 @@ _KEPT = 4096  # terms that are kept in words
 @lru_cache(maxsize=_KEPT)
 def allreduce_signature(
     dtype: str, shape: Sequence[int], reduction: str, scales: tuple[float, float], wire: str | None
-) -> Terms:
+) -> Signature:
     """Return the terms of an allreduce of one tensor; `dtype`, here and below, is NumPy's name."""
     return (
         (OPERATION, ALLREDUCE),
@@ -40,14 +40,14 @@ def allreduce_signature(
 
 
 @lru_cache(maxsize=_KEPT)
-def rows_signature(operation: str, dtype: str, shape: Sequence[int], more: Terms = ()) -> Terms:
+def rows_signature(operation: str, dtype: str, shape: Sequence[int], more: Signature = ()) -> Signature:
     """Return the terms of an operation whose ranks may differ in rows, the first dimension."""
     behind = ", ".join(["*", *map(str, shape[1:])]) if shape else ""
     return ((OPERATION, operation), (DATA_TYPE, dtype), (SHAPE, f"({behind})"), *more)
 
 
 @lru_cache(maxsize=_KEPT)
-def plain_signature(operation: str, dtype: str, shape: Sequence[int], more: Terms = ()) -> Terms:
+def plain_signature(operation: str, dtype: str, shape: Sequence[int], more: Signature = ()) -> Signature:
     """Return the terms of an operation whose ranks all bring the same shape."""
     return ((OPERATION, operation), (DATA_TYPE, dtype), (SHAPE, str(tuple(shape))), *more)
 

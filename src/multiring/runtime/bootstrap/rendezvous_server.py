@@ -41,7 +41,7 @@ from multiring.runtime.bootstrap.handshake import (
 from multiring.runtime.bootstrap.launchers import Identity
 from multiring.runtime.bootstrap.open_files import make_room_for_files
 
-_MAX_STRANGERS = 256  # connections that have proven nothing; one more waits, or takes the place of the oldest
+_MAX_PENDING_HANDSHAKES = 256  # connections that have proven nothing; one more waits, or takes the place of the oldest
 _STRANGER_S = 10.0  # how long a connection may take to prove itself, and then to join
 _YOUNG_S = 0.5  # for so long a stranger keeps its place, however many others come
 _FULL_PAUSE_S = 0.005
@@ -83,7 +83,7 @@ class Server:
         self._deadline = time.monotonic() + timeout_s
         self._round = 0
         self._peer_infos: dict[int, bytes] = {}  # as JSON: a table of thousands is only ever handed on
-        self._strangers: dict[_Link, None] = {}  # have proven nothing yet; oldest first
+        self._pending_handshakes: dict[_Link, None] = {}  # have proven nothing yet; oldest first
         self._guests: dict[_Link, None] = {}  # know the secret, and have not joined yet; oldest first
         self._members: dict[int, _Link] = {}
         self._extras: list[_Link] = []  # know the secret, but fit no place: they are told why the job ended
@@ -97,7 +97,7 @@ class Server:
             if not isinstance(address, LocalAddress):
                 raise ArgumentError(f"rank 0 cannot listen at {address} without a secret: anybody could join")
             self._secret = secrets.token_bytes(SECRET_BYTES)
-        make_room_for_files(identity.size + _MAX_STRANGERS)
+        make_room_for_files(identity.size + _MAX_PENDING_HANDSHAKES)
         self._listener = identity.listener or _listen_soon(address)
         self._place = str(address)
         self._selector = selectors.DefaultSelector()
@@ -147,7 +147,7 @@ class Server:
 
     def close(self) -> None:
         """Give up the connections and the address."""
-        for link in [*self._strangers, *self._guests, *self._members.values(), *self._extras]:
+        for link in [*self._pending_handshakes, *self._guests, *self._members.values(), *self._extras]:
             link.sock.close()
         self._selector.close()
         self._listener.close()
@@ -222,7 +222,7 @@ class Server:
 
     def _serve(self, until: float) -> None:
         """Wait for something to happen, until `until` at most, and handle it."""
-        ends = [next(iter(each)).until for each in (self._strangers, self._guests) if each]
+        ends = [next(iter(each)).until for each in (self._pending_handshakes, self._guests) if each]
         wake = min([until, *ends] if self._rests_until is None else [until, self._rests_until, *ends])
         for key, _ in self._selector.select(max(0.0, wake - time.monotonic())):
             if key.data is None:
@@ -230,7 +230,7 @@ class Server:
             elif key.data.is_open:  # not dropped by what came before it in this turn
                 self._receive(key.data)
         now = time.monotonic()
-        for link in [link for link in (*self._strangers, *self._guests) if link.until <= now]:
+        for link in [link for link in (*self._pending_handshakes, *self._guests) if link.until <= now]:
             self._refuse(link, f"did not join within {_STRANGER_S:g} s")
         if self._rests_until is not None and self._rests_until <= now:
             self._rests_until = None
@@ -238,7 +238,7 @@ class Server:
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTS_A_TURN):
-            if len(self._strangers) >= _MAX_STRANGERS and not self._make_room():
+            if len(self._pending_handshakes) >= _MAX_PENDING_HANDSHAKES and not self._make_room():
                 return
             try:
                 sock, place = self._listener.accept()
@@ -249,7 +249,7 @@ class Server:
                 return
             sock.setblocking(False)
             link = _Link(sock, _origin(sock, place))
-            self._strangers[link] = None
+            self._pending_handshakes[link] = None
             self._selector.register(sock, selectors.EVENT_READ, link)
             if not _is_same_user(sock):
                 self._refuse(link, f"it runs as another user, this job as uid {os.getuid()}")
@@ -258,11 +258,11 @@ class Server:
 
     def _make_room(self) -> bool:
         """Have the oldest stranger give up its place; False: it is young, and who comes has to wait."""
-        oldest = next(iter(self._strangers), None)
+        oldest = next(iter(self._pending_handshakes), None)
         if oldest is None:
             return False
         self._receive(oldest)  # a rank may have proven itself while this one had no time to read
-        if oldest not in self._strangers:
+        if oldest not in self._pending_handshakes:
             return True
         if time.monotonic() >= oldest.since + _YOUNG_S:
             self._drop(oldest)
@@ -278,7 +278,7 @@ class Server:
     def _cannot_accept(self, error: OSError) -> None:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             return  # the other end gave up before it was accepted
-        if not self._strangers and not self._guests:
+        if not self._pending_handshakes and not self._guests:
             self._blame(f"rank 0 cannot hold more connections ({error.strerror}); raise its limit, see ulimit -n")
         elif not self._make_room() and self._rests_until is None:
             self._rest()
@@ -325,7 +325,7 @@ class Server:
         link.seal = Seal(proof(secret, "session", link.nonce, nonce, rank), "server")
         link.reader.limit_bytes = PEER_INFO_FRAME_BYTES
         link.until = time.monotonic() + _STRANGER_S
-        del self._strangers[link]
+        del self._pending_handshakes[link]
         self._guests[link] = None
 
     def _join(self, link: _Link, message: Message) -> None:
@@ -400,7 +400,7 @@ class Server:
         self._drop(link)
 
     def _drop(self, link: _Link) -> None:
-        self._strangers.pop(link, None)
+        self._pending_handshakes.pop(link, None)
         self._guests.pop(link, None)
         if link in self._extras:
             self._extras.remove(link)

@@ -19,7 +19,7 @@ from multiring.errors import MismatchError, MultiringError, PeerLostError, Stall
 from multiring.runtime.arrays import buffer_of
 from multiring.runtime.group.group import Array, Group
 from multiring.runtime.group.handles import Handle
-from multiring.runtime.group.receives import Kept, PostedReceive
+from multiring.runtime.group.receives import CompletedSend, PostedReceive
 from multiring.runtime.group.send_counts import SendCounts
 
 _log = logging.getLogger("multiring")
@@ -64,7 +64,7 @@ class AnySourceMatching:
             with self._changed:
                 self._own[tag].append((_shown(buffer), ctypes.string_at(buffer.address, buffer.size_bytes)))
                 self._match(tag)
-            return Kept()
+            return CompletedSend()
         with self._changed:
             handle = self._group.send_async(array, to, tag)
             self._send_counts.note_sent(to, tag)

@@ -22,7 +22,7 @@ from multiring.runtime.events import NAMES, STEPS
 from multiring.runtime.failures.control_thread import Control
 from multiring.runtime.group.compile import AT_ONCE_MOST, Programs, Request, agreement_rounds, direct_rounds
 from multiring.runtime.group.handles import NOBODY, Attention, Lookout, OperationHandle, Posted, PostedOperation
-from multiring.runtime.named.label import LABELLED
+from multiring.runtime.named.signature_text import LABELLED
 from multiring.runtime.rails.watch import CHECK_EVERY, LEAST_BYTES, Watch
 from multiring.schedule import Collective
 from multiring.topology import Topology, grid_of
@@ -280,8 +280,8 @@ class Calls:
         )
         memory = work.input, work.output
         operation = membership.holdings.post(spec, waits, memory)
-        self._latest = flight = PostedOperation(membership.context, membership.holdings, operation)
-        handle = self._handle_of(flight, title, work.result, in_order=call.key[0] == self.id)
+        self._latest = posted_operation = PostedOperation(membership.context, membership.holdings, operation)
+        handle = self._handle_of(posted_operation, title, work.result, in_order=call.key[0] == self.id)
         if waits and work.repeated is not None:
             if self._watch is None:
                 handle.posted = Posted(spec, memory, title, work.result, self._edition)
@@ -298,9 +298,9 @@ class Calls:
             return None
         operation = self.repeats.post_again(posted.spec, posted.memory)
         membership = self.membership
-        flight = PostedOperation(membership.context, membership.holdings, operation)
-        self._latest = flight
-        return self._handle_of(flight, posted.title, posted.result)
+        posted_operation = PostedOperation(membership.context, membership.holdings, operation)
+        self._latest = posted_operation
+        return self._handle_of(posted_operation, posted.title, posted.result)
 
     def _forget(self) -> None:
         self.repeats.forget()
@@ -318,11 +318,15 @@ class Calls:
 
     def _resume(self, operation: Operation) -> OperationHandle:
         """Return the handle of a repeated call that is still in flight, or has failed."""
-        flight = PostedOperation(self.membership.context, self.membership.holdings, operation)
-        return self._handle_of(flight, operation.title, None)
+        posted_operation = PostedOperation(self.membership.context, self.membership.holdings, operation)
+        return self._handle_of(posted_operation, operation.title, None)
 
-    def _handle_of(self, flight: PostedOperation, title: str, result: Any, *, in_order: bool = True) -> OperationHandle:
-        return OperationHandle(flight, title, self.ranks, result, self._attention, self.id if in_order else None)
+    def _handle_of(
+        self, posted_operation: PostedOperation, title: str, result: Any, *, in_order: bool = True
+    ) -> OperationHandle:
+        return OperationHandle(
+            posted_operation, title, self.ranks, result, self._attention, self.id if in_order else None
+        )
 
     @property
     def latest(self) -> PostedOperation:

@@ -79,7 +79,7 @@ class PostedReceive(Waiter):
             self.posted.wait(None if timeout is None else max(0.0, timeout - (time.monotonic() - began_s)))
 
 
-class Kept:
+class CompletedSend:
     """The handle of a message to this rank itself: it was copied, and the array may be changed."""
 
     def done(self) -> bool:

@@ -30,7 +30,7 @@ from multiring.runtime.group.handles import NOBODY
 from multiring.runtime.group.plan_file import read_pins
 from multiring.runtime.group.posting import Membership, ranks_in_words
 from multiring.runtime.job.launcher_news import LauncherNews
-from multiring.runtime.rails.select import Place, RailWatch, agreed_rails, chosen_rails, topology_with
+from multiring.runtime.rails.select import RailEndpoint, RailWatch, agreed_rails, chosen_rails, topology_with
 from multiring.runtime.rails.topology_file import read_topology
 from multiring.runtime.tracing.timeline import Timelines
 from multiring.settings import TIMELINE_LATER, JobNews, Settings, foreign_environment, withhold_secret
@@ -267,13 +267,13 @@ def _begin(settings: Settings, identity: Identity | None) -> World:
 
 def _join(settings: Settings, identity: Identity) -> tuple[World, dict[str, Any]]:
     # And what rank 0 wants of a timeline.
-    with Rendezvous(identity, timeout_s=settings.init_timeout_s) as meeting:
+    with Rendezvous(identity, timeout_s=settings.init_timeout_s) as rendezvous:
         mpi = MpiHere.find(identity) if settings.engine == "mpi" and identity.size > 1 else None
         context = Context(
             rank=identity.rank,
             size=identity.size,
             job=identity.job.encode(),
-            secret=meeting.secret(),
+            secret=rendezvous.secret(),
             segment_bytes=settings.segment_bytes,
             stall_warn_s=settings.stall_warn_s,
             stall_timeout_s=settings.stall_timeout_s,
@@ -293,16 +293,16 @@ def _join(settings: Settings, identity: Identity) -> tuple[World, dict[str, Any]
             pins = None if settings.plan is None else read_pins(settings.plan)
             files = {"topology": _digest_of(known), "plan": _digest_of(pins)}
             engines = {"engine": settings.engine, "mpi": mpi and mpi.peer_info}
-            peer_infos = meeting.exchange({**peer_info, **files, **engines, **_wishes(settings)})
+            peer_infos = rendezvous.exchange({**peer_info, **files, **engines, **_wishes(settings)})
             _refuse_other_files(peer_infos)
             check_engines(peer_infos)
             _refuse_other_replan(peer_infos)
             hosts = _hosts_for(settings.engine, [peer_info["host"] for peer_info in peer_infos])
             topology = _topology(known, hosts, peer_infos)
             local_ranks = next(ranks for ranks in hosts if identity.rank in ranks)
-            rails: list[list[Place]] = [[] for _ in peer_infos]
+            rails: list[list[RailEndpoint]] = [[] for _ in peer_infos]
             if len(hosts) > 1:
-                told = meeting.exchange({"rails": _listen(context, identity, settings, known)})
+                told = rendezvous.exchange({"rails": _listen(context, identity, settings, known)})
                 rails = agreed_rails([peer_info["rails"] for peer_info in told])
                 topology = topology_with(topology, rails)
             if pins is not None:
@@ -315,10 +315,10 @@ def _join(settings: Settings, identity: Identity) -> tuple[World, dict[str, Any]
                 if rank != identity.rank
             ]
             near = neighbours(grid, order, identity.rank)
-            meeting.agree(*_connect(context, peers, (local_ranks, near), settings.init_timeout_s, meeting))
+            rendezvous.agree(*_connect(context, peers, (local_ranks, near), settings.init_timeout_s, rendezvous))
             if mpi is not None and len(hosts) > 1:
                 engine = mpi.start(
-                    context, meeting, [peer_info["mpi"] for peer_info in peer_infos], settings.init_timeout_s
+                    context, rendezvous, [peer_info["mpi"] for peer_info in peer_infos], settings.init_timeout_s
                 )
             _say_how_memory_moves(context, identity.rank, local_ranks)
             context.allow_spin(spin_s := _spin_s([peer_infos[rank]["cores"] for rank in local_ranks]))
@@ -348,12 +348,12 @@ def _connect(
     peers: list[tuple[int, bool, str, list[tuple[str, int]], str]],
     near: tuple[Sequence[int], Sequence[int]],
     timeout_s: float,
-    meeting: Rendezvous,
+    rendezvous: Rendezvous,
 ) -> tuple[str | None, float]:
     """Connect with this host's ranks and the neighbours, `near`; return what went wrong, and when it began."""
     began = time.monotonic()
     try:
-        if context.connect(peers, list(near[0]), list(near[1]), timeout_s, meeting.disturbed):
+        if context.connect(peers, list(near[0]), list(near[1]), timeout_s, rendezvous.disturbed):
             return None, began
     except (OSError, RuntimeError) as failure:
         return f"{type(failure).__name__}: {failure}", began
@@ -481,10 +481,10 @@ def hosts_of(names: list[str]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(ranks) for ranks in hosts.values())
 
 
-def _listen(context: Context, identity: Identity, settings: Settings, known: Topology | None) -> list[Place]:
+def _listen(context: Context, identity: Identity, settings: Settings, known: Topology | None) -> list[RailEndpoint]:
     # Ranks that met at an abstract socket are on one machine, and then nobody else is to reach them.
     first, last = settings.ports or (0, 0)
     return [
-        Place(rail.interface, address, context.listen(address, first, last), rail.bits_per_s)
+        RailEndpoint(rail.interface, address, context.listen(address, first, last), rail.bits_per_s)
         for rail, address in chosen_rails(settings, known, met_locally=identity.rendezvous.startswith("@"))
     ]

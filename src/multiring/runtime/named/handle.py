@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from multiring.errors import MismatchError, MultiringError, StallError, Terms
+from multiring.errors import MismatchError, MultiringError, Signature, StallError
 from multiring.runtime.group.group import Group
 from multiring.runtime.group.handles import LINGER_S, Handle, Key, Waiter
 
@@ -29,10 +29,10 @@ class Keeper(Protocol):
 class NamedHandle(Waiter):
     """An operation, or a joining. What changes it holds the keeper's lock; `wait` and `done` may be called anywhere."""
 
-    def __init__(self, keeper: Keeper, name: str, terms: Terms, start: Start | None) -> None:
+    def __init__(self, keeper: Keeper, name: str, signature: Signature, start: Start | None) -> None:
         self._keeper = keeper
         self.name = name
-        self.terms = terms
+        self.signature = signature
         self.start = start  # None: of a joining
         self.posted: Handle | None = None
         self.number = 0  # its place in the optimistic order; 0: it has none

@@ -19,9 +19,9 @@ from multiring.errors import (
     MismatchError,
     MultiringError,
     PeerLostError,
+    Signature,
     StallError,
     StateError,
-    Terms,
     UnsupportedError,
 )
 from multiring.runtime.events import STEPS
@@ -29,11 +29,11 @@ from multiring.runtime.failures.decision_wait import DecisionWait
 from multiring.runtime.group.group import Group
 from multiring.runtime.group.handles import Handle, OperationHandle, Posted
 from multiring.runtime.named.channel import ControlChannel, Kind, Message
+from multiring.runtime.named.disagreement import disagreement
 from multiring.runtime.named.handle import NamedHandle, Start
-from multiring.runtime.named.label import label_of, meaning_of
 from multiring.runtime.named.negotiation import Negotiation
 from multiring.runtime.named.order_switch import tree_neighbours
-from multiring.runtime.named.signature import disagreement
+from multiring.runtime.named.signature_text import label_of, meaning_of
 
 __all__ = ["NamedOperations", "Start", "posted_of"]
 
@@ -56,16 +56,16 @@ class NamedOperations:
 
     Args:
         group: the ranks; every one of them makes its own NamedOperations, in the same order among the group's.
-        stand_in: what a rank that has joined contributes to an operation of these terms.
+        neutral_contribution: what a rank that has joined contributes to an operation of these terms.
     """
 
-    def __init__(self, group: Group, stand_in: Callable[[Terms], Start] | None = None) -> None:
+    def __init__(self, group: Group, neutral_contribution: Callable[[Signature], Start] | None = None) -> None:
         self._group = group.twin()
         self._decided = self._group.twin()  # whose order is agreed on
         self._calls = self._group.calls
         self.id = self._calls.id
         self._membership = self._calls.membership
-        self._stand_in = stand_in
+        self._neutral_contribution = neutral_contribution
         self.ranks = group.ranks
         self._lock = threading.RLock()
         self.changed = threading.Condition(self._lock)
@@ -76,7 +76,7 @@ class NamedOperations:
         self._negotiation: Negotiation | None = None
         self._generation = 0  # how many accords there were
         self._filled = 0  # the last operation of the order that was given up last
-        self._early: list[Message] = []  # of accords to come
+        self._unexpected: list[Message] = []  # of accords to come
         self._gone: dict[int, PeerLostError] = {}
         self._broken: MultiringError | None = None
         self._channel: ControlChannel | None = None
@@ -87,12 +87,12 @@ class NamedOperations:
             self._membership.context.link_with([self.ranks[rank] for rank in self._near])
             control.add(self.id, self)
 
-    def submit(self, name: str, terms: Terms, start: Start, at_once: Start | None = None) -> Handle:
+    def submit(self, name: str, signature: Signature, start: Start, at_once: Start | None = None) -> Handle:
         """Start an operation, and return its handle.
 
         Args:
             name: what the ranks match it by.
-            terms: what they must agree on besides, in the order of checking.
+            signature: what they must agree on besides, in the order of checking.
             start: posts the collective; called at once, or on another thread once the ranks have agreed on its place.
             at_once: the same where this thread waits for the handle next: it may post what only a waiter drives.
 
@@ -110,9 +110,9 @@ class NamedOperations:
                 )
             if self._broken is not None or self._joining is not None:
                 raise self._refusal(f"operation {name!r}")
-            handle = NamedHandle(self, name, terms, start)
+            handle = NamedHandle(self, name, signature, start)
             if self._negotiation is None:
-                handle.posted = (at_once or start)(self._group, label_of(name, terms))
+                handle.posted = (at_once or start)(self._group, label_of(name, signature))
                 handle.number = self._calls.last
             else:
                 self._negotiation.put([handle])
@@ -122,7 +122,7 @@ class NamedOperations:
                 self._sweep_at = max(_FEW, 2 * len(self._in_flight))
             return handle
 
-    def submit_again(self, name: str, terms: Terms, start: Start, posted: Posted) -> Handle | None:
+    def submit_again(self, name: str, signature: Signature, start: Start, posted: Posted) -> Handle | None:
         """Start an operation as it was posted before; None: something has changed since, and nothing was done.
 
         Otherwise as `submit`; this thread waits for the handle next.
@@ -135,7 +135,7 @@ class NamedOperations:
             again = self._calls.post_again(posted)
             if again is None:
                 return None
-            handle = NamedHandle(self, name, terms, start)
+            handle = NamedHandle(self, name, signature, start)
             handle.posted = again
             handle.number = self._calls.last
             self._in_flight[name] = handle
@@ -157,7 +157,7 @@ class NamedOperations:
             if self._channel is None:
                 handle.finish(0)
                 return handle
-            if self._stand_in is None:
+            if self._neutral_contribution is None:
                 raise UnsupportedError("join: these operations have no stand-ins")
             self._joining, self._joined_s = handle, time.monotonic()
             if self._negotiation is None:  # another name on every rank: all see that they differ
@@ -276,7 +276,7 @@ class NamedOperations:
         if self._negotiation is None and message.generation == self._generation + 1:
             self._begin()  # as every rank does that sees what its sender has seen
         if message.generation > self._generation:
-            self._early.append(message)
+            self._unexpected.append(message)
         elif self._negotiation is not None and message.generation == self._generation:
             if message.kind is Kind.STALL:
                 self._pass_on_stall(message.payload.decode(errors="replace"))
@@ -292,9 +292,9 @@ class NamedOperations:
         meanings = {rank: meaning_of(title) for rank, title in titles.items()}
         found = {rank: meaning for rank, meaning in meanings.items() if meaning is not None}
         if len(found) == len(meanings) and len({name for name, _ in found.values()}) == 1:
-            terms = {rank: each for rank, (_, each) in found.items()}
-            if handle is not None and len(set(terms.values())) > 1:
-                handle.fail(disagreement(handle.name, terms, self.ranks))
+            signature = {rank: each for rank, (_, each) in found.items()}
+            if handle is not None and len(set(signature.values())) > 1:
+                handle.fail(disagreement(handle.name, signature, self.ranks))
             elif handle is not None and error is not None:  # it failed on one of them
                 handle.fail(error)
             return
@@ -339,11 +339,11 @@ class NamedOperations:
         """Return whether it is not known yet what became of an operation of that order."""
         return any(each.number and not each.done() for each in list(self._in_flight.values()))
 
-    def run(self, name: str, terms: Terms, handle: NamedHandle | None) -> None:
+    def run(self, name: str, signature: Signature, handle: NamedHandle | None) -> None:
         """Post an operation that all ranks post next; without a handle what stands in for it."""
-        label, before = label_of(name, terms), self._decided.calls.last
+        label, before = label_of(name, signature), self._decided.calls.last
         try:
-            posted = self._start_of(terms, handle)(self._decided, label)
+            posted = self._start_of(signature, handle)(self._decided, label)
         except Exception as error:  # noqa: BLE001 -- whoever waits gets it, and the others are told
             if self._decided.calls.last == before:
                 self._decided.calls.decline(label, error)
@@ -355,12 +355,12 @@ class NamedOperations:
             if handle is not None:
                 handle.posted = posted
 
-    def _start_of(self, terms: Terms, handle: NamedHandle | None) -> Start:
+    def _start_of(self, signature: Signature, handle: NamedHandle | None) -> Start:
         if handle is not None and handle.start is not None:
             return handle.start
-        if self._stand_in is None:
+        if self._neutral_contribution is None:
             raise UnsupportedError("these operations have no stand-ins")
-        return self._stand_in(terms)
+        return self._neutral_contribution(signature)
 
     def go_back(self, joined: Joined) -> None:
         """All have joined, and nothing is in flight: the negotiation is over."""
@@ -368,8 +368,8 @@ class NamedOperations:
         joining, self._joining = self._joining, None
         if joining is not None:
             joining.finish(joined.last_rank)
-        early, self._early = self._early, []
-        for message in early:
+        unexpected, self._unexpected = self._unexpected, []
+        for message in unexpected:
             self._take(message)
 
     # ---- failing ----

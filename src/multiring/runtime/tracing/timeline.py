@@ -67,7 +67,7 @@ class Timelines:
         self._context = context
         self._glossary = glossary
         self._group_named = group_named
-        self._meeting: Group | None = None
+        self._timeline_group: Group | None = None
         self._running: Running | None = None
 
     @property
@@ -88,8 +88,8 @@ class Timelines:
             ArgumentError: on every rank: the path leads nowhere, or some rank cannot write beside it.
             PeerLostError, StallError: a rank is gone, or does not come.
         """
-        if self._meeting is None:
-            self._meeting = self._group_named("timelines")
+        if self._timeline_group is None:
+            self._timeline_group = self._group_named("timelines")
         where, problem = Path(), ""
         if self._identity.rank == 0 and self._running is None:
             try:
@@ -99,13 +99,13 @@ class Timelines:
                 problem = str(error)
         peer_info = {"path": os.fspath(where), "problem": problem, "is_on": self._running is not None}
         peer_info |= {"mark_cycles": mark_cycles, "preview": preview, "timeline": secrets.token_hex(8)}
-        told = _exchange(self._meeting, peer_info)
+        told = _exchange(self._timeline_group, peer_info)
         busy = [each for each, peer_info in enumerate(told) if peer_info["is_on"]]
         if busy:
             raise StateError(f"a timeline is on already{_of(busy, told)}; multiring.stop_timeline() ends it")
         if told[0]["problem"]:
             raise ArgumentError(told[0]["problem"])
-        self._running = self._begin(self._meeting, told[0])
+        self._running = self._begin(self._timeline_group, told[0])
 
     def stop(self, patience_s: float | None = None) -> None:
         """End the recording, on every rank; the file is written when this returns.

@@ -93,7 +93,7 @@ class GroupState:
             DistBackendError: the group does not stand any more; or, for a caller that waits, the operation failed.
             RefusedError: wrong arguments.
         """
-        self.require_standing(what)
+        self.require_state(what)
         batch = self._batch
         waits = options.waits and batch is None
         try:
@@ -128,7 +128,7 @@ class GroupState:
 
         return self.issue(what, Ready(start, settle if settles else None), self.options_of(opts), outputs)
 
-    def require_standing(self, what: str) -> None:
+    def require_state(self, what: str) -> None:
         """Raise DistBackendError where the group was destroyed or aborted."""
         if self._end is not None:
             raise dist.DistBackendError(f"{what}: the process group {self._end}; make it anew")

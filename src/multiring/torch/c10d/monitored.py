@@ -27,12 +27,12 @@ class Monitored(GroupState):
             DistBackendError: on rank 0, which names who is missing, as numbered in the group; on those that came, which
                 do too; and on one that comes too late.
         """
-        self.require_standing("monitored_barrier")
+        self.require_state("monitored_barrier")
         seconds = self.default_timeout_s if timeout is None else max(0.0, timeout.total_seconds())
         try:
             roll = self._barrier.call(seconds, waits_for_all=wait_all_ranks)
         except StateError as error:
-            self.require_standing("monitored_barrier")
+            self.require_state("monitored_barrier")
             raise torch_error("monitored_barrier", error) from error
         if roll.missing:
             own = self.group.rank

@@ -195,7 +195,7 @@ class ProcessGroup(Devices, Reductions, Gatherings, Exchanges, Rooted, Messages,
             RefusedError: ranks that are not in this group, none at all, or other options.
             RuntimeError: another device.
         """
-        self.require_standing("split_group")
+        self.require_state("split_group")
         name = f"{self._name}:split:{next(self._splits)}" if group_name is None else group_name
         ranks = sorted(new_ranks)
         given_s = timeout_of("split_group: opts", opts)

@@ -32,11 +32,11 @@ def sparse_sum(group: Group, tensor: Tensor, reduction: Reduction) -> Ready:
     found: list[Tensor] = []
 
     def start(waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
-        gathering = _Gathering(group, own, reduction.name)
-        first = gathering.counts(waits=waits)
+        gather = _SparseGather(group, own, reduction.name)
+        first = gather.counts(waits=waits)
 
         def finish(wait: Wait = OperationHandle.wait) -> None:
-            found.append(gathering.rest(first, wait))
+            found.append(gather.rest(first, wait))
 
         return Steps(finish) if waits else in_background(finish, "all_reduce")
 
@@ -49,7 +49,7 @@ def sparse_sum(group: Group, tensor: Tensor, reduction: Reduction) -> Ready:
     return Ready(start, settle)
 
 
-class _Gathering:
+class _SparseGather:
     """One operation in three steps: how many entries each rank has, where they are, and what they are."""
 
     def __init__(self, group: Group, own: Tensor, name: str) -> None:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from multiring.errors import LaunchError
 from multiring.runtime import Group
 from multiring.runtime.bootstrap.addresses import host_id
-from multiring.runtime.bootstrap.launchers import Identity, Place, choose_place
+from multiring.runtime.bootstrap.launchers import Identity, RendezvousPoint, choose_rendezvous_point
 from multiring.runtime.job.job import World, current, enter, is_initialized, leave
 from multiring.settings import Settings
 from multiring.torch.c10d.stores import is_begun_here
@@ -90,7 +90,7 @@ def _alone() -> dict[str, str]:
 
 
 def _enter(
-    rank: int, size: int, timeout_s: float, meeting: tuple[dict[str, str], Place | None], *, is_default: bool
+    rank: int, size: int, timeout_s: float, meeting: tuple[dict[str, str], RendezvousPoint | None], *, is_default: bool
 ) -> World:
     answer, place = meeting
     settings = Settings.from_environment()
@@ -111,7 +111,7 @@ def _enter(
 
 def _agree(
     store: Any, rank: int, size: int, timeout_s: float, peer_info: dict[str, str]
-) -> tuple[dict[str, str], Place | None]:
+) -> tuple[dict[str, str], RendezvousPoint | None]:
     """Return what rank 0 says, and on that rank the place where it listens."""
     store.set(_peer_info_of(rank), json.dumps(peer_info))
     if rank == 0:
@@ -128,7 +128,7 @@ def _agree(
     return answer, None
 
 
-def _decide(store: Any, size: int, timeout_s: float) -> tuple[dict[str, str], Place | None]:
+def _decide(store: Any, size: int, timeout_s: float) -> tuple[dict[str, str], RendezvousPoint | None]:
     keys = [_peer_info_of(rank) for rank in range(size)]
     try:
         store.wait(keys, timedelta(seconds=timeout_s))
@@ -142,7 +142,9 @@ def _decide(store: Any, size: int, timeout_s: float) -> tuple[dict[str, str], Pl
     if any(peer_info["job"] for peer_info in peer_infos):
         return _same_job(peer_infos) or {"token": token}, None
     settings = replace(Settings.from_environment(), rendezvous=None, job=None)
-    place = choose_place(settings, "torch", is_one_host=len({peer_info["host"] for peer_info in peer_infos}) == 1)
+    place = choose_rendezvous_point(
+        settings, "torch", is_one_host=len({peer_info["host"] for peer_info in peer_infos}) == 1
+    )
     if "error" in place.told:
         return {"error": str(LaunchError(f"rank 0 cannot listen: {place.told['error']}"))}, None
     return {**place.told, "token": token}, place

@@ -6,7 +6,7 @@ What is forecast and what is built both follow from here.
 from collections.abc import Sequence
 
 from multiring.errors import ArgumentError
-from multiring.planner.mixes.profile import Unit
+from multiring.planner.parallelism.profile import Unit
 
 # A unit with less is gathered with the rest of the model, once a step: a collective more costs more than it saves.
 GATHERED_LEAST_BYTES = 1 << 18

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from multiring.planner.mixes.mix import Axis, Mix
-from multiring.planner.mixes.parts import gathered_together, stages_of
-from multiring.planner.mixes.pipeline import Stage, makespan
-from multiring.planner.mixes.prices import Prices
-from multiring.planner.mixes.profile import Profile, Unit
+from multiring.planner.parallelism.axes import Axis, Parallelism
+from multiring.planner.parallelism.parts import gathered_together, stages_of
+from multiring.planner.parallelism.pipeline import Stage, makespan
+from multiring.planner.parallelism.prices import Prices
+from multiring.planner.parallelism.profile import Profile, Unit
 from multiring.schedule import Collective
 from multiring.topology import Topology
 
@@ -29,23 +29,23 @@ class Seconds:
         return self.compute + self.exchange + self.update
 
 
-def seconds_of(mix: Mix, profile: Profile, topology: Topology) -> Seconds:
-    """Return what a step of the whole batch takes under `mix`."""
-    prices = Prices(mix, topology, profile.overheads.collective_s)
-    if mix.size(Axis.SHARD) > 1:
-        return _sharded(mix, profile, prices)
-    if mix.size(Axis.TENSOR) > 1:
-        return _tensor(mix, profile, prices)
-    if mix.size(Axis.PIPELINE) > 1:
-        return _pipeline(mix, profile, prices)
-    return _replicated(mix, profile, prices)
+def seconds_of(parallelism: Parallelism, profile: Profile, topology: Topology) -> Seconds:
+    """Return what a step of the whole batch takes under `parallelism`."""
+    prices = Prices(parallelism, topology, profile.overheads.collective_s)
+    if parallelism.size(Axis.SHARD) > 1:
+        return _sharded(parallelism, profile, prices)
+    if parallelism.size(Axis.TENSOR) > 1:
+        return _tensor(parallelism, profile, prices)
+    if parallelism.size(Axis.PIPELINE) > 1:
+        return _pipeline(parallelism, profile, prices)
+    return _replicated(parallelism, profile, prices)
 
 
-def _replicated(mix: Mix, profile: Profile, prices: Prices) -> Seconds:
+def _replicated(parallelism: Parallelism, profile: Profile, prices: Prices) -> Seconds:
     """Buckets are reduced in the order in which backward ends them, while it goes on with what comes before."""
-    compute = profile.compute_of(profile.batch / mix.data_ranks)
+    compute = profile.compute_of(profile.batch / parallelism.data_ranks)
     over = 0.0
-    if mix.ranks > 1:
+    if parallelism.ranks > 1:
         for ready, size_bytes in _buckets(profile.units):
             copied_s = size_bytes * profile.overheads.copy_s_per_byte
             reduced_s = prices.collective_s(Axis.DATA, Collective.ALL_REDUCE, size_bytes)
@@ -71,12 +71,12 @@ def _buckets(units: Sequence[Unit]) -> list[tuple[float, int]]:
     return [*found, (1.0, waiting)] if waiting else found
 
 
-def _sharded(mix: Mix, profile: Profile, prices: Prices) -> Seconds:
+def _sharded(parallelism: Parallelism, profile: Profile, prices: Prices) -> Seconds:
     """On CPUs torch gathers and reduces a group of parameters while nothing else is done.
 
     A group is gathered for forward and again for backward, the rest of the model once.
     """
-    compute = profile.compute_of(profile.batch / mix.data_ranks)
+    compute = profile.compute_of(profile.batch / parallelism.data_ranks)
     exchange, costs = 0.0, profile.overheads
     for at, group in enumerate(gathered_together(profile.units)):
         size_bytes = sum(profile.units[index].parameter_bytes for index in group)
@@ -85,19 +85,19 @@ def _sharded(mix: Mix, profile: Profile, prices: Prices) -> Seconds:
         times = 1 if at == 0 else 2
         exchange += times * prices.collective_s(Axis.SHARD, Collective.ALL_GATHER, size_bytes)
         exchange += prices.collective_s(Axis.SHARD, Collective.REDUCE_SCATTER, size_bytes)
-        if mix.size(Axis.DATA) > 1:
-            part = size_bytes / mix.size(Axis.SHARD)
+        if parallelism.size(Axis.DATA) > 1:
+            part = size_bytes / parallelism.size(Axis.SHARD)
             exchange += prices.collective_s(Axis.DATA, Collective.ALL_REDUCE, part)
         exchange += costs.sharded_unit_s + (times + 1) * size_bytes * costs.copy_s_per_byte
-    own = profile.parameter_bytes / mix.size(Axis.SHARD)
+    own = profile.parameter_bytes / parallelism.size(Axis.SHARD)
     update = _update(profile, 0.0, own, dtensors=_count(profile.units))
     return Seconds(compute=compute.seconds, exchange=exchange, update=update)
 
 
-def _tensor(mix: Mix, profile: Profile, prices: Prices) -> Seconds:
+def _tensor(parallelism: Parallelism, profile: Profile, prices: Prices) -> Seconds:
     """Ranks of the tensor axis exchange what divided layers make of the samples, then average over the data axis."""
-    samples = profile.batch / mix.data_ranks
-    ways = mix.size(Axis.TENSOR)
+    samples = profile.batch / parallelism.data_ranks
+    ways = parallelism.size(Axis.TENSOR)
     left = 1 - profile.split_share * (1 - 1 / ways)
     exchange = sum(
         prices.collective_s(Axis.TENSOR, collective, size_bytes * samples)
@@ -109,17 +109,19 @@ def _tensor(mix: Mix, profile: Profile, prices: Prices) -> Seconds:
     split_bytes = sum(unit.split_bytes for unit in profile.units)
     whole = profile.parameter_bytes - split_bytes
     modules = sum(len(unit.gathers) + len(unit.sums) for unit in profile.units)
-    exchange += modules * profile.overheads.split_module_s + _averaged(mix, profile, prices, whole + split_bytes / ways)
+    exchange += modules * profile.overheads.split_module_s + _averaged(
+        parallelism, profile, prices, whole + split_bytes / ways
+    )
     update = _update(profile, whole, split_bytes / ways, plain=_count(profile.units) - split, dtensors=split)
     return Seconds(compute=profile.compute_of(samples).seconds * left, exchange=exchange, update=update)
 
 
-def _pipeline(mix: Mix, profile: Profile, prices: Prices) -> Seconds:
+def _pipeline(parallelism: Parallelism, profile: Profile, prices: Prices) -> Seconds:
     """1F1B, of stages that share cores where ranks do: one that waits leaves its part to the others."""
-    units, m = profile.units, mix.microbatches
-    places = stages_of(units, mix.size(Axis.PIPELINE))
+    units, m = profile.units, parallelism.microbatches
+    places = stages_of(units, parallelism.size(Axis.PIPELINE))
     whole = sum(unit.seconds for unit in units) or 1.0
-    samples = profile.batch / mix.data_ranks / m
+    samples = profile.batch / parallelism.data_ranks / m
     turn = profile.compute_of(samples)
     shares = [sum(units[index].seconds for index in place) / whole for place in places]
     sizes = [sum(units[index].parameter_bytes for index in place) for place in places]
@@ -140,15 +142,15 @@ def _pipeline(mix: Mix, profile: Profile, prices: Prices) -> Seconds:
     exchange = makespan(stages, m, cores, passed) - compute
     held = max(sizes)
     count = max(_count([units[index] for index in place]) for place in places)
-    exchange += _averaged(mix, profile, prices, held)
+    exchange += _averaged(parallelism, profile, prices, held)
     # The last stages have ended, and updated, before the first: while that does, the others have no use for the cores.
     update = _update(profile, held, plain=count) * max(1 / profile.crowding, 1 / len(stages))
     return Seconds(compute=compute, exchange=exchange, update=update)
 
 
-def _averaged(mix: Mix, profile: Profile, prices: Prices, size_bytes: float) -> float:
+def _averaged(parallelism: Parallelism, profile: Profile, prices: Prices, size_bytes: float) -> float:
     """Return what it takes to average gradients over the data axis behind backward, in one piece."""
-    if mix.size(Axis.DATA) == 1:
+    if parallelism.size(Axis.DATA) == 1:
         return 0.0
     copied_s = 2 * size_bytes * profile.overheads.copy_s_per_byte
     return prices.collective_s(Axis.DATA, Collective.ALL_REDUCE, size_bytes) + copied_s

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from multiring.planner.mixes.mix import Axis, Mix
+from multiring.planner.parallelism.axes import Axis, Parallelism
 from multiring.planner.plan import Task, cheapest
 from multiring.schedule import Collective
 from multiring.topology import Link, Topology, grid_of
@@ -16,10 +16,10 @@ _ROUND_BYTES = 64  # sizes are rounded up to so many, so that like ones are pric
 class Prices:
     """Prices of one mix on one topology, and `each_s` for every exchange; lines that leave a host share its rails."""
 
-    def __init__(self, mix: Mix, topology: Topology, each_s: float = 0.0) -> None:
+    def __init__(self, parallelism: Parallelism, topology: Topology, each_s: float = 0.0) -> None:
         self._each_s = each_s
         _, order = grid_of(topology)
-        self._lines = {axis: _slowest_lines(mix.lines(axis, order), topology) for axis, _ in mix.axes}
+        self._lines = {axis: _slowest_lines(parallelism.lines(axis, order), topology) for axis, _ in parallelism.axes}
 
     def collective_s(self, axis: Axis, collective: Collective, size_bytes: float) -> float:
         """Return the seconds of one collective along `axis`; the size is the whole buffer's."""

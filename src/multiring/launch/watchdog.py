@@ -12,7 +12,7 @@ _ALL_IS_WELL = b"."
 _READ_BYTES = 4096
 
 
-class Guard:
+class Watchdog:
     """Forked before the ranks; it waits at a pipe whose other end only the launcher holds.
 
     When the launcher dies without having said that all is well, even by kill -9, the pipe closes and the guard
@@ -24,7 +24,7 @@ class Guard:
         watched, self._pipe = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
-            _stand_guard(job, watched)
+            _watch_launcher(job, watched)
         os.close(watched)
 
     def watch(self, group: int) -> None:
@@ -47,7 +47,7 @@ class Guard:
             os.write(self._pipe, words)
 
 
-def _stand_guard(job: str, watched: int) -> None:
+def _watch_launcher(job: str, watched: int) -> None:
     """Never returns: in this process the launcher's stack must not be unwound."""
     try:
         os.setsid()  # a signal to the launcher's group, even SIGKILL, must not reach the guard

@@ -1,4 +1,4 @@
-"""`python -m multiring.launch.placed HOSTS CMD...`: become CMD, as a rank of HOSTS that takes multiring for Horovod.
+"""`python -m multiring.launch.horovod_exec HOSTS CMD...`: become CMD, as a rank of HOSTS that takes multiring for Horovod.
 
 mpiexec gives all ranks one environment, and HOROVOD_RANK differs: `multiring run --hosts --horovod` has it start this.
 """
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from multiring.errors import LaunchError
-from multiring.launch.horovod import Place, horovod_environment, places_on, without_place
+from multiring.launch.horovod import HorovodPosition, horovod_environment, positions_on, without_position
 from multiring.launch.mpiexec import parse_hosts
 from multiring.settings import foreign_environment, inherited_environment
 
@@ -16,14 +16,14 @@ from multiring.settings import foreign_environment, inherited_environment
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 
 
-def place_of(hosts: str, foreign: Mapping[str, str]) -> Place:
+def position_of(hosts: str, foreign: Mapping[str, str]) -> HorovodPosition:
     """Return the place of the rank that mpiexec's variables name.
 
     Raises:
         LaunchError: they name none, or one that `hosts` has no place for.
     """
     text = next((foreign[name] for name in _RANKS if name in foreign), None)
-    places = places_on(parse_hosts(hosts))
+    places = positions_on(parse_hosts(hosts))
     if text is None or not text.isdecimal() or int(text) >= len(places):
         raise LaunchError(f"mpiexec says rank {text}, want 0 to {len(places) - 1} in {' or '.join(_RANKS)}")
     return places[int(text)]
@@ -32,8 +32,8 @@ def place_of(hosts: str, foreign: Mapping[str, str]) -> Place:
 def main(arguments: Sequence[str]) -> None:
     """Replace this process by the command."""
     hosts, *command = arguments
-    environment = without_place(inherited_environment())
-    told = horovod_environment(environment, place_of(hosts, foreign_environment()))
+    environment = without_position(inherited_environment())
+    told = horovod_environment(environment, position_of(hosts, foreign_environment()))
     try:
         os.execvpe(command[0], command, environment | told)  # noqa: S606 -- the user's command is what this is for
     except OSError as error:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from multiring.errors import ArgumentError
-from multiring.planner.mixes.profile import Profile
+from multiring.planner.parallelism.profile import Profile
 from multiring.topology import Topology
 
 _MICROBATCHES = (1, 2, 4)  # for each stage
@@ -38,7 +38,7 @@ _KINDS: tuple[tuple[Axis, ...], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Mix:
+class Parallelism:
     """Axes and how many ranks are along each, outermost first: neighbours on the last one are nearest.
 
     Of one rank alone the only axis is data 1. `microbatches` is how many a pipeline cuts its samples into.
@@ -72,7 +72,7 @@ class Mix:
         return " x ".join(f"{axis.value} {size}" for axis, size in self.axes) + cut
 
 
-def mix_of(mesh: Mapping[str, Any]) -> Mix:
+def parallelism_of(mesh: Mapping[str, Any]) -> Parallelism:
     """Return the mix that `mesh`, like {"data": 2, "tensor": 2}, names; which axis is near is not said yet.
 
     Raises:
@@ -83,54 +83,54 @@ def mix_of(mesh: Mapping[str, Any]) -> Mix:
         if name not in known or not isinstance(size, int) or size < 1:
             raise ArgumentError(f"mesh={dict(mesh)}: want {', '.join(known)}, each with how many ranks are along it")
     axes = tuple((known[name], size) for name, size in mesh.items() if size > 1)
-    mix = Mix(axes or ((Axis.DATA, 1),))
-    if {axis for axis, _ in mix.axes} not in [set(kind) for kind in _KINDS]:
+    parallelism = Parallelism(axes or ((Axis.DATA, 1),))
+    if {axis for axis, _ in parallelism.axes} not in [set(kind) for kind in _KINDS]:
         together = "; ".join(" and ".join(axis.value for axis in kind) for kind in _KINDS)
         raise ArgumentError(f"mesh={dict(mesh)}: those axes are not built together; want one of: {together}")
-    return mix
+    return parallelism
 
 
-def mixes_of(profile: Profile, topology: Topology) -> list[Mix]:
+def parallelisms_of(profile: Profile, topology: Topology) -> list[Parallelism]:
     """Return every mix that the model, the batch and the ranks allow, in every way to lay it."""
     if topology.ranks == 1:
-        return [Mix(((Axis.DATA, 1),))]
+        return [Parallelism(((Axis.DATA, 1),))]
     return [
         laid
         for kind in _KINDS
         for sizes in _sizes(topology.ranks, len(kind))
-        for laid in laid_out(Mix(tuple(zip(kind, sizes, strict=True))), profile, topology)
+        for laid in laid_out(Parallelism(tuple(zip(kind, sizes, strict=True))), profile, topology)
     ]
 
 
-def laid_out(mix: Mix, profile: Profile, topology: Topology) -> Iterator[Mix]:
-    """Yield every way to lay `mix` on the ranks, with every number of microbatches; none where it cannot be."""
-    if reason_against(mix, profile, topology):
+def laid_out(parallelism: Parallelism, profile: Profile, topology: Topology) -> Iterator[Parallelism]:
+    """Yield every way to lay `parallelism` on the ranks, with every number of microbatches; none where it cannot be."""
+    if reason_against(parallelism, profile, topology):
         return
-    stages = mix.size(Axis.PIPELINE)
-    share = profile.batch // mix.data_ranks
+    stages = parallelism.size(Axis.PIPELINE)
+    share = profile.batch // parallelism.data_ranks
     cuts = [stages * times for times in _MICROBATCHES if share % (stages * times) == 0] if stages > 1 else [1]
     # Within one host no rank is nearer than another.
-    orders = permutations(mix.axes) if len(topology.hosts) > 1 else [mix.axes]
+    orders = permutations(parallelism.axes) if len(topology.hosts) > 1 else [parallelism.axes]
     for axes in orders:
         for microbatches in cuts:
-            yield replace(mix, axes=tuple(axes), microbatches=microbatches)
+            yield replace(parallelism, axes=tuple(axes), microbatches=microbatches)
 
 
-def reason_against(mix: Mix, profile: Profile, topology: Topology) -> str:
-    """Return why `mix` cannot be had, "" where it can."""
-    stages, ways = mix.size(Axis.PIPELINE), mix.size(Axis.TENSOR)
+def reason_against(parallelism: Parallelism, profile: Profile, topology: Topology) -> str:
+    """Return why `parallelism` cannot be had, "" where it can."""
+    stages, ways = parallelism.size(Axis.PIPELINE), parallelism.size(Axis.TENSOR)
     holding = sum(unit.parameter_bytes > 0 for unit in profile.units)
-    batch, share = profile.batch, profile.batch // mix.data_ranks
-    refused = {axis.value: profile.refused.get(axis.value, "") for axis, size in mix.axes if size > 1}
+    batch, share = profile.batch, profile.batch // parallelism.data_ranks
+    refused = {axis.value: profile.refused.get(axis.value, "") for axis, size in parallelism.axes if size > 1}
     checks = [
-        (mix.ranks != topology.ranks, f"is for {mix.ranks} ranks, and there are {topology.ranks}"),
+        (parallelism.ranks != topology.ranks, f"is for {parallelism.ranks} ranks, and there are {topology.ranks}"),
         *((bool(words), f"no {axis} axis: {words}") for axis, words in refused.items()),
-        (batch % mix.data_ranks, f"{batch} samples cannot be cut into {mix.data_ranks} equal parts"),
+        (batch % parallelism.data_ranks, f"{batch} samples cannot be cut into {parallelism.data_ranks} equal parts"),
         (profile.divisor % ways, f"layers have {profile.divisor} features, which {ways} ranks cannot divide"),
         (stages > holding, f"{holding} units with parameters are fewer than {stages} stages"),
         (share % stages, f"{share} samples cannot be cut into {stages} microbatches or a multiple"),
     ]
-    return next((f"{mix}: {words}" for is_wrong, words in checks if is_wrong), "")
+    return next((f"{parallelism}: {words}" for is_wrong, words in checks if is_wrong), "")
 
 
 def _sizes(ranks: int, axes: int) -> list[tuple[int, ...]]:

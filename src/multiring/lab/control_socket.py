@@ -1,7 +1,7 @@
 """How a running lab is spoken to: a line of JSON and some descriptors over an abstract Unix socket, a line back.
 
 The kernel is the list of running labs: a name is free again when its lab is gone, in whatever way. The socket at a
-lab's own name takes faults; one in every host takes commands to run in another (see `agent.py`).
+lab's own name takes faults; one in every host takes commands to run in another (see `rsh_agent.py`).
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from multiring.errors import ArgumentError, LaunchError, MultiringError, StateEr
 from multiring.runtime.bootstrap.addresses import peer_credentials
 
 _PREFIX = "multiring-lab-"
-_DOOR_OF_HOST = "\0multiring-lab"  # the same in agent.py
+_HOST_SOCKET = "\0multiring-lab"  # the same in rsh_agent.py
 _NAME_BYTES = 64
 _READ_BYTES = 1 << 16
 _MOST_DESCRIPTORS = 3
@@ -82,7 +82,7 @@ class Caller:
         self.descriptors = []
 
 
-class Door:
+class ControlSocket:
     """Listens at an abstract address of the network namespace it is made in.
 
     Args:
@@ -150,23 +150,23 @@ def check_lab_name(name: str) -> None:
         raise ArgumentError(f"a lab cannot be called {name!r}, want 1 to {_NAME_BYTES} bytes without spaces")
 
 
-def open_lab_door(name: str, answer: Callable[[Caller, Message], None]) -> Door:
+def open_lab_socket(name: str, answer: Callable[[Caller, Message], None]) -> ControlSocket:
     """Return the door of the lab `name`.
 
     Raises:
         ArgumentError: another running lab has the name.
     """
     try:
-        return Door(f"\0{_PREFIX}{name}", answer)
+        return ControlSocket(f"\0{_PREFIX}{name}", answer)
     except OSError as error:
         raise ArgumentError(
             f"a lab cannot be called {name!r}: {error.strerror}; running: {_text(running_labs())}"
         ) from None
 
 
-def open_host_door(answer: Callable[[Caller, Message], None]) -> Door:
+def open_host_socket(answer: Callable[[Caller, Message], None]) -> ControlSocket:
     """Return the door of the host whose network namespace the calling thread is in."""
-    return Door(_DOOR_OF_HOST, answer)
+    return ControlSocket(_HOST_SOCKET, answer)
 
 
 def running_labs() -> list[str]:

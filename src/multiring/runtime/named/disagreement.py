@@ -4,25 +4,25 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from multiring.agreement import Deadlock
-from multiring.errors import DisagreementError, StallError, Terms
+from multiring.errors import DisagreementError, Signature, StallError
 from multiring.runtime.group.handles import told_apart
 
 
-def disagreement(name: str, terms: Mapping[int, Terms], ranks: Sequence[int]) -> DisagreementError:
+def disagreement(name: str, signature: Mapping[int, Signature], ranks: Sequence[int]) -> DisagreementError:
     """Return the error for `name`, to which the ranks of a set came with these terms, not all the same.
 
     Args:
         name: the operation's.
-        terms: by rank of the set.
+        signature: by rank of the set.
         ranks: the rank in the world of each rank of the set; the text has these.
     """
-    by_rank = {rank: dict(each) for rank, each in terms.items()}
-    keys = list(dict.fromkeys(key for each in terms.values() for key, _ in each))
+    by_rank = {rank: dict(each) for rank, each in signature.items()}
+    keys = list(dict.fromkeys(key for each in signature.values() for key, _ in each))
     differing = [key for key in keys if len({each.get(key) for each in by_rank.values()}) > 1]
     first = differing[0] if differing else "terms"
     said = {ranks[rank]: each.get(first, "none") for rank, each in by_rank.items()}
     text = f"operation {name!r}: the ranks do not agree on the {first}: {told_apart(said)}; inputs are intact"
-    return DisagreementError(text, terms)
+    return DisagreementError(text, signature)
 
 
 def deadlock(title: str, found: Deadlock, ranks: Sequence[int]) -> StallError:

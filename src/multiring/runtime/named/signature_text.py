@@ -8,23 +8,23 @@ import json
 from functools import lru_cache
 from typing import Any
 
-from multiring.errors import Terms
+from multiring.errors import Signature
 
 # Between what an operation does and its label, in the title the ranks agree on.
 LABELLED = " labelled "
 
-Meaning = tuple[str, Terms]  # the name, and the terms it comes with
+Meaning = tuple[str, Signature]  # the name, and the terms it comes with
 
 
-def label_of(name: str, terms: Terms) -> str:
+def label_of(name: str, signature: Signature) -> str:
     """Return the label of a named operation; `meaning_of` reads it."""
-    return f"[{json.dumps(name)}, {in_words(terms)}]"
+    return f"[{json.dumps(name)}, {in_words(signature)}]"
 
 
 @lru_cache(maxsize=1024)
-def in_words(terms: Terms) -> str:
-    """Return the text that `terms_of` reads."""
-    return json.dumps(terms)  # of many tensors they are long, and come again
+def in_words(signature: Signature) -> str:
+    """Return the text that `signature_of` reads."""
+    return json.dumps(signature)  # of many tensors they are long, and come again
 
 
 def meaning_of(title: str) -> Meaning | None:
@@ -32,8 +32,8 @@ def meaning_of(title: str) -> Meaning | None:
     at = title.find(LABELLED)
     while at >= 0:
         match _value(title[at + len(LABELLED) :]):
-            case [str(name), [*rows]] if all(_is_term(row) for row in rows):
-                return name, _as_terms(rows)
+            case [str(name), [*rows]] if all(_is_entry(row) for row in rows):
+                return name, _as_signature(rows)
         at = title.find(LABELLED, at + 1)  # the words may also be part of what comes before
     return None
 
@@ -46,16 +46,16 @@ def shown(title: str) -> str:
     return title.removesuffix(f"{LABELLED}{label_of(*meaning)}") + f", operation {meaning[0]!r}"
 
 
-def terms_of(text: str) -> Terms:
+def signature_of(text: str) -> Signature:
     """Return the terms that `in_words` made `text` of."""
-    return _as_terms(json.loads(text))
+    return _as_signature(json.loads(text))
 
 
-def _is_term(row: Any) -> bool:
+def _is_entry(row: Any) -> bool:
     return isinstance(row, list) and [type(word) for word in row] == [str, str]
 
 
-def _as_terms(rows: list[list[str]]) -> Terms:
+def _as_signature(rows: list[list[str]]) -> Signature:
     return tuple((what, value) for what, value in rows)
 
 

@@ -20,7 +20,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _READ_BYTES = 1 << 16
 
 
-def run_apart(work: Callable[[], int]) -> int:
+def run_in_pid_namespace(work: Callable[[], int]) -> int:
     """Return what `work` returns, having run it in such a process; SIGINT, SIGTERM and SIGHUP are handed on.
 
     They are blocked there until `work` unblocks them: they would be lost on a pid 1 that does not handle them yet.

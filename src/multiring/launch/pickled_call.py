@@ -37,7 +37,7 @@ class Failure:
 Outcome = Returned | Failure
 
 
-class Parcel:
+class CallFolder:
     """The folder. One process sends, then each rank opens it and leaves its outcome."""
 
     def __init__(self, folder: Path) -> None:

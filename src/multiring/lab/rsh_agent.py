@@ -1,6 +1,6 @@
 """ssh, as far as launchers need it: run a command on another host of the lab this process is in.
 
-    agent.py [-OPTIONS] HOST COMMAND...
+    rsh_agent.py [-OPTIONS] HOST COMMAND...
 
 It asks the lab to start the command with this process's environment, folder, input and output, and ends with its
 exit code. Run as a program by itself, without the package: a launcher starts one for each host, and it is to be quick.
@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 
-_DOOR = "\0multiring-lab"  # the same in door.py
+_HOST_SOCKET = "\0multiring-lab"  # the same in control_socket.py
 _TAKE_A_VALUE = "BbcDEeFIiJLlmOopQRSWw"  # options of ssh(1)
 _FAILED = 255  # what ssh says when it is not the command that failed
 
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
         environment = dict(os.environ)  # noqa: TID251
         request = {"host": host, "command": command, "folder": os.getcwd(), "environment": environment}  # noqa: PTH109
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(_DOOR)
+            connection.connect(_HOST_SOCKET)
             line = json.dumps(request).encode() + b"\n"
             sent = socket.send_fds(connection, [line], [0, 1, 2])
             with contextlib.suppress(BrokenPipeError):  # it has answered already
