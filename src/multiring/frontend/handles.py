@@ -111,11 +111,11 @@ class Several:
         self._finish = finish
 
     def done(self) -> bool:
-        """As in Pending."""
+        """Return whether `wait` would return, or raise, at once. Its name is free then."""
         return all(part.done() for part in self._parts)
 
     def wait(self) -> Any:
-        """As in Pending; where one fails, nothing is to be had of the others, which may not come on every rank."""
+        """Return the results; where one fails, nothing is to be had of the others, which may not come on every rank."""
         left = list(reversed(self._parts))
         found = []
         try:
@@ -127,7 +127,7 @@ class Several:
         return self._finish(found)
 
     def forget(self) -> None:
-        """As in Pending."""
+        """Free the name of what nobody waits for any more."""
         for part in self._parts:
             part.forget()
 

@@ -23,7 +23,7 @@ from multiring.runtime.named.named import Start
 
 
 def neutral_contribution(signature: Signature) -> Start:
-    """Return what starts this rank's part in an operation of these terms: what changes no result of the others.
+    """Return what starts this rank's part in an operation of this signature: what changes no result of the others.
 
     That is zeros for a sum and an average, which is still divided by all ranks, and the neutral element for a minimum,
     a maximum and a product.

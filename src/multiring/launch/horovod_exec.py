@@ -1,4 +1,4 @@
-"""`python -m multiring.launch.horovod_exec HOSTS CMD...`: become CMD, as a rank of HOSTS that takes multiring for Horovod.
+"""`python -m multiring.launch.horovod_exec HOSTS CMD...`: become CMD, a rank of HOSTS that takes multiring for Horovod.
 
 mpiexec gives all ranks one environment, and HOROVOD_RANK differs: `multiring run --hosts --horovod` has it start this.
 """

@@ -50,7 +50,7 @@ class PlainTensorLayout:
         return cls(start, form, tuple(map(id, tensors)), _positions(tensors))
 
     def is_of(self, tensors: Sequence[Tensor]) -> bool:
-        """As in TensorLayout."""
+        """Return whether these are the same objects, and lie as they did."""
         return tuple(map(id, tensors)) == self.ids and _positions(tensors) == self.kept
 
 

@@ -229,7 +229,7 @@ class OperationHandle(Waiter):
 
     @property
     def key(self) -> Key | None:
-        """See Waiter."""
+        """What is waited for; None where ranks do not come to it in an order, as to messages."""
         return (
             None
             if self._group is None

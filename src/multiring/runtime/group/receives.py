@@ -1,4 +1,4 @@
-"""Letters: receives that may have to wait for their turn; and messages of a rank to itself."""
+"""Posted receives: those that may have to wait for their turn; and messages of a rank to itself."""
 
 import time
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Terms: what the ranks must agree on of a named operation, and what is said where they do not agree."""
+"""What is said where ranks do not agree on a named operation, or wait for each other."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,21 +8,21 @@ from multiring.errors import DisagreementError, Signature, StallError
 from multiring.runtime.group.handles import told_apart
 
 
-def disagreement(name: str, signature: Mapping[int, Signature], ranks: Sequence[int]) -> DisagreementError:
-    """Return the error for `name`, to which the ranks of a set came with these terms, not all the same.
+def disagreement(name: str, signatures: Mapping[int, Signature], ranks: Sequence[int]) -> DisagreementError:
+    """Return the error for `name`, to which the ranks of a set came with these signatures, not all the same.
 
     Args:
         name: the operation's.
-        signature: by rank of the set.
+        signatures: by rank of the set.
         ranks: the rank in the world of each rank of the set; the text has these.
     """
-    by_rank = {rank: dict(each) for rank, each in signature.items()}
-    keys = list(dict.fromkeys(key for each in signature.values() for key, _ in each))
+    by_rank = {rank: dict(each) for rank, each in signatures.items()}
+    keys = list(dict.fromkeys(key for each in signatures.values() for key, _ in each))
     differing = [key for key in keys if len({each.get(key) for each in by_rank.values()}) > 1]
     first = differing[0] if differing else "terms"
     said = {ranks[rank]: each.get(first, "none") for rank, each in by_rank.items()}
     text = f"operation {name!r}: the ranks do not agree on the {first}: {told_apart(said)}; inputs are intact"
-    return DisagreementError(text, signature)
+    return DisagreementError(text, signatures)
 
 
 def deadlock(title: str, found: Deadlock, ranks: Sequence[int]) -> StallError:

@@ -92,7 +92,7 @@ class NamedHandle(Waiter):
         """Return the operation's result once it has ended; see `Handle`.
 
         Raises:
-            DisagreementError: the ranks came to it with different terms; inputs are intact.
+            DisagreementError: the ranks came to it with different signatures; inputs are intact.
         """
         started_s = time.monotonic() if timeout is not None else 0.0
         left = timeout

@@ -1,7 +1,7 @@
 """Named operations: collectives that ranks may come to in different orders, matched by name.
 
 While all ranks come to them in the same order each is posted at once, as the next operation of a group of its own,
-whose ranks agree on its name and terms: nothing is negotiated. Where the order differs every rank sees it, inputs
+whose ranks agree on its name and signature: nothing is negotiated. Where the order differs every rank sees it, inputs
 intact, and the ranks negotiate (negotiation.py): a tree of them agrees on the order from then on, and what it
 decides is posted on a second group. When all have joined, the order is what it is again.
 docs/decisions/0018-optimistic-order.md.
@@ -56,7 +56,7 @@ class NamedOperations:
 
     Args:
         group: the ranks; every one of them makes its own NamedOperations, in the same order among the group's.
-        neutral_contribution: what a rank that has joined contributes to an operation of these terms.
+        neutral_contribution: what a rank that has joined contributes to an operation of this signature.
     """
 
     def __init__(self, group: Group, neutral_contribution: Callable[[Signature], Start] | None = None) -> None:
@@ -74,9 +74,9 @@ class NamedOperations:
         self._joining: NamedHandle | None = None
         self._joined_s = 0.0  # when
         self._negotiation: Negotiation | None = None
-        self._generation = 0  # how many accords there were
+        self._generation = 0  # how many negotiations there were
         self._filled = 0  # the last operation of the order that was given up last
-        self._unexpected: list[Message] = []  # of accords to come
+        self._unexpected: list[Message] = []  # of negotiations to come
         self._gone: dict[int, PeerLostError] = {}
         self._broken: MultiringError | None = None
         self._channel: ControlChannel | None = None

@@ -1,4 +1,4 @@
-"""Labels: what a caller adds to what the ranks agree on; that of a named operation holds its name and its terms.
+"""An operation's signature as text: the label that a caller adds to what the ranks agree on has its name and signature.
 
 In JSON: any thread may read one at any time, and `ast.literal_eval`, of Python 3.11, fails with a SystemError where two
 threads are in it (https://github.com/python/cpython/issues/106905).
@@ -13,7 +13,7 @@ from multiring.errors import Signature
 # Between what an operation does and its label, in the title the ranks agree on.
 LABELLED = " labelled "
 
-Meaning = tuple[str, Signature]  # the name, and the terms it comes with
+Meaning = tuple[str, Signature]  # the name, and the signature it comes with
 
 
 def label_of(name: str, signature: Signature) -> str:
@@ -28,7 +28,7 @@ def in_words(signature: Signature) -> str:
 
 
 def meaning_of(title: str) -> Meaning | None:
-    """Return the name and the terms behind `title`; None where its label is none of `label_of`'s."""
+    """Return the name and the signature behind `title`; None where its label is none of `label_of`'s."""
     at = title.find(LABELLED)
     while at >= 0:
         match _value(title[at + len(LABELLED) :]):
@@ -47,7 +47,7 @@ def shown(title: str) -> str:
 
 
 def signature_of(text: str) -> Signature:
-    """Return the terms that `in_words` made `text` of."""
+    """Return the signature that `in_words` made `text` of."""
     return _as_signature(json.loads(text))
 
 

@@ -258,8 +258,8 @@ class GradientReducer:
             entry.take_in(gradient)
             if entry.came_sparse and self._options.is_lossy and not self._options.sparse_as_dense:
                 raise UnsupportedError(
-                    f"the gradient of {entry.name} is sparse_coo, and {self._options} carries on what it loses of dense "
-                    "ones: want sparse_as_dense=True, or Embedding(sparse=False)"
+                    f"the gradient of {entry.name} is sparse_coo, and {self._options} carries on what it loses of "
+                    "dense ones: want sparse_as_dense=True, or Embedding(sparse=False)"
                 )
         entry.is_reduced = False
         reduction.flags[entry.member] = gradient is not None

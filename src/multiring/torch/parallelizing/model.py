@@ -19,8 +19,9 @@ class ParallelModel:
     """What `parallelize` made of a model.
 
     `module` is what this rank holds: under a pipeline its stage, else the whole model, of which other ranks may hold
-    parts. `mesh` is the DeviceMesh, `parallelism` what its axes are and how they lie; `forecasts` are of all that could be had,
-    the best first. A batch is cut into `data_ranks` equal parts, of which this rank trains on part `data_rank`.
+    parts. `mesh` is the DeviceMesh, `parallelism` what its axes are and how they lie; `forecasts` are of all
+    that could be had, the best first. A batch is cut into `data_ranks` equal parts, of which this rank trains on part
+    `data_rank`.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ def topology_now() -> Topology:
 
 
 def mesh_of(parallelism: Parallelism, topology: Topology) -> DeviceMesh:
-    """Return the mesh whose axes, in the order data, shard, tensor, pipeline, lie on the ranks as `parallelism` says."""
+    """Return the mesh whose axes, in the order data, shard, tensor, pipeline, lie on the ranks as it says."""
     _, order = grid_of(topology)
     laid = torch.tensor(order).reshape([size for _, size in parallelism.axes])
     names = [axis for axis, _ in parallelism.axes]
