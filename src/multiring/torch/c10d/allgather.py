@@ -30,7 +30,7 @@ from multiring.torch.interop import dtype_name, new_memory
 Settle = Callable[[], None] | None
 
 
-class Gatherings(GroupState):
+class AllGathers(GroupState):
     """The collectives that move what ranks have, of any type; the names and parameters are torch's."""
 
     def broadcast(self, tensors: Any, opts: Any = None, root: int = 0, timeout: timedelta | None = None) -> Any:

@@ -30,7 +30,7 @@ from multiring.torch.interop import dtype_name, new_memory
 Settle = Callable[[], None] | None
 
 
-class Exchanges(GroupState):
+class AllToAlls(GroupState):
     """The collectives in which every rank sends to every other; the names and parameters are torch's."""
 
     def all_to_all_single(
@@ -108,8 +108,8 @@ class Exchanges(GroupState):
         return start
 
     @cached_property
-    def _exchanges(self) -> operations.Exchanges:
-        return operations.Exchanges(self.group)
+    def _exchanges(self) -> operations.AllToAlls:
+        return operations.AllToAlls(self.group)
 
     def _rows(self, what: str, name: str, tensor: Tensor, splits: Sequence[int]) -> list[int]:
         ranks, rows = self.group.size, len(tensor) if tensor.dim() else 0

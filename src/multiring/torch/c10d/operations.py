@@ -71,7 +71,7 @@ def barrier(calls: Calls, *, waits: bool) -> OperationHandle:
     return calls.post(calls.next("barrier"), "barrier", Work(meets=True, repeated=(None, "sum")), waits=waits)
 
 
-class Exchanges:
+class AllToAlls:
     """Operations of a group in which no rank knows what the others send to each other."""
 
     def __init__(self, group: Group) -> None:

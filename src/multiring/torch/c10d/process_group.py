@@ -12,9 +12,9 @@ from torch._C._distributed_c10d import Backend, PrefixStore
 
 from multiring.errors import MultiringError
 from multiring.runtime import Group
-from multiring.torch.c10d.allgather import Gatherings
+from multiring.torch.c10d.allgather import AllGathers
 from multiring.torch.c10d.allreduce import Reductions
-from multiring.torch.c10d.alltoall import Exchanges
+from multiring.torch.c10d.alltoall import AllToAlls
 from multiring.torch.c10d.arguments import timeout_of
 from multiring.torch.c10d.devices import Devices, hands_on
 from multiring.torch.c10d.errors import torch_error
@@ -37,7 +37,7 @@ _COLLECTIVES = (
 
 
 @hands_on(_COLLECTIVES)
-class ProcessGroup(Devices, Reductions, Gatherings, Exchanges, Rooted, Messages, Monitored, _TorchGroup):  # type: ignore[misc] # see _TorchGroup
+class ProcessGroup(Devices, Reductions, AllGathers, AllToAlls, Rooted, Messages, Monitored, _TorchGroup):  # type: ignore[misc] # see _TorchGroup
     """Ranks that communicate; what torch.distributed's functions take as `group`.
 
     It is its own Backend, as torch calls what serves one kind of device: torch lets Python inherit from ProcessGroup

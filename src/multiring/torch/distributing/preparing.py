@@ -82,7 +82,7 @@ def distribute(  # noqa: PLR0913 -- what a script for one process does not say
         _require_optimizer(optimizer, rules)
         _require_loader(loader)
         _require_whole_or_sharded(loader, rules)
-    require_alike(group, _WHAT, [str(rules), *_terms_of(loader, rules)])
+    require_alike(group, _WHAT, [str(rules), *_signature_of(loader, rules)])
     if size() > 1 and rules.check and not rules.sharded:
         require_same_samples(loader)
     if size() > 1:
@@ -161,7 +161,7 @@ def _require_whole_or_sharded(loader: DataLoader[Any], rules: Rules) -> None:
             )
 
 
-def _terms_of(loader: DataLoader[Any], rules: Rules) -> list[str]:
+def _signature_of(loader: DataLoader[Any], rules: Rules) -> list[str]:
     """Return what of the loader has to be the same on all ranks, or they would not take equally many batches."""
     dataset: Any = loader.dataset
     lines = [f"loader: num_workers={loader.num_workers}, prefetch_factor={loader.prefetch_factor}"]
