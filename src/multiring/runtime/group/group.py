@@ -11,7 +11,7 @@ from multiring.planner import Plan, Task
 from multiring.runtime.arrays import Buffer, buffer_of, copied, numpy_dtype
 from multiring.runtime.group.compile import Request
 from multiring.runtime.group.handles import Handle, SteppedHandle, in_background
-from multiring.runtime.group.posting import Calls, Membership, Work
+from multiring.runtime.group.posting import Calls, ProcessServices, Work
 from multiring.runtime.group.varying_rows import Move, RowCalls, Rows
 from multiring.schedule import Collective, Splits, wire_of
 from multiring.topology import Topology
@@ -39,8 +39,8 @@ class Group:
     " labelled ".
     """
 
-    def __init__(self, membership: Membership, ranks: tuple[int, ...], topology: Topology, key: bytes) -> None:
-        self._calls = Calls(membership, ranks, topology, key)
+    def __init__(self, services: ProcessServices, ranks: tuple[int, ...], topology: Topology, key: bytes) -> None:
+        self._calls = Calls(services, ranks, topology, key)
         self._by_rows = RowCalls(self._calls)
         self._ranks = ranks
         self._own = self._calls.own
@@ -123,7 +123,7 @@ class Group:
         dims = tuple(_number("shape", dim, 0) for dim in (shape if isinstance(shape, Iterable) else (shape,)))
         kind = numpy_dtype(dtype)
         size = math.prod(dims) * kind.itemsize
-        return self._calls.membership.context.allocate(size)[:size].view(kind).reshape(dims)
+        return self._calls.services.context.allocate(size)[:size].view(kind).reshape(dims)
 
     # ---- collectives ----
 
@@ -398,7 +398,7 @@ class Group:
         if self._own not in chosen:
             return None
         return Group(
-            self._calls.membership,
+            self._calls.services,
             tuple(self._ranks[rank] for rank in chosen),
             self._topology.restricted(chosen),
             self._calls.subgroup_key(call, chosen),
@@ -421,14 +421,14 @@ class Group:
             raise ArgumentError(f"ranks={list(chosen)}: want rank {self._own} among them, and none twice")
         key = self._calls.purpose_key(f"ranks {list(chosen)} by the name {name}")
         members = tuple(self._ranks[rank] for rank in chosen)
-        return Group(self._calls.membership, members, self._topology.restricted(chosen), key)
+        return Group(self._calls.services, members, self._topology.restricted(chosen), key)
 
     def twin(self) -> "Group":
         """Return another group of the same ranks, whose operations have an order of their own.
 
         Local: the k-th twin that one rank makes belongs together with the k-th of every other.
         """
-        return Group(self._calls.membership, self._ranks, self._topology, self._calls.twin_key())
+        return Group(self._calls.services, self._ranks, self._topology, self._calls.twin_key())
 
     def twin_for(self, purpose: str) -> "Group":
         """Return the group of the same ranks for `purpose`, whose operations have an order of their own.
@@ -439,7 +439,7 @@ class Group:
             found = self._twins.get(purpose)
             if found is None:
                 key = self._calls.purpose_key(purpose)
-                found = self._twins[purpose] = Group(self._calls.membership, self._ranks, self._topology, key)
+                found = self._twins[purpose] = Group(self._calls.services, self._ranks, self._topology, key)
             return found
 
     # ---- the common path ----

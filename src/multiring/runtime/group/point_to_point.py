@@ -38,8 +38,8 @@ class AnySourceMatching:
     def __init__(self, group: Group) -> None:
         self._group = group
         self.rank = group.rank
-        membership = group.calls.membership
-        self._patience = membership.stall_warn_s, membership.stall_timeout_s
+        services = group.calls.services
+        self._patience = services.stall_warn_s, services.stall_timeout_s
         self._changed = threading.Condition(threading.RLock())
         self._own: dict[int, deque[tuple[str, bytes]]] = defaultdict(deque)  # by tag: messages to this rank itself
         self._waiting: dict[int, deque[PostedReceive]] = {}  # by tag: receives in order
@@ -49,7 +49,7 @@ class AnySourceMatching:
         self._asks_again = False
         self._index = {rank: index for index, rank in enumerate(group.ranks)}
         self._id = group.calls.purpose_id("any-source matching")
-        self._control = membership.control if group.size > 1 else None
+        self._control = services.control if group.size > 1 else None
         self._send_counts = SendCounts(self._control, group.ranks, self._id)
         if self._control is not None:
             self._control.add(self._id, self)

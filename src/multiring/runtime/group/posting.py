@@ -32,7 +32,7 @@ _NAME_INDEX = {name: index for index, name in enumerate(NAMES)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Membership:
+class ProcessServices:
     """What every group of one process shares."""
 
     context: Context
@@ -101,27 +101,27 @@ class Work:
 class Calls:
     """The operations of one group on this rank."""
 
-    def __init__(self, membership: Membership, ranks: tuple[int, ...], topology: Topology, key: bytes) -> None:
-        self.membership = membership
+    def __init__(self, services: ProcessServices, ranks: tuple[int, ...], topology: Topology, key: bytes) -> None:
+        self.services = services
         self.ranks = ranks
-        self.own = ranks.index(membership.world_rank)
+        self.own = ranks.index(services.world_rank)
         self.grid, order = grid_of(topology)
-        self.programs = Programs(topology, self.own, ranks, membership.pins)
+        self.programs = Programs(topology, self.own, ranks, services.pins)
         self._key = key
         self.id = identifier(key)
-        membership.glossary.groups[self.id] = ranks_in_words(ranks)
+        services.glossary.groups[self.id] = ranks_in_words(ranks)
         self._at_once = len(topology.hosts) == 1 and len(ranks) <= AT_ONCE_MOST
         pairs = direct_rounds(len(ranks), self.own) if self._at_once else agreement_rounds(self.grid, order, self.own)
         self._rounds = Rounds([(ranks[to], ranks[source]) for to, source in pairs])
         self._lock = threading.Lock()
-        self._attention = Attention.of(membership.lookout, membership.stall_warn_s)
+        self._attention = Attention.of(services.lookout, services.stall_warn_s)
         slots = self._at_once and len(ranks) > 1
-        exchange = Exchange(membership.context, list(ranks), STEPS) if slots else None
-        watches = membership.replan and len(topology.hosts) > 1
-        self._watch = Watch(membership.context, ranks, self.own, topology) if watches else None
+        exchange = Exchange(services.context, list(ranks), STEPS) if slots else None
+        watches = services.replan and len(topology.hosts) > 1
+        self._watch = Watch(services.context, ranks, self.own, topology) if watches else None
         self._topology = topology
         self.repeats = Repeats(
-            membership.holdings,
+            services.holdings,
             self.id,
             exchange,
             STEPS,
@@ -133,7 +133,7 @@ class Calls:
         self._edition = 0
         self._twins = itertools.count()
         self._latest: PostedOperation | None = None
-        membership.lookout.know(self)
+        services.lookout.know(self)
 
     @property
     def last(self) -> int:
@@ -259,9 +259,9 @@ class Calls:
         that this thread waits for the handle next, so that no other need be woken.
         """
         title = call.titled(title)
-        membership = self.membership
+        services = self.services
         digest = hashlib.blake2b(title.encode() + work.plan_digest, digest_size=16).digest()
-        membership.glossary.note(digest, title, work.plan)
+        services.glossary.note(digest, title, work.plan)
         spec = OperationSpec(
             key=call.key,
             members=call.members,
@@ -279,8 +279,8 @@ class Calls:
             tells_mismatch=bool(call.label),
         )
         memory = work.input, work.output
-        operation = membership.holdings.post(spec, waits, memory)
-        self._latest = posted_operation = PostedOperation(membership.context, membership.holdings, operation)
+        operation = services.holdings.post(spec, waits, memory)
+        self._latest = posted_operation = PostedOperation(services.context, services.holdings, operation)
         handle = self._handle_of(posted_operation, title, work.result, in_order=call.key[0] == self.id)
         if waits and work.repeated is not None:
             if self._watch is None:
@@ -297,8 +297,8 @@ class Calls:
         if posted.edition != self._edition:
             return None
         operation = self.repeats.post_again(posted.spec, posted.memory)
-        membership = self.membership
-        posted_operation = PostedOperation(membership.context, membership.holdings, operation)
+        services = self.services
+        posted_operation = PostedOperation(services.context, services.holdings, operation)
         self._latest = posted_operation
         return self._handle_of(posted_operation, posted.title, posted.result)
 
@@ -318,7 +318,7 @@ class Calls:
 
     def _resume(self, operation: Operation) -> OperationHandle:
         """Return the handle of a repeated call that is still in flight, or has failed."""
-        posted_operation = PostedOperation(self.membership.context, self.membership.holdings, operation)
+        posted_operation = PostedOperation(self.services.context, self.services.holdings, operation)
         return self._handle_of(posted_operation, operation.title, None)
 
     def _handle_of(

@@ -28,7 +28,7 @@ from multiring.runtime.failures.rank_status import RankStatus
 from multiring.runtime.group.group import Group
 from multiring.runtime.group.handles import NOBODY
 from multiring.runtime.group.plan_file import read_pins
-from multiring.runtime.group.posting import Membership, ranks_in_words
+from multiring.runtime.group.posting import ProcessServices, ranks_in_words
 from multiring.runtime.job.launcher_news import LauncherNews
 from multiring.runtime.rails.select import RailEndpoint, RailWatch, agreed_rails, chosen_rails, topology_with
 from multiring.runtime.rails.topology_file import read_topology
@@ -392,7 +392,7 @@ def _world(
     if rail_watch is not None:
         rail_watch.start()
     glossary = Glossary()
-    membership = Membership(
+    services = ProcessServices(
         context=context,
         holdings=Holdings(context),
         world_rank=identity.rank,
@@ -410,7 +410,7 @@ def _world(
 
     def group_named(name: str) -> Group:
         key = hashlib.blake2b(f"{name}|{identity.job}".encode(), digest_size=16).digest()
-        return Group(membership, tuple(range(identity.size)), place[0], key)
+        return Group(services, tuple(range(identity.size)), place[0], key)
 
     return World(
         identity=identity,

@@ -64,7 +64,7 @@ class NamedOperations:
         self._decided = self._group.twin()  # whose order is agreed on
         self._calls = self._group.calls
         self.id = self._calls.id
-        self._membership = self._calls.membership
+        self._services = self._calls.services
         self._neutral_contribution = neutral_contribution
         self.ranks = group.ranks
         self._lock = threading.RLock()
@@ -80,11 +80,11 @@ class NamedOperations:
         self._gone: dict[int, PeerLostError] = {}
         self._broken: MultiringError | None = None
         self._channel: ControlChannel | None = None
-        control = self._membership.control
+        control = self._services.control
         if control is not None and group.size > 1:
             self._channel = ControlChannel(control, self.id, self.ranks, group.rank)
             self._near = tree_neighbours(group.rank, group.size)
-            self._membership.context.link_with([self.ranks[rank] for rank in self._near])
+            self._services.context.link_with([self.ranks[rank] for rank in self._near])
             control.add(self.id, self)
 
     def submit(self, name: str, signature: Signature, start: Start, at_once: Start | None = None) -> Handle:
@@ -169,7 +169,7 @@ class NamedOperations:
 
     def close(self) -> None:
         """Take no more operations; those that the ranks have yet to agree on fail."""
-        control = self._membership.control
+        control = self._services.control
         if control is not None:
             control.remove(self.id)
         self._break(StateError("these named operations were closed"))
@@ -192,8 +192,8 @@ class NamedOperations:
         negotiation = self._negotiation
         if negotiation is None:
             return True
-        patience = self._membership.stall_warn_s, self._membership.stall_timeout_s
-        return DecisionWait(self, negotiation, handle, patience, self._membership.lookout).keep(timeout)
+        patience = self._services.stall_warn_s, self._services.stall_timeout_s
+        return DecisionWait(self, negotiation, handle, patience, self._services.lookout).keep(timeout)
 
     def give_up(self, handle: NamedHandle, error: StallError) -> None:
         """Have everything fail because of `error`, on all ranks."""
@@ -234,7 +234,7 @@ class NamedOperations:
 
     def lose(self, rank: int, *, died: bool, why: str) -> None:
         """Act on the loss of a rank of the world."""
-        control = self._membership.control
+        control = self._services.control
         if rank not in self.ranks or control is None:
             return
         with self._lock:
@@ -376,7 +376,7 @@ class NamedOperations:
 
     def mourn(self, rank: int) -> None:
         """A rank of the set is gone: nothing more will be decided."""
-        control = self._membership.control
+        control = self._services.control
         gone = PeerLostError(f"rank {self.ranks[rank]} is gone; what waited for it has not run")
         if self._gone or control is None:
             self._break(next(iter(self._gone.values()), gone))

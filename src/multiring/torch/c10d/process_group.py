@@ -221,7 +221,7 @@ class ProcessGroup(Devices, Reductions, AllGathers, AllToAlls, Rooted, Messages,
     def abort(self) -> None:
         """Let what is in flight, and what other ranks come to later, fail on all ranks, and destroy the group."""
         self._aborts.tell()  # first, so that others are told why
-        self._abort_in_flight(self.calls.membership.world_rank)
+        self._abort_in_flight(self.calls.services.world_rank)
         self._close("was aborted")
 
     def _close(self, how: str) -> None:
