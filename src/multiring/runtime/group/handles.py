@@ -5,7 +5,7 @@ import math
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
@@ -40,6 +40,14 @@ class Handle(Protocol):
             PeerLostError: a rank it needs died or left; the contents are undefined.
             StallError: a rank did not take part in time; the contents are undefined.
         """
+
+
+class AgreedHandle(Handle, Protocol):
+    """The handle of an operation that the ranks agree on before it touches memory."""
+
+    @property
+    def titles(self) -> Mapping[int, str]:
+        """What each rank of the group called the operation; known after a mismatch."""
 
 
 class Executed(NamedTuple):
@@ -328,15 +336,34 @@ class SteppedHandle:
         """Whether `wait` would return, or raise, at once."""
         return self._outcome.done()
 
-    def wait(self, timeout: float | None = None) -> Any:  # noqa: ARG002 -- of the contract; there is none
-        """Return the operation's result once it has ended; see `Handle`."""
+    def wait(self, timeout: float | None = None) -> Any:
+        """Return the operation's result once it has ended; see `Handle`. No step is cut short by the time-out."""
         with self._lock:
             if not self._outcome.done():
                 try:
-                    self._outcome.set_result(self._steps())
+                    self._outcome.set_result(self._run(timeout))
                 except MultiringError as error:
                     self._outcome.set_exception(error)
         return self._outcome.result()
+
+    def _run(self, timeout: float | None) -> Any:  # noqa: ARG002 -- for others
+        return self._steps()
+
+
+class TimedSteps(SteppedHandle):
+    """The same, of steps that take what waits for a step's handle: then the time-out is that of all steps together."""
+
+    def __init__(self, steps: Callable[[Callable[[Handle], Any]], Any]) -> None:
+        super().__init__(lambda: None)
+        self._timed = steps
+
+    def _run(self, timeout: float | None) -> Any:
+        began_s = time.monotonic()
+
+        def wait_for(step: Handle) -> Any:
+            return step.wait(None if timeout is None else max(0.0, timeout - (time.monotonic() - began_s)))
+
+        return self._timed(wait_for)
 
 
 class ChainedHandle(Waiter):

@@ -17,10 +17,11 @@ from typing import Any
 from multiring._native import Notice, NoticeKind
 from multiring.errors import MismatchError, MultiringError, PeerLostError, StallError, StateError
 from multiring.runtime.arrays import buffer_of
-from multiring.runtime.group.group import Array, Group
+from multiring.runtime.group.group import Group
 from multiring.runtime.group.handles import Handle
 from multiring.runtime.group.receives import CompletedSend, PostedReceive
 from multiring.runtime.group.send_counts import SendCounts
+from multiring.runtime.group.starting import Array
 
 _log = logging.getLogger("multiring")
 # A rank that has no connection yet, or has not made its AnySourceMatching, does not answer: it is asked again.

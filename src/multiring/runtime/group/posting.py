@@ -6,6 +6,7 @@ arguments are wrong tells the others.
 
 import hashlib
 import itertools
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,7 +18,8 @@ import numpy as np
 from multiring._native import Context, Exchange, Holdings, Lowering, Operation, OperationSpec, Program, Repeats, Rounds
 from multiring.errors import StallError, StateError
 from multiring.planner import Pins, Plan, Task
-from multiring.runtime.arrays import Buffer, buffer_of, numpy_dtype
+from multiring.runtime.arrays import Buffer, buffer_of, copied, numpy_dtype
+from multiring.runtime.engines.contract import Engine
 from multiring.runtime.events import NAMES, STEPS
 from multiring.runtime.failures.control_thread import Control
 from multiring.runtime.group.compile import AT_ONCE_MOST, Programs, Request, agreement_rounds, direct_rounds
@@ -45,6 +47,7 @@ class ProcessServices:
     glossary: Glossary
     pins: Pins | None = None
     replan: bool = True
+    between_hosts: str = "tcp"  # what carries bytes there, in `Plan.engine`'s words
     spin_s: float = 0.0  # how long callers spin before they sleep, where all that they wait for is on their host
 
     @contextmanager
@@ -101,12 +104,16 @@ class Work:
 class Calls:
     """The operations of one group on this rank."""
 
+    engine: Engine | None = None  # what carries out collectives, other than the native core
+    buffer_of = staticmethod(buffer_of)
+    copied = staticmethod(copied)
+
     def __init__(self, services: ProcessServices, ranks: tuple[int, ...], topology: Topology, key: bytes) -> None:
         self.services = services
         self.ranks = ranks
         self.own = ranks.index(services.world_rank)
         self.grid, order = grid_of(topology)
-        self.programs = Programs(topology, self.own, ranks, services.pins)
+        self.programs = Programs(topology, self.own, ranks, services.pins, services.between_hosts)
         self._key = key
         self.id = identifier(key)
         services.glossary.groups[self.id] = ranks_in_words(ranks)
@@ -216,6 +223,12 @@ class Calls:
 
     def _tell(self, call: Call, error: BaseException) -> None:
         self.post(call, f"{call.name} failed with {type(error).__name__}: {error}", Work(), waits=False)
+
+    def allocate(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Return an array in the arena whose contents are undefined."""
+        kind = numpy_dtype(dtype)
+        size = math.prod(shape) * kind.itemsize
+        return self.services.context.allocate(size)[:size].view(kind).reshape(shape)
 
     def run(
         self,

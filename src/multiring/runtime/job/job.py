@@ -403,6 +403,7 @@ def _world(
         glossary=glossary,
         pins=place[1],
         replan=settings.replan,
+        between_hosts="tcp" if engine is None else "mpi",
         spin_s=place[2],
     )
     if control is not None:

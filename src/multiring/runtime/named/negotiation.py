@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from multiring.agreement import Deadlock, Decision, Joined, Lost, Member, Missing, Note, Outcome, Ready, Refused, Silent
-from multiring.errors import ArgumentError, Signature
+from multiring.errors import ArgumentError
 from multiring.runtime.named.channel import ControlChannel, Kind, Message
+from multiring.runtime.named.decided_order import DecidedOrder
 from multiring.runtime.named.disagreement import deadlock, disagreement
 from multiring.runtime.named.handle import NamedHandle
 from multiring.runtime.named.order_switch import RADIX, Switch
@@ -33,9 +34,6 @@ class Owner(Protocol):
     def has_unknown(self) -> bool:
         """Return whether it is not known yet what became of an operation of that order."""
 
-    def run(self, name: str, signature: Signature, handle: NamedHandle | None) -> None:
-        """Post an operation that all ranks post next; without a handle what stands in for it."""
-
     def go_back(self, joined: Joined) -> None:
         """All have joined, and nothing is in flight: the negotiation is over."""
 
@@ -46,8 +44,9 @@ class Owner(Protocol):
 class Negotiation:
     """One rank's part in it. Every method is called with the owner's lock held."""
 
-    def __init__(self, owner: Owner, channel: ControlChannel, generation: int) -> None:
+    def __init__(self, owner: Owner, decided: DecidedOrder, channel: ControlChannel, generation: int) -> None:
         self._owner = owner
+        self._decided = decided
         self._channel = channel
         self.generation = generation
         self._switch = Switch(channel.own, len(channel.ranks))
@@ -123,6 +122,7 @@ class Negotiation:
 
     def _open(self, posted: int) -> None:
         self._owner.fill(posted)
+        self._decided.filled = posted
         self._member = Member(self._channel.own, len(self._channel.ranks), RADIX)
         queue, self._queue = self._queue, []
         self.put(queue)
@@ -152,7 +152,7 @@ class Negotiation:
         ranks = self._channel.ranks
         match decision:
             case Ready(name, signature):
-                self._owner.run(name, signature_of(signature), self._undecided.pop(name, None))
+                self._decided.run(name, signature_of(signature), self._undecided.pop(name, None))
             case Refused(name, said):
                 told = {rank: signature_of(text) for rank, text in said.items()}
                 own = self._undecided.get(name)

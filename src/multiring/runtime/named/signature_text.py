@@ -5,6 +5,7 @@ threads are in it (https://github.com/python/cpython/issues/106905).
 """
 
 import json
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -36,6 +37,15 @@ def meaning_of(title: str) -> Meaning | None:
                 return name, _as_signature(rows)
         at = title.find(LABELLED, at + 1)  # the words may also be part of what comes before
     return None
+
+
+def signatures_of_one(titles: Mapping[int, str]) -> dict[int, Signature] | None:
+    """Return the signatures that ranks came with to one operation; None where these titles are not all of one name."""
+    meanings = {rank: meaning_of(title) for rank, title in titles.items()}
+    found = {rank: meaning for rank, meaning in meanings.items() if meaning is not None}
+    if len(found) < len(meanings) or len({name for name, _ in found.values()}) != 1:
+        return None
+    return {rank: signature for rank, (_, signature) in found.items()}
 
 
 def shown(title: str) -> str:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from multiring.runtime import Handle
-from multiring.torch.c10d import operations
 from multiring.torch.c10d.arguments import alike, blocks_of, one_of, require_as_many, require_like, require_rank
 from multiring.torch.c10d.buffers import (
     as_bytes,
@@ -58,7 +57,7 @@ class AllGathers(GroupState):
         title = f"broadcast from rank {source} of {dtype_name(tensor.dtype)} of shape ({tensor.numel()},)"
 
         def start(waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
-            return operations.broadcast(self.calls, memory, source, title, waits=waits)
+            return self.group.known_sizes.broadcast(memory, source, title, waits=waits)
 
         return self.issue("broadcast", Ready(start, settle), self.options_of(opts, timeout), several)
 
@@ -132,7 +131,7 @@ class AllGathers(GroupState):
         """Return once every rank has called it."""
 
         def start(waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
-            return operations.barrier(self.calls, waits=waits)
+            return self.group.known_sizes.barrier(waits=waits)
 
         return self.issue("barrier", Ready(start), self.options_of(opts, timeout), ())
 
@@ -173,6 +172,6 @@ class AllGathers(GroupState):
         title = f"all_gather of {each} {dtype_name(tensor.dtype)}"
 
         def start(waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
-            return operations.all_gather(self.calls, own, out, sizes, title, waits=waits)
+            return self.group.known_sizes.all_gather(own, out, sizes, title, waits=waits)
 
         return Ready(start, settle)

@@ -11,7 +11,6 @@ from torch import Tensor
 from multiring.runtime import Group
 from multiring.runtime.arrays import Buffer
 from multiring.schedule import Splits
-from multiring.torch.c10d import operations
 from multiring.torch.c10d.arguments import alike, blocks_of, one_of, require_as_many, require_like, require_rank
 from multiring.torch.c10d.buffers import (
     as_bytes,
@@ -170,9 +169,7 @@ def _all_reduce(
             place.copy_(tensor.detach())
     buffer = _combined(place)
     title = f"{name} {reduction.name} of {buffer.dtype} of shape {buffer.shape}"
-    return Ready(
-        lambda waits: operations.all_reduce(group.calls, buffer, str(reduction.op), title, waits=waits), settle
-    )
+    return Ready(lambda waits: group.known_sizes.all_reduce(buffer, str(reduction.op), title, waits=waits), settle)
 
 
 def _all_reduce_several(group: Group, tensors: Sequence[Tensor], reduction: Reduction) -> Ready:
@@ -229,7 +226,7 @@ def _reduce_scatter(
     title = f"reduce_scatter {reduction.name} of {_parts(counts)} {source.dtype}"
     op = str(reduction.op)
     return Ready(
-        lambda waits: operations.reduce_scatter(group.calls, (source, target), counts, op, title, waits=waits), settle
+        lambda waits: group.known_sizes.reduce_scatter((source, target), counts, op, title, waits=waits), settle
     )
 
 
@@ -242,7 +239,7 @@ def _folded(group: Group, tensor: Tensor, name: str, fold: Fold) -> Ready:
     title = f"{name} of {dtype_name(own.dtype)} of shape ({own.numel()},)"
     sizes = (source.shape[0],) * group.size
     return Ready(
-        lambda waits: operations.all_gather(group.calls, source, target, sizes, title, waits=waits),
+        lambda waits: group.known_sizes.all_gather(source, target, sizes, title, waits=waits),
         lambda: put(tensor, functools.reduce(fold, everyone.unbind())),
     )
 
@@ -257,7 +254,7 @@ def _folded_parts(group: Group, output: Tensor, whole: Tensor, counts: tuple[int
     name, fold = how
     title = f"reduce_scatter {name} of {_parts(counts)} {dtype_name(output.dtype)}"
     return Ready(
-        lambda waits: operations.exchange(group.calls, (source, target), sizes, source.shape[0], title, waits=waits),
+        lambda waits: group.known_sizes.all_to_all((source, target), sizes, source.shape[0], title, waits=waits),
         lambda: put(output, functools.reduce(fold, everyone.unbind())),
     )
 

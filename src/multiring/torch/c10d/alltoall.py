@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from multiring.runtime import Handle
 from multiring.runtime.arrays import Buffer
-from multiring.torch.c10d import operations
 from multiring.torch.c10d.arguments import blocks_of
 from multiring.torch.c10d.buffers import (
     as_bytes,
@@ -103,13 +102,9 @@ class AllToAlls(GroupState):
         title = f"all_to_all of {kind[0]} rows of {kind[1]}"
 
         def start(waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
-            return self._exchanges.start(taken, put, rows, title, waits=waits)
+            return self.group.known_sizes.all_to_all_rows(taken, put, rows, title, waits=waits)
 
         return start
-
-    @cached_property
-    def _exchanges(self) -> operations.AllToAlls:
-        return operations.AllToAlls(self.group)
 
     def _rows(self, what: str, name: str, tensor: Tensor, splits: Sequence[int]) -> list[int]:
         ranks, rows = self.group.size, len(tensor) if tensor.dim() else 0

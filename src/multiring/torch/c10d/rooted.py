@@ -14,7 +14,6 @@ from torch import Tensor
 
 from multiring.runtime import Handle
 from multiring.schedule import Splits
-from multiring.torch.c10d import operations
 from multiring.torch.c10d.arguments import blocks_of, one_of, require_like, require_rank
 from multiring.torch.c10d.buffers import (
     as_bytes,
@@ -104,7 +103,7 @@ class Rooted(GroupState):
         title = f"{title} of {part.numel()} {dtype_name(part.dtype)}"
 
         def start(waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
-            return operations.exchange(self.calls, buffers, sizes, size_bytes, title, waits=waits)
+            return self.group.known_sizes.all_to_all(buffers, sizes, size_bytes, title, waits=waits)
 
         return start
 
