@@ -28,7 +28,7 @@ def monitored(here: Here, rendezvous: str) -> None:
             with pytest.raises(dist.DistBackendError, match=reached):
                 world.monitored_barrier(PATIENCE)
         elif here.rank == 0:
-            number = world._barrier._number + 1
+            number = world.part(MonitoredBarrier)._number + 1
             while world._barrier._come.get(number) != {3}:
                 time.sleep(0.005)
             with pytest.raises(dist.DistBackendError, match=f"Rank 0 timed out in monitoredBarrier: {named}"):
