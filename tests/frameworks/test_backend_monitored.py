@@ -12,6 +12,7 @@ from tests.frameworks.joined import PATIENCE, join_torch
 from tests.wire.ranks import Here, run_ranks
 
 import multiring.torch as mt
+from multiring.runtime.failures.monitored_barrier import MonitoredBarrier
 
 SHORT = timedelta(seconds=0.1)
 
@@ -29,7 +30,7 @@ def monitored(here: Here, rendezvous: str) -> None:
                 world.monitored_barrier(PATIENCE)
         elif here.rank == 0:
             number = world.part(MonitoredBarrier)._number + 1
-            while world._barrier._come.get(number) != {3}:
+            while world.part(MonitoredBarrier)._come.get(number) != {3}:
                 time.sleep(0.005)
             with pytest.raises(dist.DistBackendError, match=f"Rank 0 timed out in monitoredBarrier: {named}"):
                 world.monitored_barrier(SHORT, wait_all_ranks)
