@@ -87,7 +87,7 @@ class Here:
     def join(self, **settings: Any) -> multiring.Group:
         """Return the group of all ranks, having initialised multiring."""
         if self.engine in _RANKS_PER_HOST:
-            world = importlib.import_module("multiring.runtime.job.job")
+            world = importlib.import_module("multiring.runtime.job.joining")
             vars(world)["host_id"] = lambda: f"host {self.rank // _RANKS_PER_HOST[self.engine]}"
         return multiring.init(**settings)
 

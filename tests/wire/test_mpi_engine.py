@@ -162,7 +162,7 @@ def guard_one_of_three() -> None:
 def be_one_of_three(stage: str, how: str, folder: Path) -> None:
     """Come to the stage where rank 1 does `how`; the others write down what they are told, shut down and end."""
     rank = int(os.environ["PMI_RANK"])
-    vars(importlib.import_module("multiring.runtime.job.job"))["host_id"] = lambda: f"host {rank}"
+    vars(importlib.import_module("multiring.runtime.job.joining"))["host_id"] = lambda: f"host {rank}"
     engine: Any = importlib.import_module("multiring.runtime.engines.mpi")
     number = signal.Signals[how]
     if stage == "init" and rank == 1:

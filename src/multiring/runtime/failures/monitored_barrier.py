@@ -47,9 +47,9 @@ class MonitoredBarrier:
     """
 
     def __init__(self, group: Group) -> None:
-        self._ranks = group.ranks
+        self._ranks = group.calls.ranks
         self._rank = group.rank
-        self._index = {rank: index for index, rank in enumerate(group.ranks)}
+        self._index = {rank: index for index, rank in enumerate(group.calls.ranks)}
         self._context = group.calls.services.context
         self._changed = threading.Condition()
         self._number = 0

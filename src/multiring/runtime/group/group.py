@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from multiring.errors import ArgumentError
 from multiring.planner import Plan, Task
@@ -14,9 +14,12 @@ from multiring.runtime.group.compile import Request
 from multiring.runtime.group.engine_calls import EngineCalls
 from multiring.runtime.group.known_sizes import KnownSizes
 from multiring.runtime.group.posting import Calls, ProcessServices
-from multiring.runtime.group.starting import Array, agree_on_ranks, number, rank_of
+from multiring.runtime.group.starting import agree_on_ranks, number, rank_of
 from multiring.schedule import Collective
 from multiring.topology import Topology
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Group(Collectives):
@@ -38,7 +41,7 @@ class Group(Collectives):
 
         Args:
             services: what all groups of this process share.
-            ranks: in the world, in the group's order; this process's is among them.
+            ranks: as the native core calls them, in the group's order; this process is among them.
             topology: where they are.
             key: names the group.
             engine: what carries its bytes, other than the native core.
@@ -66,7 +69,8 @@ class Group(Collectives):
     @property
     def ranks(self) -> tuple[int, ...]:
         """The world rank of each rank of the group."""
-        return self._ranks
+        ranks = self._calls.services.rank_of_id
+        return self._ranks if ranks is None else tuple([ranks[number] for number in self._ranks])
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -119,11 +123,11 @@ class Group(Collectives):
         self._calls.use(task, plan)
 
     def __repr__(self) -> str:
-        return f"Group(rank={self.rank}, size={self.size}, ranks={self._ranks})"
+        return f"Group(rank={self.rank}, size={self.size}, ranks={self.ranks})"
 
     # ---- memory ----
 
-    def allocate(self, shape: int | Sequence[int], dtype: Any) -> Array:
+    def allocate(self, shape: int | Sequence[int], dtype: Any) -> "np.ndarray[Any, Any]":
         """Return an array in the arena, which the ranks of this host read in place. Its contents are undefined.
 
         Local: no other rank takes part. The memory is given back with the last array that views it,
@@ -133,7 +137,8 @@ class Group(Collectives):
             ArgumentError: a negative dimension, an unknown type, or the rank's segment is full.
         """
         dims = tuple(number("shape", dim, 0) for dim in (shape if isinstance(shape, Iterable) else (shape,)))
-        return self._calls.allocate(dims, numpy_dtype(dtype).name)
+        found: np.ndarray[Any, Any] = self._calls.allocate(dims, numpy_dtype(dtype).name)  # or the engine's
+        return found
 
     # ---- groups ----
 

@@ -48,10 +48,10 @@ class AnySourceMatching:
         self._has_died = False
         self._again_s = _FIRST_AGAIN_S
         self._asks_again = False
-        self._index = {rank: index for index, rank in enumerate(group.ranks)}
+        self._index = {rank: index for index, rank in enumerate(group.calls.ranks)}
         self._id = group.calls.purpose_id("any-source matching")
         self._control = services.control if group.size > 1 else None
-        self._send_counts = SendCounts(self._control, group.ranks, self._id)
+        self._send_counts = SendCounts(self._control, group.calls.ranks, self._id)
         if self._control is not None:
             self._control.add(self._id, self)
 
@@ -117,7 +117,7 @@ class AnySourceMatching:
 
     def suspects(self, receive: PostedReceive) -> Sequence[int]:
         """Return the ranks of the world that may send for `receive`."""
-        ranks = self._group.ranks
+        ranks = self._group.calls.ranks
         if receive.source is not None:
             return (ranks[receive.source],)
         return [rank for rank in ranks if rank != ranks[self.rank]]

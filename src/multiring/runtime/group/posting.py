@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,7 +39,7 @@ class ProcessServices:
 
     context: Context
     holdings: Holdings
-    world_rank: int
+    world_rank: int  # what the native core calls this process: its rank in the first generation of the job
     stall_warn_s: float
     stall_timeout_s: float
     lookout: Lookout = NOBODY
@@ -47,6 +47,7 @@ class ProcessServices:
     glossary: Glossary
     pins: Pins | None = None
     replan: bool = True
+    rank_of_id: Mapping[int, int] | None = None  # each rank of the job by what the core calls it; None: it is that
     between_hosts: str = "tcp"  # what carries bytes there, in `Plan.engine`'s words
     spin_s: float = 0.0  # how long callers spin before they sleep, where all that they wait for is on their host
 

@@ -64,7 +64,7 @@ class NamedOperations:
         self._decided = DecidedOrder(self._group.twin(), neutral_contribution)
         self.id = self._calls.id
         self._services = self._calls.services
-        self.ranks = group.ranks
+        self.ranks = group.calls.ranks
         self._lock = threading.RLock()
         self.changed = threading.Condition(self._lock)
         self._in_flight = HandlesByName()

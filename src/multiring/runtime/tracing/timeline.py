@@ -25,9 +25,9 @@ import numpy as np
 
 from multiring._native import Context, FaultKind
 from multiring.errors import ArgumentError, MismatchError, MultiringError, PeerLostError, StallError, StateError
-from multiring.runtime.bootstrap.launchers import Identity
 from multiring.runtime.events import NAMES, STEPS
 from multiring.runtime.group.group import Group
+from multiring.runtime.job.membership import Membership
 from multiring.runtime.tracing.clocks import Patience, ask_time, clock_name, tell_time
 from multiring.runtime.tracing.recording import Recording
 from multiring.trace import Glossary, Part, TraceFile, clear, file_path, part_path, read_part
@@ -54,16 +54,16 @@ class Timelines:
     """The timelines of one rank, one at a time.
 
     Args:
-        identity: who this rank is.
+        membership: who is in the job.
         context: what it records.
         glossary: what the native core's numbers stand for.
         group_named: makes a group of all ranks for a name; local, the same for the same name everywhere.
     """
 
     def __init__(
-        self, identity: Identity, context: Context, glossary: Glossary, group_named: Callable[[str], Group]
+        self, membership: Membership, context: Context, glossary: Glossary, group_named: Callable[[str], Group]
     ) -> None:
-        self._identity = identity
+        self._membership = membership
         self._context = context
         self._glossary = glossary
         self._group_named = group_named
@@ -91,7 +91,7 @@ class Timelines:
         if self._timeline_group is None:
             self._timeline_group = self._group_named("timelines")
         where, problem = Path(), ""
-        if self._identity.rank == 0 and self._running is None:
+        if self._membership.rank == 0 and self._running is None:
             try:
                 where = file_path(path)
                 clear(where)
@@ -123,7 +123,7 @@ class Timelines:
         patience = _until(patience_s)
         running.recording.end()
         try:
-            if self._identity.rank == 0:
+            if self._membership.rank == 0:
                 self._collect(running, patience)
             else:
                 self._hand_over(running, patience)
@@ -146,7 +146,7 @@ class Timelines:
         if running is None:
             return
         try:
-            if is_wanted or self._identity.size == 1:
+            if is_wanted or self._membership.size == 1:
                 self.stop(patience_s)
                 return
             self._running = None
@@ -158,7 +158,7 @@ class Timelines:
             _log.warning("%s", error)
 
     def _begin(self, meeting: Group, peer_info: dict[str, Any]) -> Running:
-        rank = self._identity.rank
+        rank = self._membership.rank
         path = Path(peer_info["path"])
         recording = self._agreed_recording(meeting, path, peer_info)
         try:
@@ -176,7 +176,7 @@ class Timelines:
 
     def _agreed_recording(self, meeting: Group, path: Path, peer_info: dict[str, Any]) -> Recording:
         """Return this rank's part, once all ranks have theirs."""
-        part, recording, problem = part_path(path, self._identity.rank), None, ""
+        part, recording, problem = part_path(path, self._membership.rank), None, ""
         try:
             recording = Recording(part, self._context, self._glossary, self._who(peer_info))
         except OSError as error:
@@ -193,13 +193,13 @@ class Timelines:
         return recording
 
     def _who(self, peer_info: dict[str, Any]) -> dict[str, Any]:
-        identity = self._identity
+        membership = self._membership
         versions = {"multiring": VERSION, "python": platform.python_version(), "numpy": np.__version__}
         versions |= {"torch": str(sys.modules["torch"].__version__)} if "torch" in sys.modules else {}
         return {
-            "rank": identity.rank,
-            "size": identity.size,
-            "job": identity.job,
+            "rank": membership.rank,
+            "size": membership.size,
+            "job": membership.job,
             "timeline": peer_info["timeline"],
             "host": os.uname().nodename,
             "pid": os.getpid(),
@@ -235,7 +235,7 @@ class Timelines:
 
     def _left(self, running: Running, why: str) -> str:
         where = running.recording.path
-        return f"rank {self._identity.rank}'s part of the timeline stays in {where}: {why}; {_HOW_TO_MERGE}"
+        return f"rank {self._membership.rank}'s part of the timeline stays in {where}: {why}; {_HOW_TO_MERGE}"
 
     # ---- the end, on rank 0
 

@@ -28,7 +28,7 @@ class Aborts:
 
     def __init__(self, group: Group, on_abort: Callable[[int], None]) -> None:
         services = group.calls.services
-        self._others = [rank for rank in group.ranks if rank != services.world_rank]
+        self._others = [rank for rank in group.calls.ranks if rank != services.world_rank]
         self._own = services.world_rank
         self._on_abort = WeakMethod(on_abort)
         self._has_told = False

@@ -17,7 +17,8 @@ from multiring.errors import LaunchError
 from multiring.runtime import Group
 from multiring.runtime.bootstrap.addresses import host_id
 from multiring.runtime.bootstrap.launchers import Identity, RendezvousPoint, choose_rendezvous_point
-from multiring.runtime.job.job import World, current, enter, is_initialized, leave
+from multiring.runtime.job.job import current, enter, is_initialized, leave
+from multiring.runtime.job.world import World
 from multiring.settings import Settings
 from multiring.torch.c10d.stores import is_begun_here
 
@@ -76,10 +77,10 @@ def _joined(rank: int, size: int) -> World | None:
     """Return the job that this process is in already."""
     if not is_initialized():
         return None
-    world = current()
-    if (world.identity.rank, world.identity.size) != (rank, size):
+    world, here = current(), current().membership
+    if (here.rank, here.size) != (rank, size):
         raise RuntimeError(
-            f"multiring.init() made this process rank {world.identity.rank} of {world.identity.size}, but torch says "
+            f"multiring.init() made this process rank {here.rank} of {here.size}, but torch says "
             f"rank {rank} of {size}; call multiring.shutdown() first, or number the ranks alike"
         )
     return world

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from multiring import runtime
 from multiring.planner.parallelism import Axis, Parallelism
 from multiring.runtime.bootstrap.addresses import host_id
-from multiring.runtime.job.job import hosts_of
+from multiring.runtime.job.joining import hosts_of
 from multiring.runtime.rails.topology_file import read_topology
 from multiring.settings import Settings
 from multiring.topology import Topology, grid_of
