@@ -9,9 +9,7 @@ from multiring.errors import ArgumentError, MultiringError, Signature
 from multiring.frontend.errors import internal
 from multiring.frontend.process_sets import Members
 from multiring.frontend.signatures import PART
-from multiring.runtime import Handle
-from multiring.runtime.group.handles import Posted
-from multiring.runtime.named.named import Start, posted_of
+from multiring.runtime.named.handle import NamedHandle, Start
 
 
 class Unnamed(NamedTuple):
@@ -29,7 +27,9 @@ class Pending:
 
     __slots__ = ("_finish", "_handle", "_members", "_name", "_what")
 
-    def __init__(self, members: Members, name: str, what: str, handle: Handle, finish: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, members: Members, name: str, what: str, handle: NamedHandle, finish: Callable[[Any], Any]
+    ) -> None:
         self._members = members
         self._name = name
         self._what = what
@@ -61,31 +61,28 @@ class Pending:
         """Free the name of what nobody waits for any more."""
         self._members.in_flight.discard(self._name)
 
-    def repeat(self, signature: Signature, start: Start) -> "Repeat | None":
+    def repeat(self) -> "Repeat | None":
         """Return what starts it again; None where it cannot be started as it was."""
-        posted = posted_of(self._handle)
-        return None if posted is None else Repeat(self._members, self._name, self._what, signature, start, posted)
+        handle = self._handle
+        return None if handle.repeatable is None else Repeat(self._members, self._what, handle)
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """An operation that this thread waited for, and may do so again."""
+    """An operation that this thread waited for, and may do so again; its handle remembers it."""
 
     _members: Members
-    _name: str
     _what: str
-    _signature: Signature
-    _start: Start
-    _posted: Posted
+    _handle: NamedHandle
 
     def start(self) -> Pending | None:
         """Start it once more; None: not as it was, and nothing was done. This thread waits for it next."""
-        members, name = self._members, self._name
+        members, name = self._members, self._handle.name
         if name in members.in_flight:
             return None
         members.in_flight.add(name)
         try:
-            handle = members.named.submit_again(name, self._signature, self._start, self._posted)
+            handle = members.named.submit_again(self._handle)
         except BaseException as error:
             members.in_flight.discard(name)
             if isinstance(error, MultiringError):

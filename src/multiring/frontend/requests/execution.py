@@ -167,7 +167,7 @@ class _Whole:
         else:
             start, at_once = self._starting(sent)
             pending = submit(self._members, wanted.name, self._signature, start, _as_it_is, at_once)
-            repeat = pending.repeat(self._signature, start) if self._is_plain and wanted.name is not None else None
+            repeat = pending.repeat() if self._is_plain and wanted.name is not None else None
 
         def finish(asking: Request) -> None:
             pending.wait()

@@ -10,7 +10,7 @@ from multiring.errors import ArgumentError
 from multiring.runtime.arrays import Buffer
 from multiring.runtime.group.compile import Request
 from multiring.runtime.group.handles import AgreedHandle, Handle, TimedSteps, in_background
-from multiring.runtime.group.posting import Calls, Work
+from multiring.runtime.group.posting import Calls
 from multiring.runtime.group.varying_rows import Move, RowCalls, Rows
 from multiring.schedule import Collective, Splits
 
@@ -95,11 +95,6 @@ class KnownSizes:
             steps = Rows(title=title, own=sent, column=calls.own, move=move)
             finish = self._row_calls.start(call, steps, waits=waits)
         return TimedSteps(finish) if waits else in_background(finish, "all_to_all")
-
-    def barrier(self, *, waits: bool) -> AgreedHandle:
-        """Meet all ranks."""
-        work = Work(meets=True, repeated=(None, "sum"))
-        return self._calls.post(self._calls.next("barrier"), "barrier", work, waits=waits)
 
     def _run(self, title: str, request: Request, buffers: tuple[Buffer | None, Buffer], *, waits: bool) -> AgreedHandle:
         call = self._calls.next(request.collective.value)

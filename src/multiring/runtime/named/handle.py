@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from multiring.errors import MismatchError, MultiringError, Signature, StallError
 from multiring.runtime.group.group import Group
-from multiring.runtime.group.handles import LINGER_S, Handle, Key, OperationHandle, Waiter
+from multiring.runtime.group.handles import LINGER_S, Handle, Key, OperationHandle, Posted, Waiter
 
 _FEW = 64  # names: fewer are not worth looking through for those whose operations have ended
 
@@ -64,6 +64,11 @@ class NamedHandle(Waiter):
     def title(self) -> str:
         """What is waited for, in words."""
         return f"operation {self.name!r}" if self.start is not None else "join"
+
+    @property
+    def repeatable(self) -> Posted | None:
+        """What `NamedOperations.submit_again` posts once more; None where it cannot be posted as it was."""
+        return self.posted.posted if isinstance(self.posted, OperationHandle) else None
 
     def fail(self, error: BaseException) -> None:
         """Be over: `wait` raises `error`."""

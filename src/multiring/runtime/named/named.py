@@ -25,7 +25,7 @@ from multiring.errors import (
 from multiring.runtime.events import STEPS
 from multiring.runtime.failures.decision_wait import DecisionWait
 from multiring.runtime.group.group import Group
-from multiring.runtime.group.handles import Handle, OperationHandle, Posted
+from multiring.runtime.group.handles import Handle
 from multiring.runtime.named.channel import ControlChannel, Kind, Message
 from multiring.runtime.named.decided_order import DecidedOrder
 from multiring.runtime.named.disagreement import disagreement
@@ -35,19 +35,13 @@ from multiring.runtime.named.negotiation import Negotiation
 from multiring.runtime.named.order_switch import tree_neighbours
 from multiring.runtime.named.signature_text import label_of, signatures_of_one
 
-__all__ = ["NamedOperations", "Start", "posted_of"]
+__all__ = ["NamedOperations", "Start"]
 
 _log = logging.getLogger("multiring")
 _OWN = "\0"  # begins the names of what is no user's operation
 _FILLER = label_of(f"{_OWN}nothing", ())
 _NEWS_S = 0.2  # news of a loss is everywhere by then
 _LAST_WORDS_S = 1.0  # what a rank said before it left has come by then, also by way of others
-
-
-def posted_of(handle: Handle) -> Posted | None:
-    """Return what `submit_again` needs of a handle of `submit`; None where that cannot be posted as it was."""
-    posted = handle.posted if isinstance(handle, NamedHandle) else None
-    return posted.posted if isinstance(posted, OperationHandle) else None
 
 
 class NamedOperations:
@@ -83,7 +77,7 @@ class NamedOperations:
             self._services.context.link_with([self.ranks[rank] for rank in self._near])
             control.add(self.id, self)
 
-    def submit(self, name: str, signature: Signature, start: Start, at_once: Start | None = None) -> Handle:
+    def submit(self, name: str, signature: Signature, start: Start, at_once: Start | None = None) -> NamedHandle:
         """Start an operation, and return its handle.
 
         Args:
@@ -114,19 +108,22 @@ class NamedOperations:
             self._in_flight.add(handle)
             return handle
 
-    def submit_again(self, name: str, signature: Signature, start: Start, posted: Posted) -> Handle | None:
-        """Start an operation as it was posted before; None: something has changed since, and nothing was done.
+    def submit_again(self, earlier: NamedHandle) -> NamedHandle | None:
+        """Start an operation as `earlier`, which remembers it, was posted; None: not as it was, and nothing was done.
 
         Otherwise as `submit`; this thread waits for the handle next.
         """
+        posted = earlier.repeatable
+        if posted is None:
+            return None
         with self._lock:
-            is_free = self._in_flight.is_free(name)
+            is_free = self._in_flight.is_free(earlier.name)
             if not is_free or self._broken is not None or self._joining is not None or self._negotiation is not None:
                 return None
             again = self._calls.post_again(posted)
             if again is None:
                 return None
-            handle = NamedHandle(self, name, signature, start)
+            handle = NamedHandle(self, earlier.name, earlier.signature, earlier.start)
             handle.posted = again
             handle.number = self._calls.last
             self._in_flight.add(handle)

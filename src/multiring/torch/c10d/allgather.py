@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from multiring.runtime import Handle
+from multiring.runtime.group.starting import start_barrier
 from multiring.torch.c10d.arguments import alike, blocks_of, one_of, require_as_many, require_like, require_rank
 from multiring.torch.c10d.buffers import (
     as_bytes,
@@ -131,7 +132,7 @@ def barrier(state: GroupState, opts: Any = None, *, timeout: timedelta | None = 
     """Return once every rank has called it."""
 
     def start(waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
-        return state.group.known_sizes.barrier(waits=waits)
+        return start_barrier(state.calls, "", waits=waits)
 
     return state.issue("barrier", Ready(start), state.options_of(opts, timeout), ())
 

@@ -250,7 +250,7 @@ def _submit_span(group: _Group, span: Span) -> Pending:
     pending = submit(members, name, signature, start, finish, at_once)
     if waits:  # before the sum comes through the caches: afterwards each tensor would have to be fetched anew
         note_changes(tensors)
-        if isinstance(name, str) and part == _WHOLE and (repeat := pending.repeat(signature, start)) is not None:
+        if isinstance(name, str) and part == _WHOLE and (repeat := pending.repeat()) is not None:
             if len(span.repeats) >= _MOST_REPEATS:
                 span.repeats.clear()
             span.repeats[name, how] = repeat
