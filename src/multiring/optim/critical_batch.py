@@ -4,8 +4,8 @@
     S = Smin (1 + Bc / B)        steps to it; E = B S, Emin = Bc Smin
     rate = rate_max / (1 + Bc / B)        the best learning rate of SGD
 
-Far below Bc twice the batch is half the steps, for the same samples; far beyond it twice the batch is twice the samples,
-for the same steps. At Bc both are twice their least.
+Far below Bc twice the batch is half the steps, for the same samples; far beyond it twice the batch is twice the
+samples, for the same steps. At Bc both are twice their least.
 
 Source: McCandlish et al., "An empirical model of large-batch training", 2018, arXiv 1812.06162.
 """

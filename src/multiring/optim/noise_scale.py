@@ -63,12 +63,24 @@ def noise_sample(own: Sequence[float], samples: Sequence[float], whole: float) -
     parts = [(norm, count) for norm, count in zip(own, samples, strict=False) if count > 0]
     if len(own) != len(samples) or len(parts) < 2:
         raise ArgumentError(
-            f"noise scale of {len(own)} squared norms of parts of {list(samples)} samples: want at least two parts with "
-            "samples, and a norm for each; one rank takes two micro-batches for a step"
+            f"noise scale of {len(own)} squared norms of parts of {list(samples)} samples: want at least two parts "
+            "with samples, and a norm for each; one rank takes two micro-batches for a step"
         )
     total = float(sum(count for _, count in parts))
     mean = sum(norm * count for norm, count in parts) / total
-    noise = (mean - whole) * total / (len(parts) - 1)
+    return sample_of_means(mean, whole, total, len(parts))
+
+
+def sample_of_means(mean: float, whole: float, total: float, parts: float) -> NoiseSample:
+    """Return what a step says of the noise scale, where ranks have summed up what they know.
+
+    Args:
+        mean: of |g_i|^2 over the parts, weighted by their samples.
+        whole: |g|^2.
+        total: B.
+        parts: p, those that have samples; more than 1.
+    """
+    noise = (mean - whole) * total / (parts - 1)
     return NoiseSample(signal=whole - noise / total, noise=noise)
 
 
@@ -130,9 +142,9 @@ class NoiseScale:
     def progress_mean(self, batch: float, blocks: int = 16) -> float:
         """Return the critical batch of a whole run, of which all steps were counted, at batch size `batch`.
 
-        The noise scale grows while a model trains. A step at batch B makes 1 / (1 + noise/B) of the progress that a step
-        without noise makes; over that progress the noise scale is averaged: Emin / Smin of the run. The steps are cut into
-        `blocks`, within each of which both parts are averaged.
+        The noise scale grows while a model trains. A step at batch B makes 1 / (1 + noise/B) of the progress that a
+        step without noise makes; over that progress the noise scale is averaged: Emin / Smin of the run. The steps are
+        cut into `blocks`, within each of which both parts are averaged.
 
         Source: McCandlish et al. 2018, appendix D, for a constant batch.
         """
