@@ -100,7 +100,7 @@ class MovingAverage:
     name = "average"
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        self._weights = list(model.parameters())
+        self._weights: list[Tensor] = list(model.parameters())
         self._decay = decay
         self._averages = [each.detach().clone() for each in self._weights]
 

@@ -32,7 +32,7 @@ def norms_of(tensors: Sequence[Tensor]) -> NDArray[np.float64]:
     """Return |each|; shape (tensors,)."""
     if not tensors:
         return np.empty(0)
-    found: NDArray[np.float64] = torch.stack(torch._foreach_norm(tensors)).double().numpy()  # noqa: SLF001 -- torch's name
+    found: NDArray[np.float64] = torch.stack(torch._foreach_norm(list(tensors))).double().numpy()  # noqa: SLF001 -- torch's name
     return found
 
 

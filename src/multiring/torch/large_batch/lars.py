@@ -81,7 +81,7 @@ class LARS(torch.optim.Optimizer):
         require_groups(self)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override] # torch has overloads
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a step with the gradients there are."""
         loss = evaluated(closure)
         for group in self.param_groups:

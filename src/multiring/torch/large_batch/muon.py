@@ -96,7 +96,7 @@ class Muon(torch.optim.Optimizer):
         self._group: Group | None = None
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override] # torch has overloads
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a step with the gradients there are; every rank does, with the same ones."""
         loss = evaluated(closure)
         found = [(group, *with_gradients("Muon", group)) for group in self.param_groups]

@@ -329,7 +329,7 @@ def share(optimizer: torch.optim.Optimizer, setup: Setup) -> None:
         optimizer.register_step_pre_hook(_before_step)
         optimizer.register_step_post_hook(_after_step)
     vars(optimizer).update(_setup=setup, _group=group, _sharing=sharing, _deltas=deltas)
-    optimizer.watch(vars(optimizer).get("_watching"))
+    cast("Distributed", optimizer).watch(vars(optimizer).get("_watching"))
 
 
 def _sharings(
