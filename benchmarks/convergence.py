@@ -29,6 +29,7 @@ def _foretold(record: Record, task: str) -> str:
 EXPERIMENTS: dict[str, Callable[[Record], str]] = {
     "predict-stream": partial(_foretold, task="stream"),
     "law-stream": partial(law.table, task="stream"),
+    "law-fast": partial(law.table, task="fast"),
     "predict-digits": partial(_foretold, task="digits"),
     "law-digits": partial(law.table, task="digits"),
 }
