@@ -6,11 +6,11 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+from benchmarks.convergence_record import Record
+from benchmarks.convergence_tasks import Digits, Stream, network, samples_to
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from benchmarks.convergence_record import Record
-from benchmarks.convergence_tasks import Digits, Stream, network, samples_to
 from multiring.optim.critical_batch import fit_law
 from multiring.optim.noise_scale import NoiseScale, noise_sample
 
@@ -62,7 +62,7 @@ def noise_run(task: str, seed: int) -> dict[str, Any]:
         norms = [sum(float((each**2).sum()) for each in own) for own in (*gradients, whole)]
         known.add(noise_sample(norms[:parts], [batch // parts] * parts, norms[parts]))
         with torch.no_grad():
-            torch._foreach_add_(parameters, whole, alpha=-SMALL_RATE)  # noqa: SLF001 -- torch's name
+            torch._foreach_add_(parameters, whole, alpha=-SMALL_RATE)
 
     run = samples_to(TARGETS[task], model, source, step, batch=SMALL, every=EVERY[task], limit=LIMIT[task])
     state = known.state_dict()
@@ -86,7 +86,7 @@ def law_run(task: str, batch: int, rate: float, seed: int) -> dict[str, Any]:
     def step(count: int) -> None:
         gradients = _gradients(model, parameters, *source.batch(count))
         with torch.no_grad():
-            torch._foreach_add_(parameters, gradients, alpha=-rate)  # noqa: SLF001 -- torch's name
+            torch._foreach_add_(parameters, gradients, alpha=-rate)
 
     return asdict(samples_to(TARGETS[task], model, source, step, batch=batch, every=EVERY[task], limit=LIMIT[task]))
 

@@ -125,6 +125,8 @@ class Muon(torch.optim.Optimizer):
         return [each.lerp(buffer, momentum) for each, buffer in zip(gradients, buffers, strict=True)]
 
     def _orthogonalised(self, updates: list[Tensor], options: list[dict[str, Any]]) -> list[Tensor]:
+        if not updates:  # on no rank: their gradients are alike
+            return []
         group = self._ranks()
         matrices = [_matrix(each) for each in updates]
         if group is None or group.size == 1:
