@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import convergence_law as law  # noqa: E402 -- where this file is run as a program
+from benchmarks import convergence_rows as rows  # noqa: E402
 from benchmarks.convergence_record import OutOfTimeError, Record  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "convergence_2core_202611"
@@ -32,6 +33,7 @@ EXPERIMENTS: dict[str, Callable[[Record], str]] = {
     "law-fast": partial(law.table, task="fast"),
     "predict-digits": partial(_foretold, task="digits"),
     "law-digits": partial(law.table, task="digits"),
+    **rows.TABLES,
 }
 
 

@@ -125,7 +125,7 @@ def evaluated(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[float, 
     return float(cross_entropy(outputs, labels)), float((outputs.argmax(1) == labels).float().mean())
 
 
-def samples_to(
+def samples_to(  # noqa: PLR0913 -- each is a number of its own
     target: float, model: nn.Module, source: Any, step: Callable[[int], None], *, batch: int, every: int, limit: int
 ) -> Run:
     """Train until the test loss is `target`; between two evaluations its logarithm counts as a straight line.

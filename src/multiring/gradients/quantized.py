@@ -52,7 +52,7 @@ class Coded:
 
     def start(self) -> Callable[[], object]:
         """As in Reduction."""
-        # An infinity makes all of its block NaN, also where no gradient lies, and nobody else would take that out again.
+        # An infinity makes all of its block NaN, also where no gradient lies; nobody else would take that out again.
         for gap in self._gaps:
             self.memory[gap] = 0.0
         if self._owed is not None:
