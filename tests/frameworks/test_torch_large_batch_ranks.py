@@ -22,10 +22,13 @@ from multiring.optim import Constant, LossScale
 # ---- one trajectory ----
 
 
+@pytest.mark.timeout(
+    400
+)  # seconds of work, but 900 steps of ranks that wait for each other: on a busy machine, minutes
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_any_ranks_take_the_trajectory_of_one(ranks: int) -> None:
     wanted = {name: trained(name, 0, 1) for name in CASES}
-    for rank, found in enumerate(run_ranks(train_all, ranks)):
+    for rank, found in enumerate(run_ranks(train_all, ranks, deadline_s=300.0)):
         for name, own in found.items():
             for one, other in zip(own, wanted[name.removeprefix("accumulated ")], strict=True):
                 assert np.abs(one - other.numpy()).max() < 1e-10, (rank, name)
@@ -60,7 +63,7 @@ def overflow_cases() -> dict[str, dict[str, Any]]:
 
 
 def test_one_ranks_infinity_is_skipped_by_all() -> None:
-    for found in run_ranks(overflow_all, 2, engine="tcp"):
+    for found in run_ranks(overflow_all, 2, engine="tcp", deadline_s=110.0):
         for name, skipped in found.items():
             assert skipped == sorted(OVERFLOWS), name
         assert list(found) == list(overflow_cases())

@@ -114,6 +114,8 @@ from multiring.torch.optimizer.optimizer import gradient_bytes as gradient_bytes
 from multiring.torch.optimizer.parameters import broadcast_parameters as broadcast_parameters
 from multiring.torch.optimizer.state import broadcast_optimizer_state as broadcast_optimizer_state
 from multiring.torch.parallelizing.parallelize import parallelize as parallelize
+from multiring.torch.training_report import measured_peak as measured_peak
+from multiring.torch.training_report import training_report as training_report
 
 __all__ = [
     "LAMB",
@@ -188,6 +190,7 @@ __all__ = [
     "local_size",
     "log_by_rank",
     "mean",
+    "measured_peak",
     "mixed_precision",
     "monitored_barrier",
     "moving_average",
@@ -217,4 +220,5 @@ __all__ = [
     "start_timeline",
     "stop_timeline",
     "synchronize",
+    "training_report",
 ]

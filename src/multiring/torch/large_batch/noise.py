@@ -67,6 +67,10 @@ class NoiseWatch:
         """Return the noise scale and where it may lie; see `NoiseScale.interval`."""
         return self._known.interval(level)
 
+    def critical(self, batch: float) -> float:
+        """Return the critical batch of the run so far, all of it within the window; see `NoiseScale.progress_mean`."""
+        return self._known.progress_mean(batch)
+
     def report(self) -> str:
         """Return a line: the noise scale, or how many steps it still needs."""
         if len(self._known) < 8:
