@@ -3,6 +3,7 @@
 import math
 import statistics
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ def noise_run(task: str, seed: int) -> dict[str, Any]:
     """Train at the small batch to the target; return what the noise scale of its steps says of Bc."""
     torch.set_num_threads(1)
     source, model = source_of(task, 1000 + seed), network(1000 + seed)
-    parameters = list(model.parameters())
+    parameters: list[Tensor] = list(model.parameters())
     known = NoiseScale(window=10**6)
 
     def step(batch: int) -> None:
@@ -81,7 +82,7 @@ def law_run(task: str, batch: int, rate: float, seed: int) -> dict[str, Any]:
     """Train by plain SGD to the target."""
     torch.set_num_threads(1)
     source, model = source_of(task, seed), network(seed)
-    parameters = list(model.parameters())
+    parameters: list[Tensor] = list(model.parameters())
 
     def step(count: int) -> None:
         gradients = _gradients(model, parameters, *source.batch(count))
@@ -97,7 +98,7 @@ def _gradients(model: nn.Module, parameters: list[Tensor], images: Tensor, label
 
 def predict(record: Record, task: str) -> dict[str, float]:
     """Return what the small batch foretells of Bc: the theory's mean, and two naive guesses; medians over the seeds."""
-    runs = [record.run(f"{task} noise seed {seed}", lambda seed=seed: noise_run(task, seed)) for seed in SEEDS]
+    runs = [record.run(f"{task} noise seed {seed}", partial(noise_run, task, seed)) for seed in SEEDS]
     names = ("critical", "naive: first 50 steps", "naive: last 200 steps")
     return {name: statistics.median(run[name] for run in runs) for name in names}
 
@@ -108,8 +109,7 @@ def measure(record: Record, task: str) -> list[tuple[int, float, list[dict[str, 
     for batch in BATCHES[task]:
         rate = _best_rate(record, task, batch)
         runs = [
-            record.run(f"{task} B {batch} seed {seed}", lambda b=batch, r=rate, s=seed: law_run(task, b, r, s))
-            for seed in SEEDS
+            record.run(f"{task} B {batch} seed {seed}", partial(law_run, task, batch, rate, seed)) for seed in SEEDS
         ]
         rows.append((batch, rate, runs))
     return rows
@@ -120,9 +120,9 @@ def _best_rate(record: Record, task: str, batch: int) -> float:
     for factor in RATES:
         rate = factor * centre(task, batch)
         found = [
-            record.run(
-                f"{task} sweep B {batch} x{factor} seed {seed}", lambda r=rate, s=seed: law_run(task, batch, r, s)
-            )["samples"]
+            record.run(f"{task} sweep B {batch} x{factor} seed {seed}", partial(law_run, task, batch, rate, seed))[
+                "samples"
+            ]
             for seed in SWEEP_SEEDS
         ]
         mean[rate] = math.inf if None in found else math.exp(statistics.mean(map(math.log, found)))

@@ -90,7 +90,7 @@ def foretold(seeds: range) -> float:
             for which in order[: TRAINED // SMALL * SMALL].view(-1, 2, SMALL // 2):
                 optimizer.zero_grad()
                 for part in which:
-                    (cross_entropy(model(images[part]), labels[part]) / 2).backward()
+                    torch.autograd.backward(cross_entropy(model(images[part]), labels[part]) / 2)
                     noise.part(SMALL // 2)
                 optimizer.step()
             with torch.no_grad():
@@ -127,8 +127,8 @@ def main() -> None:
             rows.append((batch, rate, math.exp(statistics.mean(map(math.log, reached))), reached))
     law = fit_law([row[0] for row in rows], [row[2] for row in rows])
     print("   batch   rate  epochs  steps   fit")
-    for batch, rate, epochs, _ in rows:
-        print(f"{batch:8} {rate:6.2f} {epochs:7.2f} {epochs * TRAINED / batch:6.0f} {law.needed(batch):5.2f}")
+    for batch, rate, mean, _ in rows:
+        print(f"{batch:8} {rate:6.2f} {mean:7.2f} {mean * TRAINED / batch:6.0f} {law.needed(batch):5.2f}")
     print(f"fit: {law.least:.2f} epochs (1 + B / {law.critical:,.0f}); foretold {critical / law.critical:.2f} of that")
     print(advise(critical=law.critical, batch=batches[0], learning_rate=rows[0][1], batches=batches))
     if options.picture:

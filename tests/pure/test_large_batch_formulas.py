@@ -143,7 +143,7 @@ def test_fit_finds_the_law_and_prefers_its_exponent() -> None:
     batches = [2.0**k for k in range(4, 14)]
     needed = [law.needed(batch) for batch in batches]
     found = fit_law(batches, needed)
-    assert (found.least, found.critical) == (pytest.approx(6.4), pytest.approx(800.0))
+    assert [found.least, found.critical] == pytest.approx([6.4, 800.0])
     assert max(map(abs, found.residuals(batches, needed))) < 1e-6
     assert max(map(abs, fit_law(batches, needed, 0.8).residuals(batches, needed))) > 0.05
 
@@ -165,7 +165,7 @@ def test_advice() -> None:
     found = advise(critical=1000, batch=1000, learning_rate=0.1, steps=5000, samples_per_epoch=50_000)
     own, most = found.choices[2], found.choices[-1]
     assert (own.batch, own.steps, own.samples, own.learning_rate, own.epochs) == (1000, 1.0, 1.0, 0.1, 100.0)
-    assert (most.batch, most.steps, most.samples) == (16_000, pytest.approx(17 / 32), pytest.approx(8.5))
+    assert [most.batch, most.steps, most.samples] == pytest.approx([16_000, 17 / 32, 8.5])
     assert most.learning_rate == pytest.approx(0.1 * 32 / 17)
     assert found.pays_up_to == 1000
     assert "epochs" in str(found)

@@ -43,7 +43,7 @@ def training_flop(model: nn.Module, step: Callable[[nn.Module], Tensor]) -> int:
     counter: Any = FlopCounterMode(display=False)
     with counter:
         loss = step(plain)
-        if not isinstance(loss, Tensor) or not loss.requires_grad:
+        if not loss.requires_grad:
             raise ArgumentError("training_flop: `step` returned no loss; want a function of the model that returns one")
         loss.backward()  # type: ignore[no-untyped-call] # torch's own
     found = int(counter.get_total_flops())
@@ -77,7 +77,7 @@ def measured_peak(
             one, other = torch.ones(n, n, dtype=kind), torch.ones(n, n, dtype=kind)
             found[f"matrix {n}"] = _rate(lambda a=one, b=other: a @ b, 2 * n**3, seconds)  # type: ignore[misc]
         layer = nn.Conv2d(channels, channels, 3, padding=1, bias=False, dtype=kind)
-        layer = layer.to(memory_format=torch.channels_last)
+        layer.weight.data = layer.weight.data.contiguous(memory_format=torch.channels_last)
         images = torch.ones(_IMAGES, channels, _PIXELS, _PIXELS, dtype=kind).to(memory_format=torch.channels_last)
         flop = 2 * 9 * channels**2 * _PIXELS**2 * _IMAGES
         found[f"convolution {channels}"] = _rate(lambda: layer(images), flop, seconds)
