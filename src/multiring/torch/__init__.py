@@ -94,6 +94,8 @@ from multiring.torch.ddp.comm_hook import BucketSharing as BucketSharing
 from multiring.torch.ddp.comm_hook import share_bucket as share_bucket
 from multiring.torch.distributing import DistributedLoader as DistributedLoader
 from multiring.torch.distributing import distribute as distribute
+from multiring.torch.feeding import DataLoader as DataLoader
+from multiring.torch.feeding import IterableDataset as IterableDataset
 from multiring.torch.large_batch.after_step import adascale as adascale
 from multiring.torch.large_batch.after_step import clip_gradients as clip_gradients
 from multiring.torch.large_batch.after_step import moving_average as moving_average
@@ -125,9 +127,11 @@ __all__ = [
     "Average",
     "BucketSharing",
     "Compression",
+    "DataLoader",
     "DistributedLoader",
     "DistributedOptimizer",
     "HorovodInternalError",
+    "IterableDataset",
     "Max",
     "Min",
     "Muon",
