@@ -94,6 +94,18 @@ from multiring.torch.ddp.comm_hook import BucketSharing as BucketSharing
 from multiring.torch.ddp.comm_hook import share_bucket as share_bucket
 from multiring.torch.distributing import DistributedLoader as DistributedLoader
 from multiring.torch.distributing import distribute as distribute
+from multiring.torch.large_batch.after_step import adascale as adascale
+from multiring.torch.large_batch.after_step import clip_gradients as clip_gradients
+from multiring.torch.large_batch.after_step import moving_average as moving_average
+from multiring.torch.large_batch.after_step import schedule as schedule
+from multiring.torch.large_batch.lag import gradient_lag as gradient_lag
+from multiring.torch.large_batch.lamb import LAMB as LAMB
+from multiring.torch.large_batch.larc import LARC as LARC
+from multiring.torch.large_batch.lars import LARS as LARS
+from multiring.torch.large_batch.muon import Muon as Muon
+from multiring.torch.large_batch.noise import noise_scale as noise_scale
+from multiring.torch.large_batch.parameter_groups import parameter_groups as parameter_groups
+from multiring.torch.large_batch.precision import mixed_precision as mixed_precision
 from multiring.torch.nn.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
 from multiring.torch.nn.sync_batch_norm import convert_sync_batchnorm as convert_sync_batchnorm
 from multiring.torch.optimizer.accumulation import accumulate as accumulate
@@ -104,6 +116,9 @@ from multiring.torch.optimizer.state import broadcast_optimizer_state as broadca
 from multiring.torch.parallelizing.parallelize import parallelize as parallelize
 
 __all__ = [
+    "LAMB",
+    "LARC",
+    "LARS",
     "Adasum",
     "Average",
     "BucketSharing",
@@ -113,12 +128,14 @@ __all__ = [
     "HorovodInternalError",
     "Max",
     "Min",
+    "Muon",
     "PowerSGD",
     "ProcessSet",
     "Product",
     "Sum",
     "SyncBatchNorm",
     "accumulate",
+    "adascale",
     "add_process_set",
     "allgather",
     "allgather_async",
@@ -139,6 +156,7 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "ccl_built",
+    "clip_gradients",
     "convert_sync_batchnorm",
     "cross_rank",
     "cross_size",
@@ -151,6 +169,7 @@ __all__ = [
     "gloo_built",
     "gloo_enabled",
     "gradient_bytes",
+    "gradient_lag",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -169,13 +188,17 @@ __all__ = [
     "local_size",
     "log_by_rank",
     "mean",
+    "mixed_precision",
     "monitored_barrier",
+    "moving_average",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",
     "nccl_built",
+    "noise_scale",
     "on_first_rank",
     "parallelize",
+    "parameter_groups",
     "poll",
     "print_once",
     "progress",
@@ -185,6 +208,7 @@ __all__ = [
     "remove_process_set",
     "rocm_built",
     "save",
+    "schedule",
     "seed_everything",
     "share_bucket",
     "shutdown",

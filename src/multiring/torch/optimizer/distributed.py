@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import torch
 
-from multiring.errors import StateError
+from multiring.data import Share
+from multiring.errors import StateError, UnsupportedError
 from multiring.frontend.consistency_check import require_alike, told_to_others
 from multiring.frontend.process_sets import members_of
 from multiring.gradients.compression_state import KEY, packed
@@ -20,7 +21,7 @@ from multiring.torch.bucket_tensors import spec_of, states_of, tensor_reductions
 from multiring.torch.compression import Compression
 from multiring.torch.interop import dense_strides, described, dtype_name, refuse_elsewhere
 from multiring.torch.optimizer.adasum_delta import DeltaSharing
-from multiring.torch.optimizer.gradient_reducer import GradientReducer
+from multiring.torch.optimizer.gradient_reducer import GradientReducer, GradientWatch
 from multiring.torch.optimizer.hook_registry import is_shared, take_over
 from multiring.torch.optimizer.setup import Setup, parameters_of, together_of, trained
 
@@ -49,6 +50,8 @@ class Distributed(torch.optim.Optimizer):
     ends_early: bool = False  # the group of backwards ends with the next one, though it be short
     _is_lenient: bool = False  # towards gradients that were changed before they were reduced
     _has_warned: bool = False  # of such
+    _watching: GradientWatch | None = None  # see `watch`
+    share_of_batch: Share | None = None  # this rank's part of the batch handed out last, by a loader of `distribute`
 
     def synchronize(self) -> None:
         """Return when the gradients are those of all ranks; nothing to do after a backward has ended."""
@@ -102,6 +105,40 @@ class Distributed(torch.optim.Optimizer):
     def be_lenient(self) -> None:
         """Warn, once, where a step finds gradients that were changed before they were reduced, instead of raising."""
         self._is_lenient = True
+
+    def bring_gradients(self) -> None:
+        """See, before a step, that the gradients are those of all ranks; for stages that look at them first.
+
+        Raises:
+            UnsupportedError: with op=Adasum, where each rank steps with its own.
+        """
+        if self._deltas is not None:
+            raise UnsupportedError("gradient lag, LARC, loss scaling and the like with op=Adasum: want op=Average")
+        if not self._skips:
+            self._bring_gradients()
+
+    def watch(self, watching: GradientWatch | None) -> None:
+        """Show `watching` this rank's gradients before they are reduced, and all ranks', from now on; None ends it."""
+        self._watching = watching
+        if self._sharing is not None:
+            self._sharing.watching = watching
+
+    def scale_residuals(self, factor: float) -> None:
+        """Multiply what lossy gradients owe, as by a change of the loss scale."""
+        if self._sharing is None:
+            return
+        found = {key: each for key, each in self._sharing.states().items() if each.residual is not None}
+        self._sharing.load_states({key: replace(each, residual=each.residual * factor) for key, each in found.items()})
+
+    def residual_norm(self) -> float:
+        """Return the norm of what lossy gradients of this rank owe."""
+        found = [] if self._sharing is None else [each.residual for each in self._sharing.states().values()]
+        return float(sum(float(each.norm()) ** 2 for each in found if each is not None) ** 0.5)
+
+    @property
+    def group(self) -> Group | None:
+        """Of the ranks that share gradients; None before that, and where this rank is not one of them."""
+        return self._group
 
     def before_step(self, call: Any, *, closure: Callable[[], Any] | None) -> Callable[[], Any] | None:
         """See that the step finds the gradients of all ranks; return its closure, which then sees to it itself.
@@ -292,6 +329,7 @@ def share(optimizer: torch.optim.Optimizer, setup: Setup) -> None:
         optimizer.register_step_pre_hook(_before_step)
         optimizer.register_step_post_hook(_after_step)
     vars(optimizer).update(_setup=setup, _group=group, _sharing=sharing, _deltas=deltas)
+    cast("Distributed", optimizer).watch(vars(optimizer).get("_watching"))
 
 
 def _sharings(

@@ -11,6 +11,7 @@ gathered (`gathered`), unless dense was asked for.
 
 import weakref
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from torch import Tensor
 
@@ -39,6 +40,16 @@ _TOO_EARLY = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
     "This is prohibited as it can cause a race condition. To drop gradients, call optimizer.synchronize() first."
 )
+
+
+class GradientWatch(Protocol):
+    """Who looks at gradients on their way; dense ones only."""
+
+    def see_own(self, gradients: Sequence[Tensor]) -> None:
+        """Look at some of this rank's, which are about to be reduced."""
+
+    def see_whole(self, gradients: Sequence[Tensor]) -> None:
+        """Look at all of them, reduced."""
 
 
 class GradientReducer:
@@ -79,6 +90,7 @@ class GradientReducer:
         self._witnesses = Witnesses()  # of what the last backward left, where it did not reduce it
         self.reduces_early = False  # whether the group of backwards may end with the next one, before it is complete
         self.is_synchronized = False  # somebody has, since the last backward and the last step
+        self.watching: GradientWatch | None = None
         this = weakref.ref(self)
         self._hooks = [
             add_gradient_hook(slot.parameter, Arrival(this, index)) for index, slot in enumerate(self._slots)
@@ -271,6 +283,8 @@ class GradientReducer:
     def _start(self) -> None:
         bucket = self._buckets[self._order.started]
         bucket.mark(trains=True)
+        if self.watching is not None and not isinstance(bucket.reduction, Gathered):
+            self.watching.see_own([slot.view for slot in bucket.slots])
         self._order.start(bucket.reduction)
 
     def _start_rest(self) -> None:
@@ -282,6 +296,9 @@ class GradientReducer:
 
     def _finish(self) -> None:
         self._order.wait()
+        if self.watching is not None:
+            dense = [slot.view for slot in self._slots if not isinstance(slot.bucket.reduction, Gathered)]
+            self.watching.see_whole(dense)
         for slot in self._slots:
             if slot.parameter.grad is None and slot.bucket.reduction.flags[slot.member]:
                 slot.parameter.grad = slot.view
