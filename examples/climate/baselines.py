@@ -10,6 +10,7 @@ than drawn is chosen on fields that are held back there, for the best mean IoU.
 
 import argparse
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import h5py
@@ -57,13 +58,21 @@ def itself(data: Features) -> Features:
 def intersection_over_union(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return each class's, in percent, of a confusion matrix."""
     hit = np.diag(counts)
-    return 100 * hit / np.maximum(counts.sum(0) + counts.sum(1) - hit, 1)
+    shares: NDArray[np.float64] = 100 * hit / np.maximum(counts.sum(0) + counts.sum(1) - hit, 1)
+    return shares
+
+
+def summed(counts: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Return the sum of some confusion matrices."""
+    total: NDArray[np.int64] = np.sum(list(counts), 0)
+    return total
 
 
 def confusion(labels: NDArray[np.int64], guesses: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return how many pixels of class i (rows) were taken for class j."""
     classes = len(CLASSES)
-    return np.bincount(labels.ravel() * classes + guesses.ravel(), minlength=classes**2).reshape(classes, classes)
+    counts: NDArray[np.int64] = np.bincount(labels.ravel() * classes + guesses.ravel(), minlength=classes**2)
+    return counts.reshape(classes, classes)
 
 
 class Baseline:
@@ -88,7 +97,7 @@ class Baseline:
         self.model.fit(np.concatenate(features), np.concatenate(labels))  # type: ignore[attr-defined]
         held_back = [self.chances(path) for path in paths[-HELD_BACK:]]
         scores = {
-            boost: intersection_over_union(sum(confusion(t, self.guess(c, boost)) for c, t in held_back)).mean()
+            boost: intersection_over_union(summed(confusion(t, self.guess(c, boost)) for c, t in held_back)).mean()
             for boost in BOOSTS
         }
         self.boost = max(scores, key=scores.__getitem__)
@@ -101,11 +110,14 @@ class Baseline:
     @staticmethod
     def guess(chances: NDArray[np.float64], boost: float) -> NDArray[np.int64]:
         """Return the likeliest class, where the rare ones' chances count `boost` times."""
-        return (chances * np.array([1, boost, boost])).argmax(1)
+        guesses: NDArray[np.int64] = (chances * np.array([1, boost, boost])).argmax(1)
+        return guesses
 
     def measure(self, paths: list[Path]) -> list[float]:
         """Return the classes' IoU over all files, in percent."""
-        counts = sum(confusion(truth, self.guess(chances, self.boost)) for chances, truth in map(self.chances, paths))
+        counts = summed(
+            confusion(truth, self.guess(chances, self.boost)) for chances, truth in map(self.chances, paths)
+        )
         return [float(each) for each in intersection_over_union(counts)]
 
 
@@ -119,7 +131,7 @@ def main() -> None:
     rows: dict[str, dict[str, list[float]]] = {"background": {}}
     for split in ("val", "shifted"):
         labels = [read(path)[1] for path in paths[split]]
-        counts = sum(confusion(each, np.zeros_like(each)) for each in labels)
+        counts = summed(confusion(each, np.zeros_like(each)) for each in labels)
         rows["background"][split] = [float(each) for each in intersection_over_union(counts)]
     for name, model, describe in (
         ("pixels, logistic", make_pipeline(StandardScaler(), LogisticRegression(max_iter=300)), itself),

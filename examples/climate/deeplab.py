@@ -53,7 +53,8 @@ class AtrousPyramid(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return (n, width, height, width of the field) of (n, inputs, ...)."""
         mean = self.mean(x).expand(-1, -1, x.shape[2], x.shape[3])
-        return self.project(torch.cat([*(branch(x) for branch in self.branches), mean], 1))
+        projected: Tensor = self.project(torch.cat([*(branch(x) for branch in self.branches), mean], 1))
+        return projected
 
 
 class DeepLabV3Plus(nn.Module):
@@ -88,4 +89,5 @@ class DeepLabV3Plus(nn.Module):
         early, x = self.encoder.features(x)
         x = torch.cat([self.to_quarter(self.pyramid(x)), self.early(early)], 1)
         x = self.at_half(self.to_half(self.at_quarter(x)))
-        return self.classify(self.at_full(self.to_full(x)))
+        logits: Tensor = self.classify(self.at_full(self.to_full(x)))
+        return logits

@@ -19,6 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -168,8 +169,9 @@ def _labels(fields: Fields, transport: Field) -> NDArray[np.int64]:
     labels = np.zeros(fields.lat.shape, np.int64)
     # Regions across the date line are one: labelled on three turns of the globe, and taken from the one in the middle.
     width = labels.shape[1]
-    for mark, mask in ((RIVER, transport > RIVER_TRANSPORT * 0.5), (CYCLONE, fields.wind > STORM_WIND)):
-        regions, count = ndimage.label(np.hstack([mask] * 3), np.ones((3, 3)))
+    masks: list[tuple[int, Any]] = [(RIVER, transport > RIVER_TRANSPORT * 0.5), (CYCLONE, fields.wind > STORM_WIND)]
+    for mark, mask in masks:
+        regions, count = ndimage.label(np.tile(mask, (1, 3)), structure=np.ones((3, 3), int))
         for number in range(1, count + 1):
             rows, columns = np.nonzero(regions == number)
             middle = (columns >= width) & (columns < 2 * width)
@@ -208,8 +210,9 @@ def _smooth_noise(random: np.random.Generator, height: int, width: int) -> Field
     """Return noise of mean 0 and deviation 1, with less of it the finer it is; it closes around the globe."""
     up, across = np.fft.fftfreq(height)[:, None] * height, np.fft.rfftfreq(width)[None] * width
     power = (4.0**2 + up**2 + across**2) ** -1.1
-    noise: Field = np.fft.irfft2(np.fft.rfft2(random.normal(size=(height, width))) * power, (height, width))
-    return (noise - noise.mean()) / noise.std()
+    noise = np.fft.irfft2(np.fft.rfft2(random.normal(size=(height, width))) * power, (height, width))
+    scaled: Field = (noise - noise.mean()) / noise.std()
+    return scaled
 
 
 SPREAD = dict(

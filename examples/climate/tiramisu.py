@@ -102,4 +102,5 @@ class Tiramisu(nn.Module):
         x = self.lowest(x)
         for double, block in zip(self.doublings, self.up_blocks, strict=True):
             x = block(torch.cat([double(x), skipped.pop()], 1))
-        return self.classify(x)
+        logits: Tensor = self.classify(x)
+        return logits

@@ -40,7 +40,8 @@ def pixels(images: NDArray[np.uint8]) -> Features:
     """Return the images at PIXELS a side, flat."""
     factor = images.shape[1] // PIXELS
     small = images.reshape(len(images), PIXELS, factor, PIXELS, factor, 3).mean((2, 4), dtype=np.float32)
-    return small.reshape(len(images), -1) / 255
+    flat: Features = small.reshape(len(images), -1) / np.float32(255)
+    return flat
 
 
 def descriptors(images: NDArray[np.uint8]) -> Features:
@@ -60,13 +61,15 @@ def _gradients(image: NDArray[np.uint8]) -> Features:
     counts = counts.reshape(cells, cells, ORIENTATIONS)
     blocks = np.concatenate([counts[:-1, :-1], counts[1:, :-1], counts[:-1, 1:], counts[1:, 1:]], -1)
     blocks /= np.sqrt((blocks**2).sum(-1, keepdims=True) + 1e-4)
-    return blocks.ravel().astype(np.float32)
+    flat: Features = blocks.ravel().astype(np.float32)
+    return flat
 
 
 def _colours(image: NDArray[np.uint8]) -> Features:
     bins = image.astype(int) * COLOURS // 256
     index = (bins[..., 0] * COLOURS + bins[..., 1]) * COLOURS + bins[..., 2]
-    return (np.bincount(index.ravel(), minlength=COLOURS**3) / index.size).astype(np.float32)
+    shares: Features = (np.bincount(index.ravel(), minlength=COLOURS**3) / index.size).astype(np.float32)
+    return shares
 
 
 def regression(features: dict[str, Features], labels: dict[str, NDArray[np.int64]]) -> dict[str, float]:

@@ -129,7 +129,7 @@ def _background(random: np.random.Generator, x: Field, y: Field, nuisances: Nuis
     one, other = random.uniform(0.1, 0.9, (2, 3))
     turn, length = random.uniform(0, 2 * np.pi), random.uniform(0.5, 9)
     waves = np.sin((x * np.cos(turn) + y * np.sin(turn)) * length + random.uniform(0, 6)) * random.uniform(0.1, 0.5)
-    image = one + (other - one) * (0.5 + waves)[..., None]
+    image: Field = one + (other - one) * (0.5 + waves)[..., None]
     for _ in range(random.integers(0, nuisances.clutter + 1)):
         shape = list(SHAPES.values())[random.integers(len(SHAPES))]
         # At the rim, and smaller than what the image is of.
@@ -152,7 +152,8 @@ def _photographed(
         side = min(0.32, blur**2 / 2)
         image = (1 - 2 * side) * image + side * (np.roll(image, 1, axis) + np.roll(image, -1, axis))
     image = image + random.normal(0, nuisances.noise, image.shape)
-    return (np.clip(image, 0, 1) * 255).round().astype(np.uint8)
+    pixels: NDArray[np.uint8] = (np.clip(image, 0, 1) * 255).round().astype(np.uint8)
+    return pixels
 
 
 def _write_class(folder: Path, counts: dict[str, int], size: int, label: int) -> None:

@@ -1,4 +1,4 @@
-"""ResNet-50 and ResNet-101 v1.5: of any number of channels and classes, and as the encoder of a segmentation network.
+"""ResNets of bottlenecks, v1.5: of any number of channels and classes, and as the encoder of a segmentation network.
 
 v1.5 halves the resolution in a block's 3x3 convolution, not in its first 1x1. Parameters have the names that
 torchvision's ResNet gives them, so that its weights load.
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-LAYERS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}
+LAYERS = {"resnet26": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}
 EXPANSION = 4
 
 
@@ -47,7 +47,7 @@ class ResNet(nn.Module):
         classes: outputs.
         channels: of the input.
         width: channels of the first stage's 3x3 convolutions; 64 is the published network.
-        small: for images of 64 pixels and less: a 3x3 stem at full resolution, without pooling.
+        small: for images of 64 pixels and less: a 3x3 stem, and no pooling after it.
         output_stride: pixels of the input for one of the last stage; with 16 or 8 its convolutions, and those of the
             stage before, are dilated in place of halving the resolution.
     """
@@ -67,7 +67,7 @@ class ResNet(nn.Module):
             raise ValueError(f"output_stride is 8, 16 or 32, got {output_stride}")
         self.small = small
         if small:
-            self.conv1 = nn.Conv2d(channels, width, 3, 1, padding=1, bias=False)
+            self.conv1 = nn.Conv2d(channels, width, 3, 2, padding=1, bias=False)
         else:
             self.conv1 = nn.Conv2d(channels, width, 7, 2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
@@ -99,7 +99,8 @@ class ResNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the classes' logits, (n, classes), of images (n, channels, height, width)."""
         _, x = self.features(x)
-        return self.fc(torch.flatten(self.avgpool(x), 1))
+        logits: Tensor = self.fc(torch.flatten(self.avgpool(x), 1))
+        return logits
 
 
 def zero_last_gammas(model: nn.Module) -> None:
