@@ -168,7 +168,7 @@ def _labels(fields: Fields, transport: Field) -> NDArray[np.int64]:
     """Return the class of every pixel, by rules on connected regions of the noise-free fields."""
     labels = np.zeros(fields.lat.shape, np.int64)
     # Regions across the date line are one: labelled on three turns of the globe, and taken from the one in the middle.
-    width = labels.shape[1]
+    width = fields.lat.shape[1]
     masks: list[tuple[int, Any]] = [(RIVER, transport > RIVER_TRANSPORT * 0.5), (CYCLONE, fields.wind > STORM_WIND)]
     for mark, mask in masks:
         regions, count = ndimage.label(np.tile(mask, (1, 3)), structure=np.ones((3, 3), int))

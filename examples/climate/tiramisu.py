@@ -57,7 +57,7 @@ class Tiramisu(nn.Module):
         classes: int = 3,
         growth: int = 32,
         size: int = 5,
-        first: int = 96,
+        first: int = 64,
         blocks: Sequence[int] = BLOCKS,
     ) -> None:
         super().__init__()

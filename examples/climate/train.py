@@ -19,7 +19,7 @@ from examples.climate.deeplab import DeepLabV3Plus
 from examples.climate.fields import CLASSES, Fields
 from examples.climate.tiramisu import Tiramisu
 from examples.training import report
-from examples.training.loop import Batch, Run, write_result
+from examples.training.loop import Batch, Run, dtype_of, write_result
 from examples.training.options import Options, parsed
 from PIL import Image
 from torch import Tensor, nn
@@ -85,12 +85,14 @@ class ClimateFields:
 
     def losses(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return each field's weighted cross-entropy, the mean over its pixels."""
-        logits, labels = model(_input(batch)), torch.as_tensor(batch["labels"])
-        return cross_entropy(logits.float(), labels, self._weights, reduction="none").mean((1, 2))
+        logits, labels = model(_input(batch, dtype_of(model))), torch.as_tensor(batch["labels"])
+        if logits.dtype != torch.float64:
+            logits = logits.float()
+        return cross_entropy(logits, labels, self._weights.to(logits.dtype), reduction="none").mean((1, 2))
 
     def count(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the confusion matrix of a batch's pixels."""
-        guesses, labels = model(_input(batch)).argmax(1), torch.as_tensor(batch["labels"])
+        guesses, labels = model(_input(batch, dtype_of(model))).argmax(1), torch.as_tensor(batch["labels"])
         return _confusion(labels, guesses)
 
     def scores(self, counts: Tensor) -> dict[str, float]:
@@ -106,7 +108,7 @@ class ClimateFields:
         for number in range(min(self._options.pictures, len(fields.paths))):
             sample = fields.sample(number)
             with torch.no_grad():
-                guess = model(torch.as_tensor(sample["fields"])[None]).argmax(1)[0].numpy()
+                guess = model(_input({"fields": sample["fields"][None]}, dtype_of(model))).argmax(1)[0].numpy()
             moisture = sample["fields"][0]
             grey = np.uint8(255 * (moisture - moisture.min()) / max(np.ptp(moisture), 1e-9))
             shown = [np.repeat(grey[..., None], 3, 2), _painted(sample["labels"]), _painted(guess)]
@@ -117,8 +119,8 @@ class ClimateFields:
             )
 
 
-def _input(batch: Batch) -> Tensor:
-    return torch.as_tensor(batch["fields"]).contiguous(memory_format=torch.channels_last)
+def _input(batch: Batch, dtype: torch.dtype) -> Tensor:
+    return torch.as_tensor(batch["fields"]).to(dtype).contiguous(memory_format=torch.channels_last)
 
 
 def _confusion(labels: Tensor, guesses: Tensor) -> Tensor:

@@ -158,6 +158,8 @@ def _photographed(
 
 def _write_class(folder: Path, counts: dict[str, int], size: int, label: int) -> None:
     for split, count in counts.items():
+        if not count:
+            continue
         place = folder / split / f"n{label:08d}"
         place.mkdir(parents=True, exist_ok=True)
         for number in range(count):

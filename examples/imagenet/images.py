@@ -69,7 +69,7 @@ def resized(image: Any, height: int, width: int) -> Any:
     return np.asarray(Image.fromarray(np.ascontiguousarray(image)).resize((width, height), Image.Resampling.BILINEAR))
 
 
-def as_input(images: Any) -> Tensor:
-    """Return images, uint8 (n, h, w, 3), as a network's input: float32 (n, 3, h, w), normalised, channels last."""
-    mean, deviation = torch.tensor(MEAN) * 255, torch.tensor(DEVIATION) * 255
-    return ((torch.as_tensor(images).float() - mean) / deviation).permute(0, 3, 1, 2)
+def as_input(images: Any, dtype: torch.dtype) -> Tensor:
+    """Return images, uint8 (n, h, w, 3), as a network's input: (n, 3, h, w), normalised, channels last."""
+    mean, deviation = torch.tensor(MEAN, dtype=dtype) * 255, torch.tensor(DEVIATION, dtype=dtype) * 255
+    return ((torch.as_tensor(images).to(dtype) - mean) / deviation).permute(0, 3, 1, 2)

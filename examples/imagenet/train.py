@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from examples.imagenet.images import EvaluationCrop, TrainingCrop, as_input
 from examples.training import report
-from examples.training.loop import Batch, Run, write_result
+from examples.training.loop import Batch, Run, dtype_of, write_result
 from examples.training.options import Options, parsed
 from examples.training.resnet import LAYERS, ResNet, zero_last_gammas
 from torch import Tensor, nn
@@ -75,13 +75,15 @@ class Images:
     def losses(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the images' cross-entropies, with smoothed labels."""
         labels = torch.as_tensor(batch["label"])
-        logits = model(as_input(batch["image"]))
+        logits = model(as_input(batch["image"], dtype_of(model)))
+        if logits.dtype != torch.float64:
+            logits = logits.float()
         return cross_entropy(logits, labels, reduction="none", label_smoothing=self._options.smoothing)
 
     def count(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return how many images there are, how many have their class first, and how many among the first five."""
         labels = torch.as_tensor(batch["label"])
-        best = model(as_input(batch["image"])).topk(min(TOP, len(self.classes)), 1).indices
+        best = model(as_input(batch["image"], dtype_of(model))).topk(min(TOP, len(self.classes)), 1).indices
         hit = best == labels[:, None]
         return torch.tensor([len(labels), int(hit[:, 0].sum()), int(hit.any(1).sum())])
 

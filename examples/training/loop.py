@@ -98,6 +98,8 @@ class Run:
         if options.deterministic:
             torch.use_deterministic_algorithms(mode=True)
         self.model = task.model()
+        if options.precision == "float64":
+            self.model.double()
         part = -(-options.batch // self.ranks)
         self.passes = -(-part // options.micro_batch) if options.micro_batch else 1
         steps = steps_of_an_epoch(task.training.order.length, options.batch)
@@ -166,7 +168,7 @@ class Run:
         recipe.optimizer.zero_grad()
         for part in _parts(batch, share.samples, self.passes):
             with recipe.precision.autocast():
-                loss = self.task.losses(self.model, part).float().sum() / share.total
+                loss = self.task.losses(self.model, part).sum() / share.total
             recipe.precision.backward(loss)
             whole += float(loss.detach())
         recipe.optimizer.step()
@@ -274,6 +276,11 @@ def _parts(batch: Batch, samples: int, passes: int) -> Iterator[Batch]:
     for number in range(min(passes, samples)):
         chosen = slice(number * samples // min(passes, samples), (number + 1) * samples // min(passes, samples))
         yield {name: value[chosen] for name, value in batch.items()}
+
+
+def dtype_of(model: nn.Module) -> torch.dtype:
+    """Return the type of a network's weights, which its input is to have."""
+    return next(model.parameters()).dtype
 
 
 def write_result(folder: Path, result: dict[str, Any]) -> None:

@@ -42,7 +42,7 @@ class Options:
     lag: int = 0  # steps by which gradients are applied late: 0 or 1
     clip: float = 0.0  # the gradient's norm, at most; 0 for no limit
     ema: float = 0.0  # of the weights, for evaluation; 0 for none
-    precision: str = "float32"  # float32, or bf16 for torch.autocast
+    precision: str = "float32"  # float32; bf16 for torch.autocast; float64 to compare runs to the last digits
     wire: str = ""  # the gradients' type between hosts: bf16, fp16, int8; as they are if empty
     workers: int = 0  # processes that read, for each rank
     seed: int = 0
@@ -59,8 +59,8 @@ class Options:
                 raise ValueError(f"{name} has to be at least {least}, got {getattr(self, name)}")
         if self.lag not in {0, 1}:
             raise ValueError(f"lag is 0 or 1 steps, got {self.lag}")
-        if self.precision not in {"float32", "bf16"}:
-            raise ValueError(f"precision is float32 or bf16, got {self.precision!r}")
+        if self.precision not in {"float32", "bf16", "float64"}:
+            raise ValueError(f"precision is float32, bf16 or float64, got {self.precision!r}")
         if self.decay not in {"cosine", "poly"}:
             raise ValueError(f"decay is cosine or poly, got {self.decay!r}")
 

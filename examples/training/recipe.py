@@ -8,7 +8,7 @@ from examples.training.options import Options
 from torch import nn
 
 import multiring.torch as mt
-from multiring.optim.rate_schedules import Cosine, Polynomial, Schedule, Warmup
+from multiring.optim.rate_schedules import Cosine, Polynomial, Schedule
 from multiring.torch.large_batch.after_step import MovingAverage
 from multiring.torch.large_batch.lag import GradientLag
 from multiring.torch.large_batch.noise import NoiseWatch
@@ -34,6 +34,18 @@ def steps_of_an_epoch(samples: int, batch: int) -> int:
     return -(-samples // batch)
 
 
+@dataclass(frozen=True)
+class WarmThen(Schedule):
+    """From 0 to 1 along a line, in `steps` steps; then another schedule, from its beginning."""
+
+    steps: int
+    then: Schedule
+
+    def __call__(self, step: float) -> float:
+        """Return the factor."""
+        return step / self.steps if step < self.steps else self.then(step - self.steps)
+
+
 def schedule_of(options: Options, steps: int) -> Schedule:
     """Return the learning rate over the run, as a factor of its highest: linear warm-up, then the decay.
 
@@ -41,10 +53,11 @@ def schedule_of(options: Options, steps: int) -> Schedule:
         options: of the run.
         steps: of an epoch.
     """
-    total, warm = options.epochs * steps, round(options.warmup * steps)
+    warm = round(options.warmup * steps)
+    left = max(1, options.epochs * steps - warm)
     end = options.end_rate / options.rate
-    decay: Schedule = Cosine(total, end) if options.decay == "cosine" else Polynomial(total, 2.0, end)
-    return Warmup(warm) * decay if warm else decay
+    decay: Schedule = Cosine(left, end) if options.decay == "cosine" else Polynomial(left, 2.0, end)
+    return WarmThen(warm, decay)
 
 
 def optimizer_of(options: Options, model: nn.Module) -> torch.optim.Optimizer:
@@ -94,7 +107,7 @@ def recipe_of(options: Options, model: nn.Module, steps: int, passes: int) -> Re
             op=mt.Sum,
         )
     # The stages put themselves in their order: unscale, check, measure the noise, clip, wait, step, average, schedule.
-    precision = mt.mixed_precision(optimizer, options.precision)
+    precision = mt.mixed_precision(optimizer, "bf16" if options.precision == "bf16" else "float32")
     if options.clip:
         mt.clip_gradients(optimizer, options.clip)
     lag = mt.gradient_lag(optimizer, options.lag)
