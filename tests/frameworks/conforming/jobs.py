@@ -1,0 +1,35 @@
+"""What ranks do to see whether an adapter conforms. The modules beside this one have an ADAPTER each."""
+
+import importlib
+import time
+from pathlib import Path
+
+from tests.wire.nursery import Here
+
+from multiring.frontend import conformance
+
+PACKAGE = "tests.frameworks.conforming"
+
+
+def adapter_of(module: str) -> conformance.Adapter:
+    found: conformance.Adapter = importlib.import_module(module).ADAPTER
+    return found
+
+
+def suite(_here: Here, module: str) -> tuple[str, str, list[tuple[str, str, str]]]:
+    adapter = adapter_of(module)
+    results = [(each.check, each.outcome.value, each.text) for each in conformance.run(adapter)]
+    return adapter.name, adapter.version, results
+
+
+def lose_a_rank(here: Here, module: str, fails: int | None) -> float:
+    return conformance.lose_a_rank(adapter_of(module), lambda: here.reach("at work"), fails=fails)
+
+
+def be_interrupted(_here: Here, module: str, over: str) -> float:
+    taken_s = conformance.be_interrupted(adapter_of(module))
+    if taken_s:
+        Path(over).touch()
+    while not Path(over).exists():
+        time.sleep(0.05)
+    return taken_s
