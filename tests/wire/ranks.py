@@ -135,7 +135,7 @@ class _Nursery:
             with theirs:
                 socket.send_fds(self._door, [b"j"], [theirs.fileno()])
             channel.send(request)
-            if not channel.poll(request.deadline_s + 20):
+            if not channel.poll(request.deadline_s + 60):
                 raise AssertionError("the supervisor of the ranks hangs")
             answer = channel.recv()
         assert isinstance(answer, Report), answer

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from multiring.frontend.dtype_conversion import dtype_conversion
 from multiring.frontend.handles import Pending, submit
-from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of, world_rank_in
+from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of, world_rank_in
 from multiring.frontend.reduce_ops import Average, chosen_op, name_of
 from multiring.frontend.signatures import (
     ALLGATHER,
@@ -28,7 +28,7 @@ def allreduce(
     *,
     name: str | None = None,
     wire: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    process_set: ProcessSet | Members = global_process_set,
 ) -> Array:
     """Return `array` combined over the ranks, as a new array.
 
@@ -53,7 +53,7 @@ def start_allreduce(
     *,
     name: str | None = None,
     wire: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    process_set: ProcessSet | Members = global_process_set,
 ) -> Pending:
     """Start an `allreduce`; `wait` of what comes back returns the new array. `array` is free at once."""
     members, number, given = members_of(process_set), chosen_op(op), np.asarray(array)
@@ -78,7 +78,7 @@ def start_allreduce(
 
 
 def broadcast(
-    array: Any, root: int = 0, *, name: str | None = None, process_set: ProcessSet = global_process_set
+    array: Any, root: int = 0, *, name: str | None = None, process_set: ProcessSet | Members = global_process_set
 ) -> Array:
     """Return rank `root`'s array, as ranks are numbered in the whole job; otherwise as `allreduce`."""
     members = members_of(process_set)
@@ -95,7 +95,7 @@ def broadcast(
     return found
 
 
-def allgather(array: Any, *, name: str | None = None, process_set: ProcessSet = global_process_set) -> Array:
+def allgather(array: Any, *, name: str | None = None, process_set: ProcessSet | Members = global_process_set) -> Array:
     """Return every rank's rows of `array`, of at least one dimension; ranks may differ in rows; as `allreduce`."""
     rows = np.ascontiguousarray(array)
 

@@ -1,10 +1,16 @@
 """Where the ranks of each framework are at home, and what its module here is."""
 
 import importlib.util
+import sys
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 from tests.wire.nursery import Home
 
+from multiring.bench.install import RECIPES, install
+
+ROOT = Path(__file__).parents[3]
 PACKAGE = "tests.frameworks.conforming"
 
 
@@ -16,18 +22,42 @@ class Framework:
     module: str
     wants: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
+    recipe: str = ""  # of an environment of its own
 
     @property
     def home(self) -> Home:
-        return Home(name=self.name, environment=self.environment, imports=(self.module,))
+        if not self.recipe:
+            return Home(name=self.name, environment=self.environment, imports=(self.module,))
+        return Home(
+            name=self.name,
+            python=str(environment_of(self.recipe) / "bin" / "python"),
+            path=(str(ROOT), str(ROOT / "src")),
+            environment=self.environment,
+            imports=(self.module,),
+        )
 
-    def missing(self) -> list[str]:
-        return [each for each in self.wants if importlib.util.find_spec(each) is None]
+    def missing(self) -> str:
+        """Why it cannot be tried here; else ""."""
+        lacking = [each for each in self.wants if importlib.util.find_spec(each) is None]
+        if lacking:
+            return f"{self.name} wants {', '.join(lacking)}"
+        newest = RECIPES[self.recipe].newest_python if self.recipe else None
+        if newest and sys.version_info[:2] > newest:
+            return f"{self.name} runs on Python {newest[0]}.{newest[1]} at most, and the core here is of a newer one"
+        return ""
 
 
-def _of(name: str, wants: tuple[str, ...] = (), module: str = "", **environment: str) -> Framework:
+@cache
+def environment_of(recipe: str) -> Path:
+    """Return the environment of `recipe`, in the user's cache, made where it is not there."""
+    return install(recipe, lambda _: None)
+
+
+def _of(
+    name: str, wants: tuple[str, ...] = (), module: str = "", recipe: str = "", **environment: str
+) -> Framework:
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3"} | environment
-    return Framework(name, f"{PACKAGE}.on_{module or name}", wants, tuple(sorted(quiet.items())))
+    return Framework(name, f"{PACKAGE}.on_{module or name}", wants, tuple(sorted(quiet.items())), recipe)
 
 
 FRAMEWORKS = {
@@ -40,5 +70,6 @@ FRAMEWORKS = {
         _of("keras-torch", ("keras", "torch"), "keras", KERAS_BACKEND="torch"),
         _of("keras-jax", ("keras", "jax"), "keras", KERAS_BACKEND="jax"),
         _of("jax", ("jax",)),
+        _of("chainer", recipe="chainer"),
     )
 }

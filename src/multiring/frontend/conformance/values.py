@@ -39,7 +39,7 @@ def _has_meaning(dtype: str, op: str) -> bool:
 
 def _values(dtype: str, op: str, rank: int) -> Array:
     """Return 35 elements whose results every type has exactly, but averages of integers, which are truncated."""
-    numbers = (np.arange(35) + 7 * rank).reshape(7, 5)
+    numbers: Array = (np.arange(35) + 7 * rank).reshape(7, 5)
     if dtype == "bool":
         return numbers % (3 + rank) == 0
     if op == "product":
