@@ -2,7 +2,7 @@
 
 import importlib.util
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -23,11 +23,13 @@ class Framework:
     wants: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     recipe: str = ""  # of an environment of its own
+    path: tuple[str, ...] = ()  # of what it needs besides
 
     @property
     def home(self) -> Home:
         if not self.recipe:
-            return Home(name=self.name, environment=self.environment, imports=(self.module,))
+            path = (*sys.path, *self.path)
+            return Home(name=self.name, path=path, environment=self.environment, imports=(self.module,))
         return Home(
             name=self.name,
             python=str(environment_of(self.recipe) / "bin" / "python"),
@@ -53,9 +55,7 @@ def environment_of(recipe: str) -> Path:
     return install(recipe, lambda _: None)
 
 
-def _of(
-    name: str, wants: tuple[str, ...] = (), module: str = "", recipe: str = "", **environment: str
-) -> Framework:
+def _of(name: str, wants: tuple[str, ...] = (), module: str = "", recipe: str = "", **environment: str) -> Framework:
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3"} | environment
     return Framework(name, f"{PACKAGE}.on_{module or name}", wants, tuple(sorted(quiet.items())), recipe)
 
@@ -71,5 +71,7 @@ FRAMEWORKS = {
         _of("keras-jax", ("keras", "jax"), "keras", KERAS_BACKEND="jax"),
         _of("jax", ("jax",)),
         _of("chainer", recipe="chainer"),
+        _of("caffe", ("caffe",)),
+        replace(_of("caffe"), name="caffe-standin", path=(str(ROOT / "tests" / "frameworks" / "caffe_standin"),)),
     )
 }
