@@ -8,10 +8,9 @@ from multiring.frontend.consistency_check import require_alike
 from multiring.frontend.errors import internal_errors
 from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of
 from multiring.gradients.buckets import BUCKET_BYTES, GradientSpec
-from multiring.gradients.options import Options
+from multiring.gradients.options import Options, WireOnly
 from multiring.gradients.reducer import GradientReducer
 
-_WIRES = ("fp16", "bf16", "int8")
 _MARK = "_multiring_sharing"
 
 
@@ -34,8 +33,6 @@ def distribute(solver: Any, *, wire: str | None = None, process_set: ProcessSet 
         raise ArgumentError(f"distribute takes a solver of pycaffe, as caffe.get_solver makes; got a {type(solver)}")
     if getattr(solver, _MARK, None) is not None:
         raise ArgumentError("this solver is distributed already; want one call of distribute")
-    if wire is not None and wire not in _WIRES:
-        raise ArgumentError(f"wire={wire!r}: want one of {', '.join(_WIRES)}, or None")
     sharing = SolverSharing(solver, wire, process_set)
     sharing.broadcast()
     solver.add_callback(sharing.on_start, sharing.on_gradients_ready)
@@ -63,7 +60,7 @@ class SolverSharing:
     def __init__(self, solver: Any, wire: str | None, process_set: ProcessSet) -> None:
         """Share nothing yet; see `distribute`."""
         self._net = solver.net
-        self._compression = None if wire is None else type("Wire", (), {"wire": wire})
+        self._compression = None if wire is None else WireOnly(wire)
         self._process_set = process_set
         self._members: Members | None = None
         self._reducer: GradientReducer | None = None

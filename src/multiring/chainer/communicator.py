@@ -10,7 +10,7 @@ import chainer
 import numpy as np
 from chainermn.communicators import CommunicatorBase
 
-from multiring.chainer.gradients import Fp16, ModelGradients, form_of, give, parameters_of
+from multiring.chainer.gradients import ModelGradients, form_of, give, parameters_of
 from multiring.chainer.messages import Messages
 from multiring.errors import ArgumentError, MismatchError, StateError
 from multiring.frontend import array_collectives
@@ -18,6 +18,7 @@ from multiring.frontend.consistency_check import require_alike
 from multiring.frontend.errors import internal_errors
 from multiring.frontend.object_collectives import allgather_object, broadcast_object
 from multiring.frontend.process_sets import Members, ProcessSet, members_of
+from multiring.gradients.options import WireOnly
 
 Array = Any  # NumPy's
 
@@ -198,7 +199,7 @@ class Communicator(CommunicatorBase):  # type: ignore[misc] # Chainer has no typ
         """Send an object that pickle takes."""
         self._messages.send_object(obj, dest, tag)
 
-    def recv_obj(self, source: int, status: Any = None, tag: int | None = None) -> Any:
+    def recv_obj(self, source: int, tag: int | None = None, status: Any = None) -> Any:
         """Return the object that rank `source` sends here under `tag`, by default any."""
         if status is not None:
             raise ArgumentError(f"recv_obj(status={status!r}): there is no MPI; want None")
@@ -257,7 +258,7 @@ class Communicator(CommunicatorBase):  # type: ignore[misc] # Chainer has no typ
         kept, form = self._kept(members), form_of(model)
         if form not in kept.gradients:
             is_short = self._gradient_dtype is not None and np.dtype(self._gradient_dtype) == np.float16
-            kept.gradients[form] = ModelGradients(form, members, Fp16 if is_short else None)
+            kept.gradients[form] = ModelGradients(form, members, WireOnly("fp16") if is_short else None)
         return kept.gradients[form]
 
     def _multi_node_mean(self, sendbuf: Array | None, recvbuf: Array) -> None:

@@ -14,12 +14,6 @@ from multiring.gradients.reducer import GradientReducer
 _Form = tuple[tuple[str, tuple[int, ...], str], ...]
 
 
-class Fp16:
-    """Has gradients of float32 travel as float16 between hosts."""
-
-    wire = "fp16"
-
-
 def parameters_of(model: Any) -> list[tuple[str, Any]]:
     """Return the parameters of `model` that have values, by name, in the order in which ranks know them.
 

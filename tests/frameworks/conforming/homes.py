@@ -1,6 +1,7 @@
 """Where the ranks of each framework are at home, and what its module here is."""
 
 import importlib.util
+import shutil
 import sys
 from dataclasses import dataclass, replace
 from functools import cache
@@ -24,6 +25,12 @@ class Framework:
     environment: tuple[tuple[str, str], ...] = ()
     recipe: str = ""  # of an environment of its own
     path: tuple[str, ...] = ()  # of what it needs besides
+
+    @property
+    def example(self) -> str:
+        """The name of its example among examples/digits; "" where it has none."""
+        name = self.module.rpartition("on_")[2]
+        return "with_numpy" if name == "toy" else f"with_{name}"
 
     @property
     def home(self) -> Home:
@@ -68,9 +75,14 @@ FRAMEWORKS = {
         _of("tensorflow", ("tensorflow",)),
         _of("keras-tensorflow", ("keras", "tensorflow"), "keras", KERAS_BACKEND="tensorflow"),
         _of("keras-torch", ("keras", "torch"), "keras", KERAS_BACKEND="torch"),
-        _of("keras-jax", ("keras", "jax"), "keras", KERAS_BACKEND="jax"),
+        _of("keras-jax", ("keras", "jax"), "keras", KERAS_BACKEND="jax", JAX_ENABLE_X64="1"),
         _of("jax", ("jax",)),
         _of("chainer", recipe="chainer"),
+        replace(
+            # Its C compiler is clang; where there is none, tinygrad interprets.
+            _of("tinygrad", ("tinygrad",), DEV="CPU" if shutil.which("clang") else "PYTHON", PARALLEL="0"),
+            path=(str(ROOT / "examples"),),
+        ),
         _of("caffe", ("caffe",)),
         replace(_of("caffe"), name="caffe-standin", path=(str(ROOT / "tests" / "frameworks" / "caffe_standin"),)),
     )

@@ -1,8 +1,10 @@
 """What ranks do to see whether an adapter conforms. The modules beside this one have an ADAPTER each."""
 
 import importlib
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from tests.wire.nursery import Here
 
@@ -33,3 +35,17 @@ def be_interrupted(_here: Here, module: str, over: str) -> float:
     while not Path(over).exists():
         time.sleep(0.05)
     return taken_s
+
+
+def digits(_here: Here, module: str, example: str, steps: int | None) -> tuple[list[float], float]:
+    """Return the losses of examples/digits in one framework, and what it knows of the images that were held back."""
+    sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "digits"))
+    task = importlib.import_module("digits_task")
+    adapter_of(module).init()
+    model = importlib.import_module(example).Model(task.weights())
+    return task.train(model, steps=steps), task.accuracy(model)
+
+
+def elsewhere(here: Here, module: str, function: str) -> Any:
+    """Return what a function of another module returns, which only the rank's interpreter can import."""
+    return getattr(importlib.import_module(module), function)(here)
