@@ -1,4 +1,4 @@
-"""Chainer: ChainerMN's interface, served or refused by name, and ChainerMN's own parts over multiring's communicator."""
+"""Chainer: ChainerMN's interface, served or refused by name, and ChainerMN's own parts over our communicator."""
 
 import pytest
 from tests.frameworks.conforming import jobs

@@ -50,6 +50,10 @@ class Home:
     environment: tuple[tuple[str, str], ...] = ()
     imports: tuple[str, ...] = ()
 
+    def environment_value(self, name: str) -> str:
+        """Return a variable that it sets; "" for others."""
+        return dict(self.environment).get(name, "")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:

@@ -59,7 +59,7 @@ RECIPES: dict[str, Recipe] = {
     # names of NumPy that 1.24 took away.
     "chainer": Recipe(
         steps=(
-            ("numpy<1.24", "setuptools<60", "wheel", "ml_dtypes>=0.4"),
+            ("numpy<1.24", "setuptools<60", "wheel", "ml_dtypes>=0.4", "scikit-learn<1.4"),
             ("--no-build-isolation", "chainer==7.8.1"),
         ),
         newest_python=(3, 11),

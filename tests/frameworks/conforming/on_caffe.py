@@ -25,10 +25,14 @@ def net_of(shapes: Mapping[str, tuple[int, ...]]) -> str:
         layers += [
             f'layer {{ name: "{name}" type: "Parameter" top: "{name}" parameter_param {{ shape {{ {dims} }} }} }}',
             f'layer {{ name: "{name}_in" type: "Input" top: "{name}_in" input_param {{ shape {{ {dims} }} }} }}',
-            f'layer {{ name: "{name}_x" type: "Eltwise" bottom: "{name}" bottom: "{name}_in" top: "{name}_x" '
-            "eltwise_param { operation: PROD } }",
-            f'layer {{ name: "{name}_sum" type: "Reduction" bottom: "{name}_x" top: "{name}_sum" '
-            "reduction_param { operation: SUM } loss_weight: 1 }",
+            (
+                f'layer {{ name: "{name}_x" type: "Eltwise" bottom: "{name}" bottom: "{name}_in" top: "{name}_x" '
+                "eltwise_param { operation: PROD } }"
+            ),
+            (
+                f'layer {{ name: "{name}_sum" type: "Reduction" bottom: "{name}_x" top: "{name}_sum" '
+                "reduction_param { operation: SUM } loss_weight: 1 }"
+            ),
         ]
     return "\n".join(layers)
 

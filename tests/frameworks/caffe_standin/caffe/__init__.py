@@ -1,4 +1,4 @@
-"""A stand-in for pycaffe 1.0: what multiring.caffe and its tests use of it, on NumPy, in the order in which Caffe works.
+"""A stand-in for pycaffe 1.0: what multiring.caffe and its tests use of it, on NumPy, in the order of Caffe's work.
 
 Files are of Caffe's text format; the layers are those below, in nets whose layers are listed in their order. What it
 has beyond pycaffe begins with `standin_`.

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+
 from caffe.prototxt import one
 from caffe.settings import Place
 

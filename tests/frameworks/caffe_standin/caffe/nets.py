@@ -4,6 +4,7 @@ from collections import OrderedDict
 from typing import Any
 
 import numpy as np
+
 from caffe.layers import KINDS
 from caffe.prototxt import one, read
 

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+
 from caffe.nets import TEST, TRAIN, Net
 from caffe.prototxt import one, read
 from caffe.settings import Place
