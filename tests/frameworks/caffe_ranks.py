@@ -141,13 +141,14 @@ def tests_and_writes_on_the_first_rank(caffe: Any, mc: Any, folder: Path, own: P
 
 def mistakes(caffe: Any, mc: Any, own: Path) -> None:
     path = solver_file(own, "wrong", SHARED.format(width=3 + mc.rank()))
-    for call, kind, words in (
+    cases: list[tuple[Any, type[Exception], str]] = [
         (lambda: mc.distribute(object()), ArgumentError, "takes a solver of pycaffe"),
         (lambda: mc.distribute(caffe.get_solver(str(path)), wire="int4"), ArgumentError, "wire='int4'"),
         (lambda: mc.distribute(caffe.get_solver(str(path))), MismatchError, "the ranks differ"),
         (lambda: mc.train(str(own / "nowhere")), ArgumentError, "there is no file"),
         (lambda: mc.train(str(path), snapshot="a", weights=["b"]), ArgumentError, "not both"),
-    ):
+    ]
+    for call, kind, words in cases:
         with pytest.raises(kind, match=words):
             call()
     solver = mc.distribute(caffe.get_solver(str(solver_file(own, "right", SHARED.format(width=3)))))

@@ -4,6 +4,7 @@ import importlib
 import inspect
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def names() -> None:
     for name in ("flat", "naive", "non_cuda_aware"):
         assert mc.create_communicator(name).size == 3
     for name in ("pure_nccl", "hierarchical", "two_dimensional", "single_node"):
-        told(UnsupportedError, lambda name=name: mc.create_communicator(name), "write create_communicator('flat')")
+        told(UnsupportedError, partial(mc.create_communicator, name), "write create_communicator('flat')")
     told(UnsupportedError, lambda: mc.create_communicator("dummy"), "would diverge")
     told(ArgumentError, lambda: mc.create_communicator("fast"), "Unrecognized communicator: 'fast'")
     told(UnsupportedError, lambda: mc.create_communicator(mpi_comm=3), "process_set=")
@@ -161,9 +162,11 @@ def models(comm: Any) -> None:
     model.first.b.grad = None
     comm.multi_node_mean_grad(model, zero_fill=False)
     assert (model.first.W.grad == 1).all()
-    assert model.first.b.grad is None
+    found: Any = model.first.b.grad
+    assert found is None
     comm.multi_node_mean_grad(model, zero_fill=True)
-    assert model.first.b.grad.tolist() == [0, 0]
+    found = model.first.b.grad
+    assert found.tolist() == [0, 0]
     model.spare(np.zeros((1, 4), np.float32))  # gets its shape: a model of another form now
     model.first.W.grad = np.full((2, 3), comm.rank, np.float32)
     comm.multi_node_mean_grad(model, zero_fill=True)

@@ -15,7 +15,7 @@ from multiring.jax.elastic import JaxState
 
 
 def init(**options: Any) -> None:
-    jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call] # JAX's own
     mj.init(**options)
 
 
@@ -47,7 +47,7 @@ class Trainer:
         return self._parameters if self._state is None else self._state.parameters
 
     def step(self, slopes: Mapping[str, Any]) -> None:
-        found = jax.block_until_ready(self._step(self._held(), dict(slopes)))
+        found = jax.block_until_ready(self._step(self._held(), dict(slopes)))  # type: ignore[no-untyped-call]
         if self._state is None:
             self._parameters = found
         else:

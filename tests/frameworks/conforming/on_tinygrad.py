@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import tinygrad_multiring as tm
+import tinygrad_multiring as tm  # type: ignore[import-not-found] # in examples/
 from tinygrad import Context, Tensor, nn
 
 from multiring.frontend.conformance import Adapter

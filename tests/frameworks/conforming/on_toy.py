@@ -17,8 +17,8 @@ def all_reduce(array: Any, op: str, *, name: str | None = None, process_set: Pro
 class Trainer:
     def __init__(self, parameters: Mapping[str, Any], rate: float, process_set: ProcessSet) -> None:
         self._model = {name: toy.frozen(value.copy()) for name, value in parameters.items()}
-        self._share = lambda: toy.Optimizer(self._model, rate, process_set)
-        self._optimizer = self._share()
+        self._options = rate, process_set
+        self._share_anew()
         self._state: Any = None
 
     def _held(self) -> Any:
@@ -40,7 +40,7 @@ class Trainer:
         return self._state
 
     def _share_anew(self) -> None:
-        self._optimizer = self._share()
+        self._optimizer = toy.Optimizer(self._model, *self._options)
 
 
 ADAPTER = Adapter(

@@ -41,10 +41,10 @@ def _values(dtype: str, op: str, rank: int) -> Array:
     """Return 35 elements whose results every type has exactly, but averages of integers, which are truncated."""
     numbers: Array = (np.arange(35) + 7 * rank).reshape(7, 5)
     if dtype == "bool":
-        return numbers % (3 + rank) == 0
+        return np.asarray(numbers % (3 + rank) == 0)
     if op == "product":
         return np.asarray(numbers % 3 + 1, numpy_dtype(dtype))
-    small = numbers % 9 - (0 if dtype.startswith("u") else 4)
+    small: Array = numbers % 9 - (0 if dtype.startswith("u") else 4)
     if dtype.startswith("complex"):
         return np.asarray(3 * small + 3j * (small - 1), dtype)
     return np.asarray(small if "int" in dtype else 3 * small, numpy_dtype(dtype))
