@@ -38,6 +38,24 @@ _TRACEBACK_S = 0.5  # how long a rank that hangs gets to say where
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Home:
+    """Where ranks are forked: an interpreter, and what it has imported for them. One for all jobs that name it alike.
+
+    `name` is a framework's where one is loaded, and then ranks end without tearing its modules down.
+    """
+
+    name: str = ""
+    python: str = ""  # by default this one
+    path: tuple[str, ...] = ()  # where it looks for modules; by default where this one does
+    environment: tuple[tuple[str, str], ...] = ()
+    imports: tuple[str, ...] = ()
+
+    def environment_value(self, name: str) -> str:
+        """Return a variable that it sets; "" for others."""
+        return dict(self.environment).get(name, "")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
     """A job to run."""
 
@@ -48,7 +66,7 @@ class Request:
     engine: str
     environments: tuple[dict[str, str], ...]  # by rank
     faults: tuple[Fault, ...]
-    framework: str  # that is loaded; or none
+    home: Home
     deadline_s: float
 
 
@@ -122,6 +140,8 @@ def serve(door: socket.socket) -> None:
 
 
 def _find(request: Request) -> Callable[..., Any]:
+    for module in request.home.imports:
+        importlib.import_module(module)
     found: Any = importlib.import_module(request.module)
     for name in request.function.split("."):
         found = getattr(found, name)
@@ -204,7 +224,7 @@ class _Supervisor:
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         os.environ.update(self._request.environments[rank])
         here = Here(rank, self._request.ranks, self._request.engine, theirs)
-        live = _live_and_end_quickly if self._request.framework else _live
+        live = _live_and_end_quickly if self._request.home.name else _live
         return lambda: live(self._job, here, self._request.arguments)
 
     # -- while the job runs

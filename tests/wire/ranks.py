@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.wire.faults import Fault
 from tests.wire.mpi_ranks import run_by_mpiexec
-from tests.wire.nursery import Here, Outcome, Report, Request
+from tests.wire.nursery import Here, Home, Outcome, Report, Request
 
 from multiring.settings import environment_of
 
@@ -76,11 +76,15 @@ def report_of(
         faults: what happens to ranks; the test fails if one of them does not.
         deadline_s: a rank that has not ended by then is killed and counted as hung.
         by_rank: settings of single ranks.
-        settings: fields of `Settings` for all ranks.
+        settings: fields of `Settings` for all ranks; and `home`, where they are at home, if not in an interpreter
+            like this one.
 
     Raises:
         RanksFailed: a rank hung.
     """
+    # With a framework loaded a fork and an end cost a lot, which only tests of that one are to pay.
+    framework = next((each for each in FRAMEWORKS if each in vars(sys.modules[function.__module__])), "")
+    home: Home = settings.pop("home", None) or Home(name=framework)
     place = f"@multiring-test-{os.getpid()}-{next(_jobs)}"
     common = {"size": ranks, "rendezvous": place, "secret": SECRET, "job": place[1:], **settings}
     common["engine"] = "tcp" if engine == "tcp" else "auto"
@@ -93,11 +97,10 @@ def report_of(
         engine=engine,
         environments=tuple(environment_of(**{"rank": rank, **common, **own[rank]}) for rank in range(ranks)),
         faults=tuple(faults),
-        # With a framework loaded a fork and an end cost a lot, which only tests of that one are to pay.
-        framework=next((each for each in FRAMEWORKS if each in vars(sys.modules[function.__module__])), ""),
+        home=home,
         deadline_s=deadline_s,
     )
-    report = _nursery(request.framework).run(request)
+    report = _nursery(home).run(request)
     hung = [outcome for outcome in report.outcomes if outcome.hung]
     if hung:
         raise RanksFailed(hung)
@@ -109,13 +112,14 @@ def report_of(
 class _Nursery:
     """The process that supervisors, and through them ranks, are forked from."""
 
-    def __init__(self) -> None:
+    def __init__(self, home: Home) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {name: text for name, text in os.environ.items() if not name.startswith("MULTIRING_")}
-        environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+        environment["PYTHONPATH"] = os.pathsep.join(home.path or sys.path)
         environment["OPENBLAS_NUM_THREADS"] = environment["OMP_NUM_THREADS"] = "1"
+        environment |= dict(home.environment)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.wire.nursery"],
+            [home.python or sys.executable, "-m", "tests.wire.nursery"],
             cwd=Path(__file__).parents[2],
             env=environment,
             stdin=theirs.fileno(),
@@ -131,7 +135,7 @@ class _Nursery:
             with theirs:
                 socket.send_fds(self._door, [b"j"], [theirs.fileno()])
             channel.send(request)
-            if not channel.poll(request.deadline_s + 20):
+            if not channel.poll(request.deadline_s + 60):
                 raise AssertionError("the supervisor of the ranks hangs")
             answer = channel.recv()
         assert isinstance(answer, Report), answer
@@ -143,8 +147,8 @@ class _Nursery:
 
 
 @cache
-def _nursery(framework: str) -> _Nursery:  # noqa: ARG001 -- a key
-    return _Nursery()
+def _nursery(home: Home) -> _Nursery:
+    return _Nursery(home)
 
 
 def _shown(outcome: Outcome) -> str:
@@ -159,6 +163,7 @@ __all__ = [
     "ENGINES",
     "MPI_ENGINES",
     "Here",
+    "Home",
     "Outcome",
     "RanksFailed",
     "Report",

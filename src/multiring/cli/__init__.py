@@ -4,12 +4,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from multiring.cli import bench, data, horovodrun, lab, plan, probe, run, trace
+from multiring.cli import bench, caffe, data, horovodrun, lab, plan, probe, run, trace
 from multiring.errors import MultiringError
 from multiring.version import VERSION
 
 COMMANDS = {
     "bench": bench,
+    "caffe": caffe,
     "data": data,
     "horovodrun": horovodrun,
     "lab": lab,

@@ -256,13 +256,15 @@ def _dynamic(what: str) -> _Sets:
     return sets
 
 
-def members_of(process_set: ProcessSet) -> Members:
-    """Return the members of `process_set`, of which this rank is one.
+def members_of(process_set: ProcessSet | Members) -> Members:
+    """Return the members of `process_set`, of which this rank is one; or itself, of a group that is no set.
 
     Raises:
         ArgumentError: this rank is not in it, or it is no set (any more).
         NotInitializedError: before `init`, or after `shutdown`.
     """
+    if isinstance(process_set, Members):
+        return process_set
     sets = _sets_now()
     try:
         return sets.members[process_set.process_set_id]  # type: ignore[index] # None is none of them
