@@ -42,6 +42,8 @@ from multiring.frontend.lifecycle import rank as rank
 from multiring.frontend.lifecycle import rocm_built as rocm_built
 from multiring.frontend.lifecycle import shutdown as shutdown
 from multiring.frontend.lifecycle import size as size
+from multiring.frontend.metrics_hook import MetricsHook as MetricsHook
+from multiring.frontend.metrics_hook import metrics_hook as metrics_hook
 from multiring.frontend.object_collectives import allgather_object as allgather_object
 from multiring.frontend.object_collectives import broadcast_object as broadcast_object
 from multiring.frontend.process_sets import ProcessSet as ProcessSet
@@ -112,6 +114,7 @@ __all__ = [
     "DistributedOptimizer",
     "HorovodInternalError",
     "Max",
+    "MetricsHook",
     "Min",
     "PowerSGD",
     "ProcessSet",
@@ -169,6 +172,7 @@ __all__ = [
     "local_size",
     "log_by_rank",
     "mean",
+    "metrics_hook",
     "monitored_barrier",
     "mpi_built",
     "mpi_enabled",

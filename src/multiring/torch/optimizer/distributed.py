@@ -11,6 +11,7 @@ import torch
 
 from multiring.errors import StateError
 from multiring.frontend.consistency_check import require_alike, told_to_others
+from multiring.frontend.errors import LoopOrderError
 from multiring.frontend.process_sets import members_of
 from multiring.gradients.compression_state import KEY, packed
 from multiring.gradients.reductions import CompressionState
@@ -60,10 +61,13 @@ class Distributed(torch.optim.Optimizer):
         """Within it a step takes the gradients as they are: after `synchronize`, and whatever was done to them since.
 
         Raises:
-            AssertionError: with op=Adasum, where each step has to combine.
+            LoopOrderError: with op=Adasum, where each step has to combine.
         """
         if self._deltas is not None:
-            raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
+            raise LoopOrderError(
+                "Skipping synchronization is not supported when using Adasum optimizer. Each step combines what the "
+                "ranks have changed: leave skip_synchronize() away, or use op=Average"
+            )
         self._skips = True
         try:
             yield
@@ -206,7 +210,7 @@ class Distributed(torch.optim.Optimizer):
         """As in torch.
 
         Raises:
-            AssertionError: after a backward whose gradients neither a step nor `synchronize` has asked for.
+            LoopOrderError: after a backward whose gradients neither a step nor `synchronize` has asked for.
         """
         if self._sharing is not None:
             self._sharing.forget()
