@@ -331,3 +331,8 @@ def test_a_scaler_leaves_a_step_out_on_all_ranks_or_on_none(distributes: bool) -
     assert first[0] == [2.0, 0.0]
     assert first[1][0] == 2.0
     assert first[1][1] > 0
+
+
+def test_the_module_lists_its_interface_only() -> None:
+    assert dir(mt) == sorted(mt.__all__)
+    assert all(hasattr(mt, name) for name in dir(mt))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import NoReturn
 
-from multiring.cli import bench, horovodrun, lab, plan, probe, run, trace
+from multiring.cli import bench, horovodrun, lab, plan, probe, run, settings, trace
 from multiring.errors import MultiringError
 from multiring.version import VERSION
 
@@ -17,6 +17,7 @@ COMMANDS = {
     "plan": plan,
     "probe": probe,
     "run": run,
+    "settings": settings,
     "trace": trace,
 }
 

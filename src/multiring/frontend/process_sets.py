@@ -113,6 +113,7 @@ class Members:
 
 
 global_process_set = ProcessSet([])
+"""The set of all ranks, which operations are for where they are given no other."""
 global_process_set.process_set_id = 0
 
 

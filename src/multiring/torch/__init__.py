@@ -198,3 +198,8 @@ __all__ = [
     "stop_timeline",
     "synchronize",
 ]
+
+
+def __dir__() -> list[str]:
+    """Return the interface, without what it is made of."""
+    return __all__
