@@ -3,7 +3,7 @@
     python benchmarks/evidence_site.py [FOLDER]
 
 looks at what `make site` built (build/site), in Debian's chromium (apt-get install chromium). It fails where a page
-writes an error to the console, lacks something it loads, scrolls sideways, or where a public name is not in the reference.
+writes an error to the console, lacks something it loads, scrolls sideways, or where the reference lacks a public name.
 """
 
 import http.server
