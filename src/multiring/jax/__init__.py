@@ -78,3 +78,8 @@ __all__ = [
     "shutdown",
     "size",
 ]
+
+
+def __dir__() -> list[str]:
+    """Return the interface, without what it is made of."""
+    return __all__

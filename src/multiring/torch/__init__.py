@@ -42,6 +42,8 @@ from multiring.frontend.lifecycle import rank as rank
 from multiring.frontend.lifecycle import rocm_built as rocm_built
 from multiring.frontend.lifecycle import shutdown as shutdown
 from multiring.frontend.lifecycle import size as size
+from multiring.frontend.metrics_hook import MetricsHook as MetricsHook
+from multiring.frontend.metrics_hook import metrics_hook as metrics_hook
 from multiring.frontend.object_collectives import allgather_object as allgather_object
 from multiring.frontend.object_collectives import broadcast_object as broadcast_object
 from multiring.frontend.process_sets import ProcessSet as ProcessSet
@@ -133,6 +135,7 @@ __all__ = [
     "HorovodInternalError",
     "IterableDataset",
     "Max",
+    "MetricsHook",
     "Min",
     "Muon",
     "PowerSGD",
@@ -195,6 +198,7 @@ __all__ = [
     "log_by_rank",
     "mean",
     "measured_peak",
+    "metrics_hook",
     "mixed_precision",
     "monitored_barrier",
     "moving_average",
@@ -226,3 +230,8 @@ __all__ = [
     "synchronize",
     "training_report",
 ]
+
+
+def __dir__() -> list[str]:
+    """Return the interface, without what it is made of."""
+    return __all__

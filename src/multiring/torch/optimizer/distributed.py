@@ -12,6 +12,7 @@ import torch
 from multiring.data import Share
 from multiring.errors import StateError, UnsupportedError
 from multiring.frontend.consistency_check import require_alike, told_to_others
+from multiring.frontend.errors import LoopOrderError
 from multiring.frontend.process_sets import members_of
 from multiring.gradients.compression_state import KEY, packed
 from multiring.gradients.reductions import CompressionState
@@ -63,10 +64,13 @@ class Distributed(torch.optim.Optimizer):
         """Within it a step takes the gradients as they are: after `synchronize`, and whatever was done to them since.
 
         Raises:
-            AssertionError: with op=Adasum, where each step has to combine.
+            LoopOrderError: with op=Adasum, where each step has to combine.
         """
         if self._delta_reducer is not None:
-            raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
+            raise LoopOrderError(
+                "Skipping synchronization is not supported when using Adasum optimizer. Each step combines what the "
+                "ranks have changed: leave skip_synchronize() away, or use op=Average"
+            )
         self._skips = True
         try:
             yield
@@ -245,7 +249,7 @@ class Distributed(torch.optim.Optimizer):
         """As in torch.
 
         Raises:
-            AssertionError: after a backward whose gradients neither a step nor `synchronize` has asked for.
+            LoopOrderError: after a backward whose gradients neither a step nor `synchronize` has asked for.
         """
         if self._reducer is not None:
             self._reducer.forget()

@@ -16,7 +16,7 @@ from typing import Protocol
 from torch import Tensor
 
 from multiring.errors import StateError, UnsupportedError
-from multiring.frontend.errors import internal_errors
+from multiring.frontend.errors import LoopOrderError, internal_errors
 from multiring.gradients.buckets import TRAINS_FLAG
 from multiring.gradients.options import Options
 from multiring.gradients.reducer import BucketOrder
@@ -182,10 +182,10 @@ class GradientReducer:
         """Take note that the gradients are about to be set to zero, or to None.
 
         Raises:
-            AssertionError: a backward brought them, and nobody has used them; Horovod would still be reducing.
+            LoopOrderError: a backward brought them, and nobody has used them; Horovod would still be reducing.
         """
         if self._is_unused:
-            raise AssertionError(_TOO_EARLY)
+            raise LoopOrderError(_TOO_EARLY)
         self._is_shared = False
         for entry in self._gradients:
             entry.is_reduced = False
@@ -219,7 +219,7 @@ class GradientReducer:
         if self._is_shared and self._is_unused and is_complete and entry.holds(gradient):
             # Its part of the second backward is in this one already: the ranks would differ in it.
             self._is_shared = False
-            raise AssertionError(_TOO_MANY)
+            raise LoopOrderError(_TOO_MANY)
         self._open()
         self._is_unused = True
         self.is_synchronized = False
