@@ -6,6 +6,7 @@ does is not seen: of each script one test starts real processes.
 
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,12 +14,22 @@ from typing import Any
 from tests.wire.ranks import Here, Process, report_of
 
 
-def live(here: Here, script: str, arguments: tuple[str, ...], environments: tuple[dict[str, str], ...] | None) -> int:
-    """Be `python SCRIPT ARGUMENT...` and return its exit code; without a launcher of ours, `environments` say who."""
-    if environments is not None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """What the processes of a script are told besides its arguments."""
+
+    alone: bool = False  # nothing of a launcher of ours
+    environments: tuple[dict[str, str], ...] = ()  # by rank
+
+
+def live(here: Here, script: str, arguments: tuple[str, ...], start: Start) -> int:
+    """Be `python SCRIPT ARGUMENT...` and return its exit code."""
+    if start.alone:
         for name in [name for name in os.environ if name.startswith("MULTIRING_")]:
             del os.environ[name]
-        os.environ.update(environments[here.rank])
+    if start.environments:
+        os.environ.update(start.environments[here.rank])
+        sys.path[1:1] = start.environments[here.rank].get("PYTHONPATH", "").split(os.pathsep)
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).parent)
     program = ModuleType("__main__")
@@ -38,12 +49,10 @@ def run_script(
     ranks: int,
     *arguments: str,
     process: Process,
-    environments: tuple[dict[str, str], ...] | None = None,
+    start: Start = Start(),
     deadline_s: float = 110.0,
     **settings: Any,
 ) -> list[tuple[int, str]]:
     """Return each rank's exit code, and what it wrote."""
-    report = report_of(
-        live, ranks, str(script), arguments, environments, process=process, deadline_s=deadline_s, **settings
-    )
+    report = report_of(live, ranks, str(script), arguments, start, process=process, deadline_s=deadline_s, **settings)
     return [(outcome.exit_code or outcome.value, outcome.output) for outcome in report.outcomes]

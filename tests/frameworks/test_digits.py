@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.frameworks.scripts import run_script
+from tests.frameworks.scripts import Start, run_script
 from tests.wire.ranks import Process
 
 # Threads that wait for each other on cores that others use take minutes.
@@ -38,8 +38,7 @@ def forked(
 ) -> list[tuple[int, str]]:
     """Run an example by ranks that are forked; return what each ended with and wrote. 0 `ranks` are one without any."""
     process = Process(nursery=nursery, beforehand=("sklearn.datasets",))
-    environments = None if ranks else ({},)
-    return run_script(script, ranks or 1, *options, process=process, environments=environments, engine=engine)
+    return run_script(script, ranks or 1, *options, process=process, start=Start(alone=ranks == 0), engine=engine)
 
 
 def last_line(ended: list[tuple[int, str]]) -> re.Match[str]:

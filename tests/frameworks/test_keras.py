@@ -16,7 +16,10 @@ NAMES = ("distributed", "accumulating", "by_callbacks")
 # Keras gives torch and JAX arrays of float32, whatever floatx is.
 TOLERANCE = {"tensorflow": 1e-10, "torch": 1e-5, "jax": 1e-5}
 # Not imported here, where it would have one backend for all tests.
-pytestmark = pytest.mark.skipif(find_spec("keras") is None, reason="Keras is not installed")
+pytestmark = [
+    pytest.mark.skipif(find_spec("keras") is None, reason="Keras is not installed"),
+    pytest.mark.timeout(300),
+]
 
 
 def found_here(_here: Here, folder: str, *names: str) -> dict[str, Any]:

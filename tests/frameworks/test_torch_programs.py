@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.frameworks.program_cases import CASES, STEPS, apart, is_close, losses
 from tests.frameworks.program_ranks import PROGRAMS, ProgramError, environment_of, losses_of
-from tests.frameworks.scripts import run_script
+from tests.frameworks.scripts import Start, run_script
 from tests.wire.ranks import Process
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # torch does
 
@@ -33,9 +33,9 @@ FORKED = Process(
 def forked_losses(program: str, ranks: int, *arguments: str, backend: str) -> list[float]:
     """As `losses_of`, by ranks that are forked and not started."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    environments = tuple(environment_of(rank, ranks, store.port) for rank in range(ranks))
+    start = Start(alone=True, environments=tuple(environment_of(rank, ranks, store.port) for rank in range(ranks)))
     words = ("--backend", backend, *arguments)
-    ended = run_script(PROGRAMS / program, ranks, *words, process=FORKED, environments=environments, deadline_s=300.0)
+    ended = run_script(PROGRAMS / program, ranks, *words, process=FORKED, start=start, deadline_s=300.0)
     assert all(code == 0 for code, _ in ended), ended
     found: list[float] = json.loads(ended[0][1].splitlines()[-1])
     return found
