@@ -33,6 +33,7 @@ from multiring.frontend.reduce_ops import Min as Min
 from multiring.frontend.reduce_ops import Product as Product
 from multiring.frontend.reduce_ops import Sum as Sum
 from multiring.frontend.requests import error_of as error_of
+from multiring.jax import elastic as elastic
 from multiring.jax.collectives import all_gather as all_gather
 from multiring.jax.collectives import all_reduce as all_reduce
 from multiring.jax.collectives import all_to_all as all_to_all
@@ -60,6 +61,7 @@ __all__ = [
     "broadcast",
     "broadcast_object",
     "distribute",
+    "elastic",
     "error_of",
     "global_process_set",
     "init",
@@ -76,3 +78,8 @@ __all__ = [
     "shutdown",
     "size",
 ]
+
+
+def __dir__() -> list[str]:
+    """Return the interface, without what it is made of."""
+    return __all__

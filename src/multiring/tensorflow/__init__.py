@@ -156,4 +156,10 @@ __all__ = [
     "stop_timeline",
 ]
 
+
+def __dir__() -> list[str]:
+    """Return the interface, without what it is made of."""
+    return __all__
+
+
 operations()  # a TensorFlow that they do not load into is named now

@@ -18,9 +18,11 @@ from multiring.torch.distributing.rules import Rules
 from multiring.torch.distributing.samples import require_same_samples
 from multiring.torch.distributing.weighing import Weighing
 from multiring.torch.feeding import DataLoader as FedLoader
+from multiring.torch.interop import described
 from multiring.torch.optimizer.distributed import Distributed, setup_of
 from multiring.torch.optimizer.optimizer import DistributedOptimizer
 from multiring.torch.optimizer.parameters import broadcast_parameters
+from multiring.torch.optimizer.setup import placed, require_optimizer
 from multiring.torch.optimizer.state import broadcast_optimizer_state
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -116,7 +118,8 @@ def distribute(  # noqa: PLR0913 -- what a script for one process does not say
         else:
             _require_loader(loader)
             _require_whole_or_sharded(loader, rules)
-    require_alike(group, _WHAT, [str(rules), *(_terms_of_fed(loader) if is_fed else _terms_of(loader, rules))])
+        _require_of_model(optimizer, model)
+    require_alike(group, _WHAT, [str(rules), *(_signature_of_fed(loader) if is_fed else _signature_of(loader, rules))])
     if size() > 1 and rules.check and not rules.sharded and not is_fed:
         require_same_samples(loader)
     if size() > 1:
@@ -140,9 +143,19 @@ def _require_model(model: Any) -> None:
         raise ArgumentError("model is a DistributedDataParallel, which shares gradients itself; want its `module`")
 
 
+def _require_of_model(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    own = {id(parameter) for parameter in model.parameters()}
+    # One that is distributed already may have others as well.
+    for place, parameter in placed(optimizer) if setup_of(optimizer) is None else ():
+        if id(parameter) not in own:
+            raise ArgumentError(
+                f"the optimizer's {place}, {described(parameter)}, is none of the model's parameters: make the "
+                "optimizer of model.parameters(), once the model is as it stays"
+            )
+
+
 def _require_optimizer(optimizer: Any, rules: Rules) -> None:
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ArgumentError(f"optimizer is a {type(optimizer).__name__}; want a torch.optim.Optimizer")
+    require_optimizer(optimizer)
     rules.require_no_scheduler(optimizer)
     setup = setup_of(optimizer)
     if setup is None:
@@ -157,8 +170,13 @@ def _require_optimizer(optimizer: Any, rules: Rules) -> None:
 
 
 def _require_loader(loader: Any) -> None:
-    if not isinstance(loader, DataLoader) or isinstance(loader, DistributedLoader):
+    if not isinstance(loader, DataLoader):
         raise ArgumentError(f"loader is a {type(loader).__name__}; want a torch.utils.data.DataLoader")
+    if isinstance(loader, DistributedLoader):
+        raise ArgumentError(
+            "loader is a DistributedLoader: `distribute` has made it already; want the DataLoader that it was made of, "
+            "or leave out the second call"
+        )
     for name in ("__iter__", "__len__"):
         if getattr(type(loader), name) is not getattr(DataLoader, name):
             raise UnsupportedError(
@@ -187,7 +205,7 @@ def _require_global(rules: Rules) -> None:
         )
 
 
-def _terms_of_fed(loader: FedLoader) -> list[str]:
+def _signature_of_fed(loader: FedLoader) -> list[str]:
     state = loader.state_dict()
     return [f"data set {state['dataset']}, seed {state['seed']}, batch {loader.batch}", f"done: {state}"]
 
@@ -211,7 +229,7 @@ def _require_whole_or_sharded(loader: DataLoader[Any], rules: Rules) -> None:
             )
 
 
-def _terms_of(loader: DataLoader[Any], rules: Rules) -> list[str]:
+def _signature_of(loader: DataLoader[Any], rules: Rules) -> list[str]:
     """Return what of the loader has to be the same on all ranks, or they would not take equally many batches."""
     dataset: Any = loader.dataset
     lines = [f"loader: num_workers={loader.num_workers}, prefetch_factor={loader.prefetch_factor}"]
