@@ -279,7 +279,7 @@ class _Completer:
         self._queue.put(None)
 
 
-def _complete(queue: "SimpleQueue[tuple[Pending, Future[Any]] | None]") -> None:
+def _complete(queue: "SimpleQueue[tuple[OperationWork, Future[Any]] | None]") -> None:
     while (item := queue.get()) is not None:
         _complete_one(*item)
         del item  # or it would live until the next one comes

@@ -27,7 +27,7 @@ class Owner(Protocol):
     def calls(self) -> Calls:
         """What the group's operations have in common."""
 
-    def complete(self, work: "Pending", future: "Future[Any]") -> None:
+    def complete(self, work: "OperationWork", future: "Future[Any]") -> None:
         """Set `future`, to None, once `work` has ended; by another thread."""
 
     def settle_owed(self) -> None:
