@@ -243,9 +243,9 @@ def reduce_to_a_root(here: Here) -> None:
     group.reduce_async(number := np.array([here.rank]), op="max").wait()
     assert number.tolist() == [here.size - 1 if here.rank == 0 else here.rank]
     with pytest.raises(ArgumentError, match="root=9"):
-        group.reduce(array, 9)
+        group.reduce(number, 9)
     with pytest.raises(MismatchError, match="to rank"):
-        group.reduce(array, here.rank)
+        group.reduce(number, here.rank)
 
 
 @pytest.mark.parametrize("engine", ["shm", "tcp"])
