@@ -19,6 +19,14 @@ class ArgumentError(MultiringError, ValueError):
     """An argument is wrong on this rank alone; nothing was sent."""
 
 
+class DataError(MultiringError, ValueError):
+    """A file of a data set is damaged, cut short, dangerous, or not what it is said to be."""
+
+
+class SourceTimeoutError(DataError, TimeoutError):
+    """Where a data set is stored did not answer within the time allowed."""
+
+
 class ScheduleError(ArgumentError):
     """A schedule is malformed or does not do what its collective promises."""
 

@@ -25,7 +25,7 @@ _FAILED = -1  # instead of a size
 
 
 def broadcast_object(
-    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet | Members = global_process_set
 ) -> Any:
     """Return rank `root_rank`'s `obj`; the root its own.
 
@@ -56,7 +56,9 @@ def broadcast_object(
     return obj if is_root else _unpickled(data)
 
 
-def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
+def allgather_object(
+    obj: Any, name: str | None = None, process_set: ProcessSet | Members = global_process_set
+) -> list[Any]:
     """Return every rank's `obj`, by rank; otherwise as `broadcast_object`.
 
     Raises:

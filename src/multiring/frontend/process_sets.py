@@ -5,8 +5,12 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, Protocol, TypeVar
 
+import numpy as np
+
 from multiring.errors import ArgumentError, StateError
 from multiring.frontend.errors import internal_errors, not_initialized
+from multiring.frontend.horovod_words import speaks_horovod
+from multiring.frontend.mpi_communicators import is_communicator, ranks_of, require_job_is_world
 from multiring.frontend.neutral_contributions import neutral_contribution
 from multiring.runtime import Group
 from multiring.runtime.job.job import current, is_initialized, was_left
@@ -20,22 +24,26 @@ class ProcessSet:
     """Some ranks of the job, to be known as a set once `init` or `add_process_set` had it.
 
     Args:
-        ranks_or_comm: their ranks, in any order; multiring has no use for MPI communicators here.
+        ranks_or_comm: their ranks, in any order; or a communicator of mpi4py's, in a job that mpiexec started. Ranks
+            may give those that one Split made: each is then in the set of its own.
 
     Raises:
-        ArgumentError: no ranks, but something else.
+        ArgumentError: neither.
     """
 
     process_set_id: int | None = None
     ranks: list[int] | None = None
-    mpi_comm: None = None
+    mpi_comm: Any = None
 
     def __init__(self, ranks_or_comm: Any) -> None:
+        if is_communicator(ranks_or_comm):
+            self.mpi_comm, self.ranks = ranks_or_comm, sorted(ranks_of(ranks_or_comm))
+            return
         found = list(ranks_or_comm) if isinstance(ranks_or_comm, Iterable) else None
         if found is None or any(not isinstance(rank, int) for rank in found):
             raise ArgumentError(
-                f"ProcessSet({ranks_or_comm!r}): ProcessSet should be initialized with a list of process ranks; "
-                "multiring makes no process sets of MPI communicators"
+                f"ProcessSet({ranks_or_comm!r}): ProcessSet should be initialized with a list of process ranks, or a "
+                "communicator of mpi4py's"
             )
         self.ranks = sorted(found)
 
@@ -62,7 +70,7 @@ class ProcessSet:
 
     def invalidate(self) -> None:
         """Make this an object that is no set any more."""
-        self.process_set_id = self.ranks = None
+        self.process_set_id = self.ranks = self.mpi_comm = None
 
 
 class Reducer(Protocol):
@@ -105,6 +113,7 @@ class Members:
 
 
 global_process_set = ProcessSet([])
+"""The set of all ranks, which operations are for where they are given no other."""
 global_process_set.process_set_id = 0
 
 
@@ -128,6 +137,22 @@ class _Sets:
         return found
 
     def add(self, process_set: ProcessSet) -> None:
+        """Make the set; of an MPI communicator also those that the other ranks' is of, the lowest ranks' first."""
+        if process_set.mpi_comm is None:
+            self._add(process_set)
+            return
+        require_job_is_world(self.own_rank, len(self.ranks[0]))
+        mask = np.zeros(len(self.ranks[0]), np.uint8)
+        mask[process_set.ranks] = 1
+        with internal_errors("add_process_set"):
+            masks = np.asarray(self.world.group.all_gather(mask, label="add_process_set")).reshape(-1, len(mask))
+        own = tuple(process_set.ranks or ())
+        for ranks in sorted({tuple(np.flatnonzero(each).tolist()) for each in masks} - {()}):
+            if not own:  # of MPI_COMM_NULL: not in the set that others make
+                own, process_set.ranks = ranks, list(ranks)
+            self._add(process_set if ranks == own else ProcessSet(ranks))
+
+    def _add(self, process_set: ProcessSet) -> None:
         ranks = self._checked(process_set)
         number = next(each for each in itertools.count(1) if each not in self.ranks)
         group = self._agreed(f"add_process_set.{number}", ranks)
@@ -249,20 +274,23 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 def _dynamic(what: str) -> _Sets:
     sets = _sets_now()
     if not sets.is_dynamic:
+        whose = "HOROVOD" if speaks_horovod() else "MULTIRING"
         raise ArgumentError(
-            f"{what}_process_set: process sets are fixed; set HOROVOD_DYNAMIC_PROCESS_SETS=1, or call "
+            f"{what}_process_set: process sets are fixed; set {whose}_DYNAMIC_PROCESS_SETS=1, or call "
             'init(process_sets="dynamic")'
         )
     return sets
 
 
-def members_of(process_set: ProcessSet) -> Members:
-    """Return the members of `process_set`, of which this rank is one.
+def members_of(process_set: ProcessSet | Members) -> Members:
+    """Return the members of `process_set`, of which this rank is one; or itself, of a group that is no set.
 
     Raises:
         ArgumentError: this rank is not in it, or it is no set (any more).
         NotInitializedError: before `init`, or after `shutdown`.
     """
+    if isinstance(process_set, Members):
+        return process_set
     sets = _sets_now()
     try:
         return sets.members[process_set.process_set_id]  # type: ignore[index] # None is none of them

@@ -39,6 +39,8 @@ class Coded:
         self.memory = zeros_in_arena(group, layout.flags_offset, layout.dtype)
         self.flags = zeros_in_arena(group, layout.flags, "uint8")
         self.places = places_in(self.memory, layout, specs)
+        ends = [at + spec.count for at, spec in zip(layout.offsets, specs, strict=True)]
+        self._gaps = [slice(end, at) for end, at in zip(ends, [*layout.offsets[1:], self.memory.size], strict=True)]
         # The residuals, as gradients lie; None without error feedback.
         self._owed: NDArray[Any] | None = np.zeros_like(self.memory) if options.error_feedback else None
         self._owed_places = [] if self._owed is None else places_in(self._owed, layout, specs)
@@ -50,6 +52,9 @@ class Coded:
 
     def start(self) -> Callable[[], object]:
         """Start to reduce; return what waits until `places` and `flags` are those of all ranks, or raises."""
+        # An infinity makes all of its block NaN, also where no gradient lies; nobody else would take that out again.
+        for gap in self._gaps:
+            self.memory[gap] = 0.0
         if self._owed is not None:
             self._round(self._owed)
         gradients = self._group.all_reduce_async(self.memory, self._op, wire=self._wire)

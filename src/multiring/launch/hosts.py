@@ -52,7 +52,7 @@ def run_over_hosts(
         )
     environment = inherited_environment() | dict(options.variables)
     if not command:
-        raise ArgumentError("no command to run")
+        raise ArgumentError("no command to run: want what every rank runs, as in `multiring run -n 2 script.py`")
     try:
         check_command("mpiexec", environment)
     except CommandError as error:

@@ -33,6 +33,10 @@ _GRACE_S = 2.0  # from asking the processes to stop to killing them, where one o
 _LONGEST_GRACE_S = 86_400.0
 _LEAST_GRACE_S = 0.3  # what processes found last are given
 _CONSEQUENCES = tuple(f"{kind.__module__}.{kind.__qualname__}".encode() for kind in (PeerLostError, RendezvousError))
+_HINTS = {  # last words of a rank, which have a remedy that is the launcher's
+    b"No module named 'horovod'": "a program written for Horovod gets multiring under that name with --horovod: "
+    "multiring run --horovod ... (docs/horovod.md)",
+}
 _BROKEN_PIPE_CODE = 128 + signal.SIGPIPE
 
 
@@ -61,7 +65,7 @@ def check_can_run(what: str, command: Sequence[str], environment: Mapping[str, s
     if threading.current_thread() is not threading.main_thread():
         raise StateError(f"{what} must be called from the main thread: it handles signals")
     if not command:
-        raise ArgumentError("no command to run")
+        raise ArgumentError("no command to run: want what every rank runs, as in `multiring run -n 2 script.py`")
     check_command(command[0], environment)
 
 
@@ -388,6 +392,9 @@ class Job:
         lines = cause.err.last_lines
         self._say("its last lines on stderr:" if lines else "it wrote nothing on stderr")
         self._err.add(b"".join(b"    " + line + b"\n" for line in lines))
+        for words, hint in _HINTS.items():
+            if any(words in line for line in lines):
+                self._say(hint)
         for member in self._members:
             if member.code == 0:
                 self._say(f"{member.name} had ended normally (exit code 0) before that")

@@ -17,7 +17,7 @@ from multiring.errors import ArgumentError, LaunchError, MultiringError
 from multiring.runtime.bootstrap.addresses import LocalAddress, TcpAddress, host_id, listen, own_address, parse_address
 from multiring.runtime.bootstrap.handshake import SECRET_BYTES
 from multiring.runtime.engines.mpi_library import check_place, load_mpi
-from multiring.settings import Settings
+from multiring.settings import TORCH_PLACE, Settings
 
 _ALONE_JOB = "alone"
 # Slurm's batch script and interactive shell are steps with reserved numbers (slurm.h: SLURM_BATCH_SCRIPT,
@@ -84,8 +84,8 @@ def _source_of(foreign: Mapping[str, str]) -> Callable[[Settings, Mapping[str, s
         return _from_srun
     if "PMI_RANK" in foreign or "PMIX_RANK" in foreign:
         return _from_mpi
-    if "RANK" in foreign and "WORLD_SIZE" in foreign:
-        return _from_torchrun
+    if "RANK" in foreign or "WORLD_SIZE" in foreign:
+        return _from_torch_variables
     return lambda _settings, _foreign: _alone("none")
 
 
@@ -132,6 +132,21 @@ def _from_torchrun(settings: Settings, foreign: Mapping[str, str]) -> Identity:
         secret=secret,
         job=job,
         source="torchrun",
+    )
+
+
+def _from_torch_variables(settings: Settings, foreign: Mapping[str, str]) -> Identity:
+    """Read what torchrun would say, of a launcher or a shell that is not torchrun: all that is needed, or nothing."""
+    if foreign.get("RANK", "0") == "0" and foreign.get("WORLD_SIZE", "1") == "1":
+        return _alone("none")
+    is_placed = settings.rendezvous is not None or "LOCAL_WORLD_SIZE" in foreign
+    if "RANK" in foreign and "WORLD_SIZE" in foreign and is_placed:
+        return _from_torchrun(settings, foreign)
+    found = ", ".join(f"{name}={foreign[name]}" for name in TORCH_PLACE.values() if name in foreign)
+    raise LaunchError(
+        f"{found}: set as torchrun sets them, without all that it sets. If another launcher left them, unset RANK and "
+        "WORLD_SIZE; if this is to be one of several ranks, start it with `multiring run` or torchrun, or set RANK, "
+        "WORLD_SIZE, MULTIRING_RENDEZVOUS=host:port and MULTIRING_SECRET"
     )
 
 

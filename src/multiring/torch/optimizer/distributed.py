@@ -9,8 +9,10 @@ from typing import Any, cast
 
 import torch
 
-from multiring.errors import StateError
+from multiring.data import Share
+from multiring.errors import StateError, UnsupportedError
 from multiring.frontend.consistency_check import require_alike, told_to_others
+from multiring.frontend.errors import LoopOrderError
 from multiring.frontend.process_sets import members_of
 from multiring.gradients.compression_state import KEY, packed
 from multiring.gradients.reductions import CompressionState
@@ -20,7 +22,7 @@ from multiring.torch.bucket_tensors import spec_of, states_of, tensor_reductions
 from multiring.torch.compression import Compression
 from multiring.torch.interop import dense_strides, described, dtype_name, refuse_elsewhere
 from multiring.torch.optimizer.adasum_delta import DeltaReducer
-from multiring.torch.optimizer.gradient_reducer import GradientReducer
+from multiring.torch.optimizer.gradient_reducer import GradientReducer, GradientWatch
 from multiring.torch.optimizer.hook_registry import is_shared, take_over
 from multiring.torch.optimizer.setup import Setup, parameters_of, together_of, trained
 
@@ -49,6 +51,8 @@ class Distributed(torch.optim.Optimizer):
     ends_early: bool = False  # the group of backwards ends with the next one, though it be short
     _is_lenient: bool = False  # towards gradients that were changed before they were reduced
     _has_warned: bool = False  # of such
+    _watching: GradientWatch | None = None  # see `watch`
+    share_of_batch: Share | None = None  # this rank's part of the batch handed out last, by a loader of `distribute`
 
     def synchronize(self) -> None:
         """Return when the gradients are those of all ranks; nothing to do after a backward has ended."""
@@ -60,10 +64,13 @@ class Distributed(torch.optim.Optimizer):
         """Within it a step takes the gradients as they are: after `synchronize`, and whatever was done to them since.
 
         Raises:
-            AssertionError: with op=Adasum, where each step has to combine.
+            LoopOrderError: with op=Adasum, where each step has to combine.
         """
         if self._delta_reducer is not None:
-            raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
+            raise LoopOrderError(
+                "Skipping synchronization is not supported when using Adasum optimizer. Each step combines what the "
+                "ranks have changed: leave skip_synchronize() away, or use op=Average"
+            )
         self._skips = True
         try:
             yield
@@ -102,6 +109,40 @@ class Distributed(torch.optim.Optimizer):
     def be_lenient(self) -> None:
         """Warn, once, where a step finds gradients that were changed before they were reduced, instead of raising."""
         self._is_lenient = True
+
+    def bring_gradients(self) -> None:
+        """See, before a step, that the gradients are those of all ranks; for stages that look at them first.
+
+        Raises:
+            UnsupportedError: with op=Adasum, where each rank steps with its own.
+        """
+        if self._delta_reducer is not None:
+            raise UnsupportedError("gradient lag, LARC, loss scaling and the like with op=Adasum: want op=Average")
+        if not self._skips:
+            self._bring_gradients()
+
+    def watch(self, watching: GradientWatch | None) -> None:
+        """Show `watching` this rank's gradients before they are reduced, and all ranks', from now on; None ends it."""
+        self._watching = watching
+        if self._reducer is not None:
+            self._reducer.watching = watching
+
+    def scale_residuals(self, factor: float) -> None:
+        """Multiply what lossy gradients owe, as by a change of the loss scale."""
+        if self._reducer is None:
+            return
+        found = {key: each for key, each in self._reducer.states().items() if each.residual is not None}
+        self._reducer.load_states({key: replace(each, residual=each.residual * factor) for key, each in found.items()})
+
+    def residual_norm(self) -> float:
+        """Return the norm of what lossy gradients of this rank owe."""
+        found = [] if self._reducer is None else [each.residual for each in self._reducer.states().values()]
+        return float(sum(float(each.norm()) ** 2 for each in found if each is not None) ** 0.5)
+
+    @property
+    def group(self) -> Group | None:
+        """Of the ranks that share gradients; None before that, and where this rank is not one of them."""
+        return self._group
 
     def before_step(self, call: Any, *, closure: Callable[[], Any] | None) -> Callable[[], Any] | None:
         """See that the step finds the gradients of all ranks; return its closure, which then sees to it itself.
@@ -208,7 +249,7 @@ class Distributed(torch.optim.Optimizer):
         """As in torch.
 
         Raises:
-            AssertionError: after a backward whose gradients neither a step nor `synchronize` has asked for.
+            LoopOrderError: after a backward whose gradients neither a step nor `synchronize` has asked for.
         """
         if self._reducer is not None:
             self._reducer.forget()
@@ -294,6 +335,7 @@ def share(optimizer: torch.optim.Optimizer, setup: Setup) -> None:
         optimizer.register_step_pre_hook(_before_step)
         optimizer.register_step_post_hook(_after_step)
     vars(optimizer).update(_setup=setup, _group=group, _reducer=reducer, _delta_reducer=deltas)
+    cast("Distributed", optimizer).watch(vars(optimizer).get("_watching"))
 
 
 def _reducers(

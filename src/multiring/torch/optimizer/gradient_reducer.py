@@ -11,11 +11,12 @@ gathered (`gathered`), unless dense was asked for.
 
 import weakref
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from torch import Tensor
 
 from multiring.errors import StateError, UnsupportedError
-from multiring.frontend.errors import internal_errors
+from multiring.frontend.errors import LoopOrderError, internal_errors
 from multiring.gradients.buckets import TRAINS_FLAG
 from multiring.gradients.options import Options
 from multiring.gradients.reducer import BucketOrder
@@ -39,6 +40,16 @@ _TOO_EARLY = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
     "This is prohibited as it can cause a race condition. To drop gradients, call optimizer.synchronize() first."
 )
+
+
+class GradientWatch(Protocol):
+    """Who looks at gradients on their way; dense ones only."""
+
+    def see_own(self, gradients: Sequence[Tensor]) -> None:
+        """Look at some of this rank's, which are about to be reduced."""
+
+    def see_whole(self, gradients: Sequence[Tensor]) -> None:
+        """Look at all of them, reduced."""
 
 
 class GradientReducer:
@@ -79,6 +90,7 @@ class GradientReducer:
         self._witnesses = Witnesses()  # of what the last backward left, where it did not reduce it
         self.reduces_early = False  # whether the group of backwards may end with the next one, before it is complete
         self.is_synchronized = False  # somebody has, since the last backward and the last step
+        self.watching: GradientWatch | None = None
         this = weakref.ref(self)
         self._hooks = [
             add_gradient_hook(entry.parameter, Arrival(this, index)) for index, entry in enumerate(self._gradients)
@@ -170,10 +182,10 @@ class GradientReducer:
         """Take note that the gradients are about to be set to zero, or to None.
 
         Raises:
-            AssertionError: a backward brought them, and nobody has used them; Horovod would still be reducing.
+            LoopOrderError: a backward brought them, and nobody has used them; Horovod would still be reducing.
         """
         if self._is_unused:
-            raise AssertionError(_TOO_EARLY)
+            raise LoopOrderError(_TOO_EARLY)
         self._is_shared = False
         for entry in self._gradients:
             entry.is_reduced = False
@@ -207,7 +219,7 @@ class GradientReducer:
         if self._is_shared and self._is_unused and is_complete and entry.holds(gradient):
             # Its part of the second backward is in this one already: the ranks would differ in it.
             self._is_shared = False
-            raise AssertionError(_TOO_MANY)
+            raise LoopOrderError(_TOO_MANY)
         self._open()
         self._is_unused = True
         self.is_synchronized = False
@@ -271,6 +283,8 @@ class GradientReducer:
     def _start(self) -> None:
         bucket = self._buckets[self._order.started]
         bucket.mark(trains=True)
+        if self.watching is not None and not isinstance(bucket.reduction, Gathered):
+            self.watching.see_own([entry.view for entry in bucket.gradients])
         self._order.start(bucket.reduction)
 
     def _start_rest(self) -> None:
@@ -282,6 +296,9 @@ class GradientReducer:
 
     def _finish(self) -> None:
         self._order.wait()
+        if self.watching is not None:
+            dense = [entry.view for entry in self._gradients if not isinstance(entry.bucket.reduction, Gathered)]
+            self.watching.see_whole(dense)
         for entry in self._gradients:
             if entry.parameter.grad is None and entry.bucket.reduction.flags[entry.member]:
                 entry.parameter.grad = entry.view
