@@ -101,10 +101,11 @@ def forms(here: Here) -> None:
     assert [each.numpy() for each in asked[:2]] == [own, ranks]
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("ranks", "engine"), [(1, "shm"), (2, "shm"), (3, "tcp")])
 def test_results_are_numpys(ranks: int, engine: str) -> None:
-    run_ranks(values, ranks, engine=engine)
-    run_ranks(forms, ranks, engine=engine)
+    run_ranks(values, ranks, engine=engine, deadline_s=140.0)
+    run_ranks(forms, ranks, engine=engine, deadline_s=140.0)
 
 
 def in_sets(here: Here) -> None:
