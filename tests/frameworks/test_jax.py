@@ -15,6 +15,7 @@ from tests.wire.ranks import Here, report_of, run_ranks
 jax = pytest.importorskip("jax")
 mj = pytest.importorskip("multiring.jax")
 jnp = jax.numpy
+PATIENT_S = 100.0  # compiling takes its time where cores are few
 COMPILED = ("float32", "bfloat16", "int32", "bool")
 TYPES = ("float32", "float64", "bfloat16", "float16", "int8", "int32", "uint8", "int64", "bool", "complex64")
 
@@ -62,7 +63,7 @@ def values(here: Here, dtypes: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize(("engine", "dtypes"), [("shm", TYPES), ("tcp", ("float32", "bool"))])
 def test_results_are_numpys(engine: str, dtypes: tuple[str, ...]) -> None:
-    run_ranks(values, 3, dtypes, engine=engine, deadline_s=100.0)
+    run_ranks(values, 3, dtypes, engine=engine, deadline_s=PATIENT_S)
 
 
 def differentiate(here: Here) -> None:
@@ -88,7 +89,7 @@ def differentiate(here: Here) -> None:
 
 
 def test_gradients_flow() -> None:
-    run_ranks(differentiate, 2)
+    run_ranks(differentiate, 2, deadline_s=PATIENT_S)
 
 
 def curve(here: Here, steps: int) -> list[float]:
@@ -125,7 +126,7 @@ def test_one_loss_curve_on_any_number_of_ranks() -> None:
     (alone,) = run_ranks(curve, 1, 50)
     assert alone[-1] < alone[0] / 2
     for ranks in (2, 3):
-        for losses in run_ranks(curve, ranks, 50):
+        for losses in run_ranks(curve, ranks, 50, deadline_s=PATIENT_S):
             assert losses == pytest.approx(alone, rel=1e-10)
 
 

@@ -40,6 +40,24 @@ _TRACEBACK_S = 0.5  # how long a rank that hangs gets to say where
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Home:
+    """Where ranks are forked: an interpreter, and what it has imported for them. One for all jobs that name it alike.
+
+    `name` is a framework's where one is loaded.
+    """
+
+    name: str = ""
+    python: str = ""  # by default this one
+    path: tuple[str, ...] = ()  # where it looks for modules; by default where this one does
+    environment: tuple[tuple[str, str], ...] = ()
+    imports: tuple[str, ...] = ()
+
+    def environment_value(self, name: str) -> str:
+        """Return a variable that it sets; "" for others."""
+        return dict(self.environment).get(name, "")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
     """A job to run."""
 
@@ -50,6 +68,7 @@ class Request:
     engine: str
     environments: tuple[dict[str, str], ...]  # by rank
     faults: tuple[Fault, ...]
+    home: Home
     beforehand: tuple[str, ...]  # modules to import before ranks are forked
     ends_fully: bool  # tears the interpreter down, too
     deadline_s: float
@@ -90,7 +109,7 @@ class Here:
     def join(self, **settings: Any) -> multiring.Group:
         """Return the group of all ranks, having initialised multiring."""
         if self.engine in _RANKS_PER_HOST:
-            world = importlib.import_module("multiring.runtime.job.job")
+            world = importlib.import_module("multiring.runtime.job.joining")
             vars(world)["host_id"] = lambda: f"host {self.rank // _RANKS_PER_HOST[self.engine]}"
         return multiring.init(**settings)
 
@@ -133,7 +152,7 @@ def _leave_to_the_nursery() -> None:
 
 
 def _find(request: Request) -> Callable[..., Any]:
-    for name in request.beforehand:
+    for name in (*request.home.imports, *request.beforehand):
         importlib.import_module(name)
     found: Any = importlib.import_module(request.module)
     for name in request.function.split("."):

@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.wire.faults import Fault
 from tests.wire.mpi_ranks import run_by_mpiexec
-from tests.wire.nursery import Here, Outcome, Report, Request
+from tests.wire.nursery import Here, Home, Outcome, Report, Request
 
 from multiring.settings import environment_of
 
@@ -91,11 +91,15 @@ def report_of(  # noqa: PLR0913 -- all but two by name
         deadline_s: a rank that has not ended by then is killed and counted as hung.
         by_rank: settings of single ranks.
         process: how ranks begin and end.
-        settings: fields of `Settings` for all ranks.
+        settings: fields of `Settings` for all ranks; and `home`, where they are at home, if not in an interpreter
+            like this one.
 
     Raises:
         RanksFailed: a rank hung.
     """
+    # With a framework loaded a fork costs a lot, which only tests of that one are to pay.
+    named = (each for each in FRAMEWORKS if each in vars(sys.modules[function.__module__]))
+    home: Home = settings.pop("home", None) or Home(name=process.nursery or next(named, ""))
     place = f"@multiring-test-{os.getpid()}-{next(_jobs)}"
     common = {"size": ranks, "rendezvous": place, "secret": SECRET, "job": place[1:], **settings}
     common["engine"] = "tcp" if engine == "tcp" else "auto"
@@ -108,13 +112,12 @@ def report_of(  # noqa: PLR0913 -- all but two by name
         engine=engine,
         environments=tuple(environment_of(**{"rank": rank, **common, **own[rank]}) for rank in range(ranks)),
         faults=tuple(faults),
+        home=home,
         beforehand=process.beforehand,
         ends_fully=process.ends_fully,
         deadline_s=deadline_s,
     )
-    # With a framework loaded a fork costs a lot, which only tests of that one are to pay.
-    named = (each for each in FRAMEWORKS if each in vars(sys.modules[function.__module__]))
-    report = _nursery(process.nursery or next(named, ""), os.environ.get("KERAS_BACKEND", "")).run(request)
+    report = _nursery(home, os.environ.get("KERAS_BACKEND", "")).run(request)
     hung = [outcome for outcome in report.outcomes if outcome.hung]
     if hung:
         raise RanksFailed(hung)
@@ -126,13 +129,14 @@ def report_of(  # noqa: PLR0913 -- all but two by name
 class _Nursery:
     """The process that supervisors, and through them ranks, are forked from."""
 
-    def __init__(self) -> None:
+    def __init__(self, home: Home) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {name: text for name, text in os.environ.items() if not name.startswith("MULTIRING_")}
-        environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+        environment["PYTHONPATH"] = os.pathsep.join(home.path or sys.path)
         environment["OPENBLAS_NUM_THREADS"] = environment["OMP_NUM_THREADS"] = "1"
+        environment |= dict(home.environment)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.wire.nursery"],
+            [home.python or sys.executable, "-m", "tests.wire.nursery"],
             cwd=Path(__file__).parents[2],
             env=environment,
             stdin=theirs.fileno(),
@@ -148,7 +152,7 @@ class _Nursery:
             with theirs:
                 socket.send_fds(self._door, [b"j"], [theirs.fileno()])
             channel.send(request)
-            if not channel.poll(request.deadline_s + 20):
+            if not channel.poll(request.deadline_s + 60):
                 raise AssertionError("the supervisor of the ranks hangs")
             answer = channel.recv()
         assert isinstance(answer, Report), answer
@@ -160,8 +164,8 @@ class _Nursery:
 
 
 @cache
-def _nursery(framework: str, keras_backend: str) -> _Nursery:  # noqa: ARG001 -- a key
-    return _Nursery()
+def _nursery(home: Home, keras_backend: str) -> _Nursery:  # noqa: ARG001 -- a key
+    return _Nursery(home)
 
 
 def _shown(outcome: Outcome) -> str:
@@ -176,6 +180,7 @@ __all__ = [
     "ENGINES",
     "MPI_ENGINES",
     "Here",
+    "Home",
     "Outcome",
     "Process",
     "RanksFailed",
