@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.frameworks.later import framework
 from tests.wire.faults import interrupt, kill
 from tests.wire.ranks import Here, report_of, run_ranks
 
 from multiring.errors import ArgumentError, MismatchError, PeerLostError, UnsupportedError
 
-tf = pytest.importorskip("tensorflow")
-mt = pytest.importorskip("multiring.tensorflow")
+tf = framework("tensorflow")
+mt = framework("multiring.tensorflow")
 
 TYPES = (
     *("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64"),
