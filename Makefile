@@ -20,6 +20,8 @@ demo: build  ## Two processes learn handwritten digits, sharing gradients
 	multiring run -n 2 -- python examples/digits_torch.py
 
 .PHONY: test
+# They start processes by the hundred: what is compiled to bytecode is kept, whatever the shell says.
+test: export PYTHONDONTWRITEBYTECODE =
 test: peers  ## The tests
 	pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 

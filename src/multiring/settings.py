@@ -249,6 +249,14 @@ class Settings:
         "folder of the libraries the bench measures against; peers in multiring's cache folder where not set",
     )
 
+    data_cache: str | None = _setting(
+        "MULTIRING_DATA_CACHE",
+        str,
+        None,
+        "a path",
+        "folder for what is kept of data sets on this host (docs/data.md); data in multiring's cache folder if not set",
+    )
+
     def changed(self, **values: Any) -> "Settings":
         """Return these settings with some of them changed, by field name.
 

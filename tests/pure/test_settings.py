@@ -40,6 +40,7 @@ VALUES = {
     "MULTIRING_TIMELINE_PREVIEW": ("1", True, ["", "maybe"]),
     "MULTIRING_TIMELINE_MARK_CYCLES": ("1", True, ["", "often"]),
     "MULTIRING_BENCH_PEERS": ("/opt/peers", "/opt/peers", []),
+    "MULTIRING_DATA_CACHE": ("/nvme/cache", "/nvme/cache", []),
     "MULTIRING_READ_PEERS": ("no", False, ["never"]),
 }
 

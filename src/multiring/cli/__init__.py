@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import NoReturn
 
-from multiring.cli import bench, horovodrun, lab, plan, probe, run, settings, trace
+from multiring.cli import bench, caffe, data, horovodrun, lab, plan, probe, run, settings, trace
 from multiring.errors import MultiringError
 from multiring.version import VERSION
 
 COMMANDS = {
     "bench": bench,
+    "caffe": caffe,
+    "data": data,
     "horovodrun": horovodrun,
     "lab": lab,
     "plan": plan,

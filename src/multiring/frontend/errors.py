@@ -113,11 +113,11 @@ _PHRASES = {
 def _phrase_of(error: MultiringError) -> str:
     if not isinstance(error, DisagreementError):
         return _SHUT_DOWN if speaks_horovod() and isinstance(error, StateError | PeerLostError) else ""
-    by_rank = {rank: dict(terms) for rank, terms in error.terms.items()}
+    by_rank = {rank: dict(signature) for rank, signature in error.signatures.items()}
     if not all(by_rank.values()):
         return "Mismatched operations"
     for term in next(iter(by_rank.values())):
-        said = {rank: terms.get(term, "nothing") for rank, terms in by_rank.items()}
+        said = {rank: signature.get(term, "nothing") for rank, signature in by_rank.items()}
         if len(set(said.values())) > 1:
             operation = next(iter(by_rank.values())).get(OPERATION, "").rpartition(" ")[2].upper()
             phrase = _PHRASES.get(term, f"Mismatched {term}").format(operation)

@@ -9,7 +9,7 @@ from multiring.errors import ArgumentError, MultiringError
 from multiring.frontend.horovod_words import speaks_horovod
 from multiring.frontend.mpi_communicators import is_communicator, ranks_of, require_job_is_world
 from multiring.frontend.process_sets import close_sets, know_sets, open_sets, world_now
-from multiring.runtime.job.job import World
+from multiring.runtime.job.world import World
 from multiring.settings import Settings
 
 _DYNAMIC = "dynamic"
@@ -74,12 +74,12 @@ def is_initialized() -> bool:
 
 def rank() -> int:
     """Return this process's rank, 0 to size() - 1; ValueError outside `init` and `shutdown`, as of all below."""
-    return world_now().identity.rank
+    return world_now().membership.rank
 
 
 def size() -> int:
     """Return how many ranks the job has."""
-    return world_now().identity.size
+    return world_now().membership.size
 
 
 def local_rank() -> int:
@@ -95,7 +95,7 @@ def local_size() -> int:
 def cross_rank() -> int:
     """Return this host's place among those that have a rank of this local rank."""
     world = world_now()
-    return next(i for i, ranks in enumerate(_beside(world)) if world.identity.rank in ranks)
+    return next(i for i, ranks in enumerate(_beside(world)) if world.membership.rank in ranks)
 
 
 def cross_size() -> int:

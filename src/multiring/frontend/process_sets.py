@@ -1,7 +1,6 @@
 """Process sets: which ranks an operation is for, as Horovod's objects, and the Group behind each of them."""
 
 import itertools
-import threading
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, Protocol, TypeVar
@@ -12,9 +11,10 @@ from multiring.errors import ArgumentError, StateError
 from multiring.frontend.errors import internal_errors, not_initialized
 from multiring.frontend.horovod_words import speaks_horovod
 from multiring.frontend.mpi_communicators import is_communicator, ranks_of, require_job_is_world
-from multiring.frontend.neutral_contributions import stand_in
+from multiring.frontend.neutral_contributions import neutral_contribution
 from multiring.runtime import Group
-from multiring.runtime.job.job import World, current
+from multiring.runtime.job.job import current, is_initialized, was_left
+from multiring.runtime.job.world import World
 from multiring.runtime.named.named import NamedOperations
 
 Kind = TypeVar("Kind")
@@ -76,7 +76,7 @@ class ProcessSet:
 class Reducer(Protocol):
     """What reduces for an optimizer, in a group of its own."""
 
-    def stand_in(self) -> None:
+    def contribute_neutrally(self) -> None:
         """Take part in the other ranks' reductions with nothing of this rank's own, until all ranks do only that."""
 
 
@@ -85,7 +85,7 @@ class Members:
 
     def __init__(self, group: Group) -> None:
         self.group = group  # for operations that all ranks call in the same order
-        self.named = NamedOperations(group, stand_in)
+        self.named = NamedOperations(group, neutral_contribution)
         self.rank = group.rank
         self.size = group.size
         self.in_flight: set[str] = set()
@@ -122,10 +122,10 @@ class _Sets:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.own_rank = world.identity.rank
+        self.own_rank = world.membership.rank
         self.is_dynamic = False
         self.members: dict[int, Members] = {0: Members(world.group)}
-        self.ranks: dict[int, tuple[int, ...]] = {0: tuple(range(world.identity.size))}
+        self.ranks: dict[int, tuple[int, ...]] = {0: tuple(range(world.membership.size))}
         self.objects: dict[int, list[ProcessSet]] = {0: [global_process_set]}
         global_process_set.ranks = list(self.ranks[0])
 
@@ -199,18 +199,6 @@ class _Sets:
                     each.process_set_id = None
 
 
-class _Now:
-    """The process sets of the membership that this process has now."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.sets: _Sets | None = None
-        self.was_initialized = False
-
-
-_now = _Now()
-
-
 def open_sets(process_sets: Iterable[ProcessSet], *, is_dynamic: bool) -> None:
     """Make the process sets of a job that has just been joined; every rank does.
 
@@ -246,9 +234,7 @@ def know_sets(process_sets: Iterable[ProcessSet]) -> None:
 
 def close_sets() -> None:
     """Forget the process sets, before the job is left."""
-    with _now.lock:
-        sets, _now.sets = _now.sets, None
-        _now.was_initialized = _now.was_initialized or sets is not None
+    sets = current().belongings.take(_Sets) if is_initialized() else None
     if sets is not None:
         sets.close()
 
@@ -296,13 +282,15 @@ def _dynamic(what: str) -> _Sets:
     return sets
 
 
-def members_of(process_set: ProcessSet) -> Members:
-    """Return the members of `process_set`, of which this rank is one.
+def members_of(process_set: ProcessSet | Members) -> Members:
+    """Return the members of `process_set`, of which this rank is one; or itself, of a group that is no set.
 
     Raises:
         ArgumentError: this rank is not in it, or it is no set (any more).
         NotInitializedError: before `init`, or after `shutdown`.
     """
+    if isinstance(process_set, Members):
+        return process_set
     sets = _sets_now()
     try:
         return sets.members[process_set.process_set_id]  # type: ignore[index] # None is none of them
@@ -359,15 +347,10 @@ def world_now() -> World:
     try:
         return current()
     except StateError as error:
-        raise not_initialized(error, was_before=_now.was_initialized) from error
+        raise not_initialized(error, was_before=was_left()) from error
 
 
 def _sets_now() -> _Sets:
     """Return the sets of the job that this process is in; those of all ranks alone where `multiring.init` joined it."""
-    sets, world = _now.sets, world_now()
-    if sets is None or sets.world is not world:
-        with _now.lock:
-            sets = _now.sets
-            if sets is None or sets.world is not world:
-                sets = _now.sets = _Sets(world)
-    return sets
+    world = world_now()
+    return world.belongings.made(_Sets, lambda: _Sets(world))

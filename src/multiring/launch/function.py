@@ -19,7 +19,7 @@ from typing import IO, Any, TextIO, cast
 
 from multiring.errors import ArgumentError, LaunchError
 from multiring.launch.job import JobOptions
-from multiring.launch.parcels import Failure, Outcome, Parcel, Returned
+from multiring.launch.pickled_call import CallFolder, Failure, Outcome, Returned
 from multiring.settings import inherited_environment
 
 _READ_BYTES = 1 << 16
@@ -82,8 +82,8 @@ def run_function(
     if not isinstance(count, int) or count < 1:
         raise ArgumentError(f"ranks={ranks!r}: want an integer, at least 1")
     with tempfile.TemporaryDirectory(prefix="multiring-run-") as folder:
-        parcel = Parcel(Path(folder))
-        parcel.send(function, tuple(args), dict(kwargs))
+        call = CallFolder(Path(folder))
+        call.send(function, tuple(args), dict(kwargs))
         told = {
             "ranks": ranks,
             "python": options.python,
@@ -93,7 +93,7 @@ def run_function(
         }
         (Path(folder) / _TOLD).write_text(json.dumps(told), encoding="utf-8")
         code = _launched(Path(folder) / _TOLD, options.job.variables)
-        return _results(code, parcel.outcomes(ranks), options.failed)
+        return _results(code, call.outcomes(ranks), options.failed)
 
 
 def _launched(told: Path, variables: Mapping[str, str]) -> int:

@@ -22,7 +22,7 @@ from typing import IO, BinaryIO, cast
 
 from multiring.errors import ArgumentError, LaunchError, PeerLostError, RendezvousError, StateError, UnsupportedError
 from multiring.launch.cores import thread_variables
-from multiring.launch.horovod import without_place
+from multiring.launch.horovod import without_position
 from multiring.launch.leftovers import signal_group
 from multiring.launch.memory_limit import group_here, killed_for_memory, limit_bytes
 from multiring.launch.output import LineTagger, Outlet, RankStream
@@ -83,7 +83,7 @@ def check_command(program: str, environment: Mapping[str, str]) -> None:
 
 def environment_of_process(environment: Mapping[str, str], threads: int, **settings: object) -> dict[str, str]:
     """Return `environment` for a process that computes with `threads` and reads `settings`, given by field name."""
-    made = {"PYTHONUNBUFFERED": "1", **without_place(environment), **thread_variables(environment, threads)}
+    made = {"PYTHONUNBUFFERED": "1", **without_position(environment), **thread_variables(environment, threads)}
     for name in environment_of(secret_file=""):
         made.pop(name, None)  # an outer job's; this one's secret is given in full
     return made | environment_of(**settings)

@@ -15,6 +15,7 @@ from multiring.frontend.process_sets import ProcessSet, global_process_set
 from multiring.gradients.compression_state import KEY
 from multiring.torch.collectives.allgather import allgather
 from multiring.torch.interop import bytes_of, dtype_name, dtype_of, in_one_piece
+from multiring.torch.large_batch.stages import KEY as STAGES
 
 
 def gather(outputs: Any, process_set: ProcessSet = global_process_set) -> Any:
@@ -83,6 +84,8 @@ class _Torch(saving.Framework):
         return {**state, KEY: {"queries": carried["queries"]}}, own
 
     def joined(self, value: Any, shared: Any, own: Any) -> Any:
+        if isinstance(value, torch.optim.Optimizer):
+            _require_own_options(value, shared)
         if own is None:
             return shared
         return {**shared, **(own if isinstance(value, nn.Module) else {KEY: {**shared[KEY], **own}})}
@@ -93,6 +96,26 @@ class _Torch(saving.Framework):
     def set_random_state(self, state: Mapping[str, Any]) -> None:
         super().set_random_state(state)
         torch.set_rng_state(state["torch"])
+
+
+def _require_own_options(optimizer: torch.optim.Optimizer, state: Any) -> None:
+    """Raise ArgumentError where `state` is of another kind of optimizer: torch would take it, and fail in a step."""
+    groups = state.get("param_groups") if isinstance(state, Mapping) else None
+    if not groups or not optimizer.param_groups:
+        return
+    found, wanted = set(groups[0]), set(optimizer.param_groups[0])
+    # Versions of torch add an option now and then; another optimizer's differ both ways.
+    if found - wanted and wanted - found:
+        raise ArgumentError(
+            f"load: the checkpoint is another optimizer's: it has {', '.join(sorted(found - wanted))}, and "
+            f"{type(optimizer).__name__} has {', '.join(sorted(wanted - found))}"
+        )
+    stages = state.get(STAGES)
+    if stages and "_multiring_stages" not in vars(optimizer):
+        raise ArgumentError(
+            f"load: the checkpoint's optimizer has stages ({', '.join(stages)}), and this one has none; attach them "
+            "first, as by gradient_lag or mixed_precision"
+        )
 
 
 def save(path: str | os.PathLike[str], *unnamed: Any, own: Any = None, randomness: bool = True, **parts: Any) -> None:

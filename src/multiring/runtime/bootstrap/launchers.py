@@ -52,9 +52,9 @@ class Identity:
     listener: socket.socket | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _check_place(self.source, "rank", self.rank, self.size)
+        _check_rendezvous_point(self.source, "rank", self.rank, self.size)
         if self.local_rank is not None and self.local_size is not None:
-            _check_place(self.source, "local rank", self.local_rank, self.local_size)
+            _check_rendezvous_point(self.source, "local rank", self.local_rank, self.local_size)
 
 
 def identify(settings: Settings, foreign: Mapping[str, str]) -> Identity:
@@ -102,7 +102,7 @@ def _from_settings(settings: Settings) -> Identity:
     if settings.size == 1 and settings.rendezvous is None:
         rendezvous, secret = "", b""
     else:
-        rendezvous, secret = _meeting_place(settings, "MULTIRING_RANK", one_host=None)
+        rendezvous, secret = _rendezvous_point(settings, "MULTIRING_RANK", one_host=None)
     return Identity(
         rank=settings.rank,
         size=settings.size,
@@ -122,7 +122,7 @@ def _from_torchrun(settings: Settings, foreign: Mapping[str, str]) -> Identity:
     # The port tells jobs with one run id (torchrun's default is "none") apart, the count a restarted job's lives.
     parts = ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
     job = settings.job or "-".join(["torchrun", *(foreign[name] for name in parts if name in foreign)])
-    rendezvous, secret = _meeting_place(settings, "torchrun", job if local_size == size else None)
+    rendezvous, secret = _rendezvous_point(settings, "torchrun", job if local_size == size else None)
     return Identity(
         rank=rank,
         size=size,
@@ -163,7 +163,7 @@ def _from_srun(settings: Settings, foreign: Mapping[str, str]) -> Identity:
     size = _number(foreign, "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in foreign else "SLURM_NTASKS")
     hosts = _number(foreign, "SLURM_STEP_NUM_NODES" if "SLURM_STEP_NUM_NODES" in foreign else "SLURM_NNODES")
     job = settings.job or f"srun-{foreign.get('SLURM_JOB_ID', '')}-{foreign['SLURM_STEP_ID']}"
-    rendezvous, secret = _meeting_place(settings, "srun", job if hosts == 1 else None)
+    rendezvous, secret = _rendezvous_point(settings, "srun", job if hosts == 1 else None)
     return Identity(
         rank=_number(foreign, "SLURM_PROCID"),
         size=size,
@@ -184,7 +184,7 @@ def _from_mpi(settings: Settings, foreign: Mapping[str, str]) -> Identity:
         return _alone("mpi")
     if rank is not None and size is not None and settings.rendezvous is not None and _secret(settings) is not None:
         # All that ranks need to meet is said already (`multiring run --hosts` does so): no MPI has to be there.
-        rendezvous, secret = _meeting_place(settings, "mpiexec", one_host=None)
+        rendezvous, secret = _rendezvous_point(settings, "mpiexec", one_host=None)
         return Identity(
             rank=rank,
             size=size,
@@ -202,7 +202,7 @@ def _from_mpi(settings: Settings, foreign: Mapping[str, str]) -> Identity:
     try:
         here = host_id()
         is_one_host = bool(words.allreduce(here == words.bcast(here, root=0), op=mpi.LAND))
-        place = choose_place(settings, "mpi", is_one_host=is_one_host) if world.Get_rank() == 0 else None
+        place = choose_rendezvous_point(settings, "mpi", is_one_host=is_one_host) if world.Get_rank() == 0 else None
         told = words.bcast(place.told if place else None, root=0)
     finally:
         words.Free()
@@ -222,14 +222,14 @@ def _from_mpi(settings: Settings, foreign: Mapping[str, str]) -> Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RendezvousPoint:
     """Where rank 0 listens: what it tells the others, with "error" in it where it cannot, and the socket."""
 
     told: dict[str, str]
     listener: socket.socket | None = None
 
 
-def choose_place(settings: Settings, source: str, *, is_one_host: bool) -> Place:
+def choose_rendezvous_point(settings: Settings, source: str, *, is_one_host: bool) -> RendezvousPoint:
     """Return where rank 0 listens from now on; never raises, or those who are told would wait for ever.
 
     Args:
@@ -251,8 +251,8 @@ def choose_place(settings: Settings, source: str, *, is_one_host: bool) -> Place
             listener = _listen_in_range(host, settings.ports)
             address = TcpAddress(host, listener.getsockname()[1])
     except (MultiringError, OSError) as error:
-        return Place({"error": str(error)})
-    return Place({"rendezvous": str(address), "secret": secret.hex(), "job": job}, listener)
+        return RendezvousPoint({"error": str(error)})
+    return RendezvousPoint({"rendezvous": str(address), "secret": secret.hex(), "job": job}, listener)
 
 
 def _listen_in_range(host: str, ports: tuple[int, int] | None) -> socket.socket:
@@ -271,7 +271,7 @@ def _listen_in_range(host: str, ports: tuple[int, int] | None) -> socket.socket:
     raise OSError(f"no port of {first}-{last} is free at {host}: {refusal}")
 
 
-def _meeting_place(settings: Settings, source: str, one_host: str | None) -> tuple[str, bytes]:
+def _rendezvous_point(settings: Settings, source: str, one_host: str | None) -> tuple[str, bytes]:
     """Return the rendezvous address and the secret; `one_host` is the job's name where all ranks share a host."""
     secret = _secret(settings)
     if settings.rendezvous is not None:
@@ -308,7 +308,7 @@ def _secret(settings: Settings) -> bytes | None:
     return secret
 
 
-def _check_place(source: str, what: str, rank: int, size: int) -> None:
+def _check_rendezvous_point(source: str, what: str, rank: int, size: int) -> None:
     if not 0 <= rank < size:
         raise ArgumentError(f"{source}: {what} {rank} of {size}, want 0 to {size - 1}")
 
