@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.frameworks.scripts import Start, run_script
 from tests.wire.ranks import Process
 
-from multiring.launch.horovod import horovod_environment, places_on
+from multiring.launch.horovod import horovod_environment, positions_on
 
 SCRIPT = Path(__file__).with_name("horovod_signatures.py")
 TABLE = Path(__file__).with_name("horovod_signatures.json")
@@ -57,7 +57,7 @@ ABSENT = {
 
 
 def test_signatures_are_horovods_but_for_listed_additions() -> None:
-    (place,) = places_on([("localhost", 1)])
+    (place,) = positions_on([("localhost", 1)])
     start = Start(environments=(horovod_environment({}, place),))
     ((code, told),) = run_script(SCRIPT, 1, "compare", process=Process(nursery="tf", beforehand=LOADED), start=start)
     assert code == 0, told
