@@ -80,7 +80,7 @@ def allgather_object(
 def _broadcast(members: Members, array: Array, root_rank: int, name: str) -> Array:
     """Overwrite a flat `array` with that of `root_rank`, as ranks are numbered in the whole job, and return it."""
     root = world_rank_in(members, root_rank)
-    terms = plain_signature(BROADCAST, array.dtype.name, array.shape, ((ROOT, str(root_rank)),))
+    signature = plain_signature(BROADCAST, array.dtype.name, array.shape, ((ROOT, str(root_rank)),))
 
     def start(group: Group, label: str) -> Handle:
         return group.broadcast_async(array, root, label=label)
@@ -88,7 +88,7 @@ def _broadcast(members: Members, array: Array, root_rank: int, name: str) -> Arr
     def finish(_: Any) -> Array:
         return array
 
-    found: Array = submit(members, name, terms, start, finish).wait()
+    found: Array = submit(members, name, signature, start, finish).wait()
     return found
 
 

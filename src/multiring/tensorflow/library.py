@@ -75,4 +75,4 @@ def _loaded() -> tuple[Path, Any]:
 
 
 def _wanted() -> str:
-    return f"want TensorFlow {OLDEST} or newer (pip install 'multiring[tensorflow]')"
+    return f"want TensorFlow {OLDEST} or newer (pip install tensorflow-cpu)"
