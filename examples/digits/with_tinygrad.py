@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from digits_task import MOMENTUM, RATE, main  # type: ignore[import-not-found] # beside this file
-from tinygrad import Context, Tensor, TinyJit, nn
+from tinygrad import Context, Tensor, nn
 
 from multiring.frontend import lifecycle
 
@@ -21,26 +21,19 @@ class Model:
         self._weights = {name: Tensor(value).realize() for name, value in weights.items()}
         plain = nn.optim.SGD(list(self._weights.values()), lr=RATE, momentum=MOMENTUM)
         self._optimizer = tm.distribute(plain)
-        self._compiled = TinyJit(self._made)
 
     def _scores(self, images: Tensor) -> Tensor:
         held = self._weights
         return (images @ held["a"] + held["b"]).relu() @ held["c"] + held["d"]
 
-    def _made(self, images: Tensor, labels: Tensor) -> Any:
-        loss = self._scores(images).sparse_categorical_crossentropy(labels)
-        found = (loss, *loss.gradient(*self._weights.values()))
-        Tensor.realize(*found)
-        return found
-
     def step(self, images: Any, labels: Any) -> float:
         """See digits_task.Model."""
         with Context(TRAINING=1):
-            loss, *gradients = self._compiled(Tensor(images).realize(), Tensor(labels).realize())
-            for each, gradient in zip(self._weights.values(), gradients, strict=True):
-                each.grad = gradient
+            self._optimizer.zero_grad()
+            loss = self._scores(Tensor(images)).sparse_categorical_crossentropy(Tensor(labels)).backward()
+            found = float(loss.item())
             self._optimizer.step()
-        return float(loss.item())
+        return found
 
     def scores(self, images: Any) -> Any:
         """See digits_task.Model."""
