@@ -18,6 +18,7 @@ ADDED = {
     "horovod.common.elastic.State.__init__": ["gather_object"],
     "horovod.common.elastic.run_fn": ["failures"],
     "horovod.tensorflow._DistributedAdasumOptimizer.get_slot_names": ["args", "kwargs"],
+    "horovod.tensorflow.keras.allreduce": ["process_set"],
     "horovod.tensorflow.keras.callbacks.BestModelCheckpoint.__init__": ["filepath"],
     "horovod.tensorflow.mpi_ops.join": ["device"],
     "horovod.tensorflow.sync_batch_norm.SyncBatchNormalization.__init__": ["process_set"],
