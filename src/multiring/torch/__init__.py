@@ -114,8 +114,8 @@ from multiring.torch.optimizer.optimizer import gradient_bytes as gradient_bytes
 from multiring.torch.optimizer.parameters import broadcast_parameters as broadcast_parameters
 from multiring.torch.optimizer.state import broadcast_optimizer_state as broadcast_optimizer_state
 from multiring.torch.parallelizing.parallelize import parallelize as parallelize
-from multiring.torch.training_report import measured_peak as measured_peak
-from multiring.torch.training_report import training_report as training_report
+from multiring.torch.share_of_peak import measured_peak as measured_peak
+from multiring.torch.share_of_peak import training_report as training_report
 
 __all__ = [
     "LAMB",
