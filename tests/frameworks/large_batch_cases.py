@@ -87,7 +87,7 @@ def scale_of(optimizer: torch.optim.Optimizer) -> float:
     """Return the loss scale of an optimizer of the table."""
     stage = vars(optimizer).get("_multiring_stages")
     found = None if stage is None else stage.find("unscale")
-    return 1.0 if found is None else float(found.scale)
+    return 1.0 if found is None else float(found.whole.scale)
 
 
 def trained(name: str, rank: int, ranks: int, *, passes: int = 1, steps: int = 20) -> list[Tensor]:

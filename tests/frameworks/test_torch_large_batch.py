@@ -473,6 +473,22 @@ def test_a_loss_scale_gives_up() -> None:
     assert precision.skipped == 2
 
 
+def test_two_optimizers_leave_out_a_step_together() -> None:
+    first, second = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
+    optimizers = [torch.optim.SGD([first], 1.0), torch.optim.SGD([second], 1.0)]
+    precision = mt.mixed_precision(optimizers, "fp16", scale=LossScale(scale=4.0))
+    seen = []
+    for factor in (1.0, math.inf, 2.0):
+        for each in optimizers:
+            each.zero_grad()
+        precision.backward((first + second * factor).sum())  # the second one's gradient alone overflows
+        for each in optimizers:
+            each.step()
+        seen.append((-first[0].item(), -second[0].item(), precision.scale))
+    assert seen == [(1.0, 1.0, 4.0), (1.0, 1.0, 2.0), (2.0, 3.0, 2.0)]
+    assert (precision.steps, precision.skipped) == (3, 1)
+
+
 def test_mixed_precision_refuses() -> None:
     with pytest.raises(ArgumentError, match="want float32 weights"):
         mt.mixed_precision(torch.optim.SGD([nn.Parameter(torch.zeros(2).half())], 0.1))
