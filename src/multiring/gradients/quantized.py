@@ -47,11 +47,11 @@ class Coded:
 
     @property
     def sent_bytes(self) -> int:
-        """As in Reduction."""
+        """How much one reduction gives to collectives, as it travels between hosts."""
         return encoded_bytes(wire_of(self._wire), self.memory.size) + int(self.flags.nbytes)
 
     def start(self) -> Callable[[], object]:
-        """As in Reduction."""
+        """Start to reduce; return what waits until `places` and `flags` are those of all ranks, or raises."""
         # An infinity makes all of its block NaN, also where no gradient lies; nobody else would take that out again.
         for gap in self._gaps:
             self.memory[gap] = 0.0
@@ -84,10 +84,10 @@ class Coded:
             self._owed_places[member][...] = residual
 
     def state(self, member: int) -> CompressionState:
-        """As in Reduction."""
+        """Return a copy of what is carried on for `member`; not while a reduction is going on."""
         return CompressionState(residual=self._owed_places[member].copy("K") if self._owed_places else None)
 
     def load_state(self, member: int, state: CompressionState) -> None:
-        """As in Reduction."""
+        """Carry `state` on, as far as this reduction has use for it, in place of its own; of fitting shapes."""
         if self._owed_places and state.residual is not None:
             self._owed_places[member][...] = state.residual

@@ -42,6 +42,8 @@ from multiring.frontend.lifecycle import rank as rank
 from multiring.frontend.lifecycle import rocm_built as rocm_built
 from multiring.frontend.lifecycle import shutdown as shutdown
 from multiring.frontend.lifecycle import size as size
+from multiring.frontend.metrics_hook import MetricsHook as MetricsHook
+from multiring.frontend.metrics_hook import metrics_hook as metrics_hook
 from multiring.frontend.object_collectives import allgather_object as allgather_object
 from multiring.frontend.object_collectives import broadcast_object as broadcast_object
 from multiring.frontend.process_sets import ProcessSet as ProcessSet
@@ -94,6 +96,8 @@ from multiring.torch.ddp.comm_hook import BucketSharing as BucketSharing
 from multiring.torch.ddp.comm_hook import share_bucket as share_bucket
 from multiring.torch.distributing import DistributedLoader as DistributedLoader
 from multiring.torch.distributing import distribute as distribute
+from multiring.torch.feeding import DataLoader as DataLoader
+from multiring.torch.feeding import IterableDataset as IterableDataset
 from multiring.torch.large_batch.after_step import adascale as adascale
 from multiring.torch.large_batch.after_step import clip_gradients as clip_gradients
 from multiring.torch.large_batch.after_step import moving_average as moving_average
@@ -125,10 +129,13 @@ __all__ = [
     "Average",
     "BucketSharing",
     "Compression",
+    "DataLoader",
     "DistributedLoader",
     "DistributedOptimizer",
     "HorovodInternalError",
+    "IterableDataset",
     "Max",
+    "MetricsHook",
     "Min",
     "Muon",
     "PowerSGD",
@@ -191,6 +198,7 @@ __all__ = [
     "log_by_rank",
     "mean",
     "measured_peak",
+    "metrics_hook",
     "mixed_precision",
     "monitored_barrier",
     "moving_average",
@@ -222,3 +230,8 @@ __all__ = [
     "synchronize",
     "training_report",
 ]
+
+
+def __dir__() -> list[str]:
+    """Return the interface, without what it is made of."""
+    return __all__

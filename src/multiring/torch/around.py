@@ -118,7 +118,7 @@ def _require_own_options(optimizer: torch.optim.Optimizer, state: Any) -> None:
         )
 
 
-def save(path: str | os.PathLike[str], *, own: Any = None, randomness: bool = True, **parts: Any) -> None:
+def save(path: str | os.PathLike[str], *unnamed: Any, own: Any = None, randomness: bool = True, **parts: Any) -> None:
     """Save models, optimizers, schedulers and plain values to the folder `path`, in place of what is there.
 
     Every rank calls it, and the checkpoint is complete when it returns; what was there before stays until then. Rank 0
@@ -132,6 +132,7 @@ def save(path: str | os.PathLike[str], *, own: Any = None, randomness: bool = Tr
         path: the same on all ranks; on a file system that they share, or on each host's own.
         own: a plain value of this rank's own.
         randomness: whether the states of the generators of random numbers are saved.
+        unnamed: nothing; whatever is there is refused, with how it is meant.
         parts: objects with state_dict and load_state_dict, or numbers, strings, tensors, and dicts and lists of those.
 
     Raises:
@@ -140,10 +141,11 @@ def save(path: str | os.PathLike[str], *, own: Any = None, randomness: bool = Tr
         OSError: this rank could not write.
         UnsupportedError: safetensors is not installed.
     """
+    _refuse_unnamed("save", path, unnamed)
     saving.save(path, _Torch(), parts, own=own, randomness=randomness)
 
 
-def load(path: str | os.PathLike[str], *, randomness: bool = True, **parts: Any) -> dict[str, Any]:
+def load(path: str | os.PathLike[str], *unnamed: Any, randomness: bool = True, **parts: Any) -> dict[str, Any]:
     """Load the last complete checkpoint of `path` into these models, optimizers and so on; return the other values.
 
     Every rank calls it; on any number of ranks. Nothing is unpickled.
@@ -153,6 +155,7 @@ def load(path: str | os.PathLike[str], *, randomness: bool = True, **parts: Any)
     Args:
         path: what `save` was given.
         randomness: whether the generators of random numbers go on from where they were, where there are as many ranks.
+        unnamed: nothing; whatever is there is refused, with how it is meant.
         parts: what to load into, by the names under which it was saved.
 
     Returns:
@@ -165,4 +168,12 @@ def load(path: str | os.PathLike[str], *, randomness: bool = True, **parts: Any)
         MismatchError: on the other ranks: one could not load.
         UnsupportedError: safetensors is not installed.
     """
+    _refuse_unnamed("load", path, unnamed)
     return saving.load(path, _Torch(), parts, randomness=randomness)
+
+
+def _refuse_unnamed(what: str, path: Any, unnamed: tuple[Any, ...]) -> None:
+    """Raise ArgumentError where something came without a name, or no path did, as in torch.save."""
+    if unnamed or not isinstance(path, str | os.PathLike):
+        order = "" if isinstance(path, str | os.PathLike) else f"; the path comes first, not a {type(path).__name__}"
+        raise ArgumentError(f'mt.{what}: want a path, and parts by name: mt.{what}("run/last", model=model){order}')

@@ -32,6 +32,7 @@ class GradientLag:
         """Apply the gradient that waits, where there is one; nothing waits then. Every rank calls it, at the end."""
         if not self.is_pending:
             return
+        self._optimizer.zero_grad()  # what is there was made into what waits; it is not to be reduced again
         self._is_flushing = True
         try:
             self._optimizer.step()
