@@ -107,6 +107,7 @@ from multiring.torch.large_batch.lamb import LAMB as LAMB
 from multiring.torch.large_batch.larc import LARC as LARC
 from multiring.torch.large_batch.lars import LARS as LARS
 from multiring.torch.large_batch.muon import Muon as Muon
+from multiring.torch.large_batch.muon import NewtonSchulz as NewtonSchulz
 from multiring.torch.large_batch.noise import noise_scale as noise_scale
 from multiring.torch.large_batch.parameter_groups import parameter_groups as parameter_groups
 from multiring.torch.large_batch.precision import mixed_precision as mixed_precision
@@ -138,6 +139,7 @@ __all__ = [
     "MetricsHook",
     "Min",
     "Muon",
+    "NewtonSchulz",
     "PowerSGD",
     "ProcessSet",
     "Product",
