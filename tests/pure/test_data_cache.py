@@ -3,6 +3,7 @@
 import errno
 import os
 import pickle
+import secrets
 import subprocess
 import sys
 import threading
@@ -19,7 +20,6 @@ from tests.pure.data_sets import COUNT, npy_files, packed
 
 from multiring.cli import main
 from multiring.data import Dataset, Loader, cached
-from multiring.data.caching import blocks as blocks_module
 from multiring.data.caching.blocks import BlockCache, clean
 from multiring.data.caching.filesystem import CachingFileSystem
 from multiring.data.caching.storage import CachedStorage
@@ -133,7 +133,7 @@ def test_a_disk_that_fails_is_told_and_training_goes_on(
         raise OSError(code, os.strerror(code))
 
     if what == "write":
-        monkeypatch.setattr(blocks_module.secrets, "token_hex", lambda _: "x")
+        monkeypatch.setattr(secrets, "token_hex", lambda _: "x")
         kept = Path.open
 
         def opening(path: Path, *rest: Any, **named: Any) -> Any:

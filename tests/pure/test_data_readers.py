@@ -29,7 +29,7 @@ def test_every_format_gives_the_samples_that_it_holds(kind: str, tmp_path: Path)
     assert len(data) == COUNT
     assert sum(each.samples for each in data.shards) == COUNT
     for number, record in enumerate(data):
-        found = next((record[each] for each in ("array", "npy") if each in record), None)
+        found: Any = next((record[each] for each in ("array", "npy") if each in record), None)
         if kind == "imagefolder":
             number = int(Path(record["name"]).stem)  # noqa: PLW2901 -- by class, then by number
             assert record["label"] == number % 2

@@ -215,7 +215,7 @@ class Mixture:
         self, datasets: Sequence[Dataset], weights: Sequence[float], *, seed: int = 0, length: int | None = None
     ) -> None:
         self._datasets = tuple(datasets)
-        self.order = MixtureOrder([each.order for each in datasets], weights, seed, length)
+        self.order: Order = MixtureOrder([each.order for each in datasets], weights, seed, length)
         self.seed = seed
         self._firsts = np.concatenate([[0], np.cumsum([len(each) for each in datasets])])
         told = [f"{each.digest}:{weight!r}" for each, weight in zip(datasets, weights, strict=True)]

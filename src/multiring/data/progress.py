@@ -17,6 +17,7 @@ from multiring.data.shares import Share
 from multiring.errors import ArgumentError
 
 FORMAT = 1
+_BLOCK = 8192  # samples that are looked up at once
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,16 +94,21 @@ def steps(order: Order, batch: int, *, epoch: int = 0, begin: int = 0, rank: int
         raise ArgumentError(
             f"batch {batch}, rank {rank} of {ranks}, epoch {epoch} from {begin}: want 1 or more, a rank"
         )
+    own = len(range(rank, batch, ranks))  # of a whole batch
     # Orders are cheap by the block: so many steps of this rank at a time.
-    together = max(1, 8192 * ranks // batch)
-    while begin < order.length:
-        edges = [*range(begin, min(order.length, begin + together * batch), batch)]
-        ends = [min(order.length, edge + batch) for edge in edges]
-        places = [np.arange(first + rank, last, ranks) for first, last in zip(edges, ends, strict=True)]
-        samples = order.samples(epoch, np.concatenate(places))
-        cuts = np.cumsum([len(each) for each in places])[:-1]
-        for first, last, own, found in zip(edges, ends, places, np.split(samples, cuts), strict=True):
-            total = last - first
-            share = Share(samples=len(own), total=total, ranks=ranks, least=total // ranks)
-            yield Step(epoch=epoch, begin=first, end=last, share=share, places=own, samples=found)
-        begin = ends[-1]
+    together = max(1, _BLOCK // max(1, own))
+    whole = Share(samples=own, total=batch, ranks=ranks, least=batch // ranks)
+    places: Numbers
+    while (count := min(together, (order.length - begin) // batch)) > 0:
+        begins = begin + batch * np.arange(count, dtype=np.int64)
+        places = begins[:, None] + np.arange(rank, batch, ranks)
+        samples = order.samples(epoch, places.reshape(-1)).reshape(places.shape)
+        for first, of_step, found in zip(begins.tolist(), places, samples, strict=True):
+            yield Step(epoch=epoch, begin=first, end=first + batch, share=whole, places=of_step, samples=found)
+        begin += count * batch
+    if begin < order.length:
+        total = order.length - begin
+        places = np.arange(begin + rank, order.length, ranks)
+        share = Share(samples=len(places), total=total, ranks=ranks, least=total // ranks)
+        found = order.samples(epoch, places)
+        yield Step(epoch=epoch, begin=begin, end=order.length, share=share, places=places, samples=found)

@@ -1,7 +1,7 @@
 """Staging by the ranks of a job: one of each host does it, and the hosts pass blocks on."""
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -20,7 +20,7 @@ _ADDRESS_BYTES = 128
 
 @contextmanager
 def exchange_of(
-    group: Group, storage: CachedStorage, tell: Tell, weights: Callable[[int], Sequence[float]] | None = None
+    group: Group, storage: CachedStorage | None, tell: Tell, weights: Sequence[float] | None = None
 ) -> Iterator[Exchange | None]:
     """Give each host's first rank its part in an exchange, the others None; every rank of `group` calls it.
 
@@ -29,13 +29,13 @@ def exchange_of(
 
     Args:
         group: the ranks.
-        storage: the pack, with the host's cache.
+        storage: the pack, with the host's cache; None on a host that takes no part.
         tell: is told of peers that fail.
-        weights: gives the hosts' shares, by how many there are; alike by default.
+        weights: the hosts' shares, in the order of their ranks; alike by default.
     """
     secret = np.frombuffer(secrets.token_bytes(32), np.uint8).copy()
     group.broadcast(secret, 0)
-    acts = local_rank() == 0
+    acts = storage is not None and local_rank() == 0
     parts: list[Exchange] = []
     server = None
 
@@ -52,9 +52,9 @@ def exchange_of(
         peers = [
             None if server and each == server.address else Peer(each, secret.tobytes(), tell) for each in addresses
         ]
-        if server:
+        if server and storage is not None:
             here = addresses.index(server.address)
-            owners = Owners([1.0] * len(addresses) if weights is None else weights(len(addresses)))
+            owners = Owners([1.0] * len(addresses) if weights is None else weights)
             exchange = Exchange(storage, owners, here, peers, tell)
             storage.fetch_by(exchange.fetch)
             parts.append(exchange)
