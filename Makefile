@@ -109,11 +109,13 @@ $(READY): .ci/setup constraints.txt pyproject.toml src/multiring/version.py
 .venv/.ready-docs: $(READY)
 	.ci/setup docs
 
-.PHONY: wheel wheel-check
+.PHONY: wheel wheel-check sdist
 wheel: $(READY)  ## A wheel for this Python, in wheelhouse/
 	.ci/wheel
 wheel-check: wheel  ## Install the wheel as an ordinary user without a compiler, and train the demo there
-	.ci/wheel-check
+	.ci/wheel-check $(PYTHONS)
+sdist: $(READY)  ## A source distribution, and a wheel built from it, in dist/
+	.ci/sdist
 
 # --- keeping house ---
 

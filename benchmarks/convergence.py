@@ -53,7 +53,7 @@ def main() -> int:
         print(f"{options.experiment}: {len(record)} runs so far, {record.seconds / 60:.1f} minutes; not complete")
         return 1
     print(text)
-    return 0
+    return int(rows.UNFINISHED in text)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from benchmarks.convergence_record import Record
+from benchmarks.convergence_record import OutOfTimeError, Record
 from benchmarks.convergence_tasks import Stream, deep_network, evaluated, network, small_resnet
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -21,6 +21,7 @@ SWEEP_SEEDS = (100, 101)
 SEEDS = tuple(range(10))
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 TESTED = 20_480
+UNFINISHED = "not complete"
 STUDENT = 2.262  # nine degrees of freedom, 95 %
 
 
@@ -113,8 +114,14 @@ def table(record: Record, rows: Sequence[Row], model_of: Callable[[int], nn.Modu
     """Return a table whose first row is what the others are compared with, seed by seed."""
     lines = ["| | batch | rate | accuracy | less than the first row, points, 95 % |", "|---|---|---|---|---|"]
     first: list[float] = []
+    missing = 0
     for row in rows:
-        rate, is_edge, found = accuracies(record, row, model_of, samples)
+        try:
+            rate, is_edge, found = accuracies(record, row, model_of, samples)
+        except OutOfTimeError:
+            missing += 1
+            lines.append(f"| {row.name} | {row.batch} | | not complete | |")
+            continue
         first = first or found
         behind = [100 * (one - other) for one, other in zip(first, found, strict=True)]
         half = STUDENT * statistics.stdev(behind) / math.sqrt(len(behind)) if row is not rows[0] else 0.0
@@ -125,6 +132,8 @@ def table(record: Record, rows: Sequence[Row], model_of: Callable[[int], nn.Modu
             f"{mean:+.2f} ({mean - half:+.2f} to {mean + half:+.2f}) |"
         )
     lines += ["", f"- {len(record)} runs of {samples:,} samples, {record.seconds / 60:.1f} minutes of one thread"]
+    if missing:
+        lines.append(f"- {UNFINISHED}: {missing} of {len(rows)} rows")
     return "\n".join(lines)
 
 

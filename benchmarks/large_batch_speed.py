@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument("what", choices=("muon", "noise", "precision"))
     parser.add_argument("--rounds", type=int, default=20)
     options = parser.parse_args()
-    mt.init()
+    mt.init(process_sets="dynamic")
     torch.set_num_threads(1)
     {"muon": muon, "noise": noise, "precision": precision}[options.what](options.rounds)
 

@@ -85,11 +85,13 @@ def main() -> int:
     options, arguments = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as name:
         begun = time.monotonic()
-        done = subprocess.run(  # noqa: S603 -- pytest
-            [*f"{sys.executable} -m pytest -p tests_cpu -n {options.workers} --dist worksteal".split(), *arguments],
-            env={**os.environ, RECORDS: name, "PYTHONPATH": str(Path(__file__).parent)},  # noqa: TID251 -- as they are
-            check=False,
-        )
+        command = f"{sys.executable} -m pytest -p tests_cpu -n {options.workers} --dist worksteal".split()
+        environment = {**os.environ, RECORDS: name, "PYTHONPATH": str(Path(__file__).parent)}  # noqa: TID251 -- as it is
+        with subprocess.Popen([*command, *arguments], env=environment) as process:  # noqa: S603 -- pytest
+            try:
+                code = process.wait()
+            except KeyboardInterrupt:  # which pytest got as well; there is an account of what it did
+                code = process.wait()
         wall_s = time.monotonic() - begun
         spent = [json.loads(line) for path in Path(name).glob("*.jsonl") for line in path.read_text().splitlines()]
         for folder in (V1 if V1.is_dir() else V2).glob(f"multiring-tests-{Path(name).name}-*"):
@@ -100,10 +102,10 @@ def main() -> int:
         total[{"room": str(Path(file).parent), "file": file, "test": test}[options.by]] += cpu_s
     for test, cpu_s in total.most_common():
         print(f"{cpu_s:8.2f}  {test}")
-    print(f"{sum(total.values()):8.2f}  in all; {wall_s:.0f} s; pytest's exit code {done.returncode}")
+    print(f"{sum(total.values()):8.2f}  in all; {wall_s:.0f} s; pytest's exit code {code}")
     if options.json:
         options.json.write_text(json.dumps(spent, indent=0))
-    return done.returncode
+    return code
 
 
 if __name__ == "__main__":

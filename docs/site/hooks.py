@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-# Of each, what stands in `__all__`; of errors, every class.
+# Of each, what stands in `__all__`, or else its classes, and what it hands on by `import x as x`.
 MODULES = {
     "multiring": "Ranks and groups",
     "multiring.torch": "PyTorch",
@@ -14,6 +14,9 @@ MODULES = {
     "multiring.tensorflow": "TensorFlow",
     "multiring.keras": "Keras",
     "multiring.jax": "JAX",
+    "multiring.caffe": "Caffe",
+    "multiring.data": "Data sets",
+    "multiring.optim": "Optimizers' formulas",
     "multiring.errors": "Errors",
 }
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./(?:\.\./)*(?!\w+\.md)[^)]*\)")
@@ -27,7 +30,10 @@ def public_names(module: str) -> list[str]:
     for node in tree.body:
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
             return [name for name in ast.literal_eval(node.value) if not name.startswith("__")]
-    return [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+    made = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+    return made + [
+        each.asname for node in tree.body if isinstance(node, ast.ImportFrom) for each in node.names if each.asname
+    ]
 
 
 def reference_page(module: str) -> str:

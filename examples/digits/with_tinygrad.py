@@ -11,7 +11,7 @@ from tinygrad import Context, Tensor, nn
 from multiring.frontend import lifecycle
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import tinygrad_multiring as tm  # type: ignore[import-not-found] # noqa: E402 -- in the folder above
+import tinygrad_multiring as tm  # type: ignore[import-not-found] # in the folder above
 
 
 class Model:

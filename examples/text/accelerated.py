@@ -8,6 +8,7 @@ single.py is the script for one process; docs/four_ways.md counts the lines that
 import argparse
 import random
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -23,7 +24,7 @@ VOCABULARY = {word: number for number, word in enumerate(sorted({"the", "and", "
 LENGTH, BATCH, ACCUMULATED = 15, 24, 2
 
 
-def sentences(count: int, seed: int) -> list[tuple[Tensor, int]]:
+def sentences(count: int, seed: int) -> Any:
     """Return sentences as numbers of words, each with the topic that it has more words of."""
     draw = random.Random(seed)  # noqa: S311 -- the same everywhere
     words = [draw.choices(list(VOCABULARY), k=LENGTH) for _ in range(count)]
@@ -77,12 +78,12 @@ def main() -> None:
     model = Classifier().to(getattr(torch, options.dtype))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     order = torch.Generator()
-    loader = DataLoader(train, BATCH, sampler=RandomSampler(train, generator=order))
+    loader: Any = DataLoader(train, BATCH, sampler=RandomSampler(train, generator=order))
     steps = options.epochs * -(-len(loader) // ACCUMULATED)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
     tests = accelerator.prepare(DataLoader(held_back, BATCH))
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
-    parts = {"model": accelerator.unwrap_model(model), "optimizer": optimizer, "scheduler": scheduler}
+    parts: dict[str, Any] = {"model": accelerator.unwrap_model(model), "optimizer": optimizer, "scheduler": scheduler}
     first = 0
     if options.resume:
         saved = torch.load(options.checkpoint)

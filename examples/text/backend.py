@@ -9,6 +9,7 @@ import argparse
 import random
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,7 +26,7 @@ VOCABULARY = {word: number for number, word in enumerate(sorted({"the", "and", "
 LENGTH, BATCH, ACCUMULATED = 15, 24, 2
 
 
-def sentences(count: int, seed: int) -> list[tuple[Tensor, int]]:
+def sentences(count: int, seed: int) -> Any:
     """Return sentences as numbers of words, each with the topic that it has more words of."""
     draw = random.Random(seed)  # noqa: S311 -- the same everywhere
     words = [draw.choices(list(VOCABULARY), k=LENGTH) for _ in range(count)]
@@ -50,7 +51,7 @@ class Classifier(nn.Module):
         return scores
 
 
-def evaluate(model: nn.Module, held_back: list[tuple[Tensor, int]]) -> float:
+def evaluate(model: nn.Module, held_back: Any) -> float:
     """Return the mean loss over all sentences that were held back."""
     with torch.no_grad():
         losses = [cross_entropy(model(x), y, reduction="sum").item() for x, y in DataLoader(held_back, BATCH)]
@@ -79,12 +80,12 @@ def main() -> None:
     train, held_back = sentences(options.sentences, seed=1), sentences(301, seed=2)
     model = Classifier().to(getattr(torch, options.dtype))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    order = DistributedSampler(train, size, rank)
-    loader = DataLoader(train, BATCH // size, sampler=order)
+    order: Any = DistributedSampler(train, size, rank)
+    loader: Any = DataLoader(train, BATCH // size, sampler=order)
     shared = DistributedDataParallel(model)
     steps = options.epochs * -(-len(loader) // ACCUMULATED)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
-    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     first = 0
     if options.resume:
         saved = torch.load(options.checkpoint)
@@ -96,7 +97,7 @@ def main() -> None:
         for number, (tokens, labels) in enumerate(loader, 1):
             is_part = number % ACCUMULATED and number < len(loader)
             with shared.no_sync() if is_part else nullcontext():
-                (cross_entropy(shared(tokens), labels) / ACCUMULATED).backward()
+                (cross_entropy(shared(tokens), labels) / ACCUMULATED).backward()  # type: ignore[no-untyped-call]
             if is_part:
                 continue
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)

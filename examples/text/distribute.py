@@ -8,6 +8,7 @@ single.py is the script for one process; docs/four_ways.md counts the lines that
 import argparse
 import random
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ VOCABULARY = {word: number for number, word in enumerate(sorted({"the", "and", "
 LENGTH, BATCH, ACCUMULATED = 15, 24, 2
 
 
-def sentences(count: int, seed: int) -> list[tuple[Tensor, int]]:
+def sentences(count: int, seed: int) -> Any:
     """Return sentences as numbers of words, each with the topic that it has more words of."""
     draw = random.Random(seed)  # noqa: S311 -- the same everywhere
     words = [draw.choices(list(VOCABULARY), k=LENGTH) for _ in range(count)]
@@ -49,7 +50,7 @@ class Classifier(nn.Module):
         return scores
 
 
-def evaluate(model: nn.Module, held_back: list[tuple[Tensor, int]]) -> float:
+def evaluate(model: nn.Module, held_back: Any) -> float:
     """Return the mean loss over all sentences that were held back."""
     with torch.no_grad():
         losses = [cross_entropy(model(x), y, reduction="sum").item() for x, y in DataLoader(held_back, BATCH)]
@@ -77,12 +78,12 @@ def main() -> None:
     model = Classifier().to(getattr(torch, options.dtype))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     order = torch.Generator()
-    loader = DataLoader(train, BATCH, sampler=RandomSampler(train, generator=order))
+    loader: Any = DataLoader(train, BATCH, sampler=RandomSampler(train, generator=order))
     model, optimizer, loader = mt.distribute(model, optimizer, loader)
     mt.accumulate(optimizer, ACCUMULATED)
     steps = options.epochs * -(-len(loader) // ACCUMULATED)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
-    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     first = 0
     if options.resume:
         saved = torch.load(options.checkpoint)
@@ -92,7 +93,7 @@ def main() -> None:
     for epoch in range(first, options.until or options.epochs):
         order.manual_seed(epoch)
         for number, (tokens, labels) in enumerate(loader, 1):
-            (cross_entropy(model(tokens), labels) / ACCUMULATED).backward()
+            (cross_entropy(model(tokens), labels) / ACCUMULATED).backward()  # type: ignore[no-untyped-call]
             if number % ACCUMULATED and number < len(loader):
                 continue
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)

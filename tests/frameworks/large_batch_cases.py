@@ -25,7 +25,7 @@ def _sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
 
 def _muon(model: nn.Module) -> Trained:
     first, second = mt.parameter_groups(model)
-    matrices = mt.Muon(first["params"], 0.02, precision=torch.float64)
+    matrices = mt.Muon(first["params"], 0.02, iteration=mt.NewtonSchulz(precision=torch.float64))
     return [matrices, torch.optim.AdamW(second["params"], 0.01)]
 
 
@@ -62,13 +62,14 @@ def _average(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
 
 CASES: dict[str, Make] = {
     "LARS": lambda model: [mt.LARS(_groups(model), 0.5, trust_coefficient=0.1)],
-    "LARS nesterov outside": lambda model: [
-        mt.LARS(_groups(model), 0.5, trust_coefficient=0.1, nesterov=True, learning_rate="outside", denominator="sum")
+    "LARS nesterov timm": lambda model: [
+        mt.LARS(_groups(model), 0.5, trust_coefficient=0.1, nesterov=True, form="timm")
     ],
+    "LARS optax": lambda model: [mt.LARS(_groups(model), 0.5, trust_coefficient=0.1, form="optax")],
     "LAMB": lambda model: [mt.LAMB(_groups(model), 0.02)],
-    "LAMB pre-normalised": lambda model: [
-        mt.LAMB(_groups(model), 0.02, bias_correction=False, clip=1.0, limits=(0.1, 5.0), max_gradient_norm=0.5)
-    ],
+    "LAMB pre-normalised": _with(
+        lambda model: [mt.LAMB(_groups(model), 0.02, bias_correction=False, clip=1.0, limits=(0.1, 5.0))], _clip
+    ),
     "LARC clip": lambda model: [mt.LARC(_sgd(model))],
     "LARC scale": lambda model: [mt.LARC(_sgd(model), mode="scale", trust_coefficient=0.1)],
     "LARC Adam": lambda model: [mt.LARC(torch.optim.Adam(_groups(model), 0.02))],
@@ -87,7 +88,7 @@ def scale_of(optimizer: torch.optim.Optimizer) -> float:
     """Return the loss scale of an optimizer of the table."""
     stage = vars(optimizer).get("_multiring_stages")
     found = None if stage is None else stage.find("unscale")
-    return 1.0 if found is None else float(found.scale)
+    return 1.0 if found is None else float(found.whole.scale)
 
 
 def trained(name: str, rank: int, ranks: int, *, passes: int = 1, steps: int = 20) -> list[Tensor]:

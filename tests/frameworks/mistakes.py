@@ -12,10 +12,11 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import multiring
-import multiring.torch as mt
+import multiring.torch
 
 Mistake = Callable[[], object]
-WRONG: Any = None  # what a type checker would object to
+WRONG: Any = None
+mt: Any = multiring.torch  # a type checker would object to some of the mistakes
 alone: dict[str, Mistake] = {}  # in a process that has joined no job
 together: dict[str, Mistake] = {}  # on two ranks of a job, which goes on afterwards
 
@@ -106,7 +107,7 @@ def _() -> object:
 @made_by(together, "`mt.distribute(model, loader, optimizer)`: another order")
 def _() -> object:
     model = network()
-    return mt.distribute(model, loader(), sgd(model))  # type: ignore[type-var]
+    return mt.distribute(model, loader(), sgd(model))
 
 
 @made_by(together, "the optimizer made before the model that is trained")
@@ -155,13 +156,13 @@ def _() -> object:
 
 @made_by(together, "`DistributedOptimizer(model)`")
 def _() -> object:
-    return mt.DistributedOptimizer(network())  # type: ignore[type-var]
+    return mt.DistributedOptimizer(network())
 
 
 @made_by(together, "`model.parameters()` for `model.named_parameters()`")
 def _() -> object:
     model = network()
-    return mt.DistributedOptimizer(sgd(model), model.parameters())  # type: ignore[arg-type]
+    return mt.DistributedOptimizer(sgd(model), model.parameters())
 
 
 @made_by(together, "an optimizer that cannot be shared")
@@ -176,7 +177,7 @@ def _() -> object:
 
 @made_by(together, '`op="mean"`')
 def _() -> object:
-    return mt.allreduce(torch.ones(2), op="mean")  # type: ignore[arg-type]
+    return mt.allreduce(torch.ones(2), op="mean")
 
 
 @made_by(together, "`zero_grad()` between `backward()` and `step()`")
@@ -208,9 +209,9 @@ def _() -> object:
 @made_by(together, "a layer that is thawed after the optimizer was made")
 def _() -> object:
     model = network()
-    model[0].weight.requires_grad_(requires_grad=False)
+    model[0].weight.requires_grad_(False)
     optimizer = shared(model)
-    model[0].weight.requires_grad_(requires_grad=True)
+    model[0].weight.requires_grad_(True)
     backward(model)
     return optimizer.step()
 
@@ -222,7 +223,7 @@ def _() -> object:
 
 @made_by(together, "an array for a tensor")
 def _() -> object:
-    return mt.allreduce(np.ones(2))  # type: ignore[arg-type]
+    return mt.allreduce(np.ones(2))
 
 
 @made_by(together, "a tensor that is not in host memory")
@@ -237,12 +238,12 @@ def _() -> object:
 
 @made_by(together, "`broadcast_parameters(model, ...)`")
 def _() -> object:
-    return mt.broadcast_parameters(network(), root_rank=0)  # type: ignore[arg-type]
+    return mt.broadcast_parameters(network(), root_rank=0)
 
 
 @made_by(together, "`process_set=[0, 1]`")
 def _() -> object:
-    return mt.allreduce(torch.ones(2), process_set=[0, 1])  # type: ignore[arg-type]
+    return mt.allreduce(torch.ones(2), process_set=[0, 1])
 
 
 @made_by(together, "`mt.add_process_set` in a job whose sets are fixed")
@@ -257,7 +258,7 @@ def _() -> object:
 
 @made_by(together, "`mt.mean(loss)`")
 def _() -> object:
-    return mt.mean(torch.ones(1))  # type: ignore[arg-type]
+    return mt.mean(torch.ones(1))
 
 
 @made_by(together, "`mt.seed_everything(mt.rank())`")
@@ -267,7 +268,7 @@ def _() -> object:
 
 @made_by(together, "`mt.save(model.state_dict(), path)`, as torch.save has it")
 def _() -> object:
-    return mt.save(network().state_dict(), "last")  # type: ignore[arg-type]
+    return mt.save(network().state_dict(), "last")
 
 
 @made_by(together, "`mt.save` of what cannot be saved")

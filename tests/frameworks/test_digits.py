@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,13 @@ from tests.wire.ranks import Process
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits_torch.py"
 ONE_CALL = EXAMPLE.with_name("digits_distribute.py")
-TENSORFLOW, KERAS = EXAMPLE.with_name("digits_tensorflow.py"), EXAMPLE.with_name("digits_keras.py")
+# Example -> what it needs, and whose nursery its ranks are forked from, if they are.
+OTHERS = {
+    "tensorflow": ("tensorflow", "tf"),
+    "keras": ("tensorflow", ""),
+    "jax": ("jax", "jax"),
+    "flax": ("flax", "jax"),
+}
 LAST_LINE = re.compile(
     r"test accuracy (?P<accuracy>[\d.]+)%, \d+ images/s, waiting [\d.]+% of [\d.]+ s, (?P<ranks>\d+) ranks?"
 )
@@ -107,14 +114,17 @@ def test_one_call_makes_a_script_one_for_several_ranks() -> None:
     assert re.fullmatch(r"epoch 1: loss 1\.\d{6}\ntest accuracy [89]\d\.\d\d%, 1 rank\n", alone)
 
 
-@pytest.mark.parametrize("script", [TENSORFLOW, KERAS], ids=lambda path: path.stem)
-def test_other_frameworks_learn_digits(script: Path) -> None:
-    pytest.importorskip("tensorflow")
-    if script == KERAS:  # by real processes
+@pytest.mark.parametrize("framework", OTHERS)
+def test_other_frameworks_learn_digits(framework: str) -> None:
+    needs, nursery = OTHERS[framework]
+    if find_spec(needs) is None:
+        pytest.skip(f"{needs} is not installed")
+    script = EXAMPLE.with_name(f"digits_{framework}.py")
+    if nursery:
+        code, told = forked(2, "--epochs", "8", script=script, nursery=nursery)[0]
+    else:  # by real processes
         done = digits(2, "--epochs", "8", script=script)
         code, told = done.returncode, done.stdout + done.stderr
-    else:
-        code, told = forked(2, "--epochs", "8", script=script, nursery="tf")[0]
     found = re.search(r"test accuracy ([\d.]+)%, \d+ images/s, 2 ranks", told)
     assert code == 0, told
     assert found, told

@@ -12,7 +12,7 @@ from tests.frameworks.scripts import Start, run_script
 from tests.wire.mpi_ranks import mpi_start
 from tests.wire.ranks import Process
 
-from multiring.launch.horovod import horovod_environment, places_on
+from multiring.launch.horovod import horovod_environment, positions_on
 
 ROOT = Path(__file__).parents[2]
 # Threads that wait for each other on cores that others use take minutes.
@@ -33,7 +33,7 @@ def horovod(ranks: int, *command: str, **environment: str) -> subprocess.Complet
 
 def forked(ranks: int, script: Path, *arguments: str) -> list[str]:
     """Run a script, which has to succeed, by forked ranks that are told what the launcher tells; return their words."""
-    environments = tuple(horovod_environment({}, place) for place in places_on([("localhost", ranks)]))
+    environments = tuple(horovod_environment({}, place) for place in positions_on([("localhost", ranks)]))
     process = Process(nursery="torch", beforehand=("multiring.torch", "sklearn.datasets"))
     ended = run_script(script, ranks, *arguments, process=process, start=Start(environments=environments))
     assert all(code == 0 for code, _ in ended), ended

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.frameworks.scripts import Start, run_script
 from tests.wire.ranks import Process
 
-from multiring.launch.horovod import horovod_environment, places_on
+from multiring.launch.horovod import horovod_environment, positions_on
 
 SCRIPT = Path(__file__).with_name("horovod_signatures.py")
 TABLE = Path(__file__).with_name("horovod_signatures.json")
@@ -18,6 +18,7 @@ ADDED = {
     "horovod.common.elastic.State.__init__": ["gather_object"],
     "horovod.common.elastic.run_fn": ["failures"],
     "horovod.tensorflow._DistributedAdasumOptimizer.get_slot_names": ["args", "kwargs"],
+    "horovod.tensorflow.keras.allreduce": ["process_set"],
     "horovod.tensorflow.keras.callbacks.BestModelCheckpoint.__init__": ["filepath"],
     "horovod.tensorflow.mpi_ops.join": ["device"],
     "horovod.tensorflow.sync_batch_norm.SyncBatchNormalization.__init__": ["process_set"],
@@ -57,7 +58,7 @@ ABSENT = {
 
 
 def test_signatures_are_horovods_but_for_listed_additions() -> None:
-    (place,) = places_on([("localhost", 1)])
+    (place,) = positions_on([("localhost", 1)])
     start = Start(environments=(horovod_environment({}, place),))
     ((code, told),) = run_script(SCRIPT, 1, "compare", process=Process(nursery="tf", beforehand=LOADED), start=start)
     assert code == 0, told

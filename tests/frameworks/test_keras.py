@@ -38,7 +38,8 @@ def found_by(backend: str, ranks: int, folder: Path, *names: str) -> dict[str, A
         process = Process(nursery="keras", beforehand=beforehand)
         by_rank = run_ranks(found_here, ranks, str(folder), *names, process=process, deadline_s=200.0)
     assert all(each == by_rank[0] for each in by_rank), by_rank
-    return by_rank[0]
+    first: dict[str, Any] = by_rank[0]
+    return first
 
 
 @cache

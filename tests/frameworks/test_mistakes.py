@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch  # noqa: F401 -- ranks are forked from a process that has it
 from tests.frameworks import mistakes
 from tests.frameworks.plain import join
 from tests.wire.ranks import Here, run_ranks
-from torch import nn  # noqa: F401 -- ranks are forked with torch
 
 import multiring.torch as mt
 

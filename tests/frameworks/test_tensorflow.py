@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.frameworks.later import framework
 from tests.wire.faults import interrupt, kill
 from tests.wire.ranks import Here, report_of, run_ranks
 
 from multiring.errors import ArgumentError, MismatchError, PeerLostError, UnsupportedError
 
-tf = pytest.importorskip("tensorflow")
-mt = pytest.importorskip("multiring.tensorflow")
+tf = framework("tensorflow")
+mt = framework("multiring.tensorflow")
 
 TYPES = (
     *("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64"),
@@ -101,10 +102,11 @@ def forms(here: Here) -> None:
     assert [each.numpy() for each in asked[:2]] == [own, ranks]
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("ranks", "engine"), [(1, "shm"), (2, "shm"), (3, "tcp")])
 def test_results_are_numpys(ranks: int, engine: str) -> None:
-    run_ranks(values, ranks, engine=engine)
-    run_ranks(forms, ranks, engine=engine)
+    run_ranks(values, ranks, engine=engine, deadline_s=140.0)
+    run_ranks(forms, ranks, engine=engine, deadline_s=140.0)
 
 
 def in_sets(here: Here) -> None:

@@ -314,7 +314,7 @@ def scale(here: Here, distributes: bool) -> list[list[float]]:  # noqa: FBT001 -
             loss = model(inputs).float().square().mean()
         # On one rank alone, in the first step.
         factor = float("inf") if (number, here.rank) == (0, 1) else 1.0
-        scaler.scale(loss * factor).backward()  # type: ignore[no-untyped-call]
+        scaler.scale(loss * factor).backward()
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         before = model.weight.detach().clone()

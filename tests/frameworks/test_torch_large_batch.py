@@ -64,16 +64,14 @@ def expect(parameters: list[nn.Parameter], wanted: list[Any], bound: float = 1e-
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_lars_is_optax(nesterov: bool) -> None:  # noqa: FBT001
     own = weights()
-    train(mt.LARS(own, 0.3, weight_decay=0.01, trust_coefficient=0.1, denominator="sum", nesterov=nesterov), own)
+    train(mt.LARS(own, 0.3, weight_decay=0.01, trust_coefficient=0.1, form="optax", nesterov=nesterov), own)
     expect(own, by_optax(optax.lars(0.3, 0.01, trust_coefficient=0.1, nesterov=nesterov)))
 
 
-@pytest.mark.parametrize("place", ["inside", "outside"])
-@pytest.mark.parametrize("denominator", ["norms", "sum"])
-def test_lars_is_its_formula_while_the_rate_changes(place: str, denominator: str) -> None:
+@pytest.mark.parametrize("form", ["paper", "optax", "timm"])
+def test_lars_is_its_formula_while_the_rate_changes(form: str) -> None:
     own = weights()
-    form: dict[str, Any] = {"denominator": denominator, "learning_rate": place}
-    optimizer = mt.LARS(own, 1.0, weight_decay=0.01, trust_coefficient=0.1, **form)
+    optimizer = mt.LARS(own, 1.0, weight_decay=0.01, trust_coefficient=0.1, form=form)
     mt.schedule(optimizer, Steps((2,), 0.5))
     values = [each.detach().numpy().copy() for each in own]
     buffers = [np.zeros_like(each) for each in values]
@@ -84,9 +82,9 @@ def test_lars_is_its_formula_while_the_rate_changes(place: str, denominator: str
             own[number].grad = torch.from_numpy(g.copy())
             d = g + 0.01 * w
             norms = np.linalg.norm(g) + 0.01 * np.linalg.norm(w)
-            ratio = 0.1 * np.linalg.norm(w) / (norms if denominator == "norms" else np.linalg.norm(d))
-            buffers[number] = 0.9 * buffers[number] + ratio * d * (rate if place == "inside" else 1.0)
-            values[number] = w - buffers[number] * (1.0 if place == "inside" else rate)
+            ratio = 0.1 * np.linalg.norm(w) / (np.linalg.norm(d) if form == "optax" else norms)
+            buffers[number] = 0.9 * buffers[number] + ratio * d * (1.0 if form == "timm" else rate)
+            values[number] = w - buffers[number] * (rate if form == "timm" else 1.0)
         assert optimizer.param_groups[0]["lr"] == rate
         optimizer.step()
     expect(own, values)
@@ -104,7 +102,7 @@ def test_lars_does_not_see_the_gradients_scale() -> None:
 
 def test_groups_without_a_ratio_step_as_sgd() -> None:
     own, plain = weights(), weights()
-    train(mt.LARS([{"params": own, "trust_ratio": False}], 0.1, weight_decay=0.01, learning_rate="outside"), own)
+    train(mt.LARS([{"params": own, "trust_ratio": False}], 0.1, weight_decay=0.01, form="timm"), own)
     train(torch.optim.SGD(plain, 0.1, 0.9, weight_decay=0.01), plain)
     expect(own, [each.detach() for each in plain], 1e-14)
 
@@ -124,8 +122,10 @@ def test_lamb_without_a_ratio_is_adamw() -> None:
 
 def test_lambs_other_forms_are_their_formulas() -> None:
     own = weights()
-    options: dict[str, Any] = {"bias_correction": False, "limits": (0.5, 1.5), "clip": 1.2, "max_gradient_norm": 1.0}
-    train(mt.LAMB(own, 0.02, weight_decay=0.05, **options), own)
+    options: dict[str, Any] = {"bias_correction": False, "limits": (0.5, 1.5), "clip": 1.2}
+    optimizer = mt.LAMB(own, 0.02, weight_decay=0.05, **options)
+    mt.clip_gradients(optimizer, 1.0)
+    train(optimizer, own)
     values = [each.detach().numpy().copy() for each in weights()]
     first, second = [np.zeros_like(each) for each in values], [np.zeros_like(each) for each in values]
     for step in range(STEPS):
@@ -271,7 +271,7 @@ def test_parameter_groups() -> None:
     [
         (lambda each: mt.LARS(each, -1.0), "lr=-1.0"),
         (lambda each: mt.LARS(each, 0.1, momentum=1.0), "momentum=1.0"),
-        (lambda each: mt.LARS(each, 0.1, denominator="max"), "denominator='max'"),
+        (lambda each: mt.LARS(each, 0.1, form="thesis"), "form='thesis': want 'paper' or 'optax' or 'timm'"),
         (lambda each: mt.LAMB(each, betas=(0.9, 1.0)), "betas=1.0"),
         (lambda each: mt.LAMB(each, limits=(2.0, 1.0)), "limits="),
         (lambda each: mt.LARS([{"params": each, "trust_ratio": 3}], 0.1), "trust_ratio=3"),
@@ -471,6 +471,22 @@ def test_a_loss_scale_gives_up() -> None:
     with pytest.raises(StateError, match=r"step 1: the loss is inf on rank 0, and the loss scale is 0.5 already"):
         overflow()
     assert precision.skipped == 2
+
+
+def test_two_optimizers_leave_out_a_step_together() -> None:
+    first, second = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
+    optimizers = [torch.optim.SGD([first], 1.0), torch.optim.SGD([second], 1.0)]
+    precision = mt.mixed_precision(optimizers, "fp16", scale=LossScale(scale=4.0))
+    seen = []
+    for factor in (1.0, math.inf, 2.0):
+        for each in optimizers:
+            each.zero_grad()
+        precision.backward((first + second * factor).sum())  # the second one's gradient alone overflows
+        for each in optimizers:
+            each.step()
+        seen.append((-first[0].item(), -second[0].item(), precision.scale))
+    assert seen == [(1.0, 1.0, 4.0), (1.0, 1.0, 2.0), (2.0, 3.0, 2.0)]
+    assert (precision.steps, precision.skipped) == (3, 1)
 
 
 def test_mixed_precision_refuses() -> None:

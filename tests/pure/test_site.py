@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import re
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -66,18 +67,24 @@ def module_file(module: str) -> Path:
     return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def documentation_of(module: str, name: str) -> str | None:
     """Return the docstring of a public name, found by its text: a function's, a class's, or that below a constant."""
-    body = ast.parse(module_file(module).read_text()).body
+    body = parsed(module_file(module)).body
+    made = [each for each in body if isinstance(each, ast.FunctionDef | ast.ClassDef) and each.name == name]
+    if made:
+        return ast.get_docstring(made[-1])  # after overloads
     for at, node in enumerate(body):
         inner = node.body if isinstance(node, ast.If) else [node]  # what is imported for type checkers
         for each in inner:
-            if isinstance(each, ast.ImportFrom):
+            if isinstance(each, ast.ImportFrom) and str(each.module).startswith("multiring"):
                 for alias in each.names:
                     if (alias.asname or alias.name) == name:
                         return imported(str(each.module), alias.name)
-            if isinstance(each, ast.FunctionDef | ast.ClassDef) and each.name == name:
-                return ast.get_docstring(each)
             targets = each.targets if isinstance(each, ast.Assign) else [getattr(each, "target", None)]
             if any(isinstance(target, ast.Name) and target.id == name for target in targets):
                 below = body[at + 1]
@@ -88,7 +95,7 @@ def documentation_of(module: str, name: str) -> str | None:
 
 def imported(module: str, name: str) -> str | None:
     inner = module_file(f"{module}.{name}")
-    return ast.get_docstring(ast.parse(inner.read_text())) if inner.exists() else documentation_of(module, name)
+    return ast.get_docstring(parsed(inner)) if inner.exists() else documentation_of(module, name)
 
 
 def test_every_public_name_has_a_docstring_and_stands_in_the_reference() -> None:

@@ -127,6 +127,13 @@ class DeviceEngine:
         return self._device.read(buffer.address, (buffer.count,), buffer.dtype)
 
 
+def device_array(group: Group, shape: int | tuple[int, ...], dtype: Any) -> DeviceArray:
+    """Return an array of the group's engine."""
+    found: Any = group.allocate(shape, dtype)
+    assert isinstance(found, DeviceArray)
+    return found
+
+
 def compute(here: Here) -> list[str]:
     host = here.join()
     engine = DeviceEngine(host)
@@ -135,25 +142,25 @@ def compute(here: Here) -> list[str]:
     with pytest.raises((TypeError, ValueError)):
         memoryview(engine.allocate((1,), "float32"))  # type: ignore[arg-type]  # that is the point
 
-    array = group.allocate((3, 5), np.float32).put(rank + 1)
+    array = device_array(group, (3, 5), np.float32).put(rank + 1)
     for times in range(3):  # nothing remembers a call of another engine's by its array
         group.all_reduce(array)
         assert (array.get() == size * (size + 1) / 2 * size**times).all()
     group.broadcast(array.put(rank), root=size - 1)
     assert (array.get() == size - 1).all()
-    part = group.reduce_scatter(group.allocate(2 * size, np.int64).put(np.arange(2 * size)))
+    part = group.reduce_scatter(device_array(group, 2 * size, np.int64).put(np.arange(2 * size)))
     assert part.get().tolist() == [2 * rank * size, (2 * rank + 1) * size]
-    even = group.all_gather(group.allocate((2, 3), np.float64).put(rank))
+    even = group.all_gather(device_array(group, (2, 3), np.float64).put(rank))
     assert even.get()[:, 0].tolist() == [float(r) for r in range(size) for _ in range(2)]
-    uneven, rows = group.all_gather(group.allocate((rank + 1, 2), np.int32).put(rank), with_rows=True)
+    uneven, rows = group.all_gather(device_array(group, (rank + 1, 2), np.int32).put(rank), with_rows=True)
     assert rows == [r + 1 for r in range(size)]
     assert uneven.get()[:, 1].tolist() == [r for r in range(size) for _ in range(r + 1)]
-    sent = group.all_to_all(group.allocate(size, np.int16).put(10 * rank + np.arange(size)))
+    sent = group.all_to_all(device_array(group, size, np.int16).put(10 * rank + np.arange(size)))
     assert sent.get().tolist() == [10 * r + rank for r in range(size)]
 
     # Started in the order of the calls, and nobody waits for what is ahead of the device.
     engine.gate.clear()
-    handles = [group.all_reduce_async(group.allocate(4, np.float32).put(each)) for each in range(20)]
+    handles = [group.all_reduce_async(device_array(group, 4, np.float32).put(each)) for each in range(20)]
     last = group.broadcast_async(array)
     with pytest.raises(TimeoutError):
         last.wait(timeout=0.01)
@@ -181,19 +188,19 @@ def fail(here: Here) -> None:
     host = here.join()
     engine = DeviceEngine(host)
     group = host.on_engine(engine)
-    array = group.allocate((4, 2), np.float32).put(1)
+    array = device_array(group, (4, 2), np.float32).put(1)
     before = len(engine.started)
 
     # The ranks differ: nothing is started, and the arrays are intact.
     with pytest.raises(MismatchError, match="float32 of shape"):
-        group.all_reduce(array if here.rank else group.allocate((2, 4), np.float32).put(1))
+        group.all_reduce(array if here.rank else device_array(group, (2, 4), np.float32).put(1))
     assert (array.get() == 1).all()
 
     # One rank brings what is none of the engine's.
     with pytest.raises(ArgumentError if here.rank == 0 else MismatchError, match="is no array of the engine test"):
         group.all_reduce(np.ones(3) if here.rank == 0 else array)
     with pytest.raises(UnsupportedError, match="copies between arrays of the engine test"):
-        group.all_reduce(array, out=group.allocate((4, 2), np.float32))
+        group.all_reduce(array, out=device_array(group, (4, 2), np.float32))
     assert len(engine.started) == before
 
     # It fails on one rank, and says so to all.
@@ -213,7 +220,7 @@ def test_failures_of_another_engine() -> None:
 def lose_a_rank(here: Here) -> None:
     host = here.join()
     group = host.on_engine(DeviceEngine(host))
-    array = group.allocate(10, np.float32).put(1)
+    array = device_array(group, 10, np.float32).put(1)
     group.all_reduce(array)
     if here.rank == 2:
         return
@@ -236,9 +243,9 @@ def reduce_to_a_root(here: Here) -> None:
     group.reduce_async(number := np.array([here.rank]), op="max").wait()
     assert number.tolist() == [here.size - 1 if here.rank == 0 else here.rank]
     with pytest.raises(ArgumentError, match="root=9"):
-        group.reduce(array, 9)
+        group.reduce(number, 9)
     with pytest.raises(MismatchError, match="to rank"):
-        group.reduce(array, here.rank)
+        group.reduce(number, here.rank)
 
 
 @pytest.mark.parametrize("engine", ["shm", "tcp"])

@@ -96,7 +96,7 @@ kept: list[Any] = []
 def leave_notes(here: Here, folder: Path) -> None:
     kept.append(Leaver(os.open(folder / f"last {here.rank}", os.O_CREAT | os.O_WRONLY)))
     atexit.register((folder / f"ended {here.rank}").touch)
-    threading.Thread(target=lambda: (time.sleep(0.2), (folder / f"thread {here.rank}").touch())).start()
+    threading.Timer(0.2, (folder / f"thread {here.rank}").touch).start()
 
 
 @pytest.mark.parametrize("fully", [False, True])

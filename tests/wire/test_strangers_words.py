@@ -98,14 +98,14 @@ class Door:
                 line.sendall(said)
                 line.shutdown(socket.SHUT_WR)
             for _ in range(10):
-                if not self.server._strangers:
+                if not self.server._pending_handshakes:
                     break
                 self.server._serve(time.monotonic())
             answer = b""
             with suppress(ConnectionResetError):
                 while more := line.recv(1 << 16):
                     answer += more
-        assert not self.server._strangers
+        assert not self.server._pending_handshakes
         assert not self.server._guests
         assert not self.server._members
         assert self.server._trouble is None

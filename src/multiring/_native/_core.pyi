@@ -8,7 +8,7 @@ import numpy
 from numpy.typing import NDArray
 from typing_extensions import CapsuleType
 
-VERSION: str = "0.1.0"
+VERSION: str = "0.2.0"
 
 class FaultKind(enum.Enum):
     NONE = 0

@@ -114,7 +114,9 @@ def install(name: str, out: Callable[[str], object]) -> Path:
             else:
                 _make(name, folder, out)
     except OSError as error:
-        raise LaunchError(f"cannot install {name} in {folder}: {error}") from None
+        raise LaunchError(
+            f"cannot install {name} in {folder}: {error}; MULTIRING_BENCH_PEERS names another folder"
+        ) from None
     return folder
 
 

@@ -13,8 +13,8 @@ test nor write snapshots. `multiring caffe train -n 2 --solver FILE` does all of
 from multiring.caffe import elastic as elastic
 from multiring.caffe.joining import init as init
 from multiring.caffe.joining import shard as shard
-from multiring.caffe.sharing import SolverSharing as SolverSharing
-from multiring.caffe.sharing import distribute as distribute
+from multiring.caffe.solver_gradients import SolverGradients as SolverGradients
+from multiring.caffe.solver_gradients import distribute as distribute
 from multiring.caffe.training import train as train
 from multiring.frontend.array_collectives import allgather as allgather
 from multiring.frontend.array_collectives import allreduce as allreduce
@@ -40,7 +40,7 @@ from multiring.frontend.process_sets import remove_process_set as remove_process
 __all__ = [
     "HorovodInternalError",
     "ProcessSet",
-    "SolverSharing",
+    "SolverGradients",
     "add_process_set",
     "allgather",
     "allgather_object",

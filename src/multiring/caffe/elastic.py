@@ -5,7 +5,7 @@ state = multiring.caffe.elastic.CaffeState(solver, done=0)
 
 from typing import Any
 
-from multiring.caffe.sharing import parameters_of
+from multiring.caffe.solver_gradients import parameters_of
 from multiring.frontend.elastic.running import run
 from multiring.frontend.elastic.state import ObjectState, State
 from multiring.frontend.lifecycle import rank

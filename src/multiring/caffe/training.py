@@ -6,7 +6,7 @@ from pathlib import Path
 import caffe
 
 from multiring.caffe.joining import init
-from multiring.caffe.sharing import distribute
+from multiring.caffe.solver_gradients import distribute
 from multiring.errors import ArgumentError
 from multiring.frontend.lifecycle import rank, shutdown
 

@@ -38,7 +38,7 @@ class Communicator(CommunicatorBase):  # type: ignore[misc] # Chainer has no typ
         """
         super().__init__()
         self._process_set = process_set
-        self._by_members: weakref.WeakKeyDictionary[Members, _Kept] = weakref.WeakKeyDictionary()
+        self._by_members: weakref.WeakKeyDictionary[Members, _OfMembership] = weakref.WeakKeyDictionary()
         self._splits = 0
         if gradient_dtype is not None and np.dtype(gradient_dtype) not in {np.dtype("f2"), np.dtype("f4")}:
             raise ArgumentError(f"allreduce_grad_dtype={gradient_dtype!r}: want numpy.float16, numpy.float32 or None")
@@ -272,10 +272,10 @@ class Communicator(CommunicatorBase):  # type: ignore[misc] # Chainer has no typ
     def _messages(self) -> Messages:
         return self._kept(self.members).messages
 
-    def _kept(self, members: Members) -> "_Kept":
+    def _kept(self, members: Members) -> "_OfMembership":
         found = self._by_members.get(members)
         if found is None:
-            found = self._by_members[members] = _Kept(members)
+            found = self._by_members[members] = _OfMembership(members)
         return found
 
     def _shapes(self, what: str, own: Array) -> list[tuple[int, ...]]:
@@ -295,7 +295,7 @@ class Communicator(CommunicatorBase):  # type: ignore[misc] # Chainer has no typ
                 raise ValueError(f"Parameters diverged after allreduce: the gradient of {name} is not finite")
 
 
-class _Kept:
+class _OfMembership:
     """What belongs to the ranks of one membership of the job."""
 
     def __init__(self, members: Members) -> None:

@@ -38,7 +38,7 @@ def rings(plan: Plan, topology: Topology) -> str:
     for number, ranks in enumerate(hosts):
         row, column = divmod(number, columns)
         column = columns - 1 - column if row % 2 else column  # back and forth, as rings of hosts go
-        x, y = 20 + column * (width + 50), 50 + row * (height + 50)
+        x, y = 20.0 + column * (width + 50), 50.0 + row * (height + 50)
         name = topology.names[number] if number < len(topology.names) else f"host {number}"
         body.append(f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="8" fill="#f4f6f8" stroke="#90a4ae"/>')
         body.append(_text(x + 8, y + 16, name, size=12, colour="#546e7a"))

@@ -88,7 +88,7 @@ def checked(metrics: Any, weight: Any) -> list[NDArray[np.float64]]:
     """Return the metrics' values; raises ArgumentError where they are none, or `weight` is no number of samples."""
     if not isinstance(metrics, Mapping):
         raise ArgumentError(f"mean: metrics is a {type(metrics).__name__}; want them by name, as {{'loss': loss}}")
-    if not isinstance(weight, numbers.Real) or not (math.isfinite(weight) and weight >= 0):
+    if not isinstance(weight, numbers.Real) or not 0 <= float(weight) < math.inf:
         raise ArgumentError(f"mean: weight={weight!r}; want how many samples the metrics are of, 0 or more")
     found = []
     for name, value in metrics.items():

@@ -1,7 +1,7 @@
 """Metrics of all ranks for what draws them, TensorBoard, W&B or a file: as one process would report them."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,8 +16,8 @@ class MetricsHook:
     """Hands on metrics, over all ranks' samples and over several steps, on rank 0; see `metrics_hook`."""
 
     def __init__(self, start: Callable[[], Writer], every: int) -> None:
-        wanted: object = every  # whatever a user gave
-        if not callable(start) or not isinstance(wanted, int) or wanted < 1:
+        begin, steps = cast("tuple[object, object]", (start, every))  # whatever a user gave
+        if not callable(begin) or not isinstance(steps, int) or steps < 1:
             raise ArgumentError(
                 f"metrics_hook({start!r}, every={every!r}): want what returns a writer, and 1 step or more"
             )

@@ -353,4 +353,4 @@ def world_now() -> World:
 def _sets_now() -> _Sets:
     """Return the sets of the job that this process is in; those of all ranks alone where `multiring.init` joined it."""
     world = world_now()
-    return world.belongings.made(_Sets, lambda: _Sets(world))
+    return world.belongings.get(_Sets) or world.belongings.made(_Sets, lambda: _Sets(world))

@@ -75,9 +75,10 @@ def run_function(
     options: FunctionOptions,
 ) -> list[Any]:
     """Do what `run` does, and raise what it raises, as `options` say; `timeline` and `stdin_rank` have no effect."""
-    if not callable(function):
-        scripts = "; a script is started by `multiring run -n N script.py`" if isinstance(function, str) else ""
-        raise ArgumentError(f"{function!r} is no function: want one, not what it returns{scripts}")
+    wanted: object = function  # whatever a user gave
+    if not callable(wanted):
+        scripts = "; a script is started by `multiring run -n N script.py`" if isinstance(wanted, str) else ""
+        raise ArgumentError(f"{wanted!r} is no function: want one, not what it returns{scripts}")
     count: object = ranks  # whatever a user gave
     if not isinstance(count, int) or count < 1:
         raise ArgumentError(f"ranks={ranks!r}: want an integer, at least 1")

@@ -24,6 +24,7 @@ from multiring.errors import ArgumentError, LaunchError, PeerLostError, Rendezvo
 from multiring.launch.cores import thread_variables
 from multiring.launch.horovod import without_position
 from multiring.launch.leftovers import signal_group
+from multiring.launch.memory_limit import group_here, killed_for_memory, limit_bytes
 from multiring.launch.output import LineTagger, Outlet, RankStream
 from multiring.launch.signals import StopSignals
 from multiring.settings import environment_of
@@ -214,6 +215,8 @@ class Job:
         self._settle_until: float | None = None
         self._kill_at: float | None = None  # set once the job is being stopped
         self._killed = False
+        self._memory = group_here()
+        self._killed_before = killed_for_memory(self._memory)
         self._code: int | None = None  # decided by the first failure or signal
         self.was_stopped = False  # by a signal, or as nobody reads any more: by no failure of the job's
 
@@ -389,6 +392,13 @@ class Job:
 
     def _stop_because_of(self, cause: Member) -> None:
         self._say(f"{cause.name} (pid {cause.known_as or cause.pid}) failed: {cause.ending}")
+        if cause.code == -signal.SIGKILL and killed_for_memory(self._memory) > self._killed_before:
+            limit = limit_bytes(self._memory)
+            most = "" if limit is None else f" of {limit / (1 << 20):.0f} MiB"
+            self._say(
+                f"the system killed it, as the memory of its control group{most} ({self._memory}) was at an end: want "
+                "more, smaller models or batches, or fewer ranks"
+            )
         lines = cause.err.last_lines
         self._say("its last lines on stderr:" if lines else "it wrote nothing on stderr")
         self._err.add(b"".join(b"    " + line + b"\n" for line in lines))

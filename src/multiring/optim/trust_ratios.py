@@ -19,7 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from multiring.errors import ArgumentError
 
-DENOMINATORS = ("norms", "sum")
+# Each published form of LARS: the ratio's denominator, and whether the learning rate is inside the momentum.
+LARS_FORMS = {"paper": ("norms", True), "optax": ("sum", True), "timm": ("norms", False)}
 Ratios = NDArray[np.float64]
 
 
@@ -42,7 +43,7 @@ def lars_ratios(  # noqa: PLR0913 -- one number for each term of the formula
         trust: the trust coefficient, eta.
         weight_decay: wd.
         eps: added to the denominator.
-        denominator: "norms" as published, "sum" as optax and MLPerf's references in JAX have it.
+        denominator: "norms" as published, "sum" as optax has it.
     """
     own, norms = np.asarray(weights, float), np.asarray(gradients, float)
     below = norms + weight_decay * own if denominator == "norms" else np.asarray(decayed, float)

@@ -403,7 +403,11 @@ def _whole_gradient(operation: Any, *gradients: Any) -> Sequence[Any]:
         found = _reduced(gradients, average, Compression.none, naming, call.process_set)
         members = members_of(call.process_set)
         is_root = members.group.ranks[members.rank] == call.root
-        return found if is_root else [tf.zeros_like(each) for each in found]
+        if is_root:
+            return found
+        # A graph would leave out what its results do not depend on, and the root would wait for this rank.
+        with tf.control_dependencies(found):
+            return [tf.identity(tf.zeros_like(each)) for each in found]
     if call.how.op not in LINEAR:
         raise UnsupportedError(
             f"the gradient of an allreduce by {name_of(call.how.op)}: want tf.stop_gradient there, or Average or Sum"

@@ -107,6 +107,7 @@ from multiring.torch.large_batch.lamb import LAMB as LAMB
 from multiring.torch.large_batch.larc import LARC as LARC
 from multiring.torch.large_batch.lars import LARS as LARS
 from multiring.torch.large_batch.muon import Muon as Muon
+from multiring.torch.large_batch.muon import NewtonSchulz as NewtonSchulz
 from multiring.torch.large_batch.noise import noise_scale as noise_scale
 from multiring.torch.large_batch.parameter_groups import parameter_groups as parameter_groups
 from multiring.torch.large_batch.precision import mixed_precision as mixed_precision
@@ -118,8 +119,8 @@ from multiring.torch.optimizer.optimizer import gradient_bytes as gradient_bytes
 from multiring.torch.optimizer.parameters import broadcast_parameters as broadcast_parameters
 from multiring.torch.optimizer.state import broadcast_optimizer_state as broadcast_optimizer_state
 from multiring.torch.parallelizing.parallelize import parallelize as parallelize
-from multiring.torch.training_report import measured_peak as measured_peak
-from multiring.torch.training_report import training_report as training_report
+from multiring.torch.share_of_peak import measured_peak as measured_peak
+from multiring.torch.share_of_peak import training_report as training_report
 
 __all__ = [
     "LAMB",
@@ -138,6 +139,7 @@ __all__ = [
     "MetricsHook",
     "Min",
     "Muon",
+    "NewtonSchulz",
     "PowerSGD",
     "ProcessSet",
     "Product",

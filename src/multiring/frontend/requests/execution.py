@@ -171,7 +171,8 @@ class _Whole:
 
         def finish(asking: Request) -> None:
             pending.wait()
-            asking.unpack((packed if self._is_plain else self._converted_back(sent)).ctypes.data)
+            found = packed if self._is_plain else self._converted_back(sent)  # which is there while it is copied
+            asking.unpack(found.ctypes.data)
             with self._lock:
                 self._free.append(_Memory(packed, repeat))
 

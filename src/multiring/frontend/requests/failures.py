@@ -4,7 +4,7 @@ import itertools
 import threading
 from collections import deque
 
-from multiring.errors import ArgumentError, MismatchError, PeerLostError, StallError, StateError, UnsupportedError
+from multiring.errors import ArgumentError, MismatchError, MultiringError, PeerLostError, StallError, StateError, UnsupportedError
 
 OK, CANCELLED, INTERNAL = 0, 7, 8
 _KINDS: tuple[tuple[type[Exception], int], ...] = (
@@ -15,6 +15,7 @@ _KINDS: tuple[tuple[type[Exception], int], ...] = (
     (UnsupportedError, 6),  # before those that are of its kind as well
     (StateError, 5),
 )
+_TRACING = "StagingError"  # what TensorFlow makes of an error of ours while it traces
 _KEPT = 256  # errors, to be found again
 
 
@@ -44,4 +45,8 @@ def error_of(exception: BaseException) -> Exception | None:
     """Return multiring's error behind what a framework raised; None where there is none, or long ago."""
     text = str(exception)
     with _failures.lock:
-        return next((error for number, error in _failures.kept if number in text), None)
+        found = next((error for number, error in _failures.kept if number in text), None)
+    if found is None and type(exception).__name__ == _TRACING:
+        cause = exception.__cause__ or exception.__context__
+        return cause if isinstance(cause, MultiringError) else None if cause is None else error_of(cause)
+    return found

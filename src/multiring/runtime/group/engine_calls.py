@@ -86,10 +86,10 @@ class EngineCalls(Calls):
     def __init__(
         self, services: ProcessServices, ranks: tuple[int, ...], topology: Topology, key: bytes, engine: Engine
     ) -> None:
+        self._queue: SimpleQueue[EngineHandle | None] = SimpleQueue()
         super().__init__(replace(services, replan=False), ranks, topology, key)  # what is measured is the host's
         self.engine: Engine = engine
         self.programs = Programs(topology, self.own, ranks, services.pins, engine.name, is_alone=True)
-        self._queue: SimpleQueue[EngineHandle | None] = SimpleQueue()
         threading.Thread(
             target=_start_all, args=(self._queue,), name=f"multiring engine {engine.name}", daemon=True
         ).start()

@@ -18,7 +18,7 @@ from multiring.runtime import Group, Handle
 from multiring.runtime.failures.monitored_barrier import MonitoredBarrier
 from multiring.torch.c10d.aborts import Aborts
 from multiring.torch.c10d.errors import torch_error
-from multiring.torch.c10d.work import Done, Pending, Several
+from multiring.torch.c10d.work import Done, OperationWork, SeveralHandles
 
 # Numbers that a program may reduce between a forward, which lends a Work, and its backward.
 _LENT = 64
@@ -63,12 +63,12 @@ class GroupState:
         self.default_timeout_s = timeout_s
         self._end: str | None = None  # what became of the group, in words
         self._aborted_by: int | None = None  # the rank of the world
-        self._in_flight: weakref.WeakSet[Pending] = weakref.WeakSet()
+        self._in_flight: weakref.WeakSet[OperationWork] = weakref.WeakSet()
         # C++ that is given a Work by Python does not keep it alive, and would wait for ever for what is left of it: as
         # DistributedDataParallel's join does, for one number.
-        self._lent: deque[Pending] = deque(maxlen=_LENT)
-        self._owed: deque[Pending] = deque()  # whose results are to be put somewhere once they have ended
-        self._batch: list[Pending] | None = None  # of what is being coalesced
+        self._lent: deque[OperationWork] = deque(maxlen=_LENT)
+        self._owed: deque[OperationWork] = deque()  # whose results are to be put somewhere once they have ended
+        self._batch: list[OperationWork] | None = None  # of what is being coalesced
         self._completer: _Completer | None = None
         self._completer_lock = threading.Lock()
         self._parts: dict[type, Any] = {}  # what few groups need, by its class
@@ -101,7 +101,12 @@ class GroupState:
         return given if given > 0 else self.default_timeout_s
 
     def issue(
-        self, what: str, ready: Ready, options: CallOptions, outputs: Sequence[Tensor], kind: type[Pending] = Pending
+        self,
+        what: str,
+        ready: Ready,
+        options: CallOptions,
+        outputs: Sequence[Tensor],
+        kind: type[OperationWork] = OperationWork,
     ) -> Any:
         """Start an operation and return its Work; done already where the caller waits.
 
@@ -146,7 +151,7 @@ class GroupState:
         settles = [each.settle for each in ready if each.settle is not None]
 
         def start(_waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
-            return Several([each.start(False) for each in ready])
+            return SeveralHandles([each.start(False) for each in ready])
 
         def settle() -> None:
             for each in settles:
@@ -182,7 +187,7 @@ class GroupState:
             if not work.is_completed():
                 self._owed.append(work)
 
-    def complete(self, work: Pending, future: "Future[Any]") -> None:
+    def complete(self, work: OperationWork, future: "Future[Any]") -> None:
         """Set `future`, to None, once `work` has ended; by another thread."""
         if not work.in_order:
             threading.Thread(target=_complete_one, args=(work, future), name="multiring future", daemon=True).start()
@@ -217,7 +222,7 @@ class GroupState:
         for work in self._all_in_flight():
             work.abort(rank)
 
-    def _all_in_flight(self) -> list[Pending]:
+    def _all_in_flight(self) -> list[OperationWork]:
         while True:
             try:
                 return list(self._in_flight)
@@ -228,7 +233,7 @@ class GroupState:
 class Coalesced(Done):
     """The Work of what was coalesced."""
 
-    def __init__(self, works: Sequence[Pending]) -> None:
+    def __init__(self, works: Sequence[OperationWork]) -> None:
         super().__init__([output for work in works for output in work.outputs])
         self._works = works
 
@@ -264,23 +269,23 @@ class _Completer:
     """
 
     def __init__(self) -> None:
-        self._queue: SimpleQueue[tuple[Pending, Future[Any]] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[OperationWork, Future[Any]] | None] = SimpleQueue()
         threading.Thread(target=_complete, args=(self._queue,), name="multiring futures", daemon=True).start()
 
-    def watch(self, work: Pending, future: "Future[Any]") -> None:
+    def watch(self, work: OperationWork, future: "Future[Any]") -> None:
         self._queue.put((work, future))
 
     def stop(self) -> None:
         self._queue.put(None)
 
 
-def _complete(queue: "SimpleQueue[tuple[Pending, Future[Any]] | None]") -> None:
+def _complete(queue: "SimpleQueue[tuple[OperationWork, Future[Any]] | None]") -> None:
     while (item := queue.get()) is not None:
         _complete_one(*item)
         del item  # or it would live until the next one comes
 
 
-def _complete_one(work: Pending, future: "Future[Any]") -> None:
+def _complete_one(work: OperationWork, future: "Future[Any]") -> None:
     with suppress(Exception):  # the future raises it
         work.wait()
     future.set_result(None)

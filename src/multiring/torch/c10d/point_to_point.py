@@ -12,13 +12,13 @@ from multiring.runtime.group.receives import PostedReceive
 from multiring.torch.c10d.arguments import one_of, require_rank
 from multiring.torch.c10d.buffers import as_bytes, contents, place_for, require_host
 from multiring.torch.c10d.group_state import GroupState, Ready
-from multiring.torch.c10d.work import Pending
+from multiring.torch.c10d.work import OperationWork
 from multiring.torch.interop import described
 
 Settle = Callable[[], None] | None
 
 
-class Message(Pending):
+class Message(OperationWork):
     """The Work of a message."""
 
     in_order = False  # two messages may wait for each other's ranks

@@ -24,7 +24,8 @@ class LAMB(torch.optim.Optimizer):
     A parameter group with trust_ratio=False steps as AdamW does; `parameter_groups` makes one of biases and norms.
 
     Source: You et al., "Large batch optimization for deep learning: training BERT in 76 minutes", ICLR 2020,
-    arXiv 1904.00962. Its algorithm corrects the moments' bias; implementations of it that do not are as common.
+    arXiv 1904.00962. Its algorithm corrects the moments' bias; implementations of it that do not are as common. Some
+    shorten all gradients together to a norm of 1 before the moments: that is `clip_gradients(optimizer, 1.0)`.
     """
 
     def __init__(  # noqa: PLR0913 -- as torch's optimizers
@@ -38,7 +39,6 @@ class LAMB(torch.optim.Optimizer):
         bias_correction: bool = True,
         clip: float | None = None,
         limits: tuple[float, float] | None = None,
-        max_gradient_norm: float | None = None,
     ) -> None:
         """Take these parameters.
 
@@ -51,7 +51,6 @@ class LAMB(torch.optim.Optimizer):
             bias_correction: whether moments are divided by what their zero beginning takes from them.
             clip: the most that a ratio is; 1 never lengthens a step.
             limits: the least and the most that |w| counts for, the paper's phi.
-            max_gradient_norm: of all gradients together, before the moments; longer ones are shortened to it.
 
         Raises:
             ArgumentError: a number out of range.
@@ -60,9 +59,8 @@ class LAMB(torch.optim.Optimizer):
             require_number(name, value)
         for beta in betas:
             require_number("betas", beta, below=1.0)
-        for name, limit in (("clip", clip), ("max_gradient_norm", max_gradient_norm)):
-            if limit is not None:
-                require_number(name, limit)
+        if clip is not None:
+            require_number("clip", clip)
         if limits is not None and not 0 <= limits[0] <= limits[1]:
             raise ArgumentError(f"limits={limits!r}: want the least and the most, from 0 on")
         defaults = {
@@ -73,7 +71,6 @@ class LAMB(torch.optim.Optimizer):
             "bias_correction": bias_correction,
             "clip": clip,
             "limits": limits,
-            "max_gradient_norm": max_gradient_norm,
             "trust_ratio": True,
         }
         super().__init__(params, defaults)
@@ -83,21 +80,14 @@ class LAMB(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a step with the gradients there are."""
         loss = evaluated(closure)
-        found = [with_gradients("LAMB", group) for group in self.param_groups]
-        squares = sum(float((norms_of(gradients) ** 2).sum()) for _, gradients in found)
-        for group, (parameters, gradients) in zip(self.param_groups, found, strict=True):
+        for group in self.param_groups:
+            parameters, gradients = with_gradients("LAMB", group)
             if parameters:
-                limit = group["max_gradient_norm"]
-                shortens = limit is not None and squares**0.5 > limit
-                self._step_group(group, parameters, gradients, limit / squares**0.5 if shortens else 1.0)
+                self._step_group(group, parameters, gradients)
         return loss
 
-    def _step_group(
-        self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor], factor: float
-    ) -> None:
+    def _step_group(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]) -> None:
         # torch's own names of its operations on lists.
-        if factor != 1.0:
-            gradients = list(torch._foreach_mul(gradients, factor))  # noqa: SLF001
         first, second = (buffers_of(self, parameters, name) for name in ("exp_avg", "exp_avg_sq"))
         beta1, beta2 = group["betas"]
         torch._foreach_lerp_(first, gradients, 1 - beta1)

@@ -25,6 +25,7 @@ class _AroundGradients:
 
     def before(self, step: StepContext) -> None:
         groups = step.optimizer.param_groups
+        self._restore(groups)  # where the last step raised
         self._decays = [group["weight_decay"] for group in groups]
         for group in groups:
             if group.get("trust_ratio", True):
@@ -46,8 +47,12 @@ class _AroundGradients:
         group["weight_decay"] = 0.0
 
     def after(self, step: StepContext, *, applied: bool) -> None:  # noqa: ARG002 -- as Stage
-        for group, decay in zip(step.optimizer.param_groups, self._decays, strict=True):
+        self._restore(step.optimizer.param_groups)
+
+    def _restore(self, groups: list[dict[str, Any]]) -> None:
+        for group, decay in zip(groups, self._decays, strict=False):
             group["weight_decay"] = decay
+        self._decays = []
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from multiring.optim.trust_ratios import DENOMINATORS, lars_ratios, require_choice, require_number
+from multiring.optim.trust_ratios import LARS_FORMS, lars_ratios, require_choice, require_number
 from multiring.torch.large_batch.gradients import (
     buffers_of,
     evaluated,
@@ -15,16 +15,15 @@ from multiring.torch.large_batch.gradients import (
     with_gradients,
 )
 
-_PLACES = ("inside", "outside")
-
 
 class LARS(torch.optim.Optimizer):
     """SGD with momentum, each layer's step in proportion to its weights; see `multiring.optim.trust_ratios`.
 
-    Two forms are published, which differ once the learning rate changes:
+    Three forms are published; they differ in the ratio's denominator, and once the learning rate changes:
 
-        learning_rate="inside"     v = m v + lr ratio (g + wd w);  w = w - v         the paper's, optax's
-        learning_rate="outside"    v = m v + ratio (g + wd w);     w = w - lr v      as torch's SGD
+        "paper"    |g| + wd |w|    v = m v + lr ratio (g + wd w);  w = w - v
+        "optax"    |g + wd w|      the same
+        "timm"     |g| + wd |w|    v = m v + ratio (g + wd w);     w = w - lr v      as torch's SGD has it
 
     A parameter group with trust_ratio=False steps as SGD does; `parameter_groups` makes one of biases and norms.
 
@@ -41,8 +40,7 @@ class LARS(torch.optim.Optimizer):
         trust_coefficient: float = 0.001,
         eps: float = 0.0,
         nesterov: bool = False,
-        denominator: str = "norms",
-        learning_rate: str = "inside",
+        form: str = "paper",
     ) -> None:
         """Take these parameters.
 
@@ -54,8 +52,7 @@ class LARS(torch.optim.Optimizer):
             trust_coefficient: eta.
             eps: added to the denominator of the ratio.
             nesterov: whether a step looks ahead.
-            denominator: "norms", |g| + wd |w|, or "sum", |g + wd w|.
-            learning_rate: where it stands.
+            form: "paper", "optax" or "timm".
 
         Raises:
             ArgumentError: a number out of range, or a form that does not exist.
@@ -64,8 +61,7 @@ class LARS(torch.optim.Optimizer):
             require_number(name, value)
         require_number("trust_coefficient", trust_coefficient)
         require_number("momentum", momentum, below=1.0)
-        require_choice("denominator", denominator, DENOMINATORS)
-        require_choice("learning_rate", learning_rate, _PLACES)
+        require_choice("form", form, tuple(LARS_FORMS))
         defaults = {
             "lr": lr,
             "momentum": momentum,
@@ -73,8 +69,7 @@ class LARS(torch.optim.Optimizer):
             "trust_coefficient": trust_coefficient,
             "eps": eps,
             "nesterov": nesterov,
-            "denominator": denominator,
-            "learning_rate": learning_rate,
+            "form": form,
             "trust_ratio": True,
         }
         super().__init__(params, defaults)
@@ -93,21 +88,21 @@ class LARS(torch.optim.Optimizer):
         if not parameters:
             return
         rate, momentum = number(group["lr"]), group["momentum"]
+        denominator, is_inside = LARS_FORMS[group["form"]]
         # torch's own names of its operations on lists.
         moved = torch._foreach_add(gradients, parameters, alpha=group["weight_decay"])  # noqa: SLF001
         if group["trust_ratio"]:
             ratios = lars_ratios(
                 norms_of(parameters),
                 norms_of(gradients),
-                norms_of(moved) if group["denominator"] == "sum" else (),
+                norms_of(moved) if denominator == "sum" else (),
                 trust=group["trust_coefficient"],
                 weight_decay=group["weight_decay"],
                 eps=group["eps"],
-                denominator=group["denominator"],
+                denominator=denominator,
             ).tolist()
         else:
             ratios = [1.0] * len(parameters)
-        is_inside = group["learning_rate"] == "inside"
         torch._foreach_mul_(moved, [ratio * (rate if is_inside else 1.0) for ratio in ratios])
         if momentum:
             buffers = buffers_of(self, parameters, "momentum_buffer")

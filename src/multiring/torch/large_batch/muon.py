@@ -10,6 +10,7 @@ training", 2025, arXiv 2502.16982.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,28 @@ from multiring.runtime import Group, is_initialized
 from multiring.torch.interop import described
 from multiring.torch.large_batch.gradients import buffers_of, evaluated, number, with_gradients
 
-_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _RATES = ("original", "match_rms_adamw")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewtonSchulz:
+    """How Muon makes matrices orthogonal: a X + b (X X^T) X + c (X X^T)^2 X, some times.
+
+    Args:
+        coefficients: a, b, c.
+        steps: how many times, below 100.
+        eps: the least norm that a matrix is divided by.
+        precision: in which that is done, and its result sent.
+    """
+
+    coefficients: tuple[float, float, float] = (3.4445, -4.7750, 2.0315)
+    steps: int = 5
+    eps: float = 1e-7
+    precision: torch.dtype = torch.bfloat16
+
+    def __post_init__(self) -> None:
+        require_number("eps", self.eps)
+        require_number("steps", self.steps, below=100)
 
 
 class Muon(torch.optim.Optimizer):
@@ -43,11 +64,8 @@ class Muon(torch.optim.Optimizer):
         weight_decay: float = 0.1,
         momentum: float = 0.95,
         nesterov: bool = True,
-        ns_coefficients: tuple[float, float, float] = _COEFFICIENTS,
-        eps: float = 1e-7,
-        ns_steps: int = 5,
         adjust_lr_fn: str | None = None,
-        precision: torch.dtype = torch.bfloat16,
+        iteration: NewtonSchulz | None = None,
         process_set: ProcessSet = global_process_set,
     ) -> None:
         """Take these matrices; of more dimensions, all but the first count as columns.
@@ -58,29 +76,26 @@ class Muon(torch.optim.Optimizer):
             weight_decay: decoupled.
             momentum: 0 to 1.
             nesterov: whether a step looks ahead.
-            ns_coefficients: of the iteration a X + b (X X^T) X + c (X X^T)^2 X.
-            eps: the least norm that a matrix is divided by.
-            ns_steps: iterations.
             adjust_lr_fn: "original", sqrt(max(1, rows/columns)), or "match_rms_adamw", 0.2 sqrt(max(rows, columns)).
-            precision: in which the iteration is done, and its result sent.
+            iteration: how matrices are made orthogonal; by default as torch does it.
             process_set: the ranks that divide the work.
 
         Raises:
             ArgumentError: a number out of range, or a parameter of fewer than two dimensions.
         """
-        for name, value in (("lr", lr), ("weight_decay", weight_decay), ("eps", eps)):
+        for name, value in (("lr", lr), ("weight_decay", weight_decay)):
             require_number(name, value)
         require_number("momentum", momentum, below=1.0)
-        require_number("ns_steps", ns_steps, below=100)
+        chosen = iteration or NewtonSchulz()
         require_choice("adjust_lr_fn", adjust_lr_fn or "original", _RATES)
         defaults = {
             "lr": lr,
             "weight_decay": weight_decay,
             "momentum": momentum,
             "nesterov": nesterov,
-            "ns_coefficients": ns_coefficients,
-            "eps": eps,
-            "ns_steps": ns_steps,
+            "ns_coefficients": chosen.coefficients,
+            "eps": chosen.eps,
+            "ns_steps": chosen.steps,
             "adjust_lr_fn": adjust_lr_fn,
         }
         super().__init__(params, defaults)
@@ -91,7 +106,7 @@ class Muon(torch.optim.Optimizer):
                         f"Muon of a parameter, {described(each)}: want matrices or filters; give biases and norms to "
                         "another optimizer"
                     )
-        self._precision = precision
+        self._precision = chosen.precision
         self._process_set = process_set
         self._group: Group | None = None
 

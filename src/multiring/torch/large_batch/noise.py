@@ -221,8 +221,8 @@ def facts_of(optimizer: torch.optim.Optimizer, batch: float, noise: Interval | N
         owed=owed,
         gradient=float((norms_of(gradients) ** 2).sum() ** 0.5),
         shares=None if share is None else (share.least, -(-share.total // share.ranks)),
-        steps=0 if precision is None else precision.steps,
-        skipped=0 if precision is None else precision.skipped,
+        steps=0 if precision is None else precision.whole.steps,
+        skipped=0 if precision is None else precision.whole.skipped,
     )
 
 

@@ -1,6 +1,8 @@
 """Mixed precision by one switch: 16-bit arithmetic, float32 weights, and a loss scale on which all ranks agree."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,17 +21,25 @@ from multiring.torch.optimizer.distributed import Distributed
 _TYPES = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+@dataclass(slots=True)
+class _Round:
+    """What was found of one gradient, by all optimizers whose it is."""
+
+    scale: float  # with which it was made
+    overflows: bool
+    seen_by: set[int]
+
+
 class MixedPrecision:
     """Autocast, the loss scale, and the check of every gradient; see `mixed_precision`."""
 
-    name = "unscale"
-
-    def __init__(self, optimizer: torch.optim.Optimizer, dtype: str, scale: LossScale | None) -> None:
-        self._optimizer = optimizer
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], dtype: str, scale: LossScale | None) -> None:
+        self._optimizers = optimizers
         self._dtype = _TYPES[dtype]
         self._scale = scale
         self._loss = 0.0  # the last one that is not finite, else the last one
         self._steps = 0
+        self._round: _Round | None = None
 
     @property
     def scale(self) -> float:
@@ -57,43 +67,58 @@ class MixedPrecision:
             self._loss = value
         (loss if self._scale is None else loss * self.scale).backward()  # type: ignore[no-untyped-call] # torch's own
 
-    def before(self, step: StepContext) -> None:
-        """Divide the gradients by the scale, and drop them if they overflowed.
+    def check(self, step: StepContext, part: int) -> None:
+        """Divide the gradients of one optimizer by the scale, and drop them if those of any overflowed.
 
         Raises:
             StateError: on every rank: a gradient is not finite, and no scale is to blame, or it cannot be less.
         """
-        if self._scale is not None and self.scale != 1.0:
-            # Divided by a power of two: nothing is rounded but what is too small for float32.
-            each_gradient(step, lambda gradients: list(torch._foreach_mul(gradients, 1.0 / self.scale)))  # noqa: SLF001
-        if step.is_dropped:  # a GradScaler found it
-            return
-        number = self._steps
+        if self._round is None or part in self._round.seen_by:
+            self._round = self._decided(step)
+        found = self._round
+        found.seen_by.add(part)
+        if found.overflows:
+            step.drop()
+        elif found.scale != 1.0:
+            # By a power of two: nothing is rounded but what is too small for float32.
+            each_gradient(step, lambda gradients: list(torch._foreach_mul(gradients, 1.0 / found.scale)))  # noqa: SLF001
+
+    def _decided(self, step: StepContext) -> _Round:
+        """Look at the gradients of all optimizers, and update the scale, once for all of them."""
+        gradients = list(step.gradients)
+        for optimizer in self._optimizers:
+            if optimizer is not step.optimizer:
+                if isinstance(optimizer, Distributed):
+                    optimizer.bring_gradients()
+                gradients += StepContext(optimizer).gradients
+        overflows = not np.isfinite(norms_of(gradients)).all()
+        number, scale = self._steps, self.scale
         self._steps += 1
-        overflows = not np.isfinite(norms_of(step.gradients)).all()
         if self._scale is None:
             if overflows:
                 raise self._failure(step, number, "")
-        elif step.gradients:
+        elif gradients:
             change = self._scale.update(overflows=overflows)
-            if overflows:
-                step.drop()
             if change != 1.0:
-                _rescale_residuals(step.optimizer, change)
+                self._scale_residuals(change)
             if self._scale.is_exhausted:
                 raise self._failure(step, number, f", and the loss scale is {self.scale:g} already")
         self._loss = 0.0
+        return _Round(scale, overflows, set())
 
-    def after(self, step: StepContext, *, applied: bool) -> None:
-        """There is nothing to do."""
+    def _scale_residuals(self, change: float) -> None:
+        """Let what error feedback owes be of the new scale."""
+        for optimizer in self._optimizers:
+            if isinstance(optimizer, Distributed):
+                optimizer.scale_residuals(change)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """Return the scale, and how many steps there were."""
         return {"steps": self._steps, "scale": None if self._scale is None else self._scale.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any], parameters: list[Tensor]) -> None:  # noqa: ARG002 -- as Stage
+    def load_state(self, state: dict[str, Any]) -> None:
         """Go on from there; a scale is dropped where there is none here, and begins where the state has none."""
-        self._steps = state["steps"]
+        self._steps, self._round = state["steps"], None
         if self._scale is not None and state["scale"] is not None:
             self._scale.load_state_dict(state["scale"])
 
@@ -113,8 +138,34 @@ class MixedPrecision:
         )
 
 
+class _Part:
+    """The stage of one of the optimizers."""
+
+    name = "unscale"
+
+    def __init__(self, whole: MixedPrecision, number: int) -> None:
+        self.whole = whole
+        self._number = number
+
+    def before(self, step: StepContext) -> None:
+        if not step.is_dropped:  # else a GradScaler found it
+            self.whole.check(step, self._number)
+
+    def after(self, step: StepContext, *, applied: bool) -> None:
+        """There is nothing to do."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.whole.state()
+
+    def load_state_dict(self, state: dict[str, Any], parameters: list[Tensor]) -> None:  # noqa: ARG002 -- as Stage
+        self.whole.load_state(state)
+
+
 def mixed_precision(
-    optimizer: torch.optim.Optimizer, dtype: str = "bf16", *, scale: LossScale | None = None
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    dtype: str = "bf16",
+    *,
+    scale: LossScale | None = None,
 ) -> MixedPrecision:
     """Train `optimizer`'s parameters in 16 bits; return what the loop uses.
 
@@ -134,7 +185,8 @@ def mixed_precision(
     summed in float32.
 
     Args:
-        optimizer: plain or distributed.
+        optimizer: plain or distributed; or several that step together, as Muon and AdamW: they have one scale, and
+            leave out a step together.
         dtype: "bf16", "fp16", or "float32" for the check alone.
         scale: of "fp16"; by default one that begins at 65,536.
 
@@ -145,20 +197,15 @@ def mixed_precision(
     require_choice("dtype", dtype, tuple(_TYPES))
     if scale is not None and dtype != "fp16":
         raise ArgumentError(f"mixed_precision(dtype={dtype!r}, scale=...): want a scale for 'fp16' only")
-    stages = stages_of(optimizer)
-    for group in optimizer.param_groups:
+    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    for group in (group for each in optimizers for group in each.param_groups):
         for each in group["params"]:
             if each.dtype not in {torch.float32, torch.float64}:
                 raise ArgumentError(
                     f"mixed_precision of a parameter, {described(each)}: want float32 weights, of which autocast makes "
                     "16-bit copies where they serve; use model.float()"
                 )
-    found = MixedPrecision(optimizer, dtype, (scale or LossScale()) if dtype == "fp16" else None)
-    stages.add(found)
+    found = MixedPrecision(optimizers, dtype, (scale or LossScale()) if dtype == "fp16" else None)
+    for number, own in enumerate(optimizers):
+        stages_of(own).add(_Part(found, number))
     return found
-
-
-def _rescale_residuals(optimizer: torch.optim.Optimizer, change: float) -> None:
-    """Let what error feedback owes be of the new scale."""
-    if isinstance(optimizer, Distributed):
-        optimizer.scale_residuals(change)

@@ -11,7 +11,7 @@ from multiring.gradients.buckets import BUCKET_BYTES, GradientSpec
 from multiring.gradients.options import Options, WireOnly
 from multiring.gradients.reducer import GradientReducer
 
-_MARK = "_multiring_sharing"
+_MARK = "_multiring_gradients"
 
 
 def distribute(solver: Any, *, wire: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
@@ -33,10 +33,10 @@ def distribute(solver: Any, *, wire: str | None = None, process_set: ProcessSet 
         raise ArgumentError(f"distribute takes a solver of pycaffe, as caffe.get_solver makes; got a {type(solver)}")
     if getattr(solver, _MARK, None) is not None:
         raise ArgumentError("this solver is distributed already; want one call of distribute")
-    sharing = SolverSharing(solver, wire, process_set)
-    sharing.broadcast()
-    solver.add_callback(sharing.on_start, sharing.on_gradients_ready)
-    setattr(solver, _MARK, sharing)  # Caffe keeps no reference of the callbacks' owner
+    shared_gradients = SolverGradients(solver, wire, process_set)
+    shared_gradients.broadcast()
+    solver.add_callback(shared_gradients.on_start, shared_gradients.on_gradients_ready)
+    setattr(solver, _MARK, shared_gradients)  # Caffe keeps no reference of the callbacks' owner
     return solver
 
 
@@ -54,7 +54,7 @@ def parameters_of(net: Any) -> list[tuple[str, Any]]:
     return found
 
 
-class SolverSharing:
+class SolverGradients:
     """The parameters of one solver's net, and their gradients, shared by the ranks of a process set."""
 
     def __init__(self, solver: Any, wire: str | None, process_set: ProcessSet) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import multiring.torch as mt
 from multiring.errors import ArgumentError, StateError
-from multiring.torch.training_report import TrainingReport, measured_peak, training_flop
+from multiring.torch.share_of_peak import TrainingReport, measured_peak, training_flop
 
 
 def loss_of(model: nn.Module) -> Tensor:
