@@ -55,6 +55,8 @@ PEERS = {
 }
 CASES = ("raw", "small", "jpeg")
 RUN_S = 600.0
+# A peer's environment has this one's torch, but not multiring, which would be loaded with it.
+_QUIET = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
 
 def main() -> int:
@@ -136,7 +138,7 @@ def show(case: str, place: Path, pythons: dict[str, str], arguments: argparse.Na
         for name in [each for each in rates if each not in failed]:
             command = [pythons.get(name, sys.executable), str(LOADERS), name, case, str(place)]
             command += [str(arguments.workers), str(arguments.seconds)]
-            environment = {**inherited_environment(), "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+            environment = {**inherited_environment(), **_QUIET}
             done = subprocess.run(  # noqa: S603 -- our own command
                 command, env=environment, capture_output=True, text=True, timeout=RUN_S, check=False
             )
