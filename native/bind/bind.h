@@ -35,8 +35,8 @@ void bind_tensors(nanobind::module_& m);
 void bind_operations(nanobind::module_& m);
 void bind_repeats(nanobind::module_& m);
 void bind_context(nanobind::module_& m);
-void bind_notices(nanobind::module_& m);
-void bind_context_notices(nanobind::class_<Context>& context);
+void bind_control_messages(nanobind::module_& m);
+void bind_context_control(nanobind::class_<Context>& context);
 void bind_ending(nanobind::module_& m);
 void bind_requests(nanobind::module_& m);
 

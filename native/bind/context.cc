@@ -66,20 +66,20 @@ bool connect(Context& context, const std::vector<PeerTuple>& peers, const std::v
   return connected;
 }
 
-using ParcelTuple = std::tuple<uint64_t, int, uint32_t, bool, uintptr_t, size_t>;
+using BounceTuple = std::tuple<uint64_t, int, uint32_t, bool, uintptr_t, size_t>;
 
-std::tuple<std::vector<ParcelTuple>, std::vector<int>, bool, bool> collect(Context& context, int64_t pause_ns) {
-  Mailroom::Work work;
+std::tuple<std::vector<BounceTuple>, std::vector<int>, bool, bool> collect(Context& context, int64_t pause_ns) {
+  MpiProxy::Work work;
   {
     const WithoutGil release;
     work = context.collect(std::chrono::nanoseconds(pause_ns));
   }
-  std::vector<ParcelTuple> parcels;
-  parcels.reserve(work.parcels.size());
-  for (const Parcel& p : work.parcels) {
-    parcels.emplace_back(p.number, p.peer, p.tag, p.is_outgoing, reinterpret_cast<uintptr_t>(p.data), p.size);
+  std::vector<BounceTuple> bounces;
+  bounces.reserve(work.bounces.size());
+  for (const BounceBuffer& p : work.bounces) {
+    bounces.emplace_back(p.number, p.peer, p.tag, p.is_outgoing, reinterpret_cast<uintptr_t>(p.data), p.size);
   }
-  return {std::move(parcels), std::move(work.gone), work.is_pending, work.is_closed};
+  return {std::move(bounces), std::move(work.gone), work.is_pending, work.is_closed};
 }
 
 }  // namespace
@@ -185,16 +185,16 @@ void bind_context(nb::module_& m) {
       .def("settled", &Context::settled, nb::arg("timeout_s"), nb::call_guard<WithoutGil>(),
            "True once nothing is in flight and every frame has been handed on.")
       .def("collect", &collect, nb::arg("pause_ns"),
-           "What MPI is to carry, new since the last call: (parcels, peers given up, whether anything is on its way, closed). "
-           "A parcel is (number, peer, tag, is outgoing, address, bytes). Waits up to `pause_ns` where something is on "
+           "What MPI is to carry, new since the last call: (bounce buffers, peers given up, whether anything is on its way, closed). "
+           "A bounce buffer is (number, peer, tag, is outgoing, address, bytes). Waits up to `pause_ns` where something is on "
            "its way, else until something is.")
       .def("carried", &Context::carried, nb::arg("numbers"), nb::call_guard<WithoutGil>(),
-           "These parcels were sent, or have arrived.")
+           "These were sent, or have arrived.")
       .def("cannot_reach", &Context::cannot_reach, nb::arg("peer"), nb::arg("why"), nb::call_guard<WithoutGil>(),
            "MPI fails for this peer; it counts as lost.")
       .def("allow_spin", &Context::allow_spin, nb::arg("seconds"))
       .def("close", &Context::close, nb::arg("grace_s"), nb::arg("announce"), nb::call_guard<WithoutGil>());
-  bind_context_notices(bound);
+  bind_context_control(bound);
 }
 
 }  // namespace multiring

@@ -1,4 +1,4 @@
-// Notices, and a Context's ways to send and take them.
+// Control messages, and a Context's ways to send and take them.
 
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
@@ -11,24 +11,24 @@ namespace nb = nanobind;
 
 namespace multiring {
 
-void bind_notices(nb::module_& m) {
-  nb::enum_<Notice::Kind>(m, "NoticeKind")
-      .value("MESSAGE", Notice::Kind::message)
-      .value("MISMATCH", Notice::Kind::mismatch)
-      .value("LOSS", Notice::Kind::loss);
-  nb::class_<Notice>(m, "Notice")
-      .def_ro("kind", &Notice::kind)
-      .def_ro("rank", &Notice::rank, "In the world: who sent a message; who is gone.")
-      .def_ro("group", &Notice::group, "What a message is for; the group of a mismatch.")
-      .def_ro("tag", &Notice::tag, "Of a message; a mismatch's sequence number.")
-      .def_prop_ro("payload", [](const Notice& notice) { return nb::bytes(notice.payload.data(), notice.payload.size()); },
+void bind_control_messages(nb::module_& m) {
+  nb::enum_<ControlMessage::Kind>(m, "ControlMessageKind")
+      .value("MESSAGE", ControlMessage::Kind::message)
+      .value("MISMATCH", ControlMessage::Kind::mismatch)
+      .value("LOSS", ControlMessage::Kind::loss);
+  nb::class_<ControlMessage>(m, "ControlMessage")
+      .def_ro("kind", &ControlMessage::kind)
+      .def_ro("rank", &ControlMessage::rank, "In the world: who sent a message; who is gone.")
+      .def_ro("group", &ControlMessage::group, "What a message is for; the group of a mismatch.")
+      .def_ro("tag", &ControlMessage::tag, "Of a message; a mismatch's sequence number.")
+      .def_prop_ro("payload", [](const ControlMessage& message) { return nb::bytes(message.payload.data(), message.payload.size()); },
                    "What a message says; why a rank is gone.")
-      .def_prop_ro("died", [](const Notice& notice) { return is_death(static_cast<LossKind>(notice.tag)); },
+      .def_prop_ro("died", [](const ControlMessage& message) { return is_death(static_cast<LossKind>(message.tag)); },
                    "Of a loss: whether the rank died, rather than left.")
-      .def_ro("titles", &Notice::titles, "What each rank of the world called the operation of a mismatch.");
+      .def_ro("titles", &ControlMessage::titles, "What each rank of the world called the operation of a mismatch.");
 }
 
-void bind_context_notices(nb::class_<Context>& context) {
+void bind_context_control(nb::class_<Context>& context) {
   context
       .def("link_with", &Context::link_with, nb::arg("ranks"), nb::call_guard<WithoutGil>(),
            "Open the connections with these ranks that are not there yet; the others do the same.")
@@ -40,9 +40,9 @@ void bind_context_notices(nb::class_<Context>& context) {
            },
            nb::arg("rank"), nb::arg("group"), nb::arg("tag"), nb::arg("payload"),
            "Send a short message to a rank of the world, outside any operation. False: it is gone, or cannot be reached.")
-      .def("take_notices", &Context::take_notices, nb::arg("timeout_s"), nb::call_guard<WithoutGil>(),
+      .def("take_control_messages", &Context::take_control_messages, nb::arg("timeout_s"), nb::call_guard<WithoutGil>(),
            "What has come since the last call, at once where there is something; None once the context is closed.")
-      .def("prod", &Context::prod, nb::call_guard<WithoutGil>(), "Have take_notices return.");
+      .def("wake_control", &Context::wake_control, nb::call_guard<WithoutGil>(), "Have take_control_messages return.");
 }
 
 }  // namespace multiring

@@ -85,7 +85,7 @@ void bind_operations(nb::module_& m) {
           "__init__",
           [](OperationSpec* self, std::pair<uint64_t, uint64_t> key, std::vector<int> members, const Rounds& rounds,
              bool at_once, const nb::bytes& digest, std::string description, std::shared_ptr<Program> program, uintptr_t input,
-             uintptr_t output, uint64_t user_bytes, uint32_t name, std::shared_ptr<Exchange> exchange, bool meets, bool tells_mismatch) {
+             uintptr_t output, uint64_t user_bytes, uint32_t name, std::shared_ptr<SharedSlots> slots, bool meets, bool tells_mismatch) {
             if (digest.size() != 16) throw Fault(FaultKind::argument, "a digest has 16 bytes");
             new (self) OperationSpec();
             self->key = {key.first, key.second};
@@ -98,13 +98,13 @@ void bind_operations(nb::module_& m) {
             self->bases = {reinterpret_cast<std::byte*>(input), reinterpret_cast<std::byte*>(output)};
             self->user_bytes = user_bytes;
             self->name = name;
-            self->exchange = std::move(exchange);
+            self->slots = std::move(slots);
             self->meets = meets;
             self->tells_mismatch = tells_mismatch;
           },
           nb::arg("key"), nb::arg("members"), nb::arg("rounds"), nb::arg("at_once"), nb::arg("digest"), nb::arg("description"),
           nb::arg("program").none(), nb::arg("input"), nb::arg("output"), nb::arg("user_bytes"), nb::arg("name"),
-          nb::arg("exchange").none(), nb::arg("meets"), nb::arg("tells_mismatch"));
+          nb::arg("slots").none(), nb::arg("meets"), nb::arg("tells_mismatch"));
   // Read only once the operation has ended: until then another thread changes it.
   nb::class_<Operation>(m, "Operation")
       .def_prop_ro("title", [](const Operation& operation) { return operation.spec().description; })

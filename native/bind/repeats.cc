@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "bind.h"
-#include "core/exchange.h"
+#include "core/shared_slots.h"
 
 namespace nb = nanobind;
 
@@ -126,13 +126,13 @@ class Holdings {
 
 class Repeats {
  public:
-  Repeats(nb::object holdings, uint64_t group, std::shared_ptr<Exchange> exchange, uint64_t steps, double patience_s, uint64_t pause_every, nb::object array_type)
+  Repeats(nb::object holdings, uint64_t group, std::shared_ptr<SharedSlots> slots, uint64_t steps, double patience_s, uint64_t pause_every, nb::object array_type)
       : owner_(std::move(holdings)), holdings_(nb::cast<Holdings&>(owner_)), context_(holdings_.context()), group_(group),
-        exchange_(std::move(exchange)), steps_(steps), patience_s_(patience_s), pause_every_(pause_every), array_type_(std::move(array_type)) {}
+        slots_(std::move(slots)), steps_(steps), patience_s_(patience_s), pause_every_(pause_every), array_type_(std::move(array_type)) {}
 
   uint64_t next() { return sequence_.fetch_add(steps_) + steps_; }
   uint64_t last() const { return sequence_.load(); }
-  std::shared_ptr<Exchange> exchange() const { return exchange_; }
+  std::shared_ptr<SharedSlots> slots() const { return slots_; }
 
   // From now on a call like that of `array` runs as `spec`, under other sequence numbers.
   void remember(const OperationSpec& spec, nb::handle array, nb::handle op) {
@@ -205,7 +205,7 @@ class Repeats {
   Holdings& holdings_;
   Context& context_;
   const uint64_t group_;
-  const std::shared_ptr<Exchange> exchange_;
+  const std::shared_ptr<SharedSlots> slots_;
   const uint64_t steps_;
   const double patience_s_;
   const uint64_t pause_every_;  // operations; 0: never
@@ -217,26 +217,26 @@ class Repeats {
 }  // namespace
 
 void bind_repeats(nb::module_& m) {
-  nb::class_<Exchange>(m, "Exchange")
+  nb::class_<SharedSlots>(m, "SharedSlots")
       .def(
           "__init__",
-          [](Exchange* self, Context& context, const std::vector<int>& members, uint64_t steps) {
-            new (self) Exchange(context.rank(), members, steps, context.own_segment());
+          [](SharedSlots* self, Context& context, const std::vector<int>& members, uint64_t steps) {
+            new (self) SharedSlots(context.rank(), members, steps, context.own_segment());
           },
           nb::arg("context"), nb::arg("members"), nb::arg("steps"), "The slots in which ranks of one host meet.")
-      .def_prop_ro_static("CAPACITY", [](nb::handle) { return Exchange::kCapacity; }, "Bytes of payload.");
+      .def_prop_ro_static("CAPACITY", [](nb::handle) { return SharedSlots::kCapacity; }, "Bytes of payload.");
   nb::class_<Holdings>(m, "Holdings")
       .def(nb::init<nb::object>(), nb::arg("context"))
       .def("post", &Holdings::post, nb::arg("spec"), nb::arg("caller_waits"), nb::arg("memory").none(),
            "Start an operation, and keep what it works on until it has ended.")
       .def("release", &Holdings::release, nb::arg("operation"), "Let go of what an operation that has ended worked on.");
   nb::class_<Repeats>(m, "Repeats")
-      .def(nb::init<nb::object, uint64_t, std::shared_ptr<Exchange>, uint64_t, double, uint64_t, nb::object>(), nb::arg("holdings"),
-           nb::arg("group"), nb::arg("exchange").none(), nb::arg("steps"), nb::arg("patience_s"), nb::arg("pause_every"),
+      .def(nb::init<nb::object, uint64_t, std::shared_ptr<SharedSlots>, uint64_t, double, uint64_t, nb::object>(), nb::arg("holdings"),
+           nb::arg("group"), nb::arg("slots").none(), nb::arg("steps"), nb::arg("patience_s"), nb::arg("pause_every"),
            nb::arg("array_type"))
       .def("next", &Repeats::next, "The group's next sequence number.")
       .def_prop_ro("last", &Repeats::last, "The sequence number given last; 0: none was.")
-      .def_prop_ro("exchange", &Repeats::exchange)
+      .def_prop_ro("slots", &Repeats::slots)
       .def("remember", &Repeats::remember, nb::arg("spec"), nb::arg("array").none(), nb::arg("op").none(),
            "From now on `all_reduce`, or `barrier`, knows calls like this one.")
       .def("all_reduce", &Repeats::all_reduce, nb::arg("name"), nb::arg("array").none(), nb::arg("op").none(),

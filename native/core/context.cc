@@ -22,7 +22,7 @@ constexpr size_t kMostOfTimeline = 1 << 20;  // 80 MB: what a group of one rank 
 // A rank's last words travel for at most about this long behind the news of its end.
 constexpr auto kLastWords = std::chrono::milliseconds(100);
 constexpr auto kMeetingSpin = std::chrono::microseconds(20);  // with the caller's locks held
-constexpr auto kHearsay = std::chrono::seconds(3);     // what a rank that left has sent is in this host's kernel by then
+constexpr auto kGossip = std::chrono::seconds(3);     // what a rank that left has sent is in this host's kernel by then
 constexpr auto kHandingOn = std::chrono::seconds(30);  // a peer that is late does not wait for ever for who has left
 constexpr size_t kQuickBytes = 4096;
 constexpr int kDoorPause_ms = 10;  // between two looks at connections that are being made
@@ -84,8 +84,8 @@ Context::Context(ContextConfig config)
   const auto nonce = random_nonce();
   std::memcpy(&witness_, nonce.data(), sizeof witness_);
   segment_ = std::make_shared<Segment>(config_.segment_bytes);
-  bell_ = std::make_unique<Bell>(handover_name_ + "-bell", bell_word_of(config_.rank));
-  poller_.add(bell_->fd(), EPOLLIN, [this](uint32_t) { bell_->silence(); });
+  doorbell_ = std::make_unique<Doorbell>(handover_name_ + "-bell", doorbell_word_of(config_.rank));
+  poller_.add(doorbell_->fd(), EPOLLIN, [this](uint32_t) { doorbell_->silence(); });
   open_handover();
   progress_ = std::make_unique<std::thread>([this] { progress_loop(); });
 }
@@ -111,7 +111,7 @@ void Context::progress_loop() {
     if (caller_drives_ && std::exchange(told_of_, ended_) != ended_) wake_self();  // its operation may be among them
     if (Clock::now() >= next_rail_watch_) guarded([this] { watch_rails(); });
     if (Clock::now() >= next_wire_watch_) guarded([this] { watch_wires(); });
-    // Peers ring this thread only once no caller has driven for a second: a bell for each of a caller's quick
+    // Peers ring this thread only once no caller has driven for a second: a doorbell for each of a caller's quick
     // operations would cost the peers more than the operations.
     const bool callers_rest = !caller_drives_ && (!running_.empty() || seconds_since(last_caller_) > 1);
     const bool watches = rails_need_watching();
@@ -253,23 +253,23 @@ bool Context::fail_stuck() {
 
 bool Context::drive_all() {
   bool any = receive_local();
-  const Operation* exchanging = nullptr;
+  const Operation* in_slots = nullptr;
   for (auto at = running_.begin(); at != running_.end();) {
     const auto operation = at->second;
-    if (operation->state() == Operation::State::exchanging && doomed_.contains(at->first)) {
+    if (operation->state() == Operation::State::in_slots && causes_.contains(at->first)) {
       ++at;  // whoever failed it must not be found in the slots
       any |= settle(operation);
       continue;
     }
     // To the other ranks, a group's later operation means that this rank is done with the slots.
-    if (exchanging != nullptr && exchanging->spec().key.group == at->first.group) {
+    if (in_slots != nullptr && in_slots->spec().key.group == at->first.group) {
       ++at;
       continue;
     }
     ++at;
     any |= drive_one(operation);
-    if (operation->state() == Operation::State::exchanging) {
-      exchanging = operation.get();
+    if (operation->state() == Operation::State::in_slots) {
+      in_slots = operation.get();
     }
   }
   for (const auto& link : links_) {
@@ -291,13 +291,13 @@ bool Context::drive_all() {
 void Context::end_of(const std::shared_ptr<Operation>& operation) {
   const auto& spec = operation->spec();
   running_.erase(spec.key);
-  doomed_.erase(spec.key);
+  causes_.erase(spec.key);
   over(spec.key) = spec.key;
   ++ended_;
   record({Event::Kind::operation, spec.name, spec.key, spec.user_bytes, nanoseconds(operation->posted),
           nanoseconds(operation->agreed), nanoseconds(operation->finished), first_bytes(spec.digest), 0, 0, operation->fault()});
   if (spec.tells_mismatch && operation->fault() == FaultKind::mismatch) {
-    tell_here({Notice::Kind::mismatch, config_.rank, spec.key.group, spec.key.sequence, {}, operation->descriptions()});
+    tell_here({ControlMessage::Kind::mismatch, config_.rank, spec.key.group, spec.key.sequence, {}, operation->descriptions()});
   }
   for (const auto& [start, end, busy] : operation->reductions()) {
     keep({Event::Kind::reduce, spec.name, spec.key, 0, nanoseconds(start), 0, nanoseconds(end), 0,
@@ -337,11 +337,11 @@ std::shared_ptr<Operation> Context::post(OperationSpec spec, bool caller_waits) 
     throw Fault(FaultKind::stall, "the group is unusable: in an earlier operation " + stalled->second);
   }
   if (running_.contains(key)) throw Fault(FaultKind::state, "an operation with this key is in flight");
-  const bool exchanges = may_exchange(spec, key);
+  const bool meets = may_meet(spec, key);
   auto operation = std::make_shared<Operation>(std::move(spec), static_cast<Host&>(*this));
-  if (exchanges) {
-    operation->begin_exchange(false);
-    ring_waiting(*operation->spec().exchange);
+  if (meets) {
+    operation->begin_in_slots(false);
+    wake_waiting(*operation->spec().slots);
   }
   begin(operation);
   if (caller_drives_) {
@@ -378,30 +378,30 @@ bool Context::drive_here(const std::shared_ptr<Operation>& operation) {
 void Context::begin(const std::shared_ptr<Operation>& operation) {
   const OperationKey key = operation->spec().key;
   running_[key] = operation;
-  const auto early = early_.find(key);
-  if (early != early_.end()) {
-    const auto frames = std::move(early->second);
-    early_.erase(early);
+  const auto unexpected = unexpected_.find(key);
+  if (unexpected != unexpected_.end()) {
+    const auto frames = std::move(unexpected->second);
+    unexpected_.erase(unexpected);
     for (const auto& [peer, frame, payload] : frames) on_frame(peer, frame, payload);
   }
   const auto stall = stalls_.find(key.group);
   if (stall != stalls_.end() && key.sequence > stall->second.sequence) {
-    doomed_.try_emplace(key, stall->second.doom);
+    causes_.try_emplace(key, stall->second.cause);
     unsettled_ = true;
   }
   if (!losses_.empty()) unsettled_ = true;
 }
 
-bool Context::may_exchange(const OperationSpec& spec, OperationKey key) const {
-  if (!spec.meets || !config_.lower || !spec.exchange || !spec.exchange->may_publish(key.sequence)) return false;
+bool Context::may_meet(const OperationSpec& spec, OperationKey key) const {
+  if (!spec.meets || !config_.lower || !spec.slots || !spec.slots->may_publish(key.sequence)) return false;
   // Somebody does not meet, or has failed already.
-  if (early_.contains(key) || doomed_.contains(key) || stalls_.contains(key.group)) return false;
+  if (unexpected_.contains(key) || causes_.contains(key) || stalls_.contains(key.group)) return false;
   const auto other = running_.lower_bound({key.group, 0});
   return other == running_.end() || other->first.group != key.group;
 }
 
-void Context::ring_waiting(const Exchange& exchange) {
-  exchange.ring_waiting([this](int rank) {
+void Context::wake_waiting(const SharedSlots& slots) {
+  slots.wake_waiting([this](int rank) {
     for (const ShmLink* link : local_links_) {
       if (link != nullptr && link->peer() == rank) link->wake();
     }
@@ -416,27 +416,27 @@ Context::Attempt Context::meet(const OperationSpec& model, uint64_t group, std::
   if (has_news()) receive_local();
   uint64_t before = sequence.load();
   const OperationKey key{group, before + steps};
-  if (config_.log_moves || unsettled_ || !new_losses_.empty() || !may_exchange(model, key)) return {};
+  if (config_.log_moves || unsettled_ || !new_losses_.empty() || !may_meet(model, key)) return {};
   if (!sequence.compare_exchange_strong(before, key.sequence)) return {};
   const auto start = Clock::now();
   const auto until = start + std::min<Clock::duration>(kMeetingSpin, as_duration(spin_s_));
   const size_t bytes = model.program ? model.user_bytes : 0;
-  model.exchange->publish(key.sequence, model.digest, data, bytes);
-  ring_waiting(*model.exchange);
+  model.slots->publish(key.sequence, model.digest, data, bytes);
+  wake_waiting(*model.slots);
   for (int turn = 1;; ++turn) {
-    const auto seen = model.exchange->look(key.sequence, model.digest);
-    if (seen == Exchange::Seen::all) {
-      if (model.program) combine_published(*model.program, *model.exchange, key.sequence, data, bytes);
+    const auto seen = model.slots->look(key.sequence, model.digest);
+    if (seen == SharedSlots::Seen::all) {
+      if (model.program) combine_published(*model.program, *model.slots, key.sequence, data, bytes);
       last_caller_ = Clock::now();
       const int64_t end = nanoseconds(last_caller_);
-      model.exchange->note_end(key.sequence);
+      model.slots->note_end(key.sequence);
       over(key) = key;
       record({Event::Kind::operation, model.name, key, model.user_bytes, nanoseconds(start), end, end,
               first_bytes(model.digest)});
       record({Event::Kind::wait, model.name, key, 0, nanoseconds(start), 0, end, 0, 0, keeps_timeline_ ? this_thread() : 0});
       return {true, nullptr};
     }
-    if (seen == Exchange::Seen::different) break;
+    if (seen == SharedSlots::Seen::different) break;
     if (turn % 16 == 0 && (has_news() || Clock::now() > until)) break;
     cpu_relax();
   }
@@ -445,7 +445,7 @@ Context::Attempt Context::meet(const OperationSpec& model, uint64_t group, std::
   spec.bases[1] = data;
   const auto operation = std::make_shared<Operation>(std::move(spec), static_cast<Host&>(*this));
   operation->posted = start;  // what is published already, others may have ended meanwhile
-  operation->begin_exchange(true);
+  operation->begin_in_slots(true);
   begin(operation);
   if (caller_drives_) wake_self();
   return {false, operation};
@@ -576,10 +576,10 @@ uint64_t Context::dropped_from_timeline() {
   return dropped_from_timeline_;
 }
 
-size_t Context::early_frames() {
+size_t Context::unexpected_frames() {
   const Lock lock(mutex_);
   size_t sum = 0;
-  for (const auto& [key, frames] : early_) sum += frames.size();
+  for (const auto& [key, frames] : unexpected_) sum += frames.size();
   return sum;
 }
 
@@ -643,7 +643,7 @@ void Context::on_frame(int peer, const Frame& frame, std::span<const std::byte> 
       if (own != tcp_links_.end() && own->second->is_open()) return;
       // Or, where it has connected only just now, what is on the way to here.
       if (!local_rank(lost) && !losses_.contains(lost)) {
-        hearsay_.try_emplace(lost, Clock::now() + kHearsay, "as rank " + std::to_string(peer) + " found");
+        gossip_.try_emplace(lost, Clock::now() + kGossip, "as rank " + std::to_string(peer) + " found");
         return;
       }
     }
@@ -651,8 +651,8 @@ void Context::on_frame(int peer, const Frame& frame, std::span<const std::byte> 
     note_loss(lost, kind, kind == LossKind::cut_off ? "nothing comes from " + place_of(lost) + " any more, " + found_by : found_by);
     return;
   }
-  if (frame.kind == FrameKind::notice || frame.kind == FrameKind::noticed) {
-    on_notice(peer, frame, payload);
+  if (frame.kind == FrameKind::control || frame.kind == FrameKind::control_taken) {
+    on_control(peer, frame, payload);
     return;
   }
   const auto found = running_.find(frame.key());
@@ -679,7 +679,7 @@ void Context::on_frame(int peer, const Frame& frame, std::span<const std::byte> 
     return;
   }
   if (frame.kind == FrameKind::fail) {
-    if (ends_group(static_cast<LossKind>(frame.slot))) doom_later(frame.key(), doom_of(frame));
+    if (ends_group(static_cast<LossKind>(frame.slot))) fail_later(frame.key(), cause_of(frame));
     // Said once, when the frame comes; an operation that is posted only then knows of it from the beginning.
     if (found != running_.end()) found->second->on_failure(peer);
     if (frame.round != 0) links_[static_cast<size_t>(peer)]->send({.group = frame.group, .sequence = frame.sequence, .kind = FrameKind::quiet});
@@ -687,8 +687,8 @@ void Context::on_frame(int peer, const Frame& frame, std::span<const std::byte> 
   if (found == running_.end()) {
     if (frame.kind != FrameKind::round && frame.kind != FrameKind::fail) return;
     if (over(frame.key()) == frame.key() || stalled_groups_.contains(frame.group)) return;  // nobody will post it
-    early_[frame.key()].push_back({peer, frame, {payload.begin(), payload.end()}});
-    early_[frame.key()].back().frame.round = frame.kind == FrameKind::fail ? 0 : frame.round;
+    unexpected_[frame.key()].push_back({peer, frame, {payload.begin(), payload.end()}});
+    unexpected_[frame.key()].back().frame.round = frame.kind == FrameKind::fail ? 0 : frame.round;
     return;
   }
   Operation& operation = *found->second;
@@ -701,33 +701,33 @@ void Context::on_frame(int peer, const Frame& frame, std::span<const std::byte> 
   } else if (frame.kind == FrameKind::there) {
     operation.culprit = static_cast<int>(frame.offset);
   } else if (frame.kind == FrameKind::fail) {
-    const Doom doom = doom_of(frame);
-    if (doom.rank == config_.rank && doom.kind == LossKind::cut_off) {
+    const FailureCause cause = cause_of(frame);
+    if (cause.rank == config_.rank && cause.kind == LossKind::cut_off) {
       on_exclusion(peer);
       return;
     }
-    doomed_.try_emplace(frame.key(), doom);
-    if (is_loss_of_rank(doom.kind)) {
+    causes_.try_emplace(frame.key(), cause);
+    if (is_loss_of_rank(cause.kind)) {
       const std::string found_by = "as rank " + std::to_string(peer) + " found";
-      note_loss(doom.rank, doom.kind,
-                doom.kind == LossKind::cut_off ? "nothing comes from " + place_of(doom.rank) + " any more, " + found_by : found_by);
+      note_loss(cause.rank, cause.kind,
+                cause.kind == LossKind::cut_off ? "nothing comes from " + place_of(cause.rank) + " any more, " + found_by : found_by);
     }
     unsettled_ = true;
   }
 }
 
-Context::Doom Context::doom_of(const Frame& frame) {
-  Doom doom{static_cast<int>(frame.offset), static_cast<LossKind>(frame.slot), 0};
-  std::memcpy(&doom.quiet_s, frame.note.data(), sizeof doom.quiet_s);
-  return doom;
+Context::FailureCause Context::cause_of(const Frame& frame) {
+  FailureCause cause{static_cast<int>(frame.offset), static_cast<LossKind>(frame.slot), 0};
+  std::memcpy(&cause.quiet_s, frame.note.data(), sizeof cause.quiet_s);
+  return cause;
 }
 
 // Who stalled in an operation takes part in no later one of its group. Ranks that ended that one before are to name
 // whom it waited for, not it, because it left.
-void Context::doom_later(const OperationKey& key, const Doom& doom) {
-  stalls_.try_emplace(key.group, Stall{key.sequence, doom});
+void Context::fail_later(const OperationKey& key, const FailureCause& cause) {
+  stalls_.try_emplace(key.group, Stall{key.sequence, cause});
   for (auto at = running_.upper_bound(key); at != running_.end() && at->first.group == key.group; ++at) {
-    doomed_.try_emplace(at->first, doom);
+    causes_.try_emplace(at->first, cause);
     unsettled_ = true;
   }
 }
@@ -737,17 +737,17 @@ bool Context::local_rank(int rank) const {
 }
 
 // Ranks that left, as others say, and from which nothing has come since.
-void Context::believe_hearsay(Clock::time_point now) {
-  for (auto at = hearsay_.begin(); at != hearsay_.end();) {
+void Context::believe_gossip(Clock::time_point now) {
+  for (auto at = gossip_.begin(); at != gossip_.end();) {
     const auto& [lost, said] = *at;
     const auto own = tcp_links_.find(lost);
     if (losses_.contains(lost)) {
-      at = hearsay_.erase(at);
+      at = gossip_.erase(at);
     } else if (now < said.believed_at || (own != tcp_links_.end() && own->second->is_open())) {
       ++at;
     } else {
       note_loss(lost, LossKind::left, said.why);
-      at = hearsay_.erase(at);
+      at = gossip_.erase(at);
     }
   }
 }
@@ -784,10 +784,10 @@ void Context::tell_everyone(const Frame& frame) {
 bool Context::settle_losses(size_t count) {
   unsettled_ = false;
   bool any = false;
-  const auto doomed = running_;  // failing changes it
+  const auto failing = running_;  // failing changes it
   // What a member failed for is passed on before it is relayed that it has left: some have no connection with it.
-  for (const auto& [key, operation] : doomed) {
-    if (doomed_.contains(key)) any |= settle(operation);
+  for (const auto& [key, operation] : failing) {
+    if (causes_.contains(key)) any |= settle(operation);
   }
   const auto end = new_losses_.begin() + static_cast<std::ptrdiff_t>(count);
   const std::vector<NewLoss> settled(std::make_move_iterator(new_losses_.begin()), std::make_move_iterator(end));
@@ -796,7 +796,7 @@ bool Context::settle_losses(size_t count) {
     const auto [known, is_new] = losses_.try_emplace(lost, loss);
     if (!is_new) continue;
     loss_order_.push_back(lost);
-    tell_here({Notice::Kind::loss, lost, 0, static_cast<uint64_t>(loss.kind), loss.why, {}});
+    tell_here({ControlMessage::Kind::loss, lost, 0, static_cast<uint64_t>(loss.kind), loss.why, {}});
     if (closing_ || !is_passed_on) continue;
     const Frame news{.kind = FrameKind::lost, .slot = static_cast<uint32_t>(loss.kind), .offset = static_cast<uint64_t>(lost)};
     tell_everyone(news);
@@ -813,12 +813,12 @@ bool Context::settle_losses(size_t count) {
 // of, else a leave-taking: ranks that raise because of a death end their programs too.
 bool Context::settle(const std::shared_ptr<Operation>& operation) {
   if (operation->has_failed()) return false;
-  const auto doomed = doomed_.find(operation->spec().key);
-  if (doomed != doomed_.end()) {
-    const Doom doom = doomed->second;
-    const auto [lost, kind, quiet_s] = doom;
+  const auto failing = causes_.find(operation->spec().key);
+  if (failing != causes_.end()) {
+    const FailureCause cause = failing->second;
+    const auto [lost, kind, quiet_s] = cause;
     if (ends_group(kind)) {
-      stall(operation, doom);
+      stall(operation, cause);
       return true;
     }
     if (kind == LossKind::unable) {
@@ -869,16 +869,16 @@ void Context::fail_for(Operation& operation, int lost, const Loss& loss) {
 }
 
 // Fails it on all its ranks, and with it the group.
-void Context::stall(const std::shared_ptr<Operation>& operation, const Doom& doom) {
-  tell_members(*operation, doom.rank, doom.kind, doom.quiet_s);
-  const std::string who = doom.rank == config_.rank ? "this rank" : "rank " + std::to_string(doom.rank);
-  const bool is_silent = doom.kind == LossKind::silent;
+void Context::stall(const std::shared_ptr<Operation>& operation, const FailureCause& cause) {
+  tell_members(*operation, cause.rank, cause.kind, cause.quiet_s);
+  const std::string who = cause.rank == config_.rank ? "this rank" : "rank " + std::to_string(cause.rank);
+  const bool is_silent = cause.kind == LossKind::silent;
   const std::string text =
-      is_silent ? "nothing came from " + who + " for " + std::to_string(doom.quiet_s) + " s" : who + " aborted the group";
-  operation->culprit = doom.rank;
+      is_silent ? "nothing came from " + who + " for " + std::to_string(cause.quiet_s) + " s" : who + " aborted the group";
+  operation->culprit = cause.rank;
   const uint64_t group = operation->spec().key.group;
   stalled_groups_.try_emplace(group, text);
-  early_.erase(early_.lower_bound({group, 0}), early_.upper_bound({group, UINT64_MAX}));  // it takes no more operations
+  unexpected_.erase(unexpected_.lower_bound({group, 0}), unexpected_.upper_bound({group, UINT64_MAX}));  // it takes no more operations
   operation->fail(is_silent ? FaultKind::stall : FaultKind::state, text);
   end_if_over(operation);
 }
@@ -887,14 +887,14 @@ void Context::give_up(const std::shared_ptr<Operation>& operation, int silent) {
   const Lock lock(mutex_);
   if (operation->has_failed() || operation->ended()) return;
   stall(operation, {silent, LossKind::silent, static_cast<int64_t>(seconds_since(operation->moved))});
-  poke();
+  wake_driver();
 }
 
 void Context::abort(const std::shared_ptr<Operation>& operation, int culprit) {
   const Lock lock(mutex_);
   if (operation->has_failed() || operation->ended()) return;
   stall(operation, {culprit, LossKind::aborted, 0});
-  poke();
+  wake_driver();
 }
 
 // This rank cannot go on with the operation, so nobody can.
@@ -907,8 +907,8 @@ void Context::fail_alone(Operation& operation, const std::string& why) {
 void Context::tick() {
   const auto now = Clock::now();
   next_tick_ = now + std::chrono::milliseconds(std::clamp<int64_t>(static_cast<int64_t>(config_.stall_warn_s * 250), 10, 1000));
-  expire_strangers();
-  believe_hearsay(now);
+  expire_pending();
+  believe_gossip(now);
   const auto running = running_;
   for (const auto& [key, operation] : running) {
     if (operation->has_failed()) {
@@ -943,13 +943,13 @@ void Context::carried(const std::vector<uint64_t>& numbers) {
   if (stopped_) return;
   bool is_news = false;
   for (const uint64_t number : numbers) {
-    auto done = mailroom_.finish(number);
+    auto done = proxy_.finish(number);
     if (!done) continue;
-    auto& [parcel, memory] = *done;
-    if (parcel.is_outgoing) {
-      mailroom_.recycle(std::move(memory));
+    auto& [bounce, memory] = *done;
+    if (bounce.is_outgoing) {
+      proxy_.recycle(std::move(memory));
     } else {
-      mpi_links_.at(parcel.peer)->arrived(number, std::move(memory));
+      mpi_links_.at(bounce.peer)->arrived(number, std::move(memory));
       is_news = true;
     }
   }
@@ -1033,21 +1033,21 @@ void Context::close(double grace_s, bool announce) {
     stopped_ = true;
     poller_.wake();
     changed_.notify_all();
-    noticed_.notify_all();
+    control_came_.notify_all();
   }
   progress_->join();
-  mailroom_.close();
+  proxy_.close();
   const Lock lock(mutex_);
   watches_.clear();
-  visitors_.clear();
-  strangers_.clear();
+  pending_handovers_.clear();
+  pending_handshakes_.clear();
   tcp_links_.clear();
   mpi_links_.clear();
   local_links_.clear();
   links_.clear();
   listeners_.clear();
   handover_socket_.reset();
-  bell_.reset();
+  doorbell_.reset();
 }
 
 }  // namespace multiring

@@ -22,9 +22,9 @@
 #include <vector>
 
 #include "digest.h"
-#include "mailroom.h"
+#include "mpi_proxy.h"
 #include "mpi_link.h"
-#include "notices.h"
+#include "control_messages.h"
 #include "operation.h"
 #include "poller.h"
 #include "shm_link.h"
@@ -146,7 +146,7 @@ class Context final : public LinkEvents, public Host {
   std::vector<int> read_by();  // ranks of this host that can read this rank's ordinary memory
   std::shared_ptr<Segment> own_segment() const { return segment_; }
 
-  size_t early_frames();  // kept for operations that this rank has yet to post
+  size_t unexpected_frames();  // kept for operations that this rank has yet to post
 
   // True once nothing is in flight and every frame has been handed on; false after `timeout_s`.
   bool settled(double timeout_s);
@@ -158,11 +158,11 @@ class Context final : public LinkEvents, public Host {
   bool notify(int rank, uint64_t group, uint64_t tag, std::span<const std::byte> payload);
   // What has come, and what is new here, in order; empty after `timeout_s`, nothing at all once the context is closed.
   // For one thread.
-  std::optional<std::vector<Notice>> take_notices(double timeout_s);
-  void prod();  // has take_notices return
+  std::optional<std::vector<ControlMessage>> take_control_messages(double timeout_s);
+  void wake_control();  // has take_control messages return
 
-  // For the thread that calls MPI: work for it (see Mailroom), what came of it, and peers MPI cannot reach any more.
-  Mailroom::Work collect(std::chrono::nanoseconds pause) { return mailroom_.collect(pause); }
+  // For the thread that calls MPI: work for it (see MpiProxy), what came of it, and peers MPI cannot reach any more.
+  MpiProxy::Work collect(std::chrono::nanoseconds pause) { return proxy_.collect(pause); }
   void carried(const std::vector<uint64_t>& numbers);
   void cannot_reach(int peer, const std::string& why);
 
@@ -214,14 +214,14 @@ class Context final : public LinkEvents, public Host {
   void end_of(const std::shared_ptr<Operation>& operation);
   void end_if_over(const std::shared_ptr<Operation>& operation);
   // What some member could not finish an operation for; `quiet_s` where that one is silent.
-  struct Doom {
+  struct FailureCause {
     int rank;
     LossKind kind;
     int64_t quiet_s;
   };
   bool makes_sense(const Frame& frame) const;
-  static Doom doom_of(const Frame& frame);
-  void doom_later(const OperationKey& key, const Doom& doom);
+  static FailureCause cause_of(const Frame& frame);
+  void fail_later(const OperationKey& key, const FailureCause& cause);
   bool settle_losses(size_t count);
   bool settle(const std::shared_ptr<Operation>& operation);
   void note_loss(int lost, LossKind kind, const std::string& why);
@@ -230,40 +230,40 @@ class Context final : public LinkEvents, public Host {
   void tell_everyone(const Frame& frame);
   void tell_members(const Operation& operation, int lost, LossKind kind, int64_t quiet_s = 0);
   void fail_for(Operation& operation, int lost, const Loss& loss);
-  void stall(const std::shared_ptr<Operation>& operation, const Doom& doom);
+  void stall(const std::shared_ptr<Operation>& operation, const FailureCause& cause);
   void fail_alone(Operation& operation, const std::string& why);
   void tick();
-  bool may_exchange(const OperationSpec& spec, OperationKey key) const;
+  bool may_meet(const OperationSpec& spec, OperationKey key) const;
   void begin(const std::shared_ptr<Operation>& operation);
   bool is_quick(const Operation& operation) const;
   bool drive_here(const std::shared_ptr<Operation>& operation);
   bool drive_one(const std::shared_ptr<Operation>& operation);
-  void ring_waiting(const Exchange& exchange);
+  void wake_waiting(const SharedSlots& slots);
   bool has_news() const;
   bool may_sleep(uint32_t sleeper);
   void wake_self();
   void record(const Event& event);
-  void on_notice(int peer, const Frame& frame, std::span<const std::byte> payload);
-  void tell_here(Notice own);
-  void poke();
+  void on_control(int peer, const Frame& frame, std::span<const std::byte> payload);
+  void tell_here(ControlMessage own);
+  void wake_driver();
   void keep(const Event& event);
   bool congested() const;
   // What a silent rank has not received is not waited for.
   bool local_rank(int rank) const;
-  void believe_hearsay(Clock::time_point now);
+  void believe_gossip(Clock::time_point now);
   bool hands_on() const;  // frames wait for ranks that have yet to connect
   bool is_settled() const {
-    return running_.empty() && !congested() && (mailroom_.is_quiet() || !stalled_groups_.empty());
+    return running_.empty() && !congested() && (proxy_.is_quiet() || !stalled_groups_.empty());
   }
 
   // Hand-over of segments between ranks of one host.
   void open_handover();
   void on_handover_ready();
-  void on_visitor_ready(int fd);
+  void on_pending_handover(int fd);
   // False if it was interrupted.
   bool map_from(const PeerAddress& peer, Clock::time_point deadline, const std::function<bool()>& interrupted);
   Sha256 proof_of(int from, int to) const;
-  Bell::Word bell_word_of(int rank) const;  // what a rank is to be rung with
+  Doorbell::Word doorbell_word_of(int rank) const;  // what a rank is to be rung with
   Greeting greeting_to(int peer) const;
   void adopt_memory(const Descriptor& memory, const Greeting& theirs, int pid);
   void watch(int peer, Descriptor socket);
@@ -273,17 +273,17 @@ class Context final : public LinkEvents, public Host {
   TcpLink& tcp_link(int peer);
   TcpLink& make_link(int peer);
   Handshake::Self self_on(uint16_t rail) const;
-  void on_stranger(const Descriptor& listener);
+  void on_caller(const Descriptor& listener);
   void watch_rails();
   bool rails_need_watching() const;
   void watch_wires();
   bool waits_for_time() const;  // something here has a deadline, whatever else happens
   void rest_listeners(Clock::duration pause);
   void listen_again();
-  bool make_room_for_stranger();
+  bool make_room_for_caller();
   void on_handshake(int fd);
-  void drop_stranger(int fd);
-  void expire_strangers();
+  void drop_pending(int fd);
+  void expire_pending();
   void tend_calls();
   bool is_calling() const;
 
@@ -292,7 +292,7 @@ class Context final : public LinkEvents, public Host {
   std::string handover_name_;
   uint64_t witness_ = 0;  // random; peers read it to learn whether they can read this process
   std::shared_ptr<Segment> segment_;
-  std::unique_ptr<Bell> bell_;
+  std::unique_ptr<Doorbell> doorbell_;
   const std::shared_ptr<PayloadPool> pool_ = std::make_shared<PayloadPool>();
   const std::shared_ptr<ShmBuffers> shm_buffers_ = std::make_shared<ShmBuffers>();
   Poller poller_;
@@ -313,7 +313,7 @@ class Context final : public LinkEvents, public Host {
   std::vector<int> local_ranks_;
   uint32_t local_index_ = 0;
   std::set<int> neighbours_;
-  Mailroom mailroom_;                         // empty but for the mpi engine
+  MpiProxy proxy_;                         // empty but for the mpi engine
   std::vector<std::unique_ptr<Link>> links_;  // by rank; null: none yet
   std::vector<ShmLink*> local_links_;         // by local index
   std::map<int, TcpLink*> tcp_links_;  // also those inside mpi_links_
@@ -325,27 +325,27 @@ class Context final : public LinkEvents, public Host {
   };
   std::vector<Listener> listeners_;  // by rail
   std::optional<Clock::time_point> listens_again_;  // who comes until then stays in the kernel's queue
-  std::map<int, Descriptor> visitors_;  // accepted hand-over sockets that have said nothing yet
+  std::map<int, Descriptor> pending_handovers_;  // accepted hand-over sockets that have said nothing yet
   std::map<int, Descriptor> watches_;   // rank -> socket whose end tells of its death
-  std::map<int, std::unique_ptr<Handshake>> strangers_;
+  std::map<int, std::unique_ptr<Handshake>> pending_handshakes_;
 
   std::map<OperationKey, std::shared_ptr<Operation>> running_;
   uint64_t staged_bytes_ = 0;
-  struct EarlyFrame {
+  struct UnexpectedFrame {
     int peer;
     Frame frame;
     std::vector<std::byte> payload;
   };
-  std::map<OperationKey, std::vector<EarlyFrame>> early_;  // frames for operations not posted yet
+  std::map<OperationKey, std::vector<UnexpectedFrame>> unexpected_;  // frames for operations not posted yet
   // Operations that ended here lately: what comes of them now, from ranks where they failed, waits for nothing.
   std::array<OperationKey, 256> over_;
   OperationKey& over(const OperationKey& key) { return over_[(key.group * 31 + key.sequence) % over_.size()]; }
   std::map<int, Loss> losses_;
-  struct Hearsay {
+  struct Gossip {
     Clock::time_point believed_at;
     std::string why;
   };
-  std::map<int, Hearsay> hearsay_;
+  std::map<int, Gossip> gossip_;
   struct NewLoss {
     int rank;
     Loss loss;
@@ -356,16 +356,16 @@ class Context final : public LinkEvents, public Host {
   std::vector<int> loss_order_;                   // lost ranks as they were learned of
   struct Stall {
     uint64_t sequence;
-    Doom doom;
+    FailureCause cause;
   };
   std::map<OperationKey, std::string> stuck_;  // what this rank cannot go on with, and why
-  std::map<OperationKey, Doom> doomed_;  // what some member could not finish, and for whom
+  std::map<OperationKey, FailureCause> causes_;  // what some member could not finish, and for whom
   std::map<uint64_t, Stall> stalls_;     // by group: the first operation that a member has stalled in
   std::map<uint64_t, std::string> stalled_groups_;           // which ranks took part in what is not known there any more
   std::vector<RailLoss> rail_losses_;
-  Notices notices_;
-  std::condition_variable noticed_;
-  bool is_prodded_ = false;
+  ControlMessages control_;
+  std::condition_variable control_came_;
+  bool is_woken_ = false;
   bool connected_ = false;
   Clock::time_point next_rail_watch_{};
   Clock::time_point next_wire_watch_{};

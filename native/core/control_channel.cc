@@ -1,4 +1,4 @@
-// Notices of a Context: sent over whatever link there is, taken by one thread that sleeps here.
+// Control messages of a Context: sent over whatever link there is, taken by one thread that sleeps here.
 
 #include <algorithm>
 #include <utility>
@@ -18,10 +18,10 @@ void Context::link_with(const std::vector<int>& ranks) {
 bool Context::notify(int rank, uint64_t group, uint64_t tag, std::span<const std::byte> payload) {
   if (origin_.is_inherited()) throw Fault(FaultKind::state, "this process was forked from a rank; only the rank may communicate");
   if (rank < 0 || rank >= config_.size || rank == config_.rank) {
-    throw Fault(FaultKind::argument, "a notice to rank " + std::to_string(rank) + ": want another of " + std::to_string(config_.size));
+    throw Fault(FaultKind::argument, "a control message to rank " + std::to_string(rank) + ": want another of " + std::to_string(config_.size));
   }
   if (payload.size() > kNoteBytes) {
-    throw Fault(FaultKind::argument, "a notice of " + std::to_string(payload.size()) + " bytes: want at most " + std::to_string(kNoteBytes));
+    throw Fault(FaultKind::argument, "a control message of " + std::to_string(payload.size()) + " bytes: want at most " + std::to_string(kNoteBytes));
   }
   const Lock lock(mutex_);
   if (stopped_) throw Fault(FaultKind::state, "multiring was shut down");
@@ -29,61 +29,61 @@ bool Context::notify(int rank, uint64_t group, uint64_t tag, std::span<const std
   if (losses_.contains(rank)) return false;
   // Only the lower of two ranks can make a connection.
   if (!links_[static_cast<size_t>(rank)] && rank < config_.rank) return false;
-  if (!notices_.may_send(rank, payload.size())) {
-    const auto waiting = notices_.waiting_for(rank);
+  if (!control_.may_send(rank, payload.size())) {
+    const auto waiting = control_.waiting_for(rank);
     throw Fault(FaultKind::state, "rank " + std::to_string(rank) + " has not taken " + std::to_string(waiting.count) +
-                                      " notices of " + std::to_string(waiting.bytes) + " bytes; no more are sent to it");
+                                      " control messages of " + std::to_string(waiting.bytes) + " bytes; no more are sent to it");
   }
-  notices_.note_sent(rank, payload.size());
-  const Frame frame{.group = group, .sequence = tag, .kind = FrameKind::notice};
+  control_.note_sent(rank, payload.size());
+  const Frame frame{.group = group, .sequence = tag, .kind = FrameKind::control};
   Link& known = link(rank);
   if (payload.empty()) {
     known.send(frame);
   } else {
     known.send_note(frame, payload);
   }
-  if (congested()) poke();
+  if (congested()) wake_driver();
   return true;
 }
 
-void Context::on_notice(int peer, const Frame& frame, std::span<const std::byte> payload) {
-  if (frame.kind == FrameKind::noticed) {
-    notices_.note_taken(peer, {frame.offset, frame.length});
-  } else if (notices_.receive(peer, frame, payload)) {
-    noticed_.notify_one();
+void Context::on_control(int peer, const Frame& frame, std::span<const std::byte> payload) {
+  if (frame.kind == FrameKind::control_taken) {
+    control_.note_taken(peer, {frame.offset, frame.length});
+  } else if (control_.receive(peer, frame, payload)) {
+    control_came_.notify_one();
   } else {
-    note_loss(peer, LossKind::died, "it sent more notices than may wait");
+    note_loss(peer, LossKind::died, "it sent more control messages than may wait");
   }
 }
 
-void Context::tell_here(Notice own) {
-  notices_.tell(std::move(own));
-  noticed_.notify_one();
+void Context::tell_here(ControlMessage own) {
+  control_.tell(std::move(own));
+  control_came_.notify_one();
 }
 
-std::optional<std::vector<Notice>> Context::take_notices(double timeout_s) {
+std::optional<std::vector<ControlMessage>> Context::take_control_messages(double timeout_s) {
   Lock lock(mutex_);
-  noticed_.wait_until(lock, Clock::now() + as_duration(timeout_s), [this] { return stopped_ || is_prodded_ || !notices_.empty(); });
-  is_prodded_ = false;
-  if (notices_.has_lost()) throw Fault(FaultKind::state, "more notices came than were taken; some are lost");
+  control_came_.wait_until(lock, Clock::now() + as_duration(timeout_s), [this] { return stopped_ || is_woken_ || !control_.empty(); });
+  is_woken_ = false;
+  if (control_.has_lost()) throw Fault(FaultKind::state, "more control messages came than were taken; some are lost");
   if (stopped_) return std::nullopt;
-  auto taken = notices_.take();
+  auto taken = control_.take();
   for (const auto& [peer, amount] : taken.by_peer) {
     if (losses_.contains(peer)) continue;
-    links_[static_cast<size_t>(peer)]->send({.kind = FrameKind::noticed, .offset = amount.count, .length = amount.bytes});
+    links_[static_cast<size_t>(peer)]->send({.kind = FrameKind::control_taken, .offset = amount.count, .length = amount.bytes});
   }
-  if (congested()) poke();
-  return std::move(taken.notices);
+  if (congested()) wake_driver();
+  return std::move(taken.messages);
 }
 
-void Context::prod() {
+void Context::wake_control() {
   const Lock lock(mutex_);
-  is_prodded_ = true;
-  noticed_.notify_one();
+  is_woken_ = true;
+  control_came_.notify_one();
 }
 
 // Has the thread that drives go on sending what found no room.
-void Context::poke() {
+void Context::wake_driver() {
   if (caller_drives_) {
     wake_self();
   } else {

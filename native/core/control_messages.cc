@@ -1,4 +1,4 @@
-#include "notices.h"
+#include "control_messages.h"
 
 #include <algorithm>
 #include <iterator>
@@ -6,32 +6,32 @@
 
 namespace multiring {
 
-bool Notices::fits(const std::map<int, Amount>& waiting, int peer, size_t bytes) {
+bool ControlMessages::fits(const std::map<int, Amount>& waiting, int peer, size_t bytes) {
   const auto found = waiting.find(peer);
   const Amount amount = found == waiting.end() ? Amount{} : found->second;
   return amount.count < kMostWaiting.count && amount.bytes + bytes <= kMostWaiting.bytes;
 }
 
-void Notices::note_taken(int peer, Amount amount) {
+void ControlMessages::note_taken(int peer, Amount amount) {
   Amount& waiting = waiting_there_[peer];
   waiting.count -= std::min(waiting.count, amount.count);
   waiting.bytes -= std::min(waiting.bytes, amount.bytes);
 }
 
-Notices::Amount Notices::waiting_for(int peer) const {
+ControlMessages::Amount ControlMessages::waiting_for(int peer) const {
   const auto found = waiting_there_.find(peer);
   return found == waiting_there_.end() ? Amount{} : found->second;
 }
 
-bool Notices::receive(int peer, const Frame& frame, std::span<const std::byte> payload) {
+bool ControlMessages::receive(int peer, const Frame& frame, std::span<const std::byte> payload) {
   if (!fits(waiting_here_, peer, payload.size())) return false;
   add(waiting_here_[peer], payload.size());
-  inbox_.push_back({Notice::Kind::message, peer, frame.group, frame.sequence,
+  inbox_.push_back({ControlMessage::Kind::message, peer, frame.group, frame.sequence,
                     {reinterpret_cast<const char*>(payload.data()), payload.size()}, {}});
   return true;
 }
 
-void Notices::tell(Notice own) {
+void ControlMessages::tell(ControlMessage own) {
   if (own_ == kMostOwn) {
     has_lost_ = true;
     return;
@@ -40,7 +40,7 @@ void Notices::tell(Notice own) {
   inbox_.push_back(std::move(own));
 }
 
-Notices::Taken Notices::take() {
+ControlMessages::Taken ControlMessages::take() {
   own_ = 0;
   auto all = std::exchange(inbox_, {});
   return {{std::make_move_iterator(all.begin()), std::make_move_iterator(all.end())}, std::exchange(waiting_here_, {})};

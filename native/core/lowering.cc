@@ -91,7 +91,7 @@ void check_notes(const Program& program) {
     if (move.kind == MoveKind::send) {
       if (move.size > kNoteBytes) refuse("notes", i, "it sends more than a note holds");
       for (const int peer : move.peers) {
-        if (++sent[{peer, move.channel}] > kMostNoted) refuse("notes", i, "it is one message too many to a rank");
+        if (++sent[{peer, move.channel}] > kMostEager) refuse("notes", i, "it is one message too many to a rank");
       }
     } else if (move.target_space != kScratch && !move.last) {
       refuse("notes", i, "it writes the buffer before all ranks were heard");

@@ -12,9 +12,9 @@ namespace {
 // Bytes one call of drive handles before it lets others have a turn; also keeps sources in cache.
 constexpr uint64_t kQuantum = 512 * 1024;
 constexpr uint64_t kTurn = 4 * kQuantum;
-constexpr uint8_t kParting = 0x80;  // + round: the sender is done with everybody's buffers
-constexpr uint8_t kNoting = 0x40;   // + its place on its line: a note that brings what a move sends
-static_assert(kParting - kNoting == kMostNoted);
+constexpr uint8_t kCompletion = 0x80;  // + round: the sender is done with everybody's buffers
+constexpr uint8_t kEager = 0x40;   // + its place on its line: a note that brings what a move sends
+static_assert(kCompletion - kEager == kMostEager);
 // Stays in the first-level cache between combining and writing. Larger ones let reads and writes come in turns that the
 // memory feels: over a pool of buffers 4 KiB took 53 us for 1 MiB on two ranks, 16 KiB 71; in cache there is no difference.
 constexpr uint64_t kSliceBlock = 4 * 1024;
@@ -68,14 +68,14 @@ std::vector<const Move*> reductions_of(const Program& program) {
 
 uint32_t Program::lanes() const { return std::min({segments, kMostLanes, kExplainChannel / uint32_t{channels}}); }
 
-void combine_published(const Program& program, const Exchange& exchange, uint64_t sequence, std::byte* target, size_t bytes) {
+void combine_published(const Program& program, const SharedSlots& slots, uint64_t sequence, std::byte* target, size_t bytes) {
   if (bytes == 0) return;
   const auto found = std::find_if(program.moves.begin(), program.moves.end(),
                                   [](const Move& move) { return move.kind == MoveKind::reduce; });
   if (found == program.moves.end()) return;
   std::array<const void*, 64> sources;
   assert(found->peers.size() <= sources.size());
-  for (size_t i = 0; i < found->peers.size(); ++i) sources[i] = exchange.payload(found->peers[i], sequence);
+  for (size_t i = 0; i < found->peers.size(); ++i) sources[i] = slots.payload(found->peers[i], sequence);
   combine(program.dtype, program.op, target, sources.data(), static_cast<int>(found->peers.size()),
           bytes / size_of(program.dtype), program.divisor);
 }
@@ -90,7 +90,7 @@ Operation::Operation(OperationSpec spec, Host& host) : spec_(std::move(spec)), h
   partners.erase(host_.rank());
   partners_.assign(partners.begin(), partners.end());
   if (spec_.program && spec_.program->lowering == Lowering::notes && host_.lowers() && spec_.user_bytes > 0) {
-    state_ = State::noting;
+    state_ = State::eager;
   }
 }
 
@@ -118,23 +118,23 @@ StreamKey Operation::stream_of(const Lane& lane, uint16_t channel) const {
 }
 
 void Operation::on_round(int peer, const Frame& frame, std::span<const std::byte> payload) {
-  if (frame.round < kNoting || frame.round >= kParting) {
+  if (frame.round < kEager || frame.round >= kCompletion) {
     notes_.insert_or_assign(frame.round, frame);
   } else {
-    const auto place = static_cast<uint8_t>(frame.round - kNoting);
-    parts_[{{peer, frame.channel}, place}] = {frame, {payload.begin(), payload.end()}};
+    const auto place = static_cast<uint8_t>(frame.round - kEager);
+    eager_came_[{{peer, frame.channel}, place}] = {frame, {payload.begin(), payload.end()}};
   }
 }
 
 bool Operation::drive() {
   bool any = false;
-  if (state_ == State::exchanging) any |= exchange();
-  if (state_ == State::noting) any |= note();
+  if (state_ == State::in_slots) any |= meet();
+  if (state_ == State::eager) any |= eager();
   while (state_ == State::agreeing && agree()) any = true;
   while (state_ == State::explaining && explain()) any = true;
   if (state_ == State::running) any |= run();
   if (state_ == State::slicing) any |= slice();
-  if (state_ == State::parting) any |= part();
+  if (state_ == State::completing) any |= pass_barrier();
   if (state_ == State::draining) any |= drain();
   if (state_ == State::quieting) any |= quiet();
   if (any) {
@@ -144,26 +144,26 @@ bool Operation::drive() {
   return any;
 }
 
-void Operation::begin_exchange(bool is_published) {
-  state_ = State::exchanging;
-  host_.segment().mapping().control().exchanging.fetch_add(1, std::memory_order_seq_cst);
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // now the slots may be looked at; see Exchange::ring_waiting
-  if (!is_published) spec_.exchange->publish(spec_.key.sequence, spec_.digest, spec_.bases[1], spec_.program ? spec_.user_bytes : 0);
+void Operation::begin_in_slots(bool is_published) {
+  state_ = State::in_slots;
+  host_.segment().mapping().control().in_slots.fetch_add(1, std::memory_order_seq_cst);
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // now the slots may be looked at; see SharedSlots::wake_waiting
+  if (!is_published) spec_.slots->publish(spec_.key.sequence, spec_.digest, spec_.bases[1], spec_.program ? spec_.user_bytes : 0);
 }
 
-void Operation::leave_exchange(State state) {
-  host_.segment().mapping().control().exchanging.fetch_sub(1, std::memory_order_relaxed);
+void Operation::leave_slots(State state) {
+  host_.segment().mapping().control().in_slots.fetch_sub(1, std::memory_order_relaxed);
   state_ = state;
 }
 
-bool Operation::exchange() {
-  const Exchange& slots = *spec_.exchange;
+bool Operation::meet() {
+  const SharedSlots& slots = *spec_.slots;
   const auto seen = slots.look(spec_.key.sequence, spec_.digest);
-  if (!notes_.empty() || seen == Exchange::Seen::different) {
-    leave_exchange(State::agreeing);
+  if (!notes_.empty() || seen == SharedSlots::Seen::different) {
+    leave_slots(State::agreeing);
     return true;
   }
-  if (seen == Exchange::Seen::missing) return false;
+  if (seen == SharedSlots::Seen::missing) return false;
   agreed = Clock::now();
   if (spec_.program) {
     const Reducing reducing(*this);
@@ -175,22 +175,22 @@ bool Operation::exchange() {
       log_.push_back({Lowering::exchange, 0, index, reduction->size});
     }
   }
-  leave_exchange(State::draining);
+  leave_slots(State::draining);
   finish(State::done);
   return true;
 }
 
 // All ranks have been heard of, and with that where each has its slots.
 void Operation::learn_slots() {
-  if (!spec_.exchange || !spec_.at_once || spec_.exchange->knows_all()) return;
+  if (!spec_.slots || !spec_.at_once || spec_.slots->knows_all()) return;
   for (size_t i = 0; i < spec_.rounds->size(); ++i) {
     const int from = (*spec_.rounds)[i].from;
     uint64_t offset = 0;
     std::memcpy(&offset, notes_.at(static_cast<uint8_t>(i)).note.data() + kSlotsAt, 7);
     std::byte* control = host_.link(from).reach(0, sizeof(ControlPage));
-    std::byte* slots = offset == 0 ? nullptr : host_.link(from).reach(offset, Exchange::bytes());
+    std::byte* slots = offset == 0 ? nullptr : host_.link(from).reach(offset, SharedSlots::bytes());
     if (slots == nullptr || control == nullptr) continue;
-    spec_.exchange->learn(from, slots, *reinterpret_cast<ControlPage*>(control));
+    spec_.slots->learn(from, slots, *reinterpret_cast<ControlPage*>(control));
   }
 }
 
@@ -198,7 +198,7 @@ void Operation::learn_slots() {
 // rounds turns back others. Nobody can have written its buffer by then: what makes a part complete has come from all
 // of them, and on its way passed only ranks whose descriptors were equal. So whoever wrote one part can go on with the
 // others: nobody turns back any more.
-bool Operation::note() {
+bool Operation::eager() {
   const Program& program = *spec_.program;
   if (lanes_.empty()) open_lanes();
   Lane& lane = lanes_.front();
@@ -207,8 +207,8 @@ bool Operation::note() {
   while (!turns_back && lane.next < program.moves.size()) {
     const Move& move = program.moves[lane.next];
     if (move.kind == MoveKind::send) {
-      send_notes(lane, move);
-    } else if (!take_notes(lane, move)) {
+      send_eager(lane, move);
+    } else if (!take_eager(lane, move)) {
       if (!conflict_) return any;
       turns_back = true;
       break;
@@ -226,24 +226,24 @@ bool Operation::note() {
   }
   lanes_.clear();
   log_.clear();
-  noted_.clear();
-  taken_.clear();
+  eager_sent_.clear();
+  eager_taken_.clear();
   if (scratch_ != nullptr) host_.segment().release(std::exchange(scratch_, nullptr));
   state_ = State::agreeing;
   return true;
 }
 
 // Also what has no bytes is sent: with it comes that the sender means the same.
-void Operation::send_notes(const Lane& lane, const Move& move) {
+void Operation::send_eager(const Lane& lane, const Move& move) {
   for (const int peer : move.peers) {
-    Frame note = note_of(static_cast<size_t>(kNoting + noted_[{peer, move.channel}]++));
+    Frame note = note_of(static_cast<size_t>(kEager + eager_sent_[{peer, move.channel}]++));
     note.channel = move.channel;
     host_.link(peer).send_note(note, {address(lane, move.source_space, move.source_offset), move.size});
   }
 }
 
 // Combines, or copies, what the move's peers have sent; false, having done nothing, if something is missing or means another thing.
-bool Operation::take_notes(const Lane& lane, const Move& move) {
+bool Operation::take_eager(const Lane& lane, const Move& move) {
   std::vector<const void*> sources;
   for (const int peer : move.peers) {
     if (peer == host_.rank()) {
@@ -251,8 +251,8 @@ bool Operation::take_notes(const Lane& lane, const Move& move) {
       continue;
     }
     const Line line{peer, move.channel};
-    const auto found = parts_.find({line, taken_[line]});
-    if (found == parts_.end()) {
+    const auto found = eager_came_.find({line, eager_taken_[line]});
+    if (found == eager_came_.end()) {
       host_.link(peer);  // connects it, if nothing has yet
       return false;
     }
@@ -262,7 +262,7 @@ bool Operation::take_notes(const Lane& lane, const Move& move) {
     sources.push_back(payload.data());
   }
   for (const int peer : move.peers) {
-    if (peer != host_.rank()) ++taken_[{peer, move.channel}];
+    if (peer != host_.rank()) ++eager_taken_[{peer, move.channel}];
   }
   const Program& program = *spec_.program;
   std::byte* target = address(lane, move.target_space, move.target_offset);
@@ -327,8 +327,8 @@ Frame Operation::note_of(size_t round) const {
              .round = static_cast<uint8_t>(round)};
   std::copy(spec_.digest.begin(), spec_.digest.end(), note.note.begin());
   note.note[16] = conflict_ ? 1 : 0;
-  if (spec_.exchange) {
-    const uint64_t slots = spec_.exchange->offset();
+  if (spec_.slots) {
+    const uint64_t slots = spec_.slots->offset();
     std::memcpy(note.note.data() + kSlotsAt, &slots, 7);
   }
   const Mapping& arena = host_.segment().mapping();
@@ -424,17 +424,17 @@ bool Operation::slice() {
   }
   for (size_t i = 0; i < spec_.rounds->size(); ++i) {
     Frame note = note_of(i);
-    note.round = static_cast<uint8_t>(kParting + i);
+    note.round = static_cast<uint8_t>(kCompletion + i);
     host_.link((*spec_.rounds)[i].to).send(note);
   }
-  state_ = State::parting;
+  state_ = State::completing;
   return true;
 }
 
 // Done once everybody is done with this rank's buffer.
-bool Operation::part() {
+bool Operation::pass_barrier() {
   for (; round_ < spec_.rounds->size(); ++round_) {
-    if (!notes_.contains(static_cast<uint8_t>(kParting + round_))) return false;
+    if (!notes_.contains(static_cast<uint8_t>(kCompletion + round_))) return false;
   }
   if (staged_ != nullptr) copy_but_slice(spec_.bases[1], staged_);
   finish(State::done);
@@ -630,17 +630,17 @@ bool Operation::receive(Lane& lane, const Move& move) {
 
 std::vector<int> Operation::waiting_for() const {
   std::set<int> ranks;
-  if (state_ == State::exchanging) return spec_.exchange->missing(spec_.key.sequence);
-  if (state_ == State::noting) {
+  if (state_ == State::in_slots) return spec_.slots->missing(spec_.key.sequence);
+  if (state_ == State::eager) {
     if (lanes_.empty()) return {partners_.begin(), partners_.end()};
     const Move& move = spec_.program->moves[lanes_.front().next];
     for (const int peer : move.peers) {
       const Line line{peer, move.channel};
-      const auto taken = taken_.find(line);
-      const uint8_t place = taken == taken_.end() ? 0 : taken->second;
-      if (peer != host_.rank() && !parts_.contains({line, place})) ranks.insert(peer);
+      const auto taken = eager_taken_.find(line);
+      const uint8_t place = taken == eager_taken_.end() ? 0 : taken->second;
+      if (peer != host_.rank() && !eager_came_.contains({line, place})) ranks.insert(peer);
     }
-  } else if (state_ == State::agreeing || state_ == State::explaining || state_ == State::parting) {
+  } else if (state_ == State::agreeing || state_ == State::explaining || state_ == State::completing) {
     if (round_ < spec_.rounds->size()) ranks.insert((*spec_.rounds)[round_].from);
   } else if (state_ == State::running) {
     for (const Lane& lane : lanes_) {
@@ -672,7 +672,7 @@ std::vector<int> Operation::waiting_for() const {
 
 void Operation::finish(State state) {
   let_go();
-  if (spec_.exchange && state == State::done) spec_.exchange->note_end(spec_.key.sequence);
+  if (spec_.slots && state == State::done) spec_.slots->note_end(spec_.key.sequence);
   finished = Clock::now();
   state_ = state;
 }
@@ -721,22 +721,22 @@ void Operation::reduced(Clock::time_point start, Clock::time_point end) {
 bool Operation::is_written_by_peers() const {
   const bool is_told = state_ == State::agreeing && (round_ > 0 || round_sent_) && spec_.at_once && spec_.program &&
                        spec_.program->lowering == Lowering::slice && note_of(0).offset != 0;
-  return is_told || state_ == State::slicing || state_ == State::parting;
+  return is_told || state_ == State::slicing || state_ == State::completing;
 }
 
 void Operation::fail(FaultKind kind, const std::string& text) {
   if (ended() || state_ == State::quieting) return;
-  if (state_ == State::exchanging) {
-    spec_.exchange->withdraw(spec_.key.sequence);
-    leave_exchange(State::draining);
+  if (state_ == State::in_slots) {
+    spec_.slots->withdraw(spec_.key.sequence);
+    leave_slots(State::draining);
   }
-  if (spec_.exchange) spec_.exchange->retire();
+  if (spec_.slots) spec_.slots->retire();
   fault_ = kind;
   fault_text_ = text;
   host_.segment().mapping().failures().enter(spec_.key);
   if (is_written_by_peers()) {
     if (staged_ != nullptr) {  // nobody's but this operation's: let them
-      host_.segment().condemn(staged_);
+      host_.segment().quarantine(staged_);
     } else {
       for (const int peer : spec_.members) {
         if (peer != host_.rank() && host_.shares_memory(peer) && !failed_peers_.contains(peer)) loud_.insert(peer);
@@ -765,7 +765,7 @@ void Operation::end_quieting() {
     std::string who;
     for (const int peer : loud_) who += (who.empty() ? "" : ", ") + std::to_string(peer);
     fault_text_ += "; rank " + who + " has not answered since, and may still write into this rank's array";
-    host_.segment().condemn(spec_.bases[1]);
+    host_.segment().quarantine(spec_.bases[1]);
   }
   finish(State::failed);
 }

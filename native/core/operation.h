@@ -17,7 +17,7 @@
 
 #include "codec_stream.h"
 #include "combine.h"
-#include "exchange.h"
+#include "shared_slots.h"
 #include "fault.h"
 #include "link.h"
 #include "segment.h"
@@ -28,7 +28,7 @@ using Clock = std::chrono::steady_clock;
 
 // Enough that every link has work while segments wait for each other's last bytes; each lane costs a stream a peer.
 inline constexpr uint32_t kMostLanes = 16;
-inline constexpr uint8_t kMostNoted = 64;  // messages from one rank to another on a channel, where they travel as notes
+inline constexpr uint8_t kMostEager = 64;  // messages from one rank to another on a channel, where they travel as notes
 
 enum class MoveKind : uint8_t { send = 0, copy = 1, reduce = 2 };
 
@@ -109,9 +109,9 @@ struct OperationSpec {
   OperationKey key;
   std::vector<int> members;                          // world ranks
   std::shared_ptr<const std::vector<Round>> rounds;  // empty for one rank
-  std::shared_ptr<Exchange> exchange;  // the group's, where all of it is on one host; null: none
+  std::shared_ptr<SharedSlots> slots;  // the group's, where all of it is on one host; null: none
   bool meets = false;  // may meet there: a blocking call, a lowering that can, a payload that fits
-  bool tells_mismatch = false;  // a mismatch becomes a notice, so that it is heard of though nobody waits
+  bool tells_mismatch = false;  // a mismatch becomes a control message, so that it is heard of though nobody waits
   bool at_once = false;  // every rank tells every other directly, all rounds at the same time
   Digest digest{};
   std::string description;  // shown to other ranks in a mismatch
@@ -136,12 +136,12 @@ class Host {
 };
 
 // Combines what all ranks have published for `sequence` into `target`.
-void combine_published(const Program& program, const Exchange& exchange, uint64_t sequence, std::byte* target, size_t bytes);
+void combine_published(const Program& program, const SharedSlots& slots, uint64_t sequence, std::byte* target, size_t bytes);
 
 class Operation {
  public:
   // quieting: it has failed, but peers may still write into its user's memory.
-  enum class State : uint8_t { exchanging, noting, agreeing, explaining, running, slicing, parting, draining, quieting, done, failed };
+  enum class State : uint8_t { in_slots, eager, agreeing, explaining, running, slicing, completing, draining, quieting, done, failed };
 
   Operation(OperationSpec spec, Host& host);
   ~Operation();
@@ -149,7 +149,7 @@ class Operation {
   Operation& operator=(const Operation&) = delete;
 
   // Instead of agreeing first: meets the others in the slots. `is_published`: this rank's is written already.
-  void begin_exchange(bool is_published);
+  void begin_in_slots(bool is_published);
   bool drive();  // true if anything moved
   void on_round(int peer, const Frame& frame, std::span<const std::byte> payload);
   // Over at once, or quieting until every peer that may write into its memory has said that it does not any more, or
@@ -215,12 +215,12 @@ class Operation {
     uint64_t progress = 0;  // bytes of it
   };
 
-  bool exchange();
-  void leave_exchange(State state);
+  bool meet();
+  void leave_slots(State state);
   void learn_slots();
-  bool note();
-  void send_notes(const Lane& lane, const Move& move);
-  bool take_notes(const Lane& lane, const Move& move);
+  bool eager();
+  void send_eager(const Lane& lane, const Move& move);
+  bool take_eager(const Lane& lane, const Move& move);
   bool agree();
   bool explain();
   bool run();
@@ -234,7 +234,7 @@ class Operation {
   void unstage();
   void copy_but_slice(std::byte* to, const std::byte* from) const;
   bool slice();
-  bool part();
+  bool pass_barrier();
   void open_lanes();
   bool advance(Lane& lane, uint64_t& budget);
   bool step(Lane& lane, const Move& move);
@@ -268,9 +268,9 @@ class Operation {
     auto operator<=>(const Line&) const = default;
   };
   std::map<uint8_t, Frame> notes_;  // rounds that arrived before their turn
-  std::map<std::pair<Line, uint8_t>, Note> parts_;  // noting: messages that arrived, by their place on their line
-  std::map<Line, uint8_t> noted_;                   // messages sent
-  std::map<Line, uint8_t> taken_;                   // messages taken
+  std::map<std::pair<Line, uint8_t>, Note> eager_came_;  // eager: messages that arrived, by their place on their line
+  std::map<Line, uint8_t> eager_sent_;                   // messages sent
+  std::map<Line, uint8_t> eager_taken_;                   // messages taken
 
   std::set<int> failed_peers_;  // where it has failed, as they told
   std::set<int> loud_;          // quieting: peers that have yet to say that they write no more

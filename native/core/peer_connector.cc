@@ -21,9 +21,9 @@
 namespace multiring {
 namespace {
 
-constexpr size_t kMostStrangers = 256;  // one more waits, or takes the place of the oldest
-constexpr auto kStrangerPatience = std::chrono::seconds(5);
-constexpr auto kYoung = std::chrono::seconds(1);  // for so long a stranger keeps its place, however many others come
+constexpr size_t kMostPending = 256;  // one more waits, or takes the place of the oldest
+constexpr auto kHandshakePatience = std::chrono::seconds(5);
+constexpr auto kYoung = std::chrono::seconds(1);  // for so long a caller keeps its place, however many others come
 constexpr int kAcceptsATurn = 32;
 constexpr auto kFullPause = std::chrono::milliseconds(10);
 constexpr auto kNoDescriptorPause = std::chrono::milliseconds(100);
@@ -86,9 +86,9 @@ Sha256 Context::proof_of(int from, int to) const {
                      "handover|" + config_.job + "|" + std::to_string(from) + "|" + std::to_string(to));
 }
 
-Bell::Word Context::bell_word_of(int rank) const {
+Doorbell::Word Context::doorbell_word_of(int rank) const {
   const Sha256 mac = hmac_sha256(config_.secret, "bell|" + config_.job + "|" + std::to_string(rank));
-  Bell::Word word;
+  Doorbell::Word word;
   std::copy_n(mac.begin(), word.size(), word.begin());
   return word;
 }
@@ -169,10 +169,10 @@ bool Context::connect(const std::vector<PeerAddress>& peers, const std::vector<i
     if (own == local_ranks.end()) throw Fault(FaultKind::argument, "the local ranks lack this rank");
     local_index_ = static_cast<uint32_t>(own - local_ranks.begin());
     neighbours_ = {neighbours.begin(), neighbours.end()};
-    // Not before: who calls can only be told apart from a stranger once the ranks' addresses are known.
+    // Not before: who calls can only be told apart from anybody else once the ranks' addresses are known.
     poller_.add(handover_socket_.get(), EPOLLIN, [this](uint32_t) { on_handover_ready(); });
     for (const auto& listener : listeners_) {
-      poller_.add(listener.socket.get(), EPOLLIN, [this, &listener](uint32_t) { on_stranger(listener.socket); });
+      poller_.add(listener.socket.get(), EPOLLIN, [this, &listener](uint32_t) { on_caller(listener.socket); });
     }
     poller_.wake();
   }
@@ -223,8 +223,8 @@ bool Context::connect(const std::vector<PeerAddress>& peers, const std::vector<i
   connected_ = true;
   poller_.remove(handover_socket_.get());
   handover_socket_.reset();
-  for (const auto& [fd, visitor] : visitors_) poller_.remove(fd);  // ranks have said who they are by now
-  visitors_.clear();
+  for (const auto& [fd, pending] : pending_handovers_) poller_.remove(fd);  // ranks have said who they are by now
+  pending_handovers_.clear();
   return true;
 }
 
@@ -270,18 +270,18 @@ bool Context::map_from(const PeerAddress& peer, Clock::time_point deadline, cons
 
 void Context::on_handover_ready() {
   for (;;) {
-    Descriptor visitor(::accept4(handover_socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!visitor.valid()) return;
-    if (!same_user(visitor.get())) continue;
-    const int fd = visitor.get();
-    visitors_[fd] = std::move(visitor);
-    poller_.add(fd, EPOLLIN, [this, fd](uint32_t) { on_visitor_ready(fd); });
+    Descriptor pending(::accept4(handover_socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!pending.valid()) return;
+    if (!same_user(pending.get())) continue;
+    const int fd = pending.get();
+    pending_handovers_[fd] = std::move(pending);
+    poller_.add(fd, EPOLLIN, [this, fd](uint32_t) { on_pending_handover(fd); });
   }
 }
 
-void Context::on_visitor_ready(int fd) {
-  Descriptor socket = std::move(visitors_.at(fd));
-  visitors_.erase(fd);
+void Context::on_pending_handover(int fd) {
+  Descriptor socket = std::move(pending_handovers_.at(fd));
+  pending_handovers_.erase(fd);
   poller_.remove(fd);
   Greeting theirs;
   Descriptor memory;
@@ -309,13 +309,13 @@ void Context::adopt_memory(const Descriptor& memory, const Greeting& theirs, int
       .theirs = std::make_unique<Mapping>(memory.get(), static_cast<size_t>(status.st_size)),
       .own_index = local_index_,
       .their_index = static_cast<uint32_t>(at - local_ranks_.begin()),
-      .their_bell = addresses_.at(peer).handover + "-bell",
-      .their_bell_word = bell_word_of(peer),
+      .their_doorbell = addresses_.at(peer).handover + "-bell",
+      .their_doorbell_word = doorbell_word_of(peer),
       .their_pid = config_.read_peers ? pid : 0,
       .their_witness = theirs.witness_address,
       .their_witness_value = theirs.witness,
   };
-  auto link = std::make_unique<ShmLink>(peer, *this, *bell_, std::move(ends));
+  auto link = std::make_unique<ShmLink>(peer, *this, *doorbell_, std::move(ends));
   local_links_[link->their_index()] = link.get();
   links_[static_cast<size_t>(peer)] = std::move(link);
 }
@@ -367,7 +367,7 @@ TcpLink& Context::make_link(int peer) {
   const TcpLink::Rails rails{static_cast<uint16_t>(listeners_.size()),
                              as_duration(config_.rail_timeout_s), as_duration(config_.wire_timeout_s), pool_};
   if (config_.by_mpi) {
-    auto made = std::make_unique<MpiLink>(peer, *this, poller_, rails, mailroom_);
+    auto made = std::make_unique<MpiLink>(peer, *this, poller_, rails, proxy_);
     TcpLink& connection = made->connection();
     mpi_links_[peer] = made.get();
     place = std::move(made);
@@ -383,12 +383,12 @@ Handshake::Self Context::self_on(uint16_t rail) const {
   return {config_.rank, config_.size, config_.job, config_.secret, static_cast<uint16_t>(listeners_.size()), rail};
 }
 
-// Strangers cost a bounded number of descriptors, and nobody's place is taken before it could have proven itself: a rank
+// Callers cost a bounded number of descriptors, and nobody's place is taken before it could have proven itself: a rank
 // proves itself within milliseconds of being heard. Those for whom there is no room wait in the kernel's queue, and a
 // rank whose connection is dropped after all calls again.
-void Context::on_stranger(const Descriptor& listener) {
+void Context::on_caller(const Descriptor& listener) {
   for (int turn = 0; turn < kAcceptsATurn; ++turn) {
-    if (strangers_.size() >= kMostStrangers && !make_room_for_stranger()) {
+    if (pending_handshakes_.size() >= kMostPending && !make_room_for_caller()) {
       rest_listeners(kFullPause);
       return;
     }
@@ -396,16 +396,16 @@ void Context::on_stranger(const Descriptor& listener) {
     if (!socket.valid()) {
       if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return;
       // Out of descriptors or memory: the waiting connection would wake us again and again.
-      if (!make_room_for_stranger()) rest_listeners(kNoDescriptorPause);
+      if (!make_room_for_caller()) rest_listeners(kNoDescriptorPause);
       return;
     }
     const int fd = socket.get();
-    strangers_[fd] = std::make_unique<Handshake>(
-        std::move(socket), self_on(0), Handshake::kAnyone, Clock::now() + kStrangerPatience);
+    pending_handshakes_[fd] = std::make_unique<Handshake>(
+        std::move(socket), self_on(0), Handshake::kAnyone, Clock::now() + kHandshakePatience);
     try {
       poller_.add(fd, EPOLLIN, [this, fd](uint32_t) { on_handshake(fd); });
     } catch (const Fault&) {  // nothing to watch it with: it may come again
-      strangers_.erase(fd);
+      pending_handshakes_.erase(fd);
       return;
     }
     on_handshake(fd);  // its first words are here more often than not
@@ -413,23 +413,23 @@ void Context::on_stranger(const Descriptor& listener) {
 }
 
 // False: the oldest has not been here for long, and who comes has to wait.
-bool Context::make_room_for_stranger() {
-  const auto oldest = std::min_element(strangers_.begin(), strangers_.end(), [](const auto& a, const auto& b) {
+bool Context::make_room_for_caller() {
+  const auto oldest = std::min_element(pending_handshakes_.begin(), pending_handshakes_.end(), [](const auto& a, const auto& b) {
     return a.second->deadline() < b.second->deadline();
   });
-  if (oldest == strangers_.end()) return false;
+  if (oldest == pending_handshakes_.end()) return false;
   const int fd = oldest->first;
-  const auto came = oldest->second->deadline() - kStrangerPatience;
+  const auto came = oldest->second->deadline() - kHandshakePatience;
   on_handshake(fd);  // it may have proven itself while nobody had time to listen
-  if (!strangers_.contains(fd)) return true;
+  if (!pending_handshakes_.contains(fd)) return true;
   if (Clock::now() < came + kYoung) return false;
-  drop_stranger(fd);
+  drop_pending(fd);
   return true;
 }
 
-void Context::drop_stranger(int fd) {
+void Context::drop_pending(int fd) {
   poller_.remove(fd);
-  strangers_.erase(fd);
+  pending_handshakes_.erase(fd);
 }
 
 void Context::rest_listeners(Clock::duration pause) {
@@ -444,7 +444,7 @@ void Context::listen_again() {
   size_t heard = 0;
   try {
     for (const auto& listener : listeners_) {
-      poller_.add(listener.socket.get(), EPOLLIN, [this, &listener](uint32_t) { on_stranger(listener.socket); });
+      poller_.add(listener.socket.get(), EPOLLIN, [this, &listener](uint32_t) { on_caller(listener.socket); });
       ++heard;
     }
   } catch (const Fault&) {  // nothing to watch it with
@@ -462,12 +462,12 @@ bool Context::is_calling() const {
 }
 
 void Context::on_handshake(int fd) {
-  Handshake& handshake = *strangers_.at(fd);
+  Handshake& handshake = *pending_handshakes_.at(fd);
   const auto status = handshake.advance();
   if (status == Handshake::Status::going) return;
   poller_.remove(fd);
-  const auto over = std::move(strangers_.at(fd));
-  strangers_.erase(fd);
+  const auto over = std::move(pending_handshakes_.at(fd));
+  pending_handshakes_.erase(fd);
   if (status == Handshake::Status::refused) return;
   const int peer = over->peer();
   const auto& known = addresses_.find(peer);
@@ -479,15 +479,15 @@ void Context::on_handshake(int fd) {
   changed_.notify_all();
 }
 
-void Context::expire_strangers() {
+void Context::expire_pending() {
   const auto now = Clock::now();
   std::vector<int> late;
-  for (const auto& [fd, handshake] : strangers_) {
+  for (const auto& [fd, handshake] : pending_handshakes_) {
     if (now >= handshake->deadline()) late.push_back(fd);
   }
   for (const int fd : late) {
     on_handshake(fd);  // this process may have stood still meanwhile
-    if (strangers_.contains(fd)) drop_stranger(fd);
+    if (pending_handshakes_.contains(fd)) drop_pending(fd);
   }
 }
 

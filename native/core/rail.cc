@@ -379,7 +379,7 @@ bool Rail::take_staged() {
       if (header_got_ < sizeof(Packet)) break;
       payload_got_ = 0;
       const Frame& frame = incoming_.frame;
-      if (frame.kind < FrameKind::round || frame.kind > FrameKind::noticed || frame.kind == FrameKind::reads) {
+      if (frame.kind < FrameKind::round || frame.kind > FrameKind::control_taken || frame.kind == FrameKind::reads) {
         break_off("it sent a frame of unknown kind " + std::to_string(static_cast<int>(frame.kind)));
       } else if (payload_of(frame) == 0 && frame.kind != FrameKind::data) {
         deliver();

@@ -35,7 +35,7 @@ void Context::watch_wires() {
 }
 
 bool Context::waits_for_time() const {
-  return !running_.empty() || !strangers_.empty() || listens_again_ || !hearsay_.empty() || !new_losses_.empty() ||
+  return !running_.empty() || !pending_handshakes_.empty() || listens_again_ || !gossip_.empty() || !new_losses_.empty() ||
          is_calling();
 }
 

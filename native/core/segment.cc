@@ -164,7 +164,7 @@ void Segment::release(std::byte* block) {
   const auto found = used_.find(static_cast<size_t>(block - mapping_->base()));
   if (found == used_.end()) throw Fault(FaultKind::argument, "released a block that is not allocated");
   auto [start, size] = *found;
-  if (condemned_.contains(start)) return;
+  if (quarantined_.contains(start)) return;
   used_.erase(found);
   if (size >= kLarge) keep_warm(start, size);
   auto next = free_.lower_bound(start);
@@ -182,11 +182,11 @@ void Segment::release(std::byte* block) {
   free_[start] = size;
 }
 
-void Segment::condemn(const std::byte* address) {
+void Segment::quarantine(const std::byte* address) {
   const std::lock_guard lock(mutex_);
   const auto offset = static_cast<size_t>(address - mapping_->base());
   const auto after = used_.upper_bound(offset);
-  if (after != used_.begin()) condemned_.insert(std::prev(after)->first);
+  if (after != used_.begin()) quarantined_.insert(std::prev(after)->first);
 }
 
 size_t Segment::used_bytes() const {

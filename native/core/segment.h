@@ -43,8 +43,8 @@ struct ControlPage {
   static constexpr uint32_t kSocketSleeper = 2;  // the progress thread sleeps on its sockets
   alignas(64) std::atomic<uint32_t> sleepers;
   alignas(64) std::atomic<uint64_t> pending[kMaxLocalRanks / 64];  // bit i: ring i has news
-  // How many operations wait for slots of an Exchange; a line of its own, as every small operation of a peer looks.
-  alignas(64) std::atomic<uint32_t> exchanging;
+  // How many operations wait for slots of SharedSlots; a line of its own, as every small operation of a peer looks.
+  alignas(64) std::atomic<uint32_t> in_slots;
 };
 static_assert(sizeof(ControlPage) <= kPage);
 
@@ -103,7 +103,7 @@ class Segment : public std::enable_shared_from_this<Segment> {
   std::byte* reserve(size_t bytes);
   void release(std::byte* block);  // in a forked child nothing: the memory is the parent's
   // Never hands out again the block that holds `address`: another rank may still write into it.
-  void condemn(const std::byte* address);
+  void quarantine(const std::byte* address);
 
   const Mapping& mapping() const { return *mapping_; }
   int fd() const { return fd_.get(); }
@@ -133,7 +133,7 @@ class Segment : public std::enable_shared_from_this<Segment> {
   std::deque<Range> warm_;  // whole pages of free_, disjoint, the longest free first
   size_t warm_bytes_ = 0;
   size_t given_back_ = 0;  // bytes of pages, since when no fresh ones were wanted for as many
-  std::set<size_t> condemned_;  // offsets of blocks that stay used for good
+  std::set<size_t> quarantined_;  // offsets of blocks that stay used for good
 };
 
 }  // namespace multiring

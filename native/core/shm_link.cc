@@ -29,7 +29,7 @@ bool read_foreign(int pid, const std::byte* from, void* to, size_t size) {
 
 }  // namespace
 
-Bell::Bell(const std::string& own_name, const Word& word)
+Doorbell::Doorbell(const std::string& own_name, const Word& word)
     : fd_(::socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)), word_(word) {
   if (!fd_.valid()) throw_errno(FaultKind::state, "socket for wake-ups");
   // Before it has a name, so that nothing comes in unseen. Where the kernel has no such filter, `silence` tells all.
@@ -50,14 +50,14 @@ Bell::Bell(const std::string& own_name, const Word& word)
   }
 }
 
-void Bell::ring(const std::string& name, const Word& word) const {
+void Doorbell::ring(const std::string& name, const Word& word) const {
   const AbstractAddress address(name);
   // A full queue means the sleeper is being woken already; a missing one that it is gone.
   [[maybe_unused]] const auto sent =
       ::sendto(fd_.get(), word.data(), word.size(), MSG_DONTWAIT | MSG_NOSIGNAL, address.get(), address.length);
 }
 
-int Bell::silence() const {
+int Doorbell::silence() const {
   int rings = 0;
   for (int turn = 0; turn < kSilencedATurn; ++turn) {
     Word said{};
@@ -68,8 +68,8 @@ int Bell::silence() const {
   return rings;
 }
 
-ShmLink::ShmLink(int peer, LinkEvents& events, const Bell& bell, Ends ends)
-    : Link(peer, events), bell_(bell), ends_(std::move(ends)) {
+ShmLink::ShmLink(int peer, LinkEvents& events, const Doorbell& doorbell, Ends ends)
+    : Link(peer, events), doorbell_(doorbell), ends_(std::move(ends)) {
   uint64_t value = 0;
   const auto* witness = reinterpret_cast<const std::byte*>(ends_.their_witness);
   if (ends_.their_pid > 0 && read_foreign(ends_.their_pid, witness, &value, sizeof value) &&
@@ -92,7 +92,7 @@ void ShmLink::wake() const {
   if ((sleepers & ControlPage::kFutexSleeper) != 0) {
     ::syscall(SYS_futex, &control.sleepers, FUTEX_WAKE, 1, nullptr, nullptr, 0);
   } else if ((sleepers & ControlPage::kSocketSleeper) != 0) {
-    bell_.ring(ends_.their_bell, ends_.their_bell_word);
+    doorbell_.ring(ends_.their_doorbell, ends_.their_doorbell_word);
   }
 }
 
@@ -104,7 +104,7 @@ bool ShmLink::push(const Frame& frame) {
   ring.produced.store(at + 1, std::memory_order_release);
   wake();
   // A peer that does something else than communicate looks into its rings once a second.
-  if (frame.kind == FrameKind::notice || frame.kind == FrameKind::fail) bell_.ring(ends_.their_bell, ends_.their_bell_word);
+  if (frame.kind == FrameKind::control || frame.kind == FrameKind::fail) doorbell_.ring(ends_.their_doorbell, ends_.their_doorbell_word);
   return true;
 }
 
@@ -240,7 +240,7 @@ bool ShmLink::receive() {
       }
       in({frame.key(), frame.channel})
           .pieces.push_back({data, frame.length, frame.length, frame.slot, nullptr});
-    } else if ((frame.kind == FrameKind::round || frame.kind == FrameKind::notice) && frame.length > 0) {
+    } else if ((frame.kind == FrameKind::round || frame.kind == FrameKind::control) && frame.length > 0) {
       const std::byte* payload = frame.length <= kNoteBytes ? reach(frame.offset, frame.length) : nullptr;
       if (payload == nullptr) {
         events_.on_loss(peer_, LossKind::died, "it sent a note from outside its segment");

@@ -312,7 +312,7 @@ bool TcpLink::catch_up(const Rail& rail) {
 
 bool TcpLink::place(Rail& rail, const Frame& frame, Place& place) {
   const StreamKey key{frame.key(), frame.channel};
-  if (frame.kind == FrameKind::round || frame.kind == FrameKind::notice) {
+  if (frame.kind == FrameKind::round || frame.kind == FrameKind::control) {
     place.wanted = true;
   } else if (events_.expects(frame.key())) {  // otherwise it failed here; its bytes are nobody's any more
     InStream& stream = in(key);

@@ -203,7 +203,7 @@ void disagreement(bool one_host) {
 }
 
 // Small operations, each rank meeting in the slots or telling the ordinary way as its own dice fall.
-void exchanges(int size) {
+void meets(int size) {
   constexpr uint64_t kOperations = 600;
   constexpr uint64_t kCount = 50;
   Job job(size, true, false, false);
@@ -211,7 +211,7 @@ void exchanges(int size) {
     Context& context = job[rank];
     std::vector<int> members(static_cast<size_t>(size));
     std::iota(members.begin(), members.end(), 0);
-    const auto slots = std::make_shared<Exchange>(rank, members, 1, context.own_segment());
+    const auto slots = std::make_shared<SharedSlots>(rank, members, 1, context.own_segment());
     const auto program = exchange_all_reduce(rank, size, kCount);
     std::atomic<uint64_t> sequence{0};
     uint32_t dice = static_cast<uint32_t>(rank) + 1;
@@ -224,7 +224,7 @@ void exchanges(int size) {
       dice = dice * 1664525 + 1013904223;
       const bool waits = i > kOperations / 2 || (dice >> 16) % 4 != 0;  // the second half is met by everyone
       auto spec = spec_of(rank, size, 0, program, data.data(), "sum", true);
-      spec.exchange = slots;
+      spec.slots = slots;
       spec.meets = waits;
       Context::Attempt attempt;
       if (waits) attempt = context.meet(spec, 1, sequence, 1, reinterpret_cast<std::byte*>(data.data()));
@@ -251,7 +251,7 @@ void exchanges(int size) {
 
 // Small operations over several channels, whose moves travel as notes; also where the ranks turn back to agreeing: for one
 // that means something else, and for one that has nothing to note.
-void noted(uint16_t channels) {
+void eager_sums(uint16_t channels) {
   constexpr int kSize = 3;
   constexpr uint64_t kCount = 100;
   Job job(kSize, false, false, true, 2);
@@ -293,11 +293,11 @@ void posted_as_published() {
   std::atomic<bool> has_met{false};
   job.in_parallel([&](int rank) {
     Context& context = job[rank];
-    const auto slots = std::make_shared<Exchange>(rank, std::vector<int>{0, 1}, 1, context.own_segment());
+    const auto slots = std::make_shared<SharedSlots>(rank, std::vector<int>{0, 1}, 1, context.own_segment());
     std::vector<int32_t> data(10, rank);
     std::atomic<uint64_t> sequence{1};
     auto spec = spec_of(rank, 2, sequence, exchange_all_reduce(rank, 2, 10), data.data(), "sum", true);
-    spec.exchange = slots;
+    spec.slots = slots;
     wait_for(context, context.post(spec, true));  // the slots are known now
     if (rank == 1) {
       rests = true;
@@ -323,11 +323,11 @@ void disagreement_in_slots() {
   Job job(3, true, false, false);
   job.in_parallel([&](int rank) {
     Context& context = job[rank];
-    const auto slots = std::make_shared<Exchange>(rank, std::vector<int>{0, 1, 2}, 1, context.own_segment());
+    const auto slots = std::make_shared<SharedSlots>(rank, std::vector<int>{0, 1, 2}, 1, context.own_segment());
     std::vector<int32_t> data(10, rank);
     const auto post = [&](uint64_t sequence, const char* description, bool meets) {
       auto spec = spec_of(rank, 3, sequence, exchange_all_reduce(rank, 3, 10), data.data(), description, true);
-      spec.exchange = slots;
+      spec.slots = slots;
       spec.meets = meets;
       const auto operation = context.post(std::move(spec), true);
       wait_for(context, operation);
@@ -498,17 +498,17 @@ void allocator() {
   check(refused, "a full segment says so");
 }
 
-std::vector<Notice> take_some(Context& context) {
+std::vector<ControlMessage> take_some(Context& context) {
   for (;;) {
-    auto taken = context.take_notices(5);
-    if (!taken || !taken->empty()) return taken ? std::move(*taken) : std::vector<Notice>{};
+    auto taken = context.take_control_messages(5);
+    if (!taken || !taken->empty()) return taken ? std::move(*taken) : std::vector<ControlMessage>{};
   }
 }
 
 std::span<const std::byte> bytes_of(const std::string& text) { return {reinterpret_cast<const std::byte*>(text.data()), text.size()}; }
 
 // Every rank writes to every other, in order, outside any operation; beside it operations go on.
-void notices(bool one_host) {
+void messages(bool one_host) {
   constexpr int kSize = 3;
   constexpr uint64_t kCount = 200;
   Job job(kSize, one_host);
@@ -518,10 +518,10 @@ void notices(bool one_host) {
     std::thread listener([&] {
       std::map<int, uint64_t> next;
       for (uint64_t got = 0; got < kCount * (kSize - 1);) {
-        for (const Notice& notice : take_some(context)) {
-          check(notice.kind == Notice::Kind::message && notice.group == 7 && notice.tag == next[notice.rank]++, "notices come in order");
-          const bool right = notice.tag % 50 == 0 ? notice.payload == std::string(kNoteBytes, static_cast<char>('a' + notice.rank))
-                                                  : notice.payload == std::string(notice.tag % 3, 'x');
+        for (const ControlMessage& message : take_some(context)) {
+          check(message.kind == ControlMessage::Kind::message && message.group == 7 && message.tag == next[message.rank]++, "notices come in order");
+          const bool right = message.tag % 50 == 0 ? message.payload == std::string(kNoteBytes, static_cast<char>('a' + message.rank))
+                                                  : message.payload == std::string(message.tag % 3, 'x');
           check(right, "a notice brings what was sent");
           ++got;
         }
@@ -556,15 +556,15 @@ void news(bool one_host) {
     spec.tells_mismatch = true;
     job[rank].post(std::move(spec), false);
     const auto taken = take_some(job[rank]);
-    check(taken.size() == 1 && taken[0].kind == Notice::Kind::mismatch, "a mismatch is told of");
+    check(taken.size() == 1 && taken[0].kind == ControlMessage::Kind::mismatch, "a mismatch is told of");
     check(taken[0].group == 1 && taken[0].tag == 4 && taken[0].titles.at(2) == "meant by 2", "it says what each rank meant");
   });
   bool refused = false;
-  for (uint64_t i = 0; i <= Notices::kMostWaiting.count && !refused; ++i) {
+  for (uint64_t i = 0; i <= ControlMessages::kMostWaiting.count && !refused; ++i) {
     try {
       job[0].notify(1, 1, i, {});
     } catch (const Fault& fault) {
-      refused = fault.kind() == FaultKind::state && i == Notices::kMostWaiting.count;
+      refused = fault.kind() == FaultKind::state && i == ControlMessages::kMostWaiting.count;
     }
   }
   check(refused, "more notices than may wait are refused");
@@ -573,16 +573,16 @@ void news(bool one_host) {
   for (const int rank : {0, 1}) {
     bool told = false;
     while (!told) {
-      for (const Notice& notice : take_some(job[rank])) {
-        if (notice.kind != Notice::Kind::loss) continue;
-        check(notice.rank == 2 && notice.tag == static_cast<uint64_t>(LossKind::left), "a rank that left is told of");
+      for (const ControlMessage& message : take_some(job[rank])) {
+        if (message.kind != ControlMessage::Kind::loss) continue;
+        check(message.rank == 2 && message.tag == static_cast<uint64_t>(LossKind::left), "a rank that left is told of");
         told = true;
       }
     }
     check(!job[rank].notify(2, 1, 0, {}), "and is sent nothing");
   }
   std::thread closer([&] { job[0].close(0, false); });
-  while (job[0].take_notices(5)) {
+  while (job[0].take_control_messages(5)) {
   }
   closer.join();
 }
@@ -591,8 +591,8 @@ void news(bool one_host) {
 
 int main() {
   allocator();
-  exchanges(2);
-  exchanges(4);
+  meets(2);
+  meets(4);
   posted_as_published();
   disagreement_in_slots();
   for (const bool one_host : {true, false}) {
@@ -606,14 +606,14 @@ int main() {
     coded_sums(3, one_host, Wire::int8);
     many_in_flight(one_host);
     disagreement(one_host);
-    notices(one_host);
+    messages(one_host);
     news(one_host);
     stall_before(one_host);
     abort_is_named(one_host);
     departure(one_host, true);
     departure(one_host, false);
   }
-  for (const uint16_t channels : {1, 3}) noted(channels);
+  for (const uint16_t channels : {1, 3}) eager_sums(channels);
   rests_over_rails();
   sums_over_rails(3, UINT64_MAX, 0);
   for (const int rail : {0, 1}) sums_over_rails(3, 4, rail);

@@ -153,8 +153,8 @@ void nothing_is_kept_of_failures(bool one_host) {
   job.in_parallel([&](int rank) { wait_for(job[rank], post(rank, 1, 1)); });
   for (int rank = 0; rank < 3; ++rank) {
     const auto until = Clock::now() + std::chrono::seconds(5);
-    while (job[rank].early_frames() != 0 && Clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    check(job[rank].early_frames() == 0, "no frame is kept for what is over");
+    while (job[rank].unexpected_frames() != 0 && Clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    check(job[rank].unexpected_frames() == 0, "no frame is kept for what is over");
   }
   job.in_parallel([&](int rank) { job[rank].close(5, true); });
 }

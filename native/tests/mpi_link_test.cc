@@ -22,11 +22,11 @@ namespace {
 // What MPI promises: a message reaches the receive that names its sender and tag; which of several is done first is open.
 class PostOffice {
  public:
-  void post(int rank, const Parcel& parcel) {
+  void post(int rank, const BounceBuffer& bounce) {
     const std::lock_guard lock(mutex_);
-    const auto place = parcel.is_outgoing ? std::tuple(rank, parcel.peer, parcel.tag) : std::tuple(parcel.peer, rank, parcel.tag);
+    const auto place = bounce.is_outgoing ? std::tuple(rank, bounce.peer, bounce.tag) : std::tuple(bounce.peer, rank, bounce.tag);
     auto& [sends, receives] = open_[place];
-    (parcel.is_outgoing ? sends : receives).push_back({rank, parcel});
+    (bounce.is_outgoing ? sends : receives).push_back({rank, bounce});
     if (sends.empty() || receives.empty()) return;
     const auto [from, sent] = sends.front();
     const auto [to, received] = receives.front();
@@ -45,7 +45,7 @@ class PostOffice {
   }
 
  private:
-  using Posted = std::pair<int, Parcel>;
+  using Posted = std::pair<int, BounceBuffer>;
   std::mutex mutex_;
   std::minstd_rand random_;
   std::map<std::tuple<int, int, uint32_t>, std::pair<std::vector<Posted>, std::vector<Posted>>> open_;
@@ -91,8 +91,8 @@ struct Job {
       const auto work = context.collect(std::chrono::microseconds(50));
       if (work.is_closed) return;
       std::this_thread::sleep_for(pause.load());
-      for (const Parcel& parcel : work.parcels) {
-        if (mute != rank && mute != parcel.peer) office.post(rank, parcel);
+      for (const BounceBuffer& bounce : work.bounces) {
+        if (mute != rank && mute != bounce.peer) office.post(rank, bounce);
       }
       const auto done = office.collect(rank);
       if (!done.empty()) context.carried(done);

@@ -4,14 +4,13 @@ from multiring._native._core import MOST_LANES as MOST_LANES
 from multiring._native._core import NOTE_BYTES as NOTE_BYTES
 from multiring._native._core import VERSION as VERSION
 from multiring._native._core import Context as Context
+from multiring._native._core import ControlMessage as ControlMessage
+from multiring._native._core import ControlMessageKind as ControlMessageKind
 from multiring._native._core import DType as DType
-from multiring._native._core import Exchange as Exchange
 from multiring._native._core import FaultKind as FaultKind
 from multiring._native._core import Footprint as Footprint
 from multiring._native._core import Holdings as Holdings
 from multiring._native._core import Lowering as Lowering
-from multiring._native._core import Notice as Notice
-from multiring._native._core import NoticeKind as NoticeKind
 from multiring._native._core import Operation as Operation
 from multiring._native._core import OperationSpec as OperationSpec
 from multiring._native._core import Program as Program
@@ -20,6 +19,7 @@ from multiring._native._core import Repeats as Repeats
 from multiring._native._core import Request as Request
 from multiring._native._core import RequestQueue as RequestQueue
 from multiring._native._core import Rounds as Rounds
+from multiring._native._core import SharedSlots as SharedSlots
 from multiring._native._core import Wire as Wire
 from multiring._native._core import combine as combine
 from multiring._native._core import combine_isa as combine_isa

@@ -186,7 +186,7 @@ class OperationSpec:
         output: int,
         user_bytes: int,
         name: int,
-        exchange: Exchange | None,
+        slots: SharedSlots | None,
         meets: bool,
         tells_mismatch: bool,
     ) -> None: ...
@@ -215,7 +215,7 @@ class Operation:
     @property
     def log(self) -> list[tuple[Lowering, int, int, int]]: ...
 
-class Exchange:
+class SharedSlots:
     def __init__(self, context: Context, members: Sequence[int], steps: int) -> None:
         """The slots in which ranks of one host meet."""
 
@@ -235,7 +235,7 @@ class Repeats:
         self,
         holdings: object,
         group: int,
-        exchange: Exchange | None,
+        slots: SharedSlots | None,
         steps: int,
         patience_s: float,
         pause_every: int,
@@ -249,7 +249,7 @@ class Repeats:
         """The sequence number given last; 0: none was."""
 
     @property
-    def exchange(self) -> Exchange: ...
+    def slots(self) -> SharedSlots: ...
     def remember(self, spec: OperationSpec, array: object | None, op: object | None) -> None:
         """From now on `all_reduce`, or `barrier`, knows calls like this one."""
 
@@ -269,16 +269,16 @@ class Repeats:
     def forget(self) -> None:
         """Know no calls any more."""
 
-class NoticeKind(enum.Enum):
+class ControlMessageKind(enum.Enum):
     MESSAGE = 0
 
     MISMATCH = 1
 
     LOSS = 2
 
-class Notice:
+class ControlMessage:
     @property
-    def kind(self) -> NoticeKind: ...
+    def kind(self) -> ControlMessageKind: ...
     @property
     def rank(self) -> int:
         """In the world: who sent a message; who is gone."""
@@ -402,11 +402,11 @@ class Context:
 
     def collect(self, pause_ns: int) -> tuple[list[tuple[int, int, int, bool, int, int]], list[int], bool, bool]:
         """
-        What MPI is to carry, new since the last call: (parcels, peers given up, whether anything is on its way, closed). A parcel is (number, peer, tag, is outgoing, address, bytes). Waits up to `pause_ns` where something is on its way, else until something is.
+        What MPI is to carry, new since the last call: (bounce buffers, peers given up, whether anything is on its way, closed). A bounce buffer is (number, peer, tag, is outgoing, address, bytes). Waits up to `pause_ns` where something is on its way, else until something is.
         """
 
     def carried(self, numbers: Sequence[int]) -> None:
-        """These parcels were sent, or have arrived."""
+        """These were sent, or have arrived."""
 
     def cannot_reach(self, peer: int, why: str) -> None:
         """MPI fails for this peer; it counts as lost."""
@@ -423,13 +423,13 @@ class Context:
         Send a short message to a rank of the world, outside any operation. False: it is gone, or cannot be reached.
         """
 
-    def take_notices(self, timeout_s: float) -> list[Notice] | None:
+    def take_control_messages(self, timeout_s: float) -> list[ControlMessage] | None:
         """
         What has come since the last call, at once where there is something; None once the context is closed.
         """
 
-    def prod(self) -> None:
-        """Have take_notices return."""
+    def wake_control(self) -> None:
+        """Have take_control_messages return."""
 
 def end_without_mpi() -> None:
     """
