@@ -111,7 +111,7 @@ void bind_operations(nb::module_& m) {
       .def_prop_ro("sequence", [](const Operation& operation) { return operation.spec().key.sequence; })
       .def_prop_ro("ran_s", [](const Operation& operation) {
         const auto seconds = [](Clock::time_point at) { return std::chrono::duration<double>(at.time_since_epoch()).count(); };
-        return std::pair(seconds(operation.agreed), seconds(operation.finished));
+        return std::pair(seconds(operation.agreed()), seconds(operation.finished));
       }, "When all ranks had arrived, and when it ended: seconds of the monotonic clock, the former 0 if they never did.")
       .def_prop_ro("fault", &Operation::fault)
       .def_prop_ro("fault_text", &Operation::fault_text)

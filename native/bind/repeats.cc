@@ -184,7 +184,7 @@ class Repeats {
     if (pause_every_ != 0 && (sequence_.load() / steps_ + 1) % pause_every_ == 0) return nb::none();  // the caller has more to do there
     std::shared_ptr<Operation> operation;
     if (model->meets) {
-      auto attempt = context_.meet(*model, group_, sequence_, steps_, data);
+      auto attempt = context_.meet(*model, {group_, sequence_, steps_}, data);
       if (attempt.is_done) return nb::bool_(true);
       operation = std::move(attempt.operation);
     }

@@ -28,16 +28,30 @@ bool ControlMessages::receive(int peer, const Frame& frame, std::span<const std:
   add(waiting_here_[peer], payload.size());
   inbox_.push_back({ControlMessage::Kind::message, peer, frame.group, frame.sequence,
                     {reinterpret_cast<const char*>(payload.data()), payload.size()}, {}});
+  came_.notify_one();
   return true;
 }
 
 void ControlMessages::tell(ControlMessage own) {
   if (own_ == kMostOwn) {
     has_lost_ = true;
+    came_.notify_one();
     return;
   }
   ++own_;
   inbox_.push_back(std::move(own));
+  came_.notify_one();
+}
+
+void ControlMessages::wake(bool for_good) {
+  is_woken_ = true;
+  is_over_ |= for_good;
+  came_.notify_all();
+}
+
+void ControlMessages::wait(std::unique_lock<std::mutex>& lock, Clock::time_point deadline) {
+  came_.wait_until(lock, deadline, [this] { return is_over_ || is_woken_ || !inbox_.empty(); });
+  is_woken_ = false;
 }
 
 ControlMessages::Taken ControlMessages::take() {

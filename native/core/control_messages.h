@@ -1,16 +1,19 @@
 // Control messages: short messages between ranks outside any operation, and news of this rank's own for whoever listens here.
 //
 // What waits is bounded on both sides by what a rank may have sent and not seen taken: each taking is acknowledged.
-// Guarded by the owner's mutex.
+// Guarded by RankState::mutex, which every caller holds: whichever thread drives or sends, and the one thread that takes.
 #pragma once
 
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <mutex>
 #include <string>
 #include <vector>
 
+#include "clock.h"
 #include "link.h"
 
 namespace multiring {
@@ -47,6 +50,9 @@ class ControlMessages {
   // Receiving. False: the peer has sent more than may wait.
   bool receive(int peer, const Frame& frame, std::span<const std::byte> payload);
   void tell(ControlMessage own);  // of this rank; one too many is lost, and `has_lost` from then on
+  void wake(bool for_good = false);  // has `wait` return, once or always
+  // Until something has come, `wake` was called, or it is `deadline`.
+  void wait(std::unique_lock<std::mutex>& lock, Clock::time_point deadline);
   bool empty() const { return inbox_.empty(); }
   bool has_lost() const { return has_lost_; }
   struct Taken {
@@ -67,6 +73,9 @@ class ControlMessages {
   std::map<int, Amount> waiting_there_;
   size_t own_ = 0;
   bool has_lost_ = false;
+  std::condition_variable came_;
+  bool is_woken_ = false;
+  bool is_over_ = false;
 };
 
 }  // namespace multiring

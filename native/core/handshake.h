@@ -10,8 +10,8 @@
 #include <cstdint>
 #include <string>
 
+#include "clock.h"
 #include "descriptor.h"
-#include "operation.h"
 
 namespace multiring {
 

@@ -9,7 +9,9 @@
 #include <string>
 #include <utility>
 
-#include "operation.h"
+#include "fault.h"
+#include "link.h"
+#include "program.h"
 
 namespace multiring {
 namespace {

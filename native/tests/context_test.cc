@@ -227,7 +227,7 @@ void meets(int size) {
       spec.slots = slots;
       spec.meets = waits;
       Context::Attempt attempt;
-      if (waits) attempt = context.meet(spec, 1, sequence, 1, reinterpret_cast<std::byte*>(data.data()));
+      if (waits) attempt = context.meet(spec, {1, sequence, 1}, reinterpret_cast<std::byte*>(data.data()));
       if (attempt.is_done) continue;
       if (!attempt.operation) {
         spec.key.sequence = ++sequence;
@@ -308,7 +308,7 @@ void posted_as_published() {
       while (!rests) std::this_thread::yield();
       spec.meets = true;
       Context::Attempt attempt;
-      while (!attempt.operation) attempt = context.meet(spec, 1, sequence, 1, reinterpret_cast<std::byte*>(data.data()));
+      while (!attempt.operation) attempt = context.meet(spec, {1, sequence, 1}, reinterpret_cast<std::byte*>(data.data()));
       check(Clock::now() - attempt.operation->posted >= std::chrono::microseconds(20), "an operation is as old as what it showed");
       has_met = true;
       wait_for(context, attempt.operation);
