@@ -6,7 +6,7 @@ namespace multiring {
 namespace {
 
 constexpr uint64_t kEncoded = 128 * 1024;  // elements that are encoded before they are offered
-constexpr uint64_t kDecoded = 1024;        // elements of each operand that stay in the first-level cache until they are added
+constexpr uint64_t kDecoded = 1024;  // elements of each operand that stay in the first-level cache until they are added
 static_assert(kEncoded % kScaledElements == 0 && kDecoded % kScaledElements == 0);
 
 }  // namespace
@@ -46,7 +46,8 @@ bool CodedMoves::receive(Lane& lane, const Move& move) {
   }
   if (operation_.reads_failed_memory(move.peers)) return false;
   for (size_t i = 0; i < move.peers.size(); ++i) {
-    if (move.peers[i] != operation_.rank()) streams[i].consume(move.wire, operation_.host.link(move.peers[i]), key, ready);
+    if (move.peers[i] != operation_.rank())
+      streams[i].consume(move.wire, operation_.host.link(move.peers[i]), key, ready);
   }
   lane.progress += ready * sizeof(float);
   return true;
@@ -62,7 +63,8 @@ void CodedMoves::combine_some(const Lane& lane, const Move& move, std::byte* tar
     const uint64_t some = std::min(kDecoded, elements - begin);
     for (size_t i = 0; i < count; ++i) {
       if (move.peers[i] == operation_.rank()) {
-        sources[i] = operation_.address(lane, move.source_space, move.source_offset) + lane.progress + begin * sizeof(float);
+        sources[i] =
+            operation_.address(lane, move.source_space, move.source_offset) + lane.progress + begin * sizeof(float);
         continue;
       }
       float* decoded = decoded_.data() + i * kDecoded;

@@ -1,5 +1,5 @@
-// The moves of an operation that have a lossy wire: what is sent is encoded into the lane's scratch, what comes is decoded
-// block by block and combined in float32.
+// The moves of an operation that have a lossy wire: what is sent is encoded into the lane's scratch, what comes is
+// decoded block by block and combined in float32.
 //
 // Guarded by RankState::mutex; whichever thread drives calls it.
 #pragma once

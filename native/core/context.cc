@@ -30,9 +30,13 @@ void Context::fail(const std::shared_ptr<Operation>& operation, int culprit, Los
   sleepers_.wake_driver();
 }
 
-void Context::give_up(const std::shared_ptr<Operation>& operation, int silent) { fail(operation, silent, LossKind::silent); }
+void Context::give_up(const std::shared_ptr<Operation>& operation, int silent) {
+  fail(operation, silent, LossKind::silent);
+}
 
-void Context::abort(const std::shared_ptr<Operation>& operation, int culprit) { fail(operation, culprit, LossKind::aborted); }
+void Context::abort(const std::shared_ptr<Operation>& operation, int culprit) {
+  fail(operation, culprit, LossKind::aborted);
+}
 
 std::pair<std::vector<int>, double> Context::stalled_on(const Operation& operation) {
   const RankState::Lock lock(state_.mutex);

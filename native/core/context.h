@@ -3,9 +3,9 @@
 // The parts: Peers (who there is, and what carries bytes), PeerConnector with SegmentHandover and Listeners (how they
 // meet), OperationTable (what is in flight), OperationStarter and OperationDriver (how that begins and goes on),
 // ProgressLoop with Sleepers (on which thread), FailureDetector and OperationFailures (who is gone, and what fails for
-// it), FrameRouter (what links tell), ControlChannel, RailWatch, EventRecorder, Shutdown. All hang off one RankState, whose
-// mutex guards their state; every function here takes it, so that any thread may call any of them. Nothing is global, so
-// that tests can run ranks as threads.
+// it), FrameRouter (what links tell), ControlChannel, RailWatch, EventRecorder, Shutdown. All hang off one RankState,
+// whose mutex guards their state; every function here takes it, so that any thread may call any of them. Nothing is
+// global, so that tests can run ranks as threads.
 #pragma once
 
 #include <functional>
@@ -66,7 +66,9 @@ class Context final : public OperationHost {
     return starter_.meet(model, sequence, data);
   }
   using Waited = ProgressLoop::Waited;
-  Waited wait(const std::shared_ptr<Operation>& operation, double timeout_s) { return loop_.wait(operation, timeout_s); }
+  Waited wait(const std::shared_ptr<Operation>& operation, double timeout_s) {
+    return loop_.wait(operation, timeout_s);
+  }
   bool has_ended(const Operation& operation);
   // Fails an operation in flight on all its ranks, as if `silent` had been silent for too long.
   void give_up(const std::shared_ptr<Operation>& operation, int silent);
@@ -101,7 +103,9 @@ class Context final : public OperationHost {
     return channel_.send(rank, group, tag, payload);
   }
   // What has come, and what is new here, as ControlChannel::take. For one thread.
-  std::optional<std::vector<ControlMessage>> take_control_messages(double timeout_s) { return channel_.take(timeout_s); }
+  std::optional<std::vector<ControlMessage>> take_control_messages(double timeout_s) {
+    return channel_.take(timeout_s);
+  }
   void wake_control();  // has take_control_messages return
 
   // For the thread that calls MPI: work for it (see MpiProxy), what came of it, and peers MPI cannot reach any more.

@@ -1,7 +1,9 @@
-// Control messages: short messages between ranks outside any operation, and news of this rank's own for whoever listens here.
+// Control messages: short messages between ranks outside any operation, and news of this rank's own for whoever listens
+// here.
 //
 // What waits is bounded on both sides by what a rank may have sent and not seen taken: each taking is acknowledged.
-// Guarded by RankState::mutex, which every caller holds: whichever thread drives or sends, and the one thread that takes.
+// Guarded by RankState::mutex, which every caller holds: whichever thread drives or sends, and the one thread that
+// takes.
 #pragma once
 
 #include <condition_variable>

@@ -46,7 +46,8 @@ EagerExecution::Outcome EagerExecution::advance(bool& moved) {
 // Also what has no bytes is sent: with it comes that the sender means the same.
 void EagerExecution::send(const Move& move) {
   for (const int peer : move.peers) {
-    Frame note = agreement_.note_of(static_cast<size_t>(kEager + sent_[{peer, move.channel}]++), operation_.spec.bases[1]);
+    Frame note =
+        agreement_.note_of(static_cast<size_t>(kEager + sent_[{peer, move.channel}]++), operation_.spec.bases[1]);
     note.channel = move.channel;
     operation_.host.link(peer).send_note(
         note, {operation_.address(lane_, move.source_space, move.source_offset), move.size});

@@ -1,9 +1,9 @@
 // An all_reduce whose moves send little: what each sends travels with the agreement, so that no agreement comes before.
 //
-// Whoever hears of a rank that does not come this way, or means something else, turns back to agreeing, and by its rounds
-// turns back others. Nobody can have written its buffer by then: what makes a part complete has come from all of them, and
-// on its way passed only ranks whose descriptors were equal. So whoever wrote one part can go on with the others: nobody
-// turns back any more. Guarded by RankState::mutex; whichever thread drives calls it.
+// Whoever hears of a rank that does not come this way, or means something else, turns back to agreeing, and by its
+// rounds turns back others. Nobody can have written its buffer by then: what makes a part complete has come from all of
+// them, and on its way passed only ranks whose descriptors were equal. So whoever wrote one part can go on with the
+// others: nobody turns back any more. Guarded by RankState::mutex; whichever thread drives calls it.
 #pragma once
 
 #include <compare>

@@ -1,8 +1,8 @@
 // Which ranks die, leave or fall silent, as this rank finds it or is told.
 //
-// What is found here, while links or operations are at work, becomes a loss (Peers::lose) only when those operations are
-// settled: OperationFailures::settle_losses. Guarded by RankState::mutex, which every caller holds: the progress thread
-// hears of ends over watched sockets, whichever thread drives hears frames.
+// What is found here, while links or operations are at work, becomes a loss (Peers::lose) only when those operations
+// are settled: OperationFailures::settle_losses. Guarded by RankState::mutex, which every caller holds: the progress
+// thread hears of ends over watched sockets, whichever thread drives hears frames.
 #pragma once
 
 #include <cstddef>
@@ -49,8 +49,8 @@ class FailureDetector {
 
   bool has_new() const { return !new_losses_.empty(); }
   bool waits_for_time() const { return !gossip_.empty() || has_new(); }
-  // How many of the new losses are to be settled now. Only once nothing moves any more is it sure that a lost rank's last
-  // words have been heard; but operations of others may keep moving for ever.
+  // How many of the new losses are to be settled now. Only once nothing moves any more is it sure that a lost rank's
+  // last words have been heard; but operations of others may keep moving for ever.
   size_t heard_out(bool anything_moves) const;
   std::vector<NewLoss> take(size_t count);
 

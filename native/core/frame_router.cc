@@ -27,8 +27,9 @@ bool FrameRouter::makes_sense(const Frame& frame) const {
 
 void FrameRouter::on_frame(int peer, const Frame& frame, std::span<const std::byte> payload) {
   if (!makes_sense(frame)) {
-    detector_.note_loss(peer, LossKind::died, "it sent a frame of kind " +
-                                                  std::to_string(static_cast<int>(frame.kind)) + " that makes no sense");
+    detector_.note_loss(
+        peer, LossKind::died,
+        "it sent a frame of kind " + std::to_string(static_cast<int>(frame.kind)) + " that makes no sense");
     return;
   }
   switch (frame.kind) {

@@ -99,9 +99,9 @@ void Listeners::on_caller(const Descriptor& listener) {
 
 // False: the oldest has not been here for long, and who comes has to wait.
 bool Listeners::make_room_for_caller() {
-  const auto oldest = std::min_element(pending_handshakes_.begin(), pending_handshakes_.end(), [](const auto& a, const auto& b) {
-    return a.second->deadline() < b.second->deadline();
-  });
+  const auto oldest =
+      std::min_element(pending_handshakes_.begin(), pending_handshakes_.end(),
+                       [](const auto& a, const auto& b) { return a.second->deadline() < b.second->deadline(); });
   if (oldest == pending_handshakes_.end()) return false;
   const int fd = oldest->first;
   const auto came = oldest->second->deadline() - kHandshakePatience;

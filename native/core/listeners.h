@@ -1,7 +1,7 @@
 // Where ranks of other hosts call, and who has called and not yet proven itself.
 //
-// Guarded by RankState::mutex, which `listen` takes itself and every other caller holds: the progress thread accepts and
-// hears pending handshakes, a caller listens and joins.
+// Guarded by RankState::mutex, which `listen` takes itself and every other caller holds: the progress thread accepts
+// and hears pending handshakes, a caller listens and joins.
 #pragma once
 
 #include <functional>
@@ -21,7 +21,8 @@ namespace multiring {
 class Listeners {
  public:
   // `on_proven` is told of each rank that has called, and takes its connection if it wants it.
-  Listeners(RankState& state, std::function<void(Handshake&)> on_proven) : state_(state), on_proven_(std::move(on_proven)) {}
+  Listeners(RankState& state, std::function<void(Handshake&)> on_proven)
+      : state_(state), on_proven_(std::move(on_proven)) {}
 
   // Every call makes one more rail. The port.
   uint16_t listen(const std::string& host, uint16_t first_port, uint16_t last_port);

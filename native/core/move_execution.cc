@@ -113,7 +113,8 @@ bool MoveExecution::is_in_place(const Lane& lane, const Move& move) const {
              operation_.address(lane, move.target_space, move.target_offset);
 }
 
-// How many bytes of a move are there from all its peers, and where they lie; a copy's of another rank are at `target` then.
+// How many bytes of a move are there from all its peers, and where they lie; a copy's of another rank are at `target`
+// then.
 uint64_t MoveExecution::ready_from(const Lane& lane, const Move& move, const void** sources, std::byte* target) const {
   const StreamKey key = operation_.stream_of(lane, move.channel);
   uint64_t ready = std::min(kQuantum, move.size - lane.progress);

@@ -122,7 +122,8 @@ uint64_t MpiLink::goodput() const {
 
 void MpiLink::expect(const Frame& frame) {
   if (frame.length == 0 || frame.length > MpiProxy::kBounceBytes || frame.slot >= kTags) {
-    break_off("it announced a message of " + std::to_string(frame.length) + " bytes, tag " + std::to_string(frame.slot));
+    break_off("it announced a message of " + std::to_string(frame.length) + " bytes, tag " +
+              std::to_string(frame.slot));
     return;
   }
   const uint64_t number = proxy_.hand_over(peer_, frame.slot, false, proxy_.memory(), frame.length);

@@ -1,8 +1,8 @@
 // The mpi engine: frames and notes over one connection, as the tcp engine's, and streams as MPI messages.
 //
-// What is said before a payload, and that a peer is gone, comes over the connection: MPI itself has no word for a death.
-// A frame announces each message, so that the receiver waits for exactly what is on its way: no wildcards, nothing
-// unexpected, nobody polls while nothing is announced. Credit bounds a stream as in the tcp engine.
+// What is said before a payload, and that a peer is gone, comes over the connection: MPI itself has no word for a
+// death. A frame announces each message, so that the receiver waits for exactly what is on its way: no wildcards,
+// nothing unexpected, nobody polls while nothing is announced. Credit bounds a stream as in the tcp engine.
 #pragma once
 
 #include <deque>
@@ -67,7 +67,7 @@ class MpiLink final : public Link, private LinkEvents {
   TcpLink connection_;
   bool is_gone_ = false;
   uint32_t next_tag_ = 0;
-  std::deque<size_t> aloft_;                           // bytes of the bounce buffers sent that are not known to have landed
+  std::deque<size_t> aloft_;  // bytes of the bounce buffers sent that are not known to have landed
   Clock::time_point aloft_from_{};                     // since then some have been, and
   uint64_t aloft_landed_ = 0;                          // so many bytes of them landed
   double goodput_bytes_ = 0;                           // of late, and the seconds they took

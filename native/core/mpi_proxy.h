@@ -1,8 +1,8 @@
 // What waits to be carried by MPI, and what is on its way; for the one thread that calls MPI: a proxy thread's work.
 //
-// A bounce buffer is one MPI message, in memory of the proxy's own: MPI never sees an operation's memory, so that nothing has
-// to be cancelled before an operation may end or fail. Links hand buffers over with the rank's mutex held; the carrier
-// collects them without it.
+// A bounce buffer is one MPI message, in memory of the proxy's own: MPI never sees an operation's memory, so that
+// nothing has to be cancelled before an operation may end or fail. Links hand buffers over with the rank's mutex held;
+// the carrier collects them without it.
 #pragma once
 
 #include <chrono>
@@ -42,8 +42,8 @@ class MpiProxy {
   Memory memory();  // kParcelBytes of it
   void recycle(Memory memory);
   uint64_t hand_over(int peer, uint32_t tag, bool is_outgoing, Memory memory, size_t size);
-  // Bounce buffers that left and are not known to have landed change by so many: until they have, MPI may need to be called
-  // for them although their sending is complete here.
+  // Bounce buffers that left and are not known to have landed change by so many: until they have, MPI may need to be
+  // called for them although their sending is complete here.
   void expect_landings(int64_t change);
   void forget(int peer);  // it is gone: its bounce buffers are nobody's
   bool is_quiet() const;  // nothing is to be sent, and what was sent has landed

@@ -1,14 +1,10 @@
 #include "operation.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 namespace multiring {
-namespace {
-
-constexpr auto kQuietPatience = std::chrono::seconds(5);  // after a failure: a process that is stopped does not answer
-
-}  // namespace
 
 Operation::Operation(OperationSpec spec, OperationHost& host) : record_(std::move(spec), host) {
   std::set<int> partners;
@@ -168,7 +164,7 @@ std::vector<int> Operation::waiting_for() const {
       }
       break;
     case State::quieting:
-      ranks = loud_;
+      ranks = quieting_.loud();
       break;
     default:
       break;
@@ -192,7 +188,7 @@ void Operation::release_memory() {
 
 void Operation::on_failure(int peer) {
   record_.failed_peers.insert(peer);
-  loud_.erase(peer);
+  quieting_.on_quiet(peer);
 }
 
 // Ranks that have not heard of a failure may go on writing into this rank's buffer, or its copy.
@@ -212,42 +208,30 @@ void Operation::fail(FaultKind kind, const std::string& text) {
   fault_ = kind;
   fault_text_ = text;
   record_.host.segment().mapping().failures().enter(record_.key());
-  if (is_written_by_peers()) await_quiet();
-  if (loud_.empty()) {
+  if (is_written_by_peers()) {
+    if (slices_.is_staged()) {
+      slices_.quarantine_staged();  // nobody's but this operation's: let them
+    } else {
+      quieting_.begin();
+    }
+  }
+  if (quieting_.waits_for_nobody()) {
     finish(State::failed);
     return;
   }
   release_memory();
-  quiet_by_ = Clock::now() + kQuietPatience;
   state_ = State::quieting;
 }
 
-void Operation::await_quiet() {
-  if (slices_.is_staged()) {  // nobody's but this operation's: let them
-    slices_.quarantine_staged();
-    return;
-  }
-  for (const int peer : record_.spec.members) {
-    const bool may_write = peer != record_.rank() && record_.host.shares_memory(peer);
-    if (may_write && !record_.failed_peers.contains(peer)) loud_.insert(peer);
-  }
-}
-
 bool Operation::quiet() {
-  std::erase_if(loud_, [this](int peer) { return !record_.host.shares_memory(peer); });
-  if (!loud_.empty() && Clock::now() < quiet_by_) return false;
+  if (!quieting_.is_over()) return false;
   end_quieting();
   return true;
 }
 
 void Operation::end_quieting() {
   if (state_ != State::quieting) return;
-  if (!loud_.empty()) {
-    std::string who;
-    for (const int peer : loud_) who += (who.empty() ? "" : ", ") + std::to_string(peer);
-    fault_text_ += "; rank " + who + " has not answered since, and may still write into this rank's array";
-    record_.host.segment().quarantine(record_.spec.bases[1]);
-  }
+  fault_text_ += quieting_.end();
   finish(State::failed);
 }
 

@@ -1,15 +1,14 @@
 // One collective (or one message) in flight on this rank: agree, run the compiled moves, drain.
 //
-// An Operation never blocks: `drive` does what can be done now. It first agrees on the descriptor with every rank of the
-// operation, so that no input is overwritten before all ranks are known to mean the same thing. Where they do not, it ends
-// as a mismatch, inputs intact.
+// An Operation never blocks: `drive` does what can be done now. It first agrees on the descriptor with every rank of
+// the operation, so that no input is overwritten before all ranks are known to mean the same thing. Where they do not,
+// it ends as a mismatch, inputs intact.
 //
 // Guarded by the mutex of its rank (RankState::mutex), which every caller holds: callers that post, give up or ask, and
 // whichever thread drives. Once it has ended nobody changes it, and who has seen that may read it without.
 #pragma once
 
 #include <map>
-#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,6 +18,7 @@
 #include "fault.h"
 #include "move_execution.h"
 #include "operation_record.h"
+#include "quieting.h"
 #include "slice_execution.h"
 #include "slot_execution.h"
 
@@ -26,8 +26,8 @@ namespace multiring {
 
 class Operation {
  public:
-  // completing: done, but for others that work on its buffer. quieting: it has failed, but peers may still write into its
-  // user's memory.
+  // completing: done, but for others that work on its buffer. quieting: it has failed, but peers may still write into
+  // its user's memory.
   enum class State : uint8_t {
     in_slots, eager, agreeing, explaining, running, slicing, completing, draining, quieting, done, failed
   };
@@ -41,13 +41,13 @@ class Operation {
   void begin_in_slots(bool is_published);
   bool drive();  // true if anything moved
   void on_round(int peer, const Frame& frame, std::span<const std::byte> payload);
-  // Over at once, or quieting until every peer that may write into its memory has said that it does not any more, or some
-  // seconds have passed.
+  // Over at once, or quieting until every peer that may write into its memory has said that it does not any more, or
+  // some seconds have passed.
   void fail(FaultKind kind, const std::string& text);
   bool has_failed() const { return state_ == State::quieting || state_ == State::failed; }
   bool is_written_by_peers() const;  // whether `fail` would have to wait
   void on_failure(int peer);         // it has failed over there: nothing is read or written there any more
-  void on_quiet(int peer) { loud_.erase(peer); }
+  void on_quiet(int peer) { quieting_.on_quiet(peer); }
   void end_quieting();  // the peers are not waited for any more
 
   bool ended() const { return state_ == State::done || state_ == State::failed; }
@@ -78,7 +78,6 @@ class Operation {
   bool pass_barrier();
   bool drain();
   bool quiet();
-  void await_quiet();
   void release_memory();
   void finish(State state);
 
@@ -91,8 +90,7 @@ class Operation {
   EagerExecution eager_{record_, agreement_};
   SliceExecution slices_{record_, agreement_};
   MoveExecution moves_{record_};
-  std::set<int> loud_;  // quieting: peers that have yet to say that they write no more
-  Clock::time_point quiet_by_{};
+  Quieting quieting_{record_};
 };
 
 }  // namespace multiring

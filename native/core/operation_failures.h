@@ -17,7 +17,8 @@ namespace multiring {
 
 class OperationFailures {
  public:
-  OperationFailures(RankState& state, Peers& peers, FailureDetector& detector, OperationTable& table, ControlMessages& control)
+  OperationFailures(RankState& state, Peers& peers, FailureDetector& detector, OperationTable& table,
+                    ControlMessages& control)
       : state_(state), peers_(peers), detector_(detector), table_(table), control_(control) {}
 
   void prepare(const Operation& operation);  // that was just posted: what is known already counts for it

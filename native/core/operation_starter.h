@@ -1,4 +1,5 @@
-// How an operation begins: posted, to be driven by whoever drives, or met on the spot where all ranks are there at once.
+// How an operation begins: posted, to be driven by whoever drives, or met on the spot where all ranks are there at
+// once.
 //
 // Takes RankState::mutex itself; called by any thread but the progress thread.
 #pragma once

@@ -44,8 +44,9 @@ class OperationTable {
   // Null: none up to there.
   const Operation* oldest_of(uint64_t group, uint64_t until = UINT64_MAX) const {
     const auto found = running_.lower_bound({group, 0});
-    return found == running_.end() || found->first.group != group || found->first.sequence > until ? nullptr
-                                                                                                   : found->second.get();
+    return found == running_.end() || found->first.group != group || found->first.sequence > until
+               ? nullptr
+               : found->second.get();
   }
   uint64_t ended() const { return ended_; }  // ever
   uint64_t& staged_bytes() { return staged_bytes_; }

@@ -36,7 +36,8 @@ bool PeerConnector::connect(const Meeting& meeting, const std::function<void()>&
   return await_links(meeting, deadline, drive);
 }
 
-bool PeerConnector::await_links(const Meeting& meeting, Clock::time_point deadline, const std::function<void()>& drive) {
+bool PeerConnector::await_links(const Meeting& meeting, Clock::time_point deadline,
+                                const std::function<void()>& drive) {
   RankState::Lock lock(state_.mutex);
   for (const int peer : meeting.neighbours) {
     if (!peers_.is_local(peer)) link(peer);

@@ -98,7 +98,8 @@ bool Peers::hands_on() const {
 }
 
 bool Peers::is_calling() const {
-  return std::any_of(tcp_links_.begin(), tcp_links_.end(), [](const auto& entry) { return entry.second->is_calling(); });
+  return std::any_of(tcp_links_.begin(), tcp_links_.end(),
+                     [](const auto& entry) { return entry.second->is_calling(); });
 }
 
 void Peers::tell_everyone(const Frame& frame) {

@@ -47,7 +47,9 @@ class Peers {
   const PeerAddress* address_of(int rank) const;  // null: not known
   const std::string& place_of(int rank) const;    // "host1 (ranks 4-7)"
   const std::vector<int>& local_ranks() const { return local_ranks_; }
-  bool is_local(int rank) const { return std::find(local_ranks_.begin(), local_ranks_.end(), rank) != local_ranks_.end(); }
+  bool is_local(int rank) const {
+    return std::find(local_ranks_.begin(), local_ranks_.end(), rank) != local_ranks_.end();
+  }
   uint32_t local_index_of(int rank) const;  // among the ranks of this host
 
   // What carries bytes.

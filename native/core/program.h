@@ -13,7 +13,8 @@ namespace multiring {
 
 // Enough that every link has work while segments wait for each other's last bytes; each lane costs a stream a peer.
 inline constexpr uint32_t kMostLanes = 16;
-inline constexpr uint32_t kExplainChannel = 0xff00;  // + round of an agreement's second exchange; moves use channels below
+inline constexpr uint32_t kExplainChannel =
+    0xff00;                                // + round of an agreement's second exchange; moves use channels below
 inline constexpr uint8_t kMostEager = 64;  // messages from one rank to another on a channel, where they travel as notes
 
 enum class MoveKind : uint8_t { send = 0, copy = 1, reduce = 2 };
@@ -82,6 +83,8 @@ struct Program {
   uint32_t lanes() const {  // how many segments run side by side
     return std::min({segments, kMostLanes, kExplainChannel / uint32_t{channels}});
   }
+  // Once all moves are in: counts their channels, and checks the lowering.
+  void complete();
   // Throws Fault::argument unless the lowering does what the moves do: that those are proven is then proof of both.
   void check_lowering() const;
 };

@@ -1,7 +1,7 @@
 // Who drives operations, and sleeps while nothing moves: the progress thread, or a caller that waits.
 //
-// Takes RankState::mutex itself, and lets go of it to sleep and to spin. `run` is the progress thread's, which never takes
-// Python's lock; `wait` is any caller's.
+// Takes RankState::mutex itself, and lets go of it to sleep and to spin. `run` is the progress thread's, which never
+// takes Python's lock; `wait` is any caller's.
 #pragma once
 
 #include <array>

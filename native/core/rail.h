@@ -29,7 +29,8 @@ static_assert(sizeof(Packet) == 72);
 
 // Bytes that follow a frame: of payload, of a note or of a control message.
 inline size_t payload_of(const Frame& frame) {
-  const bool has_payload = frame.kind == FrameKind::data || frame.kind == FrameKind::round || frame.kind == FrameKind::control;
+  const bool has_payload =
+      frame.kind == FrameKind::data || frame.kind == FrameKind::round || frame.kind == FrameKind::control;
   return has_payload ? frame.length : 0;
 }
 

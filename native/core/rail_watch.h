@@ -15,7 +15,8 @@ namespace multiring {
 
 class RailWatch {
  public:
-  RailWatch(RankState& state, Peers& peers, EventRecorder& recorder) : state_(state), peers_(peers), recorder_(recorder) {}
+  RailWatch(RankState& state, Peers& peers, EventRecorder& recorder)
+      : state_(state), peers_(peers), recorder_(recorder) {}
 
   bool needs_watching() const;
   bool is_rail_look_due() const { return Clock::now() >= next_rail_look_; }

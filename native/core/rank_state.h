@@ -31,7 +31,8 @@ struct ContextConfig {
 };
 
 // `mutex` guards everything that is not const here, and the state of every part that says so in its head. `changed` is
-// told of each operation that ends and each peer that comes or goes; `poller` is waited at by the progress thread alone.
+// told of each operation that ends and each peer that comes or goes; `poller` is waited at by the progress thread
+// alone.
 struct RankState {
   using Lock = std::unique_lock<std::mutex>;
 

@@ -21,7 +21,8 @@ class ReductionTimes {
   const std::vector<Stretch>& stretches() const { return stretches_; }
 
  private:
-  static constexpr size_t kMost = 32;  // that an operation keeps; where there are more, those with short gaps become one
+  static constexpr size_t kMost =
+      32;  // that an operation keeps; where there are more, those with short gaps become one
 
   std::vector<Stretch> stretches_;
   Clock::duration joined_ = std::chrono::microseconds(20);  // gaps up to so long belong to a stretch

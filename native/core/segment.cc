@@ -70,7 +70,8 @@ Segment::Segment(size_t bytes, size_t warm_bytes, size_t warmest_bytes, size_t p
 std::byte* Segment::allocate(size_t bytes) {
   const size_t want = round_up(bytes == 0 ? 1 : bytes, 64);
   const size_t align = want >= kPagedBytes ? kPage : 64;
-  if (origin_.is_inherited()) throw Fault(FaultKind::state, "this process was forked from a rank; only the rank may allocate");
+  if (origin_.is_inherited())
+    throw Fault(FaultKind::state, "this process was forked from a rank; only the rank may allocate");
   const std::lock_guard lock(mutex_);
   const size_t start = place_of(want, align);
   if (start == 0) {
@@ -128,7 +129,8 @@ void Segment::cool(size_t start, size_t end) {
   warm_ = std::move(left);
 }
 
-// Notes that the pages of a large free block are resident, and gives the oldest such pages back where they are too many.
+// Notes that the pages of a large free block are resident, and gives the oldest such pages back where they are too
+// many.
 void Segment::keep_warm(size_t start, size_t size) {
   const Range range{start, start + round_down(size, kPage)};
   warm_.push_back(range);

@@ -5,10 +5,10 @@
 // another rank would read. Pages exist only once written.
 //
 // Freed blocks of 1 MiB or more stay resident ("warm"), because a program that gathers into fresh memory at every step
-// would otherwise pay a page fault every 4 KiB of every step. Warm memory is bounded: beyond kWarmBytes the blocks freed
-// longest ago give their pages back to the kernel. Where a program then wants fresh pages for as much, as fully_shard
-// does at every step, the bound grows by it, up to kWarmestBytes: memory that was wanted once is given back, memory that
-// is wanted again and again stays. Smaller blocks keep their pages.
+// would otherwise pay a page fault every 4 KiB of every step. Warm memory is bounded: beyond kWarmBytes the blocks
+// freed longest ago give their pages back to the kernel. Where a program then wants fresh pages for as much, as
+// fully_shard does at every step, the bound grows by it, up to kWarmestBytes: memory that was wanted once is given
+// back, memory that is wanted again and again stays. Smaller blocks keep their pages.
 #pragma once
 
 #include <atomic>
@@ -48,8 +48,8 @@ struct ControlPage {
 };
 static_assert(sizeof(ControlPage) <= kPage);
 
-// The operations that failed on the segment's owner, the last ones. One is entered before the owner's user has its memory
-// back, so that a peer that has read there and does not find it here has read what it was meant to.
+// The operations that failed on the segment's owner, the last ones. One is entered before the owner's user has its
+// memory back, so that a peer that has read there and does not find it here has read what it was meant to.
 struct Failures {
   static constexpr uint64_t kEntries = 16 * 1024 - 4;
   alignas(64) std::atomic<uint64_t> count;  // ever
@@ -92,7 +92,8 @@ class Segment : public std::enable_shared_from_this<Segment> {
   static constexpr size_t kWarmBytes = size_t{256} << 20;
   static constexpr size_t kWarmestBytes = size_t{1} << 30;
   // `page_bytes`: the kernel's, which takes back whole ones only; 0: what it says they are.
-  explicit Segment(size_t bytes, size_t warm_bytes = kWarmBytes, size_t warmest_bytes = kWarmestBytes, size_t page_bytes = 0);
+  explicit Segment(size_t bytes, size_t warm_bytes = kWarmBytes, size_t warmest_bytes = kWarmestBytes,
+                   size_t page_bytes = 0);
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
 

@@ -69,7 +69,8 @@ bool receive_with_memory(int socket, Greeting& greeting, Descriptor& memory) {
 ucred credentials_of(int socket) {
   ucred credentials{};
   socklen_t length = sizeof credentials;
-  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) credentials.uid = static_cast<uid_t>(-1);
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0)
+    credentials.uid = static_cast<uid_t>(-1);
   return credentials;
 }
 
@@ -188,7 +189,8 @@ void SegmentHandover::on_pending(int fd) {
   Greeting mine = greeting_to(theirs.rank);
   mine.keep = theirs.keep;
   adopt_memory(memory, theirs, credentials_of(socket.get()).pid);
-  if (send_with_memory(socket.get(), mine, state_.segment->fd()) && theirs.keep != 0) detector_.watch(theirs.rank, std::move(socket));
+  if (send_with_memory(socket.get(), mine, state_.segment->fd()) && theirs.keep != 0)
+    detector_.watch(theirs.rank, std::move(socket));
   state_.changed.notify_all();
 }
 

@@ -34,8 +34,8 @@ class SharedSlots {
   static constexpr size_t bytes() { return 2 * sizeof(Slot); }
   // Where `rank` has its slots, and its control page.
   void learn(int rank, const std::byte* slots, ControlPage& control);
-  // Whether this rank may publish for `sequence`: all are known, and the operation before has ended here, which shows that
-  // every rank was done with the one before that.
+  // Whether this rank may publish for `sequence`: all are known, and the operation before has ended here, which shows
+  // that every rank was done with the one before that.
   bool may_publish(uint64_t sequence) const {
     return known_ == members_.size() && !retired_ && sequence / steps_ == last_ended_ + 1;
   }
@@ -55,7 +55,8 @@ class SharedSlots {
   // After publish: calls `ring(rank)` for every rank that may be asleep waiting for it.
   template <typename Ring>
   void wake_waiting(Ring ring) const {
-    std::atomic_thread_fence(std::memory_order_seq_cst);  // against ControlPage::exchanging, set before the slots are looked at
+    std::atomic_thread_fence(
+        std::memory_order_seq_cst);  // against ControlPage::exchanging, set before the slots are looked at
     for (const Member& member : members_) {
       if (member.control != nullptr && member.control->in_slots.load(std::memory_order_relaxed) != 0) ring(member.rank);
     }

@@ -36,7 +36,8 @@ Doorbell::Doorbell(const std::string& own_name, const Word& word)
   std::vector<sock_filter> filter;
   for (uint32_t at = 0; at < word.size(); at += 4) {
     const auto left = static_cast<uint8_t>((word.size() - at) / 2 - 1);  // instructions up to the refusal
-    const uint32_t want = uint32_t{word[at]} << 24 | uint32_t{word[at + 1]} << 16 | uint32_t{word[at + 2]} << 8 | word[at + 3];
+    const uint32_t want =
+        uint32_t{word[at]} << 24 | uint32_t{word[at + 1]} << 16 | uint32_t{word[at + 2]} << 8 | word[at + 3];
     filter.push_back(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, at));
     filter.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, want, 0, left));
   }
@@ -104,7 +105,8 @@ bool ShmLink::push(const Frame& frame) {
   ring.produced.store(at + 1, std::memory_order_release);
   wake();
   // A peer that does something else than communicate looks into its rings once a second.
-  if (frame.kind == FrameKind::control || frame.kind == FrameKind::fail) doorbell_.ring(ends_.their_doorbell, ends_.their_doorbell_word);
+  if (frame.kind == FrameKind::control || frame.kind == FrameKind::fail)
+    doorbell_.ring(ends_.their_doorbell, ends_.their_doorbell_word);
   return true;
 }
 
@@ -322,7 +324,8 @@ void ShmLink::read_failures() {
     }
   }
   std::atomic_thread_fence(std::memory_order_acquire);
-  if (theirs.count.load(std::memory_order_relaxed) - failures_read_ >= Failures::kEntries) {  // entries were overwritten
+  if (theirs.count.load(std::memory_order_relaxed) - failures_read_ >=
+      Failures::kEntries) {  // entries were overwritten
     events_.on_loss(peer_, LossKind::died, "more operations failed there at once than it can tell of");
   }
   failures_read_ = end;

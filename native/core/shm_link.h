@@ -21,9 +21,9 @@ namespace multiring {
 
 // Wakes local ranks that sleep on their sockets: one datagram, no connection, no descriptor a peer.
 //
-// Whoever is in the network namespace can send to the name, of whatever user. A doorbell is therefore rung with a word that
-// only the job's ranks know, and the kernel drops other datagrams where they are sent: they neither wake this process
-// nor fill its queue.
+// Whoever is in the network namespace can send to the name, of whatever user. A doorbell is therefore rung with a word
+// that only the job's ranks know, and the kernel drops other datagrams where they are sent: they neither wake this
+// process nor fill its queue.
 class Doorbell {
  public:
   using Word = std::array<uint8_t, 16>;

@@ -72,7 +72,8 @@ void Shutdown::hang_up(RankState::Lock& lock, Clock::time_point deadline) {
   for (const auto& [rank, link] : connections) link->hang_up();
   const auto linger = std::min(Clock::now() + std::chrono::milliseconds(500), std::max(deadline, Clock::now()));
   state_.changed.wait_until(lock, linger, [&] {
-    return std::none_of(connections.begin(), connections.end(), [](const auto& entry) { return entry.second->is_open(); });
+    return std::none_of(connections.begin(), connections.end(),
+                        [](const auto& entry) { return entry.second->is_open(); });
   });
 }
 

@@ -15,8 +15,8 @@ namespace multiring {
 
 class Shutdown {
  public:
-  Shutdown(RankState& state, Peers& peers, FailureDetector& detector, OperationTable& table, OperationFailures& failures,
-           ControlMessages& control, const MpiProxy& proxy)
+  Shutdown(RankState& state, Peers& peers, FailureDetector& detector, OperationTable& table,
+           OperationFailures& failures, ControlMessages& control, const MpiProxy& proxy)
       : state_(state), peers_(peers), detector_(detector), table_(table), failures_(failures), control_(control),
         proxy_(proxy) {}
 

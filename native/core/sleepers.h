@@ -1,9 +1,9 @@
 // Who drives this rank, and how its sleeping threads are woken.
 //
 // Whoever holds the rank's mutex may drive: the progress thread, which sleeps on the sockets, or a caller blocked in
-// `wait`, which may spin for a bounded time and then sleeps on a futex in the control page. Peers ring one or the other,
-// whichever sleeps. Guarded by RankState::mutex; called by the progress thread and by callers. Peers of the host write
-// into the control page at any time.
+// `wait`, which may spin for a bounded time and then sleeps on a futex in the control page. Peers ring one or the
+// other, whichever sleeps. Guarded by RankState::mutex; called by the progress thread and by callers. Peers of the host
+// write into the control page at any time.
 #pragma once
 
 #include <algorithm>

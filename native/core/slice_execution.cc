@@ -9,10 +9,11 @@ namespace multiring {
 namespace {
 
 // Stays in the first-level cache between combining and writing. Larger ones let reads and writes come in turns that the
-// memory feels: over a pool of buffers 4 KiB took 53 us for 1 MiB on two ranks, 16 KiB 71; in cache there is no difference.
+// memory feels: over a pool of buffers 4 KiB took 53 us for 1 MiB on two ranks, 16 KiB 71; in cache there is no
+// difference.
 constexpr uint64_t kSliceBlock = 4 * 1024;
-// Ordinary memory up to here is copied into the segment and back rather than read by the kernel for the peers: copies of
-// what stays in cache cost less than its pages' pinning. docs/decisions/0006 has the figures.
+// Ordinary memory up to here is copied into the segment and back rather than read by the kernel for the peers: copies
+// of what stays in cache cost less than its pages' pinning. docs/decisions/0006 has the figures.
 constexpr uint64_t kMostStaged = 8 << 20;
 constexpr uint64_t kMostStagedInAll = 64 << 20;  // by all operations in flight: more would not stay in cache
 

@@ -1,7 +1,7 @@
 // A direct all_reduce whose buffers others can reach: each rank combines its slice of all buffers, and writes into all.
 //
-// Ordinary memory that is small is copied into the segment for it, and back. Guarded by RankState::mutex; whichever thread
-// drives calls it, and other ranks of the host write into this one's buffer from the first round on.
+// Ordinary memory that is small is copied into the segment for it, and back. Guarded by RankState::mutex; whichever
+// thread drives calls it, and other ranks of the host write into this one's buffer from the first round on.
 #pragma once
 
 #include <vector>

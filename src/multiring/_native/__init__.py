@@ -4,6 +4,7 @@ from multiring._native._core import MOST_LANES as MOST_LANES
 from multiring._native._core import NOTE_BYTES as NOTE_BYTES
 from multiring._native._core import VERSION as VERSION
 from multiring._native._core import Context as Context
+from multiring._native._core import ContextConfig as ContextConfig
 from multiring._native._core import ControlMessage as ControlMessage
 from multiring._native._core import ControlMessageKind as ControlMessageKind
 from multiring._native._core import DType as DType
@@ -11,9 +12,11 @@ from multiring._native._core import FaultKind as FaultKind
 from multiring._native._core import Footprint as Footprint
 from multiring._native._core import Holdings as Holdings
 from multiring._native._core import Lowering as Lowering
+from multiring._native._core import MoveColumns as MoveColumns
 from multiring._native._core import Operation as Operation
 from multiring._native._core import OperationSpec as OperationSpec
 from multiring._native._core import Program as Program
+from multiring._native._core import ProgramForm as ProgramForm
 from multiring._native._core import ReduceOp as ReduceOp
 from multiring._native._core import Repeats as Repeats
 from multiring._native._core import Request as Request

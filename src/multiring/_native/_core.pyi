@@ -141,32 +141,46 @@ class Program:
     @property
     def scratch_bytes(self) -> int: ...
 
-def make_program(
-    kind: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    last: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    channel: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    source_space: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    source_offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    target_space: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    target_offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    peer_start: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    peers: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    scratch_bytes: int,
-    dtype: DType,
-    op: ReduceOp,
-    divisor: int,
-    lowering: Lowering,
-    segments: int,
-    segment_bytes: int,
-    last_segment: Program | None,
-    wire: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    keeps_coded: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    coded_offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)],
-) -> Program:
-    """
-    One rank's moves, of one segment, with offsets and sizes in bytes and peers as world ranks.
-    """
+class MoveColumns:
+    def __init__(
+        self,
+        *,
+        kind: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        last: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        channel: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        source_space: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        source_offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        target_space: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        target_offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        peer_start: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        peers: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        wire: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        keeps_coded: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        coded_offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    ) -> None:
+        """
+        One rank's moves, of one segment, with offsets and sizes in bytes and peers as world ranks.
+        """
+
+class ProgramForm:
+    def __init__(
+        self,
+        *,
+        scratch_bytes: int,
+        dtype: DType,
+        op: ReduceOp,
+        divisor: int,
+        lowering: Lowering,
+        segments: int,
+        segment_bytes: int,
+        last_segment: Program | None,
+    ) -> None:
+        """
+        What its moves are done with, and on how many segments of so many bytes.
+        """
+
+def make_program(columns: MoveColumns, form: ProgramForm) -> Program: ...
 
 class Rounds:
     def __init__(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -303,9 +317,10 @@ class ControlMessage:
     def titles(self) -> dict[int, str]:
         """What each rank of the world called the operation of a mismatch."""
 
-class Context:
+class ContextConfig:
     def __init__(
         self,
+        *,
         rank: int,
         size: int,
         job: bytes,
@@ -320,6 +335,9 @@ class Context:
         rail_timeout_s: float,
         wire_timeout_s: float,
     ) -> None: ...
+
+class Context:
+    def __init__(self, config: ContextConfig) -> None: ...
     @property
     def handover_name(self) -> str: ...
     def listen(self, host: str, first_port: int, last_port: int) -> int:
