@@ -82,7 +82,8 @@ void bind_requests(nb::module_& m) {
       .def("end", &RequestQueue::end, nb::arg("request"), nb::arg("error"), nb::arg("text"),
            nb::call_guard<WithoutGil>(), "Tell a request's caller that it has ended; nothing where it was told before.")
       .def("cancel_all", &RequestQueue::cancel_all, nb::call_guard<WithoutGil>(),
-           "Have all requests in flight fail; how many there were.");
+           "Have all requests in flight fail; how many there were.")
+      .def("close", &RequestQueue::close, "Have whatever comes from now on fail at once.");
 }
 
 }  // namespace multiring

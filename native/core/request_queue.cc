@@ -126,6 +126,10 @@ uint64_t RequestQueue::start(const MultiringRequest& wanted) {
                 "this process is a fork of a rank, and no rank itself: start it as a program of its own");
     return 0;
   }
+  if (is_closed_) {
+    wanted.done(wanted.data, MULTIRING_STATE, "this process is ending: have the program wait for its results before");
+    return 0;
+  }
   try {
     std::unique_lock lock(mutex_);
     const uint64_t number = ++last_;
@@ -168,6 +172,8 @@ uint64_t RequestQueue::cancel_all() {
   for (const uint64_t number : numbers) found += cancel(number) ? 1 : 0;
   return found;
 }
+
+void RequestQueue::close() { is_closed_ = true; }
 
 std::shared_ptr<Request> RequestQueue::take() {
   std::unique_lock lock(mutex_);

@@ -71,6 +71,7 @@ class RequestQueue {
   uint64_t start(const MultiringRequest& wanted);
   bool cancel(uint64_t number);
   uint64_t cancel_all();
+  void close();  // whatever comes from now on fails at once: the threads that serve end with the interpreter
 
   // For threads that serve: the next request, and the turn with it. One that was cancelled after it was taken comes
   // once more.
@@ -89,6 +90,7 @@ class RequestQueue {
   uint64_t last_ = 0;
   uint32_t idle_ = 0;
   bool turn_is_taken_ = false;
+  std::atomic<bool> is_closed_{false};
 };
 
 }  // namespace multiring

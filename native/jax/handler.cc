@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <condition_variable>
+#include <map>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -54,6 +55,18 @@ class Ending {
   std::string text_;
 };
 
+// Calls without a name are one at a time among the ranks of a set, so that one name does for all of them: what was
+// submitted by it is known again.
+constexpr const char* kUnnamed = "jax";
+std::unique_lock<std::mutex> turn_of(int32_t process_set) {
+  static std::mutex guard;
+  static std::map<int32_t, std::mutex> turns;  // which stay where they are
+  std::unique_lock lock(guard);
+  std::mutex& turn = turns[process_set];
+  lock.unlock();
+  return std::unique_lock(turn);
+}
+
 // The arrays of one type.
 struct Part {
   int32_t type = 0;
@@ -87,7 +100,11 @@ Error* execute(const CallFrame* frame) {
     return refused(frame, kFailedPrecondition,
                    "multiring is not loaded in this process: import multiring.jax before running this program");
   std::vector<Part> parts;
-  for (int64_t i = 0; i < frame->args.size; ++i) {
+  // Behind the arrays comes what threads the program's calls: the last result, and, but in the first call, the last
+  // input.
+  const int64_t count = frame->rets.size - 1;
+  *static_cast<unsigned char*>(static_cast<const Buffer*>(frame->rets.args[count])->data) = 0;
+  for (int64_t i = 0; i < count; ++i) {
     const auto* input = static_cast<const Buffer*>(frame->args.args[i]);
     const auto* result = static_cast<const Buffer*>(frame->rets.args[i]);
     int32_t type = 0;
@@ -103,12 +120,13 @@ Error* execute(const CallFrame* frame) {
     parts[at].results.push_back(result);
   }
   Ending ending;
-  const std::string name = call.name;
+  const auto turn = call.name.empty() ? turn_of(call.process_set) : std::unique_lock<std::mutex>();
+  const std::string name = call.name.empty() ? kUnnamed : call.name;
+  call.name = name;
   for (size_t at = 0; at < parts.size(); ++at) {
     Part& part = parts[at];
     part.ending = &ending;
-    if (!name.empty() && parts.size() > 1)
-      call.name = name + "_" + std::to_string(at + 1) + "of" + std::to_string(parts.size());
+    if (parts.size() > 1) call.name = name + "_" + std::to_string(at + 1) + "of" + std::to_string(parts.size());
     MultiringRequest request = call.request();
     request.type = part.type;
     request.arrays = part.arrays.data();

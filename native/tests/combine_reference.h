@@ -23,7 +23,8 @@ using multiring::ReduceOp;
 using Bits = std::uint64_t;  // one element, zero-extended
 using Bytes = std::vector<unsigned char>;
 
-inline constexpr DType dtypes[] = {DType::i8,  DType::i16, DType::i32,  DType::i64, DType::u8,  DType::u16,    DType::u32,
+inline constexpr DType dtypes[] = {
+    DType::i8,  DType::i16, DType::i32,  DType::i64, DType::u8,  DType::u16,    DType::u32,
                             DType::u64, DType::f16, DType::bf16, DType::f32, DType::f64, DType::boolean};
 inline constexpr const char* dtype_names[] = {"i8",  "i16", "i32",  "i64", "u8",  "u16", "u32",
                                        "u64", "f16", "bf16", "f32", "f64", "bool"};

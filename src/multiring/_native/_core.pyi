@@ -535,3 +535,6 @@ class RequestQueue:
 
     def cancel_all(self) -> int:
         """Have all requests in flight fail; how many there were."""
+
+    def close(self) -> None:
+        """Have whatever comes from now on fail at once."""

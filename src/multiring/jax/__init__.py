@@ -33,16 +33,19 @@ from multiring.frontend.reduce_ops import Min as Min
 from multiring.frontend.reduce_ops import Product as Product
 from multiring.frontend.reduce_ops import Sum as Sum
 from multiring.frontend.requests import error_of as error_of
+from multiring.jax import elastic as elastic
 from multiring.jax.collectives import all_gather as all_gather
 from multiring.jax.collectives import all_reduce as all_reduce
 from multiring.jax.collectives import all_to_all as all_to_all
 from multiring.jax.collectives import broadcast as broadcast
 from multiring.jax.collectives import reduce_scatter as reduce_scatter
+from multiring.jax.feeding import DataLoader as DataLoader
 from multiring.jax.joining import init as init
 from multiring.jax.optimizer import distribute as distribute
 
 __all__ = [
     "Average",
+    "DataLoader",
     "HorovodInternalError",
     "Max",
     "Min",
@@ -58,6 +61,7 @@ __all__ = [
     "broadcast",
     "broadcast_object",
     "distribute",
+    "elastic",
     "error_of",
     "global_process_set",
     "init",
@@ -74,3 +78,8 @@ __all__ = [
     "shutdown",
     "size",
 ]
+
+
+def __dir__() -> list[str]:
+    """Return the interface, without what it is made of."""
+    return __all__

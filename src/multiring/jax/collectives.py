@@ -4,9 +4,7 @@ A call is one custom call of XLA, whatever the pytree has; arrays of one type tr
 the program as text, so that a program from JAX's compilation cache means the same in another process.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -17,8 +15,8 @@ from multiring.frontend.dtype_conversion import dtype_conversion
 from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of, world_rank_in
 from multiring.frontend.reduce_ops import LINEAR, Average, Max, Min, Product, Sum, chosen_op, name_of
 from multiring.frontend.requests.text import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
-from multiring.jax.call import SMOOTH, Call, result_shape, sets
-from multiring.jax.library import ATTRIBUTE, target
+from multiring.jax.call import Call, sets
+from multiring.jax.primitive import bind
 
 # ---- what users call ----
 
@@ -53,8 +51,8 @@ def all_reduce(
     known = _known(ALL_REDUCE, name, process_set)
     for leaf in leaves:
         dtype_conversion(_dtype_of(leaf), number, 1.0, known.members.size)
-    reduce = _all_reduce_of(known.named(name_of(number), wire=wire))
-    return jax.tree.unflatten(shape, reduce(*leaves)) if leaves else tree
+    call = known.named(name_of(number), wire=wire)
+    return jax.tree.unflatten(shape, bind(call, leaves)) if leaves else tree
 
 
 def broadcast(
@@ -67,13 +65,12 @@ def broadcast(
     leaves, shape = jax.tree.flatten(tree)
     known = _known(BROADCAST, name, process_set)
     world_rank_in(known.members, root)  # or nothing is started
-    found = _broadcast_of(known.named("", root=root))(*leaves) if leaves else ()
-    return jax.tree.unflatten(shape, found)
+    return jax.tree.unflatten(shape, bind(known.named("", root=root), leaves)) if leaves else tree
 
 
 def all_gather(tree: Any, *, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """Return all ranks' rows: of each array of shape (n, ...) one of shape (ranks * n, ...); as `all_reduce`."""
-    return _by_rows(_all_gather_of, ALL_GATHER, tree, name, process_set)
+    return _by_rows(ALL_GATHER, tree, name, process_set)
 
 
 def reduce_scatter(
@@ -83,12 +80,12 @@ def reduce_scatter(
     number = chosen_op(op)
     if number not in LINEAR:
         raise ArgumentError(f"op={op!r}: want Sum or Average")
-    return _by_rows(_reduce_scatter_of, REDUCE_SCATTER, tree, name, process_set, name_of(number))
+    return _by_rows(REDUCE_SCATTER, tree, name, process_set, name_of(number))
 
 
 def all_to_all(tree: Any, *, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """Return what all ranks send here: of each array of shape (ranks * n, ...), n to each; as `all_reduce`."""
-    return _by_rows(_all_to_all_of, ALL_TO_ALL, tree, name, process_set)
+    return _by_rows(ALL_TO_ALL, tree, name, process_set)
 
 
 # ---- while a program is traced ----
@@ -129,9 +126,7 @@ def _dtype_of(leaf: Any) -> str:
     return str(np.dtype(jax.dtypes.result_type(leaf)).name)
 
 
-def _by_rows(
-    make: Callable[[Call], Any], collective: int, tree: Any, name: str | None, process_set: ProcessSet, op: str = ""
-) -> Any:
+def _by_rows(collective: int, tree: Any, name: str | None, process_set: ProcessSet, op: str = "") -> Any:
     leaves, shape = jax.tree.flatten(tree)
     known = _known(collective, name, process_set)
     ranks = known.members.size
@@ -142,87 +137,4 @@ def _by_rows(
                 f"{_NAMES[collective]} of an array of shape {np.shape(leaf)}: want a first dimension"
                 + ("" if collective == ALL_GATHER else f" that is a multiple of {ranks}, the number of ranks")
             )
-    return jax.tree.unflatten(shape, make(known.named(op))(*leaves)) if leaves else tree
-
-
-def _bound(call: Call, *leaves: Any) -> tuple[Any, ...]:
-    """Return the results of `call` on these arrays, as part of the program."""
-    ranks = members_of(sets[call.process_set]).size
-    struct: Any = jax.ShapeDtypeStruct
-    results = [
-        struct(result_shape(call.collective, np.shape(leaf), ranks), jax.dtypes.result_type(leaf)) for leaf in leaves
-    ]
-    found = jax.ffi.ffi_call(target(), results, has_side_effect=True)(*leaves, **{ATTRIBUTE: call.text})
-    return tuple(found)
-
-
-def _elementwise(call: Call) -> Any:
-    """Return `call` as a function that vmap takes: of arrays with a dimension more it does the same."""
-    function = jax.custom_batching.custom_vmap(partial(_bound, call))
-
-    @function.def_vmap
-    def rule(size: int, batched: Sequence[bool], *leaves: Any) -> tuple[Any, tuple[bool, ...]]:
-        whole = [
-            leaf if is_batched else jax.numpy.broadcast_to(leaf, (size, *np.shape(leaf)))
-            for leaf, is_batched in zip(leaves, batched, strict=True)
-        ]
-        return function(*whole), (True,) * len(leaves)
-
-    return function
-
-
-def _differentiable(forward: Any, backward: Callable[..., Any]) -> Any:
-    """Return `forward`, whose gradients `backward` makes of its results' gradients."""
-    function = jax.custom_vjp(forward)
-    function.defvjp(lambda *leaves: (function(*leaves), None), lambda _, gradients: tuple(backward(*gradients)))
-    return function
-
-
-def _again(call: Call, **changes: Any) -> Call:
-    """Return what the gradient of `call` calls."""
-    values = {field: getattr(call, field) for field in Call.__slots__}
-    return Call(**{**values, "name": call.name and f"{call.name}.gradient", **changes})
-
-
-def _later(make: Callable[[Call], Any], call: Call) -> Callable[..., Any]:
-    """Return what `make` makes of `call`, made when it is called: a gradient has a gradient, and so on."""
-
-    def backward(*gradients: Any) -> Any:
-        return make(call)(*gradients)
-
-    return backward
-
-
-def _all_reduce_of(call: Call) -> Any:
-    function = _elementwise(call)
-    return _differentiable(function, _later(_all_reduce_of, _again(call))) if call.op in SMOOTH else function
-
-
-def _broadcast_of(call: Call) -> Any:
-    def backward(*gradients: Any) -> Any:
-        summed = _all_reduce_of(_again(call, collective=ALL_REDUCE, op="sum"))(*gradients)
-        members = members_of(sets[call.process_set])
-        is_root = members.group.ranks[members.rank] == call.root
-        return summed if is_root else [jax.numpy.zeros_like(each) for each in summed]
-
-    return _differentiable(_elementwise(call), backward)
-
-
-def _all_gather_of(call: Call) -> Any:
-    def backward(*gradients: Any) -> Any:
-        return _reduce_scatter_of(_again(call, collective=REDUCE_SCATTER, op="sum"))(*gradients)
-
-    return _differentiable(partial(_bound, call), backward)
-
-
-def _reduce_scatter_of(call: Call) -> Any:
-    def backward(*gradients: Any) -> Any:
-        found = _all_gather_of(_again(call, collective=ALL_GATHER, op=""))(*gradients)
-        ranks = members_of(sets[call.process_set]).size if call.op == "average" else 1
-        return [each / ranks for each in found]
-
-    return _differentiable(partial(_bound, call), backward)
-
-
-def _all_to_all_of(call: Call) -> Any:
-    return _differentiable(partial(_bound, call), _later(_all_to_all_of, _again(call)))
+    return jax.tree.unflatten(shape, bind(known.named(op), leaves)) if leaves else tree

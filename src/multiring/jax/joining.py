@@ -1,6 +1,13 @@
 """init, which also sees to it that Ctrl-C ends a wait within a program."""
 
+import atexit
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from typing import Any
+
+import jax
+import numpy as np
 
 from multiring.frontend import lifecycle
 from multiring.frontend.requests.interrupts import fail_at_interrupts
@@ -12,3 +19,25 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     lifecycle.init(comm, process_sets)
     target()  # programs of JAX's compilation cache call it without being traced
     fail_at_interrupts()
+    _wait_at_exit()
+
+
+@cache
+def _wait_at_exit() -> None:
+    """Have the process end only when the programs that its main thread has started have: ranks may wait for them."""
+    atexit.register(wait_for_programs)
+
+
+def wait_for_programs() -> None:
+    """Return when the programs that this thread has started have ended.
+
+    They run in their order, so that it is enough to wait for one more.
+    """
+    with suppress(Exception):
+        jax.block_until_ready(_one_more()(np.zeros(2048, np.float32)))
+
+
+@cache
+def _one_more() -> Callable[[Any], Any]:
+    """Return a program that is large enough for XLA not to run it at once, on the thread that calls it."""
+    return jax.jit(jax.numpy.square)

@@ -22,7 +22,7 @@ from typing import IO, BinaryIO, cast
 
 from multiring.errors import ArgumentError, LaunchError, PeerLostError, RendezvousError, StateError, UnsupportedError
 from multiring.launch.cores import thread_variables
-from multiring.launch.horovod import without_place
+from multiring.launch.horovod import without_position
 from multiring.launch.leftovers import signal_group
 from multiring.launch.output import LineTagger, Outlet, RankStream
 from multiring.launch.signals import StopSignals
@@ -33,6 +33,10 @@ _GRACE_S = 2.0  # from asking the processes to stop to killing them, where one o
 _LONGEST_GRACE_S = 86_400.0
 _LEAST_GRACE_S = 0.3  # what processes found last are given
 _CONSEQUENCES = tuple(f"{kind.__module__}.{kind.__qualname__}".encode() for kind in (PeerLostError, RendezvousError))
+_HINTS = {  # last words of a rank, which have a remedy that is the launcher's
+    b"No module named 'horovod'": "a program written for Horovod gets multiring under that name with --horovod: "
+    "multiring run --horovod ... (docs/horovod.md)",
+}
 _BROKEN_PIPE_CODE = 128 + signal.SIGPIPE
 
 
@@ -61,7 +65,7 @@ def check_can_run(what: str, command: Sequence[str], environment: Mapping[str, s
     if threading.current_thread() is not threading.main_thread():
         raise StateError(f"{what} must be called from the main thread: it handles signals")
     if not command:
-        raise ArgumentError("no command to run")
+        raise ArgumentError("no command to run: want what every rank runs, as in `multiring run -n 2 script.py`")
     check_command(command[0], environment)
 
 
@@ -78,7 +82,7 @@ def check_command(program: str, environment: Mapping[str, str]) -> None:
 
 def environment_of_process(environment: Mapping[str, str], threads: int, **settings: object) -> dict[str, str]:
     """Return `environment` for a process that computes with `threads` and reads `settings`, given by field name."""
-    made = {"PYTHONUNBUFFERED": "1", **without_place(environment), **thread_variables(environment, threads)}
+    made = {"PYTHONUNBUFFERED": "1", **without_position(environment), **thread_variables(environment, threads)}
     for name in environment_of(secret_file=""):
         made.pop(name, None)  # an outer job's; this one's secret is given in full
     return made | environment_of(**settings)
@@ -388,6 +392,9 @@ class Job:
         lines = cause.err.last_lines
         self._say("its last lines on stderr:" if lines else "it wrote nothing on stderr")
         self._err.add(b"".join(b"    " + line + b"\n" for line in lines))
+        for words, hint in _HINTS.items():
+            if any(words in line for line in lines):
+                self._say(hint)
         for member in self._members:
             if member.code == 0:
                 self._say(f"{member.name} had ended normally (exit code 0) before that")

@@ -4,6 +4,7 @@ A request that is waited for holds a thread, as any operation of Python's does: 
 standoffs of ranks find it. There are as many threads as requests were ever in flight at the same time, and one more.
 """
 
+import atexit
 import ctypes
 import logging
 import os
@@ -32,6 +33,8 @@ class _Service:
         self._lock = threading.Lock()
         self._threads = 0
         self._waiting: dict[int, Members] = {}  # by the numbers of requests that were submitted
+        # The threads end with the interpreter: nobody is to wait for what comes after them.
+        atexit.register(self.queue.close)
         self.add_thread()
 
     def add_thread(self) -> None:

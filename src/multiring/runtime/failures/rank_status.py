@@ -49,15 +49,15 @@ class RankStatus(Lookout):
         return "".join(f"; rank {rank} {self._told(rank, each)}" for rank, each in self._ask(ranks).items())
 
     def know(self, group: Counted) -> None:
-        """See Lookout."""
+        """Take note of a group of this process, its `id` and the number of its `last` operation."""
         self._standoffs.know(group)
 
     def seek(self, waiter: Waiter) -> None:
-        """See Lookout."""
+        """Find out whether those that this thread waits for in `waiter` wait for this rank; see standoffs.py."""
         self._standoffs.seek(waiter)
 
     def is_single(self) -> bool:
-        """See Lookout."""
+        """Return whether this process's program has one thread, and it waits for other ranks."""
         return thread_states().is_single
 
     def _told(self, rank: int, answer: str | None) -> str:

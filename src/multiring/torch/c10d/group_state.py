@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch.distributed as dist
 from torch import Tensor
@@ -15,12 +15,23 @@ from torch.futures import Future, collect_all
 
 from multiring.errors import MultiringError
 from multiring.runtime import Group, Handle
+from multiring.runtime.failures.monitored_barrier import MonitoredBarrier
 from multiring.torch.c10d.aborts import Aborts
 from multiring.torch.c10d.errors import torch_error
 from multiring.torch.c10d.work import Done, Pending, Several
 
 # Numbers that a program may reduce between a forward, which lends a Work, and its backward.
 _LENT = 64
+
+
+class Closing(Protocol):
+    """A part of a group that ends with it."""
+
+    def close(self) -> None:
+        """Let what waits for it fail."""
+
+
+Part = TypeVar("Part", bound=Closing)
 
 
 class CallOptions(NamedTuple):
@@ -60,7 +71,22 @@ class GroupState:
         self._batch: list[Pending] | None = None  # of what is being coalesced
         self._completer: _Completer | None = None
         self._completer_lock = threading.Lock()
+        self._parts: dict[type, Any] = {}  # what few groups need, by its class
+        self._parts_lock = threading.Lock()
         self._aborts = Aborts(group, self._hear_abort)
+
+    def part(self, kind: Callable[[Group], Part]) -> Part:
+        """Return the group's one object of a class, made of its Group when it is first asked for."""
+        with self._parts_lock:
+            found = self._parts.get(kind)  # type: ignore[call-overload]  # a class is called
+            if found is None:
+                found = self._parts[kind] = kind(self.group)  # type: ignore[index]  # as above
+            return found  # type: ignore[no-any-return]  # what the class makes
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the group was destroyed or aborted."""
+        return self._end is not None
 
     def options_of(self, opts: Any, timeout: timedelta | None = None) -> CallOptions:
         """Return the options that torch's own of a call, or None, give; an explicit `timeout` wins."""
@@ -93,7 +119,7 @@ class GroupState:
             DistBackendError: the group does not stand any more; or, for a caller that waits, the operation failed.
             RefusedError: wrong arguments.
         """
-        self.require_standing(what)
+        self.require_state(what)
         batch = self._batch
         waits = options.waits and batch is None
         try:
@@ -128,7 +154,7 @@ class GroupState:
 
         return self.issue(what, Ready(start, settle if settles else None), self.options_of(opts), outputs)
 
-    def require_standing(self, what: str) -> None:
+    def require_state(self, what: str) -> None:
         """Raise DistBackendError where the group was destroyed or aborted."""
         if self._end is not None:
             raise dist.DistBackendError(f"{what}: the process group {self._end}; make it anew")
@@ -171,6 +197,8 @@ class GroupState:
         self._end = self._end or how
         self._aborts.close()
         self._lent.clear()
+        for part in list(self._parts.values()):
+            part.close()
         with self._completer_lock:
             completer, self._completer = self._completer, None
         if completer is not None:
@@ -180,6 +208,9 @@ class GroupState:
         """Let all operations fail, as `rank` of the world aborts the group; on the control thread."""
         self._end = self._end or f"was aborted by rank {rank}"
         self._abort_in_flight(rank)
+        barrier = self._parts.get(MonitoredBarrier)
+        if barrier is not None:
+            barrier.close()
 
     def _abort_in_flight(self, rank: int) -> None:
         self._aborted_by = rank

@@ -209,7 +209,7 @@ class Pending(dist.Work):
         """Let the operation fail on all ranks: none can take part in the group any more."""
         native = self._native(self._handle.open if isinstance(self._handle, Several) else self._handle)
         ranks, _ = native.stalled_on()
-        native.give_up(ranks[0] if ranks else self._owner.calls.membership.world_rank)
+        native.give_up(ranks[0] if ranks else self._owner.calls.services.world_rank)
         who = f"nothing has come from rank {', '.join(map(str, ranks))}" if ranks else "it has not ended"
         text = (
             f"{self._what}: timed out: {who} within {self._timeout_s:g} s, the timeout of the process group or of "

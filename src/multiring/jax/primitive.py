@@ -1,0 +1,202 @@
+"""The collective as a primitive of JAX: what it becomes in programs, in gradients, and under vmap.
+
+A program whose call has an effect for JAX is dispatched from Python, 15 us an array. So a call of an outermost program
+has none: that it stays, whoever uses its results, is said by a rule of its own, and to XLA as a side effect. Within the
+program of a loop, a branch or an inner jit, which JAX may leave out as a whole, a call has one.
+
+The calls of a program are threaded by a token, from each to the next: XLA keeps the order in which they were written,
+which is then the same on all ranks, also where ranks' programs differ around them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+from jax.extend.mlir.dialects import stablehlo
+from jax.interpreters import ad, batching, mlir, partial_eval
+
+from multiring.errors import ArgumentError, UnsupportedError
+from multiring.frontend.process_sets import members_of
+from multiring.frontend.requests.text import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
+from multiring.jax.call import SMOOTH, Call, result_shape, sets
+from multiring.jax.library import ATTRIBUTE, TARGET, target
+
+# XLA runs a program of fewer than 1000 operations on the thread that calls it, and JAX then raises the failure of a
+# call as a ValueError. The token that threads the calls is that large: a failure is a JaxRuntimeError in any program.
+_FLOPS = 1024
+_TANGENT, _GRADIENT = ".tangent", ".gradient"  # behind a call's name, for what its derivatives call
+
+collective = core.Primitive("multiring")
+collective.multiple_results = True
+
+
+def bind(call: Call, leaves: Sequence[Any]) -> Sequence[Any]:
+    """Return the results of `call` on these arrays, as part of the program that is traced."""
+    target()
+    try:
+        arrays = [jax.numpy.asarray(leaf) for leaf in leaves]
+        found: Sequence[Any] = collective.bind(*arrays, call=call, keeps=_is_nested())
+    except jax.errors.UnexpectedTracerError as error:
+        raise ArgumentError(
+            "an array from inside a function under jit, grad or vmap that has returned: return it from the function "
+            "under jit, and pass what that gives"
+        ) from error
+    return found
+
+
+def _is_nested() -> bool:
+    """Return whether what is traced is a program within another one."""
+    depth = 0
+    with core.take_current_trace() as innermost:
+        trace: Any = innermost
+        while trace is not None:
+            depth += hasattr(trace, "frame")  # of a program's equations
+            trace = getattr(trace, "parent_trace", None)
+    return depth > 1
+
+
+def _run(*arrays: Any, call: Call, keeps: bool) -> Any:
+    del keeps
+    with jax.disable_jit(False):
+        return _compiled(call)(*arrays)
+
+
+collective.def_impl(_run)
+
+
+@cache
+def _compiled(call: Call) -> Callable[..., Any]:
+    return jax.jit(lambda *arrays: collective.bind(*arrays, call=call, keeps=False))
+
+
+@cache
+def _effects() -> Any:
+    """Return the effect of XLA's custom calls, which is one that JAX's loops and branches may have."""
+    return jax.make_jaxpr(jax.ffi.ffi_call(TARGET, (), has_side_effect=True))().effects
+
+
+def _results(*avals: Any, call: Call, keeps: bool) -> Any:
+    ranks = members_of(sets[call.process_set]).size
+    found = [aval.update(shape=result_shape(call.collective, aval.shape, ranks), weak_type=False) for aval in avals]
+    return found, _effects() if keeps else core.no_effects
+
+
+collective.def_effectful_abstract_eval(_results)
+
+
+def _keep(_used: Sequence[bool], equation: Any) -> Any:
+    """Leave nothing out: the other ranks wait for it."""
+    return [True] * len(equation.invars), equation
+
+
+partial_eval.dce_rules[collective] = _keep
+
+# ---- in XLA's program ----
+
+
+def _lower(context: Any, *operands: Any, call: Call, keeps: bool) -> Any:
+    del keeps
+    axes = context.module_context.axis_context
+    if getattr(axes, "num_devices", 1) > 1 or getattr(axes, "manual_axes", None):
+        raise UnsupportedError(
+            "a collective of multiring in a program for several devices, as pmap, shard_map and sharded jit make: each "
+            "rank has one device. Start as many ranks as there were to be devices (`multiring run -n`), and call it "
+            "under a plain jit"
+        )
+    token = jax.typeof(np.zeros(_FLOPS, np.uint8))
+    with_token = context.replace(avals_in=[*context.avals_in, token], avals_out=[*context.avals_out, token])
+    lower = jax.ffi.ffi_lowering(TARGET, has_side_effect=True)
+    found = lower(with_token, *operands, _token_before() or _first_token(token), **{ATTRIBUTE: call.text})
+    return found[:-1]
+
+
+def _first_token(aval: Any) -> Any:
+    """Return what the first call takes: the sum of an array that XLA may not compute beforehand."""
+    zeros = mlir.ir_constant(np.zeros(aval.shape, aval.dtype))
+    hidden: Any = stablehlo.optimization_barrier([zeros])
+    return stablehlo.add(hidden, hidden)
+
+
+def _token_before() -> Any:
+    """Return the token of the call before this one, in the function that is being lowered."""
+    for operation in reversed(list(mlir.ir.InsertionPoint.current.block.operations)):
+        if operation.name == "stablehlo.custom_call":
+            name = mlir.ir.StringAttr(operation.attributes["call_target_name"]).value
+            if name == TARGET:
+                return operation.results[len(operation.results) - 1]
+    return None
+
+
+mlir.register_lowering(collective, _lower, platform="cpu", cacheable=False)
+
+# ---- derivatives: all of them but minima, maxima and products are linear ----
+
+
+def _again(call: Call, ending: str, **changes: Any) -> Call:
+    """Return what a derivative of `call` calls."""
+    name = call.name.removesuffix(_TANGENT) + ending if call.name else ""
+    return replace(call, name=name, **changes)
+
+
+def _push_forward(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call, keeps: bool) -> Any:
+    if call.collective in {ALL_REDUCE, REDUCE_SCATTER} and call.op not in SMOOTH:
+        raise UnsupportedError(
+            f"a derivative of an all_reduce by {call.op}: want Average or Sum, or jax.lax.stop_gradient of its array"
+        )
+    found = collective.bind(*primals, call=call, keeps=keeps)
+    smooth = [number for number, each in enumerate(primals) if jax.numpy.issubdtype(each.dtype, jax.numpy.inexact)]
+    moved = iter(
+        collective.bind(
+            *(ad.instantiate_zeros(tangents[number]) for number in smooth), call=_again(call, _TANGENT), keeps=keeps
+        )
+    )
+    return found, [
+        next(moved) if number in smooth else ad.Zero(jax.typeof(each).to_tangent_aval())
+        for number, each in enumerate(found)
+    ]
+
+
+ad.primitive_jvps[collective] = _push_forward
+
+
+def _pull_back(cotangents: Sequence[Any], *_: Any, call: Call, keeps: bool) -> Any:
+    members = members_of(sets[call.process_set])
+    gradients = [ad.instantiate_zeros(each) for each in cotangents]
+
+    def of(**changes: Any) -> Any:
+        return collective.bind(*gradients, call=_again(call, _GRADIENT, **changes), keeps=keeps)
+
+    if call.collective == BROADCAST:
+        summed = of(collective=ALL_REDUCE, op="sum")
+        is_root = members.group.ranks[members.rank] == call.root
+        return summed if is_root else [jax.numpy.zeros_like(each) for each in summed]
+    if call.collective == ALL_GATHER:
+        return of(collective=REDUCE_SCATTER, op="sum")
+    if call.collective == REDUCE_SCATTER:
+        gathered = of(collective=ALL_GATHER, op="")
+        return gathered if call.op != "average" else [each / members.size for each in gathered]
+    return of()
+
+
+ad.primitive_transposes[collective] = _pull_back
+
+# ---- vmap ----
+
+
+def _map(arrays: Sequence[Any], dims: Sequence[Any], *, call: Call, keeps: bool) -> Any:
+    """Have each array carry one dimension more: in front, or behind the rows that ranks exchange."""
+    (size,) = {array.shape[dim] for array, dim in zip(arrays, dims, strict=True) if dim is not None}
+    place = 1 if call.collective in {ALL_GATHER, ALL_TO_ALL, REDUCE_SCATTER} else 0
+    whole = [
+        batching.bdim_at_front(array, dim, size) if dim is None else jax.numpy.moveaxis(array, dim, 0)
+        for array, dim in zip(arrays, dims, strict=True)
+    ]
+    placed = [jax.numpy.moveaxis(array, 0, place) for array in whole]
+    return collective.bind(*placed, call=call, keeps=keeps), [place] * len(placed)
+
+
+batching.primitive_batchers[collective] = _map

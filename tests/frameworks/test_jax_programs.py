@@ -1,0 +1,200 @@
+"""JAX: what becomes of collectives in programs: their order, calls nobody uses, derivatives, failures, and the end."""
+
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+from tests.wire.faults import interrupt, kill
+from tests.wire.ranks import Here, report_of, run_ranks
+
+from multiring.errors import ArgumentError, UnsupportedError
+
+jax = pytest.importorskip("jax")
+mj = pytest.importorskip("multiring.jax")
+jnp = jax.numpy
+PATIENT_S = 100.0  # compiling takes its time where cores are few
+
+
+def slow(is_so: bool) -> Any:  # noqa: FBT001 -- baked into the program
+    """Return zero, after some work where `is_so`."""
+    if not is_so:
+        return 0.0
+    square = jnp.full((200, 200), 1e-3)
+    for _ in range(10):
+        square = jnp.sin(square @ square)
+    return 0 * square[0, 0]
+
+
+def in_order(here: Here) -> None:
+    """Calls that do not depend on each other, in programs that differ between the ranks."""
+    mj.init()
+    own, ranks = here.rank, here.size
+
+    def two(x: Any, y: Any) -> Any:
+        first = mj.all_reduce(x + slow(own == 0), "sum")
+        return first, mj.all_reduce(y + slow(own == 1), "sum", name="another")
+
+    both = jax.jit(two)
+    one, other = (
+        jax.jit(lambda x, number=number: mj.all_reduce(x + slow(own == number), "sum")) for number in range(2)
+    )
+    for _ in range(10):
+        found = [*both(1.0, 10.0), one(100.0), other(1000.0), mj.all_reduce(1e4, "sum"), mj.all_reduce(1e5, "sum")]
+        assert [float(each) for each in reversed(found)] == [ranks * 10.0**power for power in (5, 4, 3, 2, 1, 0)]
+
+
+def test_calls_keep_their_order_where_programs_differ() -> None:
+    run_ranks(in_order, 2, deadline_s=PATIENT_S)
+
+
+def unused(here: Here) -> None:
+    """Results that rank 0 uses and rank 1 does not: the calls are made all the same."""
+    mj.init()
+    is_first = here.rank == 0
+
+    def program(x: Any) -> Any:
+        plain = mj.all_reduce(x, "sum")
+        inner = jax.jit(lambda y: mj.all_reduce(y, "sum"))(x)
+
+        def body(carried: Any, _: Any) -> Any:
+            found = mj.all_reduce(carried, "sum")
+            return (found if is_first else carried), None
+
+        looped = jax.lax.scan(body, x, None, length=3)[0]
+        return (plain, inner, looped) if is_first else x
+
+    compiled = jax.jit(program)
+    for _ in range(3):
+        found = compiled(jnp.float32(1))
+    if is_first:
+        assert [float(each) for each in found] == [2, 2, 4]  # the last one is 1 + 1, and 1 more twice
+    mj.barrier()
+
+
+def test_a_call_is_made_whoever_uses_its_results() -> None:
+    run_ranks(unused, 2, deadline_s=PATIENT_S)
+
+
+def derived(here: Here) -> None:
+    mj.init()
+    own, ranks = here.rank, here.size
+    total = sum(range(1, ranks + 1))
+    value, moved = jax.jvp(lambda x: mj.all_reduce(x, "sum", name="pushed"), (1.0,), (own + 1.0,))
+    assert (float(value), float(moved)) == (ranks, total)
+    mixed = {"a": jnp.ones(2), "b": jnp.ones(2, jnp.int32)}  # integers have no gradients
+
+    def loss(tree: Any) -> Any:
+        found = mj.all_reduce(tree, "sum")
+        return (own + 1) * (found["a"].sum() + found["b"].sum())
+
+    found = jax.jit(jax.grad(loss, allow_int=True))(mixed)
+    assert found["a"].tolist() == [total] * 2
+
+    def looped(x: Any) -> Any:
+        return (own + 1) * jax.lax.scan(lambda c, _: (mj.all_reduce(2 * c), None), x, None, length=3)[0]
+
+    assert float(jax.jit(jax.grad(looped))(1.0)) == 8 * total / ranks
+    rows = jnp.arange(3.0 * 2 * ranks).reshape(3, 2 * ranks)
+    gathered = jax.vmap(mj.all_gather)(rows + own)
+    assert gathered.shape == (3, 2 * ranks * ranks)
+    assert gathered[:, :: 2 * ranks].tolist() == [
+        [float(2 * ranks * k + rank) for rank in range(ranks)] for k in range(3)
+    ]
+    scattered = jax.vmap(mj.reduce_scatter)(rows)
+    assert scattered.tolist() == (ranks * rows)[:, 2 * own : 2 * own + 2].tolist()
+    with pytest.raises(UnsupportedError, match=r"want Average or Sum, or jax\.lax\.stop_gradient"):
+        jax.grad(lambda x: mj.all_reduce(x, "max"))(1.0)
+    step = jax.jit(lambda x, y: (mj.all_reduce(x, "sum"), y + 1), donate_argnums=0)
+    given = jnp.ones(1000)
+    assert step(given, 1.0)[0].tolist() == [ranks] * 1000
+    assert given.is_deleted()
+
+
+def test_derivatives_and_vmap() -> None:
+    run_ranks(derived, 2, deadline_s=PATIENT_S)
+
+
+def misused(_here: Here) -> None:
+    mj.init()
+    leaked: list[Any] = []
+    jax.jit(lambda x: leaked.append(mj.all_reduce(x)))(1.0)
+    with pytest.raises(ArgumentError, match="return it from the function under jit"):
+        mj.all_reduce(leaked[0])
+    mesh = jax.sharding.Mesh(jax.devices(), "x")
+    rows = jax.sharding.PartitionSpec("x")
+    many = len(jax.devices())
+    sharded = jax.shard_map(mj.all_reduce, mesh=mesh, in_specs=rows, out_specs=rows)
+    for function in (sharded, jax.jit(sharded), jax.pmap(mj.all_reduce)):
+        with pytest.raises(UnsupportedError, match="each rank has one device"):
+            function(jnp.ones(many))
+    assert float(mj.all_reduce(jnp.float32(1), "sum")) == 2  # and goes on
+
+
+def test_misuse_is_told() -> None:
+    run_ranks(misused, 2, deadline_s=PATIENT_S)
+
+
+def failing(here: Here) -> tuple[int, list[float], int]:
+    mj.init()
+    state = mj.elastic.JaxState(parameters={"a": jnp.zeros(1), "key": jax.random.key(here.rank)}, step=0)
+    failures = 0
+    add = jax.jit(lambda x, n: x + mj.all_reduce(jnp.ones(n))[0], static_argnums=1, donate_argnums=0)
+
+    def train(state: Any) -> None:
+        nonlocal failures
+        while state.step < 6:
+            goes_wrong = state.step == 3 and failures == 0
+            failures += goes_wrong
+            state.parameters["a"] = add(state.parameters["a"], 2 + goes_wrong * here.rank)
+            state.step += 1
+            if state.step % 2 == 0:
+                state.commit()
+
+    mj.elastic.run(train)(state)
+    keys = mj.allgather_object(jax.random.key_data(state.parameters["key"]).tolist())
+    assert keys[0] == keys[1]
+    return state.step, state.parameters["a"].tolist(), failures
+
+
+def test_elastic_states_go_back_to_the_last_commit() -> None:
+    assert run_ranks(failing, 2, deadline_s=PATIENT_S) == [(6, [6.0], 1)] * 2
+
+
+def waiting_alone(here: Here) -> float:
+    mj.init()
+    if here.rank == 1:
+        time.sleep(30)  # is killed
+    program = jax.jit(mj.all_reduce).lower(jnp.ones(2)).compile()
+    here.reach("waiting")
+    started = time.monotonic()
+    try:
+        jax.block_until_ready(program(jnp.ones(2)))
+    except KeyboardInterrupt:
+        return time.monotonic() - started
+    return 0.0
+
+
+def test_an_interrupt_ends_a_wait() -> None:
+    report = report_of(waiting_alone, 2, faults=[interrupt(0).at("waiting").after(1.0), kill(1).after(12.0)])
+    assert 1.0 <= report.outcomes[0].value < 6  # floor: 1 s after the signal
+
+
+LAST_WORDS = """
+import jax, jax.numpy as jnp, multiring.jax as mj
+mj.init()
+def step(x):
+    square = jnp.full((400, 400), 1e-3)
+    for _ in range(30 if mj.rank() else 1):
+        square = jnp.sin(square @ square)
+    return mj.all_reduce(x + 0 * square[0, 0])
+jax.jit(step)(1.0)
+"""
+
+
+def test_a_program_ends_with_its_last_call_in_flight() -> None:
+    command = [sys.executable, "-m", "multiring", "run", "-n", "2", "--", sys.executable, "-c", LAST_WORDS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Error" not in done.stderr
