@@ -20,6 +20,8 @@ demo: build  ## Two processes learn handwritten digits, sharing gradients
 	multiring run -n 2 -- python examples/digits_torch.py
 
 .PHONY: test
+# They start processes by the hundred: what is compiled to bytecode is kept, whatever the shell says.
+test: export PYTHONDONTWRITEBYTECODE =
 test: peers  ## The tests
 	pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
@@ -38,8 +40,8 @@ for name in $(1); do echo "python benchmarks/$$name"; python benchmarks/$$name |
 exit $$failed
 endef
 BY_TWO_RANKS = cycles.py grouped.py forks.py
-BENCHMARKS = floors.py floors_hosts.py torch_backend.py ddp_exposed.py named_latency.py timeline.py
-EVIDENCE = evidence.py evidence_hangs.py evidence_horovod.py control_plane.py conformance_torch.py evidence_lab.py evidence_hosts.py evidence_parallelize.py evidence_heap.py evidence_scale.py evidence_programs.py evidence_strangers.py
+BENCHMARKS = data_throughput.py floors.py floors_hosts.py torch_backend.py ddp_exposed.py named_latency.py timeline.py
+EVIDENCE = evidence_site.py evidence_text.py evidence.py evidence_hangs.py evidence_horovod.py control_plane.py conformance_torch.py evidence_lab.py evidence_hosts.py evidence_parallelize.py evidence_heap.py evidence_scale.py evidence_programs.py evidence_strangers.py evidence_data.py
 
 .PHONY: bench
 bench: build  ## Every floor of time, beside the peers (hours; goes on where it was broken off; labs need root)
@@ -47,8 +49,18 @@ bench: build  ## Every floor of time, beside the peers (hours; goes on where it 
 	$(call each,$(BENCHMARKS),$(BY_TWO_RANKS))
 
 .PHONY: evidence
-evidence: build .venv/.ready-conformance  ## The long form of the tests: hundreds of deaths, 64 ranks, strangers; the lab (as root)
+evidence: build site .venv/.ready-conformance  ## The long form of the tests: hundreds of deaths, 64 ranks, strangers; the lab (as root)
 	$(call each,$(EVIDENCE))
+
+.PHONY: site pictures
+site: build .venv/.ready-docs  ## The pages of docs, with a reference, in build/site
+	multiring settings --markdown >docs/settings.md
+	mkdocs build --quiet
+pictures: build  ## Draw the pages' figures anew (on a quiet machine: one shows times)
+	multiring plan --hosts 4 --slots 2 --link 1gbit --sizes 32MiB --top 1 --draw docs/pictures/rings.svg
+	multiring run -n 2 --timeline build/digits.json examples/digits_torch.py --steps 30 --batch 512
+	multiring trace draw build/digits.json docs/pictures/timeline.svg
+	multiring bench all_reduce --against gloo --plot docs/pictures/bench.svg
 
 # --- what has to pass ---
 
@@ -94,11 +106,16 @@ $(READY): .ci/setup constraints.txt pyproject.toml src/multiring/version.py
 .venv/.ready-conformance: $(READY)
 	.ci/setup conformance
 
-.PHONY: wheel wheel-check
+.venv/.ready-docs: $(READY)
+	.ci/setup docs
+
+.PHONY: wheel wheel-check sdist
 wheel: $(READY)  ## A wheel for this Python, in wheelhouse/
 	.ci/wheel
 wheel-check: wheel  ## Install the wheel as an ordinary user without a compiler, and train the demo there
-	.ci/wheel-check
+	.ci/wheel-check $(PYTHONS)
+sdist: $(READY)  ## A source distribution, and a wheel built from it, in dist/
+	.ci/sdist
 
 # --- keeping house ---
 

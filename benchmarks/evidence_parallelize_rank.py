@@ -135,7 +135,7 @@ def main() -> None:
     del model
     fitting = [each for each in prospect.forecasts if each.fits]
     taken = prospect.taken("auto")
-    trials = [trial(case, each.mix, prospect) for each in fitting]
+    trials = [trial(case, each.parallelism, prospect) for each in fitting]
     gc.collect()
     for turn in range(WARM_UP + turns):
         for each in trials[turn % len(trials) :] + trials[: turn % len(trials)]:
@@ -143,10 +143,10 @@ def main() -> None:
     first, *others = (each.losses[:COMPARED] for each in trials)
     agree = all(abs(a - b) <= AGREE * abs(a) for losses in others for a, b in zip(first, losses, strict=True))
     if dist.get_rank() == 0:
-        mixes = [
+        parallelisms = [
             {
-                "mix": str(each.mix),
-                "chosen": each.mix == taken,
+                "mix": str(each.parallelism),
+                "chosen": each.parallelism == taken,
                 "predicted_s": each.seconds.total,
                 "parts_s": [each.seconds.compute, each.seconds.exchange, each.seconds.update],
                 "memory_bytes": each.memory.total,
@@ -157,7 +157,7 @@ def main() -> None:
         ]
         profile = prospect.measured.profile
         told = {"compute": [[each.samples, each.seconds] for each in profile.compute], "crowding": profile.crowding}
-        tell(folder, mixes=mixes, agree=agree, backend=backend, overheads=str(profile.overheads), **told)
+        tell(folder, parallelisms=parallelisms, agree=agree, backend=backend, overheads=str(profile.overheads), **told)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -116,7 +116,7 @@ def crowded(folder: Path, hosts: str, held: str) -> None:
     assert settings.rank is not None
     assert settings.size is not None
     host = settings.rank // (settings.size // int(hosts))
-    world = importlib.import_module("multiring.runtime.job.job")  # a function of the package has its name, too
+    world = importlib.import_module("multiring.runtime.job.joining")  # a function of the package has its name, too
     vars(world)["host_id"] = lambda: f"host {host}"
     door = CrowdedDoor(int(held))
     start = time.monotonic()

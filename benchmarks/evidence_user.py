@@ -56,7 +56,7 @@ def main() -> int:
     for count in SIZES:
         for in_arena in (True, False):
             check(group, count, in_arena=in_arena)
-    readers = group._calls.membership.context.read_by()  # noqa: SLF001 -- evidence looks behind the curtain
+    readers = group._calls.services.context.read_by()  # noqa: SLF001 -- evidence looks behind the curtain
     room = shutil.disk_usage("/dev/shm").total >> 20  # noqa: S108 -- only looked at
     print(
         f"uid {os.getuid()}, /dev/shm of {room} MB: all results right, ordinary memory read in place by ranks {readers}"

@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 
 import multiring
-from multiring.errors import Terms
+from multiring.errors import Signature
 from multiring.runtime.named.named import NamedOperations
 
 FLOOR = 6.0  # ping-pongs
 WARM_UP = 300
-TERMS: Terms = (
+TERMS: Signature = (
     ("operation", "allreduce"),
     ("data type", "float32"),
     ("shape", "(16,)"),

@@ -19,6 +19,14 @@ class ArgumentError(MultiringError, ValueError):
     """An argument is wrong on this rank alone; nothing was sent."""
 
 
+class DataError(MultiringError, ValueError):
+    """A file of a data set is damaged, cut short, dangerous, or not what it is said to be."""
+
+
+class SourceTimeoutError(DataError, TimeoutError):
+    """Where a data set is stored did not answer within the time allowed."""
+
+
 class ScheduleError(ArgumentError):
     """A schedule is malformed or does not do what its collective promises."""
 
@@ -38,19 +46,20 @@ class MismatchError(MultiringError, ValueError):
         self.titles = dict(titles or {})
 
 
-Terms = tuple[tuple[str, str], ...]
+# What the ranks must agree on of a named operation: pairs of what is meant and its value, in the order of checking.
+Signature = tuple[tuple[str, str], ...]
 
 
 class DisagreementError(MismatchError):
-    """Ranks came to one named operation with different terms; raised on every rank of the set, inputs intact.
+    """Ranks came to one named operation with different signatures; raised on every rank of the set, inputs intact.
 
-    `terms` says by rank of the set what each came with: pairs of what is meant and its value, in the order they are
-    checked in.
+    `signatures` says by rank of the set what each came with: pairs of what is meant and its value, in the order of
+    checking.
     """
 
-    def __init__(self, text: str, terms: Mapping[int, Terms] | None = None) -> None:
+    def __init__(self, text: str, signatures: Mapping[int, Signature] | None = None) -> None:
         super().__init__(text)
-        self.terms = dict(terms or {})
+        self.signatures = dict(signatures or {})
 
 
 class StateError(MultiringError, RuntimeError):

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
+from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +16,7 @@ from typing import Any
 
 from multiring.errors import ArgumentError
 
+_PREFIX = "MULTIRING_"
 _BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 _ENGINES = ("auto", "shm", "tcp", "mpi")
 
@@ -247,6 +249,14 @@ class Settings:
         "folder of the libraries the bench measures against; peers in multiring's cache folder where not set",
     )
 
+    data_cache: str | None = _setting(
+        "MULTIRING_DATA_CACHE",
+        str,
+        None,
+        "a path",
+        "folder for what is kept of data sets on this host (docs/data.md); data in multiring's cache folder if not set",
+    )
+
     def changed(self, **values: Any) -> "Settings":
         """Return these settings with some of them changed, by field name.
 
@@ -257,7 +267,7 @@ class Settings:
         parsed: dict[str, Any] = {}
         for name, value in values.items():
             if name not in known:
-                raise ArgumentError(f"unknown setting {name}={value!r}; known are {', '.join(sorted(known))}")
+                raise ArgumentError(f"unknown setting {name}={value!r}{_nearest(name, known)}")
             parsed[name] = None if value is None else _parsed(known[name], name, _text_of(value))
         return replace(self, **parsed)
 
@@ -274,10 +284,10 @@ class Settings:
         known = {f.metadata["name"]: f for f in fields(cls)}
         values: dict[str, Any] = _from_horovod(source) if horovod else {}
         for name, text in source.items():
-            if not name.startswith("MULTIRING_"):
+            if not name.startswith(_PREFIX):
                 continue
             if name not in known:
-                raise ArgumentError(f"unknown setting {name}={text!r}; known are {', '.join(sorted(known))}")
+                raise ArgumentError(f"unknown setting {name}={text!r}{_nearest(name, known)}")
             setting = known[name]
             values[setting.name] = _parsed(setting, name, text)
         return cls(**values)
@@ -302,6 +312,13 @@ def _with_what_was_withheld() -> Mapping[str, str]:
     if _SECRET in os.environ or _SECRET_FILE in os.environ:
         return os.environ
     return {**_withheld, **os.environ}
+
+
+def _nearest(name: str, known: Mapping[str, object]) -> str:
+    """Return what an error says of names that are known: the one that was meant, if it can be told."""
+    by_ending = {each.removeprefix(_PREFIX): each for each in known}  # or all would be alike
+    meant = get_close_matches(name.removeprefix(_PREFIX), by_ending, n=1, cutoff=0.75)
+    return f"; did you mean {by_ending[meant[0]]}?" if meant else f"; known are {', '.join(sorted(known))}"
 
 
 def _text_of(value: object) -> str:

@@ -1,3 +1,3 @@
 """The version, once: the build reads it from this file, ranks compare it when they meet."""
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"

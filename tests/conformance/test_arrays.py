@@ -95,7 +95,7 @@ def test_special_values() -> None:
 def arena(here: Here) -> list[Any]:
     """Arena memory is 64-byte aligned, given back with the last view of it, and never handed out twice."""
     group = here.join()
-    context = group._calls.membership.context
+    context = group._calls.services.context
     start = context.arena_bytes()
     arrays = [group.allocate(count, "float32") for count in (1, 17, 100_000, 0)]
     assert all(each.ctypes.data % 64 == 0 and context.holds(each.ctypes.data, each.nbytes) for each in arrays)

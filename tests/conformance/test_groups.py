@@ -1,12 +1,13 @@
 """Handles waited for in any order, groups side by side, groups of some of the ranks."""
 
+import itertools
 import threading
 import time
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.wire.ranks import CONFORMING, Here, run_ranks
+from tests.wire.ranks import CONFORMING, ENGINES, Here, Process, run_ranks
 
 import multiring
 
@@ -31,10 +32,9 @@ def any_order(here: Here) -> bool:
     return all(bool((array == sum(range(1, here.size + 1))).all()) for array in arrays)
 
 
-@pytest.mark.parametrize("engine", CONFORMING)
-@pytest.mark.parametrize("ranks", [1, 3, 4])
+@pytest.mark.parametrize(("engine", "ranks"), [*itertools.product(ENGINES, (1, 3, 4)), ("mpi", 3)])
 def test_handles_in_any_order(engine: str, ranks: int) -> None:
-    assert all(run_ranks(any_order, ranks, engine=engine))
+    assert all(run_ranks(any_order, ranks, engine=engine, process=Process(ends_fully=True)))
 
 
 def dropped_handles(here: Here) -> bool:
@@ -49,7 +49,7 @@ def dropped_handles(here: Here) -> bool:
 
 @pytest.mark.parametrize("engine", ["shm", "tcp"])
 def test_dropped_handles(engine: str) -> None:
-    assert all(run_ranks(dropped_handles, 3, engine=engine))
+    assert all(run_ranks(dropped_handles, 3, engine=engine, process=Process(ends_fully=True)))
 
 
 def interleaved(here: Here) -> bool:

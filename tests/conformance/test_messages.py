@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.conformance.cases import OVER_A_WINDOW
-from tests.wire.ranks import CONFORMING, Here, run_ranks
+from tests.wire.ranks import CONFORMING, ENGINES, Here, run_ranks
 
 SIZES = (0, 1, 1000, OVER_A_WINDOW // 4)
 
@@ -39,8 +39,7 @@ def everyone_writes_to_everyone(here: Here) -> int:
     return len(got)
 
 
-@pytest.mark.parametrize("engine", CONFORMING)
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(("engine", "ranks"), [*itertools.product(ENGINES, (2, 4)), ("mpi", 4)])
 def test_everyone_writes_to_everyone(engine: str, ranks: int) -> None:
     assert run_ranks(everyone_writes_to_everyone, ranks, engine=engine) == [(ranks - 1) * 2 * len(SIZES)] * ranks
 

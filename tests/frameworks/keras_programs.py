@@ -1,8 +1,6 @@
-"""What test_keras.py runs on ranks: FOLDER PROGRAM..., with KERAS_BACKEND set; prints what it found."""
+"""What test_keras.py runs on ranks, with KERAS_BACKEND set."""
 
-import json
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -147,15 +145,8 @@ def mistaken(_folder: str) -> Any:
     return found
 
 
-def main() -> None:
+def found(folder: str, names: Sequence[str]) -> dict[str, Any]:
+    """Return what each program finds on all ranks."""
     mk.init()
     programs = {each.__name__: each for each in (distributed, by_callbacks, accumulating, mistaken)}
-    found = {name: programs[name](sys.argv[1]) for name in sys.argv[2:]}
-    everybodys = mk.allgather_object(found)
-    assert all(each == everybodys[0] for each in everybodys), everybodys
-    if mk.rank() == 0:
-        sys.stdout.write(f"found {json.dumps(found)}\n")
-
-
-if __name__ == "__main__":
-    main()
+    return {name: programs[name](folder) for name in names}

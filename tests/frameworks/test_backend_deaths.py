@@ -88,9 +88,9 @@ KINDS: dict[str, Kind] = {
 SURVIVORS = MEMBERS - 1
 
 
-def live(here: Here, meeting: str, kinds: list[str]) -> dict[str, tuple[str, str]]:
+def live(here: Here, rendezvous: str, kinds: list[str]) -> dict[str, tuple[str, str]]:
     """For each kind, a rank of its own dies in it; return what this one was told, if it is a survivor."""
-    join_torch(here, meeting)
+    join_torch(here, rendezvous)
     groups = [dist.new_group([*range(SURVIVORS), SURVIVORS + index]) for index in range(len(kinds))]
     dist.barrier()
     told = {}
@@ -136,8 +136,8 @@ def test_in_each_kind(tmp_path: Path, engine: str, first: int, step: int) -> Non
         assert outcome.exit_code == -signal.SIGKILL, outcome
 
 
-def uncaught(here: Here, meeting: str) -> None:
-    join_torch(here, meeting)
+def uncaught(here: Here, rendezvous: str) -> None:
+    join_torch(here, rendezvous)
     tensor = torch.ones(SIZE)
     dist.all_reduce(tensor)
     here.reach("at work")
@@ -154,9 +154,9 @@ def test_uncaught(tmp_path: Path) -> None:
             assert "rank 2" in str(outcome.error)
 
 
-def beside_an_abort(here: Here, meeting: str, lead_s: float) -> dict[str, str]:
+def beside_an_abort(here: Here, rendezvous: str, lead_s: float) -> dict[str, str]:
     """Return what each kind of operation told in a group that the last rank aborts `lead_s` before it."""
-    join_torch(here, meeting)
+    join_torch(here, rendezvous)
     groups: list[Any] = [dist.new_group(timeout=PATIENCE) for _ in KINDS]
     told = {}
     for (kind, call), group in zip(KINDS.items(), groups, strict=True):
@@ -192,9 +192,9 @@ def test_an_abort_is_told(tmp_path: Path, engine: str, lead_s: float) -> None:
 SILENT: dict[str, Kind] = {kind: KINDS[kind] for kind in ("all_reduce", "gather", "recv")}
 
 
-def beside_a_silent_rank(here: Here, meeting: str) -> dict[str, tuple[str, str]]:
+def beside_a_silent_rank(here: Here, rendezvous: str) -> dict[str, tuple[str, str]]:
     """Return what each kind of operation told of the last rank, which has stopped."""
-    world: Any = join_torch(here, meeting)
+    world: Any = join_torch(here, rendezvous)
     groups: list[Any] = [dist.new_group(timeout=timedelta(seconds=1)) for _ in SILENT]
     for group in groups:
         dist.barrier(group, timeout=PATIENCE)

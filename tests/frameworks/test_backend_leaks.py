@@ -72,8 +72,8 @@ def use(group: Any, rank: int) -> None:
     group.monitored_barrier()
 
 
-def within_a_job(here: Here, meeting: str) -> tuple[Held, Held]:
-    join_torch(here, meeting)
+def within_a_job(here: Here, rendezvous: str) -> tuple[Held, Held]:
+    join_torch(here, rendezvous)
     early = held()
     for cycle in range(CYCLES):
         group = dist.new_group([0, 1])
@@ -89,10 +89,10 @@ def within_a_job(here: Here, meeting: str) -> tuple[Held, Held]:
     return early, late
 
 
-def whole_jobs(here: Here, meeting: str) -> tuple[Held, Held]:
+def whole_jobs(here: Here, rendezvous: str) -> tuple[Held, Held]:
     early = held()
     for cycle in range(CYCLES):
-        group = join_torch(here, f"{meeting}-{cycle}")
+        group = join_torch(here, f"{rendezvous}-{cycle}")
         use(group, here.rank)
         dist.barrier()
         del group

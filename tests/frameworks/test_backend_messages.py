@@ -32,9 +32,9 @@ def expect(tensor: Tensor, sender: int, receiver: int, tag: int, number: int) ->
     assert torch.equal(tensor, letter(sender, receiver, tag, number, tensor.numel())), tensor
 
 
-def everything(here: Here, meeting: str) -> None:
+def everything(here: Here, rendezvous: str) -> None:
     """All that ranks may do with messages, one after the other in one job."""
-    join_torch(here, meeting)
+    join_torch(here, rendezvous)
     for check in (
         *(any_order, any_source, mixed_sources, in_a_batch, to_oneself, every_type, in_pieces, futures),
         *(gathered_and_scattered, objects, in_a_subgroup, by_the_group, refused),
@@ -283,9 +283,9 @@ def test_everything(tmp_path: Path, engine: str, ranks: int) -> None:
     run_ranks(everything, ranks, str(tmp_path / "meeting"), engine=engine)
 
 
-def timed_out(here: Here, meeting: str) -> None:
+def timed_out(here: Here, rendezvous: str) -> None:
     """A message that does not come in time fails, and names who did not send; collectives go on."""
-    join_torch(here, meeting)
+    join_torch(here, rendezvous)
     group: Any = dist.group.WORLD
     if here.rank == 0:
         group.set_timeout(timedelta(seconds=0.2))

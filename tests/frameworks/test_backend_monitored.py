@@ -12,13 +12,14 @@ from tests.frameworks.joined import PATIENCE, join_torch
 from tests.wire.ranks import Here, run_ranks
 
 import multiring.torch as mt
+from multiring.runtime.failures.monitored_barrier import MonitoredBarrier
 
 SHORT = timedelta(seconds=0.1)
 
 
-def monitored(here: Here, meeting: str) -> None:
+def monitored(here: Here, rendezvous: str) -> None:
     """A barrier that passes; ones that ranks 1 and 2 miss, or come to late; one that passes again."""
-    world: Any = join_torch(here, meeting)
+    world: Any = join_torch(here, rendezvous)
     world.monitored_barrier()
     mt.monitored_barrier(timeout=PATIENCE, wait_all_ranks=True)
     for wait_all_ranks, named in ((False, r"Rank 1 failed .* \(nor did rank 2\)"), (True, "Ranks 1, 2 failed")):
@@ -28,8 +29,8 @@ def monitored(here: Here, meeting: str) -> None:
             with pytest.raises(dist.DistBackendError, match=reached):
                 world.monitored_barrier(PATIENCE)
         elif here.rank == 0:
-            number = world._barrier._number + 1
-            while world._barrier._come.get(number) != {3}:
+            number = world.part(MonitoredBarrier)._number + 1
+            while world.part(MonitoredBarrier)._come.get(number) != {3}:
                 time.sleep(0.005)
             with pytest.raises(dist.DistBackendError, match=f"Rank 0 timed out in monitoredBarrier: {named}"):
                 world.monitored_barrier(SHORT, wait_all_ranks)
@@ -78,9 +79,9 @@ def test_monitored(tmp_path: Path) -> None:
     run_ranks(monitored, 4, str(tmp_path / "meeting"))
 
 
-def other_backends(here: Here, meeting: str) -> None:
+def other_backends(here: Here, rendezvous: str) -> None:
     """The function passes groups of other backends on to torch's."""
-    join_torch(here, meeting, backend="gloo")
+    join_torch(here, rendezvous, backend="gloo")
     mt.monitored_barrier(timeout=PATIENCE)
     dist.destroy_process_group()
 

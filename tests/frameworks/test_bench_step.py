@@ -11,7 +11,7 @@ from torch import nn
 
 from multiring.bench.job import JobError, Jobs, WrongResultError
 from multiring.bench.step import StepBench, StepManner, StepQuestion
-from multiring.bench.workers.step_case import NETWORKS, Meeting, Pace, StepCase
+from multiring.bench.workers.step_case import NETWORKS, Pace, Rendezvous, StepCase
 from multiring.bench.workers.step_check import Sums, digest, mean_fault, signed_sums, tolerance_of
 from multiring.bench.workers.step_emulated import EmulatedTask
 from multiring.bench.workers.step_models import NETWORKS as MODELS
@@ -169,28 +169,28 @@ def training(task: Task, *, lr: float = 0.1) -> Training:
 def test_a_library_that_shares_nothing_is_found(task: Task, tmp_path: Path) -> None:
     alone = alone_of(task)
     other = {name: (signed + norm, norm) for name, (signed, norm) in alone.items()}
-    Meeting(tmp_path, 1, 2).tell("alone", other)
-    assert "the mean of all ranks'" in fault(task, training(task), alone, Meeting(tmp_path, 0, 2))
+    Rendezvous(tmp_path, 1, 2).tell("alone", other)
+    assert "the mean of all ranks'" in fault(task, training(task), alone, Rendezvous(tmp_path, 0, 2))
 
 
 def test_ranks_that_differ_after_a_step_are_found(task: Task, tmp_path: Path) -> None:
     alone = alone_of(task)
     almost = {name: (signed + 1e-9 * norm, norm) for name, (signed, norm) in alone.items()}
-    Meeting(tmp_path, 1, 2).tell("alone", almost)
-    Meeting(tmp_path, 1, 2).tell("digest after one step", "other bits")
-    wrong = fault(task, training(task), alone, Meeting(tmp_path, 0, 2))
+    Rendezvous(tmp_path, 1, 2).tell("alone", almost)
+    Rendezvous(tmp_path, 1, 2).tell("digest after one step", "other bits")
+    wrong = fault(task, training(task), alone, Rendezvous(tmp_path, 0, 2))
     assert wrong == "after one step the ranks' parameters differ"
 
 
 def test_a_step_that_does_nothing_is_found(task: Task, tmp_path: Path) -> None:
     alone = alone_of(task)
-    assert fault(task, training(task, lr=0.0), alone, Meeting(tmp_path, 0, 1)) == "a step changed no parameter"
+    assert fault(task, training(task, lr=0.0), alone, Rendezvous(tmp_path, 0, 1)) == "a step changed no parameter"
 
 
 def test_processes_that_share_nothing_may_differ(task: Task, tmp_path: Path) -> None:
-    Meeting(tmp_path, 1, 2).tell("digest after it", "other bits")
+    Rendezvous(tmp_path, 1, 2).tell("digest after it", "other bits")
     apart = Training(task.model, task.optimizer(), "", {}, is_shared=False)
-    assert difference(task, apart, Meeting(tmp_path, 0, 2), "it") == ""
+    assert difference(task, apart, Rendezvous(tmp_path, 0, 2), "it") == ""
 
 
 # ---- emulated compute ----
@@ -242,11 +242,11 @@ def test_an_emulated_optimizer_steps_until_all_is_verified(
 ) -> None:
     slept: list[float] = []
     monkeypatch.setattr("time.sleep", slept.append)
-    meeting = Meeting(tmp_path, 0, 1)
+    rendezvous = Rendezvous(tmp_path, 0, 1)
     training = Training(emulated.model, emulated.optimizer(), "", {})
-    assert fault(emulated, training, alone_of(emulated), meeting) == ""
+    assert fault(emulated, training, alone_of(emulated), rendezvous) == ""
     before, slept[:] = digest(emulated.model), []
-    assert len(time_steps(emulated.case, emulated, training, meeting)) == 1
+    assert len(time_steps(emulated.case, emulated, training, rendezvous)) == 1
     assert digest(emulated.model) == before
     assert sum(slept) == Pace.read(Path(emulated.case.pace)).step_s
 

@@ -1,19 +1,27 @@
-"""The example as people run it: alone, and under `multiring run`."""
+"""The example as people run it: alone, and on several ranks; `multiring run` starts them once for each example."""
 
-import importlib.util
 import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tests.frameworks.scripts import Start, run_script
+from tests.wire.ranks import Process
 
 # Threads that wait for each other on cores that others use take minutes.
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits_torch.py"
 ONE_CALL = EXAMPLE.with_name("digits_distribute.py")
-OTHERS = {"tensorflow": "tensorflow", "keras": "tensorflow", "jax": "jax", "flax": "flax"}  # example -> what it needs
+# Example -> what it needs, and whose nursery its ranks are forked from, if they are.
+OTHERS = {
+    "tensorflow": ("tensorflow", "tf"),
+    "keras": ("tensorflow", ""),
+    "jax": ("jax", "jax"),
+    "flax": ("flax", "jax"),
+}
 LAST_LINE = re.compile(
     r"test accuracy (?P<accuracy>[\d.]+)%, \d+ images/s, waiting [\d.]+% of [\d.]+ s, (?P<ranks>\d+) ranks?"
 )
@@ -32,15 +40,24 @@ def digits(ranks: int, *options: str, script: Path = EXAMPLE, engine: str = "aut
     )
 
 
-def last_line(done: subprocess.CompletedProcess[str]) -> re.Match[str]:
-    assert done.returncode == 0, done.stderr
-    found = LAST_LINE.search(done.stdout.splitlines()[-1])
-    assert found, done.stdout
+def forked(
+    ranks: int, *options: str, script: Path = EXAMPLE, engine: str = "shm", nursery: str = "torch"
+) -> list[tuple[int, str]]:
+    """Run an example by ranks that are forked; return what each ended with and wrote. 0 `ranks` are one without any."""
+    process = Process(nursery=nursery, beforehand=("sklearn.datasets",))
+    return run_script(script, ranks or 1, *options, process=process, start=Start(alone=ranks == 0), engine=engine)
+
+
+def last_line(ended: list[tuple[int, str]]) -> re.Match[str]:
+    assert all(code == 0 for code, _ in ended), ended
+    found = LAST_LINE.search(ended[0][1].splitlines()[-1])
+    assert found, ended
     return found
 
 
 def test_two_ranks_learn_digits() -> None:
-    found = last_line(digits(2, "--epochs", "8"))
+    done = digits(2, "--epochs", "8")
+    found = last_line([(done.returncode, done.stdout + done.stderr)])
     assert int(found["ranks"]) == 2
     assert float(found["accuracy"]) >= 97.0
 
@@ -55,25 +72,25 @@ def test_two_ranks_learn_digits() -> None:
 )
 def test_lossy_gradients_teach_digits(options: tuple[str, ...], size_bytes: int) -> None:
     """Every rank is a host, so that wires code; the example compares the ranks' parameters at every step."""
-    done = digits(2, "--epochs", "8", *options, engine="tcp")
-    assert float(last_line(done)["accuracy"]) >= 97.0
-    assert f"{size_bytes} bytes of gradients a step" in done.stdout
+    ended = forked(2, "--epochs", "8", *options, engine="tcp")
+    assert float(last_line(ended)["accuracy"]) >= 97.0
+    assert f"{size_bytes} bytes of gradients a step" in ended[0][1]
 
 
 def test_runs_without_launcher() -> None:
-    found = last_line(digits(0, "--steps", "30"))
+    found = last_line(forked(0, "--steps", "30"))
     assert int(found["ranks"]) == 1
 
 
 def test_shards_may_be_uneven_and_empty() -> None:
     """The epoch's last batch has 1 image for 3 ranks."""
-    assert int(last_line(digits(3, "--steps", "6", "--batch", "359", "--dtype", "float64"))["ranks"]) == 3
+    assert int(last_line(forked(3, "--steps", "6", "--batch", "359", "--dtype", "float64"))["ranks"]) == 3
 
 
 def test_check_fails_without_sharing() -> None:
-    done = digits(2, "--steps", "3", "--no-sharing")
-    assert done.returncode == 1
-    assert re.search(r"step 1: the ranks' parameters differ: rank 0 [0-9a-f]{16}, rank 1 [0-9a-f]{16}", done.stderr)
+    for code, told in forked(2, "--steps", "3", "--no-sharing"):
+        assert code == 1
+        assert re.search(r"step 1: the ranks' parameters differ: rank 0 [0-9a-f]{16}, rank 1 [0-9a-f]{16}", told)
 
 
 def test_check_fails_when_shards_overlap(tmp_path: Path) -> None:
@@ -83,25 +100,32 @@ def test_check_fails_when_shards_overlap(tmp_path: Path) -> None:
     assert text.count(right) == 1
     changed = tmp_path / "changed.py"
     changed.write_text(text.replace(right, wrong))
-    done = digits(2, "--epochs", "1", script=changed)
-    assert done.returncode == 1
-    assert "the ranks' shards overlap, or miss images" in done.stderr
+    for code, told in forked(2, "--epochs", "1", script=changed):
+        assert code == 1
+        assert "the ranks' shards overlap, or miss images" in told
 
 
 def test_one_call_makes_a_script_one_for_several_ranks() -> None:
     """Losses and accuracy are those of one process, to the last digit shown; the last batch has 29 images."""
-    alone, together = (digits(ranks, "--epochs", "1", script=ONE_CALL) for ranks in (0, 2))
-    assert alone.returncode == together.returncode == 0, together.stderr
-    assert together.stdout.replace("[0] ", "").replace("2 ranks", "1 rank") == alone.stdout
-    assert re.fullmatch(r"epoch 1: loss 1\.\d{6}\ntest accuracy [89]\d\.\d\d%, 1 rank\n", alone.stdout)
+    ((code, alone),) = forked(0, "--epochs", "1", script=ONE_CALL)
+    together = digits(2, "--epochs", "1", script=ONE_CALL)
+    assert code == together.returncode == 0, (alone, together.stderr)
+    assert together.stdout.replace("[0] ", "").replace("2 ranks", "1 rank") == alone
+    assert re.fullmatch(r"epoch 1: loss 1\.\d{6}\ntest accuracy [89]\d\.\d\d%, 1 rank\n", alone)
 
 
 @pytest.mark.parametrize("framework", OTHERS)
 def test_other_frameworks_learn_digits(framework: str) -> None:
-    if importlib.util.find_spec(OTHERS[framework]) is None:
-        pytest.skip(f"{OTHERS[framework]} is not installed")
-    done = digits(2, "--epochs", "8", script=EXAMPLE.with_name(f"digits_{framework}.py"))
-    assert done.returncode == 0, done.stderr
-    found = re.search(r"test accuracy ([\d.]+)%, \d+ images/s, 2 ranks", done.stdout)
-    assert found, done.stdout
+    needs, nursery = OTHERS[framework]
+    if find_spec(needs) is None:
+        pytest.skip(f"{needs} is not installed")
+    script = EXAMPLE.with_name(f"digits_{framework}.py")
+    if nursery:
+        code, told = forked(2, "--epochs", "8", script=script, nursery=nursery)[0]
+    else:  # by real processes
+        done = digits(2, "--epochs", "8", script=script)
+        code, told = done.returncode, done.stdout + done.stderr
+    found = re.search(r"test accuracy ([\d.]+)%, \d+ images/s, 2 ranks", told)
+    assert code == 0, told
+    assert found, told
     assert float(found[1]) >= 97.0

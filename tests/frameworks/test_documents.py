@@ -25,7 +25,8 @@ ENDS_BADLY = "terminate called without an active exception"
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("document", "count"), [("run.md", 3), ("loop.md", 2), ("tutorial.md", 7), ("torch_optimizer.md", 2)]
+    ("document", "count"),
+    [("run.md", 3), ("data.md", 6), ("loop.md", 2), ("tutorial.md", 7), ("torch_optimizer.md", 2)],
 )
 def test_documents_print_what_they_say(document: str, count: int, tmp_path: Path) -> None:
     ran = []

@@ -8,6 +8,11 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from tests.frameworks.scripts import Start, run_script
+from tests.wire.mpi_ranks import mpi_start
+from tests.wire.ranks import Process
+
+from multiring.launch.horovod import horovod_environment, positions_on
 
 ROOT = Path(__file__).parents[2]
 # Threads that wait for each other on cores that others use take minutes.
@@ -26,13 +31,20 @@ def horovod(ranks: int, *command: str, **environment: str) -> subprocess.Complet
     )
 
 
-def done_well(folder: Path, program: str, *, ranks: int) -> subprocess.CompletedProcess[str]:
-    """Run `program`, indented text, which has to succeed."""
+def forked(ranks: int, script: Path, *arguments: str) -> list[str]:
+    """Run a script, which has to succeed, by forked ranks that are told what the launcher tells; return their words."""
+    environments = tuple(horovod_environment({}, place) for place in positions_on([("localhost", ranks)]))
+    process = Process(nursery="torch", beforehand=("multiring.torch", "sklearn.datasets"))
+    ended = run_script(script, ranks, *arguments, process=process, start=Start(environments=environments))
+    assert all(code == 0 for code, _ in ended), ended
+    return [told for _, told in ended]
+
+
+def written(folder: Path, program: str) -> Path:
+    """Return a script of `program`, indented text."""
     script = folder / "program.py"
     script.write_text(textwrap.dedent(program))
-    done = horovod(ranks, str(script))
-    assert done.returncode == 0, done.stderr
-    return done
+    return script
 
 
 @pytest.mark.parametrize(
@@ -44,10 +56,15 @@ def done_well(folder: Path, program: str, *, ranks: int) -> subprocess.Completed
     ],
 )
 def test_digits_are_learnt(options: tuple[str, ...], ranks: int, least: float) -> None:
-    done = horovod(ranks, str(ROOT / "examples" / "digits_horovod.py"), *options)
-    assert done.returncode == 0, done.stderr
-    found = re.search(r"accuracy ([\d.]+)%, (\d+) ranks", done.stdout)
-    assert found, done.stdout
+    script = ROOT / "examples" / "digits_horovod.py"
+    if "--fp16-allreduce" in options:  # by the launcher
+        done = horovod(ranks, str(script), *options)
+        assert done.returncode == 0, done.stderr
+        told = done.stdout
+    else:
+        told = forked(ranks, script, *options)[0]
+    found = re.search(r"accuracy ([\d.]+)%, (\d+) ranks", told)
+    assert found, told
     assert int(found[2]) == ranks
     assert float(found[1]) >= least
 
@@ -118,12 +135,11 @@ def test_modules_are_attributes_of_the_package(tmp_path: Path) -> None:
         times = []
         assert [_cache(times.append)(1), len(times)] == [None, 1]
     """
-    done_well(tmp_path, program, ranks=1)
+    forked(1, written(tmp_path, program))
 
 
 def test_what_programs_import_is_there(tmp_path: Path) -> None:
-    done = done_well(tmp_path, IMPORTS, ranks=2)
-    assert sorted(done.stdout.splitlines()) == ["[0] well", "[1] well"]
+    assert forked(2, written(tmp_path, IMPORTS)) == ["well\n"] * 2
 
 
 # As in an interactive session: the program is one process, and has its functions run on several.
@@ -153,7 +169,8 @@ INTERACTIVE = """
 
 
 def test_a_function_runs_on_several_ranks(tmp_path: Path) -> None:
-    done = done_well(tmp_path, INTERACTIVE, ranks=1)
+    done = horovod(1, str(written(tmp_path, INTERACTIVE)))
+    assert done.returncode == 0, done.stderr
     assert "[0] well" in done.stdout.splitlines()
 
 
@@ -178,5 +195,105 @@ STALLING = """
 
 def test_stall_times_are_horovods(tmp_path: Path) -> None:
     """The environment is read by init(), and not before."""
-    done = done_well(tmp_path, STALLING, ranks=2)
-    assert "[0] well" in done.stdout.splitlines(), done.stderr
+    told, _ = forked(2, written(tmp_path, STALLING))
+    assert "well" in told.splitlines(), told
+
+
+OPTIMIZERS = """
+    import inspect
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+    count = torch.nn.Parameter(torch.zeros(2, dtype=torch.long), requires_grad=False)
+    optimizer = torch.optim.Adam([*model.parameters(), count], lr=0.1 * (hvd.rank() + 1))
+    weights = [each.detach().clone() for each in model.parameters()]
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    assert all(each.grad.shape == each.shape and not each.grad.any() for each in model.parameters())
+    assert count.grad is None
+    names = [*model.named_parameters(), ("count", count)]
+    optimizer = hvd.DistributedOptimizer(optimizer, names, op=hvd.Sum, backward_passes_per_step=2)
+    assert "horovod" in str(type(optimizer)).lower() and isinstance(optimizer, torch.optim.Adam)
+    assert type(optimizer).__name__ == "Adam"
+    assert optimizer._parameter_names[model[0].weight] == "0.weight" and len(optimizer._parameter_names) == 5
+    assert (optimizer.op, optimizer.backward_passes_per_step) == (hvd.Sum, 2)
+    assert optimizer.process_set is hvd.global_process_set
+    for _ in range(2):
+        model(torch.ones(1, 3)).sum().backward()
+    optimizer.synchronize()
+    assert optimizer._handles == {}
+    assert model[1].bias.grad.item() == 2 * hvd.size()
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    optimizer.zero_grad()
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)  # with a state: gradients stay as they are
+    assert model[0].weight.grad is None
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    hvd.DistributedOptimizer(plain)
+    assert plain._parameter_names[model[0].weight] == "allreduce.noname.0"
+    print("well")
+"""
+
+
+def test_optimizers_have_what_programs_look_at(tmp_path: Path) -> None:
+    told = forked(2, written(tmp_path, OPTIMIZERS))
+    assert all("well" in each.splitlines() for each in told), told
+
+
+COMMUNICATORS = """
+    from mpi4py import MPI
+    import horovod.torch as hvd
+    import torch
+
+    world = MPI.COMM_WORLD
+    own = hvd.ProcessSet(world.Split(world.rank % 2, world.rank))
+    pair = hvd.ProcessSet([0, 1])
+    hvd.init(world, process_sets=[own, pair])
+    want = [0, 2] if hvd.rank() % 2 == 0 else [1]
+    assert own.ranks == want and own.included() and (own.rank(), own.size()) == (want.index(hvd.rank()), len(want))
+    assert own.mpi_comm.size == len(want)
+    assert hvd.allreduce(torch.tensor([float(hvd.rank())]), op=hvd.Sum, process_set=own).item() == sum(want)
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=pair).item() == 2 if hvd.rank() < 2 else True
+    hvd.shutdown()
+    two = hvd.ProcessSet(world.Create(world.group.Incl([0, 1])))  # MPI_COMM_NULL on the third
+    hvd.init(process_sets=[two])
+    assert two.ranks == [0, 1] and two.included() is (hvd.rank() < 2)
+    print("well")
+"""
+
+
+def test_process_sets_of_mpi_communicators(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(textwrap.dedent(COMMUNICATORS))
+    prefix, variables = mpi_start("mpich", 3)
+    done = subprocess.run(
+        [*prefix, sys.executable, "-m", "multiring.horovod", str(script)],
+        capture_output=True,
+        text=True,
+        env=ONE_THREAD | variables,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["well"] * 3
+
+
+def test_a_communicator_of_another_job_is_refused(tmp_path: Path) -> None:
+    program = """
+        from mpi4py import MPI
+        import horovod.torch as hvd
+
+        try:
+            hvd.init(process_sets=[hvd.ProcessSet(MPI.COMM_WORLD)])
+        except ValueError as error:
+            assert "MPI, where this process is rank 0 of 1; in the job it is rank" in str(error), error
+            print("well")
+    """
+    script = tmp_path / "program.py"
+    script.write_text(textwrap.dedent(program))
+    done = horovod(2, str(script), MPI4PY_LIBMPI=mpi_start("mpich", 2)[1]["MPI4PY_LIBMPI"])
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] well", "[1] well"]

@@ -1,18 +1,24 @@
 """The interface is Horovod 0.28.1's: every signature but those listed here."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
+from tests.frameworks.scripts import Start, run_script
+from tests.wire.ranks import Process
+
+from multiring.launch.horovod import horovod_environment, positions_on
+
 SCRIPT = Path(__file__).with_name("horovod_signatures.py")
 TABLE = Path(__file__).with_name("horovod_signatures.json")
+LOADED = ("multiring.tensorflow", "multiring.keras")
 # Function: the parameters that ours takes besides, after theirs.
 ADDED = {
     "horovod.common.elastic.ObjectState.__init__": ["gather_object"],
     "horovod.common.elastic.State.__init__": ["gather_object"],
     "horovod.common.elastic.run_fn": ["failures"],
     "horovod.tensorflow._DistributedAdasumOptimizer.get_slot_names": ["args", "kwargs"],
+    "horovod.tensorflow.keras.allreduce": ["process_set"],
     "horovod.tensorflow.keras.callbacks.BestModelCheckpoint.__init__": ["filepath"],
     "horovod.tensorflow.mpi_ops.join": ["device"],
     "horovod.tensorflow.sync_batch_norm.SyncBatchNormalization.__init__": ["process_set"],
@@ -52,10 +58,11 @@ ABSENT = {
 
 
 def test_signatures_are_horovods_but_for_listed_additions() -> None:
-    command = [sys.executable, "-m", "multiring", "run", "--horovod", "-n", "1", "--", sys.executable, str(SCRIPT)]
-    done = subprocess.run([*command, "compare"], capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.removeprefix("[0] "))
+    (place,) = positions_on([("localhost", 1)])
+    start = Start(environments=(horovod_environment({}, place),))
+    ((code, told),) = run_script(SCRIPT, 1, "compare", process=Process(nursery="tf", beforehand=LOADED), start=start)
+    assert code == 0, told
+    found = json.loads(told.splitlines()[-1])
     functions = json.loads(TABLE.read_text())["functions"]
     same = len(functions) - len(set(found["missing"]) & set(functions))
     told = f"{same} of {len(functions)} signatures are Horovod's, {len(found['added'])} of them with parameters added"

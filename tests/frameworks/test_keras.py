@@ -1,42 +1,58 @@
 """Keras on TensorFlow, torch and JAX: one script, one loss curve on any number of ranks, and Horovod's callbacks."""
 
-import json
+import importlib
 import os
-import subprocess
-import sys
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.wire.ranks import Here, Process, run_ranks
 
-PROGRAMS = Path(__file__).with_name("keras_programs.py")
 BACKENDS = ("tensorflow", "torch", "jax")
 NAMES = ("distributed", "accumulating", "by_callbacks")
 # Keras gives torch and JAX arrays of float32, whatever floatx is.
 TOLERANCE = {"tensorflow": 1e-10, "torch": 1e-5, "jax": 1e-5}
-pytest.importorskip("keras")
+# Not imported here, where it would have one backend for all tests.
+pytestmark = [
+    pytest.mark.skipif(find_spec("keras") is None, reason="Keras is not installed"),
+    pytest.mark.timeout(300),
+]
+
+
+def found_here(_here: Here, folder: str, *names: str) -> dict[str, Any]:
+    programs = importlib.import_module("tests.frameworks.keras_programs")
+    assert programs.keras.backend.backend() == os.environ["KERAS_BACKEND"]
+    found: dict[str, Any] = programs.found(folder, names)
+    return found
+
+
+def found_by(backend: str, ranks: int, folder: Path, *names: str) -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("KERAS_BACKEND", backend)
+        patched.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+        # To import Keras on JAX computes something, after which a process of JAX must not fork.
+        beforehand = ("jax",) if backend == "jax" else ("tests.frameworks.keras_programs",)
+        process = Process(nursery="keras", beforehand=beforehand)
+        by_rank = run_ranks(found_here, ranks, str(folder), *names, process=process, deadline_s=200.0)
+    assert all(each == by_rank[0] for each in by_rank), by_rank
+    first: dict[str, Any] = by_rank[0]
+    return first
 
 
 @cache
-def found_by(backend: str, ranks: int, folder: Path, *names: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "multiring", "run", "-n", str(ranks), "--", sys.executable, str(PROGRAMS)]
-    environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run(
-        [*command, str(folder), *names], capture_output=True, text=True, timeout=200, check=False, env=environment
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    line = next(line for line in done.stdout.splitlines() if "found " in line)
-    found: dict[str, Any] = json.loads(line.partition("found ")[2])
-    return found
+def found_alone(backend: str) -> dict[str, Any]:
+    return found_by(backend, 1, Path(), *NAMES[:2])
 
 
 @pytest.mark.parametrize(("backend", "ranks"), [("tensorflow", 2), ("tensorflow", 3), ("torch", 2), ("jax", 2)])
 def test_results_are_those_of_one_process(backend: str, ranks: int, tmp_path: Path) -> None:
-    pytest.importorskip(backend)
+    if find_spec(backend) is None:
+        pytest.skip(f"{backend} is not installed")
     names = NAMES if ranks == 2 else NAMES[:1]
-    alone = found_by(backend, 1, tmp_path, *NAMES[:2])
+    alone = found_alone(backend)
     found = found_by(backend, ranks, tmp_path, *names)
     assert found["distributed"][0] < 0.5  # it began beyond 1
     for name in set(names) & set(alone):

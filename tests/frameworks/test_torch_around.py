@@ -256,3 +256,83 @@ def look(_here: Here, folder: str) -> int:
 def test_a_kill_inside_a_save_leaves_a_complete_one(tmp_path: Path, delay_s: float) -> None:
     report_of(save_again_and_again, 2, str(tmp_path), faults=[kill(0).at("saving").after(delay_s)])
     assert min(run_ranks(look, 2, str(tmp_path))) >= 2
+
+
+def hand_on(here: Here) -> list[Any]:
+    enter()
+    written: list[Any] = []
+    starts = []
+
+    def start() -> Any:
+        starts.append(here.rank)
+        return lambda metrics, step: written.append((step, metrics))
+
+    log = mt.metrics_hook(start, every=2)
+    weight = torch.ones(1, requires_grad=True)
+    for step in range(3):
+        # Of 1 and 2 samples in the first step, 0 and 1 in the others.
+        count = here.rank + (step == 0)
+        found = log(step, {"loss": (weight * (step + here.rank)).sum(), "two": np.full(2, step)}, weight=count)
+        assert (found is None) is (step != 1)
+    assert log.flush(2) == {"loss": 3.0, "two": pytest.approx([2.0, 2.0])}
+    assert log.flush(3) is None
+    log(4, {"a": 1.0})
+    with pytest.raises(ArgumentError, match="want those of the step before: a"):
+        log(5, {"b": 1.0})
+    with pytest.raises(ArgumentError, match="every=0"):
+        mt.metrics_hook(start, every=0)
+    assert starts == ([0] if here.rank == 0 else [])
+    return written
+
+
+def test_a_hook_hands_on_what_one_process_would() -> None:
+    first, other = run_ranks(hand_on, 2)
+    assert other == []
+    [(step, metrics), (last, _)] = first
+    assert (step, last) == (1, 2)
+    # 0 once and 1 twice in the first step, 2 once in the second.
+    assert metrics["loss"] == (0 + 1 + 1 + 2) / 4
+    assert metrics["two"].tolist() == [1 / 4, 1 / 4]
+
+
+def scale(here: Here, distributes: bool) -> list[list[float]]:  # noqa: FBT001 -- an option of the test
+    enter()
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.utils.data.TensorDataset(torch.arange(12.0).reshape(4, 3) / 12)
+    loader: Any = torch.utils.data.DataLoader(data, 2)
+    if distributes:
+        model, optimizer, loader = mt.distribute(model, optimizer, loader)
+    else:
+        mt.DistributedOptimizer(optimizer, model.named_parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    seen = []
+    for number, (inputs,) in enumerate(loader):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(inputs).float().square().mean()
+        # On one rank alone, in the first step.
+        factor = float("inf") if (number, here.rank) == (0, 1) else 1.0
+        scaler.scale(loss * factor).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        before = model.weight.detach().clone()
+        scaler.step(optimizer)
+        scaler.update()
+        seen.append([scaler.get_scale(), float((model.weight.detach() - before).abs().sum())])
+    return seen
+
+
+@pytest.mark.parametrize("distributes", [False, True])
+def test_a_scaler_leaves_a_step_out_on_all_ranks_or_on_none(distributes: bool) -> None:  # noqa: FBT001
+    first, other = run_ranks(scale, 2, distributes)
+    assert first == other
+    assert first[0] == [2.0, 0.0]
+    assert first[1][0] == 2.0
+    assert first[1][1] > 0
+
+
+def test_the_module_lists_its_interface_only() -> None:
+    assert dir(mt) == sorted(mt.__all__)
+    assert all(hasattr(mt, name) for name in dir(mt))

@@ -99,7 +99,7 @@ def pass_wrong_arguments(here: Here) -> None:
         ),
         (
             ArgumentError,
-            "named_parameters lacks the optimizer's",
+            "none of the model's parameters: make the optimizer of model.parameters()",
             lambda: made(model=network(), optimizer=sgd([*network().parameters()])),
         ),
         (

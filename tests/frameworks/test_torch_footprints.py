@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import multiring.torch as mt
 from multiring.frontend.process_sets import members_of
 from multiring.torch.fusion_buffer import Packing
-from multiring.torch.layout_cache import PlainFootprint, footprint_of
+from multiring.torch.layout_cache import PlainTensorLayout, tensor_layout_of
 
 WHOLE = torch.zeros(100)
 ALIKE: dict[str, list[Tensor]] = {
@@ -41,8 +41,8 @@ OTHER: dict[str, list[object]] = {
 @pytest.mark.parametrize("name", ALIKE)
 def test_footprints_of_tensors_alike(name: str) -> None:
     tensors = ALIKE[name]
-    found = footprint_of(tensors)
-    plain = PlainFootprint.of(tensors)
+    found = tensor_layout_of(tensors)
+    plain = PlainTensorLayout.of(tensors)
     assert found is not None
     assert plain is not None
     for each in (found, plain):
@@ -55,8 +55,8 @@ def test_footprints_of_tensors_alike(name: str) -> None:
 
 @pytest.mark.parametrize("name", OTHER)
 def test_tensors_that_have_no_footprint(name: str) -> None:
-    assert footprint_of(OTHER[name]) is None  # type: ignore[arg-type] # that is the point
-    assert PlainFootprint.of(OTHER[name]) is None  # type: ignore[arg-type]
+    assert tensor_layout_of(OTHER[name]) is None  # type: ignore[arg-type] # that is the point
+    assert PlainTensorLayout.of(OTHER[name]) is None  # type: ignore[arg-type]
 
 
 CHANGES: dict[str, Callable[[Tensor], object]] = {
@@ -69,7 +69,7 @@ CHANGES: dict[str, Callable[[Tensor], object]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_tensor_that_has_changed(change: str) -> None:
-    for of in (footprint_of, PlainFootprint.of):
+    for of in (tensor_layout_of, PlainTensorLayout.of):
         tensors = [torch.zeros(3), torch.arange(16.0).view(4, 4)]
         found = of(tensors)
         assert found is not None
@@ -79,7 +79,7 @@ def test_a_tensor_that_has_changed(change: str) -> None:
 
 def test_forms() -> None:
     first, second = torch.zeros(64), torch.zeros(64)
-    for of in (footprint_of, PlainFootprint.of):
+    for of in (tensor_layout_of, PlainTensorLayout.of):
         forms = [of([whole[:3], whole[16:]]) for whole in (first, second)]
         others = [of([first[:3], first[32:48]]), of([first[:4], first[16:]]), of([first[:3].int(), first[16:].int()])]
         assert len({each.form for each in forms if each is not None}) == 1

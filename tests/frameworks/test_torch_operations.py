@@ -224,9 +224,9 @@ def test_what_shutdown_leaves() -> None:
 
 
 def shut_down(here: Here) -> None:
-    with pytest.raises(ValueError, match=r"Horovod has not been initialized; use hvd\.init\(\)\..*multiring\.init"):
+    with pytest.raises(ValueError, match=r"^multiring is not initialised; call multiring\.init\(\).*mt\.init"):
         mt.rank()
-    with pytest.raises(mt.HorovodInternalError, match="has not been initialized"):
+    with pytest.raises(mt.HorovodInternalError, match="is not initialised"):
         mt.allreduce(torch.ones(1))
     for _ in range(3):
         enter()
@@ -240,9 +240,9 @@ def shut_down(here: Here) -> None:
         mt.shutdown()
         mt.shutdown()
         assert not mt.is_initialized()
-        with pytest.raises(mt.HorovodInternalError, match="Horovod has been shut down"):
+        with pytest.raises(mt.HorovodInternalError, match="this process has left the job"):
             mt.allreduce(torch.ones(1))
-        with pytest.raises(ValueError, match="has not been initialized"):
+        with pytest.raises(ValueError, match="is not initialised"):
             mt.size()
     with pytest.raises(StateError):
         mt.local_rank()
@@ -256,7 +256,7 @@ def shut_down(here: Here) -> None:
         mt.init(comm=[0])
     assert not mt.is_initialized()
     mt.init(comm=[1, 0])
-    with pytest.raises(ArgumentError, match="MPI is not enabled"):
+    with pytest.raises(ArgumentError, match="MPI carries no bytes"):
         mt.mpi_threads_supported()
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import multiring.torch as mt
 from multiring.errors import ArgumentError, StateError, UnsupportedError
-from multiring.planner.mixes import Compute
+from multiring.planner.parallelism import Compute
 from multiring.topology import TCP, Topology
 from multiring.torch.parallelizing.anatomy import Split, anatomy_of
 from multiring.torch.parallelizing.building import equalise, local
@@ -85,12 +85,12 @@ def train(here: Here, folder: str) -> dict[str, dict[str, Any]]:
             losses.append(float(model.step(words, labels, nn.functional.cross_entropy)))
             optimizer.step()
         held = sum(local(each).nbytes for each in model.parameters())
-        states = next(each.memory.states for each in model.forecasts if each.mix == model.mix)
+        states = next(each.memory.states for each in model.forecasts if each.parallelism == model.parallelism)
         found[str(mesh)] = {
             "losses": losses,
             "held": 3 * held,
             "states": states,
-            "mix": str(model.mix),
+            "mix": str(model.parallelism),
             "part": (model.data_rank, model.data_ranks),
             "mesh": {name: model.mesh.get_local_rank(name) for name in model.mesh.mesh_dim_names or ()},
             "offered": len(model.forecasts),
@@ -183,9 +183,9 @@ def choose(here: Here, folder: str) -> dict[str, Any]:
         alone.share(torch.zeros(7))
     dist.destroy_process_group()
     return {
-        "short": (short.mix.axes, short.forecasts[0].memory.total, [each.fits for each in short.forecasts]),
+        "short": (short.parallelism.axes, short.forecasts[0].memory.total, [each.fits for each in short.forecasts]),
         "losses": losses,
-        "alone": str(alone.mix),
+        "alone": str(alone.parallelism),
         "equal": all(torch.equal(told[0], each) for each in told),
         "undone": (same_buffers, same_draws, all(each.grad is None for each in shared.parameters())),
         "refusals": refusals,

@@ -7,13 +7,38 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 from tests.frameworks.program_cases import CASES, STEPS, apart, is_close, losses
-from tests.frameworks.program_ranks import PROGRAMS, ProgramError, losses_of
+from tests.frameworks.program_ranks import PROGRAMS, ProgramError, environment_of, losses_of
+from tests.frameworks.scripts import Start, run_script
+from tests.wire.ranks import Process
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # torch does
 
 pytestmark = pytest.mark.timeout(960)  # three programs, each of which has its own
+
+
+FORKED = Process(
+    nursery="torch",
+    beforehand=(
+        *("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.checkpoint.state_dict"),
+        *("torch.distributed.checkpoint.state_dict_saver", "torch.distributed.checkpoint.state_dict_loader"),
+    ),
+)
+
+
+@cache
+def forked_losses(program: str, ranks: int, *arguments: str, backend: str) -> list[float]:
+    """As `losses_of`, by ranks that are forked and not started."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    start = Start(alone=True, environments=tuple(environment_of(rank, ranks, store.port) for rank in range(ranks)))
+    words = ("--backend", backend, *arguments)
+    ended = run_script(PROGRAMS / program, ranks, *words, process=FORKED, start=start, deadline_s=300.0)
+    assert all(code == 0 for code, _ in ended), ended
+    found: list[float] = json.loads(ended[0][1].splitlines()[-1])
+    return found
 
 
 def test_every_program_has_a_case() -> None:
@@ -22,22 +47,25 @@ def test_every_program_has_a_case() -> None:
 
 
 def test_losses_are_those_of_gloo() -> None:
-    ours, theirs = losses("tensor", 2, "multiring"), losses("tensor", 2, "gloo")
+    program, words = CASES["tensor"].program, ("--steps", str(STEPS))
+    ours, theirs = (forked_losses(program, 2, *words, backend=name) for name in ("multiring", "gloo"))
     assert is_close(ours, theirs, 2), apart(ours, theirs)
     assert len(set(ours)) == len(ours) == STEPS
 
 
 def test_averages_are_sums_divided() -> None:
     """Dividing by 2 rounds nothing: before or after the sum, the bits are the same."""
-    averaged, divided = (losses_of("fsdp2.py", 2, *how, backend="multiring") for how in ((), ("--sum",)))
+    averaged, divided = (forked_losses("fsdp2.py", 2, *how, backend="multiring") for how in ((), ("--sum",)))
     assert averaged == divided
 
 
 def test_checkpoints_go_on_with_other_ranks(tmp_path: Path) -> None:
     """Two ranks save and three go on, on the other backend too."""
     where = ("--folder", str(tmp_path))
-    losses_of("checkpoint.py", 2, *where, backend="multiring")
-    ours, theirs = (losses_of("checkpoint.py", 3, *where, "--resume", backend=name) for name in ("multiring", "gloo"))
+    forked_losses("checkpoint.py", 2, *where, backend="multiring")
+    ours, theirs = (
+        forked_losses("checkpoint.py", 3, *where, "--resume", backend=name) for name in ("multiring", "gloo")
+    )
     assert is_close(ours, theirs, 3), apart(ours, theirs)
 
 

@@ -12,7 +12,7 @@ from multiring.bench.job import Jobs, Start
 from multiring.bench.records import Circumstances
 from multiring.bench.step import StepBench, StepComparison, StepManner, StepQuestion, StepTiming, check_step_memory
 from multiring.bench.step_records import step_lines, step_records, step_settings_lines, why_steps_not_publishable
-from multiring.bench.workers.step_case import NETWORKS, Meeting, Pace
+from multiring.bench.workers.step_case import NETWORKS, Pace, Rendezvous
 
 CIRCUMSTANCES = Circumstances(hardware="a machine", commit="abc", command="multiring bench step", ping_pong_us=5.0)
 # Six alternations, and of each library the median is 1.02, 1.5 and 1.0.
@@ -206,7 +206,7 @@ def test_a_batch_that_nobody_names_is_the_networks() -> None:
 
 
 def test_ranks_hear_each_other(tmp_path: Path) -> None:
-    first, second = (Meeting(tmp_path, rank, 2) for rank in range(2))
+    first, second = (Rendezvous(tmp_path, rank, 2) for rank in range(2))
     first.tell("x", 1)
     assert not first.is_told("x")
     other = threading.Thread(target=lambda: second.tell("x", {"a": [2]}))

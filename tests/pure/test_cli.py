@@ -130,7 +130,7 @@ def test_a_variable_that_is_none(capsys: pytest.CaptureFixture[str], word: str) 
         (["--machinefile", "f"], "--machinefile is another launcher's; here it is: --hostfile FILE"),
         (["--hosts", "a", "--hostfile", "f"], "not allowed with argument --hosts"),
         (["--host", "a:2"], "--host is another launcher's"),
-        (["-n", "2", "--log", "d"], "unrecognized arguments: --log"),
+        (["-n", "2", "--log", "d"], "unknown: --log; did you mean --log-dir?"),
     ],
 )
 def test_the_habits_of_others_are_answered(capsys: pytest.CaptureFixture[str], words: list[str], told: str) -> None:
@@ -174,7 +174,10 @@ def test_usage_errors_exit_with_2(argv: list[str]) -> None:
 
 def test_errors_are_one_line_and_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "-n", "2"]) == 2
-    assert capsys.readouterr().err == "multiring: no command to run\n"
+    assert (
+        capsys.readouterr().err
+        == "multiring: no command to run: want what every rank runs, as in `multiring run -n 2 script.py`\n"
+    )
 
 
 def test_a_misspelt_setting_is_found_before_anything_starts(

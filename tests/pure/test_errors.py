@@ -7,7 +7,9 @@ from multiring.errors import MultiringError
 
 KINDS = {
     "ArgumentError": (ValueError, True),
+    "DataError": (ValueError, True),
     "ScheduleError": (ValueError, True),
+    "SourceTimeoutError": (TimeoutError, True),
     "UnsupportedError": (NotImplementedError, True),
     "MismatchError": (ValueError, True),
     "DisagreementError": (ValueError, True),

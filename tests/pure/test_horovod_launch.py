@@ -15,13 +15,13 @@ from multiring.launch.horovod import (
     HOROVOD_IGNORED,
     PACKAGES,
     horovod_environment,
+    horovod_exec_command,
     horovod_without_effect,
     path_with_horovod,
-    placed_command,
-    places_on,
+    positions_on,
 )
-from multiring.launch.placed import main as become
-from multiring.launch.placed import place_of
+from multiring.launch.horovod_exec import main as become
+from multiring.launch.horovod_exec import position_of
 from multiring.settings import HOROVOD_PLACE, HOROVOD_READ, Settings
 
 DOCS = Path(__file__).parents[2] / "docs" / "horovod.md"
@@ -29,7 +29,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "horovod.md"
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6))
 def test_places_number_ranks_host_by_host(counts: list[int]) -> None:
-    places = places_on([(f"h{index}", count) for index, count in enumerate(counts)])
+    places = positions_on([(f"h{index}", count) for index, count in enumerate(counts)])
     assert [place.rank for place in places] == list(range(sum(counts)))
     assert all(place.size == sum(counts) for place in places)
     for place in places:
@@ -42,7 +42,7 @@ def test_places_number_ranks_host_by_host(counts: list[int]) -> None:
 
 
 def test_the_variables_of_a_rank() -> None:
-    place = places_on([("me@a", 2), ("b", 1)])[2]
+    place = positions_on([("me@a", 2), ("b", 1)])[2]
     assert horovod_environment({"PYTHONPATH": "x:y"}, place) == {
         "HOROVOD_RANK": "2",
         "HOROVOD_SIZE": "3",
@@ -65,11 +65,11 @@ def test_the_path_leads_to_our_package_once() -> None:
 
 
 def test_mpiexecs_rank_is_placed() -> None:
-    assert place_of("a:2,b:2", {"PMI_RANK": "3"}).hostname == "b"
-    assert place_of("a:2,b:2", {"OMPI_COMM_WORLD_RANK": "1", "PMIX_RANK": "0"}).local_rank == 1
+    assert position_of("a:2,b:2", {"PMI_RANK": "3"}).hostname == "b"
+    assert position_of("a:2,b:2", {"OMPI_COMM_WORLD_RANK": "1", "PMIX_RANK": "0"}).local_rank == 1
     for foreign in ({}, {"PMI_RANK": "4"}, {"PMI_RANK": "-1"}):
         with pytest.raises(LaunchError, match="want 0 to 3 in OMPI_COMM_WORLD_RANK or PMI_RANK or PMIX_RANK"):
-            place_of("a:2,b:2", foreign)
+            position_of("a:2,b:2", foreign)
 
 
 @pytest.mark.parametrize(("program", "code"), [("/no/such/program", 127), ("/", 126)])
@@ -107,7 +107,7 @@ def test_several_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: p
         f"1/3 1 0 a {PACKAGES}",
         f"2/3 0 1 b {PACKAGES}",
     ]
-    assert placed_command("a:2", ["x"])[0] == sys.executable
+    assert horovod_exec_command("a:2", ["x"])[0] == sys.executable
 
 
 # -- what the user sets

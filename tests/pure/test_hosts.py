@@ -9,7 +9,7 @@ import pytest
 
 from multiring.cli import main
 from multiring.errors import ArgumentError, UnsupportedError
-from multiring.launch.hosts import command_line, meeting_of
+from multiring.launch.hosts import command_line, rendezvous_of
 from multiring.launch.mpiexec import Mpiexec, first_places, mpiexec_of, parse_hostfile, parse_hosts
 from multiring.settings import Settings
 
@@ -59,7 +59,7 @@ def test_open_mpis_command_line() -> None:
 
 
 def test_ranks_meet_at_the_first_host_with_a_fresh_secret() -> None:
-    first, second = (meeting_of(Settings(), "me@a") for _ in range(2))
+    first, second = (rendezvous_of(Settings(), "me@a") for _ in range(2))
     for told in (first, second):
         host, _, port = told["MULTIRING_RENDEZVOUS"].rpartition(":")
         assert host == "a"
@@ -71,8 +71,8 @@ def test_ranks_meet_at_the_first_host_with_a_fresh_secret() -> None:
 
 def test_what_the_user_says_stands() -> None:
     settings = Settings(rendezvous="c:5000", secret_file="/there", job="mine")  # noqa: S106 -- a file's name
-    assert meeting_of(settings, "a") == {"MULTIRING_JOB": "mine"}
-    told = meeting_of(Settings(secret="s", ports=(7000, 7003)), "a")  # noqa: S106 -- of no job
+    assert rendezvous_of(settings, "a") == {"MULTIRING_JOB": "mine"}
+    told = rendezvous_of(Settings(secret="s", ports=(7000, 7003)), "a")  # noqa: S106 -- of no job
     assert "MULTIRING_SECRET" not in told
     assert told["MULTIRING_RENDEZVOUS"] in {f"a:{port}" for port in range(7000, 7004)}
 

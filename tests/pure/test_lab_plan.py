@@ -12,12 +12,12 @@ import pytest
 from multiring.cli import main
 from multiring.errors import ArgumentError, LaunchError, UnsupportedError
 from multiring.lab import Lab, Launcher, Options, Plan, ask_lab, parse_fault, parse_rate, parse_timed, run_lab
-from multiring.lab.agent import host_and_command
 from multiring.lab.faults import Fault, Kind
 from multiring.lab.host import AGENT
 from multiring.lab.launchers import processes_of
 from multiring.lab.network import Network
 from multiring.lab.plan import rate_text
+from multiring.lab.rsh_agent import host_and_command
 from multiring.lab.topology_file import topology_of_lab, topology_text
 from multiring.launch import CommandError
 from multiring.topology import TCP, topology_of
@@ -330,10 +330,10 @@ def test_without_pyroute2_it_says_what_to_install(monkeypatch: pytest.MonkeyPatc
 
 
 def test_without_a_lab_there_is_nothing_to_break(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multiring.lab.door.running_labs", list)
+    monkeypatch.setattr("multiring.lab.control_socket.running_labs", list)
     with pytest.raises(ArgumentError, match="no lab is running"):
         ask_lab(None, fault=["kill", "host0"])
-    monkeypatch.setattr("multiring.lab.door.running_labs", lambda: ["a", "b"])
+    monkeypatch.setattr("multiring.lab.control_socket.running_labs", lambda: ["a", "b"])
     with pytest.raises(ArgumentError, match="which lab\\? running: a, b"):
         ask_lab(None, fault=["kill", "host0"])
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multiring.errors import ArgumentError
-from multiring.planner.mixes import (
+from multiring.planner.parallelism import (
     Axis,
     Compute,
-    Mix,
     Overheads,
+    Parallelism,
     Profile,
     Seconds,
     Stage,
@@ -24,8 +24,8 @@ from multiring.planner.mixes import (
     gathered_together,
     makespan,
     memory_of,
-    mix_of,
-    mixes_of,
+    parallelism_of,
+    parallelisms_of,
     seconds_of,
     stages_of,
     table,
@@ -52,101 +52,107 @@ WIDE = _unit(parameter_bytes=32 * MIB, split_parameters=2, split_bytes=32 * MIB,
 
 
 def _named(mesh: dict[str, int], profile: Profile, topology: Topology = TWO_BY_TWO) -> Any:
-    return forecast(mix_of(mesh), profile, topology)
+    return forecast(parallelism_of(mesh), profile, topology)
 
 
 def test_axes_are_those_that_ranks_batch_and_model_allow() -> None:
-    names = {str(replace(mix, microbatches=1)).split(",")[0] for mix in mixes_of(_profile(), ONE_HOST)}
+    names = {
+        str(replace(parallelism, microbatches=1)).split(",")[0] for parallelism in parallelisms_of(_profile(), ONE_HOST)
+    }
     assert names == {
         "data 4", "shard 4", "data 2 x shard 2", "tensor 4", "data 2 x tensor 2", "pipeline 4", "data 2 x pipeline 2",
     }  # fmt: skip
-    assert {mix.axes for mix in mixes_of(_profile(), Topology(((0,),)))} == {((Axis.DATA, 1),)}
-    assert not mixes_of(_profile(batch=6, divisor=9), ONE_HOST)
-    few = mixes_of(_profile(_unit(), _unit(), refused={"tensor": "nothing large"}), ONE_HOST)
-    assert {axis for mix in few for axis, size in mix.axes if axis is Axis.TENSOR or size == 4} == {
+    assert {parallelism.axes for parallelism in parallelisms_of(_profile(), Topology(((0,),)))} == {((Axis.DATA, 1),)}
+    assert not parallelisms_of(_profile(batch=6, divisor=9), ONE_HOST)
+    few = parallelisms_of(_profile(_unit(), _unit(), refused={"tensor": "nothing large"}), ONE_HOST)
+    assert {axis for parallelism in few for axis, size in parallelism.axes if axis is Axis.TENSOR or size == 4} == {
         Axis.DATA,
         Axis.SHARD,
     }
 
 
 def test_a_mix_is_laid_both_ways_where_hosts_differ() -> None:
-    laid = {str(mix) for mix in mixes_of(_profile(), TWO_BY_TWO) if mix.size(Axis.TENSOR) == 2}
+    laid = {
+        str(parallelism)
+        for parallelism in parallelisms_of(_profile(), TWO_BY_TWO)
+        if parallelism.size(Axis.TENSOR) == 2
+    }
     assert laid == {"data 2 x tensor 2", "tensor 2 x data 2"}
-    assert Mix(((Axis.DATA, 2), (Axis.TENSOR, 2))).lines(Axis.TENSOR, (0, 2, 1, 3)) == [(0, 2), (1, 3)]
-    assert Mix(((Axis.DATA, 2), (Axis.TENSOR, 2))).lines(Axis.DATA, (0, 2, 1, 3)) == [(0, 1), (2, 3)]
+    assert Parallelism(((Axis.DATA, 2), (Axis.TENSOR, 2))).lines(Axis.TENSOR, (0, 2, 1, 3)) == [(0, 2), (1, 3)]
+    assert Parallelism(((Axis.DATA, 2), (Axis.TENSOR, 2))).lines(Axis.DATA, (0, 2, 1, 3)) == [(0, 1), (2, 3)]
 
 
 def test_the_busiest_axis_lies_on_the_fastest_links() -> None:
     profile = _profile(WIDE, WIDE)
     few_samples = _named({"data": 2, "tensor": 2}, profile)
-    assert few_samples.mix.axes[-1][0] is Axis.DATA  # 64 MiB of gradients against kilobytes of samples
+    assert few_samples.parallelism.axes[-1][0] is Axis.DATA  # 64 MiB of gradients against kilobytes of samples
     many = _profile(replace(WIDE, parameter_bytes=1000, split_bytes=1000, sums=(1e7,)))
-    assert _named({"data": 2, "tensor": 2}, many).mix.axes[-1][0] is Axis.TENSOR
-    assert _named({"data": 2, "shard": 2}, _profile()).mix.axes[-1][0] is Axis.SHARD
-    assert _named({"data": 2, "pipeline": 2}, _profile()).mix.axes[-1][0] is Axis.DATA
+    assert _named({"data": 2, "tensor": 2}, many).parallelism.axes[-1][0] is Axis.TENSOR
+    assert _named({"data": 2, "shard": 2}, _profile()).parallelism.axes[-1][0] is Axis.SHARD
+    assert _named({"data": 2, "pipeline": 2}, _profile()).parallelism.axes[-1][0] is Axis.DATA
 
 
 def test_small_samples_and_large_layers_are_divided_and_the_other_way_round_replicated() -> None:
-    assert chosen(forecasts(_profile(WIDE, WIDE), TWO_BY_TWO)).mix.size(Axis.TENSOR) > 1
+    assert chosen(forecasts(_profile(WIDE, WIDE), TWO_BY_TWO)).parallelism.size(Axis.TENSOR) > 1
     small = _profile(*(_unit(saved_bytes=1e6, output_bytes=1e6),) * 8, refused={"tensor": "no"})
-    assert chosen(forecasts(small, TWO_BY_TWO)).mix.axes == ((Axis.DATA, 4),)
+    assert chosen(forecasts(small, TWO_BY_TWO)).parallelism.axes == ((Axis.DATA, 4),)
 
 
 def test_memory_decides_where_it_is_short() -> None:
     profile = _profile(refused={"tensor": "no", "pipeline": "no"})
     whole = 4 * 8 * MIB
-    assert memory_of(Mix(((Axis.DATA, 4),)), profile).states == whole
-    assert memory_of(Mix(((Axis.SHARD, 4),)), profile).states == whole / 4
-    assert memory_of(Mix(((Axis.DATA, 2), (Axis.SHARD, 2))), profile).states == whole / 2
-    assert memory_of(Mix(((Axis.SHARD, 4),)), profile).gathered == 3 * MIB
+    assert memory_of(Parallelism(((Axis.DATA, 4),)), profile).states == whole
+    assert memory_of(Parallelism(((Axis.SHARD, 4),)), profile).states == whole / 4
+    assert memory_of(Parallelism(((Axis.DATA, 2), (Axis.SHARD, 2))), profile).states == whole / 2
+    assert memory_of(Parallelism(((Axis.SHARD, 4),)), profile).gathered == 3 * MIB
     divided = _profile(replace(WIDE, parameter_bytes=40 * MIB))
-    assert memory_of(Mix(((Axis.TENSOR, 4),)), divided).states == 4 * (8 + 32 / 4) * MIB
-    staged = memory_of(Mix(((Axis.PIPELINE, 4),), microbatches=8), _profile())
+    assert memory_of(Parallelism(((Axis.TENSOR, 4),)), divided).states == 4 * (8 + 32 / 4) * MIB
+    staged = memory_of(Parallelism(((Axis.PIPELINE, 4),), microbatches=8), _profile())
     assert (staged.states, staged.activations) == (whole / 4, 2 * 4e4 * 16 / 8 * 4)
     limit = 20.0 * MIB
     found = forecasts(profile, TWO_BY_TWO, limit)
     assert [each.fits for each in found] == [True, False, False]
-    assert chosen(found, limit).mix.axes == ((Axis.SHARD, 4),)
+    assert chosen(found, limit).parallelism.axes == ((Axis.SHARD, 4),)
     with pytest.raises(ArgumentError, match="no mix fits into a rank's memory of 1 MiB: shard 4 needs least"):
         chosen(forecasts(profile, TWO_BY_TWO, MIB), MIB)
 
 
 def test_lines_that_leave_a_host_share_its_rails() -> None:
     profile = _profile(WIDE, refused={"pipeline": "no"})
-    near = seconds_of(Mix(((Axis.TENSOR, 2), (Axis.DATA, 2))), profile, TWO_BY_TWO)
-    far = seconds_of(Mix(((Axis.DATA, 2), (Axis.TENSOR, 2))), profile, TWO_BY_TWO)
+    near = seconds_of(Parallelism(((Axis.TENSOR, 2), (Axis.DATA, 2))), profile, TWO_BY_TWO)
+    far = seconds_of(Parallelism(((Axis.DATA, 2), (Axis.TENSOR, 2))), profile, TWO_BY_TWO)
     # 16 MiB of each of two lines over 12 MB/s, where both leave the host; over shared memory, where neither does.
     assert far.exchange > 2 * 16 * MIB / 12e6 > 10 * near.exchange
     racks = (Rack(hosts=(0,), uplinks=(SLOW,)), Rack(hosts=(1,), uplinks=(SLOW,)))
     uplinks = seconds_of(
-        Mix(((Axis.DATA, 2), (Axis.TENSOR, 2))), profile, replace(TWO_BY_TWO, rails=(TCP,), racks=racks)
+        Parallelism(((Axis.DATA, 2), (Axis.TENSOR, 2))), profile, replace(TWO_BY_TWO, rails=(TCP,), racks=racks)
     )
     assert uplinks.exchange > 2 * 16 * MIB / 12e6
 
 
 def test_what_backward_hides_costs_nothing() -> None:
     units = tuple(_unit(parameter_bytes=2 * MIB) for _ in range(8))
-    shown = seconds_of(Mix(((Axis.DATA, 4),)), _profile(*units), TWO_BY_TWO).exchange
+    shown = seconds_of(Parallelism(((Axis.DATA, 4),)), _profile(*units), TWO_BY_TWO).exchange
     slower = (Compute(4, 10.0, 20.0),)
-    hidden = seconds_of(Mix(((Axis.DATA, 4),)), _profile(*units, compute=slower), TWO_BY_TWO).exchange
+    hidden = seconds_of(Parallelism(((Axis.DATA, 4),)), _profile(*units, compute=slower), TWO_BY_TWO).exchange
     assert 0 < hidden < shown  # the last bucket is never hidden
-    assert seconds_of(Mix(((Axis.DATA, 1),)), _profile(), Topology(((0,),))).exchange == 0
+    assert seconds_of(Parallelism(((Axis.DATA, 1),)), _profile(), Topology(((0,),))).exchange == 0
 
 
 @pytest.mark.parametrize(("longer", "stages"), [(1.04, 1), (1.06, 4)])
 def test_of_forecasts_that_are_alike_the_one_with_fewer_stages_is_taken(longer: float, stages: int) -> None:
     found = forecasts(_profile(), ONE_HOST)
-    piped = next(each for each in found if each.mix.axes == ((Axis.PIPELINE, 4),))
-    plain = next(each for each in found if each.mix.axes == ((Axis.DATA, 4),))
+    piped = next(each for each in found if each.parallelism.axes == ((Axis.PIPELINE, 4),))
+    plain = next(each for each in found if each.parallelism.axes == ((Axis.DATA, 4),))
     slower = replace(plain, seconds=Seconds(compute=longer * piped.seconds.total, exchange=0.0, update=0.0))
-    assert chosen([slower, piped]).mix.size(Axis.PIPELINE) == stages
-    assert chosen([piped, replace(slower, fits=False)]).mix == piped.mix
+    assert chosen([slower, piped]).parallelism.size(Axis.PIPELINE) == stages
+    assert chosen([piped, replace(slower, fits=False)]).parallelism == piped.parallelism
 
 
 def test_stages_that_wait_leave_their_cores_to_others() -> None:
-    mix = Mix(((Axis.PIPELINE, 4),), microbatches=8)
-    own_cores = seconds_of(mix, _profile(), ONE_HOST).compute
-    shared_cores = seconds_of(mix, _profile(crowding=2.0), ONE_HOST).compute
+    parallelism = Parallelism(((Axis.PIPELINE, 4),), microbatches=8)
+    own_cores = seconds_of(parallelism, _profile(), ONE_HOST).compute
+    shared_cores = seconds_of(parallelism, _profile(crowding=2.0), ONE_HOST).compute
     turn = COMPUTE[0].seconds
     assert own_cores == pytest.approx((7 / 4 + 1) * turn)
     # Four stages on two cores; while the pipeline fills and empties one of them waits: for a forward and a backward.
@@ -261,9 +267,9 @@ def test_the_slowest_stage_takes_as_little_as_can_be(seconds: list[int], stages:
 def test_the_table_marks_what_is_taken_and_says_what_cannot_be() -> None:
     profile = _profile(refused={"tensor": "no layer is large enough"})
     found = forecasts(profile, TWO_BY_TWO, 20.0 * MIB)
-    text = table(found, found[0].mix, profile, TWO_BY_TWO)
+    text = table(found, found[0].parallelism, profile, TWO_BY_TWO)
     assert "2 hosts x 2 ranks, 1 rail; a step of 16 samples, 8.0 MiB of parameters" in text
-    assert f"\n> {found[0].mix}" in text
+    assert f"\n> {found[0].parallelism}" in text
     assert "too much" in text
     assert "no tensor axis: no layer is large enough" in text
     assert [each.seconds.total for each in found if each.fits] == sorted(e.seconds.total for e in found if e.fits)

@@ -2,16 +2,16 @@
 
 import pytest
 
-from multiring.runtime.rails.select import Place, Traffic, slow_rails, topology_with
+from multiring.runtime.rails.select import RailEndpoint, Traffic, slow_rails, topology_with
 from multiring.topology import TCP, Link, OwnRails, Rack, Topology
 
 FAST = Link(latency_s=1e-6, overhead_s=1e-6, bandwidth_bytes_per_s=4e9, reduce_bytes_per_s=5e9)
 HOSTS = ((0, 1), (2,))
 
 
-def places(*rails: tuple[str, float | None]) -> list[list[Place]]:
+def places(*rails: tuple[str, float | None]) -> list[list[RailEndpoint]]:
     return [
-        [Place(name, f"10.0.{number}.{rank}", 1, rate) for number, (name, rate) in enumerate(rails)]
+        [RailEndpoint(name, f"10.0.{number}.{rank}", 1, rate) for number, (name, rate) in enumerate(rails)]
         for rank in range(3)
     ]
 

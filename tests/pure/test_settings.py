@@ -40,6 +40,7 @@ VALUES = {
     "MULTIRING_TIMELINE_PREVIEW": ("1", True, ["", "maybe"]),
     "MULTIRING_TIMELINE_MARK_CYCLES": ("1", True, ["", "often"]),
     "MULTIRING_BENCH_PEERS": ("/opt/peers", "/opt/peers", []),
+    "MULTIRING_DATA_CACHE": ("/nvme/cache", "/nvme/cache", []),
     "MULTIRING_READ_PEERS": ("no", False, ["never"]),
 }
 
@@ -82,9 +83,11 @@ def test_one_port_is_a_range() -> None:
     assert Settings.from_environment({"MULTIRING_PORTS": "80"}).ports == (80, 80)
 
 
-def test_a_misspelt_setting_is_named_with_the_known_ones() -> None:
-    with pytest.raises(ArgumentError, match=r"unknown setting MULTIRING_ENGIN='tcp'; known are .*MULTIRING_ENGINE"):
+def test_a_misspelt_setting_is_named_with_what_was_meant() -> None:
+    with pytest.raises(ArgumentError, match=r"unknown setting MULTIRING_ENGIN='tcp'; did you mean MULTIRING_ENGINE\?"):
         Settings.from_environment({"MULTIRING_ENGIN": "tcp"})
+    with pytest.raises(ArgumentError, match=r"unknown setting MULTIRING_X='1'; known are .*MULTIRING_ENGINE"):
+        Settings.from_environment({"MULTIRING_X": "1"})
 
 
 def test_others_variables_are_not_read() -> None:

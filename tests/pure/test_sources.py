@@ -227,7 +227,7 @@ class RefuseMpi:
 @pytest.mark.usefixtures("no_mpi4py")
 @pytest.mark.parametrize("environment", [HYDRA, OPEN_MPI, {"PMI_RANK": "1", "PMI_SIZE": "2"}, {"PMIX_RANK": "0"}])
 def test_an_mpi_launcher_without_mpi4py_is_an_error(environment: dict[str, str]) -> None:
-    with pytest.raises(LaunchError, match=r"pip install 'multiring\[mpi\]'"):
+    with pytest.raises(LaunchError, match=r"pip install mpi4py and an MPI"):
         identity_of(environment)
 
 

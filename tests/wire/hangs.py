@@ -61,7 +61,7 @@ class Told:
 
     error: str
     text: str
-    terms: dict[int, tuple[tuple[str, str], ...]]
+    signature: dict[int, tuple[tuple[str, str], ...]]
     after_s: float
     steps: int
 
@@ -108,7 +108,7 @@ def live(here: Here, case: Case) -> Told:
             handle.wait()
     group.barrier()
     steps = steps_of(case, here.rank)
-    told = Told(error="", text="", terms={}, after_s=0.0, steps=0)
+    told = Told(error="", text="", signature={}, after_s=0.0, steps=0)
     done = 0
     while done < len(steps):
         some = steps[done : done + case.window]
@@ -129,25 +129,25 @@ def live(here: Here, case: Case) -> Told:
         except MultiringError as error:
             return told_of(error, started_s, done)
         done += len(some)
-    return Told(error=told.error, text=told.text, terms=told.terms, after_s=told.after_s, steps=done)
+    return Told(error=told.error, text=told.text, signature=told.signature, after_s=told.after_s, steps=done)
 
 
 def submit(sets: Sequence[NamedOperations], step: Step) -> Any:
     array = np.ones(step.shape, step.dtype)
-    terms = (
+    signature = (
         ("operation", "allreduce"),
         ("data type", step.dtype),
         ("shape", str(step.shape)),
         ("reduction operation", step.op),
     )
     named = sets[step.other_set]
-    return named.submit(step.name, terms, lambda group, label: group.all_reduce_async(array, step.op, label=label))
+    return named.submit(step.name, signature, lambda group, label: group.all_reduce_async(array, step.op, label=label))
 
 
 def told_of(error: MultiringError, started_s: float, steps: int) -> Told:
-    terms = error.terms if isinstance(error, DisagreementError) else {}
+    signature = error.signatures if isinstance(error, DisagreementError) else {}
     after_s = time.monotonic() - started_s
-    return Told(error=type(error).__name__, text=str(error), terms=terms, after_s=after_s, steps=steps)
+    return Told(error=type(error).__name__, text=str(error), signature=signature, after_s=after_s, steps=steps)
 
 
 def go_away(here: Here, kind: str) -> None:
@@ -187,7 +187,7 @@ def is_right(case: Case, rank: int, told: Told) -> bool:
     name, who = f"tensor.{case.at}", f"rank {case.culprit}"
     if case.kind in DISAGREEMENTS:
         what = DISAGREEMENTS[case.kind]
-        values = {each: dict(terms)[what] for each, terms in told.terms.items()}
+        values = {each: dict(signature)[what] for each, signature in told.signature.items()}
         odd = values.pop(case.culprit)
         return (
             (told.error, told.steps) == ("DisagreementError", STEPS)

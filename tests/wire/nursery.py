@@ -2,7 +2,7 @@
 
     nursery          one for all tests; has imported numpy and multiring, and never initialised it
       supervisor     one for each job; starts the ranks, injects the faults, ends everybody
-        rank         runs the job's function, and ends as any Python process does
+        rank         runs the job's function, and ends; quickly, unless the test wants to see the whole end
 
 Run by tests/wire/ranks.py, with a socket as standard input.
 """
@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import importlib
 import os
 import pickle
@@ -21,6 +22,7 @@ import tempfile
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -38,6 +40,24 @@ _TRACEBACK_S = 0.5  # how long a rank that hangs gets to say where
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Home:
+    """Where ranks are forked: an interpreter, and what it has imported for them. One for all jobs that name it alike.
+
+    `name` is a framework's where one is loaded.
+    """
+
+    name: str = ""
+    python: str = ""  # by default this one
+    path: tuple[str, ...] = ()  # where it looks for modules; by default where this one does
+    environment: tuple[tuple[str, str], ...] = ()
+    imports: tuple[str, ...] = ()
+
+    def environment_value(self, name: str) -> str:
+        """Return a variable that it sets; "" for others."""
+        return dict(self.environment).get(name, "")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
     """A job to run."""
 
@@ -48,7 +68,9 @@ class Request:
     engine: str
     environments: tuple[dict[str, str], ...]  # by rank
     faults: tuple[Fault, ...]
-    framework: str  # that is loaded; or none
+    home: Home
+    beforehand: tuple[str, ...]  # modules to import before ranks are forked
+    ends_fully: bool  # tears the interpreter down, too
     deadline_s: float
 
 
@@ -87,7 +109,7 @@ class Here:
     def join(self, **settings: Any) -> multiring.Group:
         """Return the group of all ranks, having initialised multiring."""
         if self.engine in _RANKS_PER_HOST:
-            world = importlib.import_module("multiring.runtime.job.job")
+            world = importlib.import_module("multiring.runtime.job.joining")
             vars(world)["host_id"] = lambda: f"host {self.rank // _RANKS_PER_HOST[self.engine]}"
         return multiring.init(**settings)
 
@@ -111,6 +133,7 @@ def serve(door: socket.socket) -> None:
             channel.send(traceback.format_exc())
             channel.close()
             continue
+        _leave_to_the_nursery()
         if os.fork() == 0:
             door.close()
             run = _Supervisor(request, job, channel).run()
@@ -121,7 +144,16 @@ def serve(door: socket.socket) -> None:
         channel.close()
 
 
+def _leave_to_the_nursery() -> None:
+    """Have ranks neither look through what there is now for garbage nor end it: either copies most of the memory."""
+    gc.freeze()
+    for each in list(weakref.finalize._registry):  # type: ignore[attr-defined]  # there is no other way to them
+        each.atexit = False
+
+
 def _find(request: Request) -> Callable[..., Any]:
+    for name in (*request.home.imports, *request.beforehand):
+        importlib.import_module(name)
     found: Any = importlib.import_module(request.module)
     for name in request.function.split("."):
         found = getattr(found, name)
@@ -204,7 +236,9 @@ class _Supervisor:
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         os.environ.update(self._request.environments[rank])
         here = Here(rank, self._request.ranks, self._request.engine, theirs)
-        live = _live_and_end_quickly if self._request.framework else _live
+        if self._request.ends_fully:
+            gc.unfreeze()
+        live = _live if self._request.ends_fully else _live_and_end_quickly
         return lambda: live(self._job, here, self._request.arguments)
 
     # -- while the job runs
@@ -349,7 +383,7 @@ def _live(job: Callable[..., Any], here: Here, arguments: tuple[Any, ...]) -> No
 
 
 def _live_and_end_quickly(job: Callable[..., Any], here: Here, arguments: tuple[Any, ...]) -> None:
-    """As `_live`, without tearing down the modules, which would be copied from the nursery first, for seconds."""
+    """As `_live`, without tearing down the modules, which costs more than most jobs: they are copied first."""
     code = 0
     try:
         _live(job, here, arguments)
@@ -359,6 +393,7 @@ def _live_and_end_quickly(job: Callable[..., Any], here: Here, arguments: tuple[
         traceback.print_exc()
     threading._shutdown()  # type: ignore[attr-defined]  # what the interpreter calls at its end
     atexit._run_exitfuncs()
+    sys.stderr.flush()
     os._exit(code)
 
 

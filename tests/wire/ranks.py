@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 from tests.wire.faults import Fault
 from tests.wire.mpi_ranks import run_by_mpiexec
-from tests.wire.nursery import Here, Outcome, Report, Request
+from tests.wire.nursery import Here, Home, Outcome, Report, Request
 
 from multiring.settings import environment_of
 
@@ -26,6 +27,17 @@ FRAMEWORKS = ("torch", "jax", "keras", "tf")  # as tests call them
 SECRET = "wire tests"  # noqa: S105 -- of jobs that live for a second
 
 _jobs = itertools.count()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Process:
+    """How ranks begin and end."""
+
+    nursery: str = ""  # of this framework; else of the one that the function's module names
+    beforehand: tuple[str, ...] = ()  # modules that the nursery imports, so that no rank has to
+    # As any Python process does, modules and all, in place of at once after its exit functions: for what may go wrong
+    # there. That costs 50 ms of a core for each rank, with torch 220.
+    ends_fully: bool = False
 
 
 class RanksFailed(AssertionError):  # noqa: N818 -- several errors
@@ -41,12 +53,13 @@ def run_ranks(
     """Return what `function(here, *arguments)` returns on each rank; see `report_of` for the options.
 
     By MPI, `engine` is "mpi" for every rank being a host of its own or "shm+mpi" for two ranks a host, and the option
-    `mpi` says which one. Of the other options there are then the deadline and the settings.
+    `mpi` says which one. Of the other options there are then the deadline and the settings; each rank ends fully.
 
     Raises:
         RanksFailed: on any rank it raised, or did not end; or a process was left behind.
     """
     if engine in MPI_ENGINES:
+        options.pop("process", None)
         return run_by_mpiexec(function, ranks, *arguments, engine=engine, **{"deadline_s": DEADLINE_S, **options})
     report = report_of(function, ranks, *arguments, engine=engine, **options)
     failed = [each for each in report.outcomes if each.error or each.exit_code or each.hung]
@@ -56,7 +69,7 @@ def run_ranks(
     return [outcome.value for outcome in report.outcomes]
 
 
-def report_of(
+def report_of(  # noqa: PLR0913 -- all but two by name
     function: Callable[..., Any],
     ranks: int,
     *arguments: Any,
@@ -64,6 +77,7 @@ def report_of(
     faults: Sequence[Fault] = (),
     deadline_s: float = DEADLINE_S,
     by_rank: Sequence[dict[str, Any]] | None = None,
+    process: Process = Process(),
     **settings: Any,
 ) -> Report:
     """Run `function(here, *arguments)` on each rank and return how all of them ended, whatever that was.
@@ -76,11 +90,16 @@ def report_of(
         faults: what happens to ranks; the test fails if one of them does not.
         deadline_s: a rank that has not ended by then is killed and counted as hung.
         by_rank: settings of single ranks.
-        settings: fields of `Settings` for all ranks.
+        process: how ranks begin and end.
+        settings: fields of `Settings` for all ranks; and `home`, where they are at home, if not in an interpreter
+            like this one.
 
     Raises:
         RanksFailed: a rank hung.
     """
+    # With a framework loaded a fork costs a lot, which only tests of that one are to pay.
+    named = (each for each in FRAMEWORKS if each in vars(sys.modules[function.__module__]))
+    home: Home = settings.pop("home", None) or Home(name=process.nursery or next(named, ""))
     place = f"@multiring-test-{os.getpid()}-{next(_jobs)}"
     common = {"size": ranks, "rendezvous": place, "secret": SECRET, "job": place[1:], **settings}
     common["engine"] = "tcp" if engine == "tcp" else "auto"
@@ -93,11 +112,12 @@ def report_of(
         engine=engine,
         environments=tuple(environment_of(**{"rank": rank, **common, **own[rank]}) for rank in range(ranks)),
         faults=tuple(faults),
-        # With a framework loaded a fork and an end cost a lot, which only tests of that one are to pay.
-        framework=next((each for each in FRAMEWORKS if each in vars(sys.modules[function.__module__])), ""),
+        home=home,
+        beforehand=process.beforehand,
+        ends_fully=process.ends_fully,
         deadline_s=deadline_s,
     )
-    report = _nursery(request.framework).run(request)
+    report = _nursery(home, os.environ.get("KERAS_BACKEND", "")).run(request)
     hung = [outcome for outcome in report.outcomes if outcome.hung]
     if hung:
         raise RanksFailed(hung)
@@ -109,13 +129,14 @@ def report_of(
 class _Nursery:
     """The process that supervisors, and through them ranks, are forked from."""
 
-    def __init__(self) -> None:
+    def __init__(self, home: Home) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {name: text for name, text in os.environ.items() if not name.startswith("MULTIRING_")}
-        environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+        environment["PYTHONPATH"] = os.pathsep.join(home.path or sys.path)
         environment["OPENBLAS_NUM_THREADS"] = environment["OMP_NUM_THREADS"] = "1"
+        environment |= dict(home.environment)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.wire.nursery"],
+            [home.python or sys.executable, "-m", "tests.wire.nursery"],
             cwd=Path(__file__).parents[2],
             env=environment,
             stdin=theirs.fileno(),
@@ -131,7 +152,7 @@ class _Nursery:
             with theirs:
                 socket.send_fds(self._door, [b"j"], [theirs.fileno()])
             channel.send(request)
-            if not channel.poll(request.deadline_s + 20):
+            if not channel.poll(request.deadline_s + 60):
                 raise AssertionError("the supervisor of the ranks hangs")
             answer = channel.recv()
         assert isinstance(answer, Report), answer
@@ -143,8 +164,8 @@ class _Nursery:
 
 
 @cache
-def _nursery(framework: str) -> _Nursery:  # noqa: ARG001 -- a key
-    return _Nursery()
+def _nursery(home: Home, keras_backend: str) -> _Nursery:  # noqa: ARG001 -- a key
+    return _Nursery(home)
 
 
 def _shown(outcome: Outcome) -> str:
@@ -159,7 +180,9 @@ __all__ = [
     "ENGINES",
     "MPI_ENGINES",
     "Here",
+    "Home",
     "Outcome",
+    "Process",
     "RanksFailed",
     "Report",
     "report_of",

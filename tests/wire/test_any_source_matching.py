@@ -117,7 +117,7 @@ def after_all_left(here: Here) -> None:
         return
     array, copy = np.arange(5.0), np.zeros(5)
     deadline = time.monotonic() + 30
-    while not group.calls.membership.context.losses() and time.monotonic() < deadline:
+    while not group.calls.services.context.losses() and time.monotonic() < deadline:
         time.sleep(0.01)
     box.send(array, here.rank).wait()
     box.recv(copy, None).wait()

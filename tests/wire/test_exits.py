@@ -9,7 +9,7 @@ import numpy as np
 import multiring
 
 world = multiring.init()
-context = world.calls.membership.context
+context = world.calls.services.context
 
 def look():
     while True:

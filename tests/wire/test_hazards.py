@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.wire.ranks import Here, report_of, run_ranks
+from tests.wire.ranks import Here, Process, report_of, run_ranks
 
 from multiring.errors import ArgumentError, StateError
 
@@ -37,7 +37,7 @@ def drop_in_a_child(here: Here) -> tuple[float, str]:
 
 
 def test_a_forked_worker_cannot_free_or_take_the_ranks_memory() -> None:
-    assert run_ranks(drop_in_a_child, 2) == [(float(1 << 20), "StateError")] * 2
+    assert run_ranks(drop_in_a_child, 2, process=Process(ends_fully=True)) == [(float(1 << 20), "StateError")] * 2
 
 
 def cross_two_groups(here: Here) -> list[int]:
@@ -67,7 +67,7 @@ def raise_meanwhile(here: Here) -> None:
 
 
 def test_an_open_operation_of_several_steps_keeps_no_rank_alive() -> None:
-    report = report_of(raise_meanwhile, 2, deadline_s=30)
+    report = report_of(raise_meanwhile, 2, deadline_s=30, process=Process(ends_fully=True))
     assert "boom" in str(report.outcomes[0].error)
     assert "rank 0" in str(report.outcomes[1].error)
 
@@ -130,4 +130,4 @@ def leave_with_a_full_ring(here: Here) -> int:
 
 
 def test_leaving_loses_nothing_that_was_said() -> None:
-    assert run_ranks(leave_with_a_full_ring, 2) == [600, 600]
+    assert run_ranks(leave_with_a_full_ring, 2, process=Process(ends_fully=True)) == [600, 600]

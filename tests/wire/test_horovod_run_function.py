@@ -15,8 +15,8 @@ import pytest
 import multiring
 from multiring.errors import ArgumentError, LaunchError, PeerLostError, UnsupportedError
 from multiring.horovod import run
-from multiring.launch import parcels
-from multiring.launch.parcels import Failure, Parcel, Returned, failure_of
+from multiring.launch import pickled_call
+from multiring.launch.pickled_call import CallFolder, Failure, Returned, failure_of
 
 
 @pytest.fixture(autouse=True)
@@ -167,13 +167,13 @@ def test_consequences_are_known_by_their_causes() -> None:
 
 
 def test_without_cloudpickle_a_function_needs_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(parcels, "_has_cloudpickle", lambda: False)
-    parcel = Parcel(tmp_path)
-    parcel.send(abs, (-3,), {})
-    assert parcel.call() == 3
+    monkeypatch.setattr(pickled_call, "_has_cloudpickle", lambda: False)
+    call = CallFolder(tmp_path)
+    call.send(abs, (-3,), {})
+    assert call.call() == 3
     for nameless in (lambda: 1, main_function()):
         with pytest.raises(ArgumentError, match="pip install cloudpickle"):
-            parcel.send(nameless, (), {})
+            call.send(nameless, (), {})
 
 
 def main_function() -> Any:
@@ -185,7 +185,7 @@ def main_function() -> Any:
 
 
 def test_outcomes_are_whole_or_missing(tmp_path: Path) -> None:
-    parcel = Parcel(tmp_path)
-    parcel.leave(1, Returned([1, 2]))
-    parcel.leave(2, Failure("text", None, is_consequence=False))
-    assert parcel.outcomes(3) == [None, Returned([1, 2]), Failure("text", None, is_consequence=False)]
+    call = CallFolder(tmp_path)
+    call.leave(1, Returned([1, 2]))
+    call.leave(2, Failure("text", None, is_consequence=False))
+    assert call.outcomes(3) == [None, Returned([1, 2]), Failure("text", None, is_consequence=False)]

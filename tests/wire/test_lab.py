@@ -23,9 +23,9 @@ from tests.wire.test_launchers import SUM, mpi_job
 from multiring.cli import main
 from multiring.errors import ArgumentError, LaunchError, StateError, UnsupportedError
 from multiring.lab import Lab, Plan, ask_lab, network, parse_fault, running_labs
-from multiring.lab.apart import run_apart
 from multiring.lab.goodput import Flow, goodput
 from multiring.lab.host import AGENT, Host
+from multiring.lab.pid_namespace import run_in_pid_namespace
 from multiring.lab.plan import Rate
 from multiring.lab.topology_file import topology_text
 from multiring.topology import topology_of
@@ -381,7 +381,7 @@ def test_a_command_elsewhere_ends_with_who_asked_for_it(start: Callable[..., Lab
     while not any(command_of(pid) == b"sleep\x001003\x00" for pid in lab.members()):  # it says so before it is it
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    (agent,) = [pid for pid in lab.members() if b"agent.py" in command_of(pid)]
+    (agent,) = [pid for pid in lab.members() if b"rsh_agent.py" in command_of(pid)]
     os.kill(agent, signal.SIGKILL)
     deadline = time.monotonic() + 5
     while any(command_of(pid) == b"sleep\x001003\x00" for pid in lab.members()):
@@ -396,7 +396,7 @@ def test_nobody_else_may_speak_to_a_lab(start: Callable[..., LabRun]) -> None:
     ask = f"""
 import os, sys
 os.setuid(65534)
-from multiring.lab.door import ask_lab
+from multiring.lab.control_socket import ask_lab
 try:
     ask_lab({name!r}, fault=["kill", "host0"])
 except Exception as error:
@@ -423,7 +423,7 @@ def accept_and_close(listener: socket.socket) -> None:
 )
 def test_a_lab_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, words: str, *, is_mute: bool) -> None:
     name = f"test-{os.getpid()}-mute"
-    monkeypatch.setattr("multiring.lab.door._ANSWER_S", 0.2)
+    monkeypatch.setattr("multiring.lab.control_socket._ANSWER_S", 0.2)
     with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor(1) as threads:
         listener.bind(f"\0multiring-lab-{name}")
         listener.listen()
@@ -437,11 +437,11 @@ def test_a_lab_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, words: str,
 
 
 def test_what_is_done_apart_ends_as_if_it_was_not(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run_apart(lambda: 7) == 7
-    assert run_apart(os.getpid) == 1
+    assert run_in_pid_namespace(lambda: 7) == 7
+    assert run_in_pid_namespace(os.getpid) == 1
     with pytest.raises(ArgumentError, match="no host 'x'"):
-        run_apart(partial(Plan(hosts=1).host_named, "x"))
-    assert run_apart(lambda: 1 // 0) == 1
+        run_in_pid_namespace(partial(Plan(hosts=1).host_named, "x"))
+    assert run_in_pid_namespace(lambda: 1 // 0) == 1
     assert "ZeroDivisionError" in capfd.readouterr().err
 
 

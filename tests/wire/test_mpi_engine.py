@@ -57,6 +57,7 @@ def carried_by_mpi(here: Here) -> tuple[int, int, int]:
     group.all_reduce(array)
     assert (array == sum(range(here.size))).all()
     group.barrier()
+    assert {plan.engine for plan in group.plans.values()} == {"mpi"}  # what really runs
     pieces = -(-array.nbytes // (group.plan_of("all_reduce", array.size).segment_bytes or array.nbytes))
     return sum(sent), 2 * array.nbytes * (here.size - 1) // here.size, pieces
 
@@ -162,7 +163,7 @@ def guard_one_of_three() -> None:
 def be_one_of_three(stage: str, how: str, folder: Path) -> None:
     """Come to the stage where rank 1 does `how`; the others write down what they are told, shut down and end."""
     rank = int(os.environ["PMI_RANK"])
-    vars(importlib.import_module("multiring.runtime.job.job"))["host_id"] = lambda: f"host {rank}"
+    vars(importlib.import_module("multiring.runtime.job.joining"))["host_id"] = lambda: f"host {rank}"
     engine: Any = importlib.import_module("multiring.runtime.engines.mpi")
     number = signal.Signals[how]
     if stage == "init" and rank == 1:

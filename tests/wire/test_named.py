@@ -17,20 +17,20 @@ from tests.wire.ranks import Here, run_ranks
 
 import multiring
 from multiring import Group, Handle
-from multiring.errors import ArgumentError, DisagreementError, MismatchError, StateError, Terms, UnsupportedError
+from multiring.errors import ArgumentError, DisagreementError, MismatchError, Signature, StateError, UnsupportedError
 from multiring.runtime.named.handle import Start
-from multiring.runtime.named.label import label_of, meaning_of, shown
 from multiring.runtime.named.named import NamedOperations
+from multiring.runtime.named.signature_text import label_of, meaning_of, shown
 
 
 def all_reduce(named: NamedOperations, name: str, array: Any, op: str = "sum", really: str | None = None) -> Handle:
-    terms = (
+    signature = (
         ("operation", "allreduce"),
         ("data type", str(array.dtype)),
         ("shape", str(array.shape)),
         ("reduction operation", op),
     )
-    return named.submit(name, terms, lambda group, label: group.all_reduce_async(array, really or op, label=label))
+    return named.submit(name, signature, lambda group, label: group.all_reduce_async(array, really or op, label=label))
 
 
 COLLECTIVES: dict[str, Callable[[Group, str], Any]] = {
@@ -133,7 +133,7 @@ def differing_terms(here: Here) -> str:
     with pytest.raises(DisagreementError) as differ:
         handle.wait()
     assert (before == 7).all()
-    assert {rank: dict(terms)["shape"] for rank, terms in differ.value.terms.items()} == {
+    assert {rank: dict(signature)["shape"] for rank, signature in differ.value.signatures.items()} == {
         0: "(2,)",
         1: "(3,)",
         2: "(2,)",
@@ -155,14 +155,14 @@ def test_differing_terms_are_told_apart(engine: str) -> None:
 
 def test_titles_are_read_by_any_thread_at_any_time() -> None:
     """Others go on while what one left behind is finalized, which is too much for Python 3.11's `ast.literal_eval`."""
-    terms: Terms = (("shape", "(2, 3)"), ("data type", "float32")) * 4
-    title = f"all_reduce labelled {label_of('gradient', terms)}"
+    signature: Signature = (("shape", "(2, 3)"), ("data type", "float32")) * 4
+    title = f"all_reduce labelled {label_of('gradient', signature)}"
 
     def read(_thread: int) -> bool:
         told = True
         for _ in range(1000):
             Cycle()
-            told &= meaning_of(title) == ("gradient", terms)
+            told &= meaning_of(title) == ("gradient", signature)
         return told
 
     thresholds, interval = gc.get_threshold(), sys.getswitchinterval()
@@ -189,19 +189,19 @@ class Cycle:
 
 @pytest.mark.parametrize("name", ["", "gradient", " labelled ", 'it\'s "quoted"\n'])
 def test_a_title_gives_its_meaning_back(name: str) -> None:
-    terms: Terms = (("shape", "(2, 3)"), ("data type", "float32"))
-    assert meaning_of(f"all_reduce labelled as {name} labelled {label_of(name, terms)}") == (name, terms)
+    signature: Signature = (("shape", "(2, 3)"), ("data type", "float32"))
+    assert meaning_of(f"all_reduce labelled as {name} labelled {label_of(name, signature)}") == (name, signature)
     assert meaning_of(f"all_reduce labelled {name}") is None
     assert meaning_of("barrier") is None
     for own in ('["mine", [1]]', '["mine", [["one"]]]', '["mine", "words"]', "[" * 100_000):
         assert meaning_of(f"barrier labelled {own}") is None
-    assert shown(f"all_reduce labelled {label_of(name, terms)}") == f"all_reduce, operation {name!r}"
+    assert shown(f"all_reduce labelled {label_of(name, signature)}") == f"all_reduce, operation {name!r}"
     assert shown("barrier labelled mine") == "barrier labelled mine"
 
 
-def nothing(terms: Terms) -> Start:
+def nothing(signature: Signature) -> Start:
     """Return what a rank that has joined contributes: zeros."""
-    said = dict(terms)
+    said = dict(signature)
     if said["operation"] != "allreduce":
         raise UnsupportedError(f"nothing stands in for {said['operation']}")
     zeros = np.zeros(literal_eval(said["shape"]), said["data type"])

@@ -1,6 +1,7 @@
 """`multiring probe` and `multiring plan --measure` in jobs: they end with files that can be used."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,3 +42,17 @@ def test_a_probe_writes_a_topology_that_a_job_plans_by(tmp_path: Path, labs: lis
     assert labs[-1].out.count("measured ms") == 1
     ((task, plan),) = pins_of(plans.read_text()).plans
     assert (task.size_bytes, plan.schedule.ranks) == (256 << 10, 4)
+
+
+def test_on_one_host_a_probe_invents_no_rail() -> None:
+    done = subprocess.run(
+        [*COMMAND, "run", "-n", "2", "--", *COMMAND, "probe", *QUICK],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "[shm]" in done.stdout
+    assert "[[hosts]]" in done.stdout
+    assert "rails" not in done.stdout

@@ -489,11 +489,11 @@ def test_silent_connections_do_not_keep_ranks_out(place: str) -> None:
     opened: list[socket.socket] = []
 
     def slow_loris() -> None:
-        opened.extend(dial(place) for _ in range(rendezvous_server._MAX_STRANGERS + 20))
+        opened.extend(dial(place) for _ in range(rendezvous_server._MAX_PENDING_HANDSHAKES + 20))
 
     try:
         meets_in_spite_of(place, slow_loris)
-        assert len(opened) == rendezvous_server._MAX_STRANGERS + 20
+        assert len(opened) == rendezvous_server._MAX_PENDING_HANDSHAKES + 20
     finally:
         for sock in opened:
             sock.close()
@@ -509,7 +509,7 @@ def test_strangers_do_not_take_the_place_of_a_rank_that_has_proven_itself(
         client = Client(identity(1, 2, place), parse_address(place), VERSION, DEADLINE_S)
         try:
             client._talk = client._find()
-            opened.extend(dial(place) for _ in range(rendezvous_server._MAX_STRANGERS + 50))
+            opened.extend(dial(place) for _ in range(rendezvous_server._MAX_PENDING_HANDSHAKES + 50))
             assert opened[-1].recv(1)  # all of them have been accepted
             client._first_until = time.monotonic() + client._join(client._talk)
             return client.exchange({})
@@ -525,7 +525,7 @@ def test_strangers_do_not_take_the_place_of_a_rank_that_has_proven_itself(
 
 
 def test_a_silent_connection_is_closed_after_a_while(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous_server, "_STRANGER_S", 0.2)
+    monkeypatch.setattr(rendezvous_server, "_HANDSHAKE_S", 0.2)
 
     def silent() -> None:
         with dial(place) as sock:

@@ -1,13 +1,17 @@
 """The rig itself: it must not lose an error, a hang or a fault, or every other wire test could lie."""
 
+import atexit
 import os
 import signal
+import threading
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.wire.faults import absent, freeze, kill
-from tests.wire.ranks import Here, RanksFailed, report_of, run_ranks
+from tests.wire.ranks import Here, Process, RanksFailed, report_of, run_ranks
 
 
 def number(here: Here, factor: int) -> int:
@@ -74,3 +78,33 @@ def test_what_ranks_leave_behind_is_ended() -> None:
     report = report_of(leave_a_child, 2)
     assert report.orphans == 2
     assert not any(Path(f"/proc/{outcome.value}").exists() for outcome in report.outcomes)
+
+
+class Leaver:
+    """Says that it goes, with nothing that may have gone before it."""
+
+    def __init__(self, file: int) -> None:
+        self._say = partial(os.write, file, b"torn down")
+
+    def __del__(self) -> None:
+        self._say()
+
+
+kept: list[Any] = []
+
+
+def leave_notes(here: Here, folder: Path) -> None:
+    kept.append(Leaver(os.open(folder / f"last {here.rank}", os.O_CREAT | os.O_WRONLY)))
+    atexit.register((folder / f"ended {here.rank}").touch)
+    threading.Timer(0.2, (folder / f"thread {here.rank}").touch).start()
+
+
+@pytest.mark.parametrize("fully", [False, True])
+def test_ranks_wait_for_threads_and_run_exit_functions_and_may_end_as_python_does(
+    *, fully: bool, tmp_path: Path
+) -> None:
+    run_ranks(leave_notes, 2, tmp_path, process=Process(ends_fully=fully))
+    assert {file.name for file in tmp_path.glob("[et]*")} == {
+        f"{word} {n}" for word in ("ended", "thread") for n in (0, 1)
+    }
+    assert [(tmp_path / f"last {rank}").read_text() for rank in (0, 1)] == ["torn down" if fully else ""] * 2

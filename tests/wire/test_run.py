@@ -387,12 +387,11 @@ def test_asking_twice_kills_at_once(launch: Launcher) -> None:
     assert running.is_gone_within(0)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_leaves_time_to_save_together(
-    launch: Launcher, script: Callable[[str], list[str]], tmp_path: Path, number: signal.Signals
+def test_a_signal_leaves_ten_seconds_to_save_together(
+    launch: Launcher, script: Callable[[str], list[str]], tmp_path: Path
 ) -> None:
-    # Longer than a failure would leave, with a collective inside it, and on after the others have ended.
-    python, _, program = script(f"""
+    # Far longer than a failure would leave, with a collective inside it, and on after the others have ended.
+    python, _, program = script("""
         import numpy as np
         import multiring
 
@@ -403,20 +402,27 @@ def test_a_signal_leaves_time_to_save_together(
         print("up")
         while not asked:
             time.sleep(0.05)
+        time.sleep(4.0)
         data = np.ones(4)
         group.all_reduce(data)
         multiring.shutdown()
         if rank == 0:
-            time.sleep(3.0)
-            open({str(tmp_path / "saved")!r}, "w").write(str(data.sum()))
+            time.sleep(6.0)
+            open(sys.argv[1], "w").write(str(data.sum()))
     """)
-    running = launch("-n", "2", python, program)
-    running.wait_for_lines(2)
-    running.process.send_signal(number)
-    assert running.finish() == 128 + number
-    assert (tmp_path / "saved").read_text() == "8.0"
-    assert "which may take 30 s; once more ends it now" in running.err
-    assert "killing" not in running.err
+    kinds = (signal.SIGINT, signal.SIGTERM)
+    running = {number: launch("-n", "2", python, program, str(tmp_path / number.name)) for number in kinds}
+    for job in running.values():
+        job.wait_for_lines(2)
+    begin = time.monotonic()
+    for number, job in running.items():
+        job.process.send_signal(number)
+    for number, job in running.items():
+        assert job.finish() == 128 + number
+        assert time.monotonic() - begin >= 10.0
+        assert (tmp_path / number.name).read_text() == "8.0"
+        assert "which may take 30 s; once more ends it now" in job.err
+        assert "killing" not in job.err
 
 
 def test_the_grace_can_be_chosen(launch: Launcher) -> None:
@@ -579,3 +585,21 @@ def test_one_rank_and_those_that_failed_are_not_told_of(launch: Launcher) -> Non
     assert (alone.finish(), failing.finish()) == (0, 1)
     assert NEVER_JOINED.replace("2", "1") not in alone.err
     assert NEVER_JOINED not in failing.err
+
+
+def test_a_rank_that_the_system_killed_for_memory_is_told_so(tmp_path: Path) -> None:
+    """Control groups can be made by root only; elsewhere the counter is one of ours, which the launcher reads."""
+    group = tmp_path / "group"
+    group.mkdir()
+    (group / "memory.events").write_text("oom_kill 0\n")
+    (group / "memory.max").write_text(f"{64 << 20}\n")
+    program = (
+        "import pathlib, sys\n"
+        "from multiring.launch import JobOptions, job, run_local\n"
+        f"job.group_here = lambda: pathlib.Path({str(group)!r})\n"
+        "die = 'import os, pathlib, signal; pathlib.Path(%r).write_text(\"oom_kill 1\"); os.kill(os.getpid(), 9)'\n"
+        f"sys.exit(run_local([sys.executable, '-c', die % {str(group / 'memory.events')!r}], 1, JobOptions()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 128 + 9
+    assert f"the memory of its control group of 64 MiB ({group}) was at an end" in done.stderr

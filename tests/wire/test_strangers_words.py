@@ -1,7 +1,7 @@
 """Whatever somebody says at the rendezvous without the secret is refused: rank 0 by strangers, ranks by an impostor.
 
 Structured input: messages of the protocol with fields that are wrong, frames that are cut off, and noise. The long form
-is benchmarks/evidence_strangers.py; what reads between hosts is native, see native/tests/strangers_test.cc.
+is benchmarks/evidence_strangers.py; what reads between hosts is native, see native/tests/handshakes_test.cc.
 """
 
 import json
@@ -98,14 +98,14 @@ class Door:
                 line.sendall(said)
                 line.shutdown(socket.SHUT_WR)
             for _ in range(10):
-                if not self.server._strangers:
+                if not self.server._pending_handshakes:
                     break
                 self.server._serve(time.monotonic())
             answer = b""
             with suppress(ConnectionResetError):
                 while more := line.recv(1 << 16):
                     answer += more
-        assert not self.server._strangers
+        assert not self.server._pending_handshakes
         assert not self.server._guests
         assert not self.server._members
         assert self.server._trouble is None

@@ -169,7 +169,7 @@ def test_timelines_one_after_the_other_and_at_the_end(tmp_path: Path) -> None:
 
 def overflow(here: Here) -> tuple[int, int, int]:
     group = here.join()
-    context = group._calls.membership.context
+    context = group._calls.services.context
     context.keep_timeline(True)
     for _ in range((1 << 19) + 5):  # of two events each
         group.barrier()

@@ -11,19 +11,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from multiring.frontend.dtype_conversion import dtype_conversion
+from multiring.frontend.array_collectives import start_allreduce
 from multiring.frontend.elastic.state import ObjectState
-from multiring.frontend.handles import handle_of, submit, synchronize
+from multiring.frontend.handles import handle_of, synchronize
 from multiring.frontend.lifecycle import rank
 from multiring.frontend.object_collectives import allgather_object, broadcast_object
 from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
-from multiring.frontend.reduce_ops import Average, chosen_op, name_of
-from multiring.frontend.signatures import allreduce_signature
+from multiring.frontend.reduce_ops import Average
 from multiring.gradients.buckets import BUCKET_BYTES, GradientSpec
 from multiring.gradients.compression_state import packed, unpacked
 from multiring.gradients.options import Options
 from multiring.gradients.reducer import GradientReducer
-from multiring.runtime import Group, Handle
 
 Array = NDArray[Any]
 Model = Mapping[str, Array]
@@ -46,26 +44,12 @@ def allreduce_async(
     array: Array, name: str | None = None, op: int | str = Average, process_set: ProcessSet = global_process_set
 ) -> int:
     """Start to combine `array` over the ranks, into a new one; return a handle."""
-    members, number = members_of(process_set), chosen_op(op)
-    conversion = dtype_conversion(array.dtype.name, number, 1.0, members.size)
-    out = np.empty(array.shape, conversion.dtype)
-
-    def start(group: Group, label: str) -> Handle:
-        sent = array.astype(conversion.dtype, copy=False)
-        return group.all_reduce_async(sent, conversion.op, out=out, label=label)
-
-    def finish(_: Any) -> Array:
-        found = out if conversion.divisor == 1 else np.trunc(out / conversion.divisor)
-        return frozen(found.astype(array.dtype, copy=False))
-
-    signature = allreduce_signature(array.dtype.name, array.shape, name_of(number), (1.0, 1.0), None)
-    return handle_of(submit(members, name, signature, start, finish))
+    return handle_of(start_allreduce(array, op, name=name, process_set=process_set))
 
 
 def allreduce(array: Array, **keywords: Any) -> Array:
     """Return `array` combined over the ranks."""
-    found: Array = synchronize(allreduce_async(array, **keywords))
-    return found
+    return frozen(synchronize(allreduce_async(array, **keywords)))
 
 
 # --- gradients ---

@@ -55,6 +55,15 @@ RECIPES: dict[str, Recipe] = {
         },
         takes="some minutes and 2 GB",
     ),
+    # No peer: what tests of multiring.chainer run in. 7.8.1 wants numpy.distutils and pkg_resources at import, and
+    # names of NumPy that 1.24 took away.
+    "chainer": Recipe(
+        steps=(
+            ("numpy<1.24", "setuptools<60", "wheel", "ml_dtypes>=0.4", "scikit-learn<1.4"),
+            ("--no-build-isolation", "chainer==7.8.1"),
+        ),
+        newest_python=(3, 11),
+    ),
 }
 
 
@@ -105,7 +114,9 @@ def install(name: str, out: Callable[[str], object]) -> Path:
             else:
                 _make(name, folder, out)
     except OSError as error:
-        raise LaunchError(f"cannot install {name} in {folder}: {error}") from None
+        raise LaunchError(
+            f"cannot install {name} in {folder}: {error}; MULTIRING_BENCH_PEERS names another folder"
+        ) from None
     return folder
 
 

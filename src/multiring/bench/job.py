@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import Any, TypeVar, final
 
 from multiring.errors import ArgumentError, LaunchError, MultiringError
-from multiring.launch.guard import Guard
 from multiring.launch.leftovers import end_leftovers, job_processes, signal_group
 from multiring.launch.signals import StopSignals
+from multiring.launch.watchdog import Watchdog
 from multiring.settings import environment_of, inherited_environment
 
 _GRACE_S = 6.0  # a launcher gives its ranks 2 s, and a lab is taken down after them
@@ -85,8 +85,8 @@ class Jobs:
     def __enter__(self) -> "Jobs":
         with contextlib.ExitStack() as stack:
             self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="multiring-bench-")))
-            self._guard = Guard(self._name)
-            stack.callback(self._guard.dismiss)
+            self._watchdog = Watchdog(self._name)
+            stack.callback(self._watchdog.dismiss)
             self._signals = stack.enter_context(StopSignals())
             self._stack = stack.pop_all()
         return self
@@ -117,14 +117,14 @@ class Jobs:
                 )
             except OSError as error:
                 raise JobError(f"{title}: cannot start {start.command[0]!r}: {error.strerror}") from None
-        self._guard.watch(process.pid)
+        self._watchdog.watch(process.pid)
         number, in_time = None, True
         try:
             number, in_time = self._wait(process)
         finally:
             if process.returncode is None:
                 _end(process)
-            self._guard.forget(process.pid)
+            self._watchdog.forget(process.pid)
             if job_processes(self._name):
                 end_leftovers(self._name, (), _LEFTOVERS_S)
         if number is not None:

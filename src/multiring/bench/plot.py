@@ -8,7 +8,7 @@ from multiring.bench.cases import size_text
 from multiring.bench.compare import Comparison, Timing
 from multiring.errors import ArgumentError, UnsupportedError
 
-_INSTALL = "pip install 'multiring[bench]'"
+_INSTALL = "pip install matplotlib"
 _RATE = "GB/s (size / time of a call)"
 FORMATS = (".png", ".svg", ".pdf")
 

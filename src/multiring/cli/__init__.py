@@ -3,20 +3,35 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import NoReturn
 
-from multiring.cli import bench, horovodrun, lab, plan, probe, run, trace
+from multiring.cli import bench, caffe, data, horovodrun, lab, plan, probe, run, settings, trace
 from multiring.errors import MultiringError
 from multiring.version import VERSION
 
 COMMANDS = {
     "bench": bench,
+    "caffe": caffe,
+    "data": data,
     "horovodrun": horovodrun,
     "lab": lab,
     "plan": plan,
     "probe": probe,
     "run": run,
+    "settings": settings,
     "trace": trace,
 }
+
+
+def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
+    """End with what is unknown, and which option was meant, if that can be told."""
+    option = unknown[0].partition("=")[0]
+    declared = parser._actions  # noqa: SLF001 -- no other way
+    known = [name for each in declared if each.help != argparse.SUPPRESS for name in each.option_strings]
+    longer = [each for each in known if option.startswith("--") and each.startswith(option)]
+    meant = longer or get_close_matches(option, known, n=1)
+    parser.error(f"unknown: {' '.join(unknown)}" + (f"; did you mean {' or '.join(meant)}?" if meant else ""))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,7 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         module.add_arguments(
             commands.add_parser(name, help=text.partition("\n")[0], description=text, allow_abbrev=False)
         )
-    arguments = parser.parse_args(argv)
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        _refuse(commands.choices[arguments.command], unknown)
     try:
         code: int = COMMANDS[arguments.command].run(arguments)
     except MultiringError as error:

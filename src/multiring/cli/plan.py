@@ -2,7 +2,7 @@
 
 On a topology file, on hosts described as those of multiring lab, or, run by the ranks of a job, on that job's hosts;
 there --measure also times each plan. Outside a job this machine is assumed, with a rank a core. --save pins the first
-plan of each size, the fastest with --measure.
+plan of each size, the fastest with --measure; --draw shows who sends to whom in that of the last size.
 """
 
 import argparse
@@ -11,6 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from multiring.bench.cases import parse_size, size_text
+from multiring.cli.drawings import check_figure, rings
 from multiring.cli.output import show
 from multiring.errors import ArgumentError
 from multiring.lab import Plan as LabPlan
@@ -51,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=1.0, metavar="S", help="time each plan for S (default 1)")
     parser.add_argument("--drain", type=float, default=0.5, metavar="S", help="and run it for S before (default 0.5)")
     parser.add_argument("--save", type=Path, metavar="FILE", help="pin the first plan of each size")
+    parser.add_argument("--draw", type=Path, metavar="FILE", help="draw the first plan of the last size, as .svg")
     where = parser.add_argument_group("where (default: the job's hosts)")
     where.add_argument("--topology", type=Path, metavar="FILE", help="a topology file that names the hosts")
     where.add_argument("--hosts", type=int, metavar="H", help="so many hosts")
@@ -66,6 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
     sizes = [parse_size(text) for text in arguments.sizes.split(",")]
     if arguments.top < 1 or not arguments.seconds > 0:
         raise ArgumentError(f"--top {arguments.top} --seconds {arguments.seconds:g}: want at least 1, and > 0")
+    if arguments.draw is not None:
+        check_figure(arguments.draw)
     tasks = [_task(arguments, size_bytes) for size_bytes in sizes]
     described = _described(arguments)
     if described is not None:
@@ -194,5 +198,8 @@ def _cells(plan: Plan) -> list[str]:
 
 
 def _save(arguments: argparse.Namespace, topology: Topology, plans: Iterable[tuple[Task, Plan]]) -> None:
+    found = list(plans)
+    if arguments.draw is not None:
+        arguments.draw.write_text(rings(found[-1][1], topology), encoding="utf-8")
     if arguments.save is not None:
-        write_pins(arguments.save, plans, topology)
+        write_pins(arguments.save, found, topology)

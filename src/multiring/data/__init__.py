@@ -1,6 +1,10 @@
-"""Which samples a rank trains on, and when: framework-free."""
+"""Data sets at scale: which samples a rank trains on, and when; where they are read from. Framework-free."""
 
+from multiring.data.caching.mapped import cached as cached
+from multiring.data.dataset import Dataset as Dataset
+from multiring.data.dataset import Mixture as Mixture
 from multiring.data.elastic_order import ElasticOrder as ElasticOrder
+from multiring.data.feeding.loader import Loader as Loader
 from multiring.data.shares import Share as Share
 from multiring.data.shares import joined as joined
 from multiring.data.shares import part_of as part_of

@@ -1,7 +1,8 @@
 """What failed operations raise here: Horovod's error, which is of multiring's kind as well.
 
 A program written for Horovod catches `HorovodInternalError`; one written for multiring catches `MismatchError`,
-`PeerLostError` and so on. Each error of a failed operation is both, and has both wordings.
+`PeerLostError` and so on. Each error of a failed operation is both. It speaks of multiring; of Horovod as well where
+the program imported that name.
 """
 
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from multiring.errors import (
     StateError,
     UnsupportedError,
 )
+from multiring.frontend.horovod_words import speaks_horovod
 from multiring.frontend.signatures import DATA_TYPE, OPERATION, REDUCTION, ROOT, SCALES, SHAPE, WHOLE_SHAPE
 from multiring.runtime.group.handles import told_apart
 
@@ -53,8 +55,15 @@ class NotInitializedError(StateInternalError, ValueError):
     """Before `init`, or after `shutdown`. Horovod's queries raise ValueError then, its operations its own error."""
 
 
+class LoopOrderError(StateError, AssertionError):
+    """A loop's calls come in an order that loses gradients, or counts them twice; an AssertionError, as in Horovod."""
+
+
 def not_initialized(error: StateError, *, was_before: bool) -> NotInitializedError:
-    """Return `error` as Horovod has it; `was_before`: there was an `init`, and then `shutdown`."""
+    """Return `error` for who asks an adapter; `was_before`: there was an `init`, and then `shutdown`."""
+    if not speaks_horovod():
+        left = "this process has left the job (shutdown): " if was_before else ""
+        return NotInitializedError(f"{left}{error}, or init() of the framework's module, such as mt.init()")
     text = f"Horovod has not been initialized; use hvd.init(). {error}"
     return NotInitializedError(f"{_SHUT_DOWN} {text}" if was_before else text)
 
@@ -75,10 +84,10 @@ def internal_errors(what: str = "") -> Iterator[None]:
 
 
 def internal(error: MultiringError, what: str = "") -> HorovodInternalError:
-    """Return the HorovodInternalError that says what `error` says, and how Horovod would."""
+    """Return the HorovodInternalError that says what `error` says, and names what ranks differ in as Horovod does."""
     kind = next((ours for theirs, ours in _KINDS.items() if isinstance(error, theirs)), HorovodInternalError)
     text = str(error)
-    words = [_phrase_of(error), "" if text.startswith(what) else what, text]
+    words = [_phrase_of(error), "" if what in text else what, text]
     return kind(": ".join(word for word in words if word))
 
 
@@ -103,14 +112,14 @@ _PHRASES = {
 
 def _phrase_of(error: MultiringError) -> str:
     if not isinstance(error, DisagreementError):
-        return _SHUT_DOWN if isinstance(error, StateError | PeerLostError) else ""
-    by_rank = {rank: dict(terms) for rank, terms in error.terms.items()}
+        return _SHUT_DOWN if speaks_horovod() and isinstance(error, StateError | PeerLostError) else ""
+    by_rank = {rank: dict(signature) for rank, signature in error.signatures.items()}
     if not all(by_rank.values()):
         return "Mismatched operations"
     for term in next(iter(by_rank.values())):
-        said = {rank: terms.get(term, "nothing") for rank, terms in by_rank.items()}
+        said = {rank: signature.get(term, "nothing") for rank, signature in by_rank.items()}
         if len(set(said.values())) > 1:
             operation = next(iter(by_rank.values())).get(OPERATION, "").rpartition(" ")[2].upper()
             phrase = _PHRASES.get(term, f"Mismatched {term}").format(operation)
-            return f"{phrase}: One rank differs from another: {told_apart(said)}"
+            return f"{phrase}: One rank differs from another: {told_apart(said)}" if speaks_horovod() else phrase
     return "Mismatched operations"

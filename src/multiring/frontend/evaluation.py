@@ -1,13 +1,16 @@
 """What all ranks found in their parts of a data set, as if one had seen all of it."""
 
 import math
+import numbers
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from multiring.errors import ArgumentError, MismatchError
+from multiring.errors import ArgumentError
+from multiring.frontend.errors import HorovodInternalError
 from multiring.frontend.handles import submit
 from multiring.frontend.object_collectives import allgather_object
 from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of
@@ -32,22 +35,22 @@ def mean(
         By name a float, or an array of float64, the same on all ranks.
 
     Raises:
-        ArgumentError: `weight` is below 0 or no number; on every rank: no rank has any samples.
-        MismatchError: on the other ranks: one's weight makes no sense.
+        ArgumentError: `weight` is below 0 or no number, or a metric is none; on every rank: no rank has any samples.
+        MismatchError: on the other ranks: one's weight or metric makes no sense.
         HorovodInternalError: on every rank: the names or shapes differ, or a rank is gone.
     """
     members = members_of(process_set)
-    is_wrong = not (math.isfinite(weight) and weight >= 0)
-    values = [np.asarray(_plain(value), np.float64) for value in metrics.values()]
+    try:
+        values = checked(metrics, weight)
+    except ArgumentError as error:
+        with suppress(HorovodInternalError):  # the others have that one; this rank has the better one
+            _all_reduce(members, np.full(1, math.nan), f"failed with {error}")
+        raise
     scaled = [value * weight if weight else np.zeros_like(value) for value in values]
-    sums = np.concatenate([[math.nan if is_wrong else float(weight)], *(value.reshape(-1) for value in scaled)])
+    sums = np.concatenate([[float(weight)], *(value.reshape(-1) for value in scaled)])
     shapes = ", ".join(f"{name} {value.shape}" for name, value in zip(metrics, values, strict=True))
     _all_reduce(members, sums, shapes)
-    if is_wrong:
-        raise ArgumentError(f"mean: weight={weight!r}; want how many samples the metrics are of, 0 or more")
     total = float(sums[0])
-    if math.isnan(total):
-        raise MismatchError("mean: another rank's weight is no number of samples")
     if not total:
         raise ArgumentError("mean: no rank has any samples; want a weight above 0 on one of them")
     found: dict[str, Any] = {}
@@ -81,9 +84,22 @@ def gathered(outputs: Any, rows: Callable[[Any], Any | None]) -> Any:
     return found
 
 
-def _plain(value: Any) -> Any:
-    """Return a number or an array that NumPy takes, of what may be a tensor that autograd knows."""
-    return value.detach() if hasattr(value, "detach") else value
+def checked(metrics: Any, weight: Any) -> list[NDArray[np.float64]]:
+    """Return the metrics' values; raises ArgumentError where they are none, or `weight` is no number of samples."""
+    if not isinstance(metrics, Mapping):
+        raise ArgumentError(f"mean: metrics is a {type(metrics).__name__}; want them by name, as {{'loss': loss}}")
+    if not isinstance(weight, numbers.Real) or not 0 <= float(weight) < math.inf:
+        raise ArgumentError(f"mean: weight={weight!r}; want how many samples the metrics are of, 0 or more")
+    found = []
+    for name, value in metrics.items():
+        plain = value.detach() if hasattr(value, "detach") else value  # of a tensor that autograd knows
+        try:
+            found.append(np.asarray(math.nan if plain is None else plain, np.float64))
+        except (TypeError, ValueError):
+            plain = None
+        if plain is None:
+            raise ArgumentError(f"mean: {name} is {value!r}; want a number, or an array of numbers")
+    return found
 
 
 def _all_reduce(members: Members, sums: NDArray[np.float64], shapes: str) -> None:
@@ -93,5 +109,6 @@ def _all_reduce(members: Members, sums: NDArray[np.float64], shapes: str) -> Non
     def finish(_: Any) -> None:
         return None
 
-    signature = (*allreduce_signature("float64", sums.shape, "sum", (1.0, 1.0), None), (TENSORS, shapes))
+    operation, *terms = allreduce_signature("float64", sums.shape, "sum", (1.0, 1.0), None)
+    signature = (operation, (TENSORS, shapes), *terms)  # what differs is named before what follows from it
     submit(members, None, signature, start, finish).wait()

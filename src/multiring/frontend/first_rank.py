@@ -103,12 +103,16 @@ def seed_everything(seed: int | None, seeds: Iterable[Callable[[int], object]] =
         ArgumentError: it is out of range.
         MismatchError: on every rank: they want different seeds.
     """
-    if seed is not None and not 0 <= seed < 1 << 32:
+    wanted: object = seed  # whatever a user gave
+    if wanted is not None and not (isinstance(wanted, int) and 0 <= wanted < 1 << 32):
         raise ArgumentError(f"seed={seed!r}: want an integer of 0 to {(1 << 32) - 1}, or None")
     if size() > 1:
         told = allgather_object(seed, name="seed_everything")
         if len(set(told)) > 1:
-            raise MismatchError(f"seed_everything: the ranks want different seeds, by rank {told}; want one")
+            raise MismatchError(
+                f"seed_everything: the ranks want different seeds, by rank {told}; want one, and differs=True where "
+                "each rank is to draw its own numbers"
+            )
     common: int = (
         broadcast_object(random.SystemRandom().getrandbits(32), name="seed_everything") if seed is None else seed
     )

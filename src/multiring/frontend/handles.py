@@ -5,13 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from multiring.errors import ArgumentError, MultiringError, Terms
+from multiring.errors import ArgumentError, MultiringError, Signature
 from multiring.frontend.errors import internal
 from multiring.frontend.process_sets import Members
 from multiring.frontend.signatures import PART
-from multiring.runtime import Handle
-from multiring.runtime.group.handles import Posted
-from multiring.runtime.named.named import Start, posted_of
+from multiring.runtime.named.handle import NamedHandle, Start
 
 
 class Unnamed(NamedTuple):
@@ -29,7 +27,9 @@ class Pending:
 
     __slots__ = ("_finish", "_handle", "_members", "_name", "_what")
 
-    def __init__(self, members: Members, name: str, what: str, handle: Handle, finish: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, members: Members, name: str, what: str, handle: NamedHandle, finish: Callable[[Any], Any]
+    ) -> None:
         self._members = members
         self._name = name
         self._what = what
@@ -61,31 +61,28 @@ class Pending:
         """Free the name of what nobody waits for any more."""
         self._members.in_flight.discard(self._name)
 
-    def repeat(self, terms: Terms, start: Start) -> "Repeat | None":
+    def repeat(self) -> "Repeat | None":
         """Return what starts it again; None where it cannot be started as it was."""
-        posted = posted_of(self._handle)
-        return None if posted is None else Repeat(self._members, self._name, self._what, terms, start, posted)
+        handle = self._handle
+        return None if handle.repeatable is None else Repeat(self._members, self._what, handle)
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """An operation that this thread waited for, and may do so again."""
+    """An operation that this thread waited for, and may do so again; its handle remembers it."""
 
     _members: Members
-    _name: str
     _what: str
-    _terms: Terms
-    _start: Start
-    _posted: Posted
+    _handle: NamedHandle
 
     def start(self) -> Pending | None:
         """Start it once more; None: not as it was, and nothing was done. This thread waits for it next."""
-        members, name = self._members, self._name
+        members, name = self._members, self._handle.name
         if name in members.in_flight:
             return None
         members.in_flight.add(name)
         try:
-            handle = members.named.submit_again(name, self._terms, self._start, self._posted)
+            handle = members.named.submit_again(self._handle)
         except BaseException as error:
             members.in_flight.discard(name)
             if isinstance(error, MultiringError):
@@ -111,11 +108,11 @@ class Several:
         self._finish = finish
 
     def done(self) -> bool:
-        """As in Pending."""
+        """Return whether `wait` would return, or raise, at once. Its name is free then."""
         return all(part.done() for part in self._parts)
 
     def wait(self) -> Any:
-        """As in Pending; where one fails, nothing is to be had of the others, which may not come on every rank."""
+        """Return the results; where one fails, nothing is to be had of the others, which may not come on every rank."""
         left = list(reversed(self._parts))
         found = []
         try:
@@ -127,7 +124,7 @@ class Several:
         return self._finish(found)
 
     def forget(self) -> None:
-        """As in Pending."""
+        """Free the name of what nobody waits for any more."""
         for part in self._parts:
             part.forget()
 
@@ -146,7 +143,7 @@ _handles = _Handles()
 def submit(
     members: Members,
     name: Name,
-    terms: Terms,
+    signature: Signature,
     start: Start,
     finish: Callable[[Any], Any],
     at_once: Start | None = None,
@@ -156,7 +153,7 @@ def submit(
     Args:
         members: of the set.
         name: what the ranks match it by; by default the number that the ranks count alike.
-        terms: what they have to agree on.
+        signature: what they have to agree on.
         start: posts the collective.
         finish: makes the operation's result of the collective's.
         at_once: posts the collective where the caller waits for it next.
@@ -164,7 +161,7 @@ def submit(
     Raises:
         ArgumentError: an operation of this name was submitted and not synchronized yet.
     """
-    operation = terms[0][1]
+    operation = signature[0][1]
     # Without a name, ranks that come with different operations are to see that they do.
     if name is None:
         name = Unnamed(members.next_number(), "")
@@ -180,7 +177,7 @@ def submit(
         )
     members.in_flight.add(full_name)
     try:
-        handle = members.named.submit(full_name, terms, start, at_once)
+        handle = members.named.submit(full_name, signature, start, at_once)
     except BaseException as error:
         members.in_flight.discard(full_name)
         if isinstance(error, MultiringError) and not isinstance(error, ArgumentError):
@@ -218,7 +215,7 @@ def poll(handle: int) -> bool:
     return pending.done()
 
 
-def parts_of(members: Members, name: Name, count: int) -> list[tuple[str | Unnamed, Terms]]:
+def parts_of(members: Members, name: Name, count: int) -> list[tuple[str | Unnamed, Signature]]:
     """Return a name for each of the `count` operations of a group, and the term that tells it from the others.
 
     Raises:

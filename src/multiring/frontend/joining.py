@@ -32,7 +32,7 @@ def join(device: int = -1) -> int:  # noqa: ARG001 -- Horovod's; there is host m
         gc.collect()
     try:
         joined = members.named.join()
-        reducers = [in_background(each.stand_in, "join") for each in members.reducers]
+        reducers = [in_background(each.contribute_neutrally, "join") for each in members.reducers]
         last: int = joined.wait()
         for reducer in reducers:
             reducer.wait()

@@ -16,7 +16,7 @@ Reduce = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]  # gradients an
 _KERAS = "keras.optimizers"  # where Keras finds its own optimizers by name
 
 
-class _Sharing:
+class _GradientReduction:
     """What an optimizer knows of it; one object, as Keras takes lists of variables that it is given for its own."""
 
     def __init__(self, reduce: Reduce, *, sums_passes: bool) -> None:
@@ -28,16 +28,16 @@ class _Sharing:
 class _Distributed:
     """What an optimizer becomes, beside what it was."""
 
-    sharing: _Sharing
+    gradient_reduction: _GradientReduction
     gradient_accumulation_steps: int | None
 
     def _backend_apply_gradients(self, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> None:
-        self.sharing.variables = trainable_variables
+        self.gradient_reduction.variables = trainable_variables
         super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
-        found = list(self.sharing.reduce(grads, self.sharing.variables))
-        if self.sharing.sums_passes and self.gradient_accumulation_steps:
+        found = list(self.gradient_reduction.reduce(grads, self.gradient_reduction.variables))
+        if self.gradient_reduction.sums_passes and self.gradient_accumulation_steps:
             found = [None if each is None else each * self.gradient_accumulation_steps for each in found]
         return super()._clip_gradients(found)  # type: ignore[misc]
 
@@ -45,12 +45,12 @@ class _Distributed:
 class _DistributedScaling:
     """The same, of an optimizer that scales losses."""
 
-    sharing: _Sharing
+    gradient_reduction: _GradientReduction
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
         """Combine the gradients, and apply them, or find that no rank can."""
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)  # type: ignore[attr-defined]
-        super().apply(self.sharing.reduce(list(grads), variables), trainable_variables)  # type: ignore[misc]
+        super().apply(self.gradient_reduction.reduce(list(grads), variables), trainable_variables)  # type: ignore[misc]
 
 
 def is_distributed(optimizer: Any) -> bool:
@@ -90,7 +90,7 @@ def distributed(optimizer: Any, reduce: Reduce, *, passes: int = 1, averages_pas
     module = _KERAS if kind.__module__.startswith("keras.src.optimizers") else kind.__module__
     names = {"__module__": module, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     optimizer.__class__ = type(kind.__name__, (base, kind), names)
-    optimizer.sharing = _Sharing(reduce, sums_passes=passes > 1 and not averages_passes)
+    optimizer.gradient_reduction = _GradientReduction(reduce, sums_passes=passes > 1 and not averages_passes)
     return optimizer
 
 

@@ -6,8 +6,10 @@ from typing import Any
 
 from multiring import runtime
 from multiring.errors import ArgumentError, MultiringError
+from multiring.frontend.horovod_words import speaks_horovod
+from multiring.frontend.mpi_communicators import is_communicator, ranks_of, require_job_is_world
 from multiring.frontend.process_sets import close_sets, know_sets, open_sets, world_now
-from multiring.runtime.job.job import World
+from multiring.runtime.job.world import World
 from multiring.settings import Settings
 
 _DYNAMIC = "dynamic"
@@ -21,7 +23,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     is now. Blocks until every rank has called it.
 
     Args:
-        comm: None or all ranks of the job; for fewer there are process sets.
+        comm: None or all ranks of the job, or a communicator of mpi4py's that has them all; for fewer there are
+            process sets.
         process_sets: the same on all ranks; or "dynamic", which allows `add_process_set` later, as
             HOROVOD_DYNAMIC_PROCESS_SETS=1 does.
 
@@ -30,10 +33,12 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         RendezvousError: the ranks did not find each other.
         LaunchError: the launcher's ranks cannot meet as things are.
     """
+    by_mpi = is_communicator(comm)
+    if by_mpi:
+        comm = ranks_of(comm)
     if comm is not None and not (isinstance(comm, list | tuple) and all(isinstance(rank, int) for rank in comm)):
-        raise ArgumentError(
-            f"comm={comm!r}: want None, or a list of ranks; Horovod has not been built with MPI support"
-        )
+        built = "; Horovod has not been built with MPI support" if speaks_horovod() else ""
+        raise ArgumentError(f"comm={comm!r}: want None, or a list of ranks{built}")
     with _changing:
         by_name = isinstance(process_sets, str)
         if isinstance(process_sets, str) and process_sets.lower() != _DYNAMIC:
@@ -45,6 +50,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         settings = Settings.from_environment(horovod=True)
         runtime.init(settings)
         try:
+            if by_mpi:
+                require_job_is_world(rank(), size())
             if comm and sorted(comm) != list(range(size())):
                 raise ArgumentError(f"comm={comm}: want all {size()} ranks; for fewer make a ProcessSet of them")
             open_sets(sets, is_dynamic=by_name or settings.dynamic_process_sets)
@@ -67,12 +74,12 @@ def is_initialized() -> bool:
 
 def rank() -> int:
     """Return this process's rank, 0 to size() - 1; ValueError outside `init` and `shutdown`, as of all below."""
-    return world_now().identity.rank
+    return world_now().membership.rank
 
 
 def size() -> int:
     """Return how many ranks the job has."""
-    return world_now().identity.size
+    return world_now().membership.size
 
 
 def local_rank() -> int:
@@ -88,7 +95,7 @@ def local_size() -> int:
 def cross_rank() -> int:
     """Return this host's place among those that have a rank of this local rank."""
     world = world_now()
-    return next(i for i, ranks in enumerate(_beside(world)) if world.identity.rank in ranks)
+    return next(i for i, ranks in enumerate(_beside(world)) if world.membership.rank in ranks)
 
 
 def cross_size() -> int:
@@ -113,9 +120,8 @@ def mpi_threads_supported() -> bool:
     """
     world = world_now()
     if world.engine is None:
-        raise ArgumentError(
-            "Horovod MPI is not enabled: MPI carries no bytes in this job; MULTIRING_ENGINE=mpi has it do so"
-        )
+        enabled = "Horovod MPI is not enabled: " if speaks_horovod() else ""
+        raise ArgumentError(f"{enabled}MPI carries no bytes in this job; MULTIRING_ENGINE=mpi has it do so")
     return world.engine.serves_threads
 
 

@@ -2,7 +2,7 @@
 
 import math
 
-from multiring.errors import Terms, UnsupportedError
+from multiring.errors import Signature, UnsupportedError
 from multiring.frontend.dtype_conversion import dtype_conversion, neutral_array
 from multiring.frontend.reduce_ops import chosen_op
 from multiring.frontend.signatures import (
@@ -22,8 +22,8 @@ from multiring.runtime import Group, Handle
 from multiring.runtime.named.named import Start
 
 
-def stand_in(terms: Terms) -> Start:
-    """Return what starts this rank's part in an operation of these terms: what changes no result of the others.
+def neutral_contribution(signature: Signature) -> Start:
+    """Return what starts this rank's part in an operation of this signature: what changes no result of the others.
 
     That is zeros for a sum and an average, which is still divided by all ranks, and the neutral element for a minimum,
     a maximum and a product.
@@ -31,7 +31,7 @@ def stand_in(terms: Terms) -> Start:
     Raises:
         UnsupportedError: an operation that has no such part.
     """
-    known = dict(terms)
+    known = dict(signature)
     operation = known[OPERATION]
     if operation == BARRIER:
         return lambda group, label: group.barrier_async(label=label)

@@ -25,7 +25,7 @@ _FAILED = -1  # instead of a size
 
 
 def broadcast_object(
-    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet | Members = global_process_set
 ) -> Any:
     """Return rank `root_rank`'s `obj`; the root its own.
 
@@ -56,7 +56,9 @@ def broadcast_object(
     return obj if is_root else _unpickled(data)
 
 
-def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
+def allgather_object(
+    obj: Any, name: str | None = None, process_set: ProcessSet | Members = global_process_set
+) -> list[Any]:
     """Return every rank's `obj`, by rank; otherwise as `broadcast_object`.
 
     Raises:
@@ -78,7 +80,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
 def _broadcast(members: Members, array: Array, root_rank: int, name: str) -> Array:
     """Overwrite a flat `array` with that of `root_rank`, as ranks are numbered in the whole job, and return it."""
     root = world_rank_in(members, root_rank)
-    terms = plain_signature(BROADCAST, array.dtype.name, array.shape, ((ROOT, str(root_rank)),))
+    signature = plain_signature(BROADCAST, array.dtype.name, array.shape, ((ROOT, str(root_rank)),))
 
     def start(group: Group, label: str) -> Handle:
         return group.broadcast_async(array, root, label=label)
@@ -86,7 +88,7 @@ def _broadcast(members: Members, array: Array, root_rank: int, name: str) -> Arr
     def finish(_: Any) -> Array:
         return array
 
-    found: Array = submit(members, name, terms, start, finish).wait()
+    found: Array = submit(members, name, signature, start, finish).wait()
     return found
 
 

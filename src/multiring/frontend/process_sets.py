@@ -1,16 +1,20 @@
 """Process sets: which ranks an operation is for, as Horovod's objects, and the Group behind each of them."""
 
 import itertools
-import threading
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, Protocol, TypeVar
 
+import numpy as np
+
 from multiring.errors import ArgumentError, StateError
 from multiring.frontend.errors import internal_errors, not_initialized
-from multiring.frontend.neutral_contributions import stand_in
+from multiring.frontend.horovod_words import speaks_horovod
+from multiring.frontend.mpi_communicators import is_communicator, ranks_of, require_job_is_world
+from multiring.frontend.neutral_contributions import neutral_contribution
 from multiring.runtime import Group
-from multiring.runtime.job.job import World, current
+from multiring.runtime.job.job import current, is_initialized, was_left
+from multiring.runtime.job.world import World
 from multiring.runtime.named.named import NamedOperations
 
 Kind = TypeVar("Kind")
@@ -20,22 +24,26 @@ class ProcessSet:
     """Some ranks of the job, to be known as a set once `init` or `add_process_set` had it.
 
     Args:
-        ranks_or_comm: their ranks, in any order; multiring has no use for MPI communicators here.
+        ranks_or_comm: their ranks, in any order; or a communicator of mpi4py's, in a job that mpiexec started. Ranks
+            may give those that one Split made: each is then in the set of its own.
 
     Raises:
-        ArgumentError: no ranks, but something else.
+        ArgumentError: neither.
     """
 
     process_set_id: int | None = None
     ranks: list[int] | None = None
-    mpi_comm: None = None
+    mpi_comm: Any = None
 
     def __init__(self, ranks_or_comm: Any) -> None:
+        if is_communicator(ranks_or_comm):
+            self.mpi_comm, self.ranks = ranks_or_comm, sorted(ranks_of(ranks_or_comm))
+            return
         found = list(ranks_or_comm) if isinstance(ranks_or_comm, Iterable) else None
         if found is None or any(not isinstance(rank, int) for rank in found):
             raise ArgumentError(
-                f"ProcessSet({ranks_or_comm!r}): ProcessSet should be initialized with a list of process ranks; "
-                "multiring makes no process sets of MPI communicators"
+                f"ProcessSet({ranks_or_comm!r}): ProcessSet should be initialized with a list of process ranks, or a "
+                "communicator of mpi4py's"
             )
         self.ranks = sorted(found)
 
@@ -62,13 +70,13 @@ class ProcessSet:
 
     def invalidate(self) -> None:
         """Make this an object that is no set any more."""
-        self.process_set_id = self.ranks = None
+        self.process_set_id = self.ranks = self.mpi_comm = None
 
 
 class Reducer(Protocol):
     """What reduces for an optimizer, in a group of its own."""
 
-    def stand_in(self) -> None:
+    def contribute_neutrally(self) -> None:
         """Take part in the other ranks' reductions with nothing of this rank's own, until all ranks do only that."""
 
 
@@ -77,7 +85,7 @@ class Members:
 
     def __init__(self, group: Group) -> None:
         self.group = group  # for operations that all ranks call in the same order
-        self.named = NamedOperations(group, stand_in)
+        self.named = NamedOperations(group, neutral_contribution)
         self.rank = group.rank
         self.size = group.size
         self.in_flight: set[str] = set()
@@ -105,6 +113,7 @@ class Members:
 
 
 global_process_set = ProcessSet([])
+"""The set of all ranks, which operations are for where they are given no other."""
 global_process_set.process_set_id = 0
 
 
@@ -113,10 +122,10 @@ class _Sets:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.own_rank = world.identity.rank
+        self.own_rank = world.membership.rank
         self.is_dynamic = False
         self.members: dict[int, Members] = {0: Members(world.group)}
-        self.ranks: dict[int, tuple[int, ...]] = {0: tuple(range(world.identity.size))}
+        self.ranks: dict[int, tuple[int, ...]] = {0: tuple(range(world.membership.size))}
         self.objects: dict[int, list[ProcessSet]] = {0: [global_process_set]}
         global_process_set.ranks = list(self.ranks[0])
 
@@ -128,6 +137,22 @@ class _Sets:
         return found
 
     def add(self, process_set: ProcessSet) -> None:
+        """Make the set; of an MPI communicator also those that the other ranks' is of, the lowest ranks' first."""
+        if process_set.mpi_comm is None:
+            self._add(process_set)
+            return
+        require_job_is_world(self.own_rank, len(self.ranks[0]))
+        mask = np.zeros(len(self.ranks[0]), np.uint8)
+        mask[process_set.ranks] = 1
+        with internal_errors("add_process_set"):
+            masks = np.asarray(self.world.group.all_gather(mask, label="add_process_set")).reshape(-1, len(mask))
+        own = tuple(process_set.ranks or ())
+        for ranks in sorted({tuple(np.flatnonzero(each).tolist()) for each in masks} - {()}):
+            if not own:  # of MPI_COMM_NULL: not in the set that others make
+                own, process_set.ranks = ranks, list(ranks)
+            self._add(process_set if ranks == own else ProcessSet(ranks))
+
+    def _add(self, process_set: ProcessSet) -> None:
         ranks = self._checked(process_set)
         number = next(each for each in itertools.count(1) if each not in self.ranks)
         group = self._agreed(f"add_process_set.{number}", ranks)
@@ -174,18 +199,6 @@ class _Sets:
                     each.process_set_id = None
 
 
-class _Now:
-    """The process sets of the membership that this process has now."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.sets: _Sets | None = None
-        self.was_initialized = False
-
-
-_now = _Now()
-
-
 def open_sets(process_sets: Iterable[ProcessSet], *, is_dynamic: bool) -> None:
     """Make the process sets of a job that has just been joined; every rank does.
 
@@ -221,9 +234,7 @@ def know_sets(process_sets: Iterable[ProcessSet]) -> None:
 
 def close_sets() -> None:
     """Forget the process sets, before the job is left."""
-    with _now.lock:
-        sets, _now.sets = _now.sets, None
-        _now.was_initialized = _now.was_initialized or sets is not None
+    sets = current().belongings.take(_Sets) if is_initialized() else None
     if sets is not None:
         sets.close()
 
@@ -263,20 +274,23 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 def _dynamic(what: str) -> _Sets:
     sets = _sets_now()
     if not sets.is_dynamic:
+        whose = "HOROVOD" if speaks_horovod() else "MULTIRING"
         raise ArgumentError(
-            f"{what}_process_set: process sets are fixed; set HOROVOD_DYNAMIC_PROCESS_SETS=1, or call "
+            f"{what}_process_set: process sets are fixed; set {whose}_DYNAMIC_PROCESS_SETS=1, or call "
             'init(process_sets="dynamic")'
         )
     return sets
 
 
-def members_of(process_set: ProcessSet) -> Members:
-    """Return the members of `process_set`, of which this rank is one.
+def members_of(process_set: ProcessSet | Members) -> Members:
+    """Return the members of `process_set`, of which this rank is one; or itself, of a group that is no set.
 
     Raises:
         ArgumentError: this rank is not in it, or it is no set (any more).
         NotInitializedError: before `init`, or after `shutdown`.
     """
+    if isinstance(process_set, Members):
+        return process_set
     sets = _sets_now()
     try:
         return sets.members[process_set.process_set_id]  # type: ignore[index] # None is none of them
@@ -333,15 +347,10 @@ def world_now() -> World:
     try:
         return current()
     except StateError as error:
-        raise not_initialized(error, was_before=_now.was_initialized) from error
+        raise not_initialized(error, was_before=was_left()) from error
 
 
 def _sets_now() -> _Sets:
     """Return the sets of the job that this process is in; those of all ranks alone where `multiring.init` joined it."""
-    sets, world = _now.sets, world_now()
-    if sets is None or sets.world is not world:
-        with _now.lock:
-            sets = _now.sets
-            if sets is None or sets.world is not world:
-                sets = _now.sets = _Sets(world)
-    return sets
+    world = world_now()
+    return world.belongings.get(_Sets) or world.belongings.made(_Sets, lambda: _Sets(world))

@@ -5,7 +5,18 @@ from typing import NamedTuple
 
 from multiring.errors import ArgumentError
 
-Average, Sum, Adasum, Min, Max, Product = range(6)
+Average = 0
+"""The mean of all ranks' numbers."""
+Sum = 1
+"""Their sum."""
+Adasum = 2
+"""Their sum where they are orthogonal, their mean where they are alike, and in between otherwise (Adasum)."""
+Min = 3
+"""The least of them."""
+Max = 4
+"""The greatest of them."""
+Product = 5
+"""Their product."""
 LINEAR = (Average, Sum)
 
 _NAMES = ("average", "sum", "adasum", "min", "max", "product")

@@ -1,9 +1,9 @@
-"""Terms: what the ranks have to agree on before an operation starts, in words, in the order in which it is checked."""
+"""Signatures: what ranks have to agree on before an operation starts, in words, in the order in which it is checked."""
 
 from collections.abc import Sequence
 from functools import lru_cache
 
-from multiring.errors import Terms
+from multiring.errors import Signature
 
 ALLREDUCE, GROUPED_ALLREDUCE, SPARSE_ALLREDUCE = "allreduce", "grouped allreduce", "sparse allreduce"
 ALLGATHER, ALLTOALL, BROADCAST, REDUCESCATTER = "allgather", "alltoall", "broadcast", "reducescatter"
@@ -21,14 +21,14 @@ TENSORS = "tensors"
 PART = "part of the group"
 ELEMENTS = "elements"  # on the wire
 
-_KEPT = 4096  # terms that are kept in words
+_KEPT = 4096  # signatures that are kept in words
 
 
 @lru_cache(maxsize=_KEPT)
 def allreduce_signature(
     dtype: str, shape: Sequence[int], reduction: str, scales: tuple[float, float], wire: str | None
-) -> Terms:
-    """Return the terms of an allreduce of one tensor; `dtype`, here and below, is NumPy's name."""
+) -> Signature:
+    """Return the signature of an allreduce of one tensor; `dtype`, here and below, is NumPy's name."""
     return (
         (OPERATION, ALLREDUCE),
         (DATA_TYPE, dtype),
@@ -40,15 +40,15 @@ def allreduce_signature(
 
 
 @lru_cache(maxsize=_KEPT)
-def rows_signature(operation: str, dtype: str, shape: Sequence[int], more: Terms = ()) -> Terms:
-    """Return the terms of an operation whose ranks may differ in rows, the first dimension."""
+def rows_signature(operation: str, dtype: str, shape: Sequence[int], more: Signature = ()) -> Signature:
+    """Return the signature of an operation whose ranks may differ in rows, the first dimension."""
     behind = ", ".join(["*", *map(str, shape[1:])]) if shape else ""
     return ((OPERATION, operation), (DATA_TYPE, dtype), (SHAPE, f"({behind})"), *more)
 
 
 @lru_cache(maxsize=_KEPT)
-def plain_signature(operation: str, dtype: str, shape: Sequence[int], more: Terms = ()) -> Terms:
-    """Return the terms of an operation whose ranks all bring the same shape."""
+def plain_signature(operation: str, dtype: str, shape: Sequence[int], more: Signature = ()) -> Signature:
+    """Return the signature of an operation whose ranks all bring the same shape."""
     return ((OPERATION, operation), (DATA_TYPE, dtype), (SHAPE, str(tuple(shape))), *more)
 
 

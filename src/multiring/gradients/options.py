@@ -7,6 +7,7 @@ from typing import Any
 
 from multiring.errors import ArgumentError
 from multiring.gradients.buckets import BUCKET_BYTES, GradientSpec
+from multiring.schedule import wire_of
 
 OPS = ("average", "sum", "adasum")
 
@@ -41,6 +42,31 @@ class PowerSGD:
     def pays(self, rows: int, columns: int) -> bool:
         """Return whether the factors of a matrix are smaller than it."""
         return self.rank * (rows + columns) < rows * columns
+
+
+@dataclass(frozen=True, slots=True)
+class WireOnly:
+    """A wire type by its name, where an adapter has no compressors; see `Options.compression`.
+
+    Raises:
+        ArgumentError: there is no such type.
+    """
+
+    wire: str
+
+    def __post_init__(self) -> None:
+        wire_of(self.wire)
+
+    @staticmethod
+    def compress(array: Any) -> tuple[Any, Any]:
+        """Return `array` as it is: what travels is coded on its way."""
+        return array, None
+
+    @staticmethod
+    def decompress(array: Any, context: Any) -> Any:
+        """Return `array` as it is."""
+        del context
+        return array
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -152,11 +152,11 @@ class Factored:
 
     @property
     def sent_bytes(self) -> int:
-        """As in Reduction."""
+        """How much one reduction gives to collectives, as it travels between hosts."""
         return int(self._first.nbytes + self._second.nbytes)
 
     def start(self) -> Callable[[], object]:
-        """As in Reduction."""
+        """Start to reduce; return what waits until `places` and `flags` are those of all ranks, or raises."""
         with np.errstate(all="ignore"):  # what overflows is an infinity, as in the gradients it comes from
             for matrix in self._matrices.values():
                 matrix.has_gradient = bool(self.flags[matrix.member])
@@ -192,14 +192,14 @@ class Factored:
             line[...] = sent
 
     def state(self, member: int) -> CompressionState:
-        """As in Reduction."""
+        """Return a copy of what is carried on for `member`; not while a reduction is going on."""
         matrix = self._matrices.get(member)
         if matrix is None:
             return CompressionState()
         return CompressionState(residual=self._shaped(member, matrix.residual).copy("K"), query=matrix.query.copy())
 
     def load_state(self, member: int, state: CompressionState) -> None:
-        """As in Reduction."""
+        """Carry `state` on, as far as this reduction has use for it, in place of its own; of fitting shapes."""
         matrix = self._matrices.get(member)
         if matrix is None:
             return

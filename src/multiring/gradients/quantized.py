@@ -39,17 +39,22 @@ class Coded:
         self.memory = zeros_in_arena(group, layout.flags_offset, layout.dtype)
         self.flags = zeros_in_arena(group, layout.flags, "uint8")
         self.places = places_in(self.memory, layout, specs)
+        ends = [at + spec.count for at, spec in zip(layout.offsets, specs, strict=True)]
+        self._gaps = [slice(end, at) for end, at in zip(ends, [*layout.offsets[1:], self.memory.size], strict=True)]
         # The residuals, as gradients lie; None without error feedback.
         self._owed: NDArray[Any] | None = np.zeros_like(self.memory) if options.error_feedback else None
         self._owed_places = [] if self._owed is None else places_in(self._owed, layout, specs)
 
     @property
     def sent_bytes(self) -> int:
-        """As in Reduction."""
+        """How much one reduction gives to collectives, as it travels between hosts."""
         return encoded_bytes(wire_of(self._wire), self.memory.size) + int(self.flags.nbytes)
 
     def start(self) -> Callable[[], object]:
-        """As in Reduction."""
+        """Start to reduce; return what waits until `places` and `flags` are those of all ranks, or raises."""
+        # An infinity makes all of its block NaN, also where no gradient lies; nobody else would take that out again.
+        for gap in self._gaps:
+            self.memory[gap] = 0.0
         if self._owed is not None:
             self._round(self._owed)
         gradients = self._group.all_reduce_async(self.memory, self._op, wire=self._wire)
@@ -79,10 +84,10 @@ class Coded:
             self._owed_places[member][...] = residual
 
     def state(self, member: int) -> CompressionState:
-        """As in Reduction."""
+        """Return a copy of what is carried on for `member`; not while a reduction is going on."""
         return CompressionState(residual=self._owed_places[member].copy("K") if self._owed_places else None)
 
     def load_state(self, member: int, state: CompressionState) -> None:
-        """As in Reduction."""
+        """Carry `state` on, as far as this reduction has use for it, in place of its own; of fitting shapes."""
         if self._owed_places and state.residual is not None:
             self._owed_places[member][...] = state.residual

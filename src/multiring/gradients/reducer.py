@@ -162,7 +162,7 @@ class GradientReducer:
             self.bring(index, gradients[index])
         return self.finish()
 
-    def stand_in(self) -> None:
+    def contribute_neutrally(self) -> None:
         """Take part in the other ranks' steps without gradients, until no rank trains any more.
 
         Every rank calls it when it has no more samples.

@@ -69,19 +69,19 @@ class Plain:
 
     @property
     def sent_bytes(self) -> int:
-        """As in Reduction."""
+        """How much one reduction gives to collectives, as it travels between hosts."""
         return int(self.memory.nbytes)
 
     def start(self) -> Callable[[], object]:
-        """As in Reduction."""
+        """Start to reduce; return what waits until `places` and `flags` are those of all ranks, or raises."""
         return self._group.all_reduce_async(self.memory, self._op).wait
 
     def state(self, _member: int) -> CompressionState:
-        """As in Reduction."""
+        """Return a copy of what is carried on for `member`; not while a reduction is going on."""
         return CompressionState()
 
     def load_state(self, _member: int, _state: CompressionState) -> None:
-        """As in Reduction."""
+        """Carry `state` on, as far as this reduction has use for it, in place of its own; of fitting shapes."""
 
 
 class Predivided:
@@ -97,11 +97,11 @@ class Predivided:
 
     @property
     def sent_bytes(self) -> int:
-        """As in Reduction."""
+        """How much one reduction gives to collectives, as it travels between hosts."""
         return self._summed.sent_bytes
 
     def start(self) -> Callable[[], object]:
-        """As in Reduction."""
+        """Start to reduce; return what waits until `places` and `flags` are those of all ranks, or raises."""
         self._scale(self._before)
         summed = self._summed.start()
 
@@ -117,11 +117,11 @@ class Predivided:
             part *= place.dtype.type(factor) if isinstance(place, np.ndarray) else factor
 
     def state(self, member: int) -> CompressionState:
-        """As in Reduction."""
+        """Return a copy of what is carried on for `member`; not while a reduction is going on."""
         return self._summed.state(member)
 
     def load_state(self, member: int, state: CompressionState) -> None:
-        """As in Reduction."""
+        """Carry `state` on, as far as this reduction has use for it, in place of its own; of fitting shapes."""
         self._summed.load_state(member, state)
 
 

@@ -39,11 +39,13 @@ from multiring.jax.collectives import all_reduce as all_reduce
 from multiring.jax.collectives import all_to_all as all_to_all
 from multiring.jax.collectives import broadcast as broadcast
 from multiring.jax.collectives import reduce_scatter as reduce_scatter
+from multiring.jax.feeding import DataLoader as DataLoader
 from multiring.jax.joining import init as init
 from multiring.jax.optimizer import distribute as distribute
 
 __all__ = [
     "Average",
+    "DataLoader",
     "HorovodInternalError",
     "Max",
     "Min",
@@ -76,3 +78,8 @@ __all__ = [
     "shutdown",
     "size",
 ]
+
+
+def __dir__() -> list[str]:
+    """Return the interface, without what it is made of."""
+    return __all__

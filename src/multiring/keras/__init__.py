@@ -126,3 +126,8 @@ __all__ = [
     "start_timeline",
     "stop_timeline",
 ]
+
+
+def __dir__() -> list[str]:
+    """Return the interface, without what it is made of."""
+    return __all__

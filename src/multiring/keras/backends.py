@@ -1,5 +1,6 @@
 """What differs between Keras' backends: how lists of gradients are combined. Adapters are imported when in use."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,6 +8,8 @@ import keras
 
 from multiring.errors import UnsupportedError
 from multiring.frontend.gradient_reduction import GradientReduction
+from multiring.frontend.lifecycle import is_initialized
+from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
 
 _WIRES = {"fp16": "fp16", "bf16": "bf16", "int8": "int8", "none": None}
 
@@ -46,12 +49,29 @@ def reduction(**options: Any) -> GradientReduction:
         from multiring.tensorflow.compression import Compression as Compressors  # noqa: PLC0415 -- where it is in use
         from multiring.tensorflow.reduction import TensorReduction  # noqa: PLC0415
 
-        return TensorReduction(**options, compression=getattr(Compressors, wire or "none"))
+        # Names of a graph's tensors would differ where ranks have made different numbers of models before.
+        options["name"] = _numbered(options["name"], options.get("process_set", global_process_set))
+        compressor = getattr(Compressors, wire or "none")
+        return TensorReduction(**options, compression=compressor, has_generic_names=True)
     options.pop("sparse_as_dense", None)  # there are no sparse gradients
     kinds: dict[str, type[GradientReduction]] = {"torch": TorchReduction, "jax": JaxReduction}
     if backend not in kinds:
         raise UnsupportedError(f"Keras on {backend}: want KERAS_BACKEND=tensorflow, torch or jax")
     return kinds[backend](**options, compression=wire)
+
+
+class _Optimizers:
+    """How many optimizers the ranks of a process set have made."""
+
+    def __init__(self) -> None:
+        self.numbers = itertools.count(1)
+
+
+def _numbered(name: str, process_set: ProcessSet) -> str:
+    """Return `name` with a number that the ranks of the set count alike; without one before `init`."""
+    if not is_initialized() or not process_set.included():
+        return name
+    return f"{name}.{next(members_of(process_set).kept(_Optimizers).numbers)}"
 
 
 class TorchReduction(GradientReduction):

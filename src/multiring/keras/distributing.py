@@ -1,6 +1,7 @@
 """distribute: one call that makes a script for one process one for any number of ranks."""
 
 import functools
+import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -58,7 +59,7 @@ def distribute(model: Any, *, compression: Any = None) -> Any:
         _take_over(model, compression)
 
     model.compile = compile_
-    model.fit = functools.wraps(plain["fit"])(functools.partial(_fit, model, plain["fit"]))
+    model.fit = functools.wraps(plain["fit"])(functools.partial(_fit, plain["fit"]))
     model.evaluate = functools.wraps(plain["evaluate"])(functools.partial(_evaluate, model, plain["evaluate"]))
     model.predict = functools.wraps(plain["predict"])(functools.partial(_predict, plain["predict"]))
     setattr(model, _MARK, True)
@@ -93,28 +94,17 @@ class _Averaging(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
                 logs |= mean(mine, rows)
 
 
-def _fit(
-    model: Any,
-    plain: Callable[..., Any],
-    x: Any = None,
-    y: Any = None,
-    batch_size: int | None = None,
-    epochs: int = 1,
-    verbose: Any = "auto",
-    callbacks: Any = None,
-    validation_split: float = 0.0,
-    validation_data: Any = None,
-    shuffle: bool = True,
-    sample_weight: Any = None,
-    validation_batch_size: int | None = None,
-    **options: Any,
-) -> Any:
-    del model
+def _fit(plain: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    given = inspect.signature(plain).bind(*arguments, **keywords).arguments
+    x, y, weights = (given.pop(name, None) for name in ("x", "y", "sample_weight"))
+    shuffle, batch_size = given.pop("shuffle", True), given.pop("batch_size", None)
+    verbose, callbacks = given.pop("verbose", "auto"), given.pop("callbacks", None)
+    validation_split, validation_data = given.pop("validation_split", 0.0), given.pop("validation_data", None)
     if is_dataset(x):
         training = _shards_of(x)
         shuffle = shuffle and not isinstance(x, keras.utils.PyDataset)
     else:
-        data = [mapped(array_of, each) for each in (x, y, sample_weight)]
+        data = [mapped(array_of, each) for each in (x, y, weights)]
         if validation_split and validation_data is None:
             kept = int(rows_in(data) * (1.0 - validation_split))
             validation_data = tuple(_cut(each, kept, None) for each in data)
@@ -124,16 +114,15 @@ def _fit(
         shuffle = False
     validation, rows = _validation(validation_data)
     own = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks
-    given = list(own) if isinstance(own, list | tuple) else [own] if own else []
+    more = list(own) if isinstance(own, list | tuple) else [own] if own else []
     return plain(
         training,
-        epochs=epochs,
         verbose=verbose if rank() == 0 else 0,
-        callbacks=[BroadcastGlobalVariablesCallback(0), _Averaging(rows), *given],
+        callbacks=[BroadcastGlobalVariablesCallback(0), _Averaging(rows), *more],
         validation_data=validation,
-        validation_batch_size=validation_batch_size or batch_size,
+        validation_batch_size=given.pop("validation_batch_size", None) or batch_size,
         shuffle=shuffle,
-        **options,
+        **given,
     )
 
 

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 from multiring.errors import ArgumentError, UnsupportedError
+from multiring.frontend import array_collectives
 from multiring.frontend.object_collectives import allgather_object, broadcast_object
 from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
 from multiring.frontend.reduce_ops import LINEAR, Average, chosen_op, combination
@@ -21,32 +22,32 @@ def allreduce(
     postscale_factor: float = 1.0,
     op: int | str | None = None,
     compression: Any = Compression.none,
+    process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Return every rank's `value`, a number or an array, combined, as an array of NumPy's.
 
     Args:
         value: the same shape and type on all ranks.
-        name: not used: ranks match values by their order.
+        name: what the ranks match it by; by default the order in which they come to it.
         average: DEPRECATED, use op.
         prescale_factor: multiplies the value first.
         postscale_factor: multiplies the result.
         op: Average (the default), Sum, Min, Max or Product.
         compression: how float32 travels between hosts.
+        process_set: by default all ranks.
 
     Raises:
+        ArgumentError: there is no such operation; this rank is not in the set.
         HorovodInternalError: on every rank: they disagree, or one is gone.
     """
-    del name
     how = combination(op, average, prescale_factor, postscale_factor)
     array = np.array(_plain(value))
-    is_float = array.dtype.kind in "fc"
-    sent = np.ascontiguousarray(array * how.prescale if how.prescale != 1.0 else array)
-    if not is_float and how.op == Average:
-        sent = sent.astype(np.float64)
+    sent = array * how.prescale if how.prescale != 1.0 else array
+    if how.postscale != 1.0 and array.dtype.kind in "iu":
+        sent = sent.astype(np.float64)  # or what is scaled was truncated before
     wire = wire_of(compression) if sent.dtype == np.float32 and how.op in LINEAR else None
-    found = np.array(sent, ndmin=1)
-    members_of(global_process_set).group.all_reduce(found, _op_name(how.op), wire=wire)
-    return (found * how.postscale if how.postscale != 1.0 else found).astype(array.dtype).reshape(array.shape)
+    found = array_collectives.allreduce(sent, how.op, name=name, wire=wire, process_set=process_set)
+    return np.asarray(found * how.postscale if how.postscale != 1.0 else found).astype(array.dtype, copy=False)
 
 
 def allgather(value: Any, name: str | None = None) -> Any:

@@ -1,7 +1,7 @@
 """Virtual hosts on this machine, with wires of a chosen speed between them, and faults on request. Needs root."""
 
-from multiring.lab.door import ask_lab as ask_lab
-from multiring.lab.door import running_labs as running_labs
+from multiring.lab.control_socket import ask_lab as ask_lab
+from multiring.lab.control_socket import running_labs as running_labs
 from multiring.lab.faults import Fault as Fault
 from multiring.lab.faults import TimedFault as TimedFault
 from multiring.lab.faults import parse_fault as parse_fault

@@ -179,7 +179,7 @@ def _furnish(name: str, hosts_file: str, topology: str) -> None:
     text.unlink()
     agent = Path(AGENT)
     agent.parent.mkdir(mode=0o755)
-    python, program = shlex.quote(sys.executable), shlex.quote(str(Path(__file__).with_name("agent.py")))
+    python, program = shlex.quote(sys.executable), shlex.quote(str(Path(__file__).with_name("rsh_agent.py")))
     agent.write_text(f'#!/bin/sh\nexec {python} -I -S {program} "$@"\n', encoding="utf-8")
     agent.chmod(0o755)
     Path(TOPOLOGY_FILE).write_text(topology, encoding="utf-8")

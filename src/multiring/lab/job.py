@@ -12,12 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from multiring.errors import LaunchError, MultiringError
-from multiring.lab.apart import FORWARDED, run_apart
-from multiring.lab.door import Caller, Door, Message, check_lab_name, open_host_door, open_lab_door
+from multiring.lab.control_socket import (
+    Caller,
+    ControlSocket,
+    Message,
+    check_lab_name,
+    open_host_socket,
+    open_lab_socket,
+)
 from multiring.lab.faults import Fault, Kind, TimedFault, parse_fault
 from multiring.lab.launchers import OPEN_MPI_STATE, Launcher, Process, processes_of
 from multiring.lab.machine import Lab, require_root
 from multiring.lab.namespaces import Space, inside
+from multiring.lab.pid_namespace import FORWARDED, run_in_pid_namespace
 from multiring.lab.plan import Plan
 from multiring.lab.topology_file import TOPOLOGY_FILE
 from multiring.launch.cores import cores_of_cpus, share_cpus, threads_per_rank, usable_cpus
@@ -83,7 +90,7 @@ def run_lab(plan: Plan, command: Sequence[str], options: Options | None = None) 
             return LabJob(lab, processes, environment, options).run()
 
     require_root()
-    return run_apart(work)
+    return run_in_pid_namespace(work)
 
 
 def _starts(lab: Lab, processes: Sequence[Process], environment: dict[str, str]) -> list[Start]:
@@ -126,7 +133,7 @@ class LabJob(Job):
         self._host_of = [process.host for process in processes]
         self._name = options.name
         self._due = sorted(options.faults, key=lambda timed: timed.at_s)
-        self._doors: list[Door] = []
+        self._control_sockets: list[ControlSocket] = []
         self._errands: list[_Errand] = []
         self._begin = 0.0  # when the last process was started, by the monotonic clock
 
@@ -137,22 +144,22 @@ class LabJob(Job):
 
     def _open(self, stack: contextlib.ExitStack) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)  # handled from here on
-        self._add_door(stack, open_lab_door(self._name, self._on_fault))
+        self._add_control_socket(stack, open_lab_socket(self._name, self._on_fault))
         for host in self._lab.hosts:
             with inside(host.network, Space.NET):
-                self._add_door(stack, open_host_door(self._on_errand))
+                self._add_control_socket(stack, open_host_socket(self._on_errand))
 
-    def _add_door(self, stack: contextlib.ExitStack, door: Door) -> None:
-        self._doors.append(door)
-        stack.callback(door.close)
+    def _add_control_socket(self, stack: contextlib.ExitStack, control_socket: ControlSocket) -> None:
+        self._control_sockets.append(control_socket)
+        stack.callback(control_socket.close)
 
     def _born(self, member: Member) -> None:
         self._begin = time.monotonic()
         member.known_as = _number_outside(member.pid)
 
     def _watch_more(self, poll: selectors.BaseSelector) -> None:
-        for door in self._doors:
-            door.watch(poll)
+        for control_socket in self._control_sockets:
+            control_socket.watch(poll)
 
     # -- faults
 

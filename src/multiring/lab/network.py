@@ -104,7 +104,7 @@ def _load_netlink() -> Any:
     try:
         return importlib.import_module("pyroute2")
     except ModuleNotFoundError:
-        raise LaunchError("the lab's network needs pyroute2: pip install 'multiring[lab]'") from None
+        raise LaunchError("the lab's network needs pyroute2: pip install pyroute2") from None
 
 
 def _port(host: int, rail: int) -> str:

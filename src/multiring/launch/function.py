@@ -19,7 +19,7 @@ from typing import IO, Any, TextIO, cast
 
 from multiring.errors import ArgumentError, LaunchError
 from multiring.launch.job import JobOptions
-from multiring.launch.parcels import Failure, Outcome, Parcel, Returned
+from multiring.launch.pickled_call import CallFolder, Failure, Outcome, Returned
 from multiring.settings import inherited_environment
 
 _READ_BYTES = 1 << 16
@@ -75,12 +75,16 @@ def run_function(
     options: FunctionOptions,
 ) -> list[Any]:
     """Do what `run` does, and raise what it raises, as `options` say; `timeline` and `stdin_rank` have no effect."""
+    wanted: object = function  # whatever a user gave
+    if not callable(wanted):
+        scripts = "; a script is started by `multiring run -n N script.py`" if isinstance(wanted, str) else ""
+        raise ArgumentError(f"{wanted!r} is no function: want one, not what it returns{scripts}")
     count: object = ranks  # whatever a user gave
     if not isinstance(count, int) or count < 1:
         raise ArgumentError(f"ranks={ranks!r}: want an integer, at least 1")
     with tempfile.TemporaryDirectory(prefix="multiring-run-") as folder:
-        parcel = Parcel(Path(folder))
-        parcel.send(function, tuple(args), dict(kwargs))
+        call = CallFolder(Path(folder))
+        call.send(function, tuple(args), dict(kwargs))
         told = {
             "ranks": ranks,
             "python": options.python,
@@ -90,7 +94,7 @@ def run_function(
         }
         (Path(folder) / _TOLD).write_text(json.dumps(told), encoding="utf-8")
         code = _launched(Path(folder) / _TOLD, options.job.variables)
-        return _results(code, parcel.outcomes(ranks), options.failed)
+        return _results(code, call.outcomes(ranks), options.failed)
 
 
 def _launched(told: Path, variables: Mapping[str, str]) -> int:

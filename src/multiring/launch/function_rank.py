@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from multiring.errors import StateError
-from multiring.launch.parcels import Parcel, Returned, failure_of
+from multiring.launch.pickled_call import CallFolder, Returned, failure_of
 from multiring.settings import Settings
 
 
@@ -18,11 +18,11 @@ def main(arguments: Sequence[str]) -> None:
     rank = Settings.from_environment().rank
     if rank is None:
         raise StateError("MULTIRING_RANK is not set: this is a rank of multiring.run, which starts it")
-    parcel = Parcel(Path(arguments[0]))
+    call = CallFolder(Path(arguments[0]))
     try:
-        parcel.leave(rank, Returned(parcel.call()))
+        call.leave(rank, Returned(call.call()))
     except BaseException as error:
-        parcel.leave(rank, failure_of(error))
+        call.leave(rank, failure_of(error))
         raise
 
 

@@ -63,7 +63,7 @@ HOROVOD_IGNORED = MappingProxyType(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class HorovodPosition:
     """Where a rank is. A cross rank counts the hosts that have this local rank, in their order."""
 
     rank: int
@@ -75,15 +75,15 @@ class Place:
     hostname: str
 
 
-def places_on(hosts: Sequence[tuple[str, int]]) -> list[Place]:
+def positions_on(hosts: Sequence[tuple[str, int]]) -> list[HorovodPosition]:
     """Return the place of each rank where ranks fill the (host, ranks) of `hosts` in that order."""
     size = sum(count for _, count in hosts)
-    places: list[Place] = []
+    places: list[HorovodPosition] = []
     for index, (name, count) in enumerate(hosts):
         for local in range(count):
             sharing = [number for number, (_, others) in enumerate(hosts) if others > local]
             places.append(
-                Place(
+                HorovodPosition(
                     rank=len(places),
                     size=size,
                     local_rank=local,
@@ -96,7 +96,7 @@ def places_on(hosts: Sequence[tuple[str, int]]) -> list[Place]:
     return places
 
 
-def horovod_environment(environment: Mapping[str, str], place: Place) -> dict[str, str]:
+def horovod_environment(environment: Mapping[str, str], place: HorovodPosition) -> dict[str, str]:
     """Return what a rank needs besides `environment` to take multiring for Horovod."""
     told = {variable: str(getattr(place, name)) for name, variable in HOROVOD_PLACE.items()}
     return {**told, **_CARRIERS, "PYTHONPATH": path_with_horovod(environment)}
@@ -109,7 +109,7 @@ def path_with_horovod(environment: Mapping[str, str]) -> str:
     return os.pathsep.join([str(PACKAGES), *(part for part in others if part != str(PACKAGES))])
 
 
-def without_place(environment: Mapping[str, str]) -> dict[str, str]:
+def without_position(environment: Mapping[str, str]) -> dict[str, str]:
     """Return `environment` less what an outer job's launcher says of its rank's place, under Horovod's names."""
     return {name: text for name, text in environment.items() if name not in HOROVOD_PLACE.values()}
 
@@ -120,9 +120,9 @@ def horovod_without_effect(environment: Mapping[str, str] | None = None) -> dict
     return {name: HOROVOD_IGNORED[name] for name in sorted(source) if name in HOROVOD_IGNORED and source[name]}
 
 
-def placed_command(hosts: str, command: Sequence[str]) -> list[str]:
+def horovod_exec_command(hosts: str, command: Sequence[str]) -> list[str]:
     """Return what mpiexec is to start on each rank of `hosts` (`a:4,b:4`) so that `command` is told of its place.
 
     mpiexec gives all ranks one environment, and HOROVOD_RANK differs.
     """
-    return [sys.executable, "-m", "multiring.launch.placed", hosts, *command]
+    return [sys.executable, "-m", "multiring.launch.horovod_exec", hosts, *command]

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 
 from multiring.errors import ArgumentError
-from multiring.launch.horovod import placed_command, without_place
+from multiring.launch.horovod import horovod_exec_command, without_position
 from multiring.launch.job import CommandError, Job, JobOptions, Start, check_can_run, check_command, log_files
 from multiring.launch.mpiexec import Mpiexec, first_places, mpiexec_of, parse_hosts, placement, version_of_mpiexec
 from multiring.settings import Settings, environment_of, inherited_environment
@@ -52,18 +52,18 @@ def run_over_hosts(
         )
     environment = inherited_environment() | dict(options.variables)
     if not command:
-        raise ArgumentError("no command to run")
+        raise ArgumentError("no command to run: want what every rank runs, as in `multiring run -n 2 script.py`")
     try:
         check_command("mpiexec", environment)
     except CommandError as error:
         raise CommandError(_NO_MPIEXEC, error.exit_code) from None
     check_can_run("multiring run --hosts", ("mpiexec",), environment)
     kind = mpiexec_of(version_of_mpiexec(environment))
-    told = meeting_of(Settings.from_environment(environment, horovod=options.horovod), places[0][0])
+    told = rendezvous_of(Settings.from_environment(environment, horovod=options.horovod), places[0][0])
     told |= {} if options.timeline is None else environment_of(timeline=options.timeline)
     handed_on = sorted({*told, *_ours(environment), *options.variables})
     spelt = ",".join(f"{name}:{count}" for name, count in places)
-    program = placed_command(spelt, command) if options.horovod else command
+    program = horovod_exec_command(spelt, command) if options.horovod else command
     start = Start(
         name="mpiexec",
         tag="",
@@ -76,7 +76,7 @@ def run_over_hosts(
     return Job([start], options.log_dir, options.grace_s).run()
 
 
-def meeting_of(settings: Settings, first_host: str) -> dict[str, str]:
+def rendezvous_of(settings: Settings, first_host: str) -> dict[str, str]:
     """Return the variables by which ranks find each other, as far as `settings` leave them open."""
     told: dict[str, object] = {"job": settings.job or f"hosts-{secrets.token_hex(8)}"}
     if settings.rendezvous is None:
@@ -108,4 +108,4 @@ def _ours(environment: Mapping[str, str]) -> dict[str, str]:
 def _without_rank(environment: Mapping[str, str]) -> dict[str, str]:
     """Return `environment` less what an outer job's rank is told of its own place."""
     place = environment_of(rank=0, size=1, local_rank=0, local_size=1)
-    return {name: text for name, text in without_place(environment).items() if name not in place}
+    return {name: text for name, text in without_position(environment).items() if name not in place}

@@ -22,8 +22,9 @@ from typing import IO, BinaryIO, cast
 
 from multiring.errors import ArgumentError, LaunchError, PeerLostError, RendezvousError, StateError, UnsupportedError
 from multiring.launch.cores import thread_variables
-from multiring.launch.horovod import without_place
+from multiring.launch.horovod import without_position
 from multiring.launch.leftovers import signal_group
+from multiring.launch.memory_limit import group_here, killed_for_memory, limit_bytes
 from multiring.launch.output import LineTagger, Outlet, RankStream
 from multiring.launch.signals import StopSignals
 from multiring.settings import environment_of
@@ -33,6 +34,10 @@ _GRACE_S = 2.0  # from asking the processes to stop to killing them, where one o
 _LONGEST_GRACE_S = 86_400.0
 _LEAST_GRACE_S = 0.3  # what processes found last are given
 _CONSEQUENCES = tuple(f"{kind.__module__}.{kind.__qualname__}".encode() for kind in (PeerLostError, RendezvousError))
+_HINTS = {  # last words of a rank, which have a remedy that is the launcher's
+    b"No module named 'horovod'": "a program written for Horovod gets multiring under that name with --horovod: "
+    "multiring run --horovod ... (docs/horovod.md)",
+}
 _BROKEN_PIPE_CODE = 128 + signal.SIGPIPE
 
 
@@ -61,7 +66,7 @@ def check_can_run(what: str, command: Sequence[str], environment: Mapping[str, s
     if threading.current_thread() is not threading.main_thread():
         raise StateError(f"{what} must be called from the main thread: it handles signals")
     if not command:
-        raise ArgumentError("no command to run")
+        raise ArgumentError("no command to run: want what every rank runs, as in `multiring run -n 2 script.py`")
     check_command(command[0], environment)
 
 
@@ -78,7 +83,7 @@ def check_command(program: str, environment: Mapping[str, str]) -> None:
 
 def environment_of_process(environment: Mapping[str, str], threads: int, **settings: object) -> dict[str, str]:
     """Return `environment` for a process that computes with `threads` and reads `settings`, given by field name."""
-    made = {"PYTHONUNBUFFERED": "1", **without_place(environment), **thread_variables(environment, threads)}
+    made = {"PYTHONUNBUFFERED": "1", **without_position(environment), **thread_variables(environment, threads)}
     for name in environment_of(secret_file=""):
         made.pop(name, None)  # an outer job's; this one's secret is given in full
     return made | environment_of(**settings)
@@ -210,6 +215,8 @@ class Job:
         self._settle_until: float | None = None
         self._kill_at: float | None = None  # set once the job is being stopped
         self._killed = False
+        self._memory = group_here()
+        self._killed_before = killed_for_memory(self._memory)
         self._code: int | None = None  # decided by the first failure or signal
         self.was_stopped = False  # by a signal, or as nobody reads any more: by no failure of the job's
 
@@ -385,9 +392,19 @@ class Job:
 
     def _stop_because_of(self, cause: Member) -> None:
         self._say(f"{cause.name} (pid {cause.known_as or cause.pid}) failed: {cause.ending}")
+        if cause.code == -signal.SIGKILL and killed_for_memory(self._memory) > self._killed_before:
+            limit = limit_bytes(self._memory)
+            most = "" if limit is None else f" of {limit / (1 << 20):.0f} MiB"
+            self._say(
+                f"the system killed it, as the memory of its control group{most} ({self._memory}) was at an end: want "
+                "more, smaller models or batches, or fewer ranks"
+            )
         lines = cause.err.last_lines
         self._say("its last lines on stderr:" if lines else "it wrote nothing on stderr")
         self._err.add(b"".join(b"    " + line + b"\n" for line in lines))
+        for words, hint in _HINTS.items():
+            if any(words in line for line in lines):
+                self._say(hint)
         for member in self._members:
             if member.code == 0:
                 self._say(f"{member.name} had ended normally (exit code 0) before that")

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from multiring.errors import ArgumentError
 from multiring.launch.cores import cores_of_cpus, share_cpus, thread_variables, threads_per_rank, usable_cpus
-from multiring.launch.guard import Guard
-from multiring.launch.horovod import horovod_environment, places_on
+from multiring.launch.horovod import horovod_environment, positions_on
 from multiring.launch.job import Job, JobOptions, Member, Start, check_can_run, environment_of_process
 from multiring.launch.leftovers import end_leftovers, job_processes, signal_processes
+from multiring.launch.watchdog import Watchdog
 from multiring.settings import TORCH_PLACE, JobNews, Settings, inherited_environment, roll_address
 
 _PR_SET_PDEATHSIG = 1
@@ -78,12 +78,12 @@ def _in_folder(folder: str, names: tuple[str, str]) -> tuple[str, str]:
 def _made(command: Sequence[str], ranks: int, options: JobOptions, environment: Mapping[str, str]) -> "_LocalJob":
     """Return a job that has not begun, with a name and a secret of its own."""
     token, secret = secrets.token_hex(8), secrets.token_hex(32)
-    meeting = f"@multiring-{token}"
+    rendezvous = f"@multiring-{token}"
     job = job_name(Settings.from_environment(environment, horovod=options.horovod).job, token)
     core_of = cores_of_cpus(usable_cpus())
     threads = threads_per_rank(core_of, ranks)
     die_with_us = _death_with(os.getpid())
-    places = places_on([("localhost", ranks)])
+    places = positions_on([("localhost", ranks)])
     port = _free_port()
     starts = [
         Start(
@@ -98,7 +98,7 @@ def _made(command: Sequence[str], ranks: int, options: JobOptions, environment: 
                 size=ranks,
                 local_rank=rank,
                 local_size=ranks,
-                rendezvous=meeting,
+                rendezvous=rendezvous,
                 secret=secret,
                 job=job,
                 **({} if options.timeline is None else {"timeline": options.timeline}),
@@ -112,7 +112,7 @@ def _made(command: Sequence[str], ranks: int, options: JobOptions, environment: 
     ]
     is_ours = ranks > 1 and thread_variables(environment, threads)  # not the user's choice
     said = _shares_told(ranks, len(core_of), threads) if is_ours else ""
-    return _LocalJob(job, starts, options, meeting, said)
+    return _LocalJob(job, starts, options, rendezvous, said)
 
 
 def _shares_told(ranks: int, cpus: int, threads: int) -> str:
@@ -142,10 +142,10 @@ def job_name(outer: str | None, token: str) -> str:
 class _LocalJob(Job):
     """Ranks on this host; a guard ends what they left if this process is killed."""
 
-    def __init__(self, name: str, starts: Sequence[Start], options: JobOptions, meeting: str, said: str) -> None:
+    def __init__(self, name: str, starts: Sequence[Start], options: JobOptions, rendezvous: str, said: str) -> None:
         super().__init__(starts, options.log_dir, options.grace_s)
         self._name = name
-        self._meeting = meeting
+        self._rendezvous = rendezvous
         self._said = said  # of the job, once
         self._told: set[bytes] = set()  # by the ranks
         self._began_s = time.monotonic()
@@ -157,17 +157,17 @@ class _LocalJob(Job):
 
     def _open(self, stack: contextlib.ExitStack) -> None:
         self._roll = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK))
-        self._roll.bind(roll_address(self._meeting))
+        self._roll.bind(roll_address(self._rendezvous))
         if self._said:
             self._say(self._said)
-        self._guard = Guard(self._name)
-        stack.callback(self._guard.dismiss)
+        self._watchdog = Watchdog(self._name)
+        stack.callback(self._watchdog.dismiss)
 
     def _born(self, member: Member) -> None:
-        self._guard.watch(member.pid)
+        self._watchdog.watch(member.pid)
 
     def _reaped(self, pid: int) -> None:
-        self._guard.forget(pid)
+        self._watchdog.forget(pid)
 
     def _stop_leftovers(self, known: set[int]) -> None:
         signal_processes(set(job_processes(self._name)) - known, signal.SIGTERM)

@@ -7,6 +7,7 @@ from multiring.planner.pins import pins_text as pins_text
 from multiring.planner.plan import Plan as Plan
 from multiring.planner.plan import Task as Task
 from multiring.planner.plan import cheapest as cheapest
+from multiring.planner.plan import engine_of as engine_of
 from multiring.planner.plan import ranked as ranked
 from multiring.planner.plan import refuse_unfit as refuse_unfit
 from multiring.planner.plan import repriced as repriced

@@ -21,7 +21,7 @@ class Plan:
     """A schedule, what carries its bytes, and what it is expected to take."""
 
     schedule: Schedule
-    engine: str  # "shm", "tcp", or "shm+tcp": by pair, whether they share a host
+    engine: str  # "shm", "tcp", "mpi", or "shm+tcp", "shm+mpi": by pair, whether they share a host; or another's name
     predicted_seconds: float
     segment_bytes: int | None = None  # of the pieces that go through the schedule side by side; None: the whole buffer
 
@@ -126,7 +126,7 @@ def _priced(task: Task, topology: Topology, schedule: Schedule, segment_bytes: i
         seconds += _agreement_s(topology)
     if _count(task, segment_bytes) > 1 and len(topology.hosts) > 1:
         seconds += _CUT_MESSAGES * topology.rails[0].overhead_s
-    return Plan(schedule, _engine_of(topology), seconds, segment_bytes)
+    return Plan(schedule, engine_of(topology), seconds, segment_bytes)
 
 
 @lru_cache(maxsize=256)
@@ -149,7 +149,8 @@ def _count(task: Task, segment_bytes: int | None) -> int:
     return 1 if segment_bytes is None else max(1, -(-task.size_bytes // segment_bytes))
 
 
-def _engine_of(topology: Topology) -> str:
+def engine_of(topology: Topology) -> str:
+    """Return what carries bytes between ranks by the native core: "shm", "tcp" or, by pair, both."""
     if len(topology.hosts) == 1:
         return "shm"
     return "tcp" if len(topology.hosts) == topology.ranks else "shm+tcp"

@@ -77,7 +77,7 @@ def _shm(group: Group, patience: Patience) -> Link:
     local = next(part for part in halves if part is not None)
     found = np.zeros(5)
     # Plans between hosts have nobody spin; where virtual hosts share cores, spinners take them from who is waited for.
-    waiting = group.calls.membership.asleep() if len(group.topology.hosts) > 1 else nullcontext()
+    waiting = group.calls.services.asleep() if len(group.topology.hosts) > 1 else nullcontext()
     with waiting:
         if local.size > 1:
             link, _ = Between(part=local, engine="shm+tcp", shares=(1,), patience=patience).link()

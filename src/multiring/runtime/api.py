@@ -9,12 +9,12 @@ from multiring.runtime.job.job import current
 
 def rank() -> int:
     """Return this process's rank, 0 to size() - 1."""
-    return current().identity.rank
+    return current().membership.rank
 
 
 def size() -> int:
     """Return how many ranks the job has."""
-    return current().identity.size
+    return current().membership.size
 
 
 def local_rank() -> int:

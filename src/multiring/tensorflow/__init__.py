@@ -65,6 +65,7 @@ from multiring.tensorflow.collectives import grouped_allreduce as grouped_allred
 from multiring.tensorflow.collectives import grouped_reducescatter as grouped_reducescatter
 from multiring.tensorflow.collectives import reducescatter as reducescatter
 from multiring.tensorflow.compression import Compression as Compression
+from multiring.tensorflow.feeding import DataLoader as DataLoader
 from multiring.tensorflow.functions import BroadcastGlobalVariablesHook as BroadcastGlobalVariablesHook
 from multiring.tensorflow.functions import allgather_object as allgather_object
 from multiring.tensorflow.functions import broadcast_global_variables as broadcast_global_variables
@@ -88,6 +89,7 @@ __all__ = [
     "Average",
     "BroadcastGlobalVariablesHook",
     "Compression",
+    "DataLoader",
     "DistributedGradientTape",
     "DistributedOptimizer",
     "HorovodInternalError",
@@ -153,5 +155,11 @@ __all__ = [
     "start_timeline",
     "stop_timeline",
 ]
+
+
+def __dir__() -> list[str]:
+    """Return the interface, without what it is made of."""
+    return __all__
+
 
 operations()  # a TensorFlow that they do not load into is named now

@@ -42,6 +42,8 @@ from multiring.frontend.lifecycle import rank as rank
 from multiring.frontend.lifecycle import rocm_built as rocm_built
 from multiring.frontend.lifecycle import shutdown as shutdown
 from multiring.frontend.lifecycle import size as size
+from multiring.frontend.metrics_hook import MetricsHook as MetricsHook
+from multiring.frontend.metrics_hook import metrics_hook as metrics_hook
 from multiring.frontend.object_collectives import allgather_object as allgather_object
 from multiring.frontend.object_collectives import broadcast_object as broadcast_object
 from multiring.frontend.process_sets import ProcessSet as ProcessSet
@@ -94,6 +96,21 @@ from multiring.torch.ddp.comm_hook import BucketSharing as BucketSharing
 from multiring.torch.ddp.comm_hook import share_bucket as share_bucket
 from multiring.torch.distributing import DistributedLoader as DistributedLoader
 from multiring.torch.distributing import distribute as distribute
+from multiring.torch.feeding import DataLoader as DataLoader
+from multiring.torch.feeding import IterableDataset as IterableDataset
+from multiring.torch.large_batch.after_step import adascale as adascale
+from multiring.torch.large_batch.after_step import clip_gradients as clip_gradients
+from multiring.torch.large_batch.after_step import moving_average as moving_average
+from multiring.torch.large_batch.after_step import schedule as schedule
+from multiring.torch.large_batch.lag import gradient_lag as gradient_lag
+from multiring.torch.large_batch.lamb import LAMB as LAMB
+from multiring.torch.large_batch.larc import LARC as LARC
+from multiring.torch.large_batch.lars import LARS as LARS
+from multiring.torch.large_batch.muon import Muon as Muon
+from multiring.torch.large_batch.muon import NewtonSchulz as NewtonSchulz
+from multiring.torch.large_batch.noise import noise_scale as noise_scale
+from multiring.torch.large_batch.parameter_groups import parameter_groups as parameter_groups
+from multiring.torch.large_batch.precision import mixed_precision as mixed_precision
 from multiring.torch.nn.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
 from multiring.torch.nn.sync_batch_norm import convert_sync_batchnorm as convert_sync_batchnorm
 from multiring.torch.optimizer.accumulation import accumulate as accumulate
@@ -102,23 +119,34 @@ from multiring.torch.optimizer.optimizer import gradient_bytes as gradient_bytes
 from multiring.torch.optimizer.parameters import broadcast_parameters as broadcast_parameters
 from multiring.torch.optimizer.state import broadcast_optimizer_state as broadcast_optimizer_state
 from multiring.torch.parallelizing.parallelize import parallelize as parallelize
+from multiring.torch.share_of_peak import measured_peak as measured_peak
+from multiring.torch.share_of_peak import training_report as training_report
 
 __all__ = [
+    "LAMB",
+    "LARC",
+    "LARS",
     "Adasum",
     "Average",
     "BucketSharing",
     "Compression",
+    "DataLoader",
     "DistributedLoader",
     "DistributedOptimizer",
     "HorovodInternalError",
+    "IterableDataset",
     "Max",
+    "MetricsHook",
     "Min",
+    "Muon",
+    "NewtonSchulz",
     "PowerSGD",
     "ProcessSet",
     "Product",
     "Sum",
     "SyncBatchNorm",
     "accumulate",
+    "adascale",
     "add_process_set",
     "allgather",
     "allgather_async",
@@ -139,6 +167,7 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "ccl_built",
+    "clip_gradients",
     "convert_sync_batchnorm",
     "cross_rank",
     "cross_size",
@@ -151,6 +180,7 @@ __all__ = [
     "gloo_built",
     "gloo_enabled",
     "gradient_bytes",
+    "gradient_lag",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -169,13 +199,19 @@ __all__ = [
     "local_size",
     "log_by_rank",
     "mean",
+    "measured_peak",
+    "metrics_hook",
+    "mixed_precision",
     "monitored_barrier",
+    "moving_average",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",
     "nccl_built",
+    "noise_scale",
     "on_first_rank",
     "parallelize",
+    "parameter_groups",
     "poll",
     "print_once",
     "progress",
@@ -185,6 +221,7 @@ __all__ = [
     "remove_process_set",
     "rocm_built",
     "save",
+    "schedule",
     "seed_everything",
     "share_bucket",
     "shutdown",
@@ -193,4 +230,10 @@ __all__ = [
     "start_timeline",
     "stop_timeline",
     "synchronize",
+    "training_report",
 ]
+
+
+def __dir__() -> list[str]:
+    """Return the interface, without what it is made of."""
+    return __all__

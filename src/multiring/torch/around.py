@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from multiring.errors import ArgumentError
 from multiring.frontend import evaluation, first_rank
 from multiring.frontend.checkpoint import saving
 from multiring.frontend.checkpoint.tree import Stored
@@ -14,6 +15,7 @@ from multiring.frontend.process_sets import ProcessSet, global_process_set
 from multiring.gradients.compression_state import KEY
 from multiring.torch.collectives.allgather import allgather
 from multiring.torch.interop import bytes_of, dtype_name, dtype_of, in_one_piece
+from multiring.torch.large_batch.stages import KEY as STAGES
 
 
 def gather(outputs: Any, process_set: ProcessSet = global_process_set) -> Any:
@@ -82,6 +84,8 @@ class _Torch(saving.Framework):
         return {**state, KEY: {"queries": carried["queries"]}}, own
 
     def joined(self, value: Any, shared: Any, own: Any) -> Any:
+        if isinstance(value, torch.optim.Optimizer):
+            _require_own_options(value, shared)
         if own is None:
             return shared
         return {**shared, **(own if isinstance(value, nn.Module) else {KEY: {**shared[KEY], **own}})}
@@ -94,7 +98,27 @@ class _Torch(saving.Framework):
         torch.set_rng_state(state["torch"])
 
 
-def save(path: str | os.PathLike[str], *, own: Any = None, randomness: bool = True, **parts: Any) -> None:
+def _require_own_options(optimizer: torch.optim.Optimizer, state: Any) -> None:
+    """Raise ArgumentError where `state` is of another kind of optimizer: torch would take it, and fail in a step."""
+    groups = state.get("param_groups") if isinstance(state, Mapping) else None
+    if not groups or not optimizer.param_groups:
+        return
+    found, wanted = set(groups[0]), set(optimizer.param_groups[0])
+    # Versions of torch add an option now and then; another optimizer's differ both ways.
+    if found - wanted and wanted - found:
+        raise ArgumentError(
+            f"load: the checkpoint is another optimizer's: it has {', '.join(sorted(found - wanted))}, and "
+            f"{type(optimizer).__name__} has {', '.join(sorted(wanted - found))}"
+        )
+    stages = state.get(STAGES)
+    if stages and "_multiring_stages" not in vars(optimizer):
+        raise ArgumentError(
+            f"load: the checkpoint's optimizer has stages ({', '.join(stages)}), and this one has none; attach them "
+            "first, as by gradient_lag or mixed_precision"
+        )
+
+
+def save(path: str | os.PathLike[str], *unnamed: Any, own: Any = None, randomness: bool = True, **parts: Any) -> None:
     """Save models, optimizers, schedulers and plain values to the folder `path`, in place of what is there.
 
     Every rank calls it, and the checkpoint is complete when it returns; what was there before stays until then. Rank 0
@@ -108,6 +132,7 @@ def save(path: str | os.PathLike[str], *, own: Any = None, randomness: bool = Tr
         path: the same on all ranks; on a file system that they share, or on each host's own.
         own: a plain value of this rank's own.
         randomness: whether the states of the generators of random numbers are saved.
+        unnamed: nothing; whatever is there is refused, with how it is meant.
         parts: objects with state_dict and load_state_dict, or numbers, strings, tensors, and dicts and lists of those.
 
     Raises:
@@ -116,10 +141,11 @@ def save(path: str | os.PathLike[str], *, own: Any = None, randomness: bool = Tr
         OSError: this rank could not write.
         UnsupportedError: safetensors is not installed.
     """
+    _refuse_unnamed("save", path, unnamed)
     saving.save(path, _Torch(), parts, own=own, randomness=randomness)
 
 
-def load(path: str | os.PathLike[str], *, randomness: bool = True, **parts: Any) -> dict[str, Any]:
+def load(path: str | os.PathLike[str], *unnamed: Any, randomness: bool = True, **parts: Any) -> dict[str, Any]:
     """Load the last complete checkpoint of `path` into these models, optimizers and so on; return the other values.
 
     Every rank calls it; on any number of ranks. Nothing is unpickled.
@@ -129,6 +155,7 @@ def load(path: str | os.PathLike[str], *, randomness: bool = True, **parts: Any)
     Args:
         path: what `save` was given.
         randomness: whether the generators of random numbers go on from where they were, where there are as many ranks.
+        unnamed: nothing; whatever is there is refused, with how it is meant.
         parts: what to load into, by the names under which it was saved.
 
     Returns:
@@ -141,4 +168,12 @@ def load(path: str | os.PathLike[str], *, randomness: bool = True, **parts: Any)
         MismatchError: on the other ranks: one could not load.
         UnsupportedError: safetensors is not installed.
     """
+    _refuse_unnamed("load", path, unnamed)
     return saving.load(path, _Torch(), parts, randomness=randomness)
+
+
+def _refuse_unnamed(what: str, path: Any, unnamed: tuple[Any, ...]) -> None:
+    """Raise ArgumentError where something came without a name, or no path did, as in torch.save."""
+    if unnamed or not isinstance(path, str | os.PathLike):
+        order = "" if isinstance(path, str | os.PathLike) else f"; the path comes first, not a {type(path).__name__}"
+        raise ArgumentError(f'mt.{what}: want a path, and parts by name: mt.{what}("run/last", model=model){order}')

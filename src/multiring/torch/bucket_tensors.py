@@ -66,15 +66,15 @@ class InTensors:
 
     @property
     def sent_bytes(self) -> int:
-        """As in Reduction."""
+        """How much one reduction gives to collectives, as it travels between hosts."""
         return self._reduction.sent_bytes
 
     def start(self) -> Callable[[], object]:
-        """As in Reduction."""
+        """Start to reduce; return what waits until `places` and `flags` are those of all ranks, or raises."""
         return self._reduction.start()
 
     def state(self, member: int) -> CompressionState:
-        """As in Reduction; of tensors."""
+        """Return a copy of what is carried on for `member`; not while a reduction is going on; of tensors."""
         found = self._reduction.state(member)
         return CompressionState(
             residual=None if found.residual is None else torch.from_numpy(found.residual),
@@ -82,7 +82,7 @@ class InTensors:
         )
 
     def load_state(self, member: int, state: CompressionState) -> None:
-        """As in Reduction; of tensors."""
+        """Carry `state`, of tensors, on as far as this reduction has use for it, in place of its own."""
         self._reduction.load_state(
             member,
             CompressionState(
@@ -108,7 +108,7 @@ class Translated:
         self.sent_bytes = int(self.flags.nbytes) + sum(place.nbytes for place in self.places)
 
     def start(self) -> Callable[[], object]:
-        """As in Reduction."""
+        """Start to reduce; return what waits until `places` and `flags` are those of all ranks, or raises."""
         with torch.no_grad():
             pairs = [self._compressor.compress(place) for place in self.places]
             # The caller's tensor may be the place itself, or a view of it.
@@ -127,11 +127,11 @@ class Translated:
         return wait
 
     def state(self, _member: int) -> CompressionState:
-        """As in Reduction."""
+        """Return a copy of what is carried on for `member`; not while a reduction is going on."""
         return CompressionState()
 
     def load_state(self, _member: int, _state: CompressionState) -> None:
-        """As in Reduction."""
+        """Carry `state` on, as far as this reduction has use for it, in place of its own; of fitting shapes."""
 
 
 def places_in(memory: Tensor, layout: BucketLayout, parameters: Sequence[Tensor]) -> list[Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from multiring.runtime import Group
 from multiring.torch.interop import at_place, new_memory
-from multiring.torch.layout_cache import Footprint, footprint_of
+from multiring.torch.layout_cache import TensorLayout, tensor_layout_of
 
 _ALIGNMENT_BYTES = 64
 _MOST_SPANS = 256
@@ -86,7 +86,7 @@ class Span:
     """Tensors that lie in memory as their layout has them, and that memory as one."""
 
     watched: list["weakref.ref[Tensor]"]  # as long as they live, nothing else has their identity
-    footprint: Footprint
+    tensor_layout: TensorLayout
     memory: Tensor
     layout: Layout
     repeats: dict[Hashable, Any]  # what whoever reduces it keeps for the next time
@@ -97,7 +97,7 @@ class Packing:
 
     def __init__(self) -> None:
         self._spans: dict[tuple[int, int], Span] = {}
-        self._layouts: dict[Hashable, Layout | None] = {}  # by the form of footprints; None: they lie otherwise
+        self._layouts: dict[Hashable, Layout | None] = {}  # by the form of layouts; None: they lie otherwise
         self._spare: dict[Layout, list[tuple[Tensor, list[Tensor]]]] = {}
 
     def span_of(self, tensors: Sequence[Tensor]) -> Span | None:
@@ -118,7 +118,7 @@ class Packing:
     def known_span(self, tensors: Sequence[Tensor]) -> Span | None:
         """Return the span of `tensors` where `span_of` has returned it before."""
         found = self._spans.get(_key(tensors))
-        if found is None or not found.footprint.is_of(tensors):
+        if found is None or not found.tensor_layout.is_of(tensors):
             return None
         if len(found.watched) < len(tensors):
             # Many never come again. Since the first time others may have taken the places of all but the first.
@@ -133,29 +133,31 @@ class Packing:
         return [weakref.ref(tensor, on_death) for tensor in tensors]
 
     def _find(self, tensors: Sequence[Tensor]) -> Span | None:
-        footprint = footprint_of(tensors)
-        if footprint is None:
+        tensor_layout = tensor_layout_of(tensors)
+        if tensor_layout is None:
             return None
-        layout = self._layout_at(footprint, tensors)
+        layout = self._layout_at(tensor_layout, tensors)
         if layout is None or any(map(Tensor.is_neg, tensors)):
             return None
         first = tensors[0].detach()
         storage = first.untyped_storage()
-        start = footprint.address
+        start = tensor_layout.address
         end = start + layout.total * first.itemsize
         if end > storage.data_ptr() + storage.nbytes():  # the next tensors are there by chance
             return None
         if layout.has_gaps and not blocks.has(start, end):
             return None
-        return Span(self._watch(tensors, tensors[:1]), footprint, first.as_strided((layout.total,), (1,)), layout, {})
+        return Span(
+            self._watch(tensors, tensors[:1]), tensor_layout, first.as_strided((layout.total,), (1,)), layout, {}
+        )
 
-    def _layout_at(self, footprint: Footprint, tensors: Sequence[Tensor]) -> Layout | None:
+    def _layout_at(self, tensor_layout: TensorLayout, tensors: Sequence[Tensor]) -> Layout | None:
         """Return the layout of `tensors`; None where they do not lie as it has them."""
-        form = footprint.form
+        form = tensor_layout.form
         if form not in self._layouts:
             if len(self._layouts) >= _MOST_SPANS:
                 self._layouts.pop(next(iter(self._layouts)))
-            self._layouts[form] = _layout_at(footprint.address, tensors)
+            self._layouts[form] = _layout_at(tensor_layout.address, tensors)
         return self._layouts[form]
 
     def _drop(self, key: tuple[int, int], _dead: object) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from multiring._native import Footprint as NativeFootprint
 
 
-class Footprint(Protocol):
+class TensorLayout(Protocol):
     """Tensors of one type in host memory, each row by row: which objects they are, and where each of them lies."""
 
     @property
@@ -26,7 +26,7 @@ class Footprint(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PlainFootprint:
+class PlainTensorLayout:
     """The same without DLPack's table of C functions, which torch has from 2.10 on: what NativeFootprint must equal."""
 
     address: int
@@ -35,7 +35,7 @@ class PlainFootprint:
     kept: Hashable
 
     @classmethod
-    def of(cls, tensors: Sequence[Tensor]) -> "PlainFootprint | None":
+    def of(cls, tensors: Sequence[Tensor]) -> "PlainTensorLayout | None":
         """Return where `tensors` lie; None unless all are of one type, and row by row in host memory."""
         try:
             kinds = {(tensor.dtype, tensor.layout, tensor.is_cpu) for tensor in tensors}
@@ -47,19 +47,19 @@ class PlainFootprint:
             return None
         start = tensors[0].data_ptr()
         form = tensors[0].dtype, tuple([(tensor.data_ptr() - start, tensor.shape) for tensor in tensors])
-        return cls(start, form, tuple(map(id, tensors)), _places(tensors))
+        return cls(start, form, tuple(map(id, tensors)), _positions(tensors))
 
     def is_of(self, tensors: Sequence[Tensor]) -> bool:
-        """As in Footprint."""
-        return tuple(map(id, tensors)) == self.ids and _places(tensors) == self.kept
+        """Return whether these are the same objects, and lie as they did."""
+        return tuple(map(id, tensors)) == self.ids and _positions(tensors) == self.kept
 
 
-def footprint_of(tensors: Sequence[Tensor]) -> Footprint | None:
+def tensor_layout_of(tensors: Sequence[Tensor]) -> TensorLayout | None:
     """Return where `tensors`, a list or tuple, lie; None unless all are of one type, and row by row in host memory."""
     if hasattr(Tensor, "__dlpack_c_exchange_api__"):
         return NativeFootprint.of(tensors, Tensor)
-    return PlainFootprint.of(tensors)
+    return PlainTensorLayout.of(tensors)
 
 
-def _places(tensors: Sequence[Tensor]) -> Hashable:
+def _positions(tensors: Sequence[Tensor]) -> Hashable:
     return tuple([(tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) for tensor in tensors])

@@ -44,7 +44,7 @@ class _Hooks:
         self._handles: list[Any] = []
 
     def started(self, spans: Spans) -> None:
-        """As in Follower."""
+        """Begin to add to `spans`."""
         self._spans = spans
         self._calls = _Calls()
         # True, and no harm: of the calls within each other the outermost is recorded.
@@ -57,7 +57,7 @@ class _Hooks:
         ]
 
     def stopped(self) -> None:
-        """As in Follower."""
+        """Stop that."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from multiring.bench.workers.step_case import ANSWER, Meeting, read_case
+from multiring.bench.workers.step_case import ANSWER, Rendezvous, read_case
 from multiring.settings import Settings
 
 case = read_case()
 settings = Settings.from_environment()
-meeting = Meeting(Path(case.out_dir), settings.rank or 0, settings.size or 1)
-step_s = {"multiring": 0.02, "ddp": 0.03, "independent": 0.01}[case.library] * (meeting.rank + 1)
+rendezvous = Rendezvous(Path(case.out_dir), settings.rank or 0, settings.size or 1)
+step_s = {"multiring": 0.02, "ddp": 0.03, "independent": 0.01}[case.library] * (rendezvous.rank + 1)
 answer = {"wrong": "", "seconds": [step_s] * case.steps, "version": "1", "settings": {}}
-meeting.tell(ANSWER, answer)
+rendezvous.tell(ANSWER, answer)

@@ -92,7 +92,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class Rendezvous:
     """The ranks of a job, who tell each other things through files in `folder`."""
 
     folder: Path

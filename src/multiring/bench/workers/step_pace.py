@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from multiring.bench.workers.step_case import ANSWER, Meeting, Pace, read_case
+from multiring.bench.workers.step_case import ANSWER, Pace, Rendezvous, read_case
 from multiring.bench.workers.step_task import Task
 
 
@@ -51,7 +51,7 @@ def main() -> None:
     case = read_case()
     torch.set_num_threads(case.threads)
     pace = measure(Task(case, 0), case.steps, case.warmup)
-    Meeting(Path(case.out_dir), 0, 1).tell(ANSWER, {"wrong": "", **asdict(pace)})
+    Rendezvous(Path(case.out_dir), 0, 1).tell(ANSWER, {"wrong": "", **asdict(pace)})
 
 
 if __name__ == "__main__":

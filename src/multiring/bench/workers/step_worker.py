@@ -30,7 +30,7 @@ from multiring.bench.workers.step_case import (
     FSDP_OURS_ARENA,
     INDEPENDENT,
     OURS,
-    Meeting,
+    Rendezvous,
     StepCase,
     read_case,
 )
@@ -63,7 +63,7 @@ class Training:
 
 
 @contextlib.contextmanager
-def with_multiring(task: Task, _meeting: Meeting) -> Iterator[Training]:
+def with_multiring(task: Task, _rendezvous: Rendezvous) -> Iterator[Training]:
     """Multiring's DistributedOptimizer, as its documentation begins."""
     mt.init()
     mt.broadcast_parameters(task.model.state_dict(), root_rank=0)
@@ -75,11 +75,11 @@ def with_multiring(task: Task, _meeting: Meeting) -> Iterator[Training]:
 
 
 @contextlib.contextmanager
-def process_group(meeting: Meeting, backend: str) -> Iterator[None]:
+def process_group(rendezvous: Rendezvous, backend: str) -> Iterator[None]:
     """The ranks as torch.distributed's, over one of its backends."""
     # Not init_method="file://...": torch takes a URL's %20 for the file's name, and ranks would never meet.
-    store = dist.FileStore(str(meeting.folder / "store"), meeting.ranks)  # type: ignore[attr-defined] # torch does
-    dist.init_process_group(backend, store=store, rank=meeting.rank, world_size=meeting.ranks)
+    store = dist.FileStore(str(rendezvous.folder / "store"), rendezvous.ranks)  # type: ignore[attr-defined] # torch does
+    dist.init_process_group(backend, store=store, rank=rendezvous.rank, world_size=rendezvous.ranks)
     yield
     dist.barrier()
     dist.destroy_process_group()
@@ -106,15 +106,15 @@ def ddp_training(task: Task, group: dist.ProcessGroup | None = None, *, hooked: 
 
 
 @contextlib.contextmanager
-def with_ddp(task: Task, meeting: Meeting, backend: str = "gloo", *, hooked: bool = False) -> Iterator[Training]:
+def with_ddp(task: Task, rendezvous: Rendezvous, backend: str = "gloo", *, hooked: bool = False) -> Iterator[Training]:
     """DistributedDataParallel over a backend, see `ddp_training`."""
-    with process_group(meeting, backend):
+    with process_group(rendezvous, backend):
         training = ddp_training(task, hooked=hooked)
         yield replace(training, settings={"backend": backend, **training.settings})
 
 
 @contextlib.contextmanager
-def with_fsdp(task: Task, meeting: Meeting, backend: str, *, in_arena: bool = False) -> Iterator[Training]:
+def with_fsdp(task: Task, rendezvous: Rendezvous, backend: str, *, in_arena: bool = False) -> Iterator[Training]:
     """fully_shard, of the units the network names and of the rest.
 
     Settings: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html. Where the backend's averages are
@@ -126,9 +126,9 @@ def with_fsdp(task: Task, meeting: Meeting, backend: str, *, in_arena: bool = Fa
     from torch.distributed.fsdp import fully_shard  # noqa: PLC0415
 
     settings = {"backend": backend}
-    with process_group(meeting, backend):
-        mesh = init_device_mesh("cpu", (meeting.ranks,))
-        averages = _averages(meeting.ranks)
+    with process_group(rendezvous, backend):
+        mesh = init_device_mesh("cpu", (rendezvous.ranks,))
+        averages = _averages(rendezvous.ranks)
         for module in (*NETWORKS[task.case.network].units(task.model), task.model):
             unit = fully_shard(module, mesh=mesh)
             if not averages:
@@ -150,12 +150,12 @@ def _averages(ranks: int) -> bool:
 
 
 @contextlib.contextmanager
-def with_nobody(task: Task, _meeting: Meeting) -> Iterator[Training]:
+def with_nobody(task: Task, _rendezvous: Rendezvous) -> Iterator[Training]:
     """Each rank for itself."""
     yield Training(task.model, task.optimizer(), f"torch {torch.__version__}", {}, is_shared=False)
 
 
-LIBRARIES: dict[str, Callable[[Task, Meeting], contextlib.AbstractContextManager[Training]]] = {
+LIBRARIES: dict[str, Callable[[Task, Rendezvous], contextlib.AbstractContextManager[Training]]] = {
     OURS: with_multiring,
     DDP: with_ddp,
     DDP_OURS: partial(with_ddp, backend="multiring"),
@@ -169,53 +169,53 @@ LIBRARIES: dict[str, Callable[[Task, Meeting], contextlib.AbstractContextManager
 # ---- the check, and the clock ----
 
 
-def fault(task: Task, training: Training, alone: Sums, meeting: Meeting) -> str:
+def fault(task: Task, training: Training, alone: Sums, rendezvous: Rendezvous) -> str:
     """Take a step, and return what is wrong with it; "" where nothing is.
 
     Args:
         task: its gradients are compared.
         training: of that task.
         alone: this rank's gradients before any library saw the model.
-        meeting: the ranks.
+        rendezvous: the ranks.
     """
-    meeting.tell("alone", alone)
+    rendezvous.tell("alone", alone)
     before = digest(task.model)
     # Twice: DistributedDataParallel lays out its buckets anew, and learns the graph, in the first.
     for _ in range(2):
         training.model.zero_grad()  # not the optimizer: gradients that no step has used are dropped here
         task.reproducible_backward(training.model)
-        all_alone = meeting.hear("alone") if training.is_shared else [alone]
+        all_alone = rendezvous.hear("alone") if training.is_shared else [alone]
         wrong = mean_fault(signed_sums(task.model), all_alone, tolerance_of(task.case.wire))
         if wrong:
             return wrong
     training.optimizer.step()
     if digest(task.model) == before:
         return "a step changed no parameter"
-    return difference(task, training, meeting, "one step")
+    return difference(task, training, rendezvous, "one step")
 
 
-def difference(task: Task, training: Training, meeting: Meeting, when: str) -> str:
+def difference(task: Task, training: Training, rendezvous: Rendezvous, when: str) -> str:
     """Return that the ranks' parameters differ after `when`, where they should not; else ""."""
-    meeting.tell(f"digest after {when}", digest(task.model))
-    is_one = len(set(meeting.hear(f"digest after {when}"))) == 1
+    rendezvous.tell(f"digest after {when}", digest(task.model))
+    is_one = len(set(rendezvous.hear(f"digest after {when}"))) == 1
     return "" if is_one or not training.is_shared else f"after {when} the ranks' parameters differ"
 
 
-def time_steps(case: StepCase, task: Task, training: Training, meeting: Meeting) -> list[float]:
+def time_steps(case: StepCase, task: Task, training: Training, rendezvous: Rendezvous) -> list[float]:
     """Return the seconds of each of `case.steps` steps, one straight after the other."""
     task.verified()
     for _ in range(case.warmup):
         training.step(task)
-    meeting.tell("warm", None)
-    meeting.hear("warm")
+    rendezvous.tell("warm", None)
+    rendezvous.hear("warm")
     seconds = []
     for _ in range(case.steps):
         start = time.perf_counter()
         training.step(task)
         seconds.append(time.perf_counter() - start)
-    meeting.tell("timed", None)
+    rendezvous.tell("timed", None)
     # Ranks that wait for nobody do not end together: the last is to be timed beside the others' work like the first.
-    while not training.is_shared and not meeting.is_told("timed"):
+    while not training.is_shared and not rendezvous.is_told("timed"):
         training.step(task)
     return seconds
 
@@ -224,21 +224,21 @@ def main() -> None:
     """Time the case, and leave the answer; exits with 1 where the library is wrong."""
     case = read_case()
     settings = Settings.from_environment()
-    meeting = Meeting(Path(case.out_dir), settings.rank or 0, settings.size or 1)
+    rendezvous = Rendezvous(Path(case.out_dir), settings.rank or 0, settings.size or 1)
     torch.set_num_threads(case.threads)
-    task = EmulatedTask(case, meeting.rank) if case.pace else Task(case, meeting.rank)
+    task = EmulatedTask(case, rendezvous.rank) if case.pace else Task(case, rendezvous.rank)
     task.reproducible_backward(task.model)
     alone = signed_sums(task.model)
     task.model.zero_grad()
-    with LIBRARIES[case.library](task, meeting) as training:
-        answer: dict[str, Any] = {"wrong": fault(task, training, alone, meeting)}
+    with LIBRARIES[case.library](task, rendezvous) as training:
+        answer: dict[str, Any] = {"wrong": fault(task, training, alone, rendezvous)}
         if not answer["wrong"]:
-            answer["seconds"] = time_steps(case, task, training, meeting)
-            answer["wrong"] = difference(task, training, meeting, "the timed steps")
+            answer["seconds"] = time_steps(case, task, training, rendezvous)
+            answer["wrong"] = difference(task, training, rendezvous, "the timed steps")
         if answer["wrong"]:
-            answer["wrong"] = f"{case.library} trains {case.network} wrongly, rank {meeting.rank}: {answer['wrong']}"
+            answer["wrong"] = f"{case.library} trains {case.network} wrongly, rank {rendezvous.rank}: {answer['wrong']}"
         answer |= {"version": training.version, "settings": training.settings}
-        meeting.tell(ANSWER, answer)
+        rendezvous.tell(ANSWER, answer)
         if answer["wrong"]:
             raise SystemExit(answer["wrong"])
 

@@ -53,6 +53,14 @@ def _place_behind(path: Path) -> Path:
     return path.with_name(f".{path.name}.old")
 
 
+def require_folder(path: Path) -> None:
+    """Raise ArgumentError where something that is no folder is at `path`: a save would replace it."""
+    if path.exists() and not path.is_dir():
+        raise ArgumentError(
+            f"{path} is a file, and no checkpoint of multiring's, which are folders: want another path, or remove it"
+        )
+
+
 def clear(path: Path) -> None:
     """Remove what an unfinished save to `path` left."""
     shutil.rmtree(place_beside(path), ignore_errors=True)
@@ -104,6 +112,7 @@ def find(path: Path) -> tuple[Path, dict[str, Any]]:
     Raises:
         ArgumentError: there is none, or it is of a newer version.
     """
+    require_folder(path)
     for place in (path, _place_behind(path)):  # the latter where a power cut came between two renamings
         try:
             manifest = json.loads((place / _MANIFEST).read_text("utf-8"))

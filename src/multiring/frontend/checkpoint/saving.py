@@ -23,6 +23,7 @@ from multiring.frontend.checkpoint.files import (
     place_beside,
     raw_part,
     read_part,
+    require_folder,
     shared_name,
     write_part,
 )
@@ -38,6 +39,7 @@ from multiring.frontend.checkpoint.tree import (
 from multiring.frontend.errors import HorovodInternalError
 from multiring.frontend.lifecycle import local_rank, rank, size
 from multiring.frontend.object_collectives import allgather_object, broadcast_object
+from multiring.runtime.group.handles import told_apart
 from multiring.runtime.job.job import note_progress
 
 _log = logging.getLogger("multiring")
@@ -97,7 +99,9 @@ def save(
     """
     target = Path(path).absolute()
     token: str = broadcast_object(secrets.token_hex(8), name=f"{_WHAT}.token")
+    _require_alike(path, parts)
     with _agreed(f"save to {target}"):
+        require_folder(target)
         if rank() == 0 and not parts:
             raise ArgumentError("save: no parts; want objects or values by name, as save(path, model=model)")
         if _OWN in parts or any(not name.isidentifier() for name in parts):
@@ -118,6 +122,13 @@ def save(
             if turn and place_beside(target).exists():
                 finish(target, token, size(), list(parts))
     note_progress()
+
+
+def _require_alike(path: str | os.PathLike[str], parts: Mapping[str, Any]) -> None:
+    """Raise MismatchError, on every rank, where they save to different paths, or different parts."""
+    told = allgather_object(f"{os.fspath(path)!r} of {', '.join(parts)}", name=_WHAT)
+    if len(set(told)) > 1:
+        raise MismatchError(f"save: the ranks save different things: {told_apart(dict(enumerate(told)))}")
 
 
 def is_saved(path: str | os.PathLike[str]) -> bool:

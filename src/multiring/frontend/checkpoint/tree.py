@@ -48,15 +48,15 @@ class NumpyArrays:
     """NumPy's own, which every adapter has beside its framework's."""
 
     def is_array(self, value: Any) -> bool:
-        """As in Arrays."""
+        """Return whether `value` is one of them."""
         return isinstance(value, np.ndarray)
 
     def dump(self, array: Any) -> Stored:
-        """As in Arrays."""
+        """Return an array's bytes, row by row."""
         return Stored(array.dtype.name, array.shape, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
     def make(self, stored: Stored) -> Any:
-        """As in Arrays."""
+        """Return an array of its own memory."""
         return array_of(stored._replace(data=bytearray(stored.data)))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multiring._native import Request
-from multiring.errors import ArgumentError, Terms
+from multiring.errors import ArgumentError, Signature
 from multiring.frontend.dtype_conversion import DtypeConversion, dtype_conversion
 from multiring.frontend.errors import RefusedInternalError
 from multiring.frontend.handles import Name, Repeat, submit
@@ -131,7 +131,7 @@ class _Whole:
     def __init__(self, members: Members, wanted: Wanted) -> None:
         self._members = members
         self._wanted = wanted
-        self._terms = _whole_terms(wanted)
+        self._signature = _whole_signature(wanted)
         self._counts = [math.prod(shape) for shape in wanted.shapes]
         self._conversion = DtypeConversion(wanted.dtype, "sum", is_complex=False, is_plain=True)
         self._refusal: Exception | None = None
@@ -166,8 +166,8 @@ class _Whole:
             pending = again
         else:
             start, at_once = self._starting(sent)
-            pending = submit(self._members, wanted.name, self._terms, start, _as_it_is, at_once)
-            repeat = pending.repeat(self._terms, start) if self._is_plain and wanted.name is not None else None
+            pending = submit(self._members, wanted.name, self._signature, start, _as_it_is, at_once)
+            repeat = pending.repeat() if self._is_plain and wanted.name is not None else None
 
         def finish(asking: Request) -> None:
             pending.wait()
@@ -182,7 +182,7 @@ class _Whole:
         def start(group: Group, label: str) -> Handle:
             return group.barrier_async(label=label)
 
-        pending = submit(self._members, self._wanted.name, self._terms, start, _as_it_is)
+        pending = submit(self._members, self._wanted.name, self._signature, start, _as_it_is)
 
         def finish(_: Request) -> None:
             pending.wait()
@@ -210,7 +210,7 @@ class _Whole:
         def at_once(group: Group, label: str) -> Handle:
             return start(group, label, waits=True)
 
-        pending = submit(self._members, wanted.name, self._terms, start, _as_it_is, at_once)
+        pending = submit(self._members, wanted.name, self._signature, start, _as_it_is, at_once)
         return lambda _: pending.wait()
 
     def _starting(self, sent: NDArray[Any]) -> tuple[Callable[[Group, str], Handle], Callable[[Group, str], Handle]]:
@@ -265,7 +265,9 @@ class _Rows:
         self._members = members
         self._wanted = wanted
         count = len(wanted.shapes)
-        self._more: list[Terms] = [((PART, f"{part} of {count}"),) if count > 1 else () for part in range(1, count + 1)]
+        self._more: list[Signature] = [
+            ((PART, f"{part} of {count}"),) if count > 1 else () for part in range(1, count + 1)
+        ]
         if wanted.collective == REDUCESCATTER:
             more = ((REDUCTION, name_of(wanted.op)), (SCALES, str((wanted.prescale, wanted.postscale))))
             self._more = [(*more, *each) for each in self._more]
@@ -287,14 +289,14 @@ class _Rows:
 
     def _submit_part(self, request: Request, part: int, name: Name) -> Finish:
         wanted, shape, more = self._wanted, self._wanted.shapes[part], self._more[part]
-        terms = rows_signature(wanted.collective, wanted.dtype, shape, more)
+        signature = rows_signature(wanted.collective, wanted.dtype, shape, more)
         try:
             _check_rows(wanted, shape)
             if wanted.collective == REDUCESCATTER:
                 return self._submit_scatter(request, part, name)
             splits = self._splits(shape) if wanted.collective == ALLTOALL else None
         except (ArgumentError, RefusedInternalError) as error:
-            return _refused(self._members, name, terms, error)
+            return _refused(self._members, name, signature, error)
         width = math.prod(shape[1:]) * wanted.kind.itemsize
         own = _buffer(request.input(part), (shape[0] if splits is None else sum(splits), width), "uint8")
 
@@ -303,7 +305,7 @@ class _Rows:
                 return group.all_gather_async(own, label=label, with_rows=True, waits=True)
             return group.all_to_all_async(own, splits=splits, label=label, with_rows=True, waits=True)
 
-        pending = submit(self._members, name, terms, start, _as_it_is)
+        pending = submit(self._members, name, signature, start, _as_it_is)
 
         def finish(asking: Request) -> None:
             array, counts = pending.wait()
@@ -328,8 +330,8 @@ class _Rows:
             own = _buffer(sent.ctypes.data, sent.shape, conversion.dtype, sent)
             return group.reduce_scatter_async(own, op=conversion.op, label=label)
 
-        terms = plain_signature(REDUCESCATTER, wanted.dtype, shape, self._more[part])
-        pending = submit(members, name, terms, start, _as_it_is)
+        signature = plain_signature(REDUCESCATTER, wanted.dtype, shape, self._more[part])
+        pending = submit(members, name, signature, start, _as_it_is)
 
         def finish(asking: Request) -> None:
             found = pending.wait()
@@ -387,13 +389,13 @@ def _check_rows(wanted: Wanted, shape: Sequence[int]) -> None:
         _check_factors(wanted)
 
 
-def _refused(members: Members, name: Name, terms: Terms, error: Exception) -> Finish:
+def _refused(members: Members, name: Name, signature: Signature, error: Exception) -> Finish:
     """Start what fails on every rank that asked for the same, and lets the others see that they differ."""
 
     def start(group: Group, label: str) -> Handle:
         return group.barrier_async(label=label)
 
-    pending = submit(members, name, terms, start, _as_it_is)
+    pending = submit(members, name, signature, start, _as_it_is)
 
     def finish(_: Request) -> None:
         pending.wait()
@@ -402,7 +404,7 @@ def _refused(members: Members, name: Name, terms: Terms, error: Exception) -> Fi
     return finish
 
 
-def _whole_terms(wanted: Wanted) -> Terms:
+def _whole_signature(wanted: Wanted) -> Signature:
     if wanted.collective == BARRIER:
         return ((OPERATION, BARRIER),)
     single = len(wanted.shapes) == 1

@@ -15,7 +15,7 @@ import struct
 from typing import Any
 
 PROTOCOL = "multiring rendezvous 2"
-STRANGER_FRAME_BYTES = 4096
+UNPROVEN_FRAME_BYTES = 4096
 PEER_INFO_FRAME_BYTES = 1 << 20
 SECRET_BYTES = 32  # of one that multiring draws
 MOST_RANKS = 1 << 31  # what a rank may claim to be is below

@@ -17,7 +17,7 @@ from multiring.errors import ArgumentError, LaunchError, MultiringError
 from multiring.runtime.bootstrap.addresses import LocalAddress, TcpAddress, host_id, listen, own_address, parse_address
 from multiring.runtime.bootstrap.handshake import SECRET_BYTES
 from multiring.runtime.engines.mpi_library import check_place, load_mpi
-from multiring.settings import Settings
+from multiring.settings import TORCH_PLACE, Settings
 
 _ALONE_JOB = "alone"
 # Slurm's batch script and interactive shell are steps with reserved numbers (slurm.h: SLURM_BATCH_SCRIPT,
@@ -52,9 +52,9 @@ class Identity:
     listener: socket.socket | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _check_place(self.source, "rank", self.rank, self.size)
+        _check_rendezvous_point(self.source, "rank", self.rank, self.size)
         if self.local_rank is not None and self.local_size is not None:
-            _check_place(self.source, "local rank", self.local_rank, self.local_size)
+            _check_rendezvous_point(self.source, "local rank", self.local_rank, self.local_size)
 
 
 def identify(settings: Settings, foreign: Mapping[str, str]) -> Identity:
@@ -84,8 +84,8 @@ def _source_of(foreign: Mapping[str, str]) -> Callable[[Settings, Mapping[str, s
         return _from_srun
     if "PMI_RANK" in foreign or "PMIX_RANK" in foreign:
         return _from_mpi
-    if "RANK" in foreign and "WORLD_SIZE" in foreign:
-        return _from_torchrun
+    if "RANK" in foreign or "WORLD_SIZE" in foreign:
+        return _from_torch_variables
     return lambda _settings, _foreign: _alone("none")
 
 
@@ -102,7 +102,7 @@ def _from_settings(settings: Settings) -> Identity:
     if settings.size == 1 and settings.rendezvous is None:
         rendezvous, secret = "", b""
     else:
-        rendezvous, secret = _meeting_place(settings, "MULTIRING_RANK", one_host=None)
+        rendezvous, secret = _rendezvous_point(settings, "MULTIRING_RANK", one_host=None)
     return Identity(
         rank=settings.rank,
         size=settings.size,
@@ -122,7 +122,7 @@ def _from_torchrun(settings: Settings, foreign: Mapping[str, str]) -> Identity:
     # The port tells jobs with one run id (torchrun's default is "none") apart, the count a restarted job's lives.
     parts = ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
     job = settings.job or "-".join(["torchrun", *(foreign[name] for name in parts if name in foreign)])
-    rendezvous, secret = _meeting_place(settings, "torchrun", job if local_size == size else None)
+    rendezvous, secret = _rendezvous_point(settings, "torchrun", job if local_size == size else None)
     return Identity(
         rank=rank,
         size=size,
@@ -132,6 +132,21 @@ def _from_torchrun(settings: Settings, foreign: Mapping[str, str]) -> Identity:
         secret=secret,
         job=job,
         source="torchrun",
+    )
+
+
+def _from_torch_variables(settings: Settings, foreign: Mapping[str, str]) -> Identity:
+    """Read what torchrun would say, of a launcher or a shell that is not torchrun: all that is needed, or nothing."""
+    if foreign.get("RANK", "0") == "0" and foreign.get("WORLD_SIZE", "1") == "1":
+        return _alone("none")
+    is_placed = settings.rendezvous is not None or "LOCAL_WORLD_SIZE" in foreign
+    if "RANK" in foreign and "WORLD_SIZE" in foreign and is_placed:
+        return _from_torchrun(settings, foreign)
+    found = ", ".join(f"{name}={foreign[name]}" for name in TORCH_PLACE.values() if name in foreign)
+    raise LaunchError(
+        f"{found}: set as torchrun sets them, without all that it sets. If another launcher left them, unset RANK and "
+        "WORLD_SIZE; if this is to be one of several ranks, start it with `multiring run` or torchrun, or set RANK, "
+        "WORLD_SIZE, MULTIRING_RENDEZVOUS=host:port and MULTIRING_SECRET"
     )
 
 
@@ -148,7 +163,7 @@ def _from_srun(settings: Settings, foreign: Mapping[str, str]) -> Identity:
     size = _number(foreign, "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in foreign else "SLURM_NTASKS")
     hosts = _number(foreign, "SLURM_STEP_NUM_NODES" if "SLURM_STEP_NUM_NODES" in foreign else "SLURM_NNODES")
     job = settings.job or f"srun-{foreign.get('SLURM_JOB_ID', '')}-{foreign['SLURM_STEP_ID']}"
-    rendezvous, secret = _meeting_place(settings, "srun", job if hosts == 1 else None)
+    rendezvous, secret = _rendezvous_point(settings, "srun", job if hosts == 1 else None)
     return Identity(
         rank=_number(foreign, "SLURM_PROCID"),
         size=size,
@@ -169,7 +184,7 @@ def _from_mpi(settings: Settings, foreign: Mapping[str, str]) -> Identity:
         return _alone("mpi")
     if rank is not None and size is not None and settings.rendezvous is not None and _secret(settings) is not None:
         # All that ranks need to meet is said already (`multiring run --hosts` does so): no MPI has to be there.
-        rendezvous, secret = _meeting_place(settings, "mpiexec", one_host=None)
+        rendezvous, secret = _rendezvous_point(settings, "mpiexec", one_host=None)
         return Identity(
             rank=rank,
             size=size,
@@ -187,7 +202,7 @@ def _from_mpi(settings: Settings, foreign: Mapping[str, str]) -> Identity:
     try:
         here = host_id()
         is_one_host = bool(words.allreduce(here == words.bcast(here, root=0), op=mpi.LAND))
-        place = choose_place(settings, "mpi", is_one_host=is_one_host) if world.Get_rank() == 0 else None
+        place = choose_rendezvous_point(settings, "mpi", is_one_host=is_one_host) if world.Get_rank() == 0 else None
         told = words.bcast(place.told if place else None, root=0)
     finally:
         words.Free()
@@ -207,14 +222,14 @@ def _from_mpi(settings: Settings, foreign: Mapping[str, str]) -> Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RendezvousPoint:
     """Where rank 0 listens: what it tells the others, with "error" in it where it cannot, and the socket."""
 
     told: dict[str, str]
     listener: socket.socket | None = None
 
 
-def choose_place(settings: Settings, source: str, *, is_one_host: bool) -> Place:
+def choose_rendezvous_point(settings: Settings, source: str, *, is_one_host: bool) -> RendezvousPoint:
     """Return where rank 0 listens from now on; never raises, or those who are told would wait for ever.
 
     Args:
@@ -236,8 +251,8 @@ def choose_place(settings: Settings, source: str, *, is_one_host: bool) -> Place
             listener = _listen_in_range(host, settings.ports)
             address = TcpAddress(host, listener.getsockname()[1])
     except (MultiringError, OSError) as error:
-        return Place({"error": str(error)})
-    return Place({"rendezvous": str(address), "secret": secret.hex(), "job": job}, listener)
+        return RendezvousPoint({"error": str(error)})
+    return RendezvousPoint({"rendezvous": str(address), "secret": secret.hex(), "job": job}, listener)
 
 
 def _listen_in_range(host: str, ports: tuple[int, int] | None) -> socket.socket:
@@ -256,7 +271,7 @@ def _listen_in_range(host: str, ports: tuple[int, int] | None) -> socket.socket:
     raise OSError(f"no port of {first}-{last} is free at {host}: {refusal}")
 
 
-def _meeting_place(settings: Settings, source: str, one_host: str | None) -> tuple[str, bytes]:
+def _rendezvous_point(settings: Settings, source: str, one_host: str | None) -> tuple[str, bytes]:
     """Return the rendezvous address and the secret; `one_host` is the job's name where all ranks share a host."""
     secret = _secret(settings)
     if settings.rendezvous is not None:
@@ -293,7 +308,7 @@ def _secret(settings: Settings) -> bytes | None:
     return secret
 
 
-def _check_place(source: str, what: str, rank: int, size: int) -> None:
+def _check_rendezvous_point(source: str, what: str, rank: int, size: int) -> None:
     if not 0 <= rank < size:
         raise ArgumentError(f"{source}: {what} {rank} of {size}, want 0 to {size - 1}")
 

@@ -9,7 +9,7 @@ from multiring.errors import RendezvousError
 from multiring.runtime.bootstrap.addresses import LocalAddress, TcpAddress, peer_credentials
 from multiring.runtime.bootstrap.handshake import (
     PROTOCOL,
-    STRANGER_FRAME_BYTES,
+    UNPROVEN_FRAME_BYTES,
     FrameError,
     FrameReader,
     Message,
@@ -45,7 +45,7 @@ class _Connection:
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         self.sock = sock
         self.deadline = deadline
-        self.reader = FrameReader(STRANGER_FRAME_BYTES)
+        self.reader = FrameReader(UNPROVEN_FRAME_BYTES)
 
     def write(self, data: bytes) -> None:
         self.sock.settimeout(self._remaining_s())

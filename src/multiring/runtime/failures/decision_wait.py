@@ -13,9 +13,9 @@ from typing import Protocol
 
 from multiring.errors import StallError
 from multiring.runtime.group.handles import Lookout
+from multiring.runtime.named.disagreement import named
 from multiring.runtime.named.handle import NamedHandle
 from multiring.runtime.named.negotiation import Negotiation
-from multiring.runtime.named.signature import named
 
 _log = logging.getLogger("multiring")
 _MOMENT_S = 0.2

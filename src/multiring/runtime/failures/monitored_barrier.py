@@ -10,7 +10,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from multiring._native import Notice, NoticeKind
+from multiring._native import ControlMessage, ControlMessageKind
 from multiring.errors import StateError
 from multiring.runtime.group.group import Group
 
@@ -47,10 +47,10 @@ class MonitoredBarrier:
     """
 
     def __init__(self, group: Group) -> None:
-        self._ranks = group.ranks
+        self._ranks = group.calls.ranks
         self._rank = group.rank
-        self._index = {rank: index for index, rank in enumerate(group.ranks)}
-        self._context = group.calls.membership.context
+        self._index = {rank: index for index, rank in enumerate(group.calls.ranks)}
+        self._context = group.calls.services.context
         self._changed = threading.Condition()
         self._number = 0
         self._ended = 0  # the last call that is over here
@@ -61,7 +61,7 @@ class MonitoredBarrier:
         self._lost: dict[int, str] = {}
         self._is_over = False
         self._id = group.calls.purpose_id("monitored barrier")
-        self._control = group.calls.membership.control if group.size > 1 else None
+        self._control = group.calls.services.control if group.size > 1 else None
         if self._control is not None:
             self._control.add(self._id, self)
 
@@ -146,9 +146,9 @@ class MonitoredBarrier:
 
     # ---- for the control thread ----
 
-    def hear(self, notice: Notice) -> None:
+    def hear(self, notice: ControlMessage) -> None:
         """Note who has come, or what the teller says."""
-        if notice.kind is not NoticeKind.MESSAGE:
+        if notice.kind is not ControlMessageKind.MESSAGE:
             return
         rank = self._index[notice.rank]
         (number,) = _NUMBER.unpack_from(notice.payload)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from multiring._native import Notice
+from multiring._native import ControlMessage
 from multiring.errors import StateError
 from multiring.runtime.failures.control_thread import Control
 from multiring.runtime.failures.standoffs import Counted, Standoffs
@@ -49,15 +49,15 @@ class RankStatus(Lookout):
         return "".join(f"; rank {rank} {self._told(rank, each)}" for rank, each in self._ask(ranks).items())
 
     def know(self, group: Counted) -> None:
-        """See Lookout."""
+        """Take note of a group of this process, its `id` and the number of its `last` operation."""
         self._standoffs.know(group)
 
     def seek(self, waiter: Waiter) -> None:
-        """See Lookout."""
+        """Find out whether those that this thread waits for in `waiter` wait for this rank; see standoffs.py."""
         self._standoffs.seek(waiter)
 
     def is_single(self) -> bool:
-        """See Lookout."""
+        """Return whether this process's program has one thread, and it waits for other ranks."""
         return thread_states().is_single
 
     def _told(self, rank: int, answer: str | None) -> str:
@@ -93,7 +93,7 @@ class RankStatus(Lookout):
             with self._heard:
                 del self._questions[question]
 
-    def hear(self, notice: Notice) -> None:
+    def hear(self, notice: ControlMessage) -> None:
         """Answer a question, or keep an answer."""
         question = int.from_bytes(notice.payload[:8], "little")
         if notice.tag == _ASK:

@@ -3,16 +3,16 @@
 import hashlib
 import logging
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import numpy as np
 from numpy.typing import NDArray
 
-from multiring._native import NOTE_BYTES, Lowering, Program, ReduceOp, make_program
+from multiring._native import NOTE_BYTES, Lowering, MoveColumns, Program, ProgramForm, ReduceOp, make_program
 from multiring.collectives import direct, exchange
 from multiring.errors import ArgumentError
-from multiring.planner import Pins, Plan, Task, cheapest, refuse_unfit, repriced
+from multiring.planner import Pins, Plan, Task, cheapest, engine_of, refuse_unfit, repriced
 from multiring.runtime.arrays import DTYPES, numpy_dtype
 from multiring.schedule import (
     NOWHERE,
@@ -120,8 +120,28 @@ MOVE_BY_MOVE = Execution()
 class Programs:
     """The programs of one group on this rank. Not thread-safe: the group holds its lock."""
 
-    def __init__(self, topology: Topology, rank: int, ranks: tuple[int, ...], pins: Pins | None = None) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        rank: int,
+        ranks: tuple[int, ...],
+        pins: Pins | None = None,
+        carrier: str = "tcp",
+        *,
+        is_alone: bool = False,
+    ) -> None:
+        """Plan for these ranks.
+
+        Args:
+            topology: where they are.
+            rank: of the group, whose programs these are.
+            ranks: in the world.
+            pins: plans that are given.
+            carrier: what carries bytes between hosts.
+            is_alone: whether it does within hosts, too.
+        """
         self._topology = topology
+        self._engine = carrier if is_alone else engine_of(topology).replace("tcp", carrier)
         # Those of the job say nothing of a group whose ranks lie in another way.
         self._pins = pins if pins is not None and pins.shape == topology.shape() else None
         self._rank = rank
@@ -191,6 +211,7 @@ class Programs:
 
     def _keep(self, task: Task, plan: Plan) -> None:
         refuse_unfit(plan, task, self._topology)
+        plan = replace(plan, engine=self._engine)  # a plan file may be another engine's
         self._predicted.pop(task, None)
         if plan.schedule.digest() not in self._proven:
             check(plan.schedule, compared_by(self._rank, plan.schedule.ranks))
@@ -208,6 +229,7 @@ class Programs:
             once = task.collective in _PLANNED_ONCE
             plan = cheapest(task, self._topology if once else self._measured) if pinned is None else pinned
             self._keep(task, plan)
+            plan = self.plans[task]
             if once or pinned is not None:
                 self._fixed.add(task)
             former = self._former.pop(task, plan)
@@ -252,9 +274,13 @@ class Programs:
             self._world_ranks,
             Execution(lowering, segments.count, last),
         )
-        meant = schedule.digest() + f"{plan.engine} {plan.segment_bytes} {request.agreed}".encode()
-        digest = hashlib.blake2b(meant, digest_size=16).digest()
-        return Compiled(plan, program, lowering, digest)
+        return Compiled(plan, program, lowering, digest_of(plan, request))
+
+
+def digest_of(plan: Plan, request: Request) -> bytes:
+    """Return what the ranks agree on of how `request` runs."""
+    meant = plan.schedule.digest() + f"{plan.engine} {plan.segment_bytes} {request.agreed}".encode()
+    return hashlib.blake2b(meant, digest_size=16).digest()
 
 
 def compared_by(rank: int, ranks: int) -> list[int] | None:
@@ -318,7 +344,7 @@ def compile_moves(
     coded_offset, end = _coded_offsets(moves, size // itemsize, scratch_bytes)
     # The last segment is the shorter one, but cut at the same grain one of its chunks may be the longer.
     last_bytes = execution.last_segment.scratch_bytes if execution.last_segment else 0
-    return make_program(
+    columns = MoveColumns(
         kind=moves.kind,
         last=moves.last.astype(np.uint8),
         channel=moves.channel,
@@ -329,6 +355,11 @@ def compile_moves(
         size=size,
         peer_start=moves.peer_start,
         peers=world_ranks[moves.peers],
+        wire=moves.wire,
+        keeps_coded=(sends & (moves.dst != NOWHERE)).astype(np.uint8),
+        coded_offset=coded_offset,
+    )
+    form = ProgramForm(
         scratch_bytes=max(end, last_bytes),
         dtype=DTYPES[dtype],
         op=getattr(ReduceOp, "sum" if op == "average" else op),
@@ -337,10 +368,8 @@ def compile_moves(
         segments=execution.segments,
         segment_bytes=int(extents.count[extents.space == Space.OUTPUT].sum()) * itemsize,
         last_segment=execution.last_segment,
-        wire=moves.wire,
-        keeps_coded=(sends & (moves.dst != NOWHERE)).astype(np.uint8),
-        coded_offset=coded_offset,
     )
+    return make_program(columns, form)
 
 
 def _coded_offsets(moves: Moves, elements: NDArray[np.int64], start: int) -> tuple[NDArray[np.int64], int]:

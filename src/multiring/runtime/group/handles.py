@@ -5,7 +5,7 @@ import math
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from multiring._native import Context, FaultKind, Holdings, Lowering, Operation,
 from multiring.errors import MismatchError, MultiringError, PeerLostError, StallError, StateError
 from multiring.runtime.arrays import Buffer
 from multiring.runtime.events import STEPS
-from multiring.runtime.named.label import shown
+from multiring.runtime.named.signature_text import shown
 
 _log = logging.getLogger("multiring")
 LINGER_S = 0.3
@@ -40,6 +40,14 @@ class Handle(Protocol):
             PeerLostError: a rank it needs died or left; the contents are undefined.
             StallError: a rank did not take part in time; the contents are undefined.
         """
+
+
+class AgreedHandle(Handle, Protocol):
+    """The handle of an operation that the ranks agree on before it touches memory."""
+
+    @property
+    def titles(self) -> Mapping[int, str]:
+        """What each rank of the group called the operation; known after a mismatch."""
 
 
 class Executed(NamedTuple):
@@ -75,7 +83,7 @@ class PostedOperation:
         """Fail on all ranks, as rank `culprit` of the world has aborted the group."""
         self.context.abort(self.operation, culprit)
 
-    def land(self) -> None:
+    def release(self) -> None:
         """Let go of the memory; the operation has ended."""
         self._holdings.release(self.operation)
 
@@ -193,24 +201,24 @@ class OperationHandle(Waiter):
 
     def __init__(
         self,
-        flight: PostedOperation,
+        posted_operation: PostedOperation,
         title: str,
         ranks: Sequence[int],
         result: Any,
         attention: Attention,
         group: int | None,
     ) -> None:
-        """Handle `flight`.
+        """Handle `posted_operation`.
 
         Args:
-            flight: the operation in flight.
+            posted_operation: the operation in flight.
             title: of it.
             ranks: of its group, in the world.
             result: what `wait` returns.
             attention: how it is waited for.
             group: the group's id, where this is one of its operations that come in order.
         """
-        self._flight = flight
+        self._posted_operation = posted_operation
         self._title = title
         self._ranks = ranks
         self._result = result
@@ -224,59 +232,63 @@ class OperationHandle(Waiter):
     @property
     def title(self) -> str:
         """What is waited for, in words."""
-        number = self._flight.operation.sequence // STEPS
+        number = self._posted_operation.operation.sequence // STEPS
         return f"{shown(self._title)} (operation {number} of the group of {len(self._ranks)})"
 
     @property
     def key(self) -> Key | None:
-        """See Waiter."""
-        return None if self._group is None else ("operation", self._group, self._flight.operation.sequence // STEPS)
+        """What is waited for; None where ranks do not come to it in an order, as to messages."""
+        return (
+            None
+            if self._group is None
+            else ("operation", self._group, self._posted_operation.operation.sequence // STEPS)
+        )
 
     @property
     def operation(self) -> Operation:
         """The native operation."""
-        return self._flight.operation
+        return self._posted_operation.operation
 
     def stalled_on(self) -> tuple[Sequence[int], float]:
         """Return the ranks of the world that are waited for, and for how many seconds nothing has moved."""
-        return self._flight.stalled_on()
+        return self._posted_operation.stalled_on()
 
     def give_up(self, silent: int) -> None:
         """Fail on all ranks, as if rank `silent` of the world had been silent for too long."""
-        self._flight.give_up(silent)
+        self._posted_operation.give_up(silent)
 
     def abort(self, culprit: int) -> None:
         """Fail on all ranks, as rank `culprit` of the world has aborted the group."""
-        self._flight.abort(culprit)
+        self._posted_operation.abort(culprit)
 
     def done(self) -> bool:
         """Whether `wait` would return, or raise, at once."""
-        return self._flight.done()
+        return self._posted_operation.done()
 
     def wait(self, timeout: float | None = None) -> Any:
         """Return the operation's result once it has ended; see `Handle`."""
-        flight = self._flight
+        posted_operation = self._posted_operation
         start = time.monotonic()
         look_s = self._attention.look_s
         while True:
             left = look_s if timeout is None else timeout - (time.monotonic() - start)
-            if flight.context.wait(flight.operation, max(0.0, min(left, look_s))):
+            if posted_operation.context.wait(posted_operation.operation, max(0.0, min(left, look_s))):
                 break
             self._mind_stall()
             if timeout is not None and time.monotonic() - start >= timeout:
                 raise TimeoutError(f"{self.title} is still in flight after {timeout:g} s")
-        flight.land()
-        if flight.operation.fault is not FaultKind.NONE:
+        posted_operation.release()
+        if posted_operation.operation.fault is not FaultKind.NONE:
             if self.verdict:
                 # The others are being told: were this rank to leave at once, they might take that for the cause.
                 time.sleep(LINGER_S)
-            raise failure_of(flight.operation, self.title, self._ranks, self._attention.lookout, self.verdict)
+            raise failure_of(posted_operation.operation, self.title, self._ranks, self._attention.lookout, self.verdict)
         return self._result
 
     @property
     def titles(self) -> dict[int, str]:
         """What each rank of the group called the operation; known after a mismatch."""
-        return titles_of(self._flight.operation, self._ranks)
+        return titles_of(self._posted_operation.operation, self._ranks)
 
     def _mind_stall(self) -> None:
         ranks, quiet_s = self.stalled_on()
@@ -324,15 +336,34 @@ class SteppedHandle:
         """Whether `wait` would return, or raise, at once."""
         return self._outcome.done()
 
-    def wait(self, timeout: float | None = None) -> Any:  # noqa: ARG002 -- of the contract; there is none
-        """Return the operation's result once it has ended; see `Handle`."""
+    def wait(self, timeout: float | None = None) -> Any:
+        """Return the operation's result once it has ended; see `Handle`. No step is cut short by the time-out."""
         with self._lock:
             if not self._outcome.done():
                 try:
-                    self._outcome.set_result(self._steps())
+                    self._outcome.set_result(self._run(timeout))
                 except MultiringError as error:
                     self._outcome.set_exception(error)
         return self._outcome.result()
+
+    def _run(self, timeout: float | None) -> Any:  # noqa: ARG002 -- for others
+        return self._steps()
+
+
+class TimedSteps(SteppedHandle):
+    """The same, of steps that take what waits for a step's handle: then the time-out is that of all steps together."""
+
+    def __init__(self, steps: Callable[[Callable[[Handle], Any]], Any]) -> None:
+        super().__init__(lambda: None)
+        self._timed = steps
+
+    def _run(self, timeout: float | None) -> Any:
+        began_s = time.monotonic()
+
+        def wait_for(step: Handle) -> Any:
+            return step.wait(None if timeout is None else max(0.0, timeout - (time.monotonic() - began_s)))
+
+        return self._timed(wait_for)
 
 
 class ChainedHandle(Waiter):

@@ -14,13 +14,14 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Any
 
-from multiring._native import Notice, NoticeKind
+from multiring._native import ControlMessage, ControlMessageKind
 from multiring.errors import MismatchError, MultiringError, PeerLostError, StallError, StateError
 from multiring.runtime.arrays import buffer_of
-from multiring.runtime.group.group import Array, Group
+from multiring.runtime.group.group import Group
 from multiring.runtime.group.handles import Handle
-from multiring.runtime.group.receives import Kept, PostedReceive
+from multiring.runtime.group.receives import CompletedSend, PostedReceive
 from multiring.runtime.group.send_counts import SendCounts
+from multiring.runtime.group.starting import Array
 
 _log = logging.getLogger("multiring")
 # A rank that has no connection yet, or has not made its AnySourceMatching, does not answer: it is asked again.
@@ -38,8 +39,8 @@ class AnySourceMatching:
     def __init__(self, group: Group) -> None:
         self._group = group
         self.rank = group.rank
-        membership = group.calls.membership
-        self._patience = membership.stall_warn_s, membership.stall_timeout_s
+        services = group.calls.services
+        self._patience = services.stall_warn_s, services.stall_timeout_s
         self._changed = threading.Condition(threading.RLock())
         self._own: dict[int, deque[tuple[str, bytes]]] = defaultdict(deque)  # by tag: messages to this rank itself
         self._waiting: dict[int, deque[PostedReceive]] = {}  # by tag: receives in order
@@ -47,10 +48,10 @@ class AnySourceMatching:
         self._has_died = False
         self._again_s = _FIRST_AGAIN_S
         self._asks_again = False
-        self._index = {rank: index for index, rank in enumerate(group.ranks)}
+        self._index = {rank: index for index, rank in enumerate(group.calls.ranks)}
         self._id = group.calls.purpose_id("any-source matching")
-        self._control = membership.control if group.size > 1 else None
-        self._send_counts = SendCounts(self._control, group.ranks, self._id)
+        self._control = services.control if group.size > 1 else None
+        self._send_counts = SendCounts(self._control, group.calls.ranks, self._id)
         if self._control is not None:
             self._control.add(self._id, self)
 
@@ -64,7 +65,7 @@ class AnySourceMatching:
             with self._changed:
                 self._own[tag].append((_shown(buffer), ctypes.string_at(buffer.address, buffer.size_bytes)))
                 self._match(tag)
-            return Kept()
+            return CompletedSend()
         with self._changed:
             handle = self._group.send_async(array, to, tag)
             self._send_counts.note_sent(to, tag)
@@ -116,7 +117,7 @@ class AnySourceMatching:
 
     def suspects(self, receive: PostedReceive) -> Sequence[int]:
         """Return the ranks of the world that may send for `receive`."""
-        ranks = self._group.ranks
+        ranks = self._group.calls.ranks
         if receive.source is not None:
             return (ranks[receive.source],)
         return [rank for rank in ranks if rank != ranks[self.rank]]
@@ -135,9 +136,9 @@ class AnySourceMatching:
 
     # ---- for the control thread ----
 
-    def hear(self, notice: Notice) -> None:
+    def hear(self, notice: ControlMessage) -> None:
         """Answer how many messages this rank has sent to another, or note how many that one has."""
-        if notice.kind is not NoticeKind.MESSAGE:
+        if notice.kind is not ControlMessageKind.MESSAGE:
             return
         with self._changed:
             tag = self._send_counts.hear(notice)

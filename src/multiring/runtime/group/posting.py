@@ -6,23 +6,35 @@ arguments are wrong tells the others.
 
 import hashlib
 import itertools
+import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from multiring._native import Context, Exchange, Holdings, Lowering, Operation, OperationSpec, Program, Repeats, Rounds
+from multiring._native import (
+    Context,
+    Holdings,
+    Lowering,
+    Operation,
+    OperationSpec,
+    Program,
+    Repeats,
+    Rounds,
+    SharedSlots,
+)
 from multiring.errors import StallError, StateError
 from multiring.planner import Pins, Plan, Task
-from multiring.runtime.arrays import Buffer, buffer_of, numpy_dtype
+from multiring.runtime.arrays import Buffer, buffer_of, copied, numpy_dtype
+from multiring.runtime.engines.contract import Engine
 from multiring.runtime.events import NAMES, STEPS
 from multiring.runtime.failures.control_thread import Control
 from multiring.runtime.group.compile import AT_ONCE_MOST, Programs, Request, agreement_rounds, direct_rounds
 from multiring.runtime.group.handles import NOBODY, Attention, Lookout, OperationHandle, Posted, PostedOperation
-from multiring.runtime.named.label import LABELLED
+from multiring.runtime.named.signature_text import LABELLED
 from multiring.runtime.rails.watch import CHECK_EVERY, LEAST_BYTES, Watch
 from multiring.schedule import Collective
 from multiring.topology import Topology, grid_of
@@ -32,12 +44,12 @@ _NAME_INDEX = {name: index for index, name in enumerate(NAMES)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Membership:
+class ProcessServices:
     """What every group of one process shares."""
 
     context: Context
     holdings: Holdings
-    world_rank: int
+    world_rank: int  # what the native core calls this process: its rank in the first generation of the job
     stall_warn_s: float
     stall_timeout_s: float
     lookout: Lookout = NOBODY
@@ -45,6 +57,8 @@ class Membership:
     glossary: Glossary
     pins: Pins | None = None
     replan: bool = True
+    rank_of_id: Mapping[int, int] | None = None  # each rank of the job by what the core calls it; None: it is that
+    between_hosts: str = "tcp"  # what carries bytes there, in `Plan.engine`'s words
     spin_s: float = 0.0  # how long callers spin before they sleep, where all that they wait for is on their host
 
     @contextmanager
@@ -66,7 +80,7 @@ class Call:
     members: Sequence[int]  # world ranks
     rounds: Rounds
     at_once: bool  # all rounds at the same time: every rank tells every other
-    exchange: Exchange | None = None  # the group's slots for small messages
+    slots: SharedSlots | None = None  # the group's slots for small messages
     label: str = ""  # the caller's own part of what the ranks agree on
 
     @property
@@ -101,29 +115,33 @@ class Work:
 class Calls:
     """The operations of one group on this rank."""
 
-    def __init__(self, membership: Membership, ranks: tuple[int, ...], topology: Topology, key: bytes) -> None:
-        self.membership = membership
+    engine: Engine | None = None  # what carries out collectives, other than the native core
+    buffer_of = staticmethod(buffer_of)
+    copied = staticmethod(copied)
+
+    def __init__(self, services: ProcessServices, ranks: tuple[int, ...], topology: Topology, key: bytes) -> None:
+        self.services = services
         self.ranks = ranks
-        self.own = ranks.index(membership.world_rank)
+        self.own = ranks.index(services.world_rank)
         self.grid, order = grid_of(topology)
-        self.programs = Programs(topology, self.own, ranks, membership.pins)
+        self.programs = Programs(topology, self.own, ranks, services.pins, services.between_hosts)
         self._key = key
         self.id = identifier(key)
-        membership.glossary.groups[self.id] = ranks_in_words(ranks)
+        services.glossary.groups[self.id] = ranks_in_words(ranks)
         self._at_once = len(topology.hosts) == 1 and len(ranks) <= AT_ONCE_MOST
         pairs = direct_rounds(len(ranks), self.own) if self._at_once else agreement_rounds(self.grid, order, self.own)
         self._rounds = Rounds([(ranks[to], ranks[source]) for to, source in pairs])
         self._lock = threading.Lock()
-        self._attention = Attention.of(membership.lookout, membership.stall_warn_s)
-        slots = self._at_once and len(ranks) > 1
-        exchange = Exchange(membership.context, list(ranks), STEPS) if slots else None
-        watches = membership.replan and len(topology.hosts) > 1
-        self._watch = Watch(membership.context, ranks, self.own, topology) if watches else None
+        self._attention = Attention.of(services.lookout, services.stall_warn_s)
+        meets = self._at_once and len(ranks) > 1
+        slots = SharedSlots(services.context, list(ranks), STEPS) if meets else None
+        watches = services.replan and len(topology.hosts) > 1
+        self._watch = Watch(services.context, ranks, self.own, topology) if watches else None
         self._topology = topology
         self.repeats = Repeats(
-            membership.holdings,
+            services.holdings,
             self.id,
-            exchange,
+            slots,
             STEPS,
             self._attention.look_s,
             CHECK_EVERY if watches else 0,
@@ -133,7 +151,7 @@ class Calls:
         self._edition = 0
         self._twins = itertools.count()
         self._latest: PostedOperation | None = None
-        membership.lookout.know(self)
+        services.lookout.know(self)
 
     @property
     def last(self) -> int:
@@ -148,7 +166,7 @@ class Calls:
             members=self.ranks,
             rounds=self._rounds,
             at_once=self._at_once,
-            exchange=self.repeats.exchange,
+            slots=self.repeats.slots,
             label=label,
         )
         if self._watch is not None and call.number % CHECK_EVERY == 0:
@@ -176,7 +194,7 @@ class Calls:
         counts = (len(own),) * len(self.ranks)
         request = Request(Collective.ALL_GATHER, "float64", counts, table.size, agreed="measures")
         key = (identifier(self._key, "measures"), call.key[1])  # a line of its own, which no other operation waits for
-        place = replace(call, name="measures", key=key, exchange=None, label="")
+        place = replace(call, name="measures", key=key, slots=None, label="")
         buffers = buffer_of(own, writes=False), buffer_of(table, writes=True)
         watch.gathering = self.run(place, "measures", request, buffers, None, waits=False), table
 
@@ -217,6 +235,12 @@ class Calls:
     def _tell(self, call: Call, error: BaseException) -> None:
         self.post(call, f"{call.name} failed with {type(error).__name__}: {error}", Work(), waits=False)
 
+    def allocate(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Return an array in the arena whose contents are undefined."""
+        kind = numpy_dtype(dtype)
+        size = math.prod(shape) * kind.itemsize
+        return self.services.context.allocate(size)[:size].view(kind).reshape(shape)
+
     def run(
         self,
         call: Call,
@@ -239,7 +263,7 @@ class Calls:
             program=compiled.program,
             plan=compiled.plan,
             plan_digest=compiled.digest,
-            meets=compiled.lowering is Lowering.EXCHANGE and size_bytes <= Exchange.CAPACITY,
+            meets=compiled.lowering is Lowering.EXCHANGE and size_bytes <= SharedSlots.CAPACITY,
             repeated=(buffers[1].owner, request.op) if _may_repeat(request) and not is_watched else None,
             size_bytes=size_bytes,
             input=buffers[0],
@@ -259,9 +283,9 @@ class Calls:
         that this thread waits for the handle next, so that no other need be woken.
         """
         title = call.titled(title)
-        membership = self.membership
+        services = self.services
         digest = hashlib.blake2b(title.encode() + work.plan_digest, digest_size=16).digest()
-        membership.glossary.note(digest, title, work.plan)
+        services.glossary.note(digest, title, work.plan)
         spec = OperationSpec(
             key=call.key,
             members=call.members,
@@ -274,14 +298,14 @@ class Calls:
             output=work.output.address if work.output else 0,
             user_bytes=work.size_bytes,
             name=_NAME_INDEX[call.name],
-            exchange=call.exchange,
+            slots=call.slots,
             meets=work.meets and waits,
             tells_mismatch=bool(call.label),
         )
         memory = work.input, work.output
-        operation = membership.holdings.post(spec, waits, memory)
-        self._latest = flight = PostedOperation(membership.context, membership.holdings, operation)
-        handle = self._handle_of(flight, title, work.result, in_order=call.key[0] == self.id)
+        operation = services.holdings.post(spec, waits, memory)
+        self._latest = posted_operation = PostedOperation(services.context, services.holdings, operation)
+        handle = self._handle_of(posted_operation, title, work.result, in_order=call.key[0] == self.id)
         if waits and work.repeated is not None:
             if self._watch is None:
                 handle.posted = Posted(spec, memory, title, work.result, self._edition)
@@ -297,10 +321,10 @@ class Calls:
         if posted.edition != self._edition:
             return None
         operation = self.repeats.post_again(posted.spec, posted.memory)
-        membership = self.membership
-        flight = PostedOperation(membership.context, membership.holdings, operation)
-        self._latest = flight
-        return self._handle_of(flight, posted.title, posted.result)
+        services = self.services
+        posted_operation = PostedOperation(services.context, services.holdings, operation)
+        self._latest = posted_operation
+        return self._handle_of(posted_operation, posted.title, posted.result)
 
     def _forget(self) -> None:
         self.repeats.forget()
@@ -318,11 +342,15 @@ class Calls:
 
     def _resume(self, operation: Operation) -> OperationHandle:
         """Return the handle of a repeated call that is still in flight, or has failed."""
-        flight = PostedOperation(self.membership.context, self.membership.holdings, operation)
-        return self._handle_of(flight, operation.title, None)
+        posted_operation = PostedOperation(self.services.context, self.services.holdings, operation)
+        return self._handle_of(posted_operation, operation.title, None)
 
-    def _handle_of(self, flight: PostedOperation, title: str, result: Any, *, in_order: bool = True) -> OperationHandle:
-        return OperationHandle(flight, title, self.ranks, result, self._attention, self.id if in_order else None)
+    def _handle_of(
+        self, posted_operation: PostedOperation, title: str, result: Any, *, in_order: bool = True
+    ) -> OperationHandle:
+        return OperationHandle(
+            posted_operation, title, self.ranks, result, self._attention, self.id if in_order else None
+        )
 
     @property
     def latest(self) -> PostedOperation:

@@ -1,4 +1,4 @@
-"""Letters: receives that may have to wait for their turn; and messages of a rank to itself."""
+"""Posted receives: those that may have to wait for their turn; and messages of a rank to itself."""
 
 import time
 from collections.abc import Sequence
@@ -79,7 +79,7 @@ class PostedReceive(Waiter):
             self.posted.wait(None if timeout is None else max(0.0, timeout - (time.monotonic() - began_s)))
 
 
-class Kept:
+class CompletedSend:
     """The handle of a message to this rank itself: it was copied, and the array may be changed."""
 
     def done(self) -> bool:

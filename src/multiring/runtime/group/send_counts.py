@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from functools import partial
 
-from multiring._native import Notice
+from multiring._native import ControlMessage
 from multiring.errors import StateError
 from multiring.runtime.failures.control_thread import Control
 
@@ -39,7 +39,7 @@ class SendCounts:
         self._begun: dict[Key, int] = defaultdict(int)  # receives posted here
         self._told: dict[Key, int] = defaultdict(int)  # messages the rank said it had sent
         self._asked: dict[Key, int] = {}  # what it was asked with
-        self._standing: set[Key] = set()  # it has heard the question, and will tell of more
+        self._subscribed: set[Key] = set()  # it has heard the question, and will tell of more
 
     def note_sent(self, to: int, tag: int) -> None:
         """Count a message to rank `to`, which is told if it wants to know."""
@@ -59,13 +59,13 @@ class SendCounts:
 
     def ask(self, ranks: Iterable[int], tag: int) -> bool:
         """Ask these ranks, but those that will tell anyhow; return whether there were any."""
-        unsure = [(rank, tag) for rank in ranks if (rank, tag) not in self._standing]
+        unsure = [(rank, tag) for rank in ranks if (rank, tag) not in self._subscribed]
         for key in unsure:
             self._asked[key] = self._begun[key]
             self._say(_ASK, key, self._begun[key])
         return bool(unsure)
 
-    def hear(self, notice: Notice) -> int | None:
+    def hear(self, notice: ControlMessage) -> int | None:
         """Answer a question, or take an answer: then return the tag it is about."""
         tag, number = _WORDS.unpack(notice.payload)
         key = self._index[notice.rank], tag
@@ -76,9 +76,9 @@ class SendCounts:
             return None
         self._told[key] = max(number, self._told[key])
         if number > self._asked.get(key, 0):
-            self._standing.discard(key)
+            self._subscribed.discard(key)
         else:
-            self._standing.add(key)
+            self._subscribed.add(key)
         return int(tag)
 
     def _tell(self, key: Key) -> None:

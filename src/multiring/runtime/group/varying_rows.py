@@ -15,7 +15,7 @@ import numpy as np
 from multiring.errors import ArgumentError, MismatchError
 from multiring.runtime.arrays import Buffer, buffer_of
 from multiring.runtime.group.compile import Request
-from multiring.runtime.group.handles import OperationHandle
+from multiring.runtime.group.handles import AgreedHandle
 from multiring.runtime.group.posting import Call, Calls
 from multiring.schedule import Collective
 
@@ -45,7 +45,7 @@ class RowCalls:
     """The collectives of one group whose ranks may differ in rows."""
 
     def __init__(self, calls: Calls) -> None:
-        self._calls = calls
+        self.calls = calls
         # Titles whose ranks differed the last time: it is cheaper to count at once. What a rank remembers need not be
         # what the others do: whoever counts differs from whoever assumes, and then all count.
         self._uneven: set[str] = set()
@@ -62,7 +62,7 @@ class RowCalls:
             pending = [self._run(call, rows, assumed, waits=waits)]
         is_assumed = assumed is not None
 
-        def finish(wait: Callable[[OperationHandle], Any] = OperationHandle.wait) -> Any:
+        def finish(wait: Callable[[AgreedHandle], Any] = _wait) -> Any:
             step, first = 0, pending.pop()
             try:
                 found = wait(first)
@@ -75,12 +75,12 @@ class RowCalls:
                     return found
             del first  # and with it the memory for what was assumed
             if step == 1:
-                with self._calls.telling(counting := call.step(step, "counts")):
+                with self.calls.telling(counting := call.step(step, "counts")):
                     again = self._count(counting, rows, waits=True)
                 found = wait(again)
             table = found.reshape(-1, len(rows.own))
             (self._uneven.discard if (table == table[0, 0]).all() else self._uneven.add)(rows.title)
-            with self._calls.telling(moving := call.step(step + 1, call.name)):
+            with self.calls.telling(moving := call.step(step + 1, call.name)):
                 move = rows.move(table[:, rows.column].tolist(), int(table.sum()), "")
                 handle = self._run(moving, rows, move, waits=True)
             return wait(handle)
@@ -92,20 +92,24 @@ class RowCalls:
         each = rows.own[0]
         if rows.title in self._uneven or any(other != each for other in rows.own):
             return None
-        ranks = len(self._calls.ranks)
+        ranks = len(self.calls.ranks)
         try:
             return rows.move([each] * ranks, each * len(rows.own) * ranks, f"{each} rows")
         except ArgumentError:  # `out` may be right for what the others bring; if not, it is said once that is known
             return None
 
-    def _run(self, call: Call, rows: Rows, move: Move, *, waits: bool) -> OperationHandle:
-        return self._calls.run(call, rows.title, move.request, move.buffers, move.result, waits=waits)
+    def _run(self, call: Call, rows: Rows, move: Move, *, waits: bool) -> AgreedHandle:
+        return self.calls.run(call, rows.title, move.request, move.buffers, move.result, waits=waits)
 
-    def _count(self, call: Call, rows: Rows, *, waits: bool) -> OperationHandle:
+    def _count(self, call: Call, rows: Rows, *, waits: bool) -> AgreedHandle:
         """Gather what every rank brings."""
         own = np.asarray(rows.own, np.int64)
-        table = np.empty(len(own) * len(self._calls.ranks), np.int64)
-        counts = (len(own),) * len(self._calls.ranks)
+        table = np.empty(len(own) * len(self.calls.ranks), np.int64)
+        counts = (len(own),) * len(self.calls.ranks)
         request = Request(Collective.ALL_GATHER, "int64", counts, len(table), agreed="counts")
         buffers = buffer_of(own, writes=False), buffer_of(table, writes=True)
-        return self._calls.run(call, rows.title, request, buffers, table, waits=waits)
+        return Calls.run(self.calls, call, rows.title, request, buffers, table, waits=waits)  # in host memory
+
+
+def _wait(handle: AgreedHandle) -> Any:
+    return handle.wait()

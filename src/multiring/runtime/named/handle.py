@@ -4,9 +4,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from multiring.errors import MismatchError, MultiringError, StallError, Terms
+from multiring.errors import MismatchError, MultiringError, Signature, StallError
 from multiring.runtime.group.group import Group
-from multiring.runtime.group.handles import LINGER_S, Handle, Key, Waiter
+from multiring.runtime.group.handles import LINGER_S, Handle, Key, OperationHandle, Posted, Waiter
+
+_FEW = 64  # names: fewer are not worth looking through for those whose operations have ended
 
 Start = Callable[[Group, str], Handle]  # posts a collective on that group, with that label
 
@@ -29,10 +31,10 @@ class Keeper(Protocol):
 class NamedHandle(Waiter):
     """An operation, or a joining. What changes it holds the keeper's lock; `wait` and `done` may be called anywhere."""
 
-    def __init__(self, keeper: Keeper, name: str, terms: Terms, start: Start | None) -> None:
+    def __init__(self, keeper: Keeper, name: str, signature: Signature, start: Start | None) -> None:
         self._keeper = keeper
         self.name = name
-        self.terms = terms
+        self.signature = signature
         self.start = start  # None: of a joining
         self.posted: Handle | None = None
         self.number = 0  # its place in the optimistic order; 0: it has none
@@ -63,6 +65,11 @@ class NamedHandle(Waiter):
         """What is waited for, in words."""
         return f"operation {self.name!r}" if self.start is not None else "join"
 
+    @property
+    def repeatable(self) -> Posted | None:
+        """What `NamedOperations.submit_again` posts once more; None where it cannot be posted as it was."""
+        return self.posted.posted if isinstance(self.posted, OperationHandle) else None
+
     def fail(self, error: BaseException) -> None:
         """Be over: `wait` raises `error`."""
         self._error = error
@@ -92,7 +99,7 @@ class NamedHandle(Waiter):
         """Return the operation's result once it has ended; see `Handle`.
 
         Raises:
-            DisagreementError: the ranks came to it with different terms; inputs are intact.
+            DisagreementError: the ranks came to it with different signatures; inputs are intact.
         """
         started_s = time.monotonic() if timeout is not None else 0.0
         left = timeout
@@ -117,3 +124,43 @@ class NamedHandle(Waiter):
         if self._error is not None:
             raise self._error
         return self._result
+
+
+class HandlesByName:
+    """The operations of a set that are in flight here, and some that have ended since. The keeper's lock is held."""
+
+    def __init__(self) -> None:
+        self._handles: dict[str, NamedHandle] = {}
+        self._sweep_at = _FEW
+
+    def is_free(self, name: str) -> bool:
+        """Return whether no operation of this name is in flight."""
+        earlier = self._handles.get(name)
+        return earlier is None or earlier.done()
+
+    def has(self, name: str) -> bool:
+        """Return whether this rank has come to an operation of this name that has not ended."""
+        handle = self._handles.get(name)
+        return handle is not None and not handle.is_over
+
+    def add(self, handle: NamedHandle) -> None:
+        """Have one more in flight, in place of an earlier one of its name."""
+        self._handles[handle.name] = handle
+        if len(self._handles) > self._sweep_at:
+            self._handles = {name: each for name, each in self._handles.items() if not each.done()}
+            self._sweep_at = max(_FEW, 2 * len(self._handles))
+
+    def find(self, number: int, joining: NamedHandle | None) -> NamedHandle | None:
+        """Return the one, `joining` among them, that has this place in the optimistic order, and is not over."""
+        handles = (*self._handles.values(), *(() if joining is None else (joining,)))
+        return next((each for each in handles if each.number == number and not each.is_over), None)
+
+    def has_unknown(self) -> bool:
+        """Return whether it is not known yet what became of one that has a place in that order."""
+        return any(each.number and not each.done() for each in list(self._handles.values()))
+
+    def abort(self, culprit: int) -> None:
+        """Have all that are posted fail on all ranks, as rank `culprit` of the world has aborted the group."""
+        for handle in self._handles.values():
+            if isinstance(handle.posted, OperationHandle) and not handle.done():
+                handle.posted.abort(culprit)

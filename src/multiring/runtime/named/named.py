@@ -1,7 +1,7 @@
 """Named operations: collectives that ranks may come to in different orders, matched by name.
 
 While all ranks come to them in the same order each is posted at once, as the next operation of a group of its own,
-whose ranks agree on its name and terms: nothing is negotiated. Where the order differs every rank sees it, inputs
+whose ranks agree on its name and signature: nothing is negotiated. Where the order differs every rank sees it, inputs
 intact, and the ranks negotiate (negotiation.py): a tree of them agrees on the order from then on, and what it
 decides is posted on a second group. When all have joined, the order is what it is again.
 docs/decisions/0018-optimistic-order.md.
@@ -12,43 +12,36 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from multiring._native import Notice, NoticeKind
+from multiring._native import ControlMessage, ControlMessageKind
 from multiring.agreement import Joined
 from multiring.errors import (
     ArgumentError,
     MismatchError,
     MultiringError,
-    PeerLostError,
+    Signature,
     StallError,
     StateError,
-    Terms,
-    UnsupportedError,
 )
 from multiring.runtime.events import STEPS
 from multiring.runtime.failures.decision_wait import DecisionWait
 from multiring.runtime.group.group import Group
-from multiring.runtime.group.handles import Handle, OperationHandle, Posted
+from multiring.runtime.group.handles import Handle
 from multiring.runtime.named.channel import ControlChannel, Kind, Message
-from multiring.runtime.named.handle import NamedHandle, Start
-from multiring.runtime.named.label import label_of, meaning_of
+from multiring.runtime.named.decided_order import DecidedOrder
+from multiring.runtime.named.disagreement import disagreement
+from multiring.runtime.named.handle import HandlesByName, NamedHandle, Start
+from multiring.runtime.named.losses import Losses, refusal
 from multiring.runtime.named.negotiation import Negotiation
 from multiring.runtime.named.order_switch import tree_neighbours
-from multiring.runtime.named.signature import disagreement
+from multiring.runtime.named.signature_text import label_of, signatures_of_one
 
-__all__ = ["NamedOperations", "Start", "posted_of"]
+__all__ = ["NamedOperations", "Start"]
 
 _log = logging.getLogger("multiring")
-_FEW = 64  # names: fewer are not worth looking through for those whose operations have ended
 _OWN = "\0"  # begins the names of what is no user's operation
 _FILLER = label_of(f"{_OWN}nothing", ())
 _NEWS_S = 0.2  # news of a loss is everywhere by then
 _LAST_WORDS_S = 1.0  # what a rank said before it left has come by then, also by way of others
-
-
-def posted_of(handle: Handle) -> Posted | None:
-    """Return what `submit_again` needs of a handle of `submit`; None where that cannot be posted as it was."""
-    posted = handle.posted if isinstance(handle, NamedHandle) else None
-    return posted.posted if isinstance(posted, OperationHandle) else None
 
 
 class NamedOperations:
@@ -56,43 +49,40 @@ class NamedOperations:
 
     Args:
         group: the ranks; every one of them makes its own NamedOperations, in the same order among the group's.
-        stand_in: what a rank that has joined contributes to an operation of these terms.
+        neutral_contribution: what a rank that has joined contributes to an operation of this signature.
     """
 
-    def __init__(self, group: Group, stand_in: Callable[[Terms], Start] | None = None) -> None:
+    def __init__(self, group: Group, neutral_contribution: Callable[[Signature], Start] | None = None) -> None:
         self._group = group.twin()
-        self._decided = self._group.twin()  # whose order is agreed on
         self._calls = self._group.calls
+        self._decided = DecidedOrder(self._group.twin(), neutral_contribution)
         self.id = self._calls.id
-        self._membership = self._calls.membership
-        self._stand_in = stand_in
-        self.ranks = group.ranks
+        self._services = self._calls.services
+        self.ranks = group.calls.ranks
         self._lock = threading.RLock()
         self.changed = threading.Condition(self._lock)
-        self._in_flight: dict[str, NamedHandle] = {}
-        self._sweep_at = _FEW
+        self._in_flight = HandlesByName()
         self._joining: NamedHandle | None = None
         self._joined_s = 0.0  # when
         self._negotiation: Negotiation | None = None
-        self._generation = 0  # how many accords there were
-        self._filled = 0  # the last operation of the order that was given up last
-        self._early: list[Message] = []  # of accords to come
-        self._gone: dict[int, PeerLostError] = {}
+        self._generation = 0  # how many negotiations there were
+        self._unexpected: list[Message] = []  # of negotiations to come
+        self._losses = Losses()
         self._broken: MultiringError | None = None
         self._channel: ControlChannel | None = None
-        control = self._membership.control
+        control = self._services.control
         if control is not None and group.size > 1:
             self._channel = ControlChannel(control, self.id, self.ranks, group.rank)
             self._near = tree_neighbours(group.rank, group.size)
-            self._membership.context.link_with([self.ranks[rank] for rank in self._near])
+            self._services.context.link_with([self.ranks[rank] for rank in self._near])
             control.add(self.id, self)
 
-    def submit(self, name: str, terms: Terms, start: Start, at_once: Start | None = None) -> Handle:
+    def submit(self, name: str, signature: Signature, start: Start, at_once: Start | None = None) -> NamedHandle:
         """Start an operation, and return its handle.
 
         Args:
             name: what the ranks match it by.
-            terms: what they must agree on besides, in the order of checking.
+            signature: what they must agree on besides, in the order of checking.
             start: posts the collective; called at once, or on another thread once the ranks have agreed on its place.
             at_once: the same where this thread waits for the handle next: it may post what only a waiter drives.
 
@@ -103,42 +93,40 @@ class NamedOperations:
             StallError: the ranks have given up.
         """
         with self._lock:
-            earlier = self._in_flight.get(name)
-            if earlier is not None and not earlier.done():
+            if not self._in_flight.is_free(name):
                 raise ArgumentError(
                     f"operation {name!r} is in flight already; wait for it, or give this one another name"
                 )
             if self._broken is not None or self._joining is not None:
-                raise self._refusal(f"operation {name!r}")
-            handle = NamedHandle(self, name, terms, start)
+                raise refusal(f"operation {name!r}", self._broken)
+            handle = NamedHandle(self, name, signature, start)
             if self._negotiation is None:
-                handle.posted = (at_once or start)(self._group, label_of(name, terms))
+                handle.posted = (at_once or start)(self._group, label_of(name, signature))
                 handle.number = self._calls.last
             else:
                 self._negotiation.put([handle])
-            self._in_flight[name] = handle
-            if len(self._in_flight) > self._sweep_at:
-                self._in_flight = {key: each for key, each in self._in_flight.items() if not each.done()}
-                self._sweep_at = max(_FEW, 2 * len(self._in_flight))
+            self._in_flight.add(handle)
             return handle
 
-    def submit_again(self, name: str, terms: Terms, start: Start, posted: Posted) -> Handle | None:
-        """Start an operation as it was posted before; None: something has changed since, and nothing was done.
+    def submit_again(self, earlier: NamedHandle) -> NamedHandle | None:
+        """Start an operation as `earlier`, which remembers it, was posted; None: not as it was, and nothing was done.
 
         Otherwise as `submit`; this thread waits for the handle next.
         """
+        posted = earlier.repeatable
+        if posted is None:
+            return None
         with self._lock:
-            earlier = self._in_flight.get(name)
-            is_free = earlier is None or earlier.done()
+            is_free = self._in_flight.is_free(earlier.name)
             if not is_free or self._broken is not None or self._joining is not None or self._negotiation is not None:
                 return None
             again = self._calls.post_again(posted)
             if again is None:
                 return None
-            handle = NamedHandle(self, name, terms, start)
+            handle = NamedHandle(self, earlier.name, earlier.signature, earlier.start)
             handle.posted = again
             handle.number = self._calls.last
-            self._in_flight[name] = handle
+            self._in_flight.add(handle)
             return handle
 
     def join(self) -> Handle:
@@ -152,13 +140,12 @@ class NamedOperations:
         """
         with self._lock:
             if self._broken is not None or self._joining is not None:
-                raise self._refusal("join")
+                raise refusal("join", self._broken)
             handle = NamedHandle(self, f"{_OWN}join of rank {self._group.rank}", (), None)
             if self._channel is None:
                 handle.finish(0)
                 return handle
-            if self._stand_in is None:
-                raise UnsupportedError("join: these operations have no stand-ins")
+            self._decided.require_neutral_contribution("join: ")
             self._joining, self._joined_s = handle, time.monotonic()
             if self._negotiation is None:  # another name on every rank: all see that they differ
                 handle.posted = self._group.barrier_async(label=label_of(handle.name, ()))
@@ -169,7 +156,7 @@ class NamedOperations:
 
     def close(self) -> None:
         """Take no more operations; those that the ranks have yet to agree on fail."""
-        control = self._membership.control
+        control = self._services.control
         if control is not None:
             control.remove(self.id)
         self._break(StateError("these named operations were closed"))
@@ -192,8 +179,8 @@ class NamedOperations:
         negotiation = self._negotiation
         if negotiation is None:
             return True
-        patience = self._membership.stall_warn_s, self._membership.stall_timeout_s
-        return DecisionWait(self, negotiation, handle, patience, self._membership.lookout).keep(timeout)
+        patience = self._services.stall_warn_s, self._services.stall_timeout_s
+        return DecisionWait(self, negotiation, handle, patience, self._services.lookout).keep(timeout)
 
     def give_up(self, handle: NamedHandle, error: StallError) -> None:
         """Have everything fail because of `error`, on all ranks."""
@@ -205,16 +192,14 @@ class NamedOperations:
         """Have all that is in flight here fail, on all ranks; the set cannot be used any more."""
         own = self.ranks[self._group.rank]
         with self._lock:
-            for handle in self._in_flight.values():
-                if isinstance(handle.posted, OperationHandle) and not handle.done():
-                    handle.posted.abort(own)
+            self._in_flight.abort(own)
             if self._negotiation is not None:
                 self._pass_on_stall(str(error))
             self.changed.notify_all()
 
     # ---- for the control thread ----
 
-    def hear(self, notice: Notice) -> None:
+    def hear(self, notice: ControlMessage) -> None:
         """Act on a message of another rank, or on the mismatch of an operation here."""
         with self._lock:
             try:
@@ -225,24 +210,20 @@ class NamedOperations:
             finally:
                 self.changed.notify_all()
 
-    def _hear(self, notice: Notice) -> None:
-        if notice.kind is NoticeKind.MISMATCH:
+    def _hear(self, notice: ControlMessage) -> None:
+        if notice.kind is ControlMessageKind.MISMATCH:
             number, titles = notice.tag // STEPS, {self.ranks.index(r): text for r, text in notice.titles.items()}
-            self._differ(number, self._find(number), titles, None)
+            self._differ(number, self._in_flight.find(number, self._joining), titles, None)
         elif self._channel is not None and (message := self._channel.receive(notice)) is not None:
             self._take(message)
 
     def lose(self, rank: int, *, died: bool, why: str) -> None:
         """Act on the loss of a rank of the world."""
-        control = self._membership.control
+        control = self._services.control
         if rank not in self.ranks or control is None:
             return
         with self._lock:
-            verb = "died" if died else "left the job"
-            lost = {
-                self.ranks.index(rank): PeerLostError(f"rank {rank} {verb} ({why}); what waited for it has not run")
-            }
-            self._gone = lost | self._gone if died else self._gone | lost  # who leaves may do so because of a death
+            self._losses.note(self.ranks.index(rank), rank, died=died, why=why)
             if died:
                 self._lament()
             else:
@@ -250,8 +231,7 @@ class NamedOperations:
 
     def has_come(self, name: str) -> bool:
         """Return whether this rank has come to an operation that has not ended."""
-        handle = self._in_flight.get(name)
-        return handle is not None and not handle.is_over
+        return self._in_flight.has(name)
 
     def end(self) -> None:
         """Act on this rank's leaving the job."""
@@ -261,12 +241,12 @@ class NamedOperations:
     def _forget(self) -> None:
         """Let go of what holds this object, which holds all that belongs to the job."""
         with self._lock:
-            self._in_flight, self._joining, self._negotiation = {}, None, None
+            self._in_flight, self._joining, self._negotiation = HandlesByName(), None, None
 
     def _lament(self) -> None:
         with self._lock:
             if self._negotiation is not None:
-                rank = next(iter(self._gone))
+                rank = self._losses.first
                 if not self._negotiation.lose(rank):
                     self.mourn(rank)
 
@@ -276,7 +256,7 @@ class NamedOperations:
         if self._negotiation is None and message.generation == self._generation + 1:
             self._begin()  # as every rank does that sees what its sender has seen
         if message.generation > self._generation:
-            self._early.append(message)
+            self._unexpected.append(message)
         elif self._negotiation is not None and message.generation == self._generation:
             if message.kind is Kind.STALL:
                 self._pass_on_stall(message.payload.decode(errors="replace"))
@@ -289,34 +269,20 @@ class NamedOperations:
         self, number: int, handle: NamedHandle | None, titles: Mapping[int, str], error: MismatchError | None
     ) -> None:
         """Act on a mismatch of the operation of this number; `handle` is None where it was no submitted one."""
-        meanings = {rank: meaning_of(title) for rank, title in titles.items()}
-        found = {rank: meaning for rank, meaning in meanings.items() if meaning is not None}
-        if len(found) == len(meanings) and len({name for name, _ in found.values()}) == 1:
-            terms = {rank: each for rank, (_, each) in found.items()}
-            if handle is not None and len(set(terms.values())) > 1:
-                handle.fail(disagreement(handle.name, terms, self.ranks))
+        signatures = signatures_of_one(titles)
+        if signatures is not None:
+            if handle is not None and len(set(signatures.values())) > 1:
+                handle.fail(disagreement(handle.name, signatures, self.ranks))
             elif handle is not None and error is not None:  # it failed on one of them
                 handle.fail(error)
             return
-        if self._broken is not None:
-            if handle is not None:
-                handle.fail(self._refusal(handle.title))
-            return
-        if self._negotiation is None and number > self._filled:
+        if self._broken is None and self._negotiation is None and number > self._decided.filled:
             self._begin()
-        if handle is not None and self._negotiation is not None:
-            self._put_anew(handle, self._negotiation)
-
-    def _put_anew(self, handle: NamedHandle, negotiation: Negotiation) -> None:
-        handle.posted, handle.number = None, 0
-        if self._broken is None:
-            negotiation.put([handle])
-        else:  # a rank was gone already
-            handle.fail(self._refusal(handle.title))
-
-    def _find(self, number: int) -> NamedHandle | None:
-        handles = (*self._in_flight.values(), *(() if self._joining is None else (self._joining,)))
-        return next((each for each in handles if each.number == number and not each.is_over), None)
+        if handle is not None and self._broken is not None:  # also where a rank was gone already
+            handle.fail(refusal(handle.title, self._broken))
+        elif handle is not None and self._negotiation is not None:
+            handle.posted, handle.number = None, 0
+            self._negotiation.put([handle])
 
     def _begin(self) -> None:
         if self._channel is None:  # a rank alone agrees with itself
@@ -324,43 +290,19 @@ class NamedOperations:
         self._generation += 1
         if self._joining is not None:
             self._joining.waited_ms = int(1e3 * (time.monotonic() - self._joined_s))
-        self._negotiation = Negotiation(self, self._channel, self._generation)
+        self._negotiation = Negotiation(self, self._decided, self._channel, self._generation)
         self._negotiation.begin(self._calls.last)
-        if self._gone:
-            self.mourn(next(iter(self._gone)))
+        if self._losses:
+            self.mourn(self._losses.first)
 
     def fill(self, count: int) -> None:
         """Have `count` operations posted in the order that was given up."""
         for _ in range(self._calls.last, count):
             self._group.barrier_async(label=_FILLER)
-        self._filled = count
 
     def has_unknown(self) -> bool:
         """Return whether it is not known yet what became of an operation of that order."""
-        return any(each.number and not each.done() for each in list(self._in_flight.values()))
-
-    def run(self, name: str, terms: Terms, handle: NamedHandle | None) -> None:
-        """Post an operation that all ranks post next; without a handle what stands in for it."""
-        label, before = label_of(name, terms), self._decided.calls.last
-        try:
-            posted = self._start_of(terms, handle)(self._decided, label)
-        except Exception as error:  # noqa: BLE001 -- whoever waits gets it, and the others are told
-            if self._decided.calls.last == before:
-                self._decided.calls.decline(label, error)
-            if handle is None:
-                _log.warning("operation %r: nothing stands in for this rank, which has joined: %s", name, error)
-            else:
-                handle.fail(error)
-        else:
-            if handle is not None:
-                handle.posted = posted
-
-    def _start_of(self, terms: Terms, handle: NamedHandle | None) -> Start:
-        if handle is not None and handle.start is not None:
-            return handle.start
-        if self._stand_in is None:
-            raise UnsupportedError("these operations have no stand-ins")
-        return self._stand_in(terms)
+        return self._in_flight.has_unknown()
 
     def go_back(self, joined: Joined) -> None:
         """All have joined, and nothing is in flight: the negotiation is over."""
@@ -368,20 +310,20 @@ class NamedOperations:
         joining, self._joining = self._joining, None
         if joining is not None:
             joining.finish(joined.last_rank)
-        early, self._early = self._early, []
-        for message in early:
+        unexpected, self._unexpected = self._unexpected, []
+        for message in unexpected:
             self._take(message)
 
     # ---- failing ----
 
     def mourn(self, rank: int) -> None:
         """A rank of the set is gone: nothing more will be decided."""
-        control = self._membership.control
-        gone = PeerLostError(f"rank {self.ranks[rank]} is gone; what waited for it has not run")
-        if self._gone or control is None:
-            self._break(next(iter(self._gone.values()), gone))
+        control = self._services.control
+        world_rank = self.ranks[rank]
+        if self._losses or control is None:
+            self._break(self._losses.cause(world_rank))
         else:  # others have seen it first; how it went is about to be seen here
-            control.after(_NEWS_S, lambda: self._break(next(iter(self._gone.values()), gone)))
+            control.after(_NEWS_S, lambda: self._break(self._losses.cause(world_rank)))
 
     def _pass_on_stall(self, text: str) -> None:
         if self._broken is None and self._channel is not None:
@@ -398,11 +340,5 @@ class NamedOperations:
             waiting = [] if self._negotiation is None else self._negotiation.take_back()
             for handle in (*waiting, *(() if self._joining is None else (self._joining,))):
                 if handle.posted is None:
-                    handle.fail(self._refusal(handle.title))
+                    handle.fail(refusal(handle.title, self._broken))
             self.changed.notify_all()
-
-    def _refusal(self, title: str) -> MultiringError:
-        if self._broken is None:
-            return StateError(f"{title}: this rank has joined; wait for that first")
-        text = str(self._broken)
-        return type(self._broken)(text if text.startswith(f"{title}: ") else f"{title}: {text}")

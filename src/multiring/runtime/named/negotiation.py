@@ -11,12 +11,13 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from multiring.agreement import Deadlock, Decision, Joined, Lost, Member, Missing, Note, Outcome, Ready, Refused, Silent
-from multiring.errors import ArgumentError, Terms
+from multiring.errors import ArgumentError
 from multiring.runtime.named.channel import ControlChannel, Kind, Message
+from multiring.runtime.named.decided_order import DecidedOrder
+from multiring.runtime.named.disagreement import deadlock, disagreement
 from multiring.runtime.named.handle import NamedHandle
-from multiring.runtime.named.label import in_words, terms_of
 from multiring.runtime.named.order_switch import RADIX, Switch
-from multiring.runtime.named.signature import deadlock, disagreement
+from multiring.runtime.named.signature_text import in_words, signature_of
 
 _PATIENCE_S = 0.25  # surely enough for a message of the agreement and its handling
 _RETRY_S = 0.005
@@ -33,9 +34,6 @@ class Owner(Protocol):
     def has_unknown(self) -> bool:
         """Return whether it is not known yet what became of an operation of that order."""
 
-    def run(self, name: str, terms: Terms, handle: NamedHandle | None) -> None:
-        """Post an operation that all ranks post next; without a handle what stands in for it."""
-
     def go_back(self, joined: Joined) -> None:
         """All have joined, and nothing is in flight: the negotiation is over."""
 
@@ -46,15 +44,16 @@ class Owner(Protocol):
 class Negotiation:
     """One rank's part in it. Every method is called with the owner's lock held."""
 
-    def __init__(self, owner: Owner, channel: ControlChannel, generation: int) -> None:
+    def __init__(self, owner: Owner, decided: DecidedOrder, channel: ControlChannel, generation: int) -> None:
         self._owner = owner
+        self._decided = decided
         self._channel = channel
         self.generation = generation
         self._switch = Switch(channel.own, len(channel.ranks))
         self._member: Member | None = None  # until the ranks know how many operations were posted
         self._queue: list[NamedHandle] = []  # to be announced
         self._undecided: dict[str, NamedHandle] = {}
-        self._early: list[Message] = []
+        self._unexpected: list[Message] = []
         self._turn = 0  # counts the times that the agreement's patience was looked at
         self.missing: Missing | None = None  # the latest answer to who is missing
         self.silent: int | None = None  # a rank that answers nothing
@@ -69,7 +68,7 @@ class Negotiation:
         if message.kind is Kind.COUNT:
             self._send_counts(self._switch.take(message.sender, int.from_bytes(message.payload, "little")))
         elif self._member is None:
-            self._early.append(message)
+            self._unexpected.append(message)
         else:
             self._carry_out(self._member.receive(message.sender, message.payload))
 
@@ -84,7 +83,7 @@ class Negotiation:
             if handle.start is None:
                 joining = handle
             elif _is_unicode(handle):
-                operations.append((handle.name, in_words(handle.terms)))
+                operations.append((handle.name, in_words(handle.signature)))
                 self._undecided[handle.name] = handle
         if operations:
             self._carry_out(self._member.announce_all(operations))
@@ -123,11 +122,12 @@ class Negotiation:
 
     def _open(self, posted: int) -> None:
         self._owner.fill(posted)
+        self._decided.filled = posted
         self._member = Member(self._channel.own, len(self._channel.ranks), RADIX)
         queue, self._queue = self._queue, []
         self.put(queue)
-        early, self._early = self._early, []
-        for message in early:
+        unexpected, self._unexpected = self._unexpected, []
+        for message in unexpected:
             self.take(message)
 
     def _announce_join(self, waited_ms: int) -> None:
@@ -151,13 +151,13 @@ class Negotiation:
     def _act_on(self, decision: Decision | Note) -> None:
         ranks = self._channel.ranks
         match decision:
-            case Ready(name, terms):
-                self._owner.run(name, terms_of(terms), self._undecided.pop(name, None))
+            case Ready(name, signature):
+                self._decided.run(name, signature_of(signature), self._undecided.pop(name, None))
             case Refused(name, said):
-                told = {rank: terms_of(text) for rank, text in said.items()}
+                told = {rank: signature_of(text) for rank, text in said.items()}
                 own = self._undecided.get(name)
                 if own is not None:  # it may have come too late to be among them
-                    told[self._channel.own] = own.terms
+                    told[self._channel.own] = own.signature
                 self._fail(name, disagreement(name, told, ranks))
             case Deadlock(_, names):
                 for name in names:

@@ -23,7 +23,7 @@ _SLOW = 0.5
 _STRETCHES = 3
 
 
-class Place(NamedTuple):
+class RailEndpoint(NamedTuple):
     """Where a rank listens on one rail, and what it calls the rail."""
 
     interface: str
@@ -93,13 +93,13 @@ def chosen_rails(settings: Settings, known: Topology | None, *, met_locally: boo
     return found
 
 
-def agreed_rails(told: Sequence[Sequence[Any]]) -> list[list[Place]]:
+def agreed_rails(told: Sequence[Sequence[Any]]) -> list[list[RailEndpoint]]:
     """Return every rank's rails as it told them.
 
     Raises:
         LaunchError: not all ranks have as many; the text says who has what.
     """
-    places = [[Place(*place) for place in rails] for rails in told]
+    places = [[RailEndpoint(*place) for place in rails] for rails in told]
     ranks_by_rails: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for rank, rails in enumerate(places):
         ranks_by_rails[tuple(place.interface for place in rails)].append(rank)
@@ -111,7 +111,7 @@ def agreed_rails(told: Sequence[Sequence[Any]]) -> list[list[Place]]:
     return places
 
 
-def topology_with(topology: Topology, places: Sequence[Sequence[Place]]) -> Topology:
+def topology_with(topology: Topology, places: Sequence[Sequence[RailEndpoint]]) -> Topology:
     """Return `topology` with the rails that the ranks really use, and the rates they were given.
 
     Args:
@@ -154,7 +154,7 @@ def _chosen(topology: Topology, rails: Sequence[int]) -> Topology:
     )
 
 
-def _rated(link: Link, place: Place) -> Link:
+def _rated(link: Link, place: RailEndpoint) -> Link:
     return link if place.bits_per_s is None else replace(link, bandwidth_bytes_per_s=place.bits_per_s / 8)
 
 
@@ -200,7 +200,9 @@ class RailWatch:
         topology: of the job; the bandwidths it gives the rails are their weights.
     """
 
-    def __init__(self, context: Context, rank: int, rails: Sequence[Sequence[Place]], topology: Topology) -> None:
+    def __init__(
+        self, context: Context, rank: int, rails: Sequence[Sequence[RailEndpoint]], topology: Topology
+    ) -> None:
         self._context = context
         self._rank = rank
         self._rails = rails

@@ -25,9 +25,9 @@ import numpy as np
 
 from multiring._native import Context, FaultKind
 from multiring.errors import ArgumentError, MismatchError, MultiringError, PeerLostError, StallError, StateError
-from multiring.runtime.bootstrap.launchers import Identity
 from multiring.runtime.events import NAMES, STEPS
 from multiring.runtime.group.group import Group
+from multiring.runtime.job.membership import Membership
 from multiring.runtime.tracing.clocks import Patience, ask_time, clock_name, tell_time
 from multiring.runtime.tracing.recording import Recording
 from multiring.trace import Glossary, Part, TraceFile, clear, file_path, part_path, read_part
@@ -54,20 +54,20 @@ class Timelines:
     """The timelines of one rank, one at a time.
 
     Args:
-        identity: who this rank is.
+        membership: who is in the job.
         context: what it records.
         glossary: what the native core's numbers stand for.
         group_named: makes a group of all ranks for a name; local, the same for the same name everywhere.
     """
 
     def __init__(
-        self, identity: Identity, context: Context, glossary: Glossary, group_named: Callable[[str], Group]
+        self, membership: Membership, context: Context, glossary: Glossary, group_named: Callable[[str], Group]
     ) -> None:
-        self._identity = identity
+        self._membership = membership
         self._context = context
         self._glossary = glossary
         self._group_named = group_named
-        self._meeting: Group | None = None
+        self._timeline_group: Group | None = None
         self._running: Running | None = None
 
     @property
@@ -88,10 +88,10 @@ class Timelines:
             ArgumentError: on every rank: the path leads nowhere, or some rank cannot write beside it.
             PeerLostError, StallError: a rank is gone, or does not come.
         """
-        if self._meeting is None:
-            self._meeting = self._group_named("timelines")
+        if self._timeline_group is None:
+            self._timeline_group = self._group_named("timelines")
         where, problem = Path(), ""
-        if self._identity.rank == 0 and self._running is None:
+        if self._membership.rank == 0 and self._running is None:
             try:
                 where = file_path(path)
                 clear(where)
@@ -99,13 +99,13 @@ class Timelines:
                 problem = str(error)
         peer_info = {"path": os.fspath(where), "problem": problem, "is_on": self._running is not None}
         peer_info |= {"mark_cycles": mark_cycles, "preview": preview, "timeline": secrets.token_hex(8)}
-        told = _exchange(self._meeting, peer_info)
+        told = _exchange(self._timeline_group, peer_info)
         busy = [each for each, peer_info in enumerate(told) if peer_info["is_on"]]
         if busy:
             raise StateError(f"a timeline is on already{_of(busy, told)}; multiring.stop_timeline() ends it")
         if told[0]["problem"]:
             raise ArgumentError(told[0]["problem"])
-        self._running = self._begin(self._meeting, told[0])
+        self._running = self._begin(self._timeline_group, told[0])
 
     def stop(self, patience_s: float | None = None) -> None:
         """End the recording, on every rank; the file is written when this returns.
@@ -123,7 +123,7 @@ class Timelines:
         patience = _until(patience_s)
         running.recording.end()
         try:
-            if self._identity.rank == 0:
+            if self._membership.rank == 0:
                 self._collect(running, patience)
             else:
                 self._hand_over(running, patience)
@@ -146,7 +146,7 @@ class Timelines:
         if running is None:
             return
         try:
-            if is_wanted or self._identity.size == 1:
+            if is_wanted or self._membership.size == 1:
                 self.stop(patience_s)
                 return
             self._running = None
@@ -158,7 +158,7 @@ class Timelines:
             _log.warning("%s", error)
 
     def _begin(self, meeting: Group, peer_info: dict[str, Any]) -> Running:
-        rank = self._identity.rank
+        rank = self._membership.rank
         path = Path(peer_info["path"])
         recording = self._agreed_recording(meeting, path, peer_info)
         try:
@@ -176,7 +176,7 @@ class Timelines:
 
     def _agreed_recording(self, meeting: Group, path: Path, peer_info: dict[str, Any]) -> Recording:
         """Return this rank's part, once all ranks have theirs."""
-        part, recording, problem = part_path(path, self._identity.rank), None, ""
+        part, recording, problem = part_path(path, self._membership.rank), None, ""
         try:
             recording = Recording(part, self._context, self._glossary, self._who(peer_info))
         except OSError as error:
@@ -193,13 +193,13 @@ class Timelines:
         return recording
 
     def _who(self, peer_info: dict[str, Any]) -> dict[str, Any]:
-        identity = self._identity
+        membership = self._membership
         versions = {"multiring": VERSION, "python": platform.python_version(), "numpy": np.__version__}
         versions |= {"torch": str(sys.modules["torch"].__version__)} if "torch" in sys.modules else {}
         return {
-            "rank": identity.rank,
-            "size": identity.size,
-            "job": identity.job,
+            "rank": membership.rank,
+            "size": membership.size,
+            "job": membership.job,
             "timeline": peer_info["timeline"],
             "host": os.uname().nodename,
             "pid": os.getpid(),
@@ -235,7 +235,7 @@ class Timelines:
 
     def _left(self, running: Running, why: str) -> str:
         where = running.recording.path
-        return f"rank {self._identity.rank}'s part of the timeline stays in {where}: {why}; {_HOW_TO_MERGE}"
+        return f"rank {self._membership.rank}'s part of the timeline stays in {where}: {why}; {_HOW_TO_MERGE}"
 
     # ---- the end, on rank 0
 

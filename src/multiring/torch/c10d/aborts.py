@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from weakref import WeakMethod
 
-from multiring._native import Notice, NoticeKind
+from multiring._native import ControlMessage, ControlMessageKind
 from multiring.errors import StateError
 from multiring.runtime import Group
 
@@ -27,13 +27,13 @@ class Aborts:
     """
 
     def __init__(self, group: Group, on_abort: Callable[[int], None]) -> None:
-        membership = group.calls.membership
-        self._others = [rank for rank in group.ranks if rank != membership.world_rank]
-        self._own = membership.world_rank
+        services = group.calls.services
+        self._others = [rank for rank in group.calls.ranks if rank != services.world_rank]
+        self._own = services.world_rank
         self._on_abort = WeakMethod(on_abort)
         self._has_told = False
         self._id = group.calls.purpose_id("abort")
-        self._control = membership.control if self._others else None
+        self._control = services.control if self._others else None
         if self._control is not None:
             self._control.add(self._id, self)
 
@@ -56,9 +56,9 @@ class Aborts:
 
     # ---- for the control thread ----
 
-    def hear(self, notice: Notice) -> None:
+    def hear(self, notice: ControlMessage) -> None:
         """Pass on that a rank has aborted, and act on it."""
-        if notice.kind is not NoticeKind.MESSAGE or self._has_told:
+        if notice.kind is not ControlMessageKind.MESSAGE or self._has_told:
             return
         (rank,) = _RANK.unpack(notice.payload)
         self._pass_on(rank)

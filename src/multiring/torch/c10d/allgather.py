@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from multiring.runtime import Handle
-from multiring.torch.c10d import operations
+from multiring.runtime.group.starting import start_barrier
 from multiring.torch.c10d.arguments import alike, blocks_of, one_of, require_as_many, require_like, require_rank
 from multiring.torch.c10d.buffers import (
     as_bytes,
@@ -30,149 +30,152 @@ from multiring.torch.interop import dtype_name, new_memory
 Settle = Callable[[], None] | None
 
 
-class Gatherings(GroupState):
-    """The collectives that move what ranks have, of any type; the names and parameters are torch's."""
+def broadcast(
+    state: GroupState, tensors: Any, opts: Any = None, root: int = 0, timeout: timedelta | None = None
+) -> Any:
+    """Overwrite every rank's tensor, or all of its several, with one of one rank, in place."""
+    if isinstance(opts, int):
+        opts, root = None, opts
+    several = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    source, chosen = (root, 0) if opts is None else (opts.rootRank, opts.rootTensor)
+    alike("broadcast", several)
+    require_rank("broadcast", "root", source, state.group.size)
+    if not 0 <= chosen < max(1, len(several)):
+        raise RefusedError(f"broadcast: invalid root tensor {chosen}; want 0 to {len(several) - 1}, one of this rank's")
+    tensor = several[chosen] if len(several) > 1 else one_of("broadcast", several)
+    settle: Settle = None
+    if state.group.rank == source:
+        place = contents(tensor)
+    else:
+        place, settle = place_for(state.group, tensor)
+    if len(several) > 1:
+        require_places(*several)
+        settle = partial(put_in_all, several, place)
+    memory = as_bytes(place)
+    title = f"broadcast from rank {source} of {dtype_name(tensor.dtype)} of shape ({tensor.numel()},)"
 
-    def broadcast(self, tensors: Any, opts: Any = None, root: int = 0, timeout: timedelta | None = None) -> Any:
-        """Overwrite every rank's tensor, or all of its several, with one of one rank, in place."""
-        if isinstance(opts, int):
-            opts, root = None, opts
-        several = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        source, chosen = (root, 0) if opts is None else (opts.rootRank, opts.rootTensor)
-        alike("broadcast", several)
-        require_rank("broadcast", "root", source, self.group.size)
-        if not 0 <= chosen < max(1, len(several)):
-            raise RefusedError(
-                f"broadcast: invalid root tensor {chosen}; want 0 to {len(several) - 1}, one of this rank's"
-            )
-        tensor = several[chosen] if len(several) > 1 else one_of("broadcast", several)
-        settle: Settle = None
-        if self.group.rank == source:
-            place = contents(tensor)
-        else:
-            place, settle = place_for(self.group, tensor)
-        if len(several) > 1:
-            require_places(*several)
-            settle = partial(put_in_all, several, place)
-        memory = as_bytes(place)
-        title = f"broadcast from rank {source} of {dtype_name(tensor.dtype)} of shape ({tensor.numel()},)"
+    def start(waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
+        return state.group.known_sizes.broadcast(memory, source, title, waits=waits)
 
-        def start(waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
-            return operations.broadcast(self.calls, memory, source, title, waits=waits)
+    return state.issue("broadcast", Ready(start, settle), state.options_of(opts, timeout), several)
 
-        return self.issue("broadcast", Ready(start, settle), self.options_of(opts, timeout), several)
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
-        """Put every rank's tensor into the list of outputs; their sizes say what each rank brings."""
-        if not isinstance(inputs, Tensor) and len(inputs) > 1:
-            return self._allgather_several(outputs, inputs, self.options_of(opts, timeout))
-        tensor = one_of("all_gather", inputs)
-        blocks = blocks_of("all_gather", outputs, self.group.size)
-        ready = self._into_list("all_gather", blocks, tensor)
-        return self.issue("all_gather", ready, self.options_of(opts, timeout), blocks)
+def allgather(state: GroupState, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
+    """Put every rank's tensor into the list of outputs; their sizes say what each rank brings."""
+    if not isinstance(inputs, Tensor) and len(inputs) > 1:
+        return _allgather_several(state, outputs, inputs, state.options_of(opts, timeout))
+    tensor = one_of("all_gather", inputs)
+    blocks = blocks_of("all_gather", outputs, state.group.size)
+    ready = _into_list(state, "all_gather", blocks, tensor)
+    return state.issue("all_gather", ready, state.options_of(opts, timeout), blocks)
 
-    def _allgather_several(
-        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], options: CallOptions
-    ) -> Any:
-        """Put all ranks' tensors, of which each has as many, into each list of outputs, by rank."""
-        what = "all_gather"
-        require_as_many(what, outputs, inputs)
-        lists = [blocks_of(what, [each], self.group.size * len(inputs)) for each in outputs]
-        alike(what, [*inputs, *(block for blocks in lists for block in blocks)])
-        own = torch.cat([contents(each).detach().view(-1) for each in inputs])
-        place = new_memory(self.group, (self.group.size * own.numel(),), own.dtype)
+
+def _allgather_several(
+    state: GroupState, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], options: CallOptions
+) -> Any:
+    """Put all ranks' tensors, of which each has as many, into each list of outputs, by rank."""
+    what = "all_gather"
+    require_as_many(what, outputs, inputs)
+    lists = [blocks_of(what, [each], state.group.size * len(inputs)) for each in outputs]
+    alike(what, [*inputs, *(block for blocks in lists for block in blocks)])
+    own = torch.cat([contents(each).detach().view(-1) for each in inputs])
+    place = new_memory(state.group, (state.group.size * own.numel(),), own.dtype)
+    for blocks in lists:
+        require_places(*blocks)
+
+    def settle() -> None:
         for blocks in lists:
-            require_places(*blocks)
+            put_in_order(blocks, place)
 
-        def settle() -> None:
-            for blocks in lists:
-                put_in_order(blocks, place)
+    ready = _gather(state, own, place, (own.numel(),) * state.group.size, settle)
+    return state.issue(what, ready, options, [block for blocks in lists for block in blocks])
 
-        ready = self._gather(own, place, (own.numel(),) * self.group.size, settle)
-        return self.issue(what, ready, options, [block for blocks in lists for block in blocks])
 
-    def allgather_coalesced(
-        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
-    ) -> Any:
-        """As `allgather`, of many tensors: `outputs[rank]` has as many as `inputs`, for what that rank brings."""
-        what = "all_gather_coalesced"
-        for of_rank in outputs or [[]]:
-            require_as_many(what, of_rank, inputs)
-        columns = [[of_rank[number] for of_rank in outputs] for number in range(len(inputs))]
-        lists = [blocks_of(what, each, self.group.size) for each in columns]
-        for tensor in inputs:
-            require_host(what, tensor)
-        pairs = list(zip(lists, inputs, strict=True))
-        apart = touching([(blocks, (tensor,)) for blocks, tensor in pairs])
-        ready = [self._into_list(what, *pair, apart=each) for pair, each in zip(pairs, apart, strict=True)]
-        return self.issue_several(what, ready, opts, [block for blocks in lists for block in blocks])
-
-    def all_gather_single(self, output: Tensor, source: Tensor, opts: Any = None) -> Any:
-        """Put every rank's tensor into the output, one after the other."""
-        ready = self._into_one("all_gather_single", output, source)
-        return self.issue("all_gather_single", ready, self.options_of(opts), (output,))
-
-    def all_gather_single_coalesced(
-        self, outputs: Sequence[Tensor], sources: Sequence[Tensor], opts: Any = None
-    ) -> Any:
-        """As `all_gather_single`, of many tensors."""
-        what = "all_gather_single_coalesced"
-        require_as_many(what, outputs, sources)
-        for tensor in (*outputs, *sources):
-            require_host(what, tensor)
-        pairs = list(zip(outputs, sources, strict=True))
-        apart = touching([((output,), (source,)) for output, source in pairs])
-        ready = [self._into_one(what, *pair, apart=each) for pair, each in zip(pairs, apart, strict=True)]
-        return self.issue_several(what, ready, opts, outputs)
-
-    _allgather_base = all_gather_single
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-
-    def barrier(self, opts: Any = None, *, timeout: timedelta | None = None) -> Any:
-        """Return once every rank has called it."""
-
-        def start(waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
-            return operations.barrier(self.calls, waits=waits)
-
-        return self.issue("barrier", Ready(start), self.options_of(opts, timeout), ())
-
-    def _into_list(self, what: str, blocks: Sequence[Tensor], tensor: Tensor, *, apart: bool = False) -> Ready:
+def allgather_coalesced(
+    state: GroupState, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
+) -> Any:
+    """As `allgather`, of many tensors: `outputs[rank]` has as many as `inputs`, for what that rank brings."""
+    what = "all_gather_coalesced"
+    for of_rank in outputs or [[]]:
+        require_as_many(what, of_rank, inputs)
+    columns = [[of_rank[number] for of_rank in outputs] for number in range(len(inputs))]
+    lists = [blocks_of(what, each, state.group.size) for each in columns]
+    for tensor in inputs:
         require_host(what, tensor)
-        require_like(what, tensor, blocks[self.group.rank])
-        place = None if apart else in_a_row(blocks)
-        settle: Settle = None
-        counts = tuple(block.numel() for block in blocks)
-        if place is None:
-            require_places(*blocks)
-            place = new_memory(self.group, (sum(counts),), tensor.dtype)
-            settle = partial(put_in_order, blocks, place)
-        return self._gather(tensor, place, counts, settle)
+    pairs = list(zip(lists, inputs, strict=True))
+    apart = touching([(blocks, (tensor,)) for blocks, tensor in pairs])
+    ready = [_into_list(state, what, *pair, apart=each) for pair, each in zip(pairs, apart, strict=True)]
+    return state.issue_several(what, ready, opts, [block for blocks in lists for block in blocks])
 
-    def _into_one(self, what: str, output: Tensor, source: Tensor, *, apart: bool = False) -> Ready:
-        ranks, each = self.group.size, source.numel()
-        require_host(what, source)
-        require_host(what, output)
-        if output.numel() != each * ranks or source.dtype is not output.dtype:
-            raise RefusedError(
-                f"{what}: the input is {dtype_name(source.dtype)} of {each} elements, the output "
-                f"{dtype_name(output.dtype)} of {output.numel()}; want the same type, and {ranks} times as many for "
-                f"{ranks} ranks"
-            )
-        place, settle = place_for(self.group, output, apart=apart)
-        return self._gather(source, place, (each,) * ranks, settle)
 
-    def _gather(self, tensor: Tensor, place: Tensor, counts: tuple[int, ...], settle: Settle) -> Ready:
-        """Have `place`, in one piece, filled with `counts[r]` elements of each rank r."""
-        own, out = as_bytes(contents(tensor)), as_bytes(place)
-        itemsize = tensor.element_size()
-        start_at = out.address + itemsize * sum(counts[: self.group.rank])
-        if own.address != start_at and bytes_in(own, out):  # others read this rank's part while it is overwritten
-            own = as_bytes(contents(tensor).clone())
-        sizes = tuple(count * itemsize for count in counts)
-        each = f"{len(counts)} times {counts[0]}" if len(set(counts)) == 1 else "+".join(map(str, counts))
-        title = f"all_gather of {each} {dtype_name(tensor.dtype)}"
+def all_gather_single(state: GroupState, output: Tensor, source: Tensor, opts: Any = None) -> Any:
+    """Put every rank's tensor into the output, one after the other."""
+    ready = _into_one(state, "all_gather_single", output, source)
+    return state.issue("all_gather_single", ready, state.options_of(opts), (output,))
 
-        def start(waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
-            return operations.all_gather(self.calls, own, out, sizes, title, waits=waits)
 
-        return Ready(start, settle)
+def all_gather_single_coalesced(
+    state: GroupState, outputs: Sequence[Tensor], sources: Sequence[Tensor], opts: Any = None
+) -> Any:
+    """As `all_gather_single`, of many tensors."""
+    what = "all_gather_single_coalesced"
+    require_as_many(what, outputs, sources)
+    for tensor in (*outputs, *sources):
+        require_host(what, tensor)
+    pairs = list(zip(outputs, sources, strict=True))
+    apart = touching([((output,), (source,)) for output, source in pairs])
+    ready = [_into_one(state, what, *pair, apart=each) for pair, each in zip(pairs, apart, strict=True)]
+    return state.issue_several(what, ready, opts, outputs)
+
+
+def barrier(state: GroupState, opts: Any = None, *, timeout: timedelta | None = None) -> Any:
+    """Return once every rank has called it."""
+
+    def start(waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
+        return start_barrier(state.calls, "", waits=waits)
+
+    return state.issue("barrier", Ready(start), state.options_of(opts, timeout), ())
+
+
+def _into_list(state: GroupState, what: str, blocks: Sequence[Tensor], tensor: Tensor, *, apart: bool = False) -> Ready:
+    require_host(what, tensor)
+    require_like(what, tensor, blocks[state.group.rank])
+    place = None if apart else in_a_row(blocks)
+    settle: Settle = None
+    counts = tuple(block.numel() for block in blocks)
+    if place is None:
+        require_places(*blocks)
+        place = new_memory(state.group, (sum(counts),), tensor.dtype)
+        settle = partial(put_in_order, blocks, place)
+    return _gather(state, tensor, place, counts, settle)
+
+
+def _into_one(state: GroupState, what: str, output: Tensor, source: Tensor, *, apart: bool = False) -> Ready:
+    ranks, each = state.group.size, source.numel()
+    require_host(what, source)
+    require_host(what, output)
+    if output.numel() != each * ranks or source.dtype is not output.dtype:
+        raise RefusedError(
+            f"{what}: the input is {dtype_name(source.dtype)} of {each} elements, the output "
+            f"{dtype_name(output.dtype)} of {output.numel()}; want the same type, and {ranks} times as many for "
+            f"{ranks} ranks"
+        )
+    place, settle = place_for(state.group, output, apart=apart)
+    return _gather(state, source, place, (each,) * ranks, settle)
+
+
+def _gather(state: GroupState, tensor: Tensor, place: Tensor, counts: tuple[int, ...], settle: Settle) -> Ready:
+    """Have `place`, in one piece, filled with `counts[r]` elements of each rank r."""
+    own, out = as_bytes(contents(tensor)), as_bytes(place)
+    itemsize = tensor.element_size()
+    start_at = out.address + itemsize * sum(counts[: state.group.rank])
+    if own.address != start_at and bytes_in(own, out):  # others read this rank's part while it is overwritten
+        own = as_bytes(contents(tensor).clone())
+    sizes = tuple(count * itemsize for count in counts)
+    each = f"{len(counts)} times {counts[0]}" if len(set(counts)) == 1 else "+".join(map(str, counts))
+    title = f"all_gather of {each} {dtype_name(tensor.dtype)}"
+
+    def start(waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
+        return state.group.known_sizes.all_gather(own, out, sizes, title, waits=waits)
+
+    return Ready(start, settle)

@@ -11,7 +11,6 @@ from torch import Tensor
 from multiring.runtime import Group
 from multiring.runtime.arrays import Buffer
 from multiring.schedule import Splits
-from multiring.torch.c10d import operations
 from multiring.torch.c10d.arguments import alike, blocks_of, one_of, require_as_many, require_like, require_rank
 from multiring.torch.c10d.buffers import (
     as_bytes,
@@ -34,114 +33,116 @@ from multiring.torch.interop import dtype_name, is_one_piece, is_sparse, new_mem
 Settle = Callable[[], None] | None
 
 
-class Reductions(GroupState):
-    """The collectives that combine what ranks have; the names and parameters are torch's."""
+def allreduce(
+    state: GroupState, tensors: Any, opts: Any = None, *, op: Any = None, timeout: timedelta | None = None
+) -> Any:
+    """Combine every rank's tensor into all of them, in place; a sparse one may be summed, or averaged.
 
-    def allreduce(self, tensors: Any, opts: Any = None, *, op: Any = None, timeout: timedelta | None = None) -> Any:
-        """Combine every rank's tensor into all of them, in place; a sparse one may be summed, or averaged.
+    Of several tensors on each rank, of one type and size, all of all ranks are combined into each.
+    """
+    opts, op = _options(opts, op)
+    if not isinstance(tensors, Tensor) and len(tensors) > 1:
+        alike("all_reduce", tensors)
+        ready = _all_reduce_several(state.group, tensors, reduction_of(op))
+        return state.issue("all_reduce", ready, state.options_of(opts, timeout), tensors)
+    tensor = one_of("all_reduce", tensors)
+    if is_sparse(tensor):
+        require_host("all_reduce", tensor, is_dense=False)
+        ready = sparse_sum(state.group, tensor, reduction_of(op))
+    else:
+        ready = _all_reduce(state.group, tensor, reduction_of(op))
+    return state.issue("all_reduce", ready, state.options_of(opts, timeout), (tensor,))
 
-        Of several tensors on each rank, of one type and size, all of all ranks are combined into each.
-        """
-        opts, op = _options(opts, op)
-        if not isinstance(tensors, Tensor) and len(tensors) > 1:
-            alike("all_reduce", tensors)
-            ready = _all_reduce_several(self.group, tensors, reduction_of(op))
-            return self.issue("all_reduce", ready, self.options_of(opts, timeout), tensors)
-        tensor = one_of("all_reduce", tensors)
-        if is_sparse(tensor):
-            require_host("all_reduce", tensor, is_dense=False)
-            ready = sparse_sum(self.group, tensor, reduction_of(op))
-        else:
-            ready = _all_reduce(self.group, tensor, reduction_of(op))
-        return self.issue("all_reduce", ready, self.options_of(opts, timeout), (tensor,))
 
-    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Any:
-        """As `allreduce`, of many tensors."""
-        opts, op = _options(opts, None)
-        reduction = reduction_of(op)
-        for tensor in tensors:
-            require_host("all_reduce_coalesced", tensor)
-        apart = touching([((tensor,), ()) for tensor in tensors])
-        ready = [
-            _all_reduce(self.group, tensor, reduction, apart=each) for tensor, each in zip(tensors, apart, strict=True)
-        ]
-        return self.issue_several("all_reduce_coalesced", ready, opts, tensors)
+def allreduce_coalesced(state: GroupState, tensors: Sequence[Tensor], opts: Any = None) -> Any:
+    """As `allreduce`, of many tensors."""
+    opts, op = _options(opts, None)
+    reduction = reduction_of(op)
+    for tensor in tensors:
+        require_host("all_reduce_coalesced", tensor)
+    apart = touching([((tensor,), ()) for tensor in tensors])
+    ready = [
+        _all_reduce(state.group, tensor, reduction, apart=each) for tensor, each in zip(tensors, apart, strict=True)
+    ]
+    return state.issue_several("all_reduce_coalesced", ready, opts, tensors)
 
-    def reduce(
-        self,
-        tensors: Any,
-        opts: Any = None,
-        *,
-        root: int | None = None,
-        op: Any = None,
-        timeout: timedelta | None = None,
-    ) -> Any:
-        """Combine every rank's tensor into that of one; those of the others stay as they are."""
-        if isinstance(opts, int):
-            opts, root = None, opts
-        opts, op = _options(opts, op)
-        tensor = one_of("reduce", tensors)
-        to = root if root is not None else 0 if opts is None else opts.rootRank
-        require_rank("reduce", "root", to, self.group.size)
-        ready = _reduce(self.group, tensor, reduction_of(op), to)
-        return self.issue("reduce", ready, self.options_of(opts, timeout), (tensor,))
 
-    def reduce_scatter(
-        self,
-        outputs: Any,
-        inputs: Any,
-        opts: Any = None,
-        *,
-        op: Any = None,
-        timeout: timedelta | None = None,
-    ) -> Any:
-        """Combine every rank's list of tensors, and put the one that is this rank's into the output."""
-        opts, op = _options(opts, op)
-        output = one_of("reduce_scatter", outputs)
-        blocks = blocks_of("reduce_scatter", inputs, self.group.size)
-        require_like("reduce_scatter", output, blocks[self.group.rank])
-        counts = tuple(block.numel() for block in blocks)
-        whole = in_a_row(blocks)
-        if whole is None:
-            whole = torch.cat([contents(block).detach().view(-1) for block in blocks])
-        ready = _reduce_scatter(self.group, output, whole, counts, reduction_of(op))
-        return self.issue("reduce_scatter", ready, self.options_of(opts, timeout), (output,))
+def reduce(
+    state: GroupState,
+    tensors: Any,
+    opts: Any = None,
+    *,
+    root: int | None = None,
+    op: Any = None,
+    timeout: timedelta | None = None,
+) -> Any:
+    """Combine every rank's tensor into that of one; those of the others stay as they are."""
+    if isinstance(opts, int):
+        opts, root = None, opts
+    opts, op = _options(opts, op)
+    tensor = one_of("reduce", tensors)
+    to = root if root is not None else 0 if opts is None else opts.rootRank
+    require_rank("reduce", "root", to, state.group.size)
+    ready = _reduce(state.group, tensor, reduction_of(op), to)
+    return state.issue("reduce", ready, state.options_of(opts, timeout), (tensor,))
 
-    def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: Any = None) -> Any:
-        """Combine every rank's tensor, and put the part of it that is this rank's into the output."""
-        opts, op = _options(opts, None)
-        ready = self._equal_parts("reduce_scatter_single", output, source, reduction_of(op))
-        return self.issue("reduce_scatter_single", ready, self.options_of(opts), (output,))
 
-    def reduce_scatter_single_coalesced(
-        self, outputs: Sequence[Tensor], sources: Sequence[Tensor], opts: Any = None
-    ) -> Any:
-        """As `reduce_scatter_single`, of many tensors."""
-        opts, op = _options(opts, None)
-        what, reduction = "reduce_scatter_single_coalesced", reduction_of(op)
-        require_as_many(what, outputs, sources)
-        for tensor in (*outputs, *sources):
-            require_host(what, tensor)
-        pairs = list(zip(outputs, sources, strict=True))
-        apart = touching([((output,), (source,)) for output, source in pairs])
-        ready = [self._equal_parts(what, *pair, reduction, apart=each) for pair, each in zip(pairs, apart, strict=True)]
-        return self.issue_several(what, ready, opts, outputs)
+def reduce_scatter(
+    state: GroupState,
+    outputs: Any,
+    inputs: Any,
+    opts: Any = None,
+    *,
+    op: Any = None,
+    timeout: timedelta | None = None,
+) -> Any:
+    """Combine every rank's list of tensors, and put the one that is this rank's into the output."""
+    opts, op = _options(opts, op)
+    output = one_of("reduce_scatter", outputs)
+    blocks = blocks_of("reduce_scatter", inputs, state.group.size)
+    require_like("reduce_scatter", output, blocks[state.group.rank])
+    counts = tuple(block.numel() for block in blocks)
+    whole = in_a_row(blocks)
+    if whole is None:
+        whole = torch.cat([contents(block).detach().view(-1) for block in blocks])
+    ready = _reduce_scatter(state.group, output, whole, counts, reduction_of(op))
+    return state.issue("reduce_scatter", ready, state.options_of(opts, timeout), (output,))
 
-    _reduce_scatter_base = reduce_scatter_single
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def _equal_parts(
-        self, what: str, output: Tensor, source: Tensor, reduction: Reduction, *, apart: bool = False
-    ) -> Ready:
-        ranks, each = self.group.size, output.numel()
-        require_host(what, source)
-        require_host(what, output)
-        if source.numel() != each * ranks or source.dtype is not output.dtype:
-            raise RefusedError(
-                f"{what}: the input is {dtype_name(source.dtype)} of {source.numel()} elements, the output "
-                f"{dtype_name(output.dtype)} of {each}; want the same type, and {ranks} times as many for {ranks} ranks"
-            )
-        return _reduce_scatter(self.group, output, contents(source), (each,) * ranks, reduction, apart=apart)
+def reduce_scatter_single(state: GroupState, output: Tensor, source: Tensor, opts: Any = None) -> Any:
+    """Combine every rank's tensor, and put the part of it that is this rank's into the output."""
+    opts, op = _options(opts, None)
+    ready = _equal_parts(state, "reduce_scatter_single", output, source, reduction_of(op))
+    return state.issue("reduce_scatter_single", ready, state.options_of(opts), (output,))
+
+
+def reduce_scatter_single_coalesced(
+    state: GroupState, outputs: Sequence[Tensor], sources: Sequence[Tensor], opts: Any = None
+) -> Any:
+    """As `reduce_scatter_single`, of many tensors."""
+    opts, op = _options(opts, None)
+    what, reduction = "reduce_scatter_single_coalesced", reduction_of(op)
+    require_as_many(what, outputs, sources)
+    for tensor in (*outputs, *sources):
+        require_host(what, tensor)
+    pairs = list(zip(outputs, sources, strict=True))
+    apart = touching([((output,), (source,)) for output, source in pairs])
+    ready = [_equal_parts(state, what, *pair, reduction, apart=each) for pair, each in zip(pairs, apart, strict=True)]
+    return state.issue_several(what, ready, opts, outputs)
+
+
+def _equal_parts(
+    state: GroupState, what: str, output: Tensor, source: Tensor, reduction: Reduction, *, apart: bool = False
+) -> Ready:
+    ranks, each = state.group.size, output.numel()
+    require_host(what, source)
+    require_host(what, output)
+    if source.numel() != each * ranks or source.dtype is not output.dtype:
+        raise RefusedError(
+            f"{what}: the input is {dtype_name(source.dtype)} of {source.numel()} elements, the output "
+            f"{dtype_name(output.dtype)} of {each}; want the same type, and {ranks} times as many for {ranks} ranks"
+        )
+    return _reduce_scatter(state.group, output, contents(source), (each,) * ranks, reduction, apart=apart)
 
 
 def _options(opts: Any, op: Any) -> tuple[Any, Any]:
@@ -170,9 +171,7 @@ def _all_reduce(
             place.copy_(tensor.detach())
     buffer = _combined(place)
     title = f"{name} {reduction.name} of {buffer.dtype} of shape {buffer.shape}"
-    return Ready(
-        lambda waits: operations.all_reduce(group.calls, buffer, str(reduction.op), title, waits=waits), settle
-    )
+    return Ready(lambda waits: group.known_sizes.all_reduce(buffer, str(reduction.op), title, waits=waits), settle)
 
 
 def _all_reduce_several(group: Group, tensors: Sequence[Tensor], reduction: Reduction) -> Ready:
@@ -229,7 +228,7 @@ def _reduce_scatter(
     title = f"reduce_scatter {reduction.name} of {_parts(counts)} {source.dtype}"
     op = str(reduction.op)
     return Ready(
-        lambda waits: operations.reduce_scatter(group.calls, (source, target), counts, op, title, waits=waits), settle
+        lambda waits: group.known_sizes.reduce_scatter((source, target), counts, op, title, waits=waits), settle
     )
 
 
@@ -242,7 +241,7 @@ def _folded(group: Group, tensor: Tensor, name: str, fold: Fold) -> Ready:
     title = f"{name} of {dtype_name(own.dtype)} of shape ({own.numel()},)"
     sizes = (source.shape[0],) * group.size
     return Ready(
-        lambda waits: operations.all_gather(group.calls, source, target, sizes, title, waits=waits),
+        lambda waits: group.known_sizes.all_gather(source, target, sizes, title, waits=waits),
         lambda: put(tensor, functools.reduce(fold, everyone.unbind())),
     )
 
@@ -257,7 +256,7 @@ def _folded_parts(group: Group, output: Tensor, whole: Tensor, counts: tuple[int
     name, fold = how
     title = f"reduce_scatter {name} of {_parts(counts)} {dtype_name(output.dtype)}"
     return Ready(
-        lambda waits: operations.exchange(group.calls, (source, target), sizes, source.shape[0], title, waits=waits),
+        lambda waits: group.known_sizes.all_to_all((source, target), sizes, source.shape[0], title, waits=waits),
         lambda: put(output, functools.reduce(fold, everyone.unbind())),
     )
 

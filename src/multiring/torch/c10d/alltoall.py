@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from multiring.runtime import Handle
 from multiring.runtime.arrays import Buffer
-from multiring.torch.c10d import operations
 from multiring.torch.c10d.arguments import blocks_of
 from multiring.torch.c10d.buffers import (
     as_bytes,
@@ -30,100 +29,91 @@ from multiring.torch.interop import dtype_name, new_memory
 Settle = Callable[[], None] | None
 
 
-class Exchanges(GroupState):
-    """The collectives in which every rank sends to every other; the names and parameters are torch's."""
+def all_to_all_single(  # noqa: PLR0913, PLR0917 -- torch's
+    state: GroupState,
+    output: Tensor,
+    source: Tensor,
+    output_split_sizes: Sequence[int],
+    input_split_sizes: Sequence[int],
+    opts: Any = None,
+    timeout: timedelta | None = None,
+) -> Any:
+    """Send each rank its rows of `source`, and put the rows that they send here into `output`, by sender.
 
-    def all_to_all_single(
-        self,
-        output: Tensor,
-        source: Tensor,
-        output_split_sizes: Sequence[int],
-        input_split_sizes: Sequence[int],
-        opts: Any = None,
-        timeout: timedelta | None = None,
-    ) -> Any:
-        """Send each rank its rows of `source`, and put the rows that they send here into `output`, by sender.
-
-        Without splits the rows are cut evenly.
-        """
-        what = "all_to_all_single"
-        require_host(what, source)
-        require_host(what, output)
-        if source.dtype is not output.dtype:
-            raise RefusedError(
-                f"{what}: {dtype_name(source.dtype)} into {dtype_name(output.dtype)}; want the same type"
-            )
-        rows = (
-            self._rows(what, "input", source, input_split_sizes),
-            self._rows(what, "output", output, output_split_sizes),
+    Without splits the rows are cut evenly.
+    """
+    what = "all_to_all_single"
+    require_host(what, source)
+    require_host(what, output)
+    if source.dtype is not output.dtype:
+        raise RefusedError(f"{what}: {dtype_name(source.dtype)} into {dtype_name(output.dtype)}; want the same type")
+    rows = (
+        _rows(state, what, "input", source, input_split_sizes),
+        _rows(state, what, "output", output, output_split_sizes),
+    )
+    width = math.prod(source.shape[1:])
+    if math.prod(output.shape[1:]) != width:
+        raise RefusedError(
+            f"{what}: rows of shape {tuple(source.shape[1:])} into rows of shape {tuple(output.shape[1:])}"
         )
-        width = math.prod(source.shape[1:])
-        if math.prod(output.shape[1:]) != width:
-            raise RefusedError(
-                f"{what}: rows of shape {tuple(source.shape[1:])} into rows of shape {tuple(output.shape[1:])}"
-            )
-        place, settle = place_for(self.group, output)
-        start = self._exchange(source, place, rows, (dtype_name(source.dtype), width))
-        return self.issue(what, Ready(start, settle), self.options_of(opts, timeout), (output,))
+    place, settle = place_for(state.group, output)
+    start = _exchange(state, source, place, rows, (dtype_name(source.dtype), width))
+    return state.issue(what, Ready(start, settle), state.options_of(opts, timeout), (output,))
 
-    alltoall_base = all_to_all_single
 
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
-        """Send each rank its tensor of the inputs, and put what they send here into the outputs, by sender."""
-        what = "all_to_all"
-        sources, targets = (blocks_of(what, each, self.group.size) for each in (inputs, outputs))
-        if sources[0].dtype is not targets[0].dtype:
-            raise RefusedError(
-                f"{what}: {dtype_name(sources[0].dtype)} into {dtype_name(targets[0].dtype)}; want the same type"
-            )
-        rows = [each.numel() for each in sources], [each.numel() for each in targets]
-        whole, place = in_a_row(sources), in_a_row(targets)
-        if whole is None:
-            whole = torch.cat([contents(each).detach().view(-1) for each in sources])
-        settle: Settle = None
-        if place is None:
-            require_places(*targets)
-            place = new_memory(self.group, (sum(rows[1]),), targets[0].dtype)
-            settle = partial(put_in_order, targets, place)
-        start = self._exchange(whole, place, rows, (dtype_name(whole.dtype), 1))
-        return self.issue(what, Ready(start, settle), self.options_of(opts, timeout), targets)
-
-    def _exchange(
-        self, source: Tensor, place: Tensor, rows: tuple[Sequence[int], Sequence[int]], kind: tuple[str, int]
-    ) -> Callable[[bool], Handle]:
-        """Return what starts it; `place` is in one piece, `kind` is the type of the rows and their elements."""
-        width = kind[1] * source.element_size()
-        sent, out = as_bytes(contents(source)), as_bytes(place)
-        if bytes_in(sent, out):
-            sent = as_bytes(contents(source).clone())
-        taken, put = (
-            Buffer(each.address, (sum(count), width), (width, 1), "uint8", each.owner)
-            for each, count in zip((sent, out), rows, strict=True)
+def alltoall(state: GroupState, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
+    """Send each rank its tensor of the inputs, and put what they send here into the outputs, by sender."""
+    what = "all_to_all"
+    sources, targets = (blocks_of(what, each, state.group.size) for each in (inputs, outputs))
+    if sources[0].dtype is not targets[0].dtype:
+        raise RefusedError(
+            f"{what}: {dtype_name(sources[0].dtype)} into {dtype_name(targets[0].dtype)}; want the same type"
         )
-        title = f"all_to_all of {kind[0]} rows of {kind[1]}"
+    rows = [each.numel() for each in sources], [each.numel() for each in targets]
+    whole, place = in_a_row(sources), in_a_row(targets)
+    if whole is None:
+        whole = torch.cat([contents(each).detach().view(-1) for each in sources])
+    settle: Settle = None
+    if place is None:
+        require_places(*targets)
+        place = new_memory(state.group, (sum(rows[1]),), targets[0].dtype)
+        settle = partial(put_in_order, targets, place)
+    start = _exchange(state, whole, place, rows, (dtype_name(whole.dtype), 1))
+    return state.issue(what, Ready(start, settle), state.options_of(opts, timeout), targets)
 
-        def start(waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
-            return self._exchanges.start(taken, put, rows, title, waits=waits)
 
-        return start
+def _exchange(
+    state: GroupState, source: Tensor, place: Tensor, rows: tuple[Sequence[int], Sequence[int]], kind: tuple[str, int]
+) -> Callable[[bool], Handle]:
+    """Return what starts it; `place` is in one piece, `kind` is the type of the rows and their elements."""
+    width = kind[1] * source.element_size()
+    sent, out = as_bytes(contents(source)), as_bytes(place)
+    if bytes_in(sent, out):
+        sent = as_bytes(contents(source).clone())
+    taken, put = (
+        Buffer(each.address, (sum(count), width), (width, 1), "uint8", each.owner)
+        for each, count in zip((sent, out), rows, strict=True)
+    )
+    title = f"all_to_all of {kind[0]} rows of {kind[1]}"
 
-    @cached_property
-    def _exchanges(self) -> operations.Exchanges:
-        return operations.Exchanges(self.group)
+    def start(waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
+        return state.group.known_sizes.all_to_all_rows(taken, put, rows, title, waits=waits)
 
-    def _rows(self, what: str, name: str, tensor: Tensor, splits: Sequence[int]) -> list[int]:
-        ranks, rows = self.group.size, len(tensor) if tensor.dim() else 0
-        if not splits:
-            if not tensor.dim() or rows % ranks:
-                raise RefusedError(
-                    f"{what}: the {name} of shape {tuple(tensor.shape)} does not divide equally across the group of "
-                    f"{ranks} ranks; want a multiple of rows, or split sizes"
-                )
-            return [rows // ranks] * ranks
-        found = list(splits)
-        if len(found) != ranks or min(found) < 0 or sum(found) != rows:
+    return start
+
+
+def _rows(state: GroupState, what: str, name: str, tensor: Tensor, splits: Sequence[int]) -> list[int]:
+    ranks, rows = state.group.size, len(tensor) if tensor.dim() else 0
+    if not splits:
+        if not tensor.dim() or rows % ranks:
             raise RefusedError(
-                f"{what}: split sizes {found} of the {name} of {rows} rows; want {ranks} numbers >= 0 that add up "
-                "to them"
+                f"{what}: the {name} of shape {tuple(tensor.shape)} does not divide equally across the group of "
+                f"{ranks} ranks; want a multiple of rows, or split sizes"
             )
-        return found
+        return [rows // ranks] * ranks
+    found = list(splits)
+    if len(found) != ranks or min(found) < 0 or sum(found) != rows:
+        raise RefusedError(
+            f"{what}: split sizes {found} of the {name} of {rows} rows; want {ranks} numbers >= 0 that add up to them"
+        )
+    return found

@@ -5,6 +5,7 @@ this one makes them, when the first tensor of such a device comes, and hands its
 """
 
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -38,115 +39,110 @@ _OF_ONE = {
 }
 
 
-class Devices(GroupState):
-    """The part of a process group that knows which backend serves which device."""
+class OtherDevices:
+    """Which backend serves the devices of a process group that are not the host's."""
 
-    _store: Any
-    _name: str
-
-    @functools.cached_property
-    def _others(self) -> dict[str, Any]:
-        """The backends of other devices that were needed so far."""
-        return {}
+    def __init__(self, torch_group: Any) -> None:
+        """Serve `torch_group`, which owns this."""
+        self._group = weakref.proxy(torch_group)
+        self._made: dict[str, Any] = {}  # those that were needed so far
 
     @property
-    def _device_types(self) -> list[torch.device]:
-        return [_HOST, *(torch.device(kind) for kind in self._wanted())]
+    def types(self) -> list[torch.device]:
+        """The devices that the group has backends for, the host's first."""
+        return [_HOST, *(torch.device(kind) for kind in self.wanted())]
 
-    def _wanted(self) -> dict[str, str]:
+    def wanted(self) -> dict[str, str]:
         """Return the backends' names that the program asked for, by type of device, but for the host's."""
         try:
-            config = _torch.get_backend_config(self)
+            config = _torch.get_backend_config(self._group.itself())
         except (TypeError, ValueError):  # torch does not know this group: it was split off, or destroyed
             return {}
         pairs = (pair.split(":") for pair in config.split(","))
         return {kind: backend for kind, backend in pairs if kind != _HOST.type}
 
-    def _get_backend(self, device: torch.device | str) -> Any:
-        kind = torch.device(device).type
-        if kind == _HOST.type:
-            return self
-        wanted = self._wanted().get(kind)
+    def backend_of(self, device: torch.device) -> Any:
+        """Return the backend that serves `device`, not the host.
+
+        Raises:
+            RuntimeError: there is none.
+        """
+        kind = device.type
+        wanted = self.wanted().get(kind)
         if wanted is None:
             raise RuntimeError(f"No backend type associated with device type {kind}: multiring moves host memory only")
-        if kind not in self._others:
-            self._others[kind] = self._made(kind, wanted)
-        return self._others[kind]
+        if kind not in self._made:
+            self._made[kind] = _backend(self._group.itself(), kind, wanted)
+        return self._made[kind]
 
-    def _made(self, kind: str, wanted: str) -> Any:
-        store = PrefixStore(f"{kind}/", self._store)
-        rank, size, timeout = self.group.rank, self.group.size, timedelta(seconds=self.default_timeout_s)
-        ranks = _torch.get_process_group_ranks(self)
-        if wanted == "nccl":
-            options = _torch.ProcessGroupNCCL.Options()
-            options._timeout = timeout  # noqa: SLF001 -- as torch itself sets it
-            options.global_ranks_in_group, options.group_name = ranks, self._name
-            made = _torch.ProcessGroupNCCL(store, rank, size, options)
-            made._set_sequence_number_for_group()  # noqa: SLF001 -- as torch itself does
-            return made
-        if wanted == "gloo":
-            return _torch.ProcessGroupGloo(store, rank, size, timeout=timeout)
-        plugin = _torch.Backend._plugins.get(wanted.upper())  # noqa: SLF001 -- torch has no other way to them
-        if plugin is None:
-            raise RuntimeError(
-                f"backend {wanted} for {kind} beside multiring: want nccl, gloo, or one that is registered"
-            )
-        if not plugin.extended_api:
-            return plugin.creator_fn(store, rank, size, timeout)
-        told = _DistributedBackendOptions()
-        told.store, told.timeout, told.group_id = store, timeout, self._name
-        told.group_rank, told.group_size, told.global_ranks_in_group = rank, size, ranks
-        return plugin.creator_fn(told, None)
-
-    def _decline(self, name: str, arguments: Sequence[Any], refusal: Exception) -> None:
-        """Tell the other ranks of a collective that this one has refused it, so that they raise; it has not begun here.
-
-        Args:
-            name: of a method.
-            arguments: of its call.
-            refusal: what this rank raises.
-        """
-        # What has a cause of multiring's comes from an operation, of which the others know.
-        if name in _BETWEEN_TWO or self._end is not None or isinstance(refusal.__cause__, MultiringError):
-            return
-        # Coalesced calls are as many operations as tensors on the ranks that make them.
-        several = [each for each in arguments[:2] if isinstance(each, Sequence)] if "coalesced" in name else []
-        with suppress(StateError):  # there is nobody to tell
-            for _ in range(max((len(each) for each in several), default=1) or 1):
-                self.calls.decline("", refusal)
-
-    def _end_others(self, how: str) -> None:
-        for each in self._others.values():
+    def end(self, how: str) -> None:
+        """End them all, as the group ends."""
+        for each in self._made.values():
             if how == "was aborted":
                 each.abort()
             else:
                 each.shutdown()
-        self._others.clear()
+        self._made.clear()
 
 
-def hands_on(names: Sequence[str]) -> Callable[[type], type]:
-    """Return what has the methods of these names of a process group hand tensors of other devices on."""
+def _backend(group: Any, kind: str, wanted: str) -> Any:
+    store = PrefixStore(f"{kind}/", group.get_group_store())
+    rank, size, timeout = group.group.rank, group.group.size, timedelta(seconds=group.default_timeout_s)
+    ranks = _torch.get_process_group_ranks(group)
+    if wanted == "nccl":
+        options = _torch.ProcessGroupNCCL.Options()
+        options._timeout = timeout  # noqa: SLF001 -- as torch itself sets it
+        options.global_ranks_in_group, options.group_name = ranks, group.group_name
+        made = _torch.ProcessGroupNCCL(store, rank, size, options)
+        made._set_sequence_number_for_group()  # noqa: SLF001 -- as torch itself does
+        return made
+    if wanted == "gloo":
+        return _torch.ProcessGroupGloo(store, rank, size, timeout=timeout)
+    plugin = _torch.Backend._plugins.get(wanted.upper())  # noqa: SLF001 -- torch has no other way to them
+    if plugin is None:
+        raise RuntimeError(f"backend {wanted} for {kind} beside multiring: want nccl, gloo, or one that is registered")
+    if not plugin.extended_api:
+        return plugin.creator_fn(store, rank, size, timeout)
+    told = _DistributedBackendOptions()
+    told.store, told.timeout, told.group_id = store, timeout, group.group_name
+    told.group_rank, told.group_size, told.global_ranks_in_group = rank, size, ranks
+    return plugin.creator_fn(told, None)
 
-    def change(kind: type) -> type:
-        for name in names:
-            setattr(kind, name, _handing_on(name, getattr(kind, name)))
-        return kind
 
-    return change
+def _decline(state: GroupState, name: str, arguments: Sequence[Any], refusal: Exception) -> None:
+    """Tell the other ranks of a collective that this one has refused it, so that they raise; it has not begun here.
+
+    Args:
+        state: of the group.
+        name: of a method.
+        arguments: of its call.
+        refusal: what this rank raises.
+    """
+    # What has a cause of multiring's comes from an operation, of which the others know.
+    if name in _BETWEEN_TWO or state.is_over or isinstance(refusal.__cause__, MultiringError):
+        return
+    # Coalesced calls are as many operations as tensors on the ranks that make them.
+    several = [each for each in arguments[:2] if isinstance(each, Sequence)] if "coalesced" in name else []
+    with suppress(StateError):  # there is nobody to tell
+        for _ in range(max((len(each) for each in several), default=1) or 1):
+            state.calls.decline("", refusal)
 
 
-def _handing_on(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+def handing_on(method: Callable[..., Any], name: str = "") -> Callable[..., Any]:
+    """Return the method of a process group that hands tensors of other devices on; by default `name` is its own."""
+    name = name or method.__name__
+
     @functools.wraps(method)
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
         try:
             return method(self, *arguments, **options)
         except ElsewhereError as refusal:  # before anything was begun
-            if refusal.device.type not in self._wanted():
-                self._decline(name, arguments, refusal)
+            if refusal.device.type not in self.devices.wanted():
+                _decline(self, name, arguments, refusal)
                 raise
-            other = self._get_backend(refusal.device)
+            other = self.devices.backend_of(refusal.device)
         except (RefusedError, TypeError) as refusal:
-            self._decline(name, arguments, refusal)
+            _decline(self, name, arguments, refusal)
             raise
         if name in _OF_ONE:
             return _one_by_one(other, _OF_ONE[name], *arguments)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch.distributed as dist
 from torch import Tensor
@@ -15,12 +15,23 @@ from torch.futures import Future, collect_all
 
 from multiring.errors import MultiringError
 from multiring.runtime import Group, Handle
+from multiring.runtime.failures.monitored_barrier import MonitoredBarrier
 from multiring.torch.c10d.aborts import Aborts
 from multiring.torch.c10d.errors import torch_error
-from multiring.torch.c10d.work import Done, Pending, Several
+from multiring.torch.c10d.work import Done, OperationWork, SeveralHandles
 
 # Numbers that a program may reduce between a forward, which lends a Work, and its backward.
 _LENT = 64
+
+
+class Closing(Protocol):
+    """A part of a group that ends with it."""
+
+    def close(self) -> None:
+        """Let what waits for it fail."""
+
+
+Part = TypeVar("Part", bound=Closing)
 
 
 class CallOptions(NamedTuple):
@@ -52,15 +63,30 @@ class GroupState:
         self.default_timeout_s = timeout_s
         self._end: str | None = None  # what became of the group, in words
         self._aborted_by: int | None = None  # the rank of the world
-        self._in_flight: weakref.WeakSet[Pending] = weakref.WeakSet()
+        self._in_flight: weakref.WeakSet[OperationWork] = weakref.WeakSet()
         # C++ that is given a Work by Python does not keep it alive, and would wait for ever for what is left of it: as
         # DistributedDataParallel's join does, for one number.
-        self._lent: deque[Pending] = deque(maxlen=_LENT)
-        self._owed: deque[Pending] = deque()  # whose results are to be put somewhere once they have ended
-        self._batch: list[Pending] | None = None  # of what is being coalesced
+        self._lent: deque[OperationWork] = deque(maxlen=_LENT)
+        self._owed: deque[OperationWork] = deque()  # whose results are to be put somewhere once they have ended
+        self._batch: list[OperationWork] | None = None  # of what is being coalesced
         self._completer: _Completer | None = None
         self._completer_lock = threading.Lock()
+        self._parts: dict[type, Any] = {}  # what few groups need, by its class
+        self._parts_lock = threading.Lock()
         self._aborts = Aborts(group, self._hear_abort)
+
+    def part(self, kind: Callable[[Group], Part]) -> Part:
+        """Return the group's one object of a class, made of its Group when it is first asked for."""
+        with self._parts_lock:
+            found = self._parts.get(kind)  # type: ignore[call-overload]  # a class is called
+            if found is None:
+                found = self._parts[kind] = kind(self.group)  # type: ignore[index]  # as above
+            return found  # type: ignore[no-any-return]  # what the class makes
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the group was destroyed or aborted."""
+        return self._end is not None
 
     def options_of(self, opts: Any, timeout: timedelta | None = None) -> CallOptions:
         """Return the options that torch's own of a call, or None, give; an explicit `timeout` wins."""
@@ -75,7 +101,12 @@ class GroupState:
         return given if given > 0 else self.default_timeout_s
 
     def issue(
-        self, what: str, ready: Ready, options: CallOptions, outputs: Sequence[Tensor], kind: type[Pending] = Pending
+        self,
+        what: str,
+        ready: Ready,
+        options: CallOptions,
+        outputs: Sequence[Tensor],
+        kind: type[OperationWork] = OperationWork,
     ) -> Any:
         """Start an operation and return its Work; done already where the caller waits.
 
@@ -93,7 +124,7 @@ class GroupState:
             DistBackendError: the group does not stand any more; or, for a caller that waits, the operation failed.
             RefusedError: wrong arguments.
         """
-        self.require_standing(what)
+        self.require_state(what)
         batch = self._batch
         waits = options.waits and batch is None
         try:
@@ -120,7 +151,7 @@ class GroupState:
         settles = [each.settle for each in ready if each.settle is not None]
 
         def start(_waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
-            return Several([each.start(False) for each in ready])
+            return SeveralHandles([each.start(False) for each in ready])
 
         def settle() -> None:
             for each in settles:
@@ -128,7 +159,7 @@ class GroupState:
 
         return self.issue(what, Ready(start, settle if settles else None), self.options_of(opts), outputs)
 
-    def require_standing(self, what: str) -> None:
+    def require_state(self, what: str) -> None:
         """Raise DistBackendError where the group was destroyed or aborted."""
         if self._end is not None:
             raise dist.DistBackendError(f"{what}: the process group {self._end}; make it anew")
@@ -156,7 +187,7 @@ class GroupState:
             if not work.is_completed():
                 self._owed.append(work)
 
-    def complete(self, work: Pending, future: "Future[Any]") -> None:
+    def complete(self, work: OperationWork, future: "Future[Any]") -> None:
         """Set `future`, to None, once `work` has ended; by another thread."""
         if not work.in_order:
             threading.Thread(target=_complete_one, args=(work, future), name="multiring future", daemon=True).start()
@@ -171,6 +202,8 @@ class GroupState:
         self._end = self._end or how
         self._aborts.close()
         self._lent.clear()
+        for part in list(self._parts.values()):
+            part.close()
         with self._completer_lock:
             completer, self._completer = self._completer, None
         if completer is not None:
@@ -180,13 +213,16 @@ class GroupState:
         """Let all operations fail, as `rank` of the world aborts the group; on the control thread."""
         self._end = self._end or f"was aborted by rank {rank}"
         self._abort_in_flight(rank)
+        barrier = self._parts.get(MonitoredBarrier)
+        if barrier is not None:
+            barrier.close()
 
     def _abort_in_flight(self, rank: int) -> None:
         self._aborted_by = rank
         for work in self._all_in_flight():
             work.abort(rank)
 
-    def _all_in_flight(self) -> list[Pending]:
+    def _all_in_flight(self) -> list[OperationWork]:
         while True:
             try:
                 return list(self._in_flight)
@@ -197,7 +233,7 @@ class GroupState:
 class Coalesced(Done):
     """The Work of what was coalesced."""
 
-    def __init__(self, works: Sequence[Pending]) -> None:
+    def __init__(self, works: Sequence[OperationWork]) -> None:
         super().__init__([output for work in works for output in work.outputs])
         self._works = works
 
@@ -233,23 +269,23 @@ class _Completer:
     """
 
     def __init__(self) -> None:
-        self._queue: SimpleQueue[tuple[Pending, Future[Any]] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[OperationWork, Future[Any]] | None] = SimpleQueue()
         threading.Thread(target=_complete, args=(self._queue,), name="multiring futures", daemon=True).start()
 
-    def watch(self, work: Pending, future: "Future[Any]") -> None:
+    def watch(self, work: OperationWork, future: "Future[Any]") -> None:
         self._queue.put((work, future))
 
     def stop(self) -> None:
         self._queue.put(None)
 
 
-def _complete(queue: "SimpleQueue[tuple[Pending, Future[Any]] | None]") -> None:
+def _complete(queue: "SimpleQueue[tuple[OperationWork, Future[Any]] | None]") -> None:
     while (item := queue.get()) is not None:
         _complete_one(*item)
         del item  # or it would live until the next one comes
 
 
-def _complete_one(work: Pending, future: "Future[Any]") -> None:
+def _complete_one(work: OperationWork, future: "Future[Any]") -> None:
     with suppress(Exception):  # the future raises it
         work.wait()
     future.set_result(None)

@@ -1,7 +1,6 @@
 """monitored_barrier: a barrier that names the ranks that have not come."""
 
 from datetime import timedelta
-from functools import cached_property
 from typing import Any
 
 import torch.distributed as dist
@@ -12,46 +11,30 @@ from multiring.torch.c10d.errors import torch_error
 from multiring.torch.c10d.group_state import GroupState
 
 
-class Monitored(GroupState):
-    """The barrier of torch's that watches; the name and parameters are torch's."""
+def monitored_barrier_of(state: GroupState, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:  # noqa: FBT001, FBT002 -- torch's
+    """Return once every rank has called it. Where it fails, operations of the group go on as before.
 
-    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:  # noqa: FBT001, FBT002 -- torch's
-        """Return once every rank has called it. Where it fails, operations of the group go on as before.
+    Args:
+        state: of the group.
+        timeout: how long rank 0 of the group waits for the others, and each of them for rank 0.
+        wait_all_ranks: whether rank 0 names all ranks that have not come, and waits for the others where one is
+            gone; else the first.
 
-        Args:
-            timeout: how long rank 0 of the group waits for the others, and each of them for rank 0.
-            wait_all_ranks: whether rank 0 names all ranks that have not come, and waits for the others where one is
-                gone; else the first.
-
-        Raises:
-            DistBackendError: on rank 0, which names who is missing, as numbered in the group; on those that came, which
-                do too; and on one that comes too late.
-        """
-        self.require_standing("monitored_barrier")
-        seconds = self.default_timeout_s if timeout is None else max(0.0, timeout.total_seconds())
-        try:
-            roll = self._barrier.call(seconds, waits_for_all=wait_all_ranks)
-        except StateError as error:
-            self.require_standing("monitored_barrier")
-            raise torch_error("monitored_barrier", error) from error
-        if roll.missing:
-            own = self.group.rank
-            text = _told(roll, seconds, names_all=wait_all_ranks) if own == 0 else _heard(roll, own, seconds)
-            raise dist.DistBackendError(f"[Rank {own}]: {text}")
-
-    @cached_property
-    def _barrier(self) -> MonitoredBarrier:
-        return MonitoredBarrier(self.group)
-
-    def _hear_abort(self, rank: int) -> None:
-        super()._hear_abort(rank)
-        if "_barrier" in self.__dict__:
-            self._barrier.close()
-
-    def _fall(self, how: str) -> None:
-        super()._fall(how)
-        if "_barrier" in self.__dict__:
-            self._barrier.close()
+    Raises:
+        DistBackendError: on rank 0, which names who is missing, as numbered in the group; on those that came, which
+            do too; and on one that comes too late.
+    """
+    state.require_state("monitored_barrier")
+    seconds = state.default_timeout_s if timeout is None else max(0.0, timeout.total_seconds())
+    try:
+        roll = state.part(MonitoredBarrier).call(seconds, waits_for_all=wait_all_ranks)
+    except StateError as error:
+        state.require_state("monitored_barrier")
+        raise torch_error("monitored_barrier", error) from error
+    if roll.missing:
+        own = state.group.rank
+        text = _told(roll, seconds, names_all=wait_all_ranks) if own == 0 else _heard(roll, own, seconds)
+        raise dist.DistBackendError(f"[Rank {own}]: {text}")
 
 
 def monitored_barrier(
@@ -70,8 +53,8 @@ def monitored_barrier(
         DistBackendError: ranks have not come; it names them.
     """
     found = dist.group.WORLD if group is None else group
-    if isinstance(found, Monitored):
-        found.monitored_barrier(timeout, wait_all_ranks)
+    if isinstance(found, GroupState):
+        monitored_barrier_of(found, timeout, wait_all_ranks)
     else:
         dist.monitored_barrier(group, timeout, wait_all_ranks)
 

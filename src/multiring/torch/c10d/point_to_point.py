@@ -1,7 +1,7 @@
 """Messages between two ranks of a process group: in any order, under tags, from a source that may be left open."""
 
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -12,13 +12,13 @@ from multiring.runtime.group.receives import PostedReceive
 from multiring.torch.c10d.arguments import one_of, require_rank
 from multiring.torch.c10d.buffers import as_bytes, contents, place_for, require_host
 from multiring.torch.c10d.group_state import GroupState, Ready
-from multiring.torch.c10d.work import Pending
+from multiring.torch.c10d.work import OperationWork
 from multiring.torch.interop import described
 
 Settle = Callable[[], None] | None
 
 
-class Message(Pending):
+class Message(OperationWork):
     """The Work of a message."""
 
     in_order = False  # two messages may wait for each other's ranks
@@ -38,58 +38,54 @@ class Message(Pending):
     source_rank = _source_rank
 
 
-class Messages(GroupState):
-    """Point to point; the names and parameters are torch's."""
+def send(state: GroupState, tensors: Any, to: int, tag: int = 0) -> Any:
+    """Send a tensor to rank `to` of the group, which may be this one: then it is copied at once.
 
-    def send(self, tensors: Any, to: int, tag: int = 0) -> Any:
-        """Send a tensor to rank `to` of the group, which may be this one: then it is copied at once.
+    Args:
+        state: of the group.
+        tensors: one, or a list of one; on the other side there may be any type and shape of as many bytes.
+        to: the receiver.
+        tag: the receiver's; messages between two ranks under one tag arrive in order.
+    """
+    tensor = _checked("send", tensors, tag)
+    require_rank("send", "destination", to, state.group.size)
+    what = f"send of {described(tensor)} to rank {to}, tag {tag}"
+    memory = as_bytes(contents(tensor))
+    return _issue_message(state, what, partial(state.part(AnySourceMatching).send, memory, to, tag), tensor)
 
-        Args:
-            tensors: one, or a list of one; on the other side there may be any type and shape of as many bytes.
-            to: the receiver.
-            tag: the receiver's; messages between two ranks under one tag arrive in order.
-        """
-        tensor = self._checked("send", tensors, tag)
-        require_rank("send", "destination", to, self.group.size)
-        what = f"send of {described(tensor)} to rank {to}, tag {tag}"
-        memory = as_bytes(contents(tensor))
-        return self._issue_message(what, partial(self._matching.send, memory, to, tag), tensor)
 
-    def recv(self, tensors: Any, source: int, tag: int = 0) -> Any:
-        """Receive what rank `source` of the group sends here, into a tensor; see `send`."""
-        require_rank("recv", "source", source, self.group.size)
-        return self._receive("recv", tensors, source, tag)
+def recv(state: GroupState, tensors: Any, source: int, tag: int = 0) -> Any:
+    """Receive what rank `source` of the group sends here, into a tensor; see `send`."""
+    require_rank("recv", "source", source, state.group.size)
+    return _receive(state, "recv", tensors, source, tag)
 
-    def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
-        """Receive what a rank of the group sends here that no earlier receive is for; the Work then says which one."""
-        return self._receive("recv", tensors, None, tag)
 
-    def _receive(self, what: str, tensors: Any, source: int | None, tag: int) -> Any:
-        tensor = self._checked(what, tensors, tag)
-        place, settle = place_for(self.group, tensor)
-        sender = "any rank" if source is None else f"rank {source}"
-        what = f"{what} of {described(tensor)} from {sender}, tag {tag}"
-        start = partial(self._matching.recv, as_bytes(place), source, tag)
-        return self._issue_message(what, start, tensor, settle)
+def recv_anysource(state: GroupState, tensors: Any, tag: int = 0) -> Any:
+    """Receive what a rank of the group sends here that no earlier receive is for; the Work then says which one."""
+    return _receive(state, "recv", tensors, None, tag)
 
-    def _checked(self, what: str, tensors: Any, tag: int) -> Tensor:
-        tensor = one_of(what, tensors)
-        require_host(what, tensor)
-        if tag < 0:
-            raise RuntimeError(f"{what}: Tag must be nonnegative, got {tag}")
-        return tensor
 
-    def _issue_message(self, what: str, start: Callable[[], Handle], tensor: Tensor, settle: Settle = None) -> Any:
-        def started(_waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
-            return start()
+def _receive(state: GroupState, what: str, tensors: Any, source: int | None, tag: int) -> Any:
+    tensor = _checked(what, tensors, tag)
+    place, settle = place_for(state.group, tensor)
+    sender = "any rank" if source is None else f"rank {source}"
+    what = f"{what} of {described(tensor)} from {sender}, tag {tag}"
+    start = partial(state.part(AnySourceMatching).recv, as_bytes(place), source, tag)
+    return _issue_message(state, what, start, tensor, settle)
 
-        return self.issue(what, Ready(started, settle), self.options_of(None), (tensor,), Message)
 
-    @cached_property
-    def _matching(self) -> AnySourceMatching:
-        return AnySourceMatching(self.group)
+def _checked(what: str, tensors: Any, tag: int) -> Tensor:
+    tensor = one_of(what, tensors)
+    require_host(what, tensor)
+    if tag < 0:
+        raise RuntimeError(f"{what}: Tag must be nonnegative, got {tag}")
+    return tensor
 
-    def _fall(self, how: str) -> None:
-        super()._fall(how)
-        if "_matching" in self.__dict__:
-            self._matching.close()
+
+def _issue_message(
+    state: GroupState, what: str, start: Callable[[], Handle], tensor: Tensor, settle: Settle = None
+) -> Any:
+    def started(_waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
+        return start()
+
+    return state.issue(what, Ready(started, settle), state.options_of(None), (tensor,), Message)

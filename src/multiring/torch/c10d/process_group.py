@@ -12,32 +12,22 @@ from torch._C._distributed_c10d import Backend, PrefixStore
 
 from multiring.errors import MultiringError
 from multiring.runtime import Group
-from multiring.torch.c10d.allgather import Gatherings
-from multiring.torch.c10d.allreduce import Reductions
-from multiring.torch.c10d.alltoall import Exchanges
+from multiring.torch.c10d import allgather as gathers
+from multiring.torch.c10d import allreduce as reductions
+from multiring.torch.c10d import alltoall as all_to_alls
+from multiring.torch.c10d import point_to_point, rooted
 from multiring.torch.c10d.arguments import timeout_of
-from multiring.torch.c10d.devices import Devices, hands_on
+from multiring.torch.c10d.devices import OtherDevices, handing_on
 from multiring.torch.c10d.errors import torch_error
-from multiring.torch.c10d.monitored import Monitored
-from multiring.torch.c10d.point_to_point import Messages
-from multiring.torch.c10d.rooted import Rooted
+from multiring.torch.c10d.group_state import GroupState
+from multiring.torch.c10d.monitored import monitored_barrier_of
 from multiring.torch.interop import tensor_of
 
 _HOST = torch.device("cpu")
 _TorchGroup: Any = dist.ProcessGroup  # whose overloads nobody's signatures agree with
 
 
-_COLLECTIVES = (
-    *("allreduce", "allreduce_coalesced", "reduce", "broadcast", "gather", "scatter", "send", "recv", "recv_anysource"),
-    *("allgather", "allgather_coalesced", "all_gather_single", "_allgather_base", "all_gather_single_coalesced"),
-    *("allgather_into_tensor_coalesced", "reduce_scatter", "reduce_scatter_single", "_reduce_scatter_base"),
-    *("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"),
-    *("all_to_all_single", "alltoall_base", "alltoall"),
-)
-
-
-@hands_on(_COLLECTIVES)
-class ProcessGroup(Devices, Reductions, Gatherings, Exchanges, Rooted, Messages, Monitored, _TorchGroup):  # type: ignore[misc] # see _TorchGroup
+class ProcessGroup(GroupState, _TorchGroup):  # type: ignore[misc] # see _TorchGroup
     """Ranks that communicate; what torch.distributed's functions take as `group`.
 
     It is its own Backend, as torch calls what serves one kind of device: torch lets Python inherit from ProcessGroup
@@ -64,6 +54,7 @@ class ProcessGroup(Devices, Reductions, Gatherings, Exchanges, Rooted, Messages,
         """
         _TorchGroup.__init__(self, group.rank, group.size)
         super().__init__(group, timeout_s)
+        self.devices = OtherDevices(self)
         self._store = store
         self._name = name
         self._description = ""
@@ -74,7 +65,49 @@ class ProcessGroup(Devices, Reductions, Gatherings, Exchanges, Rooted, Messages,
     def __repr__(self) -> str:
         return f"<multiring process group {self._name!r}: rank {self.group.rank} of {self.group.size}>"
 
+    # ---- what the ranks do together ----
+
+    allreduce = handing_on(reductions.allreduce)
+    allreduce_coalesced = handing_on(reductions.allreduce_coalesced)
+    reduce = handing_on(reductions.reduce)
+    reduce_scatter = handing_on(reductions.reduce_scatter)
+    reduce_scatter_single = handing_on(reductions.reduce_scatter_single)
+    _reduce_scatter_base = handing_on(reductions.reduce_scatter_single, "_reduce_scatter_base")
+    reduce_scatter_single_coalesced = handing_on(reductions.reduce_scatter_single_coalesced)
+    reduce_scatter_tensor_coalesced = handing_on(
+        reductions.reduce_scatter_single_coalesced, "reduce_scatter_tensor_coalesced"
+    )
+    broadcast = handing_on(gathers.broadcast)
+    allgather = handing_on(gathers.allgather)
+    allgather_coalesced = handing_on(gathers.allgather_coalesced)
+    all_gather_single = handing_on(gathers.all_gather_single)
+    _allgather_base = handing_on(gathers.all_gather_single, "_allgather_base")
+    all_gather_single_coalesced = handing_on(gathers.all_gather_single_coalesced)
+    allgather_into_tensor_coalesced = handing_on(gathers.all_gather_single_coalesced, "allgather_into_tensor_coalesced")
+    all_to_all_single = handing_on(all_to_alls.all_to_all_single)
+    alltoall_base = handing_on(all_to_alls.all_to_all_single, "alltoall_base")
+    alltoall = handing_on(all_to_alls.alltoall)
+    gather = handing_on(rooted.gather)
+    scatter = handing_on(rooted.scatter)
+    send = handing_on(point_to_point.send)
+    recv = handing_on(point_to_point.recv)
+    recv_anysource = handing_on(point_to_point.recv_anysource)
+    barrier = gathers.barrier
+    monitored_barrier = monitored_barrier_of
+
     # ---- who it is ----
+
+    def itself(self) -> "ProcessGroup":
+        """Return the group; who has a weak reference to it gets a strong one."""
+        return self
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return self.devices.types
+
+    def _get_backend(self, device: torch.device | str) -> Any:
+        found = torch.device(device)
+        return self if found.type == _HOST.type else self.devices.backend_of(found)
 
     def name(self) -> str:
         """Return the backend's name."""
@@ -195,7 +228,7 @@ class ProcessGroup(Devices, Reductions, Gatherings, Exchanges, Rooted, Messages,
             RefusedError: ranks that are not in this group, none at all, or other options.
             RuntimeError: another device.
         """
-        self.require_standing("split_group")
+        self.require_state("split_group")
         name = f"{self._name}:split:{next(self._splits)}" if group_name is None else group_name
         ranks = sorted(new_ranks)
         given_s = timeout_of("split_group: opts", opts)
@@ -221,12 +254,12 @@ class ProcessGroup(Devices, Reductions, Gatherings, Exchanges, Rooted, Messages,
     def abort(self) -> None:
         """Let what is in flight, and what other ranks come to later, fail on all ranks, and destroy the group."""
         self._aborts.tell()  # first, so that others are told why
-        self._abort_in_flight(self.calls.membership.world_rank)
+        self._abort_in_flight(self.calls.services.world_rank)
         self._close("was aborted")
 
     def _close(self, how: str) -> None:
         self._fall(how)
-        self._end_others(how)
+        self.devices.end(how)
         on_end, self._on_end = self._on_end, None
         if on_end is not None:
             on_end(how)

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from multiring.runtime import Handle
 from multiring.schedule import Splits
-from multiring.torch.c10d import operations
 from multiring.torch.c10d.arguments import blocks_of, one_of, require_like, require_rank
 from multiring.torch.c10d.buffers import (
     as_bytes,
@@ -31,88 +30,89 @@ from multiring.torch.c10d.group_state import GroupState, Ready
 from multiring.torch.interop import dtype_name, new_memory
 
 
-class Rooted(GroupState):
-    """The collectives between one rank and all; the names and parameters are torch's."""
+def gather(
+    state: GroupState, outputs: Any, inputs: Any, opts: Any = None, root: int = 0, timeout: timedelta | None = None
+) -> Any:
+    """Put every rank's tensor into the root's list of outputs.
 
-    def gather(
-        self, outputs: Any, inputs: Any, opts: Any = None, root: int = 0, timeout: timedelta | None = None
-    ) -> Any:
-        """Put every rank's tensor into the root's list of outputs.
+    Args:
+        state: of the group.
+        outputs: on the root a list, or a list of one list, of a tensor for each rank; nothing elsewhere.
+        inputs: this rank's tensor, or a list of it; of one type and as many elements on all ranks.
+        opts: torch's GatherOptions, which win over `root`; or the root.
+        root: a rank of the group.
+        timeout: wins over the options'.
+    """
+    root, opts = _root_of(opts, root)
+    require_rank("gather", "root", root, state.group.size)
+    tensor = one_of("gather", inputs)
+    require_host("gather", tensor)
+    own, settle = contents(tensor), None
+    place, blocks = tensor.new_empty(0), []
+    if state.group.rank == root:
+        blocks = list(blocks_of("gather", outputs, state.group.size))
+        for block in blocks:
+            require_like("gather", block, tensor)
+        found = in_a_row(blocks)
+        if found is None:
+            require_places(*blocks)
+        place = new_memory(state.group, (tensor.numel() * len(blocks),), tensor.dtype) if found is None else found
+        settle = partial(put_in_order, blocks, place) if found is None else None
+        if bytes_in(as_bytes(own), as_bytes(place)):
+            own = own.clone()
+    else:
+        _require_none(state, "gather", "output", outputs, root)
+    start = _start(state, f"gather to rank {root}", own, place, root, is_gather=True)
+    return state.issue("gather", Ready(start, settle), state.options_of(opts, timeout), blocks)
 
-        Args:
-            outputs: on the root a list, or a list of one list, of a tensor for each rank; nothing elsewhere.
-            inputs: this rank's tensor, or a list of it; of one type and as many elements on all ranks.
-            opts: torch's GatherOptions, which win over `root`; or the root.
-            root: a rank of the group.
-            timeout: wins over the options'.
-        """
-        root, opts = _root_of(opts, root)
-        require_rank("gather", "root", root, self.group.size)
-        tensor = one_of("gather", inputs)
-        require_host("gather", tensor)
-        own, settle = contents(tensor), None
-        place, blocks = tensor.new_empty(0), []
-        if self.group.rank == root:
-            blocks = list(blocks_of("gather", outputs, self.group.size))
-            for block in blocks:
-                require_like("gather", block, tensor)
-            found = in_a_row(blocks)
-            if found is None:
-                require_places(*blocks)
-            place = new_memory(self.group, (tensor.numel() * len(blocks),), tensor.dtype) if found is None else found
-            settle = partial(put_in_order, blocks, place) if found is None else None
-            if bytes_in(as_bytes(own), as_bytes(place)):
-                own = own.clone()
-        else:
-            self._require_none("gather", "output", outputs, root)
-        start = self._start(f"gather to rank {root}", own, place, root, is_gather=True)
-        return self.issue("gather", Ready(start, settle), self.options_of(opts, timeout), blocks)
 
-    def scatter(
-        self, outputs: Any, inputs: Any, opts: Any = None, root: int = 0, timeout: timedelta | None = None
-    ) -> Any:
-        """Put the r-th tensor of the root's list of inputs into each rank r's output; as `gather`, the other way."""
-        root, opts = _root_of(opts, root)
-        require_rank("scatter", "root", root, self.group.size)
-        tensor = one_of("scatter", outputs)
-        require_host("scatter", tensor)
-        place, settle = place_for(self.group, tensor)
-        whole = tensor.new_empty(0)
-        if self.group.rank == root:
-            blocks = blocks_of("scatter", inputs, self.group.size)
-            for block in blocks:
-                require_like("scatter", block, tensor)
-            found = in_a_row(blocks)
-            whole = torch.cat([contents(each).detach().view(-1) for each in blocks]) if found is None else found
-            if bytes_in(as_bytes(whole), as_bytes(place)):
-                whole = whole.clone()
-        else:
-            self._require_none("scatter", "input", inputs, root)
-        start = self._start(f"scatter from rank {root}", whole, place, root, is_gather=False)
-        return self.issue("scatter", Ready(start, settle), self.options_of(opts, timeout), (tensor,))
+def scatter(
+    state: GroupState, outputs: Any, inputs: Any, opts: Any = None, root: int = 0, timeout: timedelta | None = None
+) -> Any:
+    """Put the r-th tensor of the root's list of inputs into each rank r's output; as `gather`, the other way."""
+    root, opts = _root_of(opts, root)
+    require_rank("scatter", "root", root, state.group.size)
+    tensor = one_of("scatter", outputs)
+    require_host("scatter", tensor)
+    place, settle = place_for(state.group, tensor)
+    whole = tensor.new_empty(0)
+    if state.group.rank == root:
+        blocks = blocks_of("scatter", inputs, state.group.size)
+        for block in blocks:
+            require_like("scatter", block, tensor)
+        found = in_a_row(blocks)
+        whole = torch.cat([contents(each).detach().view(-1) for each in blocks]) if found is None else found
+        if bytes_in(as_bytes(whole), as_bytes(place)):
+            whole = whole.clone()
+    else:
+        _require_none(state, "scatter", "input", inputs, root)
+    start = _start(state, f"scatter from rank {root}", whole, place, root, is_gather=False)
+    return state.issue("scatter", Ready(start, settle), state.options_of(opts, timeout), (tensor,))
 
-    def _start(
-        self, title: str, source: Tensor, place: Tensor, root: int, *, is_gather: bool
-    ) -> Callable[[bool], Handle]:
-        """Return what starts it; the tensors are in one piece, that of several parts is empty but on the root."""
-        part = source if is_gather else place
-        size_bytes, ranks = part.numel() * part.element_size(), self.group.size
-        one = tuple(size_bytes if rank == root else 0 for rank in range(ranks))
-        all_ = (size_bytes if self.group.rank == root else 0,) * ranks
-        sizes = Splits(one, all_) if is_gather else Splits(all_, one)
-        buffers = as_bytes(source), as_bytes(place)
-        title = f"{title} of {part.numel()} {dtype_name(part.dtype)}"
 
-        def start(waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
-            return operations.exchange(self.calls, buffers, sizes, size_bytes, title, waits=waits)
+def _start(
+    state: GroupState, title: str, source: Tensor, place: Tensor, root: int, *, is_gather: bool
+) -> Callable[[bool], Handle]:
+    """Return what starts it; the tensors are in one piece, that of several parts is empty but on the root."""
+    part = source if is_gather else place
+    size_bytes, ranks = part.numel() * part.element_size(), state.group.size
+    one = tuple(size_bytes if rank == root else 0 for rank in range(ranks))
+    all_ = (size_bytes if state.group.rank == root else 0,) * ranks
+    sizes = Splits(one, all_) if is_gather else Splits(all_, one)
+    buffers = as_bytes(source), as_bytes(place)
+    title = f"{title} of {part.numel()} {dtype_name(part.dtype)}"
 
-        return start
+    def start(waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
+        return state.group.known_sizes.all_to_all(buffers, sizes, size_bytes, title, waits=waits)
 
-    def _require_none(self, what: str, name: str, tensors: Any, root: int) -> None:
-        if tensors is not None and any(isinstance(each, Tensor) or len(each) for each in tensors):
-            raise RefusedError(
-                f"{what}: rank {self.group.rank} has {name} tensors; want them on the root only, which is rank {root}"
-            )
+    return start
+
+
+def _require_none(state: GroupState, what: str, name: str, tensors: Any, root: int) -> None:
+    if tensors is not None and any(isinstance(each, Tensor) or len(each) for each in tensors):
+        raise RefusedError(
+            f"{what}: rank {state.group.rank} has {name} tensors; want them on the root only, which is rank {root}"
+        )
 
 
 def _root_of(opts: Any, root: int) -> tuple[int, Any]:

@@ -8,16 +8,15 @@ from torch import Tensor
 
 from multiring.runtime import Group, Handle
 from multiring.runtime.group.compile import Request
-from multiring.runtime.group.handles import OperationHandle, in_background
+from multiring.runtime.group.handles import AgreedHandle, TimedSteps, in_background
 from multiring.schedule import Collective
 from multiring.torch.c10d.buffers import as_bytes
 from multiring.torch.c10d.errors import RefusedError
 from multiring.torch.c10d.group_state import Ready
-from multiring.torch.c10d.operations import Steps
 from multiring.torch.c10d.reduce_ops import Reduction
 from multiring.torch.interop import dtype_name, new_memory
 
-Wait = Callable[[OperationHandle], Any]
+Wait = Callable[[AgreedHandle], Any]
 
 
 def sparse_sum(group: Group, tensor: Tensor, reduction: Reduction) -> Ready:
@@ -32,13 +31,13 @@ def sparse_sum(group: Group, tensor: Tensor, reduction: Reduction) -> Ready:
     found: list[Tensor] = []
 
     def start(waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
-        gathering = _Gathering(group, own, reduction.name)
-        first = gathering.counts(waits=waits)
+        gather = _SparseGather(group, own, reduction.name)
+        first = gather.counts(waits=waits)
 
-        def finish(wait: Wait = OperationHandle.wait) -> None:
-            found.append(gathering.rest(first, wait))
+        def finish(wait: Wait = _wait) -> None:
+            found.append(gather.rest(first, wait))
 
-        return Steps(finish) if waits else in_background(finish, "all_reduce")
+        return TimedSteps(finish) if waits else in_background(finish, "all_reduce")
 
     def settle() -> None:
         total = found.pop()
@@ -49,7 +48,7 @@ def sparse_sum(group: Group, tensor: Tensor, reduction: Reduction) -> Ready:
     return Ready(start, settle)
 
 
-class _Gathering:
+class _SparseGather:
     """One operation in three steps: how many entries each rank has, where they are, and what they are."""
 
     def __init__(self, group: Group, own: Tensor, name: str) -> None:
@@ -60,12 +59,12 @@ class _Gathering:
         self._title = f"all_reduce {name} of sparse {kind} of shape {shape} and {own.sparse_dim()} sparse dimensions"
         self._call = self._calls.next("all_gather")
 
-    def counts(self, *, waits: bool) -> OperationHandle:
+    def counts(self, *, waits: bool) -> AgreedHandle:
         table = torch.empty(self._group.size, dtype=torch.int64)
         self._table = table
         return self._gather(0, torch.tensor([len(self._own.values())]), table, [1] * self._group.size, waits=waits)
 
-    def rest(self, first: OperationHandle, wait: Wait) -> Tensor:
+    def rest(self, first: AgreedHandle, wait: Wait) -> Tensor:
         """Return the sum."""
         wait(first)
         counts: list[int] = self._table.tolist()
@@ -78,7 +77,7 @@ class _Gathering:
         # Checking would take longer than the sum, and what torch has coalesced is right.
         return torch.sparse_coo_tensor(places.t(), values, own.shape, check_invariants=False).coalesce()
 
-    def _gather(self, step: int, own: Tensor, out: Tensor, counts: list[int], *, waits: bool) -> OperationHandle:
+    def _gather(self, step: int, own: Tensor, out: Tensor, counts: list[int], *, waits: bool) -> AgreedHandle:
         place = self._call.step(step, "counts" if step == 0 else "all_gather")
         memory, target = as_bytes(own), as_bytes(out)
         width = target.shape[0] // max(1, sum(counts))
@@ -86,3 +85,7 @@ class _Gathering:
         with self._calls.telling(place):
             request = Request(Collective.ALL_GATHER, "uint8", sizes, target.shape[0])
             return self._calls.run(place, self._title, request, (memory, target), None, waits=waits)
+
+
+def _wait(handle: AgreedHandle) -> Any:
+    return handle.wait()

@@ -16,8 +16,9 @@ import torch.distributed as dist
 from multiring.errors import LaunchError
 from multiring.runtime import Group
 from multiring.runtime.bootstrap.addresses import host_id
-from multiring.runtime.bootstrap.launchers import Identity, Place, choose_place
-from multiring.runtime.job.job import World, current, enter, is_initialized, leave
+from multiring.runtime.bootstrap.launchers import Identity, RendezvousPoint, choose_rendezvous_point
+from multiring.runtime.job.job import current, enter, is_initialized, leave
+from multiring.runtime.job.world import World
 from multiring.settings import Settings
 from multiring.torch.c10d.stores import is_begun_here
 
@@ -76,10 +77,10 @@ def _joined(rank: int, size: int) -> World | None:
     """Return the job that this process is in already."""
     if not is_initialized():
         return None
-    world = current()
-    if (world.identity.rank, world.identity.size) != (rank, size):
+    world, here = current(), current().membership
+    if (here.rank, here.size) != (rank, size):
         raise RuntimeError(
-            f"multiring.init() made this process rank {world.identity.rank} of {world.identity.size}, but torch says "
+            f"multiring.init() made this process rank {here.rank} of {here.size}, but torch says "
             f"rank {rank} of {size}; call multiring.shutdown() first, or number the ranks alike"
         )
     return world
@@ -90,7 +91,7 @@ def _alone() -> dict[str, str]:
 
 
 def _enter(
-    rank: int, size: int, timeout_s: float, meeting: tuple[dict[str, str], Place | None], *, is_default: bool
+    rank: int, size: int, timeout_s: float, meeting: tuple[dict[str, str], RendezvousPoint | None], *, is_default: bool
 ) -> World:
     answer, place = meeting
     settings = Settings.from_environment()
@@ -111,7 +112,7 @@ def _enter(
 
 def _agree(
     store: Any, rank: int, size: int, timeout_s: float, peer_info: dict[str, str]
-) -> tuple[dict[str, str], Place | None]:
+) -> tuple[dict[str, str], RendezvousPoint | None]:
     """Return what rank 0 says, and on that rank the place where it listens."""
     store.set(_peer_info_of(rank), json.dumps(peer_info))
     if rank == 0:
@@ -128,7 +129,7 @@ def _agree(
     return answer, None
 
 
-def _decide(store: Any, size: int, timeout_s: float) -> tuple[dict[str, str], Place | None]:
+def _decide(store: Any, size: int, timeout_s: float) -> tuple[dict[str, str], RendezvousPoint | None]:
     keys = [_peer_info_of(rank) for rank in range(size)]
     try:
         store.wait(keys, timedelta(seconds=timeout_s))
@@ -142,7 +143,9 @@ def _decide(store: Any, size: int, timeout_s: float) -> tuple[dict[str, str], Pl
     if any(peer_info["job"] for peer_info in peer_infos):
         return _same_job(peer_infos) or {"token": token}, None
     settings = replace(Settings.from_environment(), rendezvous=None, job=None)
-    place = choose_place(settings, "torch", is_one_host=len({peer_info["host"] for peer_info in peer_infos}) == 1)
+    place = choose_rendezvous_point(
+        settings, "torch", is_one_host=len({peer_info["host"] for peer_info in peer_infos}) == 1
+    )
     if "error" in place.told:
         return {"error": str(LaunchError(f"rank 0 cannot listen: {place.told['error']}"))}, None
     return {**place.told, "token": token}, place

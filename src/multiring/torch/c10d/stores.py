@@ -11,7 +11,8 @@ from multiring.errors import MultiringError
 from multiring.runtime import Group
 from multiring.runtime.bootstrap.addresses import own_address
 from multiring.runtime.bootstrap.launchers import identify
-from multiring.runtime.job.job import World, current, enter, is_initialized
+from multiring.runtime.job.job import current, enter, is_initialized
+from multiring.runtime.job.world import World
 from multiring.settings import Settings, foreign_environment
 from multiring.torch.c10d.errors import torch_error
 
@@ -20,12 +21,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 class _Begun:
-    """The job that this process joined for torch's sake, and leaves with torch's group of all ranks."""
-
-    world: World | None = None
-
-
-_begun = _Begun()
+    """Belongs to a job that this process joined for torch's sake, and leaves with torch's group of all ranks."""
 
 
 def store_of_job(url: str, timeout: timedelta | None) -> tuple[Any, int, int]:
@@ -44,23 +40,24 @@ def store_of_job(url: str, timeout: timedelta | None) -> tuple[Any, int, int]:
     patience = timedelta(minutes=30) if timeout is None else timeout
     try:
         world = current() if is_initialized() else _join(patience.total_seconds())
-        identity = world.identity
-        _refuse_other_place(url, identity.rank, identity.size)
-        return _store(world, patience), identity.rank, identity.size
+        membership = world.membership
+        _refuse_other_place(url, membership.rank, membership.size)
+        return _store(world, patience), membership.rank, membership.size
     except MultiringError as error:
         raise torch_error("init_method multiring://", error) from error
 
 
 def is_begun_here(world: World) -> bool:
     """Return whether `world` was joined for torch's sake."""
-    return _begun.world is world
+    return world.belongings.get(_Begun) is not None
 
 
 def _join(timeout_s: float) -> World:
     settings = Settings.from_environment()
     settings = settings.changed(init_timeout_s=timeout_s, stall_timeout_s=max(timeout_s, settings.stall_timeout_s))
-    _begun.world = enter(identify(settings, foreign_environment()), settings, is_current=True)
-    return _begun.world
+    world = enter(identify(settings, foreign_environment()), settings, is_current=True)
+    world.belongings.made(_Begun, _Begun)
+    return world
 
 
 def _refuse_other_place(url: str, rank: int, size: int) -> None:
@@ -72,7 +69,7 @@ def _refuse_other_place(url: str, rank: int, size: int) -> None:
 
 def _store(world: World, patience: timedelta) -> Any:
     """Return a store that rank 0 serves, at an address that it tells the others."""
-    group, rank, size = world.group, world.identity.rank, world.identity.size
+    group, rank, size = world.group, world.membership.rank, world.membership.size
     told = np.zeros(_ADDRESS_BYTES, np.uint8)
     served = None
     if rank == 0:

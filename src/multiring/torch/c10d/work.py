@@ -27,14 +27,14 @@ class Owner(Protocol):
     def calls(self) -> Calls:
         """What the group's operations have in common."""
 
-    def complete(self, work: "Pending", future: "Future[Any]") -> None:
+    def complete(self, work: "OperationWork", future: "Future[Any]") -> None:
         """Set `future`, to None, once `work` has ended; by another thread."""
 
     def settle_owed(self) -> None:
         """Put what has ended, and nobody has waited for, where it belongs."""
 
 
-class Several:
+class SeveralHandles:
     """The handle of several operations, that have ended once all have."""
 
     def __init__(self, handles: Sequence[Handle]) -> None:
@@ -63,7 +63,7 @@ class Several:
         return next((each for each in self.each if not each.done()), None)
 
 
-class Pending(dist.Work):
+class OperationWork(dist.Work):
     """An operation of a process group, from its start on.
 
     `wait` returns once the result is in the tensors, or raises torch's error. It ends by itself, whether or not
@@ -170,7 +170,7 @@ class Pending(dist.Work):
         """Let the operation fail on all ranks, on account of `rank` of the world."""
         if self._handle.done():
             return
-        for handle in self._handle.each if isinstance(self._handle, Several) else (self._handle,):
+        for handle in self._handle.each if isinstance(self._handle, SeveralHandles) else (self._handle,):
             self._native(handle).abort(rank)
 
     def _outcome(self, _ended: "Future[Any]") -> list[Tensor]:
@@ -207,9 +207,9 @@ class Pending(dist.Work):
 
     def _time_out(self, cause: TimeoutError) -> None:
         """Let the operation fail on all ranks: none can take part in the group any more."""
-        native = self._native(self._handle.open if isinstance(self._handle, Several) else self._handle)
+        native = self._native(self._handle.open if isinstance(self._handle, SeveralHandles) else self._handle)
         ranks, _ = native.stalled_on()
-        native.give_up(ranks[0] if ranks else self._owner.calls.membership.world_rank)
+        native.give_up(ranks[0] if ranks else self._owner.calls.services.world_rank)
         who = f"nothing has come from rank {', '.join(map(str, ranks))}" if ranks else "it has not ended"
         text = (
             f"{self._what}: timed out: {who} within {self._timeout_s:g} s, the timeout of the process group or of "

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from multiring.errors import ArgumentError, Terms
+from multiring.errors import ArgumentError, Signature
 from multiring.frontend.handles import Name, Pending, Several, handle_of, parts_of, submit
 from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of
 from multiring.frontend.reduce_ops import Adasum, Combination, combination, name_of
@@ -230,7 +230,7 @@ def _submit_copied(group: _Group, *, in_place: bool) -> Pending:
         members.kept(Packing).give_back(layout, memory, views)
         return tuple(tensors)
 
-    signature = _terms(layout_of(dtype, tuple(tensor.shape for tensor in tensors)), layout.total, how, part)
+    signature = _signature(layout_of(dtype, tuple(tensor.shape for tensor in tensors)), layout.total, how, part)
     start, at_once = starting(memory, views, conversion, how, waits=waits)
     return submit(members, name, signature, start, finish, at_once)
 
@@ -245,12 +245,12 @@ def _submit_span(group: _Group, span: Span) -> Pending:
         return tuple(tensors)
 
     conversion = conversion_of(span.layout.dtype, how.op, how.postscale, members.size)
-    signature = _terms(span.layout, span.layout.total, how, part)
+    signature = _signature(span.layout, span.layout.total, how, part)
     start, at_once = starting(span.memory, (), conversion, how, waits=waits)
     pending = submit(members, name, signature, start, finish, at_once)
     if waits:  # before the sum comes through the caches: afterwards each tensor would have to be fetched anew
         note_changes(tensors)
-        if isinstance(name, str) and part == _WHOLE and (repeat := pending.repeat(signature, start)) is not None:
+        if isinstance(name, str) and part == _WHOLE and (repeat := pending.repeat()) is not None:
             if len(span.repeats) >= _MOST_REPEATS:
                 span.repeats.clear()
             span.repeats[name, how] = repeat
@@ -258,7 +258,7 @@ def _submit_span(group: _Group, span: Span) -> Pending:
 
 
 @lru_cache(maxsize=1024)
-def _terms(layout: Layout, elements: int, how: Combination, part: str) -> Terms:
+def _signature(layout: Layout, elements: int, how: Combination, part: str) -> Signature:
     return (
         (OPERATION, GROUPED_ALLREDUCE),
         (TENSORS, str(len(layout.shapes))),

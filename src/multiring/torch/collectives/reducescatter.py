@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multiring.errors import Terms
+from multiring.errors import Signature
 from multiring.frontend.errors import RefusedInternalError
 from multiring.frontend.handles import Name, Pending, Several, handle_of, parts_of, submit
 from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of
@@ -127,7 +127,7 @@ def _submit_group(tensors: Sequence[Tensor], name: str | None, how: Combination,
     return Several(started, tuple)
 
 
-def _submit(members: Members, tensor: Tensor, name: Name, how: Combination, more: Terms = ()) -> Pending:
+def _submit(members: Members, tensor: Tensor, name: Name, how: Combination, more: Signature = ()) -> Pending:
     require_plain(tensor)
     if how.op not in LINEAR:
         raise RefusedInternalError(f"reducescatter by {name_of(how.op)}: want Average or Sum; allreduce has the others")

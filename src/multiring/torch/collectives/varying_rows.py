@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from multiring.errors import Terms
+from multiring.errors import Signature
 from multiring.frontend.errors import RefusedInternalError
 from multiring.frontend.handles import Name, Pending, submit
 from multiring.frontend.process_sets import Members
@@ -19,7 +19,7 @@ def submit_rows(
     tensor: Tensor,
     name: Name,
     operation: str = ALLGATHER,
-    more: Terms = (),
+    more: Signature = (),
     *,
     waits: bool = False,
 ) -> Pending:

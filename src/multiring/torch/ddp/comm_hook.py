@@ -132,9 +132,9 @@ class BucketSharing:
                 "gradients only: use model.float(), or leave the option out"
             )
         found = self._bucket_of(bucket.parameters())
-        found.fill(buffer)
+        found.copy_in(buffer)
         # Given up by the group's own time-outs only: what is carried on is not to be left half way.
-        return self._issue(buffer, lambda: SteppedHandle(found.reduction.start()), partial(found.empty, buffer))
+        return self._issue(buffer, lambda: SteppedHandle(found.reduction.start()), partial(found.copy_out, buffer))
 
     def _bucket_of(self, parameters: list[Tensor]) -> "_Bucket":
         key = tuple(map(id, parameters))
@@ -198,7 +198,7 @@ class _Bucket:
         self._parameters = parameters
         self.reduction = reduction_of(lay_out_one(specs_of(parameters)), parameters)
 
-    def fill(self, buffer: Tensor) -> None:
+    def copy_in(self, buffer: Tensor) -> None:
         """Put the gradients of `buffer` into the reduction's places."""
         with torch.no_grad():
             for place, part in self._pairs(buffer):
@@ -207,7 +207,7 @@ class _Bucket:
         flags[:] = 0
         flags[: len(self._parameters)] = 1
 
-    def empty(self, buffer: Tensor) -> None:
+    def copy_out(self, buffer: Tensor) -> None:
         """Put what is in the places into `buffer`."""
         with torch.no_grad():
             for place, part in self._pairs(buffer):

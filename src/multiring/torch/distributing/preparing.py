@@ -1,7 +1,7 @@
 """distribute: a model, its optimizer and its loader, for any number of ranks."""
 
 from collections.abc import Sized
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,12 @@ from multiring.torch.distributing.loader import DistributedLoader
 from multiring.torch.distributing.rules import Rules
 from multiring.torch.distributing.samples import require_same_samples
 from multiring.torch.distributing.weighing import Weighing
+from multiring.torch.feeding import DataLoader as FedLoader
+from multiring.torch.interop import described
 from multiring.torch.optimizer.distributed import Distributed, setup_of
 from multiring.torch.optimizer.optimizer import DistributedOptimizer
 from multiring.torch.optimizer.parameters import broadcast_parameters
+from multiring.torch.optimizer.setup import placed, require_optimizer
 from multiring.torch.optimizer.state import broadcast_optimizer_state
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -29,17 +32,45 @@ Batch = TypeVar("Batch")
 _WHAT = "distribute"
 
 
-def distribute(  # noqa: PLR0913 -- what a script for one process does not say
+@overload
+def distribute(
     model: Model,
     optimizer: Optimizer,
     loader: DataLoader[Batch],
+    *,
+    batch: str = ...,
+    learning_rate: str | None = ...,
+    reduction: str = ...,
+    sharded: bool = ...,
+    check: bool = ...,
+) -> tuple[Model, Optimizer, DistributedLoader[Batch]]: ...
+
+
+@overload
+def distribute(
+    model: Model,
+    optimizer: Optimizer,
+    loader: FedLoader,
+    *,
+    batch: str = ...,
+    learning_rate: str | None = ...,
+    reduction: str = ...,
+    sharded: bool = ...,
+    check: bool = ...,
+) -> tuple[Model, Optimizer, FedLoader]: ...
+
+
+def distribute(  # noqa: PLR0913 -- what a script for one process does not say
+    model: Model,
+    optimizer: Optimizer,
+    loader: Any,
     *,
     batch: str = "global",
     learning_rate: str | None = None,
     reduction: str = "mean",
     sharded: bool = False,
     check: bool = True,
-) -> tuple[Model, Optimizer, DistributedLoader[Batch]]:
+) -> tuple[Model, Optimizer, Any]:
     """Return the three, made ready to train on all ranks; a script for one process is then one for any number of them.
 
     Every rank calls it, with what it would train with alone. Joins the job, where `init` has not. The model and the
@@ -51,6 +82,7 @@ def distribute(  # noqa: PLR0913 -- what a script for one process does not say
         optimizer: over parameters of the model; perhaps a DistributedOptimizer already, with options of its own.
         loader: a DataLoader that makes the batches. Of a map-style data set, rank 0's sampler, or batch sampler, draws
             all ranks' samples; an iterable one is read by every rank as a whole, and has to give all the same samples.
+            Or a `multiring.torch.DataLoader`, whose order all ranks know: it is returned, as this rank's.
         batch: "global": a batch of the loader is divided among the ranks, and the losses are those of one process, up
             to rounding. "per_rank": the global batch is as many batches of the loader as there are ranks.
         learning_rate: for batch="per_rank", and needed then: "linear" multiplies it by the number of ranks, "sqrt" by
@@ -80,10 +112,15 @@ def distribute(  # noqa: PLR0913 -- what a script for one process does not say
         rules = Rules(batch=batch, learning_rate=learning_rate, reduction=reduction, sharded=sharded, check=check)
         _require_model(model)
         _require_optimizer(optimizer, rules)
-        _require_loader(loader)
-        _require_whole_or_sharded(loader, rules)
-    require_alike(group, _WHAT, [str(rules), *_terms_of(loader, rules)])
-    if size() > 1 and rules.check and not rules.sharded:
+        is_fed = isinstance(loader, FedLoader)
+        if is_fed:
+            _require_global(rules)
+        else:
+            _require_loader(loader)
+            _require_whole_or_sharded(loader, rules)
+        _require_of_model(optimizer, model)
+    require_alike(group, _WHAT, [str(rules), *(_signature_of_fed(loader) if is_fed else _signature_of(loader, rules))])
+    if size() > 1 and rules.check and not rules.sharded and not is_fed:
         require_same_samples(loader)
     if size() > 1:
         tensors = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
@@ -93,6 +130,9 @@ def distribute(  # noqa: PLR0913 -- what a script for one process does not say
     if setup_of(optimizer) is None:
         DistributedOptimizer(optimizer, model.named_parameters(), op=rules.op)
     weighing = Weighing(model, optimizer, rules.reduction)
+    if is_fed:
+        loader.attend(rules, weighing, cast("Distributed", optimizer))
+        return model, optimizer, loader
     return model, optimizer, DistributedLoader(loader, rules, weighing, cast("Distributed", optimizer))
 
 
@@ -103,9 +143,19 @@ def _require_model(model: Any) -> None:
         raise ArgumentError("model is a DistributedDataParallel, which shares gradients itself; want its `module`")
 
 
+def _require_of_model(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    own = {id(parameter) for parameter in model.parameters()}
+    # One that is distributed already may have others as well.
+    for place, parameter in placed(optimizer) if setup_of(optimizer) is None else ():
+        if id(parameter) not in own:
+            raise ArgumentError(
+                f"the optimizer's {place}, {described(parameter)}, is none of the model's parameters: make the "
+                "optimizer of model.parameters(), once the model is as it stays"
+            )
+
+
 def _require_optimizer(optimizer: Any, rules: Rules) -> None:
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ArgumentError(f"optimizer is a {type(optimizer).__name__}; want a torch.optim.Optimizer")
+    require_optimizer(optimizer)
     rules.require_no_scheduler(optimizer)
     setup = setup_of(optimizer)
     if setup is None:
@@ -120,8 +170,13 @@ def _require_optimizer(optimizer: Any, rules: Rules) -> None:
 
 
 def _require_loader(loader: Any) -> None:
-    if not isinstance(loader, DataLoader) or isinstance(loader, DistributedLoader):
+    if not isinstance(loader, DataLoader):
         raise ArgumentError(f"loader is a {type(loader).__name__}; want a torch.utils.data.DataLoader")
+    if isinstance(loader, DistributedLoader):
+        raise ArgumentError(
+            "loader is a DistributedLoader: `distribute` has made it already; want the DataLoader that it was made of, "
+            "or leave out the second call"
+        )
     for name in ("__iter__", "__len__"):
         if getattr(type(loader), name) is not getattr(DataLoader, name):
             raise UnsupportedError(
@@ -140,6 +195,19 @@ def _require_loader(loader: Any) -> None:
         )
     if loader.num_workers and not getattr(loader, "in_order", True):
         raise UnsupportedError("the loader has in_order=False: the ranks would take unlike batches; want in_order=True")
+
+
+def _require_global(rules: Rules) -> None:
+    if rules.batch != "global" or rules.sharded:
+        raise ArgumentError(
+            f"batch={rules.batch!r}, sharded={rules.sharded} with a multiring.torch.DataLoader: its batch is that of "
+            "all ranks together; want batch='global'"
+        )
+
+
+def _signature_of_fed(loader: FedLoader) -> list[str]:
+    state = loader.state_dict()
+    return [f"data set {state['dataset']}, seed {state['seed']}, batch {loader.batch}", f"done: {state}"]
 
 
 def _require_whole_or_sharded(loader: DataLoader[Any], rules: Rules) -> None:
@@ -161,7 +229,7 @@ def _require_whole_or_sharded(loader: DataLoader[Any], rules: Rules) -> None:
             )
 
 
-def _terms_of(loader: DataLoader[Any], rules: Rules) -> list[str]:
+def _signature_of(loader: DataLoader[Any], rules: Rules) -> list[str]:
     """Return what of the loader has to be the same on all ranks, or they would not take equally many batches."""
     dataset: Any = loader.dataset
     lines = [f"loader: num_workers={loader.num_workers}, prefetch_factor={loader.prefetch_factor}"]

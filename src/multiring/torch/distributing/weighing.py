@@ -48,6 +48,7 @@ class Weighing:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        vars(self._optimizer)["share_of_batch"] = share
         if share is None:
             return
         if not share.least and self._mixing:

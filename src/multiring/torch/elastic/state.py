@@ -54,16 +54,16 @@ class StateDictHandler(StateHandler):
         self._saved = copy.deepcopy(value.state_dict())
 
     def save(self) -> None:
-        """As in StateHandler."""
+        """Keep the object as it is now."""
         self._saved = copy.deepcopy(self.value.state_dict())
 
     def restore(self) -> None:
-        """As in StateHandler."""
+        """Make the object what it was when it was kept last."""
         # A copy: optimizers and schedulers go on working in what they load.
         self.value.load_state_dict(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
-        """As in StateHandler."""
+        """Make the object rank 0's on every rank, and keep it."""
         self.value.load_state_dict(broadcast_object(self.value.state_dict()))
         self._saved = copy.deepcopy(self.value.state_dict())
 
@@ -75,7 +75,7 @@ class ModelStateHandler(StateDictHandler):
         super().__init__(model)
 
     def sync(self) -> None:
-        """As in StateHandler; in place."""
+        """Make the object rank 0's on every rank, and keep it; in place."""
         broadcast_parameters(self.value.state_dict(), root_rank=0)
         self.save()
 
@@ -87,7 +87,7 @@ class OptimizerStateHandler(StateDictHandler):
         super().__init__(optimizer)
 
     def sync(self) -> None:
-        """As in StateHandler."""
+        """Make the object rank 0's on every rank, and keep it."""
         broadcast_optimizer_state(self.value, root_rank=0)
         self.save()
 
@@ -105,12 +105,12 @@ class SamplerStateHandler(StateDictHandler):
         self._is_restored = False
 
     def meet(self) -> None:
-        """As in StateHandler; to ask what all ranks recorded, where that is each rank's own."""
+        """Ask the others, before the first one saves, what all ranks recorded, where that is each rank's own."""
         if self.value.records_indices:
             self._met = _recorded_by_all(allgather_object(self.value.state_dict()))
 
     def save(self) -> None:
-        """As in StateHandler."""
+        """Keep the object as it is now."""
         if self._met is None:
             self.meet()
         self._saved = self._met or self.value.state_dict()
@@ -118,7 +118,7 @@ class SamplerStateHandler(StateDictHandler):
         self._is_restored = False
 
     def restore(self) -> None:
-        """As in StateHandler."""
+        """Make the object what it was when it was kept last."""
         super().restore()
         self._is_restored = True
 

@@ -25,7 +25,7 @@ from multiring.torch.interop import array_of
 _WHAT = "DistributedOptimizer"
 
 
-class DeltaSharing:
+class DeltaReducer:
     """The changes of some parameters by a rank's own steps, which the ranks of a group combine step by step."""
 
     def __init__(self, parameters: Sequence[tuple[str, Tensor]], group: Group, compressor: Any) -> None:
@@ -88,7 +88,7 @@ class DeltaSharing:
                 parameter.copy_(start + delta)
         self._starts = []
 
-    def stand_in(self) -> None:
+    def contribute_neutrally(self) -> None:
         """Take part in the other ranks' steps without changes of this rank's own, until no rank trains any more."""
         trains = bool(self._parameters)
         while trains:

@@ -31,19 +31,19 @@ class BucketAssignment:
         self._stays_dense = options.sparse_as_dense
         self._reduction_of = reduction_of
         self.buckets: list[Bucket] = []
-        self.slots: list[ParameterGradient] = []
+        self.gradients: list[ParameterGradient] = []
         for layout in lay_out(specs_of([parameter for _, parameter in parameters]), options.bucket_bytes, together):
             named = [parameters[index] for index in layout.members]
             bucket = Bucket(reduction_of(layout, [parameter for _, parameter in named]), [])
             for member, ((name, parameter), view) in enumerate(zip(named, bucket.reduction.places, strict=True)):
-                bucket.slots.append(ParameterGradient(name, parameter, view, bucket, member))
+                bucket.gradients.append(ParameterGradient(name, parameter, view, bucket, member))
             self.buckets.append(bucket)
-            self.slots += bucket.slots
+            self.gradients += bucket.gradients
         self.sparse: list[ParameterGradient] = []  # those that all ranks know to be
 
     def clear(self) -> None:
         """Let go of the parameters."""
-        self.slots.clear()
+        self.gradients.clear()
         self.sparse.clear()
         self.buckets.clear()
 
@@ -51,12 +51,12 @@ class BucketAssignment:
         """Return those whose gradients came as sparse ones, on any rank, and were not known to; all ranks know then."""
         if not any(bucket.reduction.flags[SPARSE_FLAG] for bucket in self.buckets):
             return []
-        came = np.array([slot.came_sparse for slot in self.slots], np.uint8)
+        came = np.array([entry.came_sparse for entry in self.gradients], np.uint8)
         self._group.all_reduce(came, "max")
-        found = [slot for slot, is_sparse in zip(self.slots, came, strict=True) if is_sparse]
-        for slot in found:
-            slot.is_sparse, slot.came_sparse = True, False
-            slot.bucket.has_news = False
+        found = [entry for entry, is_sparse in zip(self.gradients, came, strict=True) if is_sparse]
+        for entry in found:
+            entry.is_sparse, entry.came_sparse = True, False
+            entry.bucket.has_news = False
         self.sparse += found
         return found
 
@@ -64,23 +64,23 @@ class BucketAssignment:
         """Have these gradients gathered from now on, unless they are to stay dense on their way."""
         if self._stays_dense:
             return
-        for bucket in dict.fromkeys(slot.bucket for slot in found):
-            rest = [slot for slot in bucket.slots if slot not in found]
-            gathered = [slot for slot in bucket.slots if slot in found]
+        for bucket in dict.fromkeys(entry.bucket for entry in found):
+            rest = [entry for entry in bucket.gradients if entry not in found]
+            gathered = [entry for entry in bucket.gradients if entry in found]
             parts = [self._bucket_of(rest)] if rest else []
-            parts += [self._settle([slot], Gathered(self._group, self._op, slot.parameter)) for slot in gathered]
+            parts += [self._settle([entry], Gathered(self._group, self._op, entry.parameter)) for entry in gathered]
             at = self.buckets.index(bucket)
             self.buckets[at : at + 1] = parts
 
-    def _bucket_of(self, slots: list[ParameterGradient]) -> Bucket:
+    def _bucket_of(self, gradients: list[ParameterGradient]) -> Bucket:
         """Return a bucket with places of their own for these, which are of one type, and what they hold."""
-        parameters = [slot.parameter for slot in slots]
-        return self._settle(slots, self._reduction_of(lay_out_one(specs_of(parameters)), parameters))
+        parameters = [entry.parameter for entry in gradients]
+        return self._settle(gradients, self._reduction_of(lay_out_one(specs_of(parameters)), parameters))
 
-    def _settle(self, slots: list[ParameterGradient], reduction: Reduction) -> Bucket:
-        bucket = Bucket(reduction, slots)
-        for member, (slot, view) in enumerate(zip(slots, reduction.places, strict=True)):
-            if slot.parameter.grad is slot.view:
-                slot.parameter.grad = view.copy_(slot.view)
-            slot.view, slot.bucket, slot.member = view, bucket, member
+    def _settle(self, gradients: list[ParameterGradient], reduction: Reduction) -> Bucket:
+        bucket = Bucket(reduction, gradients)
+        for member, (entry, view) in enumerate(zip(gradients, reduction.places, strict=True)):
+            if entry.parameter.grad is entry.view:
+                entry.parameter.grad = view.copy_(entry.view)
+            entry.view, entry.bucket, entry.member = view, bucket, member
         return bucket

@@ -20,11 +20,11 @@ class Witnesses:
     def see(self, buckets: Iterable[Bucket]) -> None:
         """Take note of the gradients as they are."""
         for bucket in buckets:
-            largest = max(bucket.slots, key=lambda slot: slot.view.numel())
+            largest = max(bucket.gradients, key=lambda entry: entry.view.numel())
             self._seen += [
-                _Seen(slot, gradient, is_looked_at=slot is largest)
-                for slot in bucket.slots
-                if (gradient := slot.parameter.grad) is not None
+                _Seen(entry, gradient, is_looked_at=entry is largest)
+                for entry in bucket.gradients
+                if (gradient := entry.parameter.grad) is not None
             ]
 
     def clear(self) -> None:
@@ -36,7 +36,7 @@ class Witnesses:
         for each in self._seen:
             how = each.changed()
             if how:
-                return f"gradients (that of {each.slot.name} among them) were {how}"
+                return f"gradients (that of {each.entry.name} among them) were {how}"
         return ""
 
 
@@ -47,16 +47,16 @@ class _Seen:
     that it does to look at some elements of a few.
     """
 
-    __slots__ = ("_elements", "_gradient", "_version", "slot")
+    __slots__ = ("_elements", "_gradient", "_version", "entry")
 
-    def __init__(self, slot: ParameterGradient, gradient: Tensor, *, is_looked_at: bool) -> None:
-        self.slot = slot
+    def __init__(self, entry: ParameterGradient, gradient: Tensor, *, is_looked_at: bool) -> None:
+        self.entry = entry
         self._gradient = gradient
         self._version = version_of(gradient)
-        self._elements = _elements_of(gradient) if is_looked_at and gradient is slot.view else None
+        self._elements = _elements_of(gradient) if is_looked_at and gradient is entry.view else None
 
     def changed(self) -> str:
-        now = self.slot.parameter.grad
+        now = self.entry.parameter.grad
         if now is None:
             return ""
         if now is not self._gradient:

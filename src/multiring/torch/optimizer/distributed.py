@@ -9,8 +9,10 @@ from typing import Any, cast
 
 import torch
 
-from multiring.errors import StateError
+from multiring.data import Share
+from multiring.errors import StateError, UnsupportedError
 from multiring.frontend.consistency_check import require_alike, told_to_others
+from multiring.frontend.errors import LoopOrderError
 from multiring.frontend.process_sets import members_of
 from multiring.gradients.compression_state import KEY, packed
 from multiring.gradients.reductions import CompressionState
@@ -19,8 +21,8 @@ from multiring.runtime.arrays import numpy_dtype
 from multiring.torch.bucket_tensors import spec_of, states_of, tensor_reductions_of
 from multiring.torch.compression import Compression
 from multiring.torch.interop import dense_strides, described, dtype_name, refuse_elsewhere
-from multiring.torch.optimizer.adasum_delta import DeltaSharing
-from multiring.torch.optimizer.gradient_reducer import GradientReducer
+from multiring.torch.optimizer.adasum_delta import DeltaReducer
+from multiring.torch.optimizer.gradient_reducer import GradientReducer, GradientWatch
 from multiring.torch.optimizer.hook_registry import is_shared, take_over
 from multiring.torch.optimizer.setup import Setup, parameters_of, together_of, trained
 
@@ -42,28 +44,33 @@ class Distributed(torch.optim.Optimizer):
     _plain: type[torch.optim.Optimizer]
     _setup: Setup
     _group: Group | None = None  # of the ranks to share with; None where this rank is not one of them
-    _sharing: GradientReducer | None = None
-    _deltas: DeltaSharing | None = None
+    _reducer: GradientReducer | None = None
+    _delta_reducer: DeltaReducer | None = None
     _skips: bool = False
     _is_accumulating: bool = False
     ends_early: bool = False  # the group of backwards ends with the next one, though it be short
     _is_lenient: bool = False  # towards gradients that were changed before they were reduced
     _has_warned: bool = False  # of such
+    _watching: GradientWatch | None = None  # see `watch`
+    share_of_batch: Share | None = None  # this rank's part of the batch handed out last, by a loader of `distribute`
 
     def synchronize(self) -> None:
         """Return when the gradients are those of all ranks; nothing to do after a backward has ended."""
-        if self._sharing is not None:
-            self._sharing.synchronize()
+        if self._reducer is not None:
+            self._reducer.synchronize()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
         """Within it a step takes the gradients as they are: after `synchronize`, and whatever was done to them since.
 
         Raises:
-            AssertionError: with op=Adasum, where each step has to combine.
+            LoopOrderError: with op=Adasum, where each step has to combine.
         """
-        if self._deltas is not None:
-            raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
+        if self._delta_reducer is not None:
+            raise LoopOrderError(
+                "Skipping synchronization is not supported when using Adasum optimizer. Each step combines what the "
+                "ranks have changed: leave skip_synchronize() away, or use op=Average"
+            )
         self._skips = True
         try:
             yield
@@ -77,8 +84,8 @@ class Distributed(torch.optim.Optimizer):
             ArgumentError: `passes` below 1.
         """
         self._setup = replace(self._setup, options=replace(self._setup.options, backward_passes_per_step=passes))
-        if self._sharing is not None:
-            self._sharing.restart(passes)
+        if self._reducer is not None:
+            self._reducer.restart(passes)
 
     def accumulate(self, passes: int) -> None:
         """As `set_backward_passes_per_step`; also where there is one rank, whose loader has to know of it."""
@@ -88,7 +95,7 @@ class Distributed(torch.optim.Optimizer):
     @property
     def accumulates(self) -> bool:
         """Whether several backwards make a step, so that a pass's last batch is worth knowing."""
-        return self._is_accumulating or (self._sharing is not None and self._sharing.accumulates)
+        return self._is_accumulating or (self._reducer is not None and self._reducer.accumulates)
 
     def reduce_early(self, *, early: bool) -> None:
         """Reduce at the end of each backward from now on, or again only where the group of backwards is complete.
@@ -96,12 +103,46 @@ class Distributed(torch.optim.Optimizer):
         For who knows that a group may end here, though it is short; where it goes on all the same, it may.
         """
         self.ends_early = early
-        if self._sharing is not None:
-            self._sharing.reduces_early = early
+        if self._reducer is not None:
+            self._reducer.reduces_early = early
 
     def be_lenient(self) -> None:
         """Warn, once, where a step finds gradients that were changed before they were reduced, instead of raising."""
         self._is_lenient = True
+
+    def bring_gradients(self) -> None:
+        """See, before a step, that the gradients are those of all ranks; for stages that look at them first.
+
+        Raises:
+            UnsupportedError: with op=Adasum, where each rank steps with its own.
+        """
+        if self._delta_reducer is not None:
+            raise UnsupportedError("gradient lag, LARC, loss scaling and the like with op=Adasum: want op=Average")
+        if not self._skips:
+            self._bring_gradients()
+
+    def watch(self, watching: GradientWatch | None) -> None:
+        """Show `watching` this rank's gradients before they are reduced, and all ranks', from now on; None ends it."""
+        self._watching = watching
+        if self._reducer is not None:
+            self._reducer.watching = watching
+
+    def scale_residuals(self, factor: float) -> None:
+        """Multiply what lossy gradients owe, as by a change of the loss scale."""
+        if self._reducer is None:
+            return
+        found = {key: each for key, each in self._reducer.states().items() if each.residual is not None}
+        self._reducer.load_states({key: replace(each, residual=each.residual * factor) for key, each in found.items()})
+
+    def residual_norm(self) -> float:
+        """Return the norm of what lossy gradients of this rank owe."""
+        found = [] if self._reducer is None else [each.residual for each in self._reducer.states().values()]
+        return float(sum(float(each.norm()) ** 2 for each in found if each is not None) ** 0.5)
+
+    @property
+    def group(self) -> Group | None:
+        """Of the ranks that share gradients; None before that, and where this rank is not one of them."""
+        return self._group
 
     def before_step(self, call: Any, *, closure: Callable[[], Any] | None) -> Callable[[], Any] | None:
         """See that the step finds the gradients of all ranks; return its closure, which then sees to it itself.
@@ -110,8 +151,10 @@ class Distributed(torch.optim.Optimizer):
             call: the frame of the call.
             closure: what the step was given to evaluate the model.
         """
-        if self._deltas is not None:
-            self._deltas.before_step(self, call, unscales=not vars(self).get("_step_supports_amp_scaling", False))
+        if self._delta_reducer is not None:
+            self._delta_reducer.before_step(
+                self, call, unscales=not vars(self).get("_step_supports_amp_scaling", False)
+            )
             return closure
         if self._skips:
             return closure
@@ -129,21 +172,21 @@ class Distributed(torch.optim.Optimizer):
 
     def after_step(self, call: Any) -> None:
         """Take note that a step has used the gradients."""
-        if self._sharing is not None:
-            self._sharing.use_up()
-        if self._deltas is not None:
-            self._deltas.after_step(call)
+        if self._reducer is not None:
+            self._reducer.use_up()
+        if self._delta_reducer is not None:
+            self._delta_reducer.after_step(call)
 
     def _warn_once(self) -> None:
-        if self._sharing is not None and self._sharing.is_synchronized:
-            self._sharing.is_synchronized = False
+        if self._reducer is not None and self._reducer.is_synchronized:
+            self._reducer.is_synchronized = False
             warnings.warn(_NOT_SKIPPED, stacklevel=5)  # where `step` was called
 
     def _bring_gradients(self) -> None:
-        if self._sharing is None:
+        if self._reducer is None:
             return
-        self._object_to_changes(self._sharing.changed())
-        self._sharing.reduce()
+        self._object_to_changes(self._reducer.changed())
+        self._reducer.reduce()
         for param_group in self.param_groups:
             for parameter in param_group["params"]:
                 if parameter.grad is not None and not is_shared(parameter):
@@ -176,9 +219,9 @@ class Distributed(torch.optim.Optimizer):
         Raises:
             StateError: gradients were changed before they were reduced, as by `unscale_`.
         """
-        if self._sharing is not None and not self._skips:
+        if self._reducer is not None and not self._skips:
             self._bring_gradients()
-        return self._deltas is not None or bool(vars(self).get("_step_supports_amp_scaling", False))
+        return self._delta_reducer is not None or bool(vars(self).get("_step_supports_amp_scaling", False))
 
     @_step_supports_amp_scaling.setter
     def _step_supports_amp_scaling(self, supports: bool) -> None:
@@ -186,15 +229,15 @@ class Distributed(torch.optim.Optimizer):
 
     def sent_bytes(self) -> int:
         """See `gradient_bytes`."""
-        sharing = self._deltas or self._sharing
-        return 0 if sharing is None else sharing.sent_bytes
+        reducer = self._delta_reducer or self._reducer
+        return 0 if reducer is None else reducer.sent_bytes
 
-    def stop_sharing(self) -> dict[int, CompressionState]:
+    def close_reducer(self) -> dict[int, CompressionState]:
         """Let go of the parameters; return what was carried on from step to step for each."""
-        if self._sharing is None:
+        if self._reducer is None:
             return {}
-        states = self._sharing.states()
-        self._sharing.close()
+        states = self._reducer.states()
+        self._reducer.close()
         return states
 
     def share_anew(self) -> None:
@@ -206,10 +249,10 @@ class Distributed(torch.optim.Optimizer):
         """As in torch.
 
         Raises:
-            AssertionError: after a backward whose gradients neither a step nor `synchronize` has asked for.
+            LoopOrderError: after a backward whose gradients neither a step nor `synchronize` has asked for.
         """
-        if self._sharing is not None:
-            self._sharing.forget()
+        if self._reducer is not None:
+            self._reducer.forget()
         super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -220,24 +263,24 @@ class Distributed(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """As in torch; with what lossy gradients carry from step to step, part of which is this rank's own."""
         state = super().state_dict()
-        if self._sharing is None or self._group is None:
+        if self._reducer is None or self._group is None:
             return state
-        states = self._sharing.states()
+        states = self._reducer.states()
         carried = packed([states.get(id(parameter)) for parameter in parameters_of(self)], self._group)
         return {**state, KEY: carried} if carried else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in torch; also what lossy gradients carry from step to step, where `state_dict` has that."""
-        carried, sharing = state_dict.get(KEY), self._sharing
+        carried, reducer = state_dict.get(KEY), self._reducer
         states: dict[int, CompressionState] = {}
-        if carried is not None and sharing is not None and self._group is not None:
-            own, parameters = sharing.states(), parameters_of(self)
+        if carried is not None and reducer is not None and self._group is not None:
+            own, parameters = reducer.states(), parameters_of(self)
             has_residual = [own.get(id(each), CompressionState()).residual is not None for each in parameters]
             states = states_of(carried, has_residual, parameters, self._group)
         super().load_state_dict(state_dict)
-        if sharing is not None:
-            sharing.restart(self._setup.options.backward_passes_per_step)
-            sharing.load_states(states)
+        if reducer is not None:
+            reducer.restart(self._setup.options.backward_passes_per_step)
+            reducer.load_states(states)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A copy is a plain optimizer: two cannot share one gradient."""
@@ -280,10 +323,10 @@ def share(optimizer: torch.optim.Optimizer, setup: Setup) -> None:
     # Other ranks than the set's train for themselves.
     members = None if setup.process_set.included() is False else members_of(setup.process_set)
     group = None if members is None else members.group
-    sharing, deltas = _sharings(optimizer, group, setup)
-    reducer = sharing or deltas
-    if members is not None and reducer is not None:
-        members.reducers.add(reducer)
+    reducer, deltas = _reducers(optimizer, group, setup)
+    either = reducer or deltas
+    if members is not None and either is not None:
+        members.reducers.add(either)
     if not isinstance(optimizer, Distributed):
         kind = type(optimizer)
         namespace = {"_plain": kind, "__doc__": kind.__doc__, "__module__": kind.__module__}
@@ -291,12 +334,13 @@ def share(optimizer: torch.optim.Optimizer, setup: Setup) -> None:
     if "_setup" not in vars(optimizer):
         optimizer.register_step_pre_hook(_before_step)
         optimizer.register_step_post_hook(_after_step)
-    vars(optimizer).update(_setup=setup, _group=group, _sharing=sharing, _deltas=deltas)
+    vars(optimizer).update(_setup=setup, _group=group, _reducer=reducer, _delta_reducer=deltas)
+    cast("Distributed", optimizer).watch(vars(optimizer).get("_watching"))
 
 
-def _sharings(
+def _reducers(
     optimizer: torch.optim.Optimizer, group: Group | None, setup: Setup
-) -> tuple[GradientReducer | None, DeltaSharing | None]:
+) -> tuple[GradientReducer | None, DeltaReducer | None]:
     options = setup.options
     with nullcontext() if group is None else told_to_others(group, "DistributedOptimizer"):
         parameters = trained(optimizer, setup.named)
@@ -311,7 +355,7 @@ def _sharings(
         lines += [f"groups={together}"] if together else []
         lines += [f"{name}, {described(parameter, dense_strides(parameter))}" for name, parameter in parameters]
         require_alike(group, "DistributedOptimizer", lines)
-    states |= optimizer.stop_sharing() if isinstance(optimizer, Distributed) else {}
+    states |= optimizer.close_reducer() if isinstance(optimizer, Distributed) else {}
     states |= take_over(parameters)
     if group is None or group.size == 1:
         # One rank's gradients are those of all ranks as they are.
@@ -319,12 +363,12 @@ def _sharings(
     # A group of its own: its buckets keep their order, whatever else the ranks do meanwhile.
     own = _subgroup(group)
     if options.op == "adasum":
-        return None, DeltaSharing(parameters, own, options.compression or Compression.none)
-    sharing = GradientReducer(
+        return None, DeltaReducer(parameters, own, options.compression or Compression.none)
+    reducer = GradientReducer(
         parameters, own, options, tensor_reductions_of(own, lambda: _subgroup(own), options), together
     )
-    sharing.load_states(states)
-    return sharing, None
+    reducer.load_states(states)
+    return reducer, None
 
 
 def _subgroup(group: Group) -> Group:

@@ -11,11 +11,12 @@ gathered (`gathered`), unless dense was asked for.
 
 import weakref
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from torch import Tensor
 
 from multiring.errors import StateError, UnsupportedError
-from multiring.frontend.errors import internal_errors
+from multiring.frontend.errors import LoopOrderError, internal_errors
 from multiring.gradients.buckets import TRAINS_FLAG
 from multiring.gradients.options import Options
 from multiring.gradients.reducer import BucketOrder
@@ -39,6 +40,16 @@ _TOO_EARLY = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
     "This is prohibited as it can cause a race condition. To drop gradients, call optimizer.synchronize() first."
 )
+
+
+class GradientWatch(Protocol):
+    """Who looks at gradients on their way; dense ones only."""
+
+    def see_own(self, gradients: Sequence[Tensor]) -> None:
+        """Look at some of this rank's, which are about to be reduced."""
+
+    def see_whole(self, gradients: Sequence[Tensor]) -> None:
+        """Look at all of them, reduced."""
 
 
 class GradientReducer:
@@ -69,7 +80,7 @@ class GradientReducer:
         self._op = options.op
         self._passes = options.backward_passes_per_step
         self._assignment = BucketAssignment(parameters, group, options, reduction_of, together)
-        self._buckets, self._slots = self._assignment.buckets, self._assignment.slots
+        self._buckets, self._gradients = self._assignment.buckets, self._assignment.gradients
         self._order = BucketOrder(_WHAT)
         self._passes_done = 0  # since the last reduction
         self._is_open = False  # a backward is going on, or broke off
@@ -79,14 +90,15 @@ class GradientReducer:
         self._witnesses = Witnesses()  # of what the last backward left, where it did not reduce it
         self.reduces_early = False  # whether the group of backwards may end with the next one, before it is complete
         self.is_synchronized = False  # somebody has, since the last backward and the last step
+        self.watching: GradientWatch | None = None
         this = weakref.ref(self)
         self._hooks = [
-            add_gradient_hook(slot.parameter, Arrival(this, index)) for index, slot in enumerate(self._slots)
+            add_gradient_hook(entry.parameter, Arrival(this, index)) for index, entry in enumerate(self._gradients)
         ]
 
     def names(self) -> dict[int, str]:
         """Return the parameters' names, by the parameters' `id`."""
-        return {id(slot.parameter): slot.name for slot in self._slots}
+        return {id(entry.parameter): entry.name for entry in self._gradients}
 
     @property
     def accumulates(self) -> bool:
@@ -105,13 +117,13 @@ class GradientReducer:
         """
         if self._is_open:
             return {}
-        return {id(slot.parameter): slot.bucket.reduction.state(slot.member) for slot in self._slots}
+        return {id(entry.parameter): entry.bucket.reduction.state(entry.member) for entry in self._gradients}
 
     def load_states(self, states: Mapping[int, CompressionState]) -> None:
         """Carry on what `states` has, by the parameters' `id`, as far as it has use for it."""
-        for slot in self._slots:
-            if id(slot.parameter) in states:
-                slot.bucket.reduction.load_state(slot.member, states[id(slot.parameter)])
+        for entry in self._gradients:
+            if id(entry.parameter) in states:
+                entry.bucket.reduction.load_state(entry.member, states[id(entry.parameter)])
 
     def close(self) -> None:
         """Let go of the parameters; what their gradients hold stays."""
@@ -170,44 +182,44 @@ class GradientReducer:
         """Take note that the gradients are about to be set to zero, or to None.
 
         Raises:
-            AssertionError: a backward brought them, and nobody has used them; Horovod would still be reducing.
+            LoopOrderError: a backward brought them, and nobody has used them; Horovod would still be reducing.
         """
         if self._is_unused:
-            raise AssertionError(_TOO_EARLY)
+            raise LoopOrderError(_TOO_EARLY)
         self._is_shared = False
-        for slot in self._slots:
-            slot.is_reduced = False
+        for entry in self._gradients:
+            entry.is_reduced = False
 
     # ---- while backward runs ----
 
     def take(self, index: int) -> None:
         """Take the gradient that autograd just put into, or added to, a parameter's `.grad`."""
-        slot = self._slots[index]
+        entry = self._gradients[index]
         if not self._is_open:
-            self._begin(slot)
+            self._begin(entry)
         if not self._is_called_back:
             call_after_backward(self._end_pass)
             self._is_called_back = True
-        if slot.has_arrived:
+        if entry.has_arrived:
             raise StateError(
-                f"parameter {slot.name} got a second gradient before the backward that brought the first had ended: "
+                f"parameter {entry.name} got a second gradient before the backward that brought the first had ended: "
                 "that one raised an error, or a reentrant checkpoint uses the parameter twice (pass "
                 "use_reentrant=False). " + _ANEW
             )
-        slot.has_arrived = True
-        self._bring_in(slot)
-        slot.bucket.missing -= 1
+        entry.has_arrived = True
+        self._bring_in(entry)
+        entry.bucket.missing -= 1
         if self.reduces_early or self._passes_done + 1 == self._passes:
             self._start_complete()
 
-    def _begin(self, slot: ParameterGradient) -> None:
-        gradient = slot.parameter.grad
+    def _begin(self, entry: ParameterGradient) -> None:
+        gradient = entry.parameter.grad
         # Where they were dropped in the meantime, autograd hands over a new tensor.
         is_complete = self._passes_done == 0
-        if self._is_shared and self._is_unused and is_complete and slot.holds(gradient):
+        if self._is_shared and self._is_unused and is_complete and entry.holds(gradient):
             # Its part of the second backward is in this one already: the ranks would differ in it.
             self._is_shared = False
-            raise AssertionError(_TOO_MANY)
+            raise LoopOrderError(_TOO_MANY)
         self._open()
         self._is_unused = True
         self.is_synchronized = False
@@ -218,9 +230,9 @@ class GradientReducer:
         self._order.begin()
         self._witnesses.clear()
         for bucket in self._buckets:
-            bucket.missing = len(bucket.slots)
-        for slot in self._slots:
-            slot.has_arrived = False
+            bucket.missing = len(bucket.gradients)
+        for entry in self._gradients:
+            entry.has_arrived = False
 
     def _end_pass(self) -> None:
         self._is_called_back = False
@@ -236,33 +248,33 @@ class GradientReducer:
         # Last of all: other sharings in this backward start theirs before anybody waits, as their order may differ.
         call_after_backward(self._finish)
 
-    def _bring_in(self, slot: ParameterGradient) -> None:
+    def _bring_in(self, entry: ParameterGradient) -> None:
         """Put what the parameter's `.grad` holds into its place, and make it `.grad`; zeros where it is None."""
-        gradient, reduction = slot.parameter.grad, slot.bucket.reduction
-        if slot.is_reduced and self._op == "sum" and gradient is not None and slot.holds(gradient):
-            if slot.early_sum is None:
+        gradient, reduction = entry.parameter.grad, entry.bucket.reduction
+        if entry.is_reduced and self._op == "sum" and gradient is not None and entry.holds(gradient):
+            if entry.early_sum is None:
                 raise StateError(
-                    f"the gradient of {slot.name} is a sum over the ranks already; to sum it again would count it "
+                    f"the gradient of {entry.name} is a sum over the ranks already; to sum it again would count it "
                     f"{self._group.size} times. Call optimizer.zero_grad() first, or pass backward_passes_per_step"
                 )
             if self._group.rank:  # rank 0 brings it along for all
-                gradient.sub_(slot.early_sum)
-        slot.early_sum = None
+                gradient.sub_(entry.early_sum)
+        entry.early_sum = None
         if isinstance(reduction, Gathered):
             if gradient is not None:
-                slot.check(gradient)
+                entry.check(gradient)
             reduction.bring(gradient)
         elif gradient is None:
-            slot.view.zero_()
-        elif gradient is not slot.view:
-            slot.take_in(gradient)
-            if slot.came_sparse and self._options.is_lossy and not self._options.sparse_as_dense:
+            entry.view.zero_()
+        elif gradient is not entry.view:
+            entry.take_in(gradient)
+            if entry.came_sparse and self._options.is_lossy and not self._options.sparse_as_dense:
                 raise UnsupportedError(
-                    f"the gradient of {slot.name} is sparse_coo, and {self._options} carries on what it loses of dense "
-                    "ones: want sparse_as_dense=True, or Embedding(sparse=False)"
+                    f"the gradient of {entry.name} is sparse_coo, and {self._options} carries on what it loses of "
+                    "dense ones: want sparse_as_dense=True, or Embedding(sparse=False)"
                 )
-        slot.is_reduced = False
-        reduction.flags[slot.member] = gradient is not None
+        entry.is_reduced = False
+        reduction.flags[entry.member] = gradient is not None
 
     def _start_complete(self) -> None:
         while self._order.started < len(self._buckets) and not self._buckets[self._order.started].missing:
@@ -271,45 +283,50 @@ class GradientReducer:
     def _start(self) -> None:
         bucket = self._buckets[self._order.started]
         bucket.mark(trains=True)
+        if self.watching is not None and not isinstance(bucket.reduction, Gathered):
+            self.watching.see_own([entry.view for entry in bucket.gradients])
         self._order.start(bucket.reduction)
 
     def _start_rest(self) -> None:
         for bucket in self._buckets[self._order.started :]:
-            for slot in bucket.slots:
-                if not slot.has_arrived:
-                    self._bring_in(slot)
+            for entry in bucket.gradients:
+                if not entry.has_arrived:
+                    self._bring_in(entry)
             self._start()
 
     def _finish(self) -> None:
         self._order.wait()
-        for slot in self._slots:
-            if slot.parameter.grad is None and slot.bucket.reduction.flags[slot.member]:
-                slot.parameter.grad = slot.view
-            slot.is_reduced = slot.parameter.grad is not None
+        if self.watching is not None:
+            dense = [entry.view for entry in self._gradients if not isinstance(entry.bucket.reduction, Gathered)]
+            self.watching.see_whole(dense)
+        for entry in self._gradients:
+            if entry.parameter.grad is None and entry.bucket.reduction.flags[entry.member]:
+                entry.parameter.grad = entry.view
+            entry.is_reduced = entry.parameter.grad is not None
         with internal_errors(_WHAT):
             found = self._assignment.learn_sparse()
-        for slot in self._assignment.sparse:
-            slot.hand_out_rows()
+        for entry in self._assignment.sparse:
+            entry.hand_out_rows()
         self._assignment.move_out(found)
         if self._passes_done >= self._passes:
             self._passes_done = 0
         if self._passes_done and self._op == "sum":
             # Should the group go on after all, this must not be counted by every rank.
-            for slot in self._slots:
-                slot.early_sum = None if slot.parameter.grad is None else slot.parameter.grad.clone()
+            for entry in self._gradients:
+                entry.early_sum = None if entry.parameter.grad is None else entry.parameter.grad.clone()
         self._is_open = False
         self._is_shared = True
 
     def _end_group(self) -> None:
         """Let the next backward be the first of those that make a step."""
         if self._passes_done:
-            for slot in self._slots:
-                slot.early_sum = None
+            for entry in self._gradients:
+                entry.early_sum = None
         self._passes_done = 0
 
     # ---- sparse gradients, and ranks that have no more samples ----
 
-    def stand_in(self) -> None:
+    def contribute_neutrally(self) -> None:
         """Take part in the other ranks' reductions without gradients of this rank's own, until no rank trains any more.
 
         Every rank calls it when it has no more samples.
@@ -319,10 +336,10 @@ class GradientReducer:
         trains = bool(self._buckets)
         while trains:
             for bucket in self._buckets:
-                for slot in bucket.slots:
+                for entry in bucket.gradients:
                     if not isinstance(bucket.reduction, Gathered):
-                        slot.view.zero_()
-                    slot.is_reduced = False
+                        entry.view.zero_()
+                    entry.is_reduced = False
                 bucket.reduction.flags[:] = 0
                 self._order.start(bucket.reduction)
             self._order.wait()
@@ -337,14 +354,14 @@ class GradientReducer:
 class Arrival:
     """The hook of one parameter."""
 
-    __slots__ = ("_index", "sharing")
+    __slots__ = ("_index", "reducer")
 
-    def __init__(self, sharing: "weakref.ref[GradientReducer]", index: int) -> None:
-        self.sharing = sharing
+    def __init__(self, reducer: "weakref.ref[GradientReducer]", index: int) -> None:
+        self.reducer = reducer
         self._index = index
 
     def __call__(self, _parameter: Tensor) -> None:
         """Have the sharing, while there is one, take the parameter's gradient."""
-        sharing = self.sharing()
-        if sharing is not None:
-            sharing.take(self._index)
+        reducer = self.reducer()
+        if reducer is not None:
+            reducer.take(self._index)

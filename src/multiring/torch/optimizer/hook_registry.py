@@ -13,7 +13,7 @@ from multiring.torch.optimizer.gradient_reducer import Arrival, GradientReducer
 def is_shared(parameter: Tensor) -> bool:
     """Return whether some sharing has `parameter`."""
     hooks = gradient_hooks(parameter)
-    return any(isinstance(hook, Arrival) and hook.sharing() is not None for hook in hooks)
+    return any(isinstance(hook, Arrival) and hook.reducer() is not None for hook in hooks)
 
 
 def take_over(parameters: Sequence[tuple[str, Tensor]]) -> dict[int, CompressionState]:
@@ -23,19 +23,19 @@ def take_over(parameters: Sequence[tuple[str, Tensor]]) -> dict[int, Compression
         ArgumentError: such a sharing has parameters that are not among these; nothing was closed.
     """
     ours = {id(parameter) for _, parameter in parameters}
-    sharings: dict[int, tuple[str, GradientReducer]] = {}
+    reducers: dict[int, tuple[str, GradientReducer]] = {}
     for name, parameter in parameters:
-        found = [hook.sharing() for hook in gradient_hooks(parameter) if isinstance(hook, Arrival)]
-        sharings |= {id(sharing): (name, sharing) for sharing in found if sharing is not None}
-    for name, sharing in sharings.values():
-        others = [other for key, other in sharing.names().items() if key not in ours]
+        found = [hook.reducer() for hook in gradient_hooks(parameter) if isinstance(hook, Arrival)]
+        reducers |= {id(reducer): (name, reducer) for reducer in found if reducer is not None}
+    for name, reducer in reducers.values():
+        others = [other for key, other in reducer.names().items() if key not in ours]
         if others:
             raise ArgumentError(
                 f"parameter {name} is shared by another DistributedOptimizer, which has {others[0]} too; want all of "
                 "its parameters, or none"
             )
     kept: dict[int, CompressionState] = {}
-    for _, sharing in sharings.values():
-        kept |= sharing.states()
-        sharing.close()
+    for _, reducer in reducers.values():
+        kept |= reducer.states()
+        reducer.close()
     return kept

@@ -1,24 +1,64 @@
-"""DistributedOptimizer as Horovod's programs know it: a step that reduces does not mind what was done to gradients."""
+"""What Horovod's programs know of an optimizer: steps that mind no changed gradients, names, zeros in `.grad`."""
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, cast
 
-from multiring.torch.optimizer import optimizer
-from multiring.torch.optimizer.distributed import Distributed
+import torch
+
+from multiring.frontend.reduce_ops import chosen_op
+from multiring.torch.optimizer import optimizer, state
+from multiring.torch.optimizer.distributed import Distributed, setup_of
+from multiring.torch.optimizer.setup import Setup, placed
 
 
 def _lenient(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `make`, whose optimizers warn where multiring's raise, as such programs run on Horovod."""
+    """Return `make`, whose optimizers warn where multiring's raise, and have the attributes that programs look at."""
 
     @wraps(make)
     def made(*arguments: Any, **keywords: Any) -> Any:
         shared = make(*arguments, **keywords)
         if isinstance(shared, Distributed):
             shared.be_lenient()
+            kind = type(shared)  # of this object alone
+            kind.__module__ = "horovod.torch.optimizer"  # Lightning looks for "horovod" in the class's name
+            for name, value_of in _ATTRIBUTES.items():
+                setattr(kind, name, property(value_of))
         return shared
 
     return made
 
 
+def _setup(shared: torch.optim.Optimizer) -> Setup:
+    return cast("Setup", setup_of(shared))  # made by DistributedOptimizer
+
+
+def _names(shared: torch.optim.Optimizer) -> dict[torch.Tensor, str]:
+    named = _setup(shared).named
+    if named is not None:
+        return {parameter: name for name, parameter in sorted(named, key=lambda each: each[0])}
+    return {parameter: f"allreduce.noname.{number}" for number, (_, parameter) in enumerate(placed(shared))}
+
+
+_ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
+    "op": lambda shared: chosen_op(_setup(shared).options.op),
+    "backward_passes_per_step": lambda shared: _setup(shared).options.backward_passes_per_step,
+    "process_set": lambda shared: _setup(shared).process_set,
+    "_parameter_names": _names,
+    "_handles": lambda _: {},  # of operations that are in flight after a backward: there are none
+}
 DistributedOptimizer = _lenient(optimizer.DistributedOptimizer)
+
+
+@wraps(state.broadcast_optimizer_state)
+def broadcast_optimizer_state(optimizer: Any, *arguments: Any, **keywords: Any) -> None:
+    """As in multiring.torch; an optimizer that has no state yet has zeros in the gradients it will use, as in Horovod.
+
+    There they come from the step that it takes for a state to be there.
+    """
+    is_fresh = isinstance(optimizer, torch.optim.Optimizer) and not optimizer.state
+    state.broadcast_optimizer_state(optimizer, *arguments, **keywords)
+    for param_group in optimizer.param_groups if is_fresh else ():
+        for parameter in param_group["params"]:
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)

@@ -17,7 +17,7 @@ from multiring.gradients.options import Options
 from multiring.runtime import is_initialized
 from multiring.torch.compression import Compression, option_of
 from multiring.torch.optimizer.distributed import Distributed, share
-from multiring.torch.optimizer.setup import Setup, groups_from, named_from, require_names
+from multiring.torch.optimizer.setup import Setup, groups_from, named_from, require_names, require_optimizer
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
@@ -76,8 +76,11 @@ def DistributedOptimizer(  # noqa: N802, PLR0913, PLR0917 -- Horovod's name and 
         warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
     with _told_to_others(process_set):
+        require_optimizer(optimizer)
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise UnsupportedError("LBFGS decides by the loss, which each rank has its own of")
+            raise UnsupportedError(
+                "LBFGS decides by the loss, which each rank has its own of; want another optimizer, such as Adam"
+            )
         options = Options(
             op=name_of(chosen_op(op)),
             bucket_bytes=bucket_bytes,

@@ -78,7 +78,7 @@ class Bucket:
     """Gradients that are reduced together."""
 
     reduction: Reduction
-    slots: list[ParameterGradient]
+    gradients: list[ParameterGradient]
     missing: int = 0  # gradients, in the backward that is going on
     has_news: bool = False  # that gradients came as sparse ones
 

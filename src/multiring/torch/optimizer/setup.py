@@ -28,6 +28,12 @@ class Setup:
     process_set: ProcessSet
 
 
+def require_optimizer(optimizer: Any) -> None:
+    """Raise ArgumentError unless it is a torch.optim.Optimizer."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ArgumentError(f"optimizer is a {type(optimizer).__name__}; want a torch.optim.Optimizer")
+
+
 def named_from(named_parameters: Iterable[tuple[str, Tensor]]) -> Named:
     """Return `named_parameters`; raises ArgumentError where they are no pairs, or a name is there twice."""
     named = tuple(named_parameters)
@@ -93,7 +99,11 @@ def require_names(optimizer: torch.optim.Optimizer, named: Named) -> None:
     known = {id(parameter) for _, parameter in named}
     for place, parameter in placed(optimizer):
         if id(parameter) not in known:
-            raise ArgumentError(f"named_parameters lacks the optimizer's {place}, {described(parameter)}")
+            raise ArgumentError(
+                f"named_parameters lacks the optimizer's {place}, {described(parameter)}: is the optimizer another "
+                "model's, or was it made before the model had this parameter? Make it of model.parameters(), and pass "
+                "that model's named_parameters()"
+            )
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:

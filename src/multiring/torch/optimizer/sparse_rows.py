@@ -37,7 +37,7 @@ class Gathered:
         self._own = gradient
 
     def start(self) -> Callable[[], object]:
-        """As in Reduction; the gradient of all ranks is then `gradient`."""
+        """Start to reduce; return what waits until `gradient` is that of all ranks, and `flags` are, or raises."""
         shape, dtype = self.places[0].shape, self.places[0].dtype
         own = _sparse(torch.empty(0, dtype=torch.int64), torch.empty(0, *shape[1:], dtype=dtype), shape)
         rows = rows_of(own if self._own is None else self._own.detach())
@@ -58,11 +58,11 @@ class Gathered:
         return wait
 
     def state(self, _member: int) -> CompressionState:
-        """As in Reduction."""
+        """Return a copy of what is carried on for `member`; not while a reduction is going on."""
         return CompressionState()
 
     def load_state(self, _member: int, _state: CompressionState) -> None:
-        """As in Reduction."""
+        """Carry `state` on, as far as this reduction has use for it, in place of its own; of fitting shapes."""
 
 
 def rows_of(gradient: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from multiring.gradients.compression_state import KEY
 from multiring.runtime import Group
 from multiring.torch.interop import dense_strides, described, dtype_name, refuse_elsewhere
 from multiring.torch.optimizer.parameters import broadcast_tensors
+from multiring.torch.optimizer.setup import require_optimizer
 
 
 def broadcast_optimizer_state(
@@ -48,6 +49,7 @@ def broadcast_optimizer_state(
 def _broadcast(members: Members, optimizer: torch.optim.Optimizer, root_rank: int) -> None:
     group = members.group
     with told_to_others(group, "broadcast_optimizer_state"):
+        require_optimizer(optimizer)
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ArgumentError("cannot broadcast torch.optim.LBFGS state: its steps depend on each rank's own loss")
         root = world_rank_in(members, root_rank)

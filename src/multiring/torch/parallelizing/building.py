@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from multiring.planner.mixes import Unit, gathered_together
+from multiring.planner.parallelism import Unit, gathered_together
 from multiring.torch.parallelizing.anatomy import Part, Split
 
 

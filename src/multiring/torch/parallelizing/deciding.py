@@ -8,7 +8,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from multiring.errors import ArgumentError, StateError, UnsupportedError
-from multiring.planner.mixes import Axis, Forecast, Mix, chosen, forecast, forecasts, mix_of, table
+from multiring.planner.parallelism import (
+    Axis,
+    Forecast,
+    Parallelism,
+    chosen,
+    forecast,
+    forecasts,
+    parallelism_of,
+    table,
+)
 from multiring.topology import Topology
 from multiring.torch.parallelizing.anatomy import anatomy_of
 from multiring.torch.parallelizing.building import divided, equalise, replicated, sharded
@@ -31,24 +40,24 @@ class Prospect:
     memory_bytes: float | None
     forecasts: list[Forecast]
 
-    def taken(self, mesh: Mesh) -> Mix:
+    def taken(self, mesh: Mesh) -> Parallelism:
         """Return the mix that `mesh` stands for, laid best.
 
         Raises:
             ArgumentError: it cannot be had; no mix fits.
         """
         if not isinstance(mesh, Mapping):
-            return chosen(self.forecasts, self.memory_bytes).mix
-        return forecast(mix_of(mesh), self.measured.profile, self.topology, self.memory_bytes).mix
+            return chosen(self.forecasts, self.memory_bytes).parallelism
+        return forecast(parallelism_of(mesh), self.measured.profile, self.topology, self.memory_bytes).parallelism
 
 
 def decide(model: nn.Module, mesh: Mesh, prospect: Prospect) -> ParallelModel:
     """Take a mix, say so on rank 0, and build it."""
-    mix = prospect.taken(mesh)
+    parallelism = prospect.taken(mesh)
     if dist.get_rank() == 0:
-        sys.stdout.write(table(prospect.forecasts, mix, prospect.measured.profile, prospect.topology))
+        sys.stdout.write(table(prospect.forecasts, parallelism, prospect.measured.profile, prospect.topology))
         sys.stdout.flush()
-    return build(model, mix, prospect)
+    return build(model, parallelism, prospect)
 
 
 def look(
@@ -95,31 +104,31 @@ def refuse_what_cannot_be(mesh: Mesh) -> None:
     if not dist.is_available() or not dist.is_initialized():
         raise StateError("torch.distributed is not initialised; call torch.distributed.init_process_group() first")
     if isinstance(mesh, Mapping):
-        mix_of(mesh)
+        parallelism_of(mesh)
     elif mesh != "auto":
         raise ArgumentError(f'mesh={mesh!r}: want "auto", or axes and their sizes, like {{"data": 2, "tensor": 2}}')
 
 
-def build(model: nn.Module, mix: Mix, prospect: Prospect) -> ParallelModel:
-    """Return `model`, of which all ranks have the same parameters, under `mix`. Every rank calls it."""
+def build(model: nn.Module, parallelism: Parallelism, prospect: Prospect) -> ParallelModel:
+    """Return `model`, of which all ranks have the same parameters, under `parallelism`. Every rank calls it."""
     profile = prospect.measured.profile
-    anatomy = anatomy_of(model, mix.ranks)
-    mesh = mesh_of(mix, prospect.topology)
+    anatomy = anatomy_of(model, parallelism.ranks)
+    mesh = mesh_of(parallelism, prospect.topology)
     stage = None
-    if mix.size(Axis.SHARD) > 1:
+    if parallelism.size(Axis.SHARD) > 1:
         model = sharded(model, anatomy.parts, profile.units, mesh)
-    elif mix.size(Axis.TENSOR) > 1:
+    elif parallelism.size(Axis.TENSOR) > 1:
         model = divided(model, anatomy.splits, mesh[Axis.TENSOR.value])
-    elif mix.size(Axis.PIPELINE) > 1:
+    elif parallelism.size(Axis.PIPELINE) > 1:
         cut = Cut(
             parts=anatomy.parts,
             units=profile.units,
             made=prospect.measured.made,
             group=mesh.get_group(Axis.PIPELINE.value),
-            samples=profile.batch // mix.data_ranks,
-            microbatches=mix.microbatches,
+            samples=profile.batch // parallelism.data_ranks,
+            microbatches=parallelism.microbatches,
         )
         stage = Stage(model, prospect.inputs, cut)
     else:
         model = replicated(model, mesh.get_group(Axis.DATA.value))
-    return ParallelModel(model, mesh, prospect.forecasts, mix, profile.batch, stage)
+    return ParallelModel(model, mesh, prospect.forecasts, parallelism, profile.batch, stage)

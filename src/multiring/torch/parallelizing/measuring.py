@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from multiring.errors import ArgumentError
-from multiring.planner.mixes import Compute
+from multiring.planner.parallelism import Compute
 
 Call = tuple[tuple[Any, ...], dict[str, Any], Any]  # what a module was given, and what it made of it
 _TURNS = 4  # of which the shortest counts: what else a machine does makes them longer

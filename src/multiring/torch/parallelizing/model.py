@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from multiring.errors import ArgumentError
-from multiring.planner.mixes import Axis, Forecast, Mix
+from multiring.planner.parallelism import Axis, Forecast, Parallelism
 from multiring.torch.parallelizing.building import average_gradients
 from multiring.torch.parallelizing.staging import Loss, Stage
 
@@ -19,23 +19,32 @@ class ParallelModel:
     """What `parallelize` made of a model.
 
     `module` is what this rank holds: under a pipeline its stage, else the whole model, of which other ranks may hold
-    parts. `mesh` is the DeviceMesh, `mix` what its axes are and how they lie; `forecasts` are of all that could be had,
-    the best first. A batch is cut into `data_ranks` equal parts, of which this rank trains on part `data_rank`.
+    parts. `mesh` is the DeviceMesh, `parallelism` what its axes are and how they lie; `forecasts` are of all
+    that could be had, the best first. A batch is cut into `data_ranks` equal parts, of which this rank trains on part
+    `data_rank`.
     """
 
     def __init__(
-        self, module: nn.Module, mesh: DeviceMesh, forecasts: list[Forecast], mix: Mix, batch: int, stage: Stage | None
+        self,
+        module: nn.Module,
+        mesh: DeviceMesh,
+        forecasts: list[Forecast],
+        parallelism: Parallelism,
+        batch: int,
+        stage: Stage | None,
     ) -> None:
         self.module = module
         self.mesh = mesh
-        self.mix = mix
+        self.parallelism = parallelism
         self.forecasts = forecasts
-        self.data_ranks = mix.data_ranks
+        self.data_ranks = parallelism.data_ranks
         self.data_rank = self._data_rank()
-        self._samples = batch // mix.data_ranks
+        self._samples = batch // parallelism.data_ranks
         self._stage = stage
         # Where torch does not average by itself.
-        by_hand = mix.size(Axis.DATA) > 1 and (mix.size(Axis.TENSOR) > 1 or mix.size(Axis.PIPELINE) > 1)
+        by_hand = parallelism.size(Axis.DATA) > 1 and (
+            parallelism.size(Axis.TENSOR) > 1 or parallelism.size(Axis.PIPELINE) > 1
+        )
         self._averaged_over = mesh.get_group(Axis.DATA.value) if by_hand else None
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -96,9 +105,11 @@ class ParallelModel:
     def _data_rank(self) -> int:
         found = 0
         for axis in (Axis.DATA, Axis.SHARD):
-            if self.mix.size(axis) > 1:
-                found = found * self.mix.size(axis) + self.mesh.get_local_rank(axis.value)
+            if self.parallelism.size(axis) > 1:
+                found = found * self.parallelism.size(axis) + self.mesh.get_local_rank(axis.value)
         return found
 
     def __repr__(self) -> str:
-        return f"ParallelModel({self.mix}, rank {dist.get_rank()} has part {self.data_rank} of {self.data_ranks})"
+        return (
+            f"ParallelModel({self.parallelism}, rank {dist.get_rank()} has part {self.data_rank} of {self.data_ranks})"
+        )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from multiring.planner.mixes import Overheads
+from multiring.planner.parallelism import Overheads
 from multiring.torch.parallelizing.measuring import slowest
 
 _LARGE = 1 << 21  # elements: more than a core's own cache

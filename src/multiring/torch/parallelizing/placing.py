@@ -7,9 +7,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from multiring import runtime
-from multiring.planner.mixes import Axis, Mix
+from multiring.planner.parallelism import Axis, Parallelism
 from multiring.runtime.bootstrap.addresses import host_id
-from multiring.runtime.job.job import hosts_of
+from multiring.runtime.job.joining import hosts_of
 from multiring.runtime.rails.topology_file import read_topology
 from multiring.settings import Settings
 from multiring.topology import Topology, grid_of
@@ -27,20 +27,20 @@ def topology_now() -> Topology:
     if runtime.is_initialized() and runtime.size() == dist.get_world_size():
         return runtime.world().topology
     settings = Settings.from_environment()
-    cards: list[tuple[str, str]] = [("", "")] * dist.get_world_size()
-    dist.all_gather_object(cards, (host_id(), os.uname().nodename))
-    hosts = hosts_of([host for host, _ in cards])
-    names = tuple(cards[ranks[0]][1] for ranks in hosts)
+    peer_infos: list[tuple[str, str]] = [("", "")] * dist.get_world_size()
+    dist.all_gather_object(peer_infos, (host_id(), os.uname().nodename))
+    hosts = hosts_of([host for host, _ in peer_infos])
+    names = tuple(peer_infos[ranks[0]][1] for ranks in hosts)
     if settings.topology is None:
         return Topology(hosts, names=names)
     return read_topology(settings.topology).placed(hosts, names)
 
 
-def mesh_of(mix: Mix, topology: Topology) -> DeviceMesh:
-    """Return the mesh whose axes, in the order data, shard, tensor, pipeline, lie on the ranks as `mix` says."""
+def mesh_of(parallelism: Parallelism, topology: Topology) -> DeviceMesh:
+    """Return the mesh whose axes, in the order data, shard, tensor, pipeline, lie on the ranks as it says."""
     _, order = grid_of(topology)
-    laid = torch.tensor(order).reshape([size for _, size in mix.axes])
-    names = [axis for axis, _ in mix.axes]
+    laid = torch.tensor(order).reshape([size for _, size in parallelism.axes])
+    names = [axis for axis, _ in parallelism.axes]
     wanted = [axis for axis in Axis if axis in names]
     turned = laid.permute([names.index(axis) for axis in wanted])
     return DeviceMesh("cpu", turned, mesh_dim_names=tuple(axis.value for axis in wanted))

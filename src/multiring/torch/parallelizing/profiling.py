@@ -1,4 +1,4 @@
-"""A model and its batch as a profile: what `planner.mixes` forecasts from."""
+"""A model and its batch as a profile: what `planner.parallelism` forecasts from."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from multiring.planner import Task, cheapest
-from multiring.planner.mixes import Profile, Unit
+from multiring.planner.parallelism import Profile, Unit
 from multiring.schedule import Collective
 from multiring.topology import Topology
 from multiring.torch.parallelizing.anatomy import Anatomy, Part, Split, modules_below

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from multiring.planner.mixes import Unit, stages_of
+from multiring.planner.parallelism import Unit, stages_of
 from multiring.torch.parallelizing.anatomy import Part
 
 Loss = Callable[[Any, Tensor], Tensor]

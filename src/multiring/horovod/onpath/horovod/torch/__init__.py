@@ -33,7 +33,6 @@ from multiring.torch import broadcast_ as broadcast_
 from multiring.torch import broadcast_async as broadcast_async
 from multiring.torch import broadcast_async_ as broadcast_async_
 from multiring.torch import broadcast_object as broadcast_object
-from multiring.torch import broadcast_optimizer_state as broadcast_optimizer_state
 from multiring.torch import broadcast_parameters as broadcast_parameters
 from multiring.torch import ccl_built as ccl_built
 from multiring.torch import cross_rank as cross_rank
@@ -74,3 +73,4 @@ from multiring.torch import start_timeline as start_timeline
 from multiring.torch import stop_timeline as stop_timeline
 from multiring.torch import synchronize as synchronize
 from multiring.torch.optimizer.lenient import DistributedOptimizer as DistributedOptimizer
+from multiring.torch.optimizer.lenient import broadcast_optimizer_state as broadcast_optimizer_state

@@ -1,0 +1,60 @@
+"""Experiments on time to accuracy, in pieces that go on where the last one ended.
+
+    python benchmarks/convergence.py predict-stream          # the noise scale of a small batch: commit it, then
+    python benchmarks/convergence.py law-stream --minutes 20
+    python benchmarks/convergence.py law-stream --show
+
+Each run is recorded in benchmarks/results/convergence_2core_202611/ as it ends; what is there is not run again.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import convergence_law as law  # noqa: E402 -- where this file is run as a program
+from benchmarks import convergence_rows as rows  # noqa: E402
+from benchmarks.convergence_record import OutOfTimeError, Record  # noqa: E402
+
+RESULTS = ROOT / "benchmarks" / "results" / "convergence_2core_202611"
+
+
+def _foretold(record: Record, task: str) -> str:
+    return "\n".join(f"- {name}: {value:,.0f}" for name, value in law.predict(record, task).items())
+
+
+EXPERIMENTS: dict[str, Callable[[Record], str]] = {
+    "predict-stream": partial(_foretold, task="stream"),
+    "law-stream": partial(law.table, task="stream"),
+    "law-fast": partial(law.table, task="fast"),
+    "predict-digits": partial(_foretold, task="digits"),
+    "law-digits": partial(law.table, task="digits"),
+    **rows.TABLES,
+}
+
+
+def main() -> int:
+    """Run a piece of an experiment; return 1 where it is not complete yet."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("experiment", choices=list(EXPERIMENTS))
+    parser.add_argument("--minutes", type=float, default=20.0, help="after which no further run begins")
+    parser.add_argument("--show", action="store_true", help="run nothing; print what is complete")
+    options = parser.parse_args()
+    # What was foretold and what came of it lie in one file.
+    name = options.experiment.replace("predict-", "law-")
+    record = Record(RESULTS / f"{name}.jsonl", 0.0 if options.show else options.minutes)
+    try:
+        text = EXPERIMENTS[options.experiment](record)
+    except OutOfTimeError:
+        print(f"{options.experiment}: {len(record)} runs so far, {record.seconds / 60:.1f} minutes; not complete")
+        return 1
+    print(text)
+    return int(rows.UNFINISHED in text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,228 @@
+"""Tables whose rows are ways to train: each with a sweep of its own, then ten other seeds at the best rate."""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from benchmarks.convergence_record import OutOfTimeError, Record
+from benchmarks.convergence_tasks import Stream, deep_network, evaluated, network, small_resnet
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import multiring.torch as mt
+from multiring.errors import StateError
+from multiring.optim import Constant, LossScale, Polynomial, Warmup
+
+SWEEP_SEEDS = (100, 101)
+SEEDS = tuple(range(10))
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+TESTED = 20_480
+UNFINISHED = "not complete"
+STUDENT = 2.262  # nine degrees of freedom, 95 %
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One way to train.
+
+    Args:
+        name: of the row.
+        make: the optimizer, of a model and a rate.
+        rate: the middle of the rates that are swept.
+        batch: samples of a step.
+        warms_up: whether the rate rises over the first tenth of the steps.
+        clip: the norm to which gradients are shortened; 0 for none.
+        lag: of gradients.
+        dtype: of the arithmetic.
+        scale: of the loss, for "fp16".
+        sweeps: whether the rate is swept; else it is as it is.
+    """
+
+    name: str
+    make: Callable[[nn.Module, float], torch.optim.Optimizer]
+    rate: float
+    batch: int
+    warms_up: bool = False
+    clip: float = 0.0
+    lag: int = 0
+    dtype: str = "float32"
+    scale: float = 65536.0
+    sweeps: bool = True
+
+
+def train(row: Row, model_of: Callable[[int], nn.Module], samples: int, rate: float, seed: int) -> dict[str, Any]:
+    """Return the accuracy on 20,480 images after so many samples; what diverged classifies at random."""
+    torch.set_num_threads(1)
+    source, model = Stream(seed), model_of(seed)
+    optimizer = row.make(model, rate)
+    steps = samples // row.batch
+    lag = mt.gradient_lag(optimizer, row.lag)
+    # The rate falls to nothing, so that what is compared is not the noise of the last steps.
+    rule = Polynomial(steps, 1.0) * (Warmup(steps // 10) if row.warms_up else Constant())
+    mt.schedule(optimizer, rule)
+    if row.clip:
+        mt.clip_gradients(optimizer, row.clip)
+    scale = LossScale(scale=row.scale, patience=200, least=2.0**-30) if row.dtype == "fp16" else None
+    if row.scale == 1.0:
+        scale = LossScale(scale=1.0, growth=1.0, least=2.0**-30)
+    precision = mt.mixed_precision(optimizer, row.dtype, scale=scale)
+    try:
+        for _ in range(steps):
+            images, labels = source.batch(row.batch)
+            optimizer.zero_grad()
+            with precision.autocast():
+                outputs = model(images)
+            precision.backward(cross_entropy(outputs.float(), labels))
+            optimizer.step()
+        lag.flush()
+    except StateError as error:  # a step whose gradient is not finite
+        return {"accuracy": 0.1, "loss": None, "diverged": str(error)[:60]}
+    loss, accuracy = evaluated(model, *Stream(999).batch(TESTED))
+    return {"accuracy": accuracy, "loss": loss if math.isfinite(loss) else None, "skipped": precision.skipped}
+
+
+def accuracies(
+    record: Record, row: Row, model_of: Callable[[int], nn.Module], samples: int
+) -> tuple[float, bool, list[float]]:
+    """Return the rate that the sweep found best, whether it is the lowest or highest one, and ten runs' accuracies."""
+    best, is_edge = row.rate, False
+    if row.sweeps:
+        mean = {
+            factor: statistics.mean(
+                record.run(
+                    f"{row.name} x{factor} seed {seed}",
+                    partial(train, row, model_of, samples, factor * row.rate, seed),
+                )["accuracy"]
+                for seed in SWEEP_SEEDS
+            )
+            for factor in FACTORS
+        }
+        factor = max(mean, key=lambda each: mean[each])
+        best, is_edge = factor * row.rate, factor in {FACTORS[0], FACTORS[-1]}
+    found = [
+        record.run(f"{row.name} seed {seed}", partial(train, row, model_of, samples, best, seed))["accuracy"]
+        for seed in SEEDS
+    ]
+    return best, is_edge, found
+
+
+def table(record: Record, rows: Sequence[Row], model_of: Callable[[int], nn.Module], samples: int) -> str:
+    """Return a table whose first row is what the others are compared with, seed by seed."""
+    lines = ["| | batch | rate | accuracy | less than the first row, points, 95 % |", "|---|---|---|---|---|"]
+    first: list[float] = []
+    missing = 0
+    for row in rows:
+        try:
+            rate, is_edge, found = accuracies(record, row, model_of, samples)
+        except OutOfTimeError:
+            missing += 1
+            lines.append(f"| {row.name} | {row.batch} | | not complete | |")
+            continue
+        first = first or found
+        behind = [100 * (one - other) for one, other in zip(first, found, strict=True)]
+        half = STUDENT * statistics.stdev(behind) / math.sqrt(len(behind)) if row is not rows[0] else 0.0
+        mean = statistics.mean(behind)
+        edge = " (edge)" if is_edge else ""
+        lines.append(
+            f"| {row.name} | {row.batch} | {rate:.3g}{edge} | {100 * statistics.mean(found):.2f} % | "
+            f"{mean:+.2f} ({mean - half:+.2f} to {mean + half:+.2f}) |"
+        )
+    lines += ["", f"- {len(record)} runs of {samples:,} samples, {record.seconds / 60:.1f} minutes of one thread"]
+    if missing:
+        lines.append(f"- {UNFINISHED}: {missing} of {len(rows)} rows")
+    return "\n".join(lines)
+
+
+# ---- the tables ----
+
+
+def _sgd(model: nn.Module, rate: float, momentum: float = 0.0, *, nesterov: bool = False) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), rate, momentum, nesterov=nesterov)
+
+
+def _adam(model: nn.Module, rate: float) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), rate)
+
+
+def _lars(model: nn.Module, rate: float) -> torch.optim.Optimizer:
+    return mt.LARS(mt.parameter_groups(model, weight_decay=1e-4), rate, trust_coefficient=0.02)
+
+
+def _lamb(model: nn.Module, rate: float) -> torch.optim.Optimizer:
+    return mt.LAMB(mt.parameter_groups(model, weight_decay=1e-4), rate)
+
+
+class _Both(torch.optim.Optimizer):
+    """Muon for matrices between the first and the last layer, Adam for the rest, as one optimizer of one rate."""
+
+    def __init__(self, model: nn.Module, rate: float) -> None:
+        parameters = list(model.parameters())
+        inner = [each for each in parameters if each.dim() >= 2][1:-1]
+        ids = {id(each) for each in inner}
+        rest = [each for each in parameters if id(each) not in ids]
+        super().__init__([{"params": inner}, {"params": rest}], {"lr": rate})
+        self._muon = mt.Muon(inner, rate, weight_decay=0.0)
+        self._adam = torch.optim.Adam(rest, 0.1 * rate)
+
+    def step(self, closure: Any = None) -> Any:
+        """Step both, at the rate that a schedule has set."""
+        self._muon.param_groups[0]["lr"] = self.param_groups[0]["lr"]
+        self._adam.param_groups[0]["lr"] = 0.1 * self.param_groups[1]["lr"]
+        self._muon.step()
+        self._adam.step()
+        return closure
+
+
+def lag_rows() -> list[Row]:
+    """Return lag 0 and 1 of each optimizer."""
+    rows = []
+    for momentum in (0.0, 0.5, 0.9):
+        for lag in (0, 1):
+            make = partial(_sgd, momentum=momentum)
+            rows.append(Row(f"SGD momentum {momentum} lag {lag}", make, 0.4 * (1 - momentum), 128, lag=lag))
+    rows += [Row(f"Adam lag {lag}", _adam, 0.003, 128, lag=lag) for lag in (0, 1)]
+    return rows
+
+
+def scaling_rows(base_rate: float, base: int = 16) -> list[Row]:
+    """Return the small batch, then ways to train with one that is 16 times larger; plain scaling is not swept."""
+    large, nesterov = 16 * base, partial(_sgd, momentum=0.9, nesterov=True)
+    plain = partial(_sgd, momentum=0.9)
+    return [
+        Row("small batch", plain, base_rate, base),
+        Row("linear scaling", plain, 16 * base_rate, large, sweeps=False),
+        Row("+ warm-up", plain, 16 * base_rate, large, warms_up=True, sweeps=False),
+        Row("+ clip", plain, 16 * base_rate, large, warms_up=True, clip=1.0, sweeps=False),
+        Row("tuned Nesterov", nesterov, 8 * base_rate, large, warms_up=True, clip=1.0),
+        Row("tuned Adam", _adam, 0.003, large, warms_up=True),
+        Row("LARS", _lars, 0.25, large, warms_up=True),
+        Row("LAMB", _lamb, 0.02, large, warms_up=True),
+        Row("Muon", _Both, 0.02, large, warms_up=True),
+    ]
+
+
+def precision_rows() -> list[Row]:
+    """Return float32, bf16, fp16 with a scale, and without."""
+    make = partial(_sgd, momentum=0.9)
+    kinds = (("float32", "float32", 65536.0), ("bf16", "bf16", 65536.0), ("fp16", "fp16", 65536.0))
+    return [Row(name, make, 0.04, 128, dtype=dtype, scale=scale, sweeps=False) for name, dtype, scale in kinds]
+
+
+TABLES: dict[str, Callable[[Record], str]] = {
+    "lag": lambda record: table(record, lag_rows(), network, 128_000),
+    "scaling-deep": lambda record: _scaling(record, deep_network, 0.003),
+    "scaling-resnet": lambda record: _scaling(record, small_resnet, 0.01),
+    "sixteen-bits": lambda record: table(record, precision_rows(), network, 200_000),
+}
+
+
+def _scaling(record: Record, model_of: Callable[[int], nn.Module], rate: float) -> str:
+    """Return the table: linear scaling is of the rate that the small batch's sweep found best."""
+    best, _, _ = accuracies(record, Row("small batch", partial(_sgd, momentum=0.9), rate, 16), model_of, 80_000)
+    rows = scaling_rows(best)
+    rows[0] = Row("small batch", partial(_sgd, momentum=0.9), rate, 16)
+    return table(record, rows, model_of, 80_000)

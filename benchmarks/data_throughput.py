@@ -1,0 +1,149 @@
+"""Feeding beside other libraries: raw arrays, small records and JPEGs, warm from the page cache.
+
+    python benchmarks/data_throughput.py [--only multiring,webdataset] [--cases jpeg] [--seconds 10] [--samples 2000]
+
+Each library reads the same samples in the format it is best at, with the same number of workers, in a venv of its own
+below MULTIRING_BENCH_PEERS (torch is this one's; a failed install is shown by its log's end). They take turns for some
+rounds; what is shown is the median of samples a second, and its share of a bound: for arrays one copy from the page
+cache by as many threads, for JPEGs decoding alone. To be run on a quiet machine.
+"""
+
+import argparse
+import io
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import venv
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
+
+from benchmarks.evidence import commit, machine
+
+from multiring.data import Dataset
+from multiring.data.packing.writing import PackOptions, pack
+from multiring.settings import Settings, cache_folder, inherited_environment
+
+LOADERS = Path(__file__).with_name("data_throughput_loaders.py")
+# What pip installs for each beside what this environment has; without dependencies where those pin other versions.
+PEERS = {
+    "multiring": (),
+    "torch": (),
+    "webdataset": ("webdataset", "braceexpand"),
+    "streaming": ("mosaicml-streaming",),
+    "litdata": ("litdata",),
+    "tfdata": (),
+}
+CASES = ("raw", "small", "jpeg")
+RUN_S = 600.0
+
+
+def main() -> int:
+    """Print a table for each case; return 1 where fewer than four other libraries ran."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(PEERS), help="some of the libraries, with commas between")
+    parser.add_argument("--cases", default=",".join(CASES), help=f"some of {','.join(CASES)}")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each turn (10)")
+    parser.add_argument("--rounds", type=int, default=5, help="of turns (5)")
+    parser.add_argument("--samples", type=int, default=2000, help="of a data set (2000)")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="of each (as many as cores)")
+    arguments = parser.parse_args()
+    print(f"# Feeding, {time.strftime('%Y-%m-%d %H:%M')}\n")
+    print(f"`{shlex.join(['python', *sys.argv])}` at commit {commit()}, {machine()}\n", flush=True)
+    pythons = {name: installed(name) for name in arguments.only.split(",")}
+    able = {name: python for name, python in pythons.items() if python}
+    with tempfile.TemporaryDirectory() as folder:
+        for case in arguments.cases.split(","):
+            place = Path(folder) / case
+            made(case, place, arguments.samples)
+            print(
+                f"## {case}\n\n| library | samples/s | least | most | of the bound |\n|---|---|---|---|---|", flush=True
+            )
+            show(case, place, able, arguments)
+    return int(len(set(able) - {"multiring"}) < 4)
+
+
+def installed(name: str) -> str | None:
+    """Return the Python of a library's own environment, made where it is not there; None where that fails."""
+    if not PEERS[name]:
+        return sys.executable
+    chosen = Settings.from_environment().bench_peers
+    folder = (Path(chosen) if chosen else cache_folder() / "peers") / f"data-{name}"
+    python = folder / "bin" / "python"
+    if not python.exists():
+        venv.create(folder, with_pip=True)
+        (site,) = folder.glob("lib/python*/site-packages")
+        (site / "torch.pth").write_text(sysconfig.get_path("purelib"))
+    done = subprocess.run(  # noqa: S603 -- our own command
+        [python, "-m", "pip", "install", "-q", *PEERS[name]], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        print(f"{name}: pip install {' '.join(PEERS[name])} failed:\n\n    {done.stderr.strip()[-500:]}\n", flush=True)
+        return None
+    return str(python)
+
+
+def made(case: str, place: Path, samples: int) -> None:
+    """Make a data set's files, and a pack of them; the others make their own formats of the files."""
+    files = place / "files" / "a"
+    files.mkdir(parents=True)
+    for number in range(samples):
+        generator = np.random.default_rng(number)
+        if case == "jpeg":
+            (files / f"{number:06}.jpg").write_bytes(photo(generator))
+        else:
+            shape = (16, 96, 96) if case == "raw" else (256,)
+            np.save(files / f"{number:06}.npy", generator.normal(size=shape).astype(np.float32))
+    kind = "imagefolder" if case == "jpeg" else "npy-files"
+    data = Dataset(str(place / "files"), format=kind, shuffle="none", decode=False)
+    pack(data.source, len(data), place / "pack", PackOptions(), lambda *_: None)
+
+
+def photo(generator: np.random.Generator) -> bytes:
+    """Return a JPEG of 500 x 375 and about 100 KB: shapes in colour, with grain."""
+    coarse = Image.fromarray(generator.integers(0, 255, (12, 16, 3), dtype=np.uint8)).resize((500, 375))
+    grain = generator.integers(-25, 25, (375, 500, 3))
+    file = io.BytesIO()
+    pixels = (np.asarray(coarse).astype(np.int64) + grain).clip(0, 255).astype(np.uint8)
+    Image.fromarray(pixels).save(file, "JPEG", quality=88)
+    return file.getvalue()
+
+
+def show(case: str, place: Path, pythons: dict[str, str], arguments: argparse.Namespace) -> None:
+    """Print a case's rows, the bound's first."""
+    rates: dict[str, list[float]] = {name: [] for name in ("bound", *pythons)}
+    failed: dict[str, str] = {}
+    for _ in range(arguments.rounds):
+        for name in [each for each in rates if each not in failed]:
+            command = [pythons.get(name, sys.executable), str(LOADERS), name, case, str(place)]
+            command += [str(arguments.workers), str(arguments.seconds)]
+            environment = {**inherited_environment(), "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+            done = subprocess.run(  # noqa: S603 -- our own command
+                command, env=environment, capture_output=True, text=True, timeout=RUN_S, check=False
+            )
+            found = [line for line in done.stdout.splitlines() if line.startswith("RATE ")]
+            if done.returncode or not found:
+                failed[name] = (done.stderr.strip().splitlines() or ["it said nothing"])[-1][:200]
+            else:
+                rates[name].append(json.loads(found[-1].removeprefix("RATE ")))
+    bound = statistics.median(rates["bound"]) if rates["bound"] else float("nan")
+    for name, values in rates.items():
+        if name in failed:
+            print(f"| {name} | failed: {failed[name]} | | | |")
+        else:
+            middle = statistics.median(values)
+            print(f"| {name} | {middle:.1f} | {min(values):.1f} | {max(values):.1f} | {middle / bound:.0%} |")
+    print(flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,227 @@
+"""One library feeding a case of data_throughput.py, in its own environment: NAME CASE FOLDER WORKERS SECONDS."""
+
+import io
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+BATCH, CROP = 64, 224
+
+
+def crop_of(image: Any, number: int) -> Any:
+    """Return a square of an image's pixels, from a place that depends on its number."""
+    top, left = number * 7 % (image.shape[0] - CROP), number * 13 % (image.shape[1] - CROP)
+    return image[top : top + CROP, left : left + CROP]
+
+
+def decoded(data: bytes) -> Any:
+    """Return a JPEG's pixels, by the decoder that all of them use."""
+    import simplejpeg  # noqa: PLC0415 -- not in every environment that runs this file
+
+    return simplejpeg.decode_jpeg(data)
+
+
+def array_in(data: bytes) -> Any:
+    """Return the array in a .npy file's bytes."""
+    return np.load(io.BytesIO(data), allow_pickle=False)
+
+
+def files(place: Path) -> list[Path]:
+    """Return the data set's files."""
+    return sorted((place / "files" / "a").iterdir())
+
+
+def sample_of(data: bytes, case: str, number: int) -> Any:
+    """Return what the training gets of a file's bytes."""
+    return crop_of(decoded(data), number) if case == "jpeg" else array_in(data)
+
+
+class Cropped:
+    """multiring's transform."""
+
+    def __call__(self, record: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
+        """Crop as the others do."""
+        return {"x": crop_of(record["image"], int(generator.integers(1000)))}
+
+
+def multiring(case: str, place: Path, workers: int) -> Iterator[int]:
+    """Yield the sizes of multiring's batches."""
+    from multiring.data import Dataset, Loader  # noqa: PLC0415 -- as above
+
+    data = Dataset(str(place / "pack"), transform=Cropped() if case == "jpeg" else None)
+    loader = Loader(data, BATCH, workers=workers)
+    while True:
+        for batch in loader:
+            yield len(batch["x" if case == "jpeg" else "array"])
+
+
+class Files:
+    """A map-style data set of files, for torch and litdata."""
+
+    def __init__(self, place: Path, case: str) -> None:
+        self._files, self._case = files(place), case
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, number: int) -> Any:
+        return np.ascontiguousarray(sample_of(self._files[number].read_bytes(), self._case, number))
+
+
+def batches_of(dataset: Any, workers: int, **options: Any) -> Iterator[int]:
+    """Yield the sizes of the batches of torch's DataLoader."""
+    from torch.utils.data import DataLoader  # noqa: PLC0415 -- as above
+
+    loader: Iterable[Any] = DataLoader(
+        dataset, **{"batch_size": BATCH, "num_workers": workers, "persistent_workers": True, **options}
+    )
+    while True:
+        for batch in loader:
+            yield len(batch if not isinstance(batch, dict | list | tuple) else next(iter(_values(batch))))
+
+
+def _values(batch: Any) -> Any:
+    return batch.values() if isinstance(batch, dict) else batch
+
+
+def torch(case: str, place: Path, workers: int) -> Iterator[int]:
+    """Yield the sizes of torch's batches, over files."""
+    return batches_of(Files(place, case), workers, shuffle=True)
+
+
+class Decode:
+    """What makes a sample of WebDataset's, or another's, record."""
+
+    def __init__(self, case: str) -> None:
+        self._case = case
+
+    def __call__(self, record: Any) -> Any:
+        """Return the sample."""
+        field = next(name for name in record if name.endswith(("jpg", "npy")))
+        return np.ascontiguousarray(sample_of(record[field], self._case, hash(record["__key__"]) % 1000))
+
+
+def webdataset(case: str, place: Path, workers: int) -> Iterator[int]:
+    """Yield the sizes of WebDataset's batches, over the pack's shards."""
+    import webdataset as wds  # noqa: PLC0415 -- as above
+
+    shards = sorted(str(each) for each in (place / "pack").glob("*.tar"))
+    data = wds.WebDataset(shards * workers, shardshuffle=100, empty_check=False).shuffle(256).map(Decode(case))
+    return batches_of(data.batched(BATCH, collation_fn=np.stack), workers, batch_size=None)
+
+
+def streaming(case: str, place: Path, workers: int) -> Iterator[int]:
+    """Yield the sizes of MosaicML Streaming's batches, over MDS."""
+    from streaming import MDSWriter, StreamingDataset  # noqa: PLC0415 -- as above
+
+    folder = place / "mds"
+    if not folder.exists():
+        with MDSWriter(out=str(folder), columns={"x": "bytes"}, size_limit=64 << 20) as writer:
+            for file in files(place):
+                writer.write({"x": file.read_bytes()})
+
+    class Data(StreamingDataset):  # type: ignore[misc]  # it may ship no types
+        def __getitem__(self, number: int) -> Any:
+            return np.ascontiguousarray(sample_of(super().__getitem__(number)["x"], case, number))
+
+    return batches_of(Data(local=str(folder), shuffle=True, batch_size=BATCH), workers)
+
+
+def litdata(case: str, place: Path, workers: int) -> Iterator[int]:
+    """Yield the sizes of litdata's batches, over its chunks."""
+    from litdata import StreamingDataLoader, StreamingDataset, optimize  # noqa: PLC0415 -- as above
+
+    folder = place / "litdata"
+    if not folder.exists():
+        optimize(Path.read_bytes, files(place), output_dir=str(folder), chunk_bytes="64MB", num_workers=1)
+
+    class Data(StreamingDataset):  # type: ignore[misc]  # it may ship no types
+        def __getitem__(self, number: Any) -> Any:
+            return np.ascontiguousarray(sample_of(super().__getitem__(number), case, getattr(number, "index", 0)))
+
+    loader = StreamingDataLoader(Data(str(folder), shuffle=True), batch_size=BATCH, num_workers=workers)
+    while True:
+        for batch in loader:
+            yield len(batch)
+
+
+def tfdata(case: str, place: Path, workers: int) -> Iterator[int]:
+    """Yield the sizes of tf.data's batches, over TFRecords; it decodes and crops by its own operation for both."""
+    import tensorflow as tf  # noqa: PLC0415 -- as above
+
+    file = place / "a.tfrecord"
+    if not file.exists():
+        with tf.io.TFRecordWriter(str(file)) as writer:
+            for each in files(place):
+                writer.write(each.read_bytes() if case == "jpeg" else array_in(each.read_bytes()).tobytes())
+
+    def sample(data: Any) -> Any:
+        if case == "jpeg":
+            top, left = tf.random.uniform((), 0, 375 - CROP, tf.int32), tf.random.uniform((), 0, 500 - CROP, tf.int32)
+            return tf.io.decode_and_crop_jpeg(data, [top, left, CROP, CROP])
+        return tf.io.decode_raw(data, tf.float32)
+
+    data = tf.data.TFRecordDataset(str(file)).repeat().shuffle(256).map(sample, num_parallel_calls=workers)
+    for batch in data.batch(BATCH).prefetch(2):
+        yield int(batch.shape[0])
+
+
+def bound(case: str, place: Path, workers: int) -> Iterator[int]:
+    """Yield how many samples threads copy from the page cache, or decode, and do nothing else."""
+    paths = files(place)
+    done = [0] * workers
+    contents = [each.read_bytes() for each in paths] if case == "jpeg" else []
+
+    def work(number: int) -> None:
+        size = paths[0].stat().st_size
+        out = bytearray(size)
+        turn = number
+        while True:
+            if case == "jpeg":
+                decoded(contents[turn % len(contents)])
+            else:
+                with paths[turn % len(paths)].open("rb", buffering=0) as file:
+                    file.readinto(out)
+            turn += workers
+            done[number] += 1
+
+    for number in range(workers):
+        threading.Thread(target=work, args=(number,), daemon=True).start()
+    last = 0
+    while True:
+        time.sleep(0.05)
+        now = sum(done)
+        yield now - last
+        last = now
+
+
+LIBRARIES = {
+    "bound": bound,
+    "litdata": litdata,
+    "multiring": multiring,
+    "streaming": streaming,
+    "tfdata": tfdata,
+    "torch": torch,
+    "webdataset": webdataset,
+}
+
+
+def main(name: str, case: str, place: Path, workers: int, seconds: float) -> float:
+    """Return samples a second, from the third batch on."""
+    source = LIBRARIES[name](case, place, workers)
+    for _ in range(2):
+        next(source)
+    count, began = 0, time.monotonic()
+    while time.monotonic() - began < seconds:
+        count += next(source)
+    return count / (time.monotonic() - began)
+
+
+if __name__ == "__main__":
+    print("RATE " + json.dumps(main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]))))

@@ -1,0 +1,93 @@
+"""DeepLabv3+ with a decoder of full resolution, for fields of many channels.
+
+ResNet-50 with an output stride of 8, atrous spatial pyramid pooling at rates 12, 24 and 36, and a decoder of
+transposed convolutions up to every pixel of the input, in place of bilinear interpolation from a quarter of it.
+
+Sources: Chen et al., "Encoder-Decoder with Atrous Separable Convolution for Semantic Image Segmentation", ECCV 2018,
+arXiv:1802.02611; Kurth et al., "Exascale Deep Learning for Climate Analytics", SC18, arXiv:1810.01993.
+"""
+
+import torch
+from examples.training.resnet import EXPANSION, LAYERS, ResNet
+from torch import Tensor, nn
+
+RATES = (12, 24, 36)
+
+
+def _convolution(inputs: int, outputs: int, size: int = 3, dilation: int = 1) -> nn.Sequential:
+    padding = dilation * (size // 2)
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, size, padding=padding, dilation=dilation, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(inplace=True),
+    )
+
+
+def _doubling(inputs: int, outputs: int) -> nn.Sequential:
+    """Return a transposed convolution to twice the resolution."""
+    return nn.Sequential(
+        nn.ConvTranspose2d(inputs, outputs, 3, 2, padding=1, output_padding=1, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(inplace=True),
+    )
+
+
+class AtrousPyramid(nn.Module):
+    """What lies around each pixel, near and far: a 1x1 convolution, three dilated ones, and the mean of the image.
+
+    The mean's batch norm sees one value a sample and channel: with one sample a rank it has to be synchronised, or
+    is left out (`normalised_mean=False`).
+    """
+
+    def __init__(self, inputs: int, width: int, *, normalised_mean: bool) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(
+            [_convolution(inputs, width, 1), *(_convolution(inputs, width, 3, r) for r in RATES)]
+        )
+        mean: list[nn.Module] = [nn.AdaptiveAvgPool2d(1), nn.Conv2d(inputs, width, 1, bias=not normalised_mean)]
+        if normalised_mean:
+            mean.append(nn.BatchNorm2d(width))
+        self.mean = nn.Sequential(*mean, nn.ReLU(inplace=True))
+        self.project = _convolution(width * (len(RATES) + 2), width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (n, width, height, width of the field) of (n, inputs, ...)."""
+        mean = self.mean(x).expand(-1, -1, x.shape[2], x.shape[3])
+        projected: Tensor = self.project(torch.cat([*(branch(x) for branch in self.branches), mean], 1))
+        return projected
+
+
+class DeepLabV3Plus(nn.Module):
+    """Logits of every pixel: (n, classes, h, w) of (n, channels, h, w), where h and w divide by 8.
+
+    Args:
+        channels: of the fields.
+        classes: of a pixel.
+        width: 64 is the published network; a fourth of it has 1/16 of its arithmetic.
+        normalised_mean: whether the image's mean goes through batch norm.
+    """
+
+    def __init__(self, channels: int = 16, classes: int = 3, width: int = 64, *, normalised_mean: bool = False) -> None:
+        super().__init__()
+        self.encoder = ResNet(LAYERS["resnet50"], 1, channels, width, output_stride=8)
+        del self.encoder.fc, self.encoder.avgpool
+        wide = width * EXPANSION
+        self.pyramid = AtrousPyramid(width * 8 * EXPANSION, wide, normalised_mean=normalised_mean)
+        self.early = _convolution(wide, width * 3 // 4, 1)
+        self.to_quarter = _doubling(wide, wide)
+        self.at_quarter = nn.Sequential(_convolution(wide + width * 3 // 4, wide), _convolution(wide, wide))
+        self.to_half = _doubling(wide, wide)
+        self.at_half = nn.Sequential(_convolution(wide, wide), _convolution(wide, wide))
+        self.to_full = _doubling(wide, wide)
+        self.at_full = nn.Sequential(_convolution(wide, wide), _convolution(wide, wide), _convolution(wide, width * 2))
+        self.classify = nn.Conv2d(width * 2, classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the classes' logits of every pixel."""
+        if x.shape[2] % 8 or x.shape[3] % 8:
+            raise ValueError(f"fields of {x.shape[2]} x {x.shape[3]} pixels: height and width have to divide by 8")
+        early, x = self.encoder.features(x)
+        x = torch.cat([self.to_quarter(self.pyramid(x)), self.early(early)], 1)
+        x = self.at_half(self.to_half(self.at_quarter(x)))
+        logits: Tensor = self.classify(self.at_full(self.to_full(x)))
+        return logits

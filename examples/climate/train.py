@@ -1,0 +1,163 @@
+"""Tropical cyclones and atmospheric rivers in climate fields, pixel by pixel, on any number of ranks.
+
+    python -m examples.climate.generate fields
+    multiring run -n 2 -- python -m examples.climate.train --data fields --options examples/climate/small.toml
+
+`data` holds train/ and val/ with HDF5 files of CAM5's layout, and stats.h5 (fields.py says what is in them).
+Interrupted by SIGTERM it saves and ends; started again it goes on.
+"""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from examples.climate.deeplab import DeepLabV3Plus
+from examples.climate.fields import CLASSES, Fields
+from examples.climate.tiramisu import Tiramisu
+from examples.training import report
+from examples.training.loop import Batch, Run, dtype_of, write_result
+from examples.training.options import Options, parsed
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import multiring.torch as mt
+
+MODELS = ("deeplabv3+", "tiramisu")
+COLOURS = np.array([[232, 238, 243], [178, 24, 43], [33, 102, 172]], np.uint8)  # of the classes, in pictures
+HATCH = 4  # pixels between the lines by which rivers are told from cyclones without colour
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FieldOptions(Options):
+    """What this program can be told besides."""
+
+    model: str = "deeplabv3+"  # or tiramisu
+    width: int = 64  # channels of DeepLab's first stage
+    growth: int = 32  # channels that a layer of Tiramisu adds
+    sync_norm: bool = False  # batch norms over all ranks' samples; DeepLab's image-level branch has one then, too
+    pictures: int = 4  # of the validation set, for the report
+
+
+class ClimateFields:
+    """Segmentation, as the loop wants it."""
+
+    name = "Climate"
+
+    def __init__(self, options: FieldOptions) -> None:
+        self._options = options
+        root = Path(options.data)
+        statistics = root / "stats.h5"
+        self.training = Fields(root / "train", statistics, seed=options.seed, turns=True)
+        self.evaluations = {
+            split: Fields(root / split, statistics, shuffle=False)
+            for split in ("val", "shifted")
+            if (root / split).exists()
+        }
+        for split, fields in self.evaluations.items():
+            if fields.shape != self.training.shape:
+                raise ValueError(f"{root / split}: fields of shape {fields.shape}, training ones {self.training.shape}")
+        # 1 / sqrt(frequency), as Kurth et al. 2018, section V-B1: 1 / frequency is more than 16 bits hold.
+        weights = 1 / np.sqrt(self.training.frequencies())
+        self._weights = torch.tensor(weights / weights.mean(), dtype=torch.float32)
+        self.about = (
+            f"{len(self.training.paths)} fields of {self.training.shape[0]} x {self.training.shape[1]} pixels and "
+            f"{self.training.shape[2]} channels in {root}. Where they are generated, nothing here says anything "
+            "about climate."
+        )
+
+    def model(self) -> nn.Module:
+        """Return the network."""
+        options, channels = self._options, self.training.shape[2]
+        if options.model == "deeplabv3+":
+            made: nn.Module = DeepLabV3Plus(channels, len(CLASSES), options.width, normalised_mean=options.sync_norm)
+        elif options.model == "tiramisu":
+            made = Tiramisu(channels, len(CLASSES), options.growth, first=2 * options.growth)
+        else:
+            raise ValueError(f"model={options.model!r}; there are {', '.join(MODELS)}")
+        if options.sync_norm and not options.plain:
+            made = mt.convert_sync_batchnorm(made)
+        return made.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+
+    def losses(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return each field's weighted cross-entropy, the mean over its pixels."""
+        logits, labels = model(_input(batch, dtype_of(model))), torch.as_tensor(batch["labels"])
+        if logits.dtype != torch.float64:
+            logits = logits.float()
+        return cross_entropy(logits, labels, self._weights.to(logits.dtype), reduction="none").mean((1, 2))
+
+    def count(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the confusion matrix of a batch's pixels."""
+        guesses, labels = model(_input(batch, dtype_of(model))).argmax(1), torch.as_tensor(batch["labels"])
+        return _confusion(labels, guesses)
+
+    def scores(self, counts: Tensor) -> dict[str, float]:
+        """Return the mean IoU, and each class's, in percent."""
+        hit = counts.diag()
+        each = 100 * hit / (counts.sum(0) + counts.sum(1) - hit).clamp(min=1)
+        return {"mean IoU": float(each.mean()), **{name: float(each[i]) for i, name in enumerate(CLASSES)}}
+
+    def pictures(self, model: nn.Module) -> Iterator[tuple[str, Image.Image]]:
+        """Yield moisture, truth and prediction beside each other, for some fields that were not trained on."""
+        fields = next(iter(self.evaluations.values()))
+        model.eval()
+        for number in range(min(self._options.pictures, len(fields.paths))):
+            sample = fields.sample(number)
+            with torch.no_grad():
+                guess = model(_input({"fields": sample["fields"][None]}, dtype_of(model))).argmax(1)[0].numpy()
+            moisture = sample["fields"][0]
+            grey = np.uint8(255 * (moisture - moisture.min()) / max(np.ptp(moisture), 1e-9))
+            shown = [np.repeat(grey[..., None], 3, 2), _painted(sample["labels"]), _painted(guess)]
+            gap = np.full((len(grey), 4, 3), 255, np.uint8)
+            yield (
+                f"{sample['name']}: moisture, truth, prediction",
+                Image.fromarray(np.hstack([shown[0], gap, shown[1], gap, shown[2]])[::-1]),
+            )
+
+
+def _input(batch: Batch, dtype: torch.dtype) -> Tensor:
+    return torch.as_tensor(batch["fields"]).to(dtype).contiguous(memory_format=torch.channels_last)
+
+
+def _confusion(labels: Tensor, guesses: Tensor) -> Tensor:
+    """Return how many pixels of class i (rows) were taken for class j, int64."""
+    count = len(CLASSES)
+    return torch.bincount((labels * count + guesses).flatten(), minlength=count**2).reshape(count, count)
+
+
+def _painted(labels: Any) -> Any:
+    """Return labels in colours; rivers hatched, so that they are told from cyclones in grey, too."""
+    painted = COLOURS[labels]
+    rows, columns = np.indices(labels.shape)
+    painted[(labels == 2) & ((rows + columns) % HATCH == 0)] = 255
+    return painted
+
+
+def main(words: list[str] | None = None) -> None:
+    """Train, and write the report."""
+    options = parsed(FieldOptions, words, "Find storms in climate fields.")
+    task = ClimateFields(options)
+    run = Run(task, options)
+    progress = run.train()
+    if run.rank == 0:
+        folder = run.folder / report.PICTURES
+        folder.mkdir(exist_ok=True)
+        for number, (caption, picture) in enumerate(task.pictures(run.model)):
+            picture.save(folder / f"{number}-{caption.replace(' ', '_')}.png")
+        headline: dict[str, Any] = {f"{name}, mean IoU, %": row["mean IoU"] for name, row in progress.scores.items()}
+        headline["fields a second"] = progress.samples / max(progress.trained_s, 1e-9)
+        headline["ranks"] = run.ranks
+        classes = [
+            (name, {f"{split}, IoU, %": row[name] for split, row in progress.scores.items()}) for name in CLASSES
+        ]
+        about = {"program": task.name, "model": options.model, "about": task.about}
+        write_result(run.folder, {**about, "headline": headline, "classes": classes})
+        print(report.write(run.folder))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,44 @@
+"""Digits with tinygrad: `multiring run -n 2 -- python examples/digits/with_tinygrad.py`. DEV names its device."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from digits_task import MOMENTUM, RATE, main  # type: ignore[import-not-found] # beside this file
+from tinygrad import Context, Tensor, nn
+
+from multiring.frontend import lifecycle
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import tinygrad_multiring as tm  # type: ignore[import-not-found] # in the folder above
+
+
+class Model:
+    """The network, trained by an optimizer that shares its gradients."""
+
+    def __init__(self, weights: Mapping[str, Any]) -> None:
+        self._weights = {name: Tensor(value).realize() for name, value in weights.items()}
+        plain = nn.optim.SGD(list(self._weights.values()), lr=RATE, momentum=MOMENTUM)
+        self._optimizer = tm.distribute(plain)
+
+    def _scores(self, images: Tensor) -> Tensor:
+        held = self._weights
+        return (images @ held["a"] + held["b"]).relu() @ held["c"] + held["d"]
+
+    def step(self, images: Any, labels: Any) -> float:
+        """See digits_task.Model."""
+        with Context(TRAINING=1):
+            self._optimizer.zero_grad()
+            loss = self._scores(Tensor(images)).sparse_categorical_crossentropy(Tensor(labels)).backward()
+            found = float(loss.item())
+            self._optimizer.step()
+        return found
+
+    def scores(self, images: Any) -> Any:
+        """See digits_task.Model."""
+        return self._scores(Tensor(images)).numpy()
+
+
+if __name__ == "__main__":
+    main("tinygrad", lifecycle.init, Model)

@@ -1,0 +1,114 @@
+"""ResNet on images in ImageNet's layout, on any number of ranks.
+
+    python -m examples.imagenet.generate images
+    multiring run -n 2 -- python -m examples.imagenet.train --data images --options examples/imagenet/small.toml
+
+`data` holds train/ and val/ with a folder for each class, of 1,000, 22,000 or any other number, or packs of them
+(multiring data pack). Interrupted by SIGTERM it saves and ends; started again it goes on.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from examples.imagenet.images import EvaluationCrop, TrainingCrop, as_input
+from examples.training import report
+from examples.training.loop import Batch, Run, dtype_of, write_result
+from examples.training.options import Options, parsed
+from examples.training.resnet import LAYERS, ResNet, zero_last_gammas
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from multiring.data import Dataset
+
+TOP = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageOptions(Options):
+    """What this program can be told besides."""
+
+    model: str = "resnet50"  # resnet26, resnet50 or resnet101
+    width: int = 64  # channels of its first stage
+    size: int = 224  # pixels of a side
+    small: bool = False  # for images of 64 pixels and less: a stem that keeps more of them
+    least_area: float = 0.08  # of an image, that a training crop is of
+    smoothing: float = 0.1  # of the labels
+    skip_bad: bool = False  # leave out images that cannot be read, and count them; else they are an error
+
+
+class Images:
+    """Classification, as the loop wants it."""
+
+    name = "ImageNet"
+
+    def __init__(self, options: ImageOptions) -> None:
+        self._options = options
+        root = Path(options.data)
+        if options.model not in LAYERS:
+            raise ValueError(f"model={options.model!r}; there are {', '.join(LAYERS)}")
+        crop = TrainingCrop(size=options.size, least_area=options.least_area)
+        self.training = Dataset(str(root / "train"), transform=crop, seed=options.seed)
+        middle = EvaluationCrop(size=options.size, share=1.0 if options.small else 0.875)
+        self.evaluations: dict[str, Any] = {
+            split: Dataset(str(root / split), transform=middle, shuffle="none")
+            for split in ("val", "shifted")
+            if (root / split).exists()
+        }
+        self.classes = list(self.training.source.classes)
+        for split, samples in self.evaluations.items():
+            if list(samples.source.classes) != self.classes:
+                raise ValueError(f"{root / split} has other classes than {root / 'train'}")
+        self.about = f"{len(self.training)} images of {len(self.classes)} classes in {root}"
+        if (root / "classes.txt").exists():
+            self.about += ", generated: nothing here says anything about photographs"
+
+    def model(self) -> nn.Module:
+        """Return the network; each block begins as the identity."""
+        options = self._options
+        made = ResNet(LAYERS[options.model], len(self.classes), 3, options.width, small=options.small)
+        zero_last_gammas(made)
+        return made.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+
+    def losses(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the images' cross-entropies, with smoothed labels."""
+        labels = torch.as_tensor(batch["label"])
+        logits = model(as_input(batch["image"], dtype_of(model)))
+        if logits.dtype != torch.float64:
+            logits = logits.float()
+        return cross_entropy(logits, labels, reduction="none", label_smoothing=self._options.smoothing)
+
+    def count(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return how many images there are, how many have their class first, and how many among the first five."""
+        labels = torch.as_tensor(batch["label"])
+        best = model(as_input(batch["image"], dtype_of(model))).topk(min(TOP, len(self.classes)), 1).indices
+        hit = best == labels[:, None]
+        return torch.tensor([len(labels), int(hit[:, 0].sum()), int(hit.any(1).sum())])
+
+    def scores(self, counts: Tensor) -> dict[str, float]:
+        """Return top-1 and top-5 in percent."""
+        total, first, among = counts.tolist()
+        return {"top-1": 100 * first / total, "top-5": 100 * among / total}
+
+
+def main(words: list[str] | None = None) -> None:
+    """Train, and write the report."""
+    options = parsed(ImageOptions, words, "Train a ResNet on images in ImageNet's layout.")
+    task = Images(options)
+    run = Run(task, options)
+    progress = run.train()
+    if run.rank == 0:
+        headline: dict[str, Any] = {
+            f"{name}, {key}, %": value for name, row in progress.scores.items() for key, value in row.items()
+        }
+        headline["images a second"] = progress.samples / max(progress.trained_s, 1e-9)
+        headline["ranks"] = run.ranks
+        about = {"program": task.name, "model": options.model, "about": task.about}
+        write_result(run.folder, {**about, "headline": headline})
+        print(report.write(run.folder))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

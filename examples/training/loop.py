@@ -1,0 +1,288 @@
+"""The training loop that both programs share, from the options to the last checkpoint.
+
+One step, on every rank: its part of a batch, in micro-batches; the loss of each is a sum divided by the samples of all
+ranks, so that the sum of all ranks' gradients is the batch's gradient, however unevenly it was dealt; the optimizer's
+step, around which the recipe's stages unscale, clip, delay and average; and one small sum, in flight until the next
+step, by which ranks agree on the loss, on whether it is a number, and on whether somebody asked them to stop.
+"""
+
+import json
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from examples.training import options as options_file
+from examples.training.checkpoints import Checkpoints
+from examples.training.evaluation import combine_statistics, counted
+from examples.training.options import Options
+from examples.training.recipe import recipe_of, steps_of_an_epoch
+from examples.training.report import METRICS, RESULT
+from torch import Tensor, nn
+
+import multiring.torch as mt
+from multiring.data import Loader
+from multiring.data.dataset import Samples
+from multiring.errors import StateError
+
+Batch = dict[str, Any]
+Callback = Callable[[dict[str, Any]], None]
+
+
+class Task(Protocol):
+    """What a program is about."""
+
+    name: str
+    about: str  # a sentence: which data, and what is not to be concluded from them
+
+    @property
+    def training(self) -> Samples:
+        """What is trained on."""
+        ...
+
+    @property
+    def evaluations(self) -> Mapping[str, Samples]:
+        """What is measured on, by name; the first decides which checkpoint is best."""
+        ...
+
+    def model(self) -> nn.Module:
+        """Return the network, initialised from torch's generator."""
+        ...
+
+    def losses(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the loss of each sample, (n,)."""
+        ...
+
+    def count(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return int64 counts that add up over samples."""
+        ...
+
+    def scores(self, counts: Tensor) -> dict[str, float]:
+        """Return what the counts of a whole data set say, in percent; the first figure is the one to be high."""
+        ...
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a run is, and what it has seen."""
+
+    step: int = 0
+    best: float = -math.inf
+    trained_s: float = 0.0  # without evaluation and checkpoints
+    waited_s: float = 0.0  # of that, for data
+    samples: int = 0  # of all ranks, since this process began
+    scores: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+class Run:
+    """A training, from its options to its end.
+
+    Args:
+        task: what is trained.
+        options: how.
+        callbacks: are given each record of the metrics, on rank 0: for a tracker of experiments.
+    """
+
+    def __init__(self, task: Task, options: Options, callbacks: Sequence[Callback] = ()) -> None:
+        self.task, self.options = task, options
+        self.folder = Path(options.run)
+        if not options.plain:
+            mt.init()
+        self.rank, self.ranks = (0, 1) if options.plain else (mt.rank(), mt.size())
+        torch.manual_seed(options.seed)  # alike on all ranks: models begin alike
+        if options.deterministic:
+            torch.use_deterministic_algorithms(mode=True)
+        self.model = task.model()
+        if options.precision == "float64":
+            self.model.double()
+        part = -(-options.batch // self.ranks)
+        self.passes = -(-part // options.micro_batch) if options.micro_batch else 1
+        steps = steps_of_an_epoch(task.training.order.length, options.batch)
+        self.total_steps = steps * options.epochs
+        self.recipe = recipe_of(options, self.model, steps, self.passes)
+        self.loader = Loader(task.training, options.batch, rank=self.rank, ranks=self.ranks, workers=options.workers)
+        self.progress = Progress()
+        self._evaluate_steps = max(1, round(options.evaluate_every * steps))
+        self._callbacks = [self._write, *callbacks] if self.rank == 0 else []
+        self._asked_to_stop = False
+        self._in_flight: tuple[Any, Tensor] | None = None
+
+    def train(self) -> Progress:
+        """Train until the epochs, or the minutes, are over; resume where the folder holds a checkpoint.
+
+        Raises:
+            StateError: on every rank: the loss is not a number, at which step and on which rank; the last checkpoint is
+                as it was.
+        """
+        checkpoints = None if self.options.plain else Checkpoints(self.folder, self.options.keep)
+        if self.rank == 0:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            options_file.write(self.options, self.folder)
+        if checkpoints is not None:
+            self._restore(checkpoints.resume(self.model, self.recipe, self.loader))
+            if self.progress.step == 0:
+                mt.broadcast_parameters(self.model.state_dict(), root_rank=0)
+        with self._listening():
+            stopped = self._epochs(checkpoints)
+        if self._in_flight is not None:  # what was said of the last step
+            self._agreed(mt.synchronize(self._in_flight[0]), self.progress.step, self._in_flight[1])
+            self._in_flight = None
+        if not stopped:
+            self.recipe.lag.flush()
+            self._evaluate(checkpoints)
+        if checkpoints is not None:
+            self._save(checkpoints)
+        return self.progress
+
+    def _epochs(self, checkpoints: Checkpoints | None) -> bool:
+        """Train the steps that are left; return whether it was asked to stop before the end."""
+        progress, options = self.progress, self.options
+        while progress.step < self.total_steps:
+            batches = iter(self.loader)
+            for _ in range(len(self.loader)):
+                began = time.monotonic()
+                batch = next(batches)
+                progress.waited_s += time.monotonic() - began
+                own_loss = self._step(batch)
+                progress.step += 1
+                progress.samples += self.loader.share.total
+                progress.trained_s += time.monotonic() - began
+                stops = self._agree(own_loss)
+                if stops:
+                    return stops == "asked"
+                if progress.step % self._evaluate_steps == 0 and progress.step < self.total_steps:
+                    self._evaluate(checkpoints)
+                if checkpoints is not None and progress.step % options.save_every == 0:
+                    self._save(checkpoints)
+        return False
+
+    def _step(self, batch: Batch) -> float:
+        """Train on this rank's part of a batch; return its part of the batch's loss."""
+        share, recipe = self.loader.share, self.recipe
+        whole = 0.0
+        recipe.optimizer.zero_grad()
+        for part in _parts(batch, share.samples, self.passes):
+            with recipe.precision.autocast():
+                loss = self.task.losses(self.model, part).sum() / share.total
+            recipe.precision.backward(loss)
+            whole += float(loss.detach())
+        recipe.optimizer.step()
+        return whole
+
+    def _agree(self, own_loss: float) -> str:
+        """Sum the loss over the ranks while the next step runs; return why to stop after the step before, if so."""
+        minutes = self.options.minutes
+        is_over = bool(minutes) and self.progress.trained_s > minutes * 60
+        own = torch.tensor([own_loss, float(self._asked_to_stop), float(is_over)], dtype=torch.float64)
+        if self.options.plain:
+            return self._agreed(own, self.progress.step)
+        before = None if self._in_flight is None else (mt.synchronize(self._in_flight[0]), self._in_flight[1])
+        self._in_flight = mt.allreduce_async(own, op=mt.Sum, name="loop"), own
+        return "" if before is None else self._agreed(before[0], self.progress.step - 1, before[1])
+
+    def _agreed(self, summed: Tensor, step: int, own: Tensor | None = None) -> str:
+        loss, asked, is_over = summed.tolist()
+        if not math.isfinite(loss):
+            told = [own_loss := float((summed if own is None else own)[0])]
+            if not self.options.plain:
+                told = mt.allgather_object(own_loss, name="not finite")
+            bad = next(number for number, each in enumerate(told) if not math.isfinite(each))
+            raise StateError(
+                f"step {step}: the loss of rank {bad} is {told[bad]}; the last checkpoint in {self.folder} is as it "
+                "was. Train on from it with a lower learning rate, or with clipping"
+            )
+        if step % self.options.log_every == 0:
+            self._log(step, loss)
+        return "asked" if asked else "time" if is_over else ""
+
+    def _log(self, step: int, loss: float) -> None:
+        progress = self.progress
+        seconds = max(progress.trained_s, 1e-9)
+        self._record(
+            kind="step",
+            step=step,
+            loss=loss,
+            rate=self.recipe.optimizer.param_groups[0]["lr"],
+            samples_a_second=progress.samples / seconds,
+            waited=progress.waited_s / seconds,
+        )
+
+    def _evaluate(self, checkpoints: Checkpoints | None) -> None:
+        """Score every data set of the task on all ranks, and keep the checkpoint if it is the best one so far."""
+        combine_statistics(self.model, self.ranks)
+        began = time.monotonic()
+        for name, samples in self.task.evaluations.items():
+            counts = counted(
+                self.model,
+                samples,
+                self.task.count,
+                batch=self.options.batch,
+                place=(self.rank, self.ranks),
+                recipe=self.recipe,
+                workers=self.options.workers,
+            )
+            self.progress.scores[name] = self.task.scores(counts)
+        named = {f"{name} {key}": value for name, row in self.progress.scores.items() for key, value in row.items()}
+        self._record(kind="evaluation", step=self.progress.step, seconds=time.monotonic() - began, **named)
+        first = next(iter(self.progress.scores.values()))
+        score = next(iter(first.values()))
+        if score > self.progress.best:
+            self.progress.best = score
+            if checkpoints is not None:
+                checkpoints.save_best(self.progress.step, self.model, self.recipe, self.loader, **self._saved_values())
+
+    def _save(self, checkpoints: Checkpoints) -> None:
+        combine_statistics(self.model, self.ranks)
+        checkpoints.save(self.progress.step, self.model, self.recipe, self.loader, **self._saved_values())
+
+    def _saved_values(self) -> dict[str, Any]:
+        return {"best": self.progress.best, "trained_s": self.progress.trained_s, "waited_s": self.progress.waited_s}
+
+    def _restore(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            setattr(self.progress, name, value)
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Take note of SIGTERM, so that all ranks save after the same step, and end."""
+
+        def ask(_number: int, _frame: object) -> None:
+            self._asked_to_stop = True
+
+        before = signal.signal(signal.SIGTERM, ask)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    def _record(self, **record: Any) -> None:
+        for callback in self._callbacks:
+            callback(record)
+
+    def _write(self, record: dict[str, Any]) -> None:
+        with (self.folder / METRICS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+        figures = ", ".join(f"{k} {v:.4g}" for k, v in record.items() if isinstance(v, float))
+        mt.print_once(f"{record['kind']} at step {record['step']}/{self.total_steps}: {figures}")
+
+
+def _parts(batch: Batch, samples: int, passes: int) -> Iterator[Batch]:
+    """Yield a batch in micro-batches of like size; of a rank that has no sample none."""
+    for number in range(min(passes, samples)):
+        chosen = slice(number * samples // min(passes, samples), (number + 1) * samples // min(passes, samples))
+        yield {name: value[chosen] for name, value in batch.items()}
+
+
+def dtype_of(model: nn.Module) -> torch.dtype:
+    """Return the type of a network's weights, which its input is to have."""
+    return next(model.parameters()).dtype
+
+
+def write_result(folder: Path, result: dict[str, Any]) -> None:
+    """Write what the report shows beside the curves."""
+    (folder / RESULT).write_text(json.dumps(result, indent=1), encoding="utf-8")

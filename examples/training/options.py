@@ -1,0 +1,114 @@
+"""A run's options: from a TOML file, or as flags, or both; what is not said has the default that is written down here.
+
+A program adds its own by deriving from `Options`. Every key and flag is a field's name; an unknown one is an error.
+"""
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tomli_w
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FILE = "options.toml"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What both programs can be told. Batch sizes are of all ranks together."""
+
+    data: str = "data"  # the folder of the data set
+    run: str = "run"  # the folder that the run is written to, and resumed from
+    epochs: int = 5
+    minutes: float = 0.0  # training ends after so many, evaluation apart; 0 for no limit
+    batch: int = 64  # samples a step
+    micro_batch: int = 0  # samples that a rank computes at once; 0 for its whole part of the batch
+    optimizer: str = "sgd"  # sgd, lars, larc, larc-adam, adamw or lamb
+    rate: float = 0.1  # the learning rate at its highest
+    momentum: float = 0.9
+    weight_decay: float = 5e-5  # not on biases and norms
+    trust: float = 0.001  # eta of LARS and LARC
+    warmup: float = 0.5  # epochs in which the rate grows linearly
+    decay: str = "cosine"  # cosine, or poly for a polynomial of power 2
+    end_rate: float = 0.0
+    lag: int = 0  # steps by which gradients are applied late: 0 or 1
+    clip: float = 0.0  # the gradient's norm, at most; 0 for no limit
+    ema: float = 0.0  # of the weights, for evaluation; 0 for none
+    precision: str = "float32"  # float32; bf16 for torch.autocast; float64 to compare runs to the last digits
+    wire: str = ""  # the gradients' type between hosts: bf16, fp16, int8; as they are if empty
+    workers: int = 0  # processes that read, for each rank
+    seed: int = 0
+    deterministic: bool = False  # the same bits in every run, for some speed
+    evaluate_every: float = 1.0  # epochs
+    save_every: int = 200  # steps
+    keep: int = 2  # of the last checkpoints; the best one is kept besides
+    log_every: int = 10  # steps
+    plain: bool = False  # without multiring, on one process, for comparison
+
+    def __post_init__(self) -> None:
+        for name, least in (("batch", 1), ("epochs", 1), ("keep", 1), ("save_every", 1), ("log_every", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} has to be at least {least}, got {getattr(self, name)}")
+        if self.lag not in {0, 1}:
+            raise ValueError(f"lag is 0 or 1 steps, got {self.lag}")
+        if self.precision not in {"float32", "bf16", "float64"}:
+            raise ValueError(f"precision is float32, bf16 or float64, got {self.precision!r}")
+        if self.decay not in {"cosine", "poly"}:
+            raise ValueError(f"decay is cosine or poly, got {self.decay!r}")
+
+
+Chosen = TypeVar("Chosen", bound=Options)
+
+
+def parsed(kind: type[Chosen], words: Sequence[str] | None = None, description: str = "") -> Chosen:
+    """Return the options of a command line; ends the program with a message where they are wrong."""
+    parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
+    parser.add_argument("--options", type=Path, help="a TOML file of these options; what the command line says wins")
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for name, field in fields.items():
+        flag, default = "--" + name.replace("_", "-"), field.default
+        if isinstance(default, bool):
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None)
+        else:
+            parser.add_argument(flag, type=type(default), help=f"default {default!r}")
+    found = vars(parser.parse_args(words))
+    path = found.pop("options")
+    try:
+        said = {} if path is None else read(path, kind)
+        said.update({name: value for name, value in found.items() if value is not None})
+        return kind(**said)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+
+
+def read(path: Path, kind: type[Options]) -> dict[str, Any]:
+    """Return what a file says, each value in its option's type.
+
+    Raises:
+        ValueError: a key is no option's, or a value is not of its type; the options are listed.
+    """
+    with path.open("rb") as file:
+        said = tomllib.load(file)
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    for name, value in said.items():
+        if name not in defaults:
+            raise ValueError(f"{path}: {name!r} is no option; there are {', '.join(sorted(defaults))}")
+        wanted = type(defaults[name])
+        if wanted is float and type(value) is int:
+            said[name] = float(value)
+        elif type(value) is not wanted:
+            raise ValueError(f"{path}: {name} is a {wanted.__name__}, got {value!r}")
+    return said
+
+
+def write(options: Options, folder: Path) -> None:
+    """Write every option, the defaults too, into the run's folder."""
+    (folder / FILE).write_text(tomli_w.dumps(dataclasses.asdict(options)), encoding="utf-8")

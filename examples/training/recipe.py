@@ -1,0 +1,116 @@
+"""How a run's options become an optimizer, its schedule, and what goes on around its steps."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from examples.training.options import Options
+from torch import nn
+
+import multiring.torch as mt
+from multiring.optim.rate_schedules import Cosine, Polynomial, Schedule
+from multiring.torch.large_batch.after_step import MovingAverage
+from multiring.torch.large_batch.lag import GradientLag
+from multiring.torch.large_batch.noise import NoiseWatch
+from multiring.torch.large_batch.precision import MixedPrecision
+
+OPTIMIZERS = ("sgd", "lars", "larc", "larc-adam", "adamw", "lamb")
+NOISE_EVERY = 20  # steps
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """What the loop steps with."""
+
+    optimizer: torch.optim.Optimizer
+    precision: MixedPrecision
+    lag: GradientLag
+    average: MovingAverage | None
+    noise: NoiseWatch | None
+
+
+def steps_of_an_epoch(samples: int, batch: int) -> int:
+    """Return how many steps an epoch has; the last one may have fewer samples."""
+    return -(-samples // batch)
+
+
+@dataclass(frozen=True)
+class WarmThen(Schedule):
+    """From 0 to 1 along a line, in `steps` steps; then another schedule, from its beginning."""
+
+    steps: int
+    then: Schedule
+
+    def __call__(self, step: float) -> float:
+        """Return the factor."""
+        return step / self.steps if step < self.steps else self.then(step - self.steps)
+
+
+def schedule_of(options: Options, steps: int) -> Schedule:
+    """Return the learning rate over the run, as a factor of its highest: linear warm-up, then the decay.
+
+    Args:
+        options: of the run.
+        steps: of an epoch.
+    """
+    warm = round(options.warmup * steps)
+    left = max(1, options.epochs * steps - warm)
+    end = options.end_rate / options.rate
+    decay: Schedule = Cosine(left, end) if options.decay == "cosine" else Polynomial(left, 2.0, end)
+    return WarmThen(warm, decay)
+
+
+def optimizer_of(options: Options, model: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer: no weight decay, and no trust ratio, on biases and norms.
+
+    Raises:
+        ValueError: there is none of that name; those that there are are listed.
+    """
+    name, rate, decay = options.optimizer, options.rate, options.weight_decay
+    has_ratio = name in {"lars", "larc", "larc-adam", "lamb"}
+    groups: Any = mt.parameter_groups(model, weight_decay=decay, trust_ratio=has_ratio)
+    if name in {"sgd", "larc"}:
+        made: torch.optim.Optimizer = torch.optim.SGD(groups, lr=rate, momentum=options.momentum)
+    elif name in {"adamw", "larc-adam"}:
+        made = torch.optim.AdamW(groups, lr=rate)
+    elif name == "lars":
+        made = mt.LARS(groups, lr=rate, momentum=options.momentum, trust_coefficient=options.trust)
+    elif name == "lamb":
+        made = mt.LAMB(groups, lr=rate)
+    else:
+        raise ValueError(f"optimizer={name!r}; there are {', '.join(OPTIMIZERS)}")
+    return mt.LARC(made, trust_coefficient=options.trust) if name.startswith("larc") else made
+
+
+def recipe_of(options: Options, model: nn.Module, steps: int, passes: int) -> Recipe:
+    """Return all that the loop steps with, over all ranks unless the options say `plain`.
+
+    Args:
+        options: of the run.
+        model: on every rank alike.
+        steps: of an epoch.
+        passes: backwards that make a step.
+    """
+    optimizer = optimizer_of(options, model)
+    if not options.plain:
+        wires = {"": mt.Compression.none, "bf16": mt.Compression.bf16, "fp16": mt.Compression.fp16}
+        wires["int8"] = mt.Compression.int8
+        if options.wire not in wires:
+            raise ValueError(f"wire={options.wire!r}; there are {', '.join(filter(None, wires))}, or nothing")
+        # Each rank's loss is a sum over its samples, divided by those of all ranks: their sum is the batch's mean.
+        optimizer = mt.DistributedOptimizer(
+            optimizer,
+            model.named_parameters(),
+            compression=wires[options.wire],
+            error_feedback=options.wire == "int8",
+            backward_passes_per_step=passes,
+            op=mt.Sum,
+        )
+    # The stages put themselves in their order: unscale, check, measure the noise, clip, wait, step, average, schedule.
+    precision = mt.mixed_precision(optimizer, "bf16" if options.precision == "bf16" else "float32")
+    if options.clip:
+        mt.clip_gradients(optimizer, options.clip)
+    lag = mt.gradient_lag(optimizer, options.lag)
+    average = mt.moving_average(optimizer, model, options.ema) if options.ema else None
+    mt.schedule(optimizer, schedule_of(options, steps))
+    return Recipe(optimizer=optimizer, precision=precision, lag=lag, average=average, noise=None)

@@ -1,0 +1,110 @@
+"""ResNets of bottlenecks, v1.5: of any number of channels and classes, and as the encoder of a segmentation network.
+
+v1.5 halves the resolution in a block's 3x3 convolution, not in its first 1x1. Parameters have the names that
+torchvision's ResNet gives them, so that its weights load.
+
+Source: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", CVPR 2016, arXiv:1512.03385.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+LAYERS = {"resnet26": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}
+EXPANSION = 4
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolution beside an identity: a block of EXPANSION x width channels."""
+
+    def __init__(self, inputs: int, width: int, stride: int, dilation: int) -> None:
+        super().__init__()
+        outputs = width * EXPANSION
+        self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, padding=dilation, dilation=dilation, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(outputs)
+        self.downsample: nn.Module | None = None
+        if stride != 1 or inputs != outputs:
+            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output."""
+        shortcut = x if self.downsample is None else self.downsample(x)
+        x = torch.relu_(self.bn1(self.conv1(x)))
+        x = torch.relu_(self.bn2(self.conv2(x)))
+        return torch.relu_(self.bn3(self.conv3(x)).add_(shortcut))
+
+
+class ResNet(nn.Module):
+    """ResNet of bottlenecks.
+
+    Args:
+        layers: blocks of each of the four stages, as in LAYERS.
+        classes: outputs.
+        channels: of the input.
+        width: channels of the first stage's 3x3 convolutions; 64 is the published network.
+        small: for images of 64 pixels and less: a 3x3 stem, and no pooling after it.
+        output_stride: pixels of the input for one of the last stage; with 16 or 8 its convolutions, and those of the
+            stage before, are dilated in place of halving the resolution.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[int],
+        classes: int,
+        channels: int = 3,
+        width: int = 64,
+        *,
+        small: bool = False,
+        output_stride: int = 32,
+    ) -> None:
+        super().__init__()
+        if output_stride not in {8, 16, 32}:
+            raise ValueError(f"output_stride is 8, 16 or 32, got {output_stride}")
+        self.small = small
+        if small:
+            self.conv1 = nn.Conv2d(channels, width, 3, 2, padding=1, bias=False)
+        else:
+            self.conv1 = nn.Conv2d(channels, width, 7, 2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.maxpool = nn.Identity() if small else nn.MaxPool2d(3, 2, padding=1)
+        self._inputs = width
+        dilated = {8: (1, 1, 2, 4), 16: (1, 1, 1, 2), 32: (1, 1, 1, 1)}[output_stride]
+        self.layer1 = self._stage(layers[0], width, 1, dilated[0])
+        self.layer2 = self._stage(layers[1], width * 2, 2, dilated[1])
+        self.layer3 = self._stage(layers[2], width * 4, 2, dilated[2])
+        self.layer4 = self._stage(layers[3], width * 8, 2, dilated[3])
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(width * 8 * EXPANSION, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def _stage(self, blocks: int, width: int, stride: int, dilation: int) -> nn.Sequential:
+        """Return a stage; where its dilation is more than that of the one before, it keeps the resolution."""
+        first = Bottleneck(self._inputs, width, 1 if dilation > 1 else stride, max(1, dilation // 2))
+        self._inputs = width * EXPANSION
+        return nn.Sequential(first, *(Bottleneck(self._inputs, width, 1, dilation) for _ in range(blocks - 1)))
+
+    def features(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the first stage's output, at a quarter of the resolution, and the last one's."""
+        x = self.maxpool(torch.relu_(self.bn1(self.conv1(x))))
+        early = self.layer1(x)
+        return early, self.layer4(self.layer3(self.layer2(early)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the classes' logits, (n, classes), of images (n, channels, height, width)."""
+        _, x = self.features(x)
+        logits: Tensor = self.fc(torch.flatten(self.avgpool(x), 1))
+        return logits
+
+
+def zero_last_gammas(model: nn.Module) -> None:
+    """Let each residual block begin as the identity (Goyal et al. 2017, arXiv:1706.02677, section 5.1)."""
+    for module in model.modules():
+        if isinstance(module, Bottleneck):
+            nn.init.zeros_(module.bn3.weight)

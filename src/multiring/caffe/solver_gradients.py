@@ -1,0 +1,110 @@
+"""distribute: a solver whose gradients are those of all ranks."""
+
+from typing import Any
+
+from multiring.errors import ArgumentError
+from multiring.frontend import array_collectives
+from multiring.frontend.consistency_check import require_alike
+from multiring.frontend.errors import internal_errors
+from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of
+from multiring.gradients.buckets import BUCKET_BYTES, GradientSpec
+from multiring.gradients.options import Options, WireOnly
+from multiring.gradients.reducer import GradientReducer
+
+_MARK = "_multiring_gradients"
+
+
+def distribute(solver: Any, *, wire: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+    """Return `solver`, updating with the average of all ranks' gradients from now on; all ranks call it.
+
+    The ranks get rank 0's parameters. What Caffe does after it has gradients (iter_size, clipping, regularization,
+    momentum) it does with the average. Parameters that layers share are averaged once.
+
+    Args:
+        solver: of pycaffe, on the CPU; made after `multiring.caffe.init`.
+        wire: "fp16", "bf16" or "int8": how gradients travel between hosts.
+        process_set: by default all ranks. See `shard`.
+
+    Raises:
+        ArgumentError: no solver of pycaffe; it is distributed already; no such wire type.
+        MismatchError: on every rank: their nets differ.
+    """
+    if not all(hasattr(solver, name) for name in ("add_callback", "net", "step")):
+        raise ArgumentError(f"distribute takes a solver of pycaffe, as caffe.get_solver makes; got a {type(solver)}")
+    if getattr(solver, _MARK, None) is not None:
+        raise ArgumentError("this solver is distributed already; want one call of distribute")
+    shared_gradients = SolverGradients(solver, wire, process_set)
+    shared_gradients.broadcast()
+    solver.add_callback(shared_gradients.on_start, shared_gradients.on_gradients_ready)
+    setattr(solver, _MARK, shared_gradients)  # Caffe keeps no reference of the callbacks' owner
+    return solver
+
+
+def parameters_of(net: Any) -> list[tuple[str, Any]]:
+    """Return the net's blobs by name, "layer.number"; of those that share their memory the first."""
+    found, seen = [], set()
+    for layer, blobs in net.params.items():
+        for number, blob in enumerate(blobs):
+            data = blob.data
+            address = data.__array_interface__["data"][0]
+            if data.size and address in seen:
+                continue
+            seen.add(address)
+            found.append((f"{layer}.{number}", blob))
+    return found
+
+
+class SolverGradients:
+    """The parameters of one solver's net, and their gradients, shared by the ranks of a process set."""
+
+    def __init__(self, solver: Any, wire: str | None, process_set: ProcessSet) -> None:
+        """Share nothing yet; see `distribute`."""
+        self._net = solver.net
+        self._compression = None if wire is None else WireOnly(wire)
+        self._process_set = process_set
+        self._members: Members | None = None
+        self._reducer: GradientReducer | None = None
+
+    def broadcast(self) -> None:
+        """Give all ranks rank 0's parameters, in place.
+
+        Raises:
+            MismatchError: on every rank: their nets differ.
+        """
+        members = members_of(self._process_set)
+        parameters = parameters_of(self._net)
+        with internal_errors("distribute"):
+            lines = [f"{name}, of shape {tuple(blob.data.shape)}" for name, blob in parameters]
+            require_alike(members.group, "distribute", lines)
+        for name, blob in parameters:
+            root = members.group.ranks[0]
+            found = array_collectives.broadcast(blob.data, root, name=f"caffe.{name}", process_set=members)
+            if members.rank:
+                blob.data[...] = found
+
+    def on_start(self) -> None:
+        """Do nothing: Caffe calls it before a step's first forward pass."""
+
+    def on_gradients_ready(self) -> None:
+        """Make the gradients the average of all ranks'; Caffe calls it before it changes the parameters.
+
+        Raises:
+            HorovodInternalError: on every rank: they disagree, or one is gone.
+        """
+        parameters = parameters_of(self._net)
+        reducer = self._reducer_now(parameters)
+        shared = reducer.reduce([blob.diff for _, blob in parameters])
+        for (_, blob), gradient in zip(parameters, shared, strict=True):
+            if gradient is not None:
+                blob.diff[...] = gradient
+
+    def _reducer_now(self, parameters: list[tuple[str, Any]]) -> GradientReducer:
+        """Return what reduces among the ranks that there are now."""
+        members = members_of(self._process_set)
+        if self._reducer is None or members is not self._members:
+            specs = [(name, GradientSpec.row_major("float32", blob.diff.shape)) for name, blob in parameters]
+            options = Options(op="average", bucket_bytes=BUCKET_BYTES, compression=self._compression)
+            self._reducer = GradientReducer(specs, members.group, options)
+            members.reducers.add(self._reducer)
+            self._members = members
+        return self._reducer

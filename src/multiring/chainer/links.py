@@ -1,0 +1,34 @@
+"""ChainerMN's links, over any communicator."""
+
+from typing import Any
+
+from chainermn.functions import batch_normalization
+from chainermn.links import (
+    MultiNodeBatchNormalization,
+    MultiNodeChainList,
+    create_mnbn_model,
+    create_multi_node_n_step_rnn,
+)
+
+from multiring.chainer.communicator import Communicator
+from multiring.errors import UnsupportedError
+
+__all__ = ["MultiNodeBatchNormalization", "MultiNodeChainList", "create_mnbn_model", "create_multi_node_n_step_rnn"]
+
+_THEIRS = batch_normalization.get_communication_backend
+
+
+def _backend_of(comm: Any, communication_backend: str = "auto") -> Any:
+    """Return what a batch normalization communicates by: "mpi" is ChainerMN's word for the communicator's own way."""
+    if not isinstance(comm, Communicator):
+        return _THEIRS(comm, communication_backend)
+    if communication_backend not in {"mpi", "nccl", "auto"}:
+        raise ValueError(f"MultiNodeBatchNormalization does not support {communication_backend}.")
+    if communication_backend == "nccl":
+        raise UnsupportedError("communication_backend='nccl': multiring moves host memory; want 'auto' or 'mpi'")
+    return "mpi"
+
+
+# ChainerMN's asks which class the communicator is of by importing mpi4py, which nobody needs here. Chainer 7.8.1 is its
+# last release: what is replaced does not change.
+batch_normalization.get_communication_backend = _backend_of

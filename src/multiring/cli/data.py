@@ -1,0 +1,234 @@
+"""multiring data: pack, verify, plan, time, stage and clean data sets.
+
+`pack` makes tar shards and a manifest of any data set; `verify` finds what is damaged; `plan` says what reading will
+cost, also on paper, for machines that are not here; `bench` feeds one for some seconds; `stage` brings a pack to the
+hosts' disks, each byte once from its source when it is run as a job, with one rank a host; `clean` makes room.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from multiring.cli.data_paper import add_paper_arguments, on_paper
+from multiring.cli.output import show
+from multiring.data.caching.blocks import BlockCache, clean
+from multiring.data.caching.mapped import cache_folder
+from multiring.data.caching.storage import CachedStorage
+from multiring.data.dataset import Dataset, read_amplification
+from multiring.data.feeding.loader import Loader
+from multiring.data.feeding.rates import measured
+from multiring.data.orders import ExactOrder
+from multiring.data.packing.verifying import damages
+from multiring.data.packing.writing import PackOptions, pack
+from multiring.data.peers.job import exchange_of
+from multiring.data.readers.opening import READERS, tell
+from multiring.data.readers.storage import storage_of
+from multiring.errors import ArgumentError, DataError
+from multiring.runtime import init, shutdown
+
+_DAMAGED = 1
+_SHOWN_S = 0.5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    packing = _action(actions, "pack", "make a pack of a data set")
+    packing.add_argument("target", type=Path, help="the folder to make")
+    packing.add_argument("--shard", type=size_of, default=64 << 20, metavar="SIZE", help="of a shard (default 64MiB)")
+    packing.add_argument("--to", choices=["float16"], help="store arrays of floats so, normalised by channel")
+    packing.add_argument("--channel-axis", type=int, default=0, metavar="AXIS", help="of those channels (default 0)")
+    packing.add_argument("--shuffle", type=int, metavar="SEED", help="store the samples in an exact order of that seed")
+    packing.add_argument("--skip-bad", action="store_true", help="leave out samples that cannot be read, and say which")
+    _action(actions, "verify", "find what is damaged")
+    plan = _action(actions, "plan", "say what reading will cost", optional=True)
+    plan.add_argument("--cache", type=size_of, metavar="SIZE", help="what each host keeps")
+    add_paper_arguments(plan)
+    bench = _action(actions, "bench", "feed it for some seconds, and say what bounds it")
+    bench.add_argument("--batch", type=int, default=64, metavar="N", help="samples of a batch (default 64)")
+    bench.add_argument("--workers", type=int, default=2, metavar="N", help="threads (default 2)")
+    bench.add_argument("--seconds", type=float, default=5.0, metavar="S", help="how long (default 5)")
+    stage = _action(actions, "stage", "bring a pack to this host's cache, and as a job to all hosts'")
+    _cache_arguments(stage)
+    stage.add_argument(
+        "--spread", action="store_true", help="each host keeps its part; the caches hold the pack together"
+    )
+    cleaning = actions.add_parser("clean", help="remove what nobody uses from the cache", allow_abbrev=False)
+    _cache_arguments(cleaning)
+    cleaning.add_argument("--keep", type=size_of, metavar="SIZE", help="remove the oldest until no more is left")
+    cleaning.add_argument("--all", action="store_true", help="remove everything")
+
+
+def _action(actions: Any, name: str, text: str, *, optional: bool = False) -> argparse.ArgumentParser:
+    parser = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
+    parser.add_argument("url", nargs="?" if optional else None, help="a path, or what fsspec reads")
+    parser.add_argument("--format", choices=list(READERS), help="where the files' names do not say it")
+    return parser
+
+
+def _cache_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--folder", type=Path, metavar="DIR", help="of the cache (default: MULTIRING_DATA_CACHE)")
+    parser.add_argument("--quota", type=size_of, default=64 << 30, metavar="SIZE", help="of the cache (default 64GiB)")
+
+
+_UNITS = {
+    "B": 1,
+    **{f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)},
+    **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)},
+}
+
+
+def size_of(text: str) -> int:
+    """Return the bytes that `text`, like 64MiB or 56.6MB, stands for."""
+    digits = text.rstrip("BkKMGTi")
+    try:
+        return int(float(digits) * _UNITS[text[len(digits) :] or "B"])
+    except (KeyError, ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"{text!r}: want a size like 64MiB or 56.6MB") from None
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit with 1 where `verify` found damage."""
+    acts = {"pack": _pack, "verify": _verify, "plan": _plan, "bench": _bench, "stage": _stage, "clean": _clean}
+    return acts[arguments.action](arguments)
+
+
+class _Bar:
+    """How far something is, with its rate and the time that is left, on standard error where that is a terminal."""
+
+    def __init__(self, unit: str) -> None:
+        self._unit = unit
+        self._began = time.monotonic()
+        self._shown = 0.0
+        self._is_seen = sys.stderr.isatty()
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if not self._is_seen or (now - self._shown < _SHOWN_S and done < total):
+            return
+        self._shown = now
+        rate = done / max(now - self._began, 1e-9)
+        left = (total - done) / rate if rate else 0.0
+        filled = int(30 * done / max(total, 1))
+        scale, unit = (1e6, "MB") if self._unit == "B" else (1, self._unit)
+        bar = f"[{'#' * filled}{'.' * (30 - filled)}] {done / max(total, 1):4.0%}"
+        end = "\n" if done >= total else ""
+        print(f"\r{bar}  {rate / scale:.4g} {unit}/s, {left:.0f} s left ", end=end, file=sys.stderr, flush=True)
+
+
+def _opened(arguments: argparse.Namespace, **options: object) -> Dataset:
+    return Dataset(arguments.url, format=arguments.format, shuffle="none", **options)  # type: ignore[arg-type]
+
+
+def _pack(arguments: argparse.Namespace) -> int:
+    data = _opened(arguments, decode=False)
+    bar = _Bar("samples")
+    skipped: list[int] = []
+
+    def skip(number: int, error: DataError) -> None:
+        skipped.append(number)
+        tell(f"left out: {error}")
+
+    seed = arguments.shuffle
+    order = None if seed is None else ExactOrder(len(data), seed).samples(0, range(len(data))).tolist()
+    options = PackOptions(
+        shard_bytes=arguments.shard,
+        to_float16=arguments.to == "float16",
+        channel_axis=arguments.channel_axis,
+        order=order,
+        on_bad=skip if arguments.skip_bad else None,
+    )
+    made = pack(data.source, len(data), arguments.target, options, lambda done, _: bar(done, len(data)))
+    show(f"{made.samples} samples in {len(made.shards)} shards, {made.size_bytes} bytes: {made.digest}")
+    if skipped:
+        show(f"left out: {len(skipped)} samples")
+    for field in made.fields:
+        if field.statistics:
+            worst, rms = max(field.statistics["worst_loss"]), max(field.statistics["rms_loss"])
+            channels = len(field.statistics["mean"])
+            show(f"{field.name}: {channels} channels as float16, at most {worst:.2g} and on average {rms:.2g} std lost")
+    return 0
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    data = _opened(arguments)
+    bar = _Bar("B" if data.source.format == "pack" else "samples")
+    count = 0
+    for each in damages(data, bar):
+        show(f"{each.where}: {each.text}")
+        count += 1
+    sort = "check sums" if data.source.format == "pack" else "every sample read"
+    show(f"{len(data)} samples in {len(data.shards)} shards: {f'{count} damaged' if count else 'whole'} ({sort})")
+    return _DAMAGED if count else 0
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    if arguments.url is None:
+        for line in on_paper(arguments):
+            show(line)
+        return 0
+    data = _opened(arguments)
+    size = sum(each.size_bytes for each in data.shards)
+    exact = read_amplification(data.source)
+    largest = max(each.size_bytes for each in data.shards)
+    show(f"{data.source.format} {data.digest}: {len(data)} samples, {size} bytes in {len(data.shards)} shards")
+    show(
+        f"exact order: reads {exact:.3g} times the data an epoch{'' if exact <= 1.5 else ', which has to be asked for'}"
+    )
+    show(f"windowed order of 16 shards: reads it once, with at most {min(16, len(data.shards)) * largest} bytes in use")
+    if arguments.cache is not None:
+        share = min(1.0, arguments.cache / size)
+        show(f"with {arguments.cache} bytes kept: {(1 - share) * size:.0f} bytes from the source in later epochs")
+    return 0
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    if not arguments.seconds > 0:
+        raise ArgumentError(f"--seconds {arguments.seconds:g}: want > 0")
+    data = Dataset(arguments.url, format=arguments.format, shuffle="exact", read_amplification=float("inf"))
+    loader = Loader(data, arguments.batch, workers=arguments.workers)
+    try:
+        found = measured(data, loader, arguments.seconds)
+    finally:
+        loader.close()
+    show(f"fed       {found.samples_per_s:12.1f} samples/s  {found.bytes_per_s / 1e6:10.1f} MB/s in batches")
+    show(f"predicted {found.predicted:12.1f} samples/s  by {found.workers} workers that do nothing else")
+    show(f"a worker  {found.make_per_s:12.1f} samples/s  of which reading alone allows {found.read_per_s:.1f}")
+    return 0
+
+
+def _cache(arguments: argparse.Namespace) -> BlockCache:
+    return BlockCache(arguments.folder or cache_folder(), arguments.quota, tell)
+
+
+def _stage(arguments: argparse.Namespace) -> int:
+    if arguments.format not in {None, "pack"}:
+        raise ArgumentError(f"--format {arguments.format}: packs are staged; make one with multiring data pack")
+    storage = CachedStorage(storage_of(arguments.url), _cache(arguments))
+    part = min(arguments.quota, storage.manifest.size_bytes)
+    if part < storage.manifest.size_bytes and not arguments.spread:
+        tell(f"the pack has {storage.manifest.size_bytes} bytes, the cache {arguments.quota}: a part of it is kept")
+    group = init()
+    try:
+        began = time.monotonic()
+        with exchange_of(group, storage, tell) as exchange:
+            if exchange is not None:
+                exchange.stage(_Bar("B"), own_only=arguments.spread)
+        passed = time.monotonic() - began
+        if exchange is not None:
+            traffic, counts = exchange.traffic, storage.cache.counts
+            show(
+                f"rank {group.rank}: {storage.manifest.size_bytes} bytes in {passed:.3f} s: {traffic.source} from the "
+                f"source, {traffic.peers} from peers, {counts.hits} blocks were here"
+            )
+    finally:
+        shutdown()
+    return 0
+
+
+def _clean(arguments: argparse.Namespace) -> int:
+    done = clean(arguments.folder or cache_folder(), keep_bytes=arguments.keep, everything=arguments.all)
+    show(f"removed {done.removed} files, {done.removed_bytes} bytes; {done.left_bytes} bytes are left")
+    return 0

@@ -1,0 +1,1 @@
+"""A host's disk between training and source: blocks that are verified whenever they are read."""

@@ -1,0 +1,262 @@
+"""A cache of blocks in a folder: any number of processes use it at once, and any of them may die at any moment.
+
+    KEY/000000/17       a block: a head with its length and xxh3, and its bytes
+    KEY/000000/.new-*   one that is being written; it is renamed when it is whole
+    quarantine/         blocks that were found damaged
+
+There are no locks. Who writes a block writes it beside its place, under a name of its own, and renames: two that write
+the same one cost a second fetch, never a wrong byte. Nothing is forced to the disk; a block is verified each time it is
+read instead, so that what a power cut left of it is found.
+"""
+
+import errno
+import os
+import secrets
+import stat
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from multiring.data.packing.manifest import xxh3
+from multiring.errors import ArgumentError, DataError
+
+QUOTA_BYTES = 64 << 30
+_HEAD = struct.Struct("<4sIQQ")
+_MAGIC = b"MRB1"
+_QUARANTINE = "quarantine"
+_TEMPORARY = ".new-"
+_FOLDER = 1000  # blocks of one folder
+_STALE_S = 3600.0  # an unfinished block that has not grown for so long is nobody's
+_COUNTED_ANEW = 256  # written blocks after which others' are counted again
+
+Tell = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a cache did, in this process."""
+
+    hits: int = 0
+    fetched: int = 0
+    fetched_bytes: int = 0
+    damaged: int = 0
+
+
+class BlockCache:
+    """Blocks by key and number.
+
+    Args:
+        root: the folder, made with mode 0700 where it is not there.
+        quota_bytes: the most that all that is in it may take, whoever put it there.
+        tell: is told of what goes wrong and goes on: damaged blocks, a full disk.
+        foreign: whether a folder of another user may be used, which is then only read.
+
+    Raises:
+        ArgumentError: it is another user's, or others may write to it.
+    """
+
+    def __init__(self, root: Path, quota_bytes: int, tell: Tell, *, foreign: bool = False) -> None:
+        self.root = Path(root)
+        self.quota_bytes = quota_bytes
+        self.counts = Counts()
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._under_way: dict[tuple[str, int], threading.Event] = {}
+        self._writes = not self._require_own(foreign=foreign)
+        self._unwritten = 0
+        self._used = self.used_bytes()
+
+    def __getstate__(self) -> tuple[Path, int, Tell, bool]:
+        return (self.root, self.quota_bytes, self._tell, not self._writes)
+
+    def __setstate__(self, state: tuple[Path, int, Tell, bool]) -> None:
+        root, quota_bytes, said, foreign = state
+        BlockCache.__init__(self, root, quota_bytes, said, foreign=foreign)
+
+    def _require_own(self, *, foreign: bool) -> bool:
+        """Return whether it is another user's."""
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = self.root.stat()
+        if found.st_uid != os.getuid():
+            if not foreign:
+                raise ArgumentError(
+                    f"the cache {self.root} is user {found.st_uid}'s; want a folder of your own, or foreign=True to "
+                    "read what is in it, verified"
+                )
+            return True
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise ArgumentError(f"the cache {self.root} may be written by others: chmod 700 {self.root}")
+        return False
+
+    def used_bytes(self) -> int:
+        """Return what is in the folder."""
+        return sum(size for _, size, _ in files_in(self.root))
+
+    def has_room(self, size: int) -> bool:
+        """Return whether a block of so many bytes may be kept."""
+        return self._writes and self._used + size + _HEAD.size <= self.quota_bytes
+
+    def holds(self, key: str, number: int) -> bool:
+        """Return whether a block is there; it may yet be damaged."""
+        return self._place(key, number).exists()
+
+    def get(self, key: str, number: int, fetch: Callable[[], bytes], wanted: int | None = None) -> bytes:
+        """Return a block, from the folder or from `fetch`, which is then kept where there is room.
+
+        In one process a block is fetched by one thread at a time; the others wait for it.
+
+        Args:
+            key: of what it is a block of: letters, digits, dots and dashes.
+            number: which block.
+            fetch: gives it from elsewhere.
+            wanted: its xxh3, where that is known.
+
+        Raises:
+            DataError: what was fetched is not what is wanted, twice.
+        """
+        while True:
+            found = self.read(key, number, wanted)
+            if found is not None:
+                self.counts.hits += 1
+                return found
+            with self._lock:
+                other = self._under_way.get((key, number))
+                if other is None:
+                    done = self._under_way[key, number] = threading.Event()
+                    break
+            other.wait()
+            if not self.has_room(0) and not self.holds(key, number):
+                return self._fetched(key, number, fetch, wanted)
+        try:
+            data = self._fetched(key, number, fetch, wanted)
+            self.put(key, number, data)
+            return data
+        finally:
+            with self._lock:
+                del self._under_way[key, number]
+            done.set()
+
+    def _fetched(self, key: str, number: int, fetch: Callable[[], bytes], wanted: int | None) -> bytes:
+        for _ in range(2):
+            data = fetch()
+            self.counts.fetched += 1
+            self.counts.fetched_bytes += len(data)
+            if wanted is None or xxh3(data) == wanted:
+                return data
+            self._tell(f"block {number} of {key} came damaged from its source; it is fetched again")
+        raise DataError(f"block {number} of {key} comes damaged from its source: its xxh3 is another one")
+
+    def read(self, key: str, number: int, wanted: int | None = None) -> bytes | None:
+        """Return a block that is there and whole; None else, and a damaged one is put away."""
+        place = self._place(key, number)
+        try:
+            data = place.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._tell(f"{place} cannot be read: {error.strerror}; it is fetched again")
+            self._quarantine(place)
+            return None
+        if len(data) >= _HEAD.size:
+            magic, _, length, digest = _HEAD.unpack_from(data)
+            body = data[_HEAD.size :]
+            if magic == _MAGIC and length == len(body) and xxh3(body) == digest and wanted in {None, digest}:
+                return body
+        self.counts.damaged += 1
+        self._tell(f"{place} is damaged; it is put into {_QUARANTINE} and fetched again")
+        self._quarantine(place)
+        return None
+
+    def put(self, key: str, number: int, data: bytes) -> bool:
+        """Keep a block, where there is room; return whether it is kept."""
+        if not self.has_room(len(data)):
+            return False
+        place = self._place(key, number)
+        beside = place.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
+        try:
+            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with beside.open("xb") as file:
+                file.write(_HEAD.pack(_MAGIC, 0, len(data), xxh3(data)))
+                file.write(data)
+            beside.rename(place)
+        except OSError as error:
+            beside.unlink(missing_ok=True)
+            if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES}:
+                # Training goes on, from the source.
+                self._writes = False
+                self._tell(f"the cache {self.root} cannot be written ({error.strerror}); nothing more is kept there")
+                return False
+            raise
+        with self._lock:
+            self._used += _HEAD.size + len(data)
+            self._unwritten += 1
+            counts_anew = self._unwritten >= _COUNTED_ANEW
+            if counts_anew:
+                self._unwritten = 0
+        if counts_anew:
+            self._used = self.used_bytes()
+        return True
+
+    def _quarantine(self, place: Path) -> None:
+        away = self.root / _QUARANTINE
+        try:
+            away.mkdir(mode=0o700, exist_ok=True)
+            place.rename(away / f"{place.parent.parent.name}-{place.name}-{secrets.token_hex(4)}")
+        except OSError:
+            pass  # another process has done it, or it is not ours to move: it is not used all the same
+
+    def _place(self, key: str, number: int) -> Path:
+        return self.root / key / f"{number // _FOLDER:06d}" / str(number)
+
+
+def files_in(root: Path) -> Iterator[tuple[Path, int, float]]:
+    """Yield the files of a cache, their bytes, and when each was last written; what goes meanwhile is left out."""
+    for folder, _, names in os.walk(root):
+        for name in names:
+            path = Path(folder) / name
+            try:
+                found = path.stat()
+            except OSError:
+                continue
+            yield path, found.st_size, found.st_mtime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cleaned:
+    """What was removed from a cache, and what is left."""
+
+    removed: int
+    removed_bytes: int
+    left_bytes: int
+
+
+def clean(root: Path, *, keep_bytes: int | None = None, everything: bool = False) -> Cleaned:
+    """Remove from a cache what nobody uses: what was left unfinished, what is in quarantine, and what is too much.
+
+    A process that reads from it meanwhile fetches what it misses.
+
+    Args:
+        root: the folder.
+        keep_bytes: the oldest blocks go until no more are left.
+        everything: all blocks go.
+    """
+    now = time.time()
+    removed = removed_bytes = 0
+    left: list[tuple[float, int, Path]] = []
+    for path, size, written in files_in(root):
+        is_stale = path.name.startswith(_TEMPORARY) and now - written > _STALE_S
+        if everything or is_stale or path.parent.name == _QUARANTINE:
+            path.unlink(missing_ok=True)
+            removed, removed_bytes = removed + 1, removed_bytes + size
+        else:
+            left.append((written, size, path))
+    total = sum(size for _, size, _ in left)
+    for _, size, path in sorted(left):
+        if keep_bytes is None or total <= keep_bytes:
+            break
+        path.unlink(missing_ok=True)
+        removed, removed_bytes, total = removed + 1, removed_bytes + size, total - size
+    return Cleaned(removed=removed, removed_bytes=removed_bytes, left_bytes=total)

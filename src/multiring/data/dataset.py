@@ -1,0 +1,237 @@
+"""Data sets: samples by number, decoded and augmented as (seed, epoch, sample) says."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from multiring.data.caching.blocks import QUOTA_BYTES, BlockCache
+from multiring.data.caching.storage import CachedStorage
+from multiring.data.decoding import decoded
+from multiring.data.orders import ExactOrder, MixtureOrder, Order, SequentialOrder, WeightedOrder, WindowedOrder
+from multiring.data.permutation import keyed_words
+from multiring.data.readers.limits import Limits
+from multiring.data.readers.opening import open_source, tell
+from multiring.data.readers.source import Image, Record, Shard
+from multiring.data.readers.storage import Storage, storage_of
+from multiring.errors import ArgumentError, DataError
+
+Transform = Callable[[Record, np.random.Generator], Record]
+_AMPLIFIED = 1.5
+
+
+class Samples(Protocol):
+    """What a loader feeds.
+
+    Attributes:
+        order: of each epoch.
+        seed: of its order and augmentation.
+        digest: of what the order is an order of.
+    """
+
+    order: Order
+    seed: int
+    digest: str
+
+    def sample(self, number: int, epoch: int = 0, draw: int = 0) -> Record:
+        """Return a sample, decoded and augmented."""
+        ...
+
+
+def generator_for(seed: int, epoch: int, number: int, draw: int = 0) -> np.random.Generator:
+    """Return the random numbers of a sample's augmentation: they depend on nothing else.
+
+    Args:
+        seed: of the data set.
+        epoch: 0 or more.
+        number: the sample's.
+        draw: the place in the epoch, where an epoch may have a sample twice; 0 elsewhere.
+    """
+    key = keyed_words(2, "augmentation", seed, epoch, number, draw)
+    return np.random.Generator(np.random.Philox(key=key))
+
+
+class Dataset:
+    """Samples that are stored somewhere: a map from numbers to records, and an order for each epoch.
+
+    Args:
+        url: a path, or what fsspec reads (s3://, https://, ...): a folder, or one file.
+        format: "imagefolder", "tar", "parquet", "hdf5", "npy", "npy-files", "mds", "tfrecord" or "pack"; by the files'
+            names where it is not said.
+        transform: is given each record, images decoded to uint8 arrays (height, width, 3), and a generator of random
+            numbers, and returns what the training gets. It may change the record.
+        seed: of the order, and of those random numbers.
+        shuffle: "exact": every order is as likely as any other. "windowed": samples of `window` shards are mixed at a
+            time, which reads each shard once wherever it is. "none": as they are stored.
+        window: in shards.
+        decode: False leaves images as they are stored, as `Image` with their `data`.
+        read_amplification: how many times its bytes a pass may read, as far as the format makes that needed.
+        limits: what its files may claim; by default 1 GiB a record, 128 M pixels.
+        storage: of which `url` is, where it is not to be found by `url`.
+        cache: a folder on this host's disk, in which a pack's blocks are kept from the first epoch on.
+        quota_bytes: the most that this folder may hold.
+        options: of the storage: `timeout_s`, `readers`, and fsspec's.
+
+    Raises:
+        ArgumentError: no such place, format or option; or an exact order of a format whose samples cannot be read
+            alone, so that reading would cost more than `read_amplification`.
+        DataError: a file is damaged.
+        UnsupportedError: a library is missing that reads it.
+    """
+
+    def __init__(  # noqa: PLR0913 -- one call says what a data set is
+        self,
+        url: str,
+        *,
+        format: str | None = None,  # noqa: A002 -- the word for it
+        transform: Transform | None = None,
+        seed: int = 0,
+        shuffle: str = "exact",
+        window: int = 16,
+        decode: bool = True,
+        read_amplification: float = _AMPLIFIED,
+        limits: Limits | None = None,
+        storage: Storage | None = None,
+        cache: str | Path | None = None,
+        quota_bytes: int = QUOTA_BYTES,
+        **options: Any,
+    ) -> None:
+        self.limits = limits or Limits()
+        self.storage = storage_of(str(url), **options) if storage is None else storage
+        if cache is not None:
+            if format not in {None, "pack"}:
+                raise ArgumentError(f"cache={str(cache)!r} with format={format!r}: want a pack, which has check sums")
+            self.storage = CachedStorage(self.storage, BlockCache(Path(cache), quota_bytes, tell))
+        self.source = open_source(self.storage, format, self.limits)
+        self.seed = seed
+        self.digest: str = self.source.digest
+        self.shards: Sequence[Shard] = self.source.shards
+        self._transform = transform
+        self._decode = decode
+        self.order = self._ordered(shuffle, window, read_amplification)
+
+    def _ordered(self, shuffle: str, window: int, most: float) -> Order:
+        length = self.source.numbering.length
+        if shuffle == "none":
+            return SequentialOrder(length)
+        if shuffle == "windowed":
+            return WindowedOrder([each.samples for each in self.shards], window, self.seed)
+        if shuffle != "exact":
+            raise ArgumentError(f"shuffle={shuffle!r}: want 'exact', 'windowed' or 'none'")
+        amplification = read_amplification(self.source)
+        if amplification > most:
+            raise ArgumentError(
+                f"{self.storage.url}: an exact order of {self.source.format} reads each sample's whole shard: "
+                f"{amplification:.3g} times the data set an epoch, where {most:g} is allowed. Want shuffle='windowed', "
+                f"or a pack (multiring data pack), or read_amplification={amplification:.3g} to have it so"
+            )
+        return ExactOrder(length, self.seed)
+
+    def weighted(self, weights: Sequence[float], length: int | None = None) -> "Dataset":
+        """Return the data set with an order that draws with replacement, by weight.
+
+        Args:
+            weights: one for each sample, >= 0.
+            length: of an epoch; as many as there are samples by default.
+
+        Raises:
+            ArgumentError: another number of weights, or bad ones.
+        """
+        if len(weights) != len(self):
+            raise ArgumentError(f"{len(weights)} weights for {len(self)} samples")
+        made = object.__new__(Dataset)
+        made.__dict__ |= self.__dict__ | {"order": WeightedOrder(weights, length or len(self), self.seed)}
+        return made
+
+    def sample(self, number: int, epoch: int = 0, draw: int = 0) -> Record:
+        """Return a sample, decoded and augmented as in `epoch`.
+
+        Raises:
+            DataError: it is damaged; or what the transform raised.
+            IndexError: there is none of this number.
+        """
+        record: Record = self.source.record(number)
+        if self._decode:
+            for name, value in record.items():
+                if isinstance(value, Image):
+                    record[name] = decoded(self._named(number, record, name), value.data, self.limits)
+        if self._transform is None:
+            return record
+        try:
+            return self._transform(record, generator_for(self.seed, epoch, number, draw))
+        except Exception as error:
+            raise DataError(
+                f"{self._named(number, record)}: the transform raised {type(error).__name__}: {error}"
+            ) from error
+
+    def fills(self, number: int, out: Mapping[str, Any]) -> bool:
+        """Read a sample straight into `out`, arrays by field; False where that cannot be, and nothing was read."""
+        into = getattr(self.source, "record_into", None)
+        return self._transform is None and into is not None and bool(into(number, out))
+
+    def _named(self, number: int, record: Record, field: str = "") -> str:
+        name = record.get("name", record.get("key", ""))
+        return f"{self.storage.url}: sample {number}{f' ({name})' if name else ''}{f', {field}' if field else ''}"
+
+    def __getitem__(self, number: int) -> Record:
+        """Return a sample, augmented as in epoch 0."""
+        return self.sample(number)
+
+    def __len__(self) -> int:
+        """Return how many samples are stored."""
+        return int(self.source.numbering.length)
+
+    def __iter__(self) -> Iterator[Record]:
+        """Yield the samples as they are stored."""
+        return (self.sample(number) for number in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"<{self.source.format} {self.storage.url}: {len(self)} samples in {len(self.shards)} shards>"
+
+
+def read_amplification(source: Any) -> float:
+    """Return how many times its bytes an exact order reads of a data set, with nothing kept between samples."""
+    if source.reads_records:
+        return 1.0
+    sizes = sum(each.size_bytes * each.samples for each in source.shards)
+    return float(sizes / max(1, sum(each.size_bytes for each in source.shards)))
+
+
+class Mixture:
+    """Several data sets by weight: see `MixtureOrder`.
+
+    Args:
+        datasets: of records with the same fields.
+        weights: one for each, > 0.
+        seed: of the mixing; each data set keeps its own for its order and augmentation.
+        length: of an epoch; as many samples as all have together by default.
+
+    Raises:
+        ArgumentError: as of `MixtureOrder`.
+    """
+
+    def __init__(
+        self, datasets: Sequence[Dataset], weights: Sequence[float], *, seed: int = 0, length: int | None = None
+    ) -> None:
+        self._datasets = tuple(datasets)
+        self.order: Order = MixtureOrder([each.order for each in datasets], weights, seed, length)
+        self.seed = seed
+        self._firsts = np.concatenate([[0], np.cumsum([len(each) for each in datasets])])
+        told = [f"{each.digest}:{weight!r}" for each, weight in zip(datasets, weights, strict=True)]
+        self.digest = f"{int(keyed_words(1, 'mixture', *told)[0]):016x}"
+
+    def sample(self, number: int, epoch: int = 0, draw: int = 0) -> Record:
+        """Return a sample, by its number through the data sets."""
+        owner = int(np.searchsorted(self._firsts, number, side="right")) - 1
+        if not 0 <= owner < len(self._datasets):
+            raise IndexError(f"sample {number} of {len(self)}")
+        return self._datasets[owner].sample(number - int(self._firsts[owner]), epoch, draw)
+
+    def __len__(self) -> int:
+        """Return how many samples all have."""
+        return int(self._firsts[-1])
+
+    def __getitem__(self, number: int) -> Record:
+        """Return a sample, augmented as in epoch 0."""
+        return self.sample(number)

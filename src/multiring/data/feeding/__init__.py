@@ -1,0 +1,1 @@
+"""Batches: made by workers before they are asked for, the same whoever makes them."""

@@ -1,0 +1,226 @@
+"""What a batch is made of, and the filling of its rows: the same in threads and in processes."""
+
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from multiring.data.dataset import Samples
+from multiring.data.orders import MixtureOrder, WeightedOrder
+from multiring.data.permutation import Numbers
+from multiring.data.progress import Step
+from multiring.errors import DataError
+
+Array = NDArray[Any]
+Allocate = Callable[[tuple[int, ...], Any], Array]
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """How a sample's fields lie in a batch: arrays in one, anything else in lists."""
+
+    arrays: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+    lists: tuple[str, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        """Return a sample's bytes in the arrays."""
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.arrays.values())
+
+    def offsets(self, rows: int) -> tuple[dict[str, int], int]:
+        """Return where each field's array begins in one piece of memory for `rows` samples, and how large that is."""
+        found, place = {}, 0
+        for name, (shape, dtype) in self.arrays.items():
+            found[name] = place
+            place += -(-rows * math.prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+        return found, place
+
+    def views(self, memory: memoryview | Any, begin: int, rows: int) -> dict[str, Array]:
+        """Return the fields' arrays (rows, ...) in a piece of memory from `begin` on."""
+        offsets, _ = self.offsets(rows)
+        return {
+            name: np.frombuffer(memory, dtype, rows * math.prod(shape), begin + offsets[name]).reshape(rows, *shape)
+            for name, (shape, dtype) in self.arrays.items()
+        }
+
+
+def layout_of(record: Mapping[str, Any]) -> Layout:
+    """Return how records like this one lie in a batch."""
+    arrays: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+    lists = []
+    for name, value in record.items():
+        if isinstance(value, bool | int | float | np.generic | np.ndarray):
+            array = np.asarray(value)
+            if not array.dtype.hasobject:
+                arrays[name] = (array.shape, array.dtype.newbyteorder("="))
+                continue
+        lists.append(name)
+    return Layout(arrays=arrays, lists=tuple(lists))
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A sample that could not be read."""
+
+    row: int
+    number: int
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Filled:
+    """What filling some rows gave beside the arrays."""
+
+    lists: Mapping[str, list[Any]]
+    failures: Sequence[Failure]
+
+
+def fill(samples: Samples, layout: Layout, rows: Mapping[str, Array], first: int, wanted: "Wanted") -> Filled:
+    """Read samples into a batch's rows from `first` on.
+
+    Args:
+        samples: the data set.
+        layout: of its batches.
+        rows: the batch's arrays by field.
+        first: the row of the first sample.
+        wanted: which samples.
+    """
+    lists: dict[str, list[Any]] = {name: [] for name in layout.lists}
+    failures = []
+    direct = getattr(samples, "fills", None)
+    for row, number in enumerate(wanted.numbers.tolist(), first):
+        out = {name: array[row] if array.ndim > 1 else array[row : row + 1] for name, array in rows.items()}
+        try:
+            if direct is not None and not lists and direct(number, out):
+                continue
+            record = samples.sample(number, wanted.epoch, wanted.draw(row - first))
+            _put(record, layout, out, number)
+        except (DataError, OSError) as error:
+            failures.append(Failure(row, number, str(error)))
+            record = {}
+        for name, values in lists.items():
+            values.append(record.get(name))
+    return Filled(lists=lists, failures=failures)
+
+
+def _put(record: Mapping[str, Any], layout: Layout, out: Mapping[str, Array], number: int) -> None:
+    if record.keys() != layout.arrays.keys() | set(layout.lists):
+        raise DataError(
+            f"sample {number} has the fields {sorted(record)}, the first one {sorted({*layout.arrays, *layout.lists})}"
+        )
+    for name, (shape, dtype) in layout.arrays.items():
+        value = np.asarray(record[name])
+        if value.shape != shape or not np.can_cast(value.dtype, dtype, "same_kind"):
+            raise DataError(
+                f"sample {number}: {name} is {value.dtype} {value.shape}, the first one's {dtype} {shape}; a batch "
+                "needs them alike: want a transform that crops or pads"
+            )
+        out[name][...] = value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """Samples, in a batch's order."""
+
+    epoch: int
+    numbers: Numbers
+    places: Numbers | None = None  # in the epoch, where it may have a sample twice
+
+    def draw(self, index: int) -> int:
+        """Return what tells a sample's uses apart."""
+        return 0 if self.places is None else int(self.places[index])
+
+    def piece(self, begin: int, end: int) -> "Wanted":
+        """Return some of them."""
+        places = None if self.places is None else self.places[begin:end]
+        return Wanted(epoch=self.epoch, numbers=self.numbers[begin:end], places=places)
+
+
+@dataclass(kw_only=True, slots=True)
+class Job:
+    """A batch that workers make, in pieces."""
+
+    wanted: Wanted
+    arrays: dict[str, Array]
+    slot: int = -1  # of the memory that it shares with processes
+    cancelled: bool = False
+    error: BaseException | None = None
+    _pieces: dict[int, Filled] = field(default_factory=dict)
+    _left: int = 0
+    _done: threading.Event = field(default_factory=threading.Event)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def cut(self, workers: int) -> list[tuple[int, int]]:
+        """Return its pieces, first and last row, some for each worker; to be called once."""
+        rows = len(self.wanted.numbers)
+        size = max(1, -(-rows // (2 * workers)))
+        pieces = [(begin, min(rows, begin + size)) for begin in range(0, rows, size)]
+        self._left = len(pieces)
+        if not pieces:
+            self._done.set()
+        return pieces
+
+    def finish(self, first: int, filled: Filled) -> None:
+        """Note that the piece from row `first` on is done."""
+        with self._lock:
+            self._pieces[first] = filled
+            self._left -= 1
+            if not self._left:
+                self._done.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Have whoever waits raise `error`."""
+        self.error = error
+        self._done.set()
+
+    def is_done(self) -> bool:
+        """Return whether nobody need wait."""
+        return self._done.is_set()
+
+    def wait(self) -> tuple[dict[str, list[Any]], list[Failure]]:
+        """Return the batch's lists, and which samples could not be read, once it is done.
+
+        Raises:
+            DataError: it cannot be.
+        """
+        while not self._done.wait(1.0):  # in pieces: so Ctrl-C is served everywhere
+            pass
+        if self.error is not None:
+            raise self.error
+        pieces = [self._pieces[first] for first in sorted(self._pieces)]
+        lists = {
+            name: [each for piece in pieces for each in piece.lists[name]]
+            for name in (pieces or [Filled(lists={}, failures=[])])[0].lists
+        }
+        return lists, [each for piece in pieces for each in piece.failures]
+
+
+def wanted_by(samples: Samples, step: Step) -> Wanted:
+    """Return the samples of a step on a rank; one that has none computes on another's, which counts for nothing."""
+    numbers, places = step.samples, step.places
+    if not len(numbers):
+        places = np.array([step.begin])
+        numbers = samples.order.samples(step.epoch, places)
+    repeats = isinstance(samples.order, WeightedOrder | MixtureOrder)
+    return Wanted(epoch=step.epoch, numbers=numbers, places=places if repeats else None)
+
+
+def batch_of(samples: Samples, step: Step) -> dict[str, Any]:
+    """Return a step's batch on a rank, made here and now.
+
+    Raises:
+        DataError: a sample cannot be read.
+    """
+    wanted = wanted_by(samples, step)
+    layout = layout_of(samples.sample(int(wanted.numbers[0]), wanted.epoch, wanted.draw(0)))
+    count = len(wanted.numbers)
+    arrays = {name: np.empty((count, *shape), dtype) for name, (shape, dtype) in layout.arrays.items()}
+    filled = fill(samples, layout, arrays, 0, wanted)
+    if filled.failures:
+        raise DataError(filled.failures[0].text)
+    return {**arrays, **filled.lists}

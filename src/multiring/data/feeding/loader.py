@@ -1,0 +1,257 @@
+"""A loader: each step's batch of this rank, ready before it is asked for, and how far the training is."""
+
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from multiring.data.dataset import Samples
+from multiring.data.feeding.batches import Allocate, Failure, Job, Layout, Wanted, layout_of, wanted_by
+from multiring.data.feeding.processes import ProcessWorkers, Start
+from multiring.data.feeding.threads import ThreadWorkers
+from multiring.data.progress import Progress, Step, steps
+from multiring.data.readers.opening import tell
+from multiring.data.shares import Share
+from multiring.errors import ArgumentError, DataError, StateError
+
+Batch = dict[str, Any]
+
+
+class Loader:
+    """Batches of a data set, as one rank of several has them.
+
+    An iteration gives what is left of the epoch; the next one begins the next epoch. A batch is a dict: arrays with the
+    samples on their first axis, lists of whatever is no number. Who has which sample depends on neither ranks nor
+    workers, and where the order is random, another epoch has another.
+
+    Args:
+        samples: a Dataset or a Mixture.
+        batch: samples of a step, on all ranks together. The last step of an epoch may have fewer.
+        rank: this one.
+        ranks: how many there are.
+        workers: how many threads, or processes, read and decode.
+        processes: whether they are processes: for transforms in Python that take long. Then a script has to have its
+            beginning under `if __name__ == "__main__"`, as Python's multiprocessing wants.
+        ahead: how many batches are made before they are asked for.
+        drop_last: whether an epoch's last step is left out where it has fewer samples than `batch`.
+        skip_bad: whether samples that cannot be read are left out of their batch, and told of; else they are an error.
+        allocate: gives the memory of batches, for instance `Group.allocate`.
+
+    Raises:
+        ArgumentError: numbers that make no sense.
+    """
+
+    def __init__(  # noqa: PLR0913 -- as torch's has them
+        self,
+        samples: Samples,
+        batch: int,
+        *,
+        rank: int = 0,
+        ranks: int = 1,
+        workers: int = 2,
+        processes: bool = False,
+        ahead: int = 2,
+        drop_last: bool = False,
+        skip_bad: bool = False,
+        allocate: Allocate | None = None,
+        context: str = "forkserver",
+    ) -> None:
+        if min(batch, workers, ahead) < 1:
+            raise ArgumentError(f"batch={batch}, workers={workers}, ahead={ahead}: want 1 or more of each")
+        if drop_last and batch > samples.order.length:
+            raise ArgumentError(f"batch={batch} with drop_last=True: the epoch has {samples.order.length} samples only")
+        self.samples = samples
+        self.batch = batch
+        self.workers = workers
+        self.skipped = 0
+        self.waited_s = 0.0  # by who asked for batches
+        self._place = (rank, ranks)
+        self._options = (workers, processes, ahead, context)
+        self._drop_last, self._skip_bad, self._allocate = drop_last, skip_bad, allocate
+        self._progress = Progress(seed=samples.seed, digest=samples.digest)
+        self._share: Share | None = None
+        self._workers: ThreadWorkers | ProcessWorkers | None = None
+        self._layout: Layout | None = None
+        self.place(rank, ranks)
+
+    # ---- how far it is ----
+
+    @property
+    def epoch(self) -> int:
+        """Return which epoch is under way, or comes next: from 0."""
+        return self._rolled().epoch
+
+    @property
+    def share(self) -> Share:
+        """Return this rank's part of the newest batch; its `weight` is what the mean of this rank's losses counts for.
+
+        Raises:
+            StateError: there is none yet.
+        """
+        if self._share is None:
+            raise StateError("no batch has been handed out, of which this could be the share")
+        return self._share
+
+    @property
+    def is_at_end(self) -> bool:
+        """Return whether the newest batch is the epoch's last."""
+        left = self.samples.order.length - self._progress.samples
+        return left < (self.batch if self._drop_last else 1)
+
+    def place(self, rank: int, ranks: int) -> None:
+        """Be another rank of another number of ranks, from the next iteration on.
+
+        Raises:
+            ArgumentError: there is no such rank.
+        """
+        if not 0 <= rank < ranks:
+            raise ArgumentError(f"rank {rank} of {ranks}: want 0 to {ranks - 1}")
+        self._place = (rank, ranks)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far the training is, counted in batches that were handed out: to be saved with the model.
+
+        The same on all ranks, and good for any number of ranks and workers, and any batch.
+        """
+        return self._rolled().state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken, with the next iteration.
+
+        Raises:
+            ArgumentError: it is of another data set or seed, or none.
+        """
+        self._progress = self._progress.resumed(state, self.samples.order.length)
+
+    def __len__(self) -> int:
+        """Return how many batches the next iteration has."""
+        left = self.samples.order.length - self._rolled().samples
+        return left // self.batch if self._drop_last else -(-left // self.batch)
+
+    def _rolled(self) -> Progress:
+        """Return the progress; at an epoch's end that of the next one's beginning."""
+        if self.is_at_end:
+            return replace(self._progress, epoch=self._progress.epoch + 1, samples=0)
+        return self._progress
+
+    # ---- batches ----
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the batches that are left of the epoch; at its end, those of the next one.
+
+        Raises:
+            DataError: a sample cannot be read.
+        """
+        self._progress = self._rolled()
+        return self._batches(self._steps())
+
+    def _steps(self) -> Iterator[Step]:
+        rank, ranks = self._place
+        made = steps(
+            self.samples.order,
+            self.batch,
+            epoch=self._progress.epoch,
+            begin=self._progress.samples,
+            rank=rank,
+            ranks=ranks,
+        )
+        return islice(made, len(self))
+
+    def _batches(self, source: Iterator[Step]) -> Iterator[Batch]:
+        _, _, ahead, _ = self._options
+        under_way: deque[tuple[Step, Job]] = deque()
+        try:
+            while True:
+                for step in islice(source, ahead + 1 - len(under_way)):
+                    under_way.append((step, self._started(step)))
+                if not under_way:
+                    return
+                step, job = under_way.popleft()
+                batch = self._finished(job)
+                self._share = step.share
+                self._progress = replace(self._progress, epoch=step.epoch, samples=step.end)
+                yield batch
+                del batch, job
+        finally:
+            for _, job in under_way:
+                self._crew().drop(job)
+
+    def _started(self, step: Step) -> Job:
+        wanted = wanted_by(self.samples, step)
+        return self._crew(wanted).start(wanted)
+
+    def _finished(self, job: Job) -> Batch:
+        began = time.monotonic()
+        lists, failures = job.wait()
+        batch: Batch = {**self._crew().hand_over(job), **lists}
+        self.waited_s += time.monotonic() - began
+        return self._without(batch, failures, len(job.wanted.numbers)) if failures else batch
+
+    def _without(self, batch: Batch, failures: list[Failure], rows: int) -> Batch:
+        if not self._skip_bad:
+            raise DataError(f"{failures[0].text} (skip_bad=True leaves such samples out)")
+        for each in failures:
+            tell(f"left out: {each.text}")
+        self.skipped += len(failures)
+        keep = np.ones(rows, bool)
+        keep[[each.row for each in failures]] = False
+        if not keep.any():
+            raise DataError(f"not one of a batch's {rows} samples can be read; the first: {failures[0].text}")
+        return {
+            name: value[keep] if isinstance(value, np.ndarray) else [value[i] for i in np.flatnonzero(keep)]
+            for name, value in batch.items()
+        }
+
+    # ---- workers ----
+
+    def _crew(self, wanted: Wanted | None = None) -> ThreadWorkers | ProcessWorkers:
+        if self._workers is None:
+            if wanted is None:
+                raise StateError("the loader was closed")
+            workers, processes, ahead, context = self._options
+            layout = self._layout = self._layout or self._looked_at(wanted)
+            if processes:
+                rows = -(-self.batch // self._place[1])
+                start = Start(samples=self.samples, layout=layout, rows=rows, slots=ahead + 3, spare=2, context=context)
+                self._workers = ProcessWorkers(start, workers, self._allocate, tell)
+            else:
+                self._workers = ThreadWorkers(self.samples, layout, workers, self._allocate or np.empty)
+        return self._workers
+
+    def layout(self) -> Layout:
+        """Return how a batch's fields lie, by the first sample of the epoch that can be read.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        if self._layout is None:
+            progress = self._rolled()
+            first = steps(self.samples.order, self.batch, epoch=progress.epoch, begin=progress.samples)
+            self._layout = self._looked_at(wanted_by(self.samples, next(first)))
+        return self._layout
+
+    def _looked_at(self, wanted: Wanted) -> Layout:
+        failure: DataError | None = None
+        for index, number in enumerate(wanted.numbers.tolist()):
+            try:
+                return layout_of(self.samples.sample(number, wanted.epoch, wanted.draw(index)))
+            except DataError as error:
+                failure = failure or error
+                if not self._skip_bad:
+                    break
+        raise failure or DataError("a batch without samples")
+
+    def close(self) -> None:
+        """End the workers; the next iteration begins new ones."""
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
+
+    def __del__(self) -> None:
+        if getattr(self, "_workers", None) is not None and not sys.is_finalizing():
+            self.close()

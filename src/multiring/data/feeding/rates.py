@@ -1,0 +1,78 @@
+"""How fast a data set feeds: measured by going through it, beside what its parts allow."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from multiring.data.dataset import Dataset
+from multiring.data.feeding.loader import Loader
+from multiring.data.readers.source import Image
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rates:
+    """Samples and bytes a second, of a loader and of its parts alone."""
+
+    samples_per_s: float
+    bytes_per_s: float  # as batches have them
+    read_per_s: float  # samples a second that one worker reads, and does no more
+    make_per_s: float  # that one worker reads, decodes and augments
+    workers: int
+
+    @property
+    def predicted(self) -> float:
+        """Return the samples a second that so many workers make, where nothing else bounds them."""
+        return self.make_per_s * max(1, self.workers)
+
+
+def measured(data: Dataset, loader: Loader, seconds: float) -> Rates:
+    """Feed for some seconds, and read and decode alone for as many.
+
+    Args:
+        data: the loader's.
+        loader: of it.
+        seconds: for each of the three.
+    """
+    numbers = np.random.default_rng(0).permutation(len(data))[:4096].tolist()
+    read = _paced(numbers, seconds, data.source.record)
+    make = _paced(numbers, seconds, data.sample)
+    samples = size = 0
+    began = 0.0
+    while True:
+        for batch in loader:
+            now = time.monotonic()
+            if not began:  # the first batch's workers had to be started
+                began = now
+                continue
+            samples += max(len(value) for value in batch.values())
+            size += sum(_bytes_of(value) for value in batch.values())
+            if now - began > seconds:
+                break
+        passed = time.monotonic() - began
+        if passed > seconds or passed <= 0:
+            break
+    passed = max(passed, 1e-9)
+    return Rates(
+        samples_per_s=samples / passed,
+        bytes_per_s=size / passed,
+        read_per_s=read,
+        make_per_s=make,
+        workers=loader.workers,
+    )
+
+
+def _bytes_of(value: Any) -> int:
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    return sum(len(each) for each in value if isinstance(each, bytes | str | Image | np.ndarray))
+
+
+def _paced(numbers: list[int], seconds: float, act: Any) -> float:
+    began = time.monotonic()
+    done = 0
+    while (passed := time.monotonic() - began) < seconds:
+        act(numbers[done % len(numbers)])
+        done += 1
+    return done / passed

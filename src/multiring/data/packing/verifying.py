@@ -1,0 +1,65 @@
+"""Is a data set whole? A pack by its check sums, anything else by reading every sample."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from multiring.data.dataset import Dataset
+from multiring.data.packing.manifest import BLOCK_BYTES, Manifest, load_blocks, xxh3
+from multiring.data.readers.limits import library
+from multiring.data.readers.packed import PackedSource
+from multiring.data.readers.storage import Storage, read
+from multiring.errors import DataError
+
+Progress = Callable[[int, int], None]  # bytes or samples done, of how many
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Damage:
+    """What is wrong, and where."""
+
+    where: str
+    text: str
+
+
+def damages(data: Dataset, progress: Progress) -> Iterator[Damage]:
+    """Yield what is damaged in a data set; nothing, where it is whole.
+
+    Args:
+        data: opened with `decode=True`, where images are to be decoded.
+        progress: is told how far it is.
+    """
+    if isinstance(data.source, PackedSource):
+        yield from _of_pack(data.storage, data.source.manifest, data, progress)
+        return
+    for number in range(len(data)):
+        try:
+            data[number]
+        except (DataError, OSError) as error:
+            yield Damage(where=f"sample {number}", text=str(error))
+        progress(number + 1, len(data))
+
+
+def _of_pack(storage: Storage, manifest: Manifest, data: Dataset, progress: Progress) -> Iterator[Damage]:
+    blocks = load_blocks(storage, manifest, data.limits)
+    done = number = 0
+    for shard in manifest.shards:
+        whole = library("xxhash").xxh3_64()
+        is_whole = True
+        for block in range(shard.blocks):
+            begin, end = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, shard.size_bytes)
+            try:
+                piece = read(storage, shard.name, begin, end)
+            except (DataError, OSError) as error:
+                yield Damage(where=f"{shard.name}, bytes {begin} to {end}", text=str(error))
+                is_whole = False
+                number += shard.blocks - block
+                break
+            if xxh3(piece) != blocks[number]:
+                yield Damage(where=f"{shard.name}, bytes {begin} to {end}", text="other bytes than were packed")
+                is_whole = False
+            whole.update(piece)
+            number += 1
+            done += end - begin
+            progress(done, manifest.size_bytes)
+        if is_whole and whole.intdigest() != shard.xxh3:
+            yield Damage(where=shard.name, text="its xxh3 is not what the manifest says, though its blocks' are")

@@ -1,0 +1,293 @@
+"""Making a pack: it is written beside its place, on the disk before it is put there by renaming."""
+
+import io
+import json
+import os
+import secrets
+import shutil
+import tarfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from multiring.data.packing.casting import ChannelStatistics, HalfPrecision
+from multiring.data.packing.manifest import BLOCK_BYTES, BLOCKS, INDEX, MANIFEST, Field, Manifest, ShardEntry, xxh3
+from multiring.data.readers.limits import library
+from multiring.data.readers.source import Image, Record, Source
+from multiring.errors import ArgumentError, DataError
+
+SHARD_BYTES = 64 << 20
+_RECORD = 512
+_KEY_DIGITS = 10
+_ENDINGS = {"image": "img", "array": "npy", "number": "cls", "text": "txt", "json": "json", "bytes": "bin"}
+_MAGICS = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"RIFF": "webp"}
+
+Progress = Callable[[int, int], None]  # samples done, bytes written
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackOptions:
+    """How a pack is made."""
+
+    shard_bytes: int = SHARD_BYTES
+    to_float16: bool = False
+    channel_axis: int = 0
+    order: Sequence[int] | None = None  # of the samples, as they are stored; as they come by default
+    on_bad: Callable[[int, DataError], None] | None = None  # is told of a sample that cannot be read, which is left out
+
+
+def kind_of(value: Any) -> str:
+    """Return under which kind a value is packed."""
+    kinds = ((Image, "image"), (np.ndarray, "array"), (str, "text"), (bytes, "bytes"), (dict | list, "json"))
+    for kind, name in kinds:
+        if isinstance(value, kind):
+            return name
+    if isinstance(value, bool | int | np.integer | np.bool_):
+        return "number"
+    if isinstance(value, float | np.floating):
+        return "array"
+    raise DataError(f"a field holds a {type(value).__name__}, which no pack has; want arrays, numbers, text, bytes")
+
+
+def encoded(kind: str, value: Any) -> bytes:
+    """Return a field's bytes in its shard."""
+    if kind == "image":
+        data: bytes = value.data
+        return data
+    if kind == "array":
+        file = io.BytesIO()
+        np.lib.format.write_array(file, np.asarray(value, order="C"), version=(1, 0), allow_pickle=False)
+        return file.getvalue()
+    if kind == "number":
+        return str(int(value)).encode()
+    if kind == "json":
+        return json.dumps(value, allow_nan=False).encode()
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+class _ShardWriter:
+    """Writes a shard, and sums up its blocks."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        self._name = path.name
+        self._whole = library("xxhash").xxh3_64()
+        self._rest = bytearray()
+        self.size = 0
+        self.samples = 0
+        self.blocks: list[int] = []
+
+    def add(self, name: str, data: bytes) -> int:
+        """Add a file; return where its bytes begin."""
+        head = tarfile.TarInfo(name)
+        head.size = len(data)
+        self._write(head.tobuf(tarfile.USTAR_FORMAT if len(name) < 100 else tarfile.PAX_FORMAT))
+        begin = self.size
+        self._write(data)
+        self._write(bytes(-len(data) % _RECORD))
+        return begin
+
+    def _write(self, data: bytes) -> None:
+        self._file.write(data)
+        self._whole.update(data)
+        self.size += len(data)
+        self._rest += data
+        while len(self._rest) >= BLOCK_BYTES:
+            self.blocks.append(xxh3(memoryview(self._rest)[:BLOCK_BYTES].toreadonly().tobytes()))
+            del self._rest[:BLOCK_BYTES]
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def finish(self) -> ShardEntry:
+        """End it; it is on the disk then."""
+        self._write(bytes(2 * _RECORD))
+        if self._rest:
+            self.blocks.append(xxh3(bytes(self._rest)))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        digest = self._whole.intdigest()
+        return ShardEntry(name=self._name, size_bytes=self.size, samples=self.samples, xxh3=digest)
+
+
+class _Packer:
+    """Takes records, and writes shards of them."""
+
+    def __init__(self, folder: Path, options: PackOptions, halves: dict[str, HalfPrecision]) -> None:
+        self._folder, self._options, self._halves = folder, options, halves
+        self._shard: _ShardWriter | None = None
+        self._entries: list[ShardEntry] = []
+        self._blocks: list[int] = []
+        self._rows: list[list[int]] = []
+        self._fields: dict[str, Field] = {}
+        self.written = 0
+
+    def add(self, what: str, record: Record) -> None:
+        """Write a sample.
+
+        Raises:
+            DataError: it has other fields than the first, or of another kind.
+        """
+        kinds = {name: kind_of(value) for name, value in record.items()}
+        if not self._fields:
+            self._fields = {name: self._field(name, kind, record[name]) for name, kind in kinds.items()}
+        if kinds != {name: each.kind for name, each in self._fields.items()}:
+            raise DataError(
+                f"{what} has the fields {kinds}, the first sample {[each.kind for each in self._fields.values()]}"
+            )
+        shard = self._opened()
+        key = f"{len(self._rows):0{_KEY_DIGITS}d}"
+        row: list[int] = []
+        for name, kind in kinds.items():
+            value = record[name]
+            if name in self._halves:
+                value = self._halves[name].cast(f"{what}: {name}", value)
+            data = encoded(kind, value)
+            field = self._fields[name]
+            if field.shape is not None and (value.shape != field.shape or value.dtype.str != field.dtype):
+                self._fields[name] = replace(field, shape=None, dtype="", header_bytes=0)
+            ending = (
+                next((end for magic, end in _MAGICS.items() if data.startswith(magic)), "img")
+                if kind == "image"
+                else _ENDINGS[kind]
+            )
+            begin = shard.add(f"{key}.{name if name == ending else f'{name}.{ending}'}", data)
+            row += [int(value)] if kind == "number" else [begin, len(data)]
+        shard.samples += 1
+        self._rows.append(row)
+        if shard.size >= self._options.shard_bytes:
+            self._close()
+
+    def _field(self, name: str, kind: str, value: Any) -> Field:
+        if "." in name or "/" in name or not name:
+            raise DataError(f"a field is named {name!r}: want a name without dots and slashes")
+        if kind != "array" or not isinstance(value, np.ndarray):
+            return Field(name=name, kind=kind)
+        if name in self._halves:
+            value = np.empty(value.shape, np.float16)
+        header = len(encoded(kind, value)) - value.nbytes
+        return Field(name=name, kind=kind, dtype=value.dtype.str, shape=value.shape, header_bytes=header)
+
+    def _opened(self) -> _ShardWriter:
+        if self._shard is None:
+            self._shard = _ShardWriter(self._folder / f"shard-{len(self._entries):05d}.tar")
+        return self._shard
+
+    def _close(self) -> None:
+        if self._shard is not None:
+            self._entries.append(self._shard.finish())
+            self._blocks += self._shard.blocks
+            self.written += self._shard.size
+            self._shard = None
+
+    def close(self) -> None:
+        """Let go of the shard that is being written."""
+        if self._shard is not None:
+            self._shard.close()
+
+    def finish(self, note: str, statistics: dict[str, Any]) -> Manifest:
+        """End the last shard, and write what tells of all."""
+        self._close()
+        if not self._entries:
+            raise DataError("no sample to pack")
+        fields = tuple(replace(each, statistics=statistics.get(name, {})) for name, each in self._fields.items())
+        index = encoded("array", np.array(self._rows, np.int64).reshape(len(self._rows), -1))
+        blocks = encoded("array", np.array(self._blocks, np.uint64))
+        manifest = Manifest(
+            fields=fields,
+            shards=tuple(self._entries),
+            index_xxh3=xxh3(index),
+            blocks_xxh3=xxh3(blocks),
+            note=note,
+        )
+        for name, data in ((INDEX, index), (BLOCKS, blocks), (MANIFEST, manifest.text().encode())):
+            _write(self._folder / name, data)
+        return manifest
+
+
+def pack(source: Source, samples: int, target: Path, options: PackOptions, progress: Progress) -> Manifest:
+    """Make a pack of a data set's samples; it is at `target` as a whole when this returns, or not at all.
+
+    Args:
+        source: whose samples.
+        samples: how many it has.
+        target: a folder that is not there yet.
+        options: how.
+        progress: is told now and then how many samples are done.
+
+    Raises:
+        ArgumentError: there is something at `target`.
+        DataError: a sample cannot be read or packed.
+        OSError: the disk is full, or fails.
+    """
+    if target.exists():
+        raise ArgumentError(f"{target} is there already; want a new folder, or remove it")
+    order = range(samples) if options.order is None else options.order
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = target.with_name(f".{target.name}.new-{secrets.token_hex(4)}")
+    folder.mkdir()
+    opened = ExitStack()
+    try:
+        statistics = _statistics(source, order, options) if options.to_float16 else {}
+        halves = {name: HalfPrecision(each, options.channel_axis) for name, each in statistics.items()}
+        packer = _Packer(folder, options, halves)
+        opened.callback(packer.close)
+        for done, number in enumerate(order, 1):
+            record = _read(source, int(number), options)
+            if record is not None:
+                packer.add(f"sample {number}", record)
+            progress(done, packer.written)
+        told = {name: each.told() | halves[name].told() for name, each in statistics.items()}
+        manifest = packer.finish(f"of {source.format} {source.digest}", told)
+        _sync(folder)
+        folder.rename(target)
+        _sync(target.parent)
+    except BaseException:
+        opened.close()
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return manifest
+
+
+def _read(source: Source, number: int, options: PackOptions) -> Record | None:
+    try:
+        return source.record(number)
+    except DataError as error:
+        if options.on_bad is None:
+            raise
+        options.on_bad(number, error)
+        return None
+
+
+def _statistics(source: Source, order: Sequence[int], options: PackOptions) -> dict[str, ChannelStatistics]:
+    found: dict[str, ChannelStatistics] = {}
+    for number in order:
+        for name, value in (_read(source, int(number), replace(options, on_bad=lambda *_: None)) or {}).items():
+            if isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.ndim:
+                if name not in found:
+                    found[name] = ChannelStatistics(options.channel_axis)
+                found[name].add(f"sample {number}: {name}", value)
+    if not found:
+        raise ArgumentError("to float16: the samples have no arrays of floating-point numbers")
+    return found
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

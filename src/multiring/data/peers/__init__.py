@@ -1,0 +1,1 @@
+"""Blocks from host to host, so that each leaves its source once."""

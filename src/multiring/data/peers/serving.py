@@ -1,0 +1,154 @@
+"""A host's server of blocks, and the way to another host's."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from multiring.data.peers.connection import Line
+from multiring.data.peers.words import Request
+from multiring.errors import ArgumentError, MultiringError
+from multiring.runtime.bootstrap.addresses import TcpAddress, listen
+from multiring.runtime.bootstrap.handshake import FrameError
+
+Give = Callable[[Request], bytes]
+Tell = Callable[[str], None]
+
+_CONNECTIONS = 256
+_STRANGER_S = 10.0  # until somebody has proven to know the secret
+_PEER_S = 60.0  # for a request to come, and for a block to go
+_IDLE_S = 3600.0
+_SHUNNED_S = 30.0  # how long a peer that failed is not asked again
+
+
+class BlockServer:
+    """Gives blocks to whoever knows the secret.
+
+    Args:
+        secret: of the job; not empty.
+        host: the address of the interface to listen on, and nowhere else.
+        give: returns a block, or raises a MultiringError, whose text the other end is told.
+        tell: is told of strangers.
+
+    Raises:
+        ArgumentError: there is no secret.
+        OSError: the address is not this host's.
+    """
+
+    def __init__(self, secret: bytes, host: str, give: Give, tell: Tell) -> None:
+        if not secret:
+            raise ArgumentError(
+                "a server of blocks without a secret would give them to anybody: set MULTIRING_SECRET_FILE"
+            )
+        self._secret, self._give, self._tell = secret, give, tell
+        self._listener = listen(TcpAddress(host, 0))
+        self._listener.setblocking(True)
+        name = self._listener.getsockname()
+        self.address = TcpAddress(str(name[0]), int(name[1]))
+        self._lines: set[Line] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+        threading.Thread(target=self._accept, daemon=True, name="multiring-blocks").start()
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                sock, (host, *_) = self._listener.accept()
+            except OSError:
+                return  # closed
+            line = Line(sock, _STRANGER_S)
+            with self._lock:
+                is_full = len(self._lines) >= _CONNECTIONS or self._closed
+                if not is_full:
+                    self._lines.add(line)
+            if is_full:
+                line.close()
+                continue
+            threading.Thread(target=self._serve, args=(line, host), daemon=True, name="multiring-blocks").start()
+
+    def _serve(self, line: Line, host: str) -> None:
+        try:
+            line.welcome(self._secret)
+            line.patience(_IDLE_S, _PEER_S)
+            while (request := line.request()) is not None:
+                try:
+                    data = self._give(request)
+                except MultiringError as error:
+                    line.refuse(str(error))
+                else:
+                    line.give(data)
+        except FrameError as error:
+            self._tell(f"a connection from {host} was closed: {error}")
+        except OSError:
+            pass  # it went, or was silent for too long; who asked asks another
+        finally:
+            with self._lock:
+                self._lines.discard(line)
+            line.close()
+
+    def close(self) -> None:
+        """Close the port and all connections."""
+        with self._lock:
+            self._closed = True
+            lines = list(self._lines)
+        # A thread that waits in accept is woken by this only.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for line in lines:
+            line.end()
+
+
+class Peer:
+    """Another host's server: some connections to it, made as they are needed.
+
+    Args:
+        address: where it listens.
+        secret: of the job.
+        tell: is told when it fails.
+        timeout_s: for a block.
+    """
+
+    def __init__(self, address: TcpAddress, secret: bytes, tell: Tell, timeout_s: float = _PEER_S) -> None:
+        self.address = address
+        self._secret, self._tell, self._timeout_s = secret, tell, timeout_s
+        self._idle: deque[Line] = deque()
+        self._shunned_until = 0.0
+
+    def block(self, request: Request) -> bytes | None:
+        """Return a block; None where the peer does not give it, which is told."""
+        if time.monotonic() < self._shunned_until:
+            return None
+        try:
+            line = self._idle.pop() if self._idle else self._connected()
+            try:
+                data = line.ask(request)
+            except BaseException:
+                line.close()
+                raise
+        except (OSError, FrameError) as error:
+            self._shunned_until = time.monotonic() + _SHUNNED_S
+            self._idle.clear()
+            why = str(error) or type(error).__name__
+            self._tell(f"data peer {self.address}: {why}; its blocks come from the source for {_SHUNNED_S:g} s")
+            return None
+        self._idle.append(line)
+        return data
+
+    def _connected(self) -> Line:
+        sock = socket.create_connection((self.address.host, self.address.port), timeout=self._timeout_s)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        line = Line(sock, self._timeout_s)
+        try:
+            line.greet(self._secret)
+        except BaseException:
+            line.close()
+            raise
+        return line
+
+    def close(self) -> None:
+        """Close the connections that are not in use."""
+        while self._idle:
+            self._idle.pop().close()

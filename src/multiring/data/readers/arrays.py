@@ -1,0 +1,152 @@
+"""NumPy's files: arrays as they lie in a file, without a pickle."""
+
+import io
+import math
+import tokenize
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from multiring.data.readers.limits import Limits, damage_told, refuse_pickle, require_size
+from multiring.data.readers.source import Numbering, Opening, Record, Shard, digest_of
+from multiring.data.readers.storage import Storage, read, with_endings
+from multiring.errors import DataError
+
+_HEADER_BYTES = 1 << 14
+# What NumPy's reading of a header as Python's source raises.
+_HEADERS_ERRORS = (
+    ValueError,
+    SyntaxError,
+    TypeError,
+    EOFError,
+    RecursionError,
+    MemoryError,
+    OverflowError,
+    tokenize.TokenError,
+)
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How an array lies in a file."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    begin: int  # of its numbers, in bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the numbers' bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def layout_of(what: str, head: bytes, size: int, limits: Limits) -> Layout:
+    """Return how the array in a .npy file of `size` bytes lies, of which `head` is the beginning.
+
+    Raises:
+        DataError: it is none, has Python objects in it, is in Fortran's order, or says that it has other bytes.
+    """
+    with damage_told(what, *_HEADERS_ERRORS):
+        file = io.BytesIO(head)
+        version = np.lib.format.read_magic(file)
+        reads = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        if version not in reads:
+            raise ValueError(f"version {version} of .npy")
+        shape, is_fortran, dtype = reads[version](file, max_header_size=_HEADER_BYTES)
+    if dtype.hasobject:
+        refuse_pickle(what, "its array of Python objects")
+    if is_fortran and len(shape) > 1:
+        raise DataError(f"{what} is in Fortran's order, where no sample lies in one piece; save it in C's")
+    if any(each < 0 for each in shape):
+        raise DataError(f"{what} claims the shape {shape}")
+    found = Layout(dtype, tuple(shape), file.tell())
+    # Python's integers: a shape whose bytes no machine word holds is found too.
+    require_size(what, found.size_bytes, size - found.begin, "which is all that the file has")
+    if found.begin + found.size_bytes != size:
+        raise DataError(f"{what} has {size} bytes, and its array ends at {found.begin + found.size_bytes}")
+    require_size(what, found.size_bytes, limits.index_bytes << 20, "the limit")
+    return found
+
+
+def array_of(what: str, data: bytes | memoryview, limits: Limits) -> Array:
+    """Return the array that is in a .npy file's bytes; it views them."""
+    require_size(what, len(data), limits.record_bytes, "the limit of a record")
+    found = layout_of(what, bytes(data[:_HEADER_BYTES]), len(data), limits)
+    return np.frombuffer(data, found.dtype, offset=found.begin).reshape(found.shape)
+
+
+def layout_in(storage: Storage, name: str, limits: Limits) -> Layout:
+    """Return how the array in a file lies."""
+    size = storage.size(name)
+    return layout_of(f"{storage.url}/{name}", read(storage, name, 0, min(size, _HEADER_BYTES)), size, limits)
+
+
+def bytes_in(array: Array) -> memoryview:
+    """Return the memory of an array in C's order."""
+    return array.reshape(-1).view(np.uint8).data
+
+
+class NpySource:
+    """Arrays whose first axis numbers the samples; each file holds some of them, in a field named `array`."""
+
+    format = "npy"
+    reads_records = True
+
+    def __init__(self, opening: Opening) -> None:
+        self._storage, self._limits = opening.storage, opening.limits
+        names = with_endings(opening.names, ".npy") or ([""] if opening.names == ("",) else [])
+        if not names:
+            raise DataError(f"{opening.storage.url} has no .npy file")
+        self._layouts = [layout_in(self._storage, name, opening.limits) for name in names]
+        kinds = {(each.dtype, each.shape[1:]) for each in self._layouts}
+        if len(kinds) > 1 or not self._layouts[0].shape:
+            raise DataError(
+                f"{opening.storage.url}: its arrays differ, or have no axis of samples: {sorted(map(str, kinds))}"
+            )
+        first = self._layouts[0]
+        self._row_bytes = math.prod(first.shape[1:]) * first.dtype.itemsize
+        require_size(f"{opening.storage.url}: a sample", self._row_bytes, opening.limits.record_bytes, "the limit")
+        kept = [(name, each) for name, each in zip(names, self._layouts, strict=True) if each.shape[0]]
+        self.shards = [
+            Shard(name=name, size_bytes=self._storage.size(name), samples=each.shape[0]) for name, each in kept
+        ]
+        self._layouts = [each for _, each in kept]
+        self.numbering = Numbering(self.shards)
+        self.digest = digest_of(self.format, self.shards)
+
+    def record(self, number: int) -> Record:
+        """Return {"array": one sample}."""
+        shard, row = self.numbering.place(number)
+        layout = self._layouts[shard]
+        found = np.empty(layout.shape[1:], layout.dtype)
+        if found.nbytes:
+            begin = layout.begin + row * self._row_bytes
+            self._storage.read_into(self.shards[shard].name, begin, bytes_in(found))
+        return {"array": found}
+
+
+class NpyFilesSource:
+    """A file is a sample, in a field named `array`; those of a folder below have its number as their `label`."""
+
+    format = "npy-files"
+    reads_records = True
+
+    def __init__(self, opening: Opening) -> None:
+        self._storage, self._limits = opening.storage, opening.limits
+        names = with_endings(opening.names, ".npy")
+        if not names:
+            raise DataError(f"{opening.storage.url} has no .npy file")
+        self.shards = [Shard(name=name, size_bytes=self._storage.size(name), samples=1) for name in names]
+        self.numbering = Numbering(self.shards)
+        self.digest = digest_of(self.format, self.shards)
+
+    def record(self, number: int) -> Record:
+        """Return {"array": one sample, "name": its file's}."""
+        self.numbering.place(number)
+        shard = self.shards[number]
+        what = f"{self._storage.url}/{shard.name}"
+        require_size(what, shard.size_bytes, self._limits.record_bytes, "the limit of a record")
+        return {"array": array_of(what, read(self._storage, shard.name), self._limits), "name": shard.name}

@@ -1,0 +1,100 @@
+"""Which reader a data set takes: by what it is said to be, or by its files' names."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from multiring.data.packing.manifest import MANIFEST
+from multiring.data.readers.arrays import NpyFilesSource, NpySource
+from multiring.data.readers.columns import Hdf5Source, ParquetSource
+from multiring.data.readers.folder import ENDINGS, FolderSource
+from multiring.data.readers.limits import Limits
+from multiring.data.readers.mds import INDEX, MdsSource
+from multiring.data.readers.packed import PackedSource
+from multiring.data.readers.source import Opening
+from multiring.data.readers.storage import Storage
+from multiring.data.readers.tar import TarSource
+from multiring.data.readers.tfrecord import TfRecordSource
+from multiring.errors import ArgumentError, DataError
+
+READERS: dict[str, Callable[[Opening], Any]] = {
+    "hdf5": Hdf5Source,
+    "imagefolder": FolderSource,
+    "mds": MdsSource,
+    "npy": NpySource,
+    "npy-files": NpyFilesSource,
+    "pack": PackedSource,
+    "parquet": ParquetSource,
+    "tar": TarSource,
+    "tfrecord": TfRecordSource,
+}
+_BY_ENDING = {
+    ".tar": "tar",
+    ".parquet": "parquet",
+    ".h5": "hdf5",
+    ".hdf5": "hdf5",
+    ".npy": "npy",
+    **dict.fromkeys(ENDINGS, "imagefolder"),
+}
+
+
+def format_of(storage: Storage, names: list[str]) -> str:
+    """Return the format of a data set's files.
+
+    Raises:
+        DataError: their names say none, or several.
+    """
+    if MANIFEST in names:
+        return "pack"
+    if INDEX in names and any(name.endswith((".mds", ".mds.zstd")) for name in names):
+        return "mds"
+    shown = [name or storage.url for name in names]
+    found = {kind for name in shown for ending, kind in _BY_ENDING.items() if name.lower().endswith(ending)}
+    found |= {"tfrecord" for name in shown if "tfrecord" in name.rpartition("/")[2].lower()}
+    if len(found) != 1:
+        raise DataError(
+            f"{storage.url} has {len(names)} files, by whose names it is "
+            f"{' or '.join(sorted(found)) or 'no data set'}; say which: format={' or '.join(map(repr, READERS))}"
+        )
+    return found.pop()
+
+
+def tell(text: str) -> None:
+    """Say what is odd and goes on, on standard error."""
+    sys.stderr.write(f"multiring: {text}\n")
+
+
+def open_source(
+    storage: Storage, kind: str | None = None, limits: Limits | None = None, report: Callable[[str], None] = tell
+) -> Any:
+    """Return a reader of the data set in a storage.
+
+    Args:
+        storage: where it is.
+        kind: its format; found by its files' names where it is not said.
+        limits: what its files may claim.
+        report: is told what is odd.
+
+    Raises:
+        ArgumentError: no such format.
+        DataError: it is damaged, or none.
+    """
+    if kind is not None and kind not in READERS:
+        raise ArgumentError(f"format {kind!r}: want one of {', '.join(READERS)}")
+    names = _names(storage, kind)
+    if not names:
+        raise DataError(f"{storage.url} has no files")
+    chosen = kind or format_of(storage, names)
+    return READERS[chosen](Opening(storage=storage, names=tuple(names), limits=limits or Limits(), report=report))
+
+
+def _names(storage: Storage, kind: str | None) -> list[str]:
+    """Return a data set's files; where a file tells of the others, that one: not every source can list."""
+    telling = {None: (MANIFEST,), "pack": (MANIFEST,), "mds": (INDEX,)}
+    for name in telling.get(kind, ()):
+        try:
+            storage.size(name)
+        except (DataError, OSError):
+            continue
+        return [name]
+    return storage.names()

@@ -1,0 +1,282 @@
+"""Files of a data set, wherever fsspec reads them: by name, in ranges; local ones without fsspec."""
+
+import io
+import os
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+from multiring.data.readers.limits import library, require_inside
+from multiring.errors import ArgumentError, DataError, SourceTimeoutError
+
+_OPEN_FILES = 128
+_READERS = 16
+_AT_ONCE = 1 << 30  # bytes that one system call moves
+
+
+class Storage(Protocol):
+    """A folder of files, or one file, at a URL.
+
+    Attributes:
+        url: without what may be secret in it.
+    """
+
+    url: str
+
+    def names(self) -> list[str]:
+        """Return all files, with the folders below it, sorted."""
+        ...
+
+    def size(self, name: str) -> int:
+        """Return a file's bytes.
+
+        Raises:
+            DataError: there is no such file.
+        """
+        ...
+
+    def read_into(self, name: str, begin: int, out: memoryview) -> None:
+        """Fill `out` with a file's bytes from `begin` on.
+
+        Raises:
+            DataError: it ends before.
+        """
+        ...
+
+
+def read(storage: Storage, name: str, begin: int = 0, end: int | None = None) -> bytes:
+    """Return a file's bytes from `begin` to `end`; the caller has held `end` against a limit, if it is a claim."""
+    size = storage.size(name)
+    last = size if end is None else end
+    if not 0 <= begin <= last <= size:
+        raise DataError(f"{storage.url}: {name} has {size} bytes; {begin} to {last} are wanted: it was cut short")
+    data = bytearray(last - begin)
+    storage.read_into(name, begin, memoryview(data))
+    return bytes(data)
+
+
+def storage_of(url: str, *, timeout_s: float = 60.0, readers: int = _READERS, **options: Any) -> Storage:
+    """Return what is at `url`: a path, or what fsspec knows (s3://, https://, memory://, ...).
+
+    Args:
+        url: of a folder or a file.
+        timeout_s: a source that has not answered a request within it is given up, by name.
+        readers: the most requests at a time, by this process.
+        options: for fsspec's file system: credentials and the like.
+
+    Raises:
+        ArgumentError: no such place or protocol.
+    """
+    if re.match(r"[a-z][a-z0-9+.]*:", url) is None or url.startswith("file:"):
+        return LocalStorage(url.removeprefix("file:").removeprefix("//"))
+    return RemoteStorage(url, timeout_s=timeout_s, readers=readers, options=options)
+
+
+class LocalStorage:
+    """Files that this machine has mounted."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._root = Path(path).absolute()
+        if not self._root.exists():
+            raise ArgumentError(f"no data set at {path}: there is no such file or folder")
+        self.url = str(self._root)
+        self._files: OrderedDict[str, _Opened] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def path(self, name: str) -> Path:
+        """Return where a file is."""
+        return self._root / require_inside(self.url, name) if name else self._root
+
+    def names(self) -> list[str]:
+        """Return all files, sorted, without those whose names begin with a dot."""
+        if self._root.is_file():
+            return [""]
+        found = []
+        for folder, folders, files in os.walk(self._root):
+            folders[:] = [each for each in folders if not each.startswith(".")]
+            within = Path(folder).relative_to(self._root)
+            found += [(within / each).as_posix() for each in files if not each.startswith(".")]
+        return sorted(found)
+
+    def size(self, name: str) -> int:
+        """Return a file's bytes."""
+        return self._opened(name).size
+
+    def read_into(self, name: str, begin: int, out: memoryview) -> None:
+        """Fill `out` by preadv: no copy but the page cache's."""
+        opened = self._opened(name)
+        done = 0
+        while done < len(out):
+            got = os.preadv(opened.descriptor, [out[done : done + _AT_ONCE]], begin + done)
+            if not got:
+                raise DataError(f"{self.path(name)} ends at {begin + done}; {begin} to {begin + len(out)} are wanted")
+            done += got
+
+    def _opened(self, name: str) -> "_Opened":
+        found = self._files.get(name)
+        if found is not None:
+            return found
+        opened = _Opened(self.path(name))
+        with self._lock:
+            self._files[name] = opened
+            while len(self._files) > _OPEN_FILES:
+                self._files.popitem(last=False)
+        return opened
+
+    def close(self) -> None:
+        """Close what is open and not being read; it is opened again when it is read."""
+        with self._lock:
+            self._files.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_root": self._root, "url": self.url}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self._files = OrderedDict()
+        self._lock = threading.Lock()
+
+
+class _Opened:
+    """A file's descriptor, closed when nobody reads from it any more."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise DataError(f"{path} cannot be opened: {error.strerror}") from error
+        self.size = os.fstat(self.descriptor).st_size
+
+    def __del__(self) -> None:
+        if hasattr(self, "descriptor"):
+            os.close(self.descriptor)
+
+
+class RemoteStorage:
+    """Files that fsspec reads."""
+
+    def __init__(self, url: str, *, timeout_s: float, readers: int, options: dict[str, Any]) -> None:
+        self._open(url, timeout_s, readers, options)
+
+    def _open(self, url: str, timeout_s: float, readers: int, options: dict[str, Any]) -> None:
+        # Who has the URL may have the password in it; errors and manifests do not.
+        self.url = re.sub(r"//[^/@]*@", "//", url.partition("?")[0])
+        self._made_of: dict[str, Any] = {"url": url, "timeout_s": timeout_s, "readers": readers, "options": options}
+        self._timeout_s = timeout_s
+        self._sizes: dict[str, int] = {}
+        self._turn = threading.BoundedSemaphore(readers)
+        fsspec = library("fsspec")
+        try:
+            self._system, root = fsspec.core.url_to_fs(url, **options)
+        except (ImportError, ValueError) as error:
+            raise ArgumentError(f"{self.url}: {error}") from error
+        self._root = root.rstrip("/")
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{require_inside(self.url, name)}" if name else self._root
+
+    def names(self) -> list[str]:
+        """Return all files, sorted."""
+        found: list[str] = self._asked("list of files", lambda: self._system.find(self._root))
+        if found == [self._root]:
+            return [""]
+        within = (each[len(self._root) + 1 :] for each in found if each.startswith(f"{self._root}/"))
+        return sorted(each for each in within if not any(part.startswith(".") for part in each.split("/")))
+
+    def size(self, name: str) -> int:
+        """Return a file's bytes, asked for once."""
+        if name not in self._sizes:
+            told = self._asked(name, lambda: self._system.info(self._path(name)))
+            if told.get("size") is None:
+                raise DataError(f"{self.url}: the source does not say how large {name} is; want one that does")
+            self._sizes[name] = int(told["size"])
+        return self._sizes[name]
+
+    def read_into(self, name: str, begin: int, out: memoryview) -> None:
+        """Fill `out` by one request."""
+        end = begin + len(out)
+        data: bytes = self._asked(name, lambda: self._system.cat_file(self._path(name), start=begin, end=end))
+        if len(data) != len(out):
+            raise DataError(f"{self.url}: {name} gave {len(data)} bytes for {begin} to {end}: it was cut short")
+        out[:] = data
+
+    def _asked(self, what: str, ask: Any) -> Any:
+        """Return what the source says, or raise where it does not within the time.
+
+        The request is another thread's, which cannot be ended: it goes with the process.
+        """
+        answer: list[Any] = []
+
+        def run() -> None:
+            try:
+                answer.append((ask(), None))
+            except Exception as error:  # noqa: BLE001 -- raised by who asked
+                answer.append((None, error))
+
+        if not self._turn.acquire(timeout=self._timeout_s):
+            raise SourceTimeoutError(
+                f"{self.url}: no request for {what} could begin in {self._timeout_s:g} s; others stall"
+            )
+        try:
+            thread = threading.Thread(target=run, daemon=True, name="multiring-source")
+            thread.start()
+            thread.join(self._timeout_s)
+        finally:
+            self._turn.release()
+        if not answer:
+            raise SourceTimeoutError(f"{self.url}: the source has not sent {what} within {self._timeout_s:g} s")
+        value, error = answer[0]
+        if error is not None:
+            raise DataError(f"{self.url}: {what} cannot be read: {type(error).__name__}: {error}") from error
+        return value
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self._made_of
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._open(**state)
+
+
+class StorageFile(io.RawIOBase):
+    """A file of a storage, for libraries that want one."""
+
+    def __init__(self, storage: Storage, name: str) -> None:
+        super().__init__()
+        self._storage = storage
+        self._name = name
+        self._size = storage.size(name)
+        self._place = 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a place in the file."""
+        self._place = max(0, {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence] + offset)
+        return self._place
+
+    def tell(self) -> int:
+        """Return the place."""
+        return self._place
+
+    def readinto(self, buffer: Any) -> int:
+        """Read what there is, at most as much as the buffer holds."""
+        view = memoryview(buffer).cast("B")
+        count = max(0, min(len(view), self._size - self._place))
+        if count:
+            self._storage.read_into(self._name, self._place, view[:count])
+        self._place += count
+        return count
+
+
+def with_endings(names: Iterable[str], *endings: str) -> list[str]:
+    """Return those of `names` that end so, in any case."""
+    return [name for name in names if name.lower().endswith(endings)]

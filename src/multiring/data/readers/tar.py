@@ -1,0 +1,160 @@
+"""Tar shards in WebDataset's layout: files that have a name's part before its first dot in common are a sample.
+
+What a file is, its ending says: .jpg, .png, .webp an image, .cls and .id a number, .txt text, .json JSON, .npy an
+array; anything else is bytes. The ending is the field's name.
+
+Source of the layout: github.com/webdataset/webdataset, README.
+"""
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from multiring.data.readers.arrays import array_of
+from multiring.data.readers.limits import (
+    PICKLES,
+    Limits,
+    damage_told,
+    refuse_pickle,
+    require_inside,
+    require_size,
+)
+from multiring.data.readers.source import Image, Numbering, Opening, Record, Shard, digest_of
+from multiring.data.readers.storage import Storage, StorageFile, read, with_endings
+from multiring.errors import DataError
+
+IMAGES = frozenset({"jpg", "jpeg", "png", "ppm", "bmp", "pgm", "tif", "tiff", "webp"})
+_NUMBERS = frozenset({"cls", "id", "index"})
+_READ_AHEAD = 1 << 16
+_RECORD = 512  # a tar's headers and contents begin at multiples of it
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A file in a tar."""
+
+    name: str
+    begin: int
+    size: int
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Return a member's sample and field: its name up to the first dot of its last part, and what follows."""
+    folder, slash, last = name.rpartition("/")
+    stem, _, field = last.partition(".")
+    return f"{folder}{slash}{stem}", field.lower()
+
+
+def members(storage: Storage, name: str) -> Iterator[Member]:
+    """Yield a tar's files, by its headers.
+
+    Raises:
+        DataError: it is cut short or damaged, or has links, devices, sparse files or paths that leave it.
+    """
+    what = f"{storage.url}/{name}"
+    size = storage.size(name)
+    file = io.BufferedReader(StorageFile(storage, name), _READ_AHEAD)
+    kinds = (tarfile.TarError, ValueError, EOFError, RecursionError, OverflowError, MemoryError, IndexError, KeyError)
+    with damage_told(what, *kinds):
+        archive: Any = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115 -- it holds nothing but `file`
+    end = 0
+    while True:
+        with damage_told(what, *kinds):
+            found = archive.next()
+        if found is None:
+            break
+        archive.members = []  # or it would keep all it has seen
+        require_size(
+            f"{what}: {found.name!r}", found.size, size - found.offset_data, "which is what is left of the file"
+        )
+        end = found.offset_data + -(-found.size // _RECORD) * _RECORD
+        if found.isdir():
+            continue
+        if not found.isreg() or found.issparse():
+            raise DataError(f"{what}: {found.name!r} is a link, a device or a sparse file; want plain files")
+        yield Member(require_inside(what, found.name), found.offset_data, found.size)
+    # tarfile takes a file that ends where a header could begin for a whole one; writers end it by two empty records.
+    if end + 2 * _RECORD > size or any(read(storage, name, end, end + 2 * _RECORD)):
+        raise DataError(f"{what} has {size} bytes and no end of archive behind {end}: it was cut short")
+
+
+def samples_in(storage: Storage, name: str, limits: Limits) -> list[list[Member]]:
+    """Return a tar's samples, each with its files, which stand one after the other."""
+    found: list[list[Member]] = []
+    last = ""
+    for member in members(storage, name):
+        key, field = split_name(member.name)
+        if field.rpartition(".")[2] in PICKLES:
+            refuse_pickle(f"{storage.url}/{name}", member.name)
+        require_size(f"{storage.url}/{name}: {member.name}", member.size, limits.record_bytes, "the limit of a record")
+        if found and key == last:
+            if any(split_name(each.name)[1] == field for each in found[-1]):
+                raise DataError(f"{storage.url}/{name}: {member.name!r} is there twice in a sample")
+            found[-1].append(member)
+        else:
+            found.append([member])
+        last = key
+    return found
+
+
+def value_of(what: str, field: str, data: memoryview, limits: Limits) -> Any:
+    """Return what a member holds, by its ending."""
+    ending = field.rpartition(".")[2]
+    if ending in IMAGES:
+        return Image(bytes(data))
+    if ending == "npy":
+        return array_of(what, data, limits)
+    with damage_told(what, ValueError, RecursionError):
+        if ending in _NUMBERS:
+            return int(bytes(data[:32]))
+        if ending == "txt":
+            return bytes(data).decode()
+        if ending == "json":
+            return json.loads(bytes(data))
+    return bytes(data)
+
+
+class TarSource:
+    """Samples in tar shards."""
+
+    format = "tar"
+    reads_records = True
+
+    def __init__(self, opening: Opening) -> None:
+        self._storage, self._limits = opening.storage, opening.limits
+        names = with_endings(opening.names, ".tar") or ([""] if opening.names == ("",) else [])
+        if not names:
+            raise DataError(f"{opening.storage.url} has no .tar file")
+        indices = [(name, samples_in(self._storage, name, opening.limits)) for name in names]
+        for name, index in indices:
+            if not index:
+                opening.report(f"{opening.storage.url}/{name} has no samples")
+        self._samples = [index for _, index in indices if index]
+        self.shards = [
+            Shard(name=name, size_bytes=self._storage.size(name), samples=len(index))
+            for name, index in indices
+            if index
+        ]
+        self.numbering = Numbering(self.shards)
+        self.digest = digest_of(self.format, self.shards)
+
+    def record(self, number: int) -> Record:
+        """Return a sample's files as its fields, and its name as "key"."""
+        shard, row = self.numbering.place(number)
+        name, found = self.shards[shard].name, self._samples[shard][row]
+        begin, end = found[0].begin, found[-1].begin + found[-1].size
+        require_size(
+            f"{self._storage.url}/{name}: {found[0].name}", end - begin, self._limits.record_bytes, "the limit"
+        )
+        data = memoryview(read(self._storage, name, begin, end))
+        record: Record = {"key": split_name(found[0].name)[0]}
+        for each in found:
+            field = split_name(each.name)[1] or "data"
+            what = f"{self._storage.url}/{name}: {each.name}"
+            record[field] = value_of(
+                what, field, data[each.begin - begin : each.begin - begin + each.size], self._limits
+            )
+        return record

@@ -1,0 +1,179 @@
+"""TFRecord files of tf.train.Example.
+
+A record: uint64 length, masked CRC-32C of that, the data, masked CRC-32C of those; little-endian. An Example is a
+protobuf message; the few kinds of field that it has are read here.
+
+Sources: tensorflow.org/tutorials/load_data/tfrecord; tensorflow/core/example/example.proto and feature.proto;
+protobuf.dev/programming-guides/encoding.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from multiring.data.readers.limits import Limits, library, require_size
+from multiring.data.readers.source import Image, Numbering, Opening, Record, Shard, digest_of
+from multiring.data.readers.storage import Storage, read
+from multiring.errors import DataError
+
+_HEAD = struct.Struct("<QI")
+_FOOT = struct.Struct("<I")
+_MASK = 0xA282EAD8
+_MAGICS = (b"\xff\xd8\xff", b"\x89PNG\r\n")
+_READ_AHEAD = 1 << 20
+
+
+def masked_crc(data: bytes) -> int:
+    """Return a record's check sum as it is stored."""
+    crc: int = library("google_crc32c").value(data)
+    return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
+
+
+def records_in(storage: Storage, name: str, limits: Limits) -> list[tuple[int, int]]:
+    """Return where a file's records begin, and their lengths; their data's check sums are not looked at.
+
+    Raises:
+        DataError: a length is damaged, or the file ends within a record.
+    """
+    what = f"{storage.url}/{name}"
+    size = storage.size(name)
+    found = []
+    place = 0
+    head = b""
+    begin = 0  # of `head`
+    while place < size:
+        if place + _HEAD.size > begin + len(head):
+            begin = place
+            head = read(storage, name, place, min(size, place + _READ_AHEAD))
+        if len(head) - (place - begin) < _HEAD.size:
+            raise DataError(f"{what} ends within a record, at {size}")
+        length, crc = _HEAD.unpack_from(head, place - begin)
+        if crc != masked_crc(head[place - begin : place - begin + 8]):
+            raise DataError(f"{what}: the length at {place} is damaged")
+        left = size - place - _HEAD.size - _FOOT.size
+        require_size(f"{what}: the record at {place}", length, left, "which is what is left of the file")
+        require_size(f"{what}: the record at {place}", length, limits.record_bytes, "the limit of a record")
+        found.append((place + _HEAD.size, length))
+        place += _HEAD.size + length + _FOOT.size
+    return found
+
+
+class TfRecordSource:
+    """Examples in TFRecord files. A feature of one value is that value; of several, an array or a list."""
+
+    format = "tfrecord"
+    reads_records = True
+
+    def __init__(self, opening: Opening) -> None:
+        self._storage, self._limits = opening.storage, opening.limits
+        names = [each for each in opening.names if "tfrecord" in each.lower()] or (
+            [""] if opening.names == ("",) else []
+        )
+        indices = [(name, records_in(self._storage, name, opening.limits)) for name in names]
+        self._records = [np.array(index, np.int64) for _, index in indices if index]
+        self.shards = [
+            Shard(name=name, size_bytes=self._storage.size(name), samples=len(index))
+            for name, index in indices
+            if index
+        ]
+        if not self.shards:
+            raise DataError(f"{opening.storage.url} has no TFRecord file with records")
+        self.numbering = Numbering(self.shards)
+        self.digest = digest_of(self.format, self.shards)
+
+    def record(self, number: int) -> Record:
+        """Return an Example's features."""
+        shard, row = self.numbering.place(number)
+        begin, length = (int(each) for each in self._records[shard][row])
+        what = f"{self._storage.url}/{self.shards[shard].name}: record {row}"
+        data = read(self._storage, self.shards[shard].name, begin, begin + length + _FOOT.size)
+        if _FOOT.unpack_from(data, length)[0] != masked_crc(data[:length]):
+            raise DataError(f"{what} is damaged: its check sum is another")
+        try:
+            return example_of(data[:length])
+        except (ValueError, struct.error, IndexError) as error:
+            raise DataError(f"{what} is no tf.train.Example: {error}") from error
+
+
+def example_of(data: bytes) -> Record:
+    """Return the features of an Example.
+
+    Raises:
+        ValueError: it is none.
+    """
+    found: Record = {}
+    for number, features in _fields(data):
+        for inner, entry in _fields(_message(features)) if number == 1 else ():
+            parts = dict(_fields(_message(entry))) if inner == 1 else {}
+            if 1 in parts and 2 in parts:
+                found[_message(parts[1]).decode()] = _feature(_message(parts[2]))
+    return found
+
+
+def _message(value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        raise ValueError("a number stands where a message should")  # noqa: TRY004 -- of the file, not the caller
+    return value
+
+
+def _feature(data: bytes) -> Any:
+    for number, values in _fields(data):
+        inner = [each for key, each in _fields(_message(values)) if key == 1]
+        if number == 1:
+            texts = [_message(each) for each in inner]
+            if len(texts) == 1:
+                return Image(texts[0]) if texts[0].startswith(_MAGICS) else texts[0]
+            return texts
+        if number not in {2, 3}:
+            continue
+        if number == 2:
+            array = np.frombuffer(b"".join(_message(each) for each in inner), "<f4")
+        else:
+            array = np.array([each for value in inner for each in _integers(value)], np.uint64).view(np.int64)
+        return array[0] if len(array) == 1 else array
+    return np.empty(0, np.float32)
+
+
+def _integers(value: int | bytes) -> Iterator[int]:
+    if isinstance(value, int):
+        yield value
+        return
+    place = 0
+    while place < len(value):
+        found, place = _varint(value, place)
+        yield found
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Yield a message's fields: numbers as integers, everything else as bytes."""
+    place = 0
+    while place < len(data):
+        key, place = _varint(data, place)
+        kind = key & 7
+        if kind == 0:
+            value, place = _varint(data, place)
+            yield key >> 3, value
+            continue
+        if kind == 2:
+            size, place = _varint(data, place)
+        elif kind in {1, 5}:
+            size = 8 if kind == 1 else 4
+        else:
+            raise ValueError(f"a field of kind {kind}")
+        if size > len(data) - place:
+            raise ValueError(f"a field claims {size} bytes of {len(data) - place}")
+        yield key >> 3, data[place : place + size]
+        place += size
+
+
+def _varint(data: bytes, place: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 64, 7):
+        byte = data[place]
+        place += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & 0xFFFFFFFFFFFFFFFF, place
+    raise ValueError("a number of more than 64 bits")

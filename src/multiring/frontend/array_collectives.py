@@ -1,0 +1,110 @@
+"""Collectives of NumPy's arrays, in Horovod's words: for frameworks whose arrays are NumPy's, or become such."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from multiring.frontend.dtype_conversion import dtype_conversion
+from multiring.frontend.handles import Pending, submit
+from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of, world_rank_in
+from multiring.frontend.reduce_ops import Average, chosen_op, name_of
+from multiring.frontend.signatures import (
+    ALLGATHER,
+    BROADCAST,
+    ROOT,
+    allreduce_signature,
+    plain_signature,
+    rows_signature,
+)
+from multiring.runtime import Group, Handle
+
+Array = NDArray[Any]
+
+
+def allreduce(
+    array: Any,
+    op: int | str = Average,
+    *,
+    name: str | None = None,
+    wire: str | None = None,
+    process_set: ProcessSet | Members = global_process_set,
+) -> Array:
+    """Return `array` combined over the ranks, as a new array.
+
+    Args:
+        array: what NumPy takes, with any strides; the same shape and type on all ranks.
+        op: Average, Sum, Min, Max or Product, or its name.
+        name: what the ranks match it by; by default the order in which they come to it.
+        wire: "fp16", "bf16" or "int8": how float32 travels between hosts.
+        process_set: by default all ranks.
+
+    Raises:
+        ArgumentError: there is no such operation, or it has no meaning for the type; this rank is not in the set.
+        HorovodInternalError: on every rank: they disagree, or one is gone.
+    """
+    found: Array = start_allreduce(array, op, name=name, wire=wire, process_set=process_set).wait()
+    return found
+
+
+def start_allreduce(
+    array: Any,
+    op: int | str = Average,
+    *,
+    name: str | None = None,
+    wire: str | None = None,
+    process_set: ProcessSet | Members = global_process_set,
+) -> Pending:
+    """Start an `allreduce`; `wait` of what comes back returns the new array. `array` is free at once."""
+    members, number, given = members_of(process_set), chosen_op(op), np.asarray(array)
+    conversion = dtype_conversion(given.dtype.name, number, 1.0, members.size)
+    out = np.array(given, order="C")  # a copy: row-major, and nobody else's
+    if conversion.is_complex:
+        out = out.reshape(-1).view(conversion.dtype)
+    elif out.dtype.name != conversion.dtype:
+        out = out.astype(conversion.dtype)
+
+    def start(group: Group, label: str) -> Handle:
+        return group.all_reduce_async(out, conversion.op, wire=wire, label=label)
+
+    def finish(_: Any) -> Array:
+        found = out if conversion.divisor == 1 else np.trunc(out / conversion.divisor)
+        if conversion.is_complex:
+            return found.view(given.dtype).reshape(given.shape)
+        return found.astype(given.dtype, copy=False)
+
+    signature = allreduce_signature(given.dtype.name, given.shape, name_of(number), (1.0, 1.0), wire)
+    return submit(members, name, signature, start, finish)
+
+
+def broadcast(
+    array: Any, root: int = 0, *, name: str | None = None, process_set: ProcessSet | Members = global_process_set
+) -> Array:
+    """Return rank `root`'s array, as ranks are numbered in the whole job; otherwise as `allreduce`."""
+    members = members_of(process_set)
+    own_root, out = world_rank_in(members, root), np.array(array, order="C")
+
+    def start(group: Group, label: str) -> Handle:
+        return group.broadcast_async(out, own_root, label=label)
+
+    def finish(_: Any) -> Array:
+        return out
+
+    signature = plain_signature(BROADCAST, out.dtype.name, out.shape, ((ROOT, str(root)),))
+    found: Array = submit(members, name, signature, start, finish).wait()
+    return found
+
+
+def allgather(array: Any, *, name: str | None = None, process_set: ProcessSet | Members = global_process_set) -> Array:
+    """Return every rank's rows of `array`, of at least one dimension; ranks may differ in rows; as `allreduce`."""
+    rows = np.ascontiguousarray(array)
+
+    def start(group: Group, label: str) -> Handle:
+        return group.all_gather_async(rows, label=label, waits=True)
+
+    def finish(found: Any) -> Array:
+        return np.array(found)
+
+    signature = rows_signature(ALLGATHER, rows.dtype.name, rows.shape)
+    found: Array = submit(members_of(process_set), name, signature, start, finish).wait()
+    return found

@@ -1,0 +1,28 @@
+"""What every framework's adapter must do, as a suite: five small functions in, every check run.
+
+    results = conformance.run(adapter)
+
+on each of three ranks; docs/adapters.md says how, and what the functions are. Imports no framework.
+"""
+
+from multiring.frontend.conformance.adapter import Adapter as Adapter
+from multiring.frontend.conformance.adapter import Trainer as Trainer
+from multiring.frontend.conformance.checks import CHECKS as CHECKS
+from multiring.frontend.conformance.ends import be_interrupted as be_interrupted
+from multiring.frontend.conformance.ends import lose_a_rank as lose_a_rank
+from multiring.frontend.conformance.suite import ENDS as ENDS
+from multiring.frontend.conformance.suite import Outcome as Outcome
+from multiring.frontend.conformance.suite import Result as Result
+from multiring.frontend.conformance.suite import run as run
+
+__all__ = [
+    "CHECKS",
+    "ENDS",
+    "Adapter",
+    "Outcome",
+    "Result",
+    "Trainer",
+    "be_interrupted",
+    "lose_a_rank",
+    "run",
+]

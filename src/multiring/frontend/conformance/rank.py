@@ -1,0 +1,48 @@
+"""A rank of the suite: the adapter, and what checks say in a line."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from multiring.frontend.conformance.adapter import Adapter, Array, NonconformanceError, Trainer, kind_of
+from multiring.frontend.process_sets import ProcessSet, global_process_set
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One rank, running the checks."""
+
+    adapter: Adapter
+    rank: int
+    size: int
+
+    def reduced(self, array: Array, op: str = "sum", **keywords: Any) -> Array:
+        """Return `array` as the framework's, combined over the ranks, and back."""
+        made = self.adapter.make(array)
+        return self.adapter.back(self.adapter.all_reduce(made, op, **{"process_set": global_process_set, **keywords}))
+
+    def trainer(
+        self, parameters: dict[str, Array], rate: float, process_set: ProcessSet = global_process_set
+    ) -> Trainer:
+        """Return a trainer of these parameters."""
+        return self.adapter.trainer(parameters, rate, process_set)
+
+    def raises(self, kind: type[BaseException], call: Callable[[], object], what: str) -> BaseException:
+        """Return what `call` raises, by multiring's class, which has to be `kind`."""
+        try:
+            call()
+        except Exception as error:
+            found = kind_of(error)
+            if isinstance(found, kind):
+                return found
+            raise NonconformanceError(f"{what}: {type(found).__name__}: {found}; want {kind.__name__}") from error
+        raise NonconformanceError(f"{what}: nothing was raised; want {kind.__name__}")
+
+    def goes_on(self) -> None:
+        """Require that the ranks can go on."""
+        found = self.reduced(np.full(3, self.rank + 1, np.float32))
+        total = self.size * (self.size + 1) // 2
+        if found.tolist() != [total] * 3:
+            raise NonconformanceError(f"after that, a sum is {found.tolist()}; want {[total] * 3}")

@@ -1,0 +1,89 @@
+"""Running the checks."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from multiring.errors import ArgumentError, MultiringError
+from multiring.frontend import lifecycle
+from multiring.frontend.conformance.adapter import Adapter
+from multiring.frontend.conformance.checks import CHECKS
+from multiring.frontend.conformance.rank import Rank
+from multiring.frontend.object_collectives import allgather_object
+
+RANKS = 3
+# What ends a job: each wants one of its own (ends.py).
+ENDS = ("killed rank", "exception on one rank", "Ctrl-C")
+
+
+class Outcome(Enum):
+    """What became of a check."""
+
+    PASSED = "passed"
+    SKIPPED = "skipped"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One check of one adapter. `text` says why it was skipped, or what failed on which rank."""
+
+    check: str
+    outcome: Outcome
+    text: str = ""
+
+
+def run(adapter: Adapter, checks: Mapping[str, Callable[[Rank], None]] = CHECKS) -> list[Result]:
+    """Run every check and return how they went, the same on every rank. All three ranks of the job call it.
+
+    It joins the job by the adapter's `init`, and leaves it at the end.
+
+    Args:
+        adapter: of the framework.
+        checks: by default all of them.
+
+    Raises:
+        ArgumentError: the job has not three ranks; or `cannot` has what is no check, or no reason.
+        RendezvousError: after a check that failed a rank did not come back.
+    """
+    unknown = sorted(set(adapter.cannot) - {*CHECKS, *ENDS})
+    if unknown:
+        raise ArgumentError(f"cannot names {unknown}, which are no checks; want some of {[*CHECKS, *ENDS]}")
+    silent = sorted(name for name, reason in adapter.cannot.items() if not reason.strip())
+    if silent:
+        raise ArgumentError(f"cannot gives no reason for {silent}; want what the framework cannot express")
+    adapter.init(process_sets="dynamic")
+    if lifecycle.size() != RANKS:
+        raise ArgumentError(f"the suite runs on {RANKS} ranks; this job has {lifecycle.size()}")
+    here = Rank(adapter, lifecycle.rank(), lifecycle.size())
+    try:
+        return [_one(name, check, here) for name, check in checks.items()]
+    finally:
+        lifecycle.shutdown()
+
+
+def _one(name: str, check: Callable[[Rank], None], here: Rank) -> Result:
+    reason = here.adapter.cannot.get(name)
+    if reason is not None:
+        return Result(name, Outcome.SKIPPED, reason)
+    told = ""
+    try:
+        check(here)
+    except Exception as error:  # noqa: BLE001 -- told to all ranks
+        told = f"{type(error).__name__}: {error}"
+    texts = _texts_of_all(name, told)
+    failed = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(texts) if text)
+    if not failed:
+        return Result(name, Outcome.PASSED)
+    # Operations that some rank never came to would meet those of the next check.
+    lifecycle.shutdown()
+    here.adapter.init(process_sets="dynamic")
+    return Result(name, Outcome.FAILED, failed)
+
+
+def _texts_of_all(name: str, told: str) -> list[str]:
+    try:
+        found: list[str] = allgather_object(told, name=f"conformance of {name}")
+    except (MultiringError, RuntimeError) as error:
+        return [told or f"the ranks are out of step: {error}"]
+    return found

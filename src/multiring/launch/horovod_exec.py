@@ -1,0 +1,45 @@
+"""`python -m multiring.launch.horovod_exec HOSTS CMD...`: become CMD, a rank of HOSTS that takes multiring for Horovod.
+
+mpiexec gives all ranks one environment, and HOROVOD_RANK differs: `multiring run --hosts --horovod` has it start this.
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from multiring.errors import LaunchError
+from multiring.launch.horovod import HorovodPosition, horovod_environment, positions_on, without_position
+from multiring.launch.mpiexec import parse_hosts
+from multiring.settings import foreign_environment, inherited_environment
+
+# What mpiexec says; the first that is set counts.
+_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+
+
+def position_of(hosts: str, foreign: Mapping[str, str]) -> HorovodPosition:
+    """Return the place of the rank that mpiexec's variables name.
+
+    Raises:
+        LaunchError: they name none, or one that `hosts` has no place for.
+    """
+    text = next((foreign[name] for name in _RANKS if name in foreign), None)
+    places = positions_on(parse_hosts(hosts))
+    if text is None or not text.isdecimal() or int(text) >= len(places):
+        raise LaunchError(f"mpiexec says rank {text}, want 0 to {len(places) - 1} in {' or '.join(_RANKS)}")
+    return places[int(text)]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Replace this process by the command."""
+    hosts, *command = arguments
+    environment = without_position(inherited_environment())
+    told = horovod_environment(environment, position_of(hosts, foreign_environment()))
+    try:
+        os.execvpe(command[0], command, environment | told)  # noqa: S606 -- the user's command is what this is for
+    except OSError as error:
+        sys.stderr.write(f"multiring: cannot execute {command[0]!r}: {error.strerror}\n")
+        raise SystemExit(127 if isinstance(error, FileNotFoundError) else 126) from None
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,66 @@
+"""What the system says of memory that was not there: how many processes of this control group it has killed for it.
+
+Source: the kernel's Documentation/admin-guide/cgroup-v2.rst (memory.events, memory.max) and cgroup-v1/memory.rst
+(memory.oom_control, memory.limit_in_bytes).
+"""
+
+from pathlib import Path
+
+_FILES = (("memory.events", "memory.max"), ("memory.oom_control", "memory.limit_in_bytes"))
+_NO_LIMIT = 1 << 62  # what version 1 says where there is none
+
+
+def memory_group(told: str, mounts: Path = Path("/sys/fs/cgroup")) -> Path | None:
+    """Return the folder of the control group that limits this process's memory; None where none is to be seen.
+
+    Args:
+        told: /proc/self/cgroup.
+        mounts: where control groups are mounted.
+    """
+    for line in told.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            folders = [mounts / "memory" / path.lstrip("/"), mounts / "memory"]
+        elif not controllers:
+            folders = [mounts / path.lstrip("/"), mounts]  # in a container the path may be the host's
+        else:
+            continue
+        for folder in folders:
+            if any((folder / events).is_file() for events, _ in _FILES):
+                return folder
+    return None
+
+
+def killed_for_memory(group: Path | None) -> int:
+    """Return how many processes of `group` were killed as its memory was at an end; 0 where nobody says."""
+    if group is None:
+        return 0
+    for events, _ in _FILES:
+        for line in _read(group / events).splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill" and count.isdecimal():
+                return int(count)
+    return 0
+
+
+def limit_bytes(group: Path | None) -> int | None:
+    """Return how much memory `group` may have; None where there is no limit, or nobody says."""
+    if group is None:
+        return None
+    for _, limit in _FILES:
+        text = _read(group / limit).strip()
+        if text.isdecimal() and int(text) < _NO_LIMIT:
+            return int(text)
+    return None
+
+
+def group_here() -> Path | None:
+    """Return the control group of this process, as `memory_group`."""
+    return memory_group(_read(Path("/proc/self/cgroup")))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,88 @@
+"""AdaScale: how much of S steps a step with an S times larger batch is worth.
+
+    gain = (sigma^2 + mu^2) / (sigma^2 / S + mu^2)        from 1 to S
+
+mu^2 is the squared norm of the gradient's mean, sigma^2 its variance at the small batch. The learning rate of the small
+batch is multiplied by the gain, and its schedule advances by it. Where the gradient is all noise that is S, linear
+scaling; where there is none, 1. It warms up by itself.
+
+Source: Johnson, Agrawal, Gu & Guestrin, "AdaScale SGD: a user-friendly algorithm for distributed training", ICML 2020,
+arXiv 2007.05105.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from multiring.errors import ArgumentError
+from multiring.optim.noise_scale import NoiseSample
+
+
+def adascale_gain(variance: float, square: float, scale: float) -> float:
+    """Return the gain.
+
+    Args:
+        variance: sigma^2, of the small batch's gradient; below 0 counts as 0.
+        square: mu^2; below 0 counts as 0.
+        scale: S, how many times larger the batch is.
+    """
+    variance, square = max(variance, 0.0), max(square, 0.0)
+    below = variance / scale + square
+    return (variance + square) / below if below > 0 else 1.0
+
+
+class AdaScale:
+    """The gain, from averages over the last steps."""
+
+    def __init__(self, scale: float, batch: float, memory: float | None = None) -> None:
+        """Begin with a gain of 1.
+
+        Args:
+            scale: S.
+            batch: of the small batch, in samples; S times that is trained with.
+            memory: how much of an average is kept at each step; by default max(1 - S/1000, 0).
+
+        Raises:
+            ArgumentError: a number out of range.
+        """
+        if not scale >= 1 or not batch > 0:
+            raise ArgumentError(f"AdaScale(scale={scale!r}, batch={batch!r}): want 1 or more, and above 0")
+        self._scale, self._batch = scale, batch
+        self._memory = max(1.0 - scale / 1000.0, 0.0) if memory is None else memory
+        if not 0 <= self._memory < 1:
+            raise ArgumentError(f"AdaScale(memory={memory!r}): want 0 or more, and below 1")
+        self._weight = self._variance = self._square = 0.0
+        self.progress = 0.0  # in steps of the small batch
+
+    @property
+    def gain(self) -> float:
+        """What the next step is worth."""
+        if not self._weight:
+            return 1.0
+        return adascale_gain(self._variance / self._weight, self._square / self._weight, self._scale)
+
+    def add(self, sample: NoiseSample) -> None:
+        """Take what a step says of the gradient."""
+        keep = self._memory
+        self._weight = keep * self._weight + (1 - keep)
+        self._variance = keep * self._variance + (1 - keep) * sample.noise / self._batch
+        self._square = keep * self._square + (1 - keep) * sample.signal
+
+    def advance(self) -> float:
+        """Count a step; return its gain."""
+        gain = self.gain
+        self.progress += gain
+        return gain
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what it knows."""
+        return {
+            "weight": self._weight,
+            "variance": self._variance,
+            "square": self._square,
+            "progress": self.progress,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Know what `state_dict` returned."""
+        self._weight, self._variance = state["weight"], state["variance"]
+        self._square, self.progress = state["square"], state["progress"]

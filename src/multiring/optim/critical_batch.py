@@ -1,0 +1,159 @@
+"""What a batch costs: the law of large-batch training, its fit, and advice.
+
+    E = Emin (1 + B / Bc)        samples to a target, at batch B
+    S = Smin (1 + Bc / B)        steps to it; E = B S, Emin = Bc Smin
+    rate = rate_max / (1 + Bc / B)        the best learning rate of SGD
+
+Far below Bc twice the batch is half the steps, for the same samples; far beyond it twice the batch is twice the
+samples, for the same steps. At Bc both are twice their least.
+
+Source: McCandlish et al., "An empirical model of large-batch training", 2018, arXiv 1812.06162.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from multiring.errors import ArgumentError
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """E = least (1 + (B / critical)^exponent).
+
+    Args:
+        least: Emin, in samples, epochs or whatever E counts.
+        critical: Bc, in samples.
+        exponent: 1 in the law; others for comparison.
+    """
+
+    least: float
+    critical: float
+    exponent: float = 1.0
+
+    def needed(self, batch: float) -> float:
+        """Return E at `batch`."""
+        return float(self.least * (1.0 + (batch / self.critical) ** self.exponent))
+
+    def residuals(self, batches: Sequence[float], needed: Sequence[float]) -> list[float]:
+        """Return how far each of `needed` is above the law, as a part of it."""
+        return [each / self.needed(batch) - 1.0 for batch, each in zip(batches, needed, strict=True)]
+
+
+def fit_law(batches: Sequence[float], needed: Sequence[float], exponent: float = 1.0) -> Law:
+    """Return the law whose logarithms are closest to those of `needed`, by least squares.
+
+    Args:
+        batches: three or more, above 0.
+        needed: E at each, above 0.
+        exponent: of B.
+
+    Raises:
+        ArgumentError: there are too few, or one is not above 0.
+    """
+    sizes, logs = np.asarray(batches, float), np.log(np.asarray(needed, float))
+    if len(sizes) < 3 or len(sizes) != len(logs) or not (sizes > 0).all() or not np.isfinite(logs).all():
+        raise ArgumentError(
+            f"law of batches {list(batches)} and {list(needed)}: want three or more of each, all above 0"
+        )
+    low, high = math.log(sizes.min()) - 12.0, math.log(sizes.max()) + 12.0
+    # For each Bc the best Emin is the mean difference of logarithms; over log Bc a grid is refined.
+    for _ in range(8):
+        grid = np.linspace(low, high, 65)
+        shapes = np.log1p(np.exp(exponent * (np.log(sizes)[None, :] - grid[:, None])))
+        differences = logs[None, :] - shapes
+        errors = differences.var(axis=1)
+        best = int(errors.argmin())
+        spacing = grid[1] - grid[0]
+        low, high = grid[best] - spacing, grid[best] + spacing
+    return Law(float(np.exp(differences[best].mean())), float(np.exp(grid[best])), exponent)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What one batch means, beside the batch that was trained with."""
+
+    batch: int
+    steps: float  # as a part of those of the batch that was trained with
+    samples: float  # likewise
+    learning_rate: float | None  # SGD's
+    total_steps: float | None  # where a finished run was given
+    epochs: float | None  # likewise
+
+    def __str__(self) -> str:
+        text = f"batch {self.batch:>8,}: {self.steps:6.2f} x the steps, {self.samples:6.2f} x the samples"
+        text += "" if self.learning_rate is None else f", learning rate {self.learning_rate:.3g}"
+        text += "" if self.total_steps is None else f", {self.total_steps:,.0f} steps"
+        return text + ("" if self.epochs is None else f", {self.epochs:.1f} epochs")
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Which batch pays, and what others cost.
+
+    Attributes:
+        critical: Bc, in samples.
+        pays_up_to: the largest doubling of the batch from which at least a third of the steps' time is saved by having
+            twice the ranks; Bc, or the batch itself where that is beyond it already.
+        choices: other batches.
+    """
+
+    critical: float
+    pays_up_to: int
+    choices: tuple[Choice, ...]
+
+    def __str__(self) -> str:
+        head = f"critical batch {self.critical:,.0f}: a batch pays up to about {self.pays_up_to:,}"
+        return "\n".join([head, *map(str, self.choices)])
+
+
+def advise(  # noqa: PLR0913 -- what a run is known by
+    *,
+    critical: float,
+    batch: int,
+    learning_rate: float | None = None,
+    optimizer: str = "sgd",
+    steps: float | None = None,
+    samples_per_epoch: int | None = None,
+    batches: Sequence[int] | None = None,
+) -> Advice:
+    """Return which batch still pays, and what others cost in steps and samples.
+
+    Args:
+        critical: Bc in samples: the noise scale, averaged over a run (`NoiseScale.progress_mean`), or a fit's.
+        batch: that of the run which is known.
+        learning_rate: its own, best for it; that of others follows for "sgd".
+        optimizer: "sgd" or another one, of whose learning rate the law says nothing.
+        steps: how many it took to its target; then steps of others are told.
+        samples_per_epoch: then epochs are, too.
+        batches: to tell of; by default from a quarter to 16 times `batch`.
+
+    Raises:
+        ArgumentError: a number that is not above 0.
+    """
+    given = {"critical": critical, "batch": batch, "learning_rate": learning_rate, "steps": steps}
+    given |= {"samples_per_epoch": samples_per_epoch}
+    for name, value in given.items():
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            raise ArgumentError(f"advise({name}={value!r}): want a finite number above 0")
+    chosen = tuple(batches) if batches is not None else tuple(max(1, batch << k >> 2) for k in range(7))
+    if not chosen or min(chosen) < 1:
+        raise ArgumentError(f"advise(batches={chosen!r}): want batches of 1 or more")
+    own = 1.0 + critical / batch
+    choices = []
+    for each in chosen:
+        part = (1.0 + critical / each) / own
+        total = None if steps is None else steps * part
+        choices.append(
+            Choice(
+                batch=each,
+                steps=part,
+                samples=part * each / batch,
+                learning_rate=learning_rate / part if learning_rate is not None and optimizer == "sgd" else None,
+                total_steps=total,
+                epochs=None if total is None or samples_per_epoch is None else total * each / samples_per_epoch,
+            )
+        )
+    return Advice(critical, max(1, round(critical)), tuple(choices))

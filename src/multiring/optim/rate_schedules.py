@@ -1,0 +1,174 @@
+"""What learning rate and batch size do while training goes on: factors by step, for any framework.
+
+A schedule is called with a step, perhaps a fraction of one, and returns what the first learning rate is multiplied by;
+so torch's LambdaLR takes one, optax's scale_by_schedule, and multiring's own. They are multiplied:
+`Warmup(5) * Cosine(90)`.
+
+Sources: Goyal et al., "Accurate, large minibatch SGD", 2017, arXiv 1706.02677 (linear scaling, warm-up); Krizhevsky,
+"One weird trick for parallelizing convolutional neural networks", 2014, arXiv 1404.5997 (square root); Loshchilov &
+Hutter, "SGDR", ICLR 2017, arXiv 1608.03983 (cosine); Smith et al., "Don't decay the learning rate, increase the batch
+size", ICLR 2018, arXiv 1711.00489.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from multiring.errors import ArgumentError
+from multiring.optim.trust_ratios import require_choice, require_number
+
+
+class Schedule:
+    """A factor by step."""
+
+    def __call__(self, step: float) -> float:
+        """Return the factor at `step`, from 0 on."""
+        raise NotImplementedError
+
+    def __mul__(self, other: "Schedule") -> "Schedule":
+        """Return both together."""
+        return Product((self, other))
+
+
+@dataclass(frozen=True)
+class Product(Schedule):
+    """Several at once."""
+
+    parts: tuple[Schedule, ...]
+
+    def __call__(self, step: float) -> float:
+        """Return the product of the parts' factors."""
+        return math.prod(part(step) for part in self.parts)
+
+
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """Always `factor`."""
+
+    factor: float = 1.0
+
+    def __call__(self, step: float) -> float:  # noqa: ARG002 -- as Schedule
+        """Return it."""
+        return self.factor
+
+
+@dataclass(frozen=True)
+class Warmup(Schedule):
+    """From `start` to 1 along a line, in `steps` steps."""
+
+    steps: float
+    start: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_number("Warmup steps", self.steps)
+        require_number("Warmup start", self.start)
+
+    def __call__(self, step: float) -> float:
+        """Return the factor; 1 from the end on."""
+        return 1.0 if step >= self.steps else self.start + (1.0 - self.start) * step / self.steps
+
+
+@dataclass(frozen=True)
+class Polynomial(Schedule):
+    """From 1 to `end`, as (1 - step/steps)^power."""
+
+    steps: float
+    power: float = 2.0
+    end: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require_above_zero("Polynomial", self.steps)
+
+    def __call__(self, step: float) -> float:
+        """Return the factor; `end` from the end on."""
+        left = max(0.0, 1.0 - step / self.steps)
+        return float(self.end + (1.0 - self.end) * left**self.power)
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """From 1 to `end` along half a cosine."""
+
+    steps: float
+    end: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require_above_zero("Cosine", self.steps)
+
+    def __call__(self, step: float) -> float:
+        """Return the factor; `end` from the end on."""
+        part = min(1.0, step / self.steps)
+        return self.end + (1.0 - self.end) * 0.5 * (1.0 + math.cos(math.pi * part))
+
+
+@dataclass(frozen=True)
+class Steps(Schedule):
+    """Times `factor` at each of `at`."""
+
+    at: tuple[float, ...]
+    factor: float = 0.1
+
+    def __call__(self, step: float) -> float:
+        """Return the factor."""
+        return float(self.factor ** sum(step >= each for each in self.at))
+
+
+@dataclass(frozen=True)
+class GrowingBatch:
+    """A batch that grows where `Steps` would let the learning rate fall: by the same factor, up to a limit.
+
+    What the batch cannot grow any more, the learning rate falls by.
+
+    Args:
+        batch: the first one.
+        at: the steps, counted in samples of the first batch divided by it, as a schedule at that batch counts.
+        factor: what the learning rate would be multiplied by, below 1.
+        most: the largest batch.
+    """
+
+    batch: int
+    at: tuple[float, ...]
+    factor: float = 0.1
+    most: int = 2**62
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or self.most < self.batch or not 0 < self.factor < 1:
+            raise ArgumentError(f"{self}: want a batch of 1 or more, at most `most`, and a factor between 0 and 1")
+
+    def at_step(self, step: float) -> tuple[int, float]:
+        """Return the batch, and the factor of the learning rate."""
+        wanted = self.factor ** -sum(step >= each for each in self.at)
+        batch = min(self.most, round(self.batch * wanted))
+        return batch, batch / (self.batch * wanted)
+
+
+def scaled_rate(rate: float, batch: float, to: float, rule: str = "linear") -> float:
+    """Return the learning rate for a batch of `to` samples, where `rate` is that for `batch`.
+
+    Args:
+        rate: a learning rate.
+        batch: samples.
+        to: samples.
+        rule: "linear", for SGD far below the critical batch; "sqrt", as is usual for Adam.
+
+    Raises:
+        ArgumentError: no such rule, or a batch that is not above 0.
+    """
+    require_choice("rule", rule, ("linear", "sqrt"))
+    _require_above_zero("scaled_rate", batch)
+    _require_above_zero("scaled_rate", to)
+    return rate * (to / batch if rule == "linear" else math.sqrt(to / batch))
+
+
+def advanced(schedule: Schedule, gains: Sequence[float]) -> list[float]:
+    """Return the factors of steps that each advance the schedule by a gain, as AdaScale's do."""
+    found, at = [], 0.0
+    for gain in gains:
+        found.append(schedule(at))
+        at += gain
+    return found
+
+
+def _require_above_zero(what: str, value: float) -> None:
+    if not (value > 0 and math.isfinite(value)):
+        raise ArgumentError(f"{what}({value!r}): want a finite number above 0")

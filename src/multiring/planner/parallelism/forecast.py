@@ -1,0 +1,107 @@
+"""The choice: what each mix is expected to take, the cheapest that fits, and all of them as a table."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from multiring.errors import ArgumentError
+from multiring.planner.parallelism.axes import Axis, Parallelism, laid_out, parallelisms_of, reason_against
+from multiring.planner.parallelism.memory import Memory, memory_of
+from multiring.planner.parallelism.profile import Profile
+from multiring.planner.parallelism.seconds import Seconds, seconds_of
+from multiring.topology import Topology
+
+_MIB = 1 << 20
+# What is measured differs by more than this from one time to the next. What no forecast has (ranks that are woken late,
+# and others that wait for them) costs pipelines most.
+_ALIKE = 1.05
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a step is expected to take under a mix, and whether a rank's memory is enough for it."""
+
+    parallelism: Parallelism
+    memory: Memory
+    seconds: Seconds
+    fits: bool = True
+
+
+def forecasts(profile: Profile, topology: Topology, memory_bytes: float | None = None) -> list[Forecast]:
+    """Return one forecast for each set of axes and sizes, as it is laid best: those that fit first, then the fastest.
+
+    Args:
+        profile: the model, its batch, and what was measured.
+        topology: of all ranks.
+        memory_bytes: what a rank may hold; None: no limit.
+    """
+    return _best_laid(parallelisms_of(profile, topology), profile, topology, memory_bytes)
+
+
+def forecast(
+    parallelism: Parallelism, profile: Profile, topology: Topology, memory_bytes: float | None = None
+) -> Forecast:
+    """Return the forecast for the axes and sizes of `parallelism`, as they are laid best.
+
+    Raises:
+        ArgumentError: it cannot be had; the words say why.
+    """
+    reason = reason_against(parallelism, profile, topology)
+    if reason:
+        raise ArgumentError(reason)
+    return _best_laid(list(laid_out(parallelism, profile, topology)), profile, topology, memory_bytes)[0]
+
+
+def chosen(found: Sequence[Forecast], memory_bytes: float | None = None) -> Forecast:
+    """Return the fastest that fits; among those within 5 % of it, the fastest of those with the fewest stages.
+
+    Raises:
+        ArgumentError: none fits into a rank's memory.
+    """
+    fitting = [each for each in found if each.fits]
+    if not fitting:
+        least = min(found, key=lambda each: each.memory.total)
+        limit = "" if memory_bytes is None else f" of {memory_bytes / _MIB:.0f} MiB"
+        raise ArgumentError(
+            f"no mix fits into a rank's memory{limit}: {least.parallelism} needs least, "
+            f"{least.memory.total / _MIB:.0f} MiB; take more ranks, a smaller batch, or an optimizer that keeps less"
+        )
+    fastest_s = min(each.seconds.total for each in fitting)
+    alike = [each for each in fitting if each.seconds.total <= _ALIKE * fastest_s]
+    return min(alike, key=lambda each: (each.parallelism.size(Axis.PIPELINE), each.seconds.total))
+
+
+def _best_laid(
+    parallelisms: Sequence[Parallelism], profile: Profile, topology: Topology, memory_bytes: float | None
+) -> list[Forecast]:
+    best: dict[frozenset[tuple[Axis, int]], Forecast] = {}
+    for parallelism in parallelisms:
+        memory = memory_of(parallelism, profile)
+        fits = memory_bytes is None or memory.total <= memory_bytes
+        found = Forecast(parallelism, memory, seconds_of(parallelism, profile, topology), fits)
+        known = best.get(frozenset(parallelism.axes))
+        if known is None or _rank_of(found) < _rank_of(known):
+            best[frozenset(parallelism.axes)] = found
+    return sorted(best.values(), key=_rank_of)
+
+
+def _rank_of(found: Forecast) -> tuple[bool, float]:
+    return not found.fits, found.seconds.total
+
+
+def table(found: Sequence[Forecast], taken: Parallelism, profile: Profile, topology: Topology) -> str:
+    """Return the forecasts as text, the one that is taken marked, and why other axes cannot be had."""
+    width = max(25, *(len(str(each.parallelism)) for each in found))
+    columns = f"{'ms a step':>11}{'compute':>9}{'exchange':>10}{'update':>8}{'MiB a rank':>12}"
+    lines = [
+        f"{topology}; a step of {profile.batch} samples, {profile.parameter_bytes / _MIB:.1f} MiB of parameters",
+        f"  {'mix, farthest ranks first':<{width}}{columns}",
+    ]
+    for each in found:
+        parts = each.seconds
+        lines.append(
+            f"{'>' if each.parallelism == taken else ' '} {each.parallelism!s:<{width}}{parts.total * 1e3:>11.1f}"
+            f"{parts.compute * 1e3:>9.1f}{parts.exchange * 1e3:>10.1f}{parts.update * 1e3:>8.1f}"
+            f"{each.memory.total / _MIB:>12.1f}{'' if each.fits else '  too much'}"
+        )
+    lines += [f"  no {axis} axis: {reason}" for axis, reason in profile.refused.items()]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,59 @@
+"""How a model's units are put together: what is gathered at once, and what a pipeline's stages are.
+
+What is forecast and what is built both follow from here.
+"""
+
+from collections.abc import Sequence
+
+from multiring.errors import ArgumentError
+from multiring.planner.parallelism.profile import Unit
+
+# A unit with less is gathered with the rest of the model, once a step: a collective more costs more than it saves.
+GATHERED_LEAST_BYTES = 1 << 18
+
+
+def gathered_together(units: Sequence[Unit]) -> tuple[tuple[int, ...], ...]:
+    """Return the indices of units whose parameters are gathered together.
+
+    The first group, which may be empty, is the rest of the model: it stays gathered until backward is over.
+    """
+    large = [index for index, unit in enumerate(units) if unit.parameter_bytes >= GATHERED_LEAST_BYTES]
+    rest = tuple(index for index in range(len(units)) if index not in set(large))
+    return (rest, *((index,) for index in large))
+
+
+def stages_of(units: Sequence[Unit], stages: int) -> tuple[range, ...]:
+    """Return the units of each stage, consecutive ones that have parameters, so that the slowest stage takes least.
+
+    Among equals the one whose stages hold parameters most evenly. By dynamic programming over (units, stages).
+
+    Raises:
+        ArgumentError: fewer units have parameters than there are stages.
+    """
+    if sum(unit.parameter_bytes > 0 for unit in units) < stages:
+        raise ArgumentError(f"{stages} stages of {len(units)} units: want a unit with parameters for each")
+    seconds, held = [0.0], [0]
+    for unit in units:
+        seconds.append(seconds[-1] + unit.seconds)
+        held.append(held[-1] + unit.parameter_bytes)
+    count = len(units)
+    # best[end]: (seconds of the slowest stage, bytes of the largest, where stages begin) for the units before end
+    best: dict[int, tuple[float, int, tuple[int, ...]]] = {
+        end: (seconds[end], held[end], (0,)) for end in range(1, count + 1) if held[end]
+    }
+    for stage in range(2, stages + 1):
+        best = {
+            end: min(
+                (
+                    max(best[begin][0], seconds[end] - seconds[begin]),
+                    max(best[begin][1], held[end] - held[begin]),
+                    (*best[begin][2], begin),
+                )
+                for begin in best
+                if begin < end and held[begin] < held[end]
+            )
+            for end in range(stage, count + 1)
+            if any(begin < end and held[begin] < held[end] for begin in best)
+        }
+    begins = (*best[count][2], count)
+    return tuple(range(begin, end) for begin, end in zip(begins, begins[1:]))  # noqa: B905, RUF007 -- shifted

@@ -1,0 +1,85 @@
+"""What exchanges along an axis of a mix cost on a topology, while every line of that axis does the same."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from multiring.planner.parallelism.axes import Axis, Parallelism
+from multiring.planner.plan import Task, cheapest
+from multiring.schedule import Collective
+from multiring.topology import Link, Topology, grid_of
+
+_ROUND_BYTES = 64  # sizes are rounded up to so many, so that like ones are priced once
+
+
+class Prices:
+    """Prices of one mix on one topology, and `each_s` for every exchange; lines that leave a host share its rails."""
+
+    def __init__(self, parallelism: Parallelism, topology: Topology, each_s: float = 0.0) -> None:
+        self._each_s = each_s
+        _, order = grid_of(topology)
+        self._lines = {axis: _slowest_lines(parallelism.lines(axis, order), topology) for axis, _ in parallelism.axes}
+
+    def collective_s(self, axis: Axis, collective: Collective, size_bytes: float) -> float:
+        """Return the seconds of one collective along `axis`; the size is the whole buffer's."""
+        rounded = -(-int(size_bytes) // _ROUND_BYTES) * _ROUND_BYTES
+        return self._each_s + max(_collective_s(line, collective, rounded) for line in self._lines[axis])
+
+    def message_s(self, axis: Axis, size_bytes: float) -> float:
+        """Return the seconds from one rank of `axis` to the next."""
+        return self._each_s + max(_message_s(line, size_bytes) for line in self._lines[axis])
+
+
+@lru_cache(maxsize=4096)
+def _collective_s(line: Topology, collective: Collective, size_bytes: int) -> float:
+    if line.ranks == 1:
+        return 0.0
+    return cheapest(Task(collective=collective, size_bytes=size_bytes), line).predicted_seconds
+
+
+def _message_s(line: Topology, size_bytes: float) -> float:
+    link = line.shm if len(line.hosts) == 1 else min(line.rails, key=lambda rail: rail.bandwidth_bytes_per_s)
+    return link.latency_s + link.overhead_s + size_bytes / link.bandwidth_bytes_per_s
+
+
+def _slowest_lines(lines: Sequence[tuple[int, ...]], topology: Topology) -> list[Topology]:
+    """Return the topologies of `lines`, each with its part of what they share; of those alike one."""
+    host_of, rack_of = topology.host_of(), topology.rack_of()
+    leaving_hosts: Counter[int] = Counter()
+    leaving_racks: Counter[int] = Counter()
+    for line in lines:
+        hosts = {host_of[rank] for rank in line}
+        racks = {rack_of[host] for host in hosts}
+        leaving_hosts.update(hosts if len(hosts) > 1 else ())
+        leaving_racks.update(racks if len(racks) > 1 else ())
+    found: dict[str, Topology] = {}
+    for line in lines:
+        hosts = {host_of[rank] for rank in line}
+        own = topology.restricted(line)
+        if len(hosts) > 1:
+            own = _shared(
+                own,
+                max(leaving_hosts[host] for host in hosts),
+                max((leaving_racks[rack_of[host]] for host in hosts), default=1),
+            )
+        found.setdefault(repr(replace(own, names=())), own)
+    return list(found.values())
+
+
+def _shared(topology: Topology, on_rails: int, on_uplinks: int) -> Topology:
+    return replace(
+        topology,
+        rails=tuple(_part(rail, on_rails) for rail in topology.rails),
+        own_rails=tuple(
+            replace(own, rails=tuple(_part(rail, on_rails) for rail in own.rails)) for own in topology.own_rails
+        ),
+        racks=tuple(
+            replace(rack, uplinks=tuple(link and _part(link, max(on_uplinks, 1)) for link in rack.uplinks))
+            for rack in topology.racks
+        ),
+    )
+
+
+def _part(link: Link, users: int) -> Link:
+    return replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / users)

@@ -1,0 +1,172 @@
+"""What a training step takes under a mix: computing, the exchanges that nothing hides, and the optimizer's update."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from multiring.planner.parallelism.axes import Axis, Parallelism
+from multiring.planner.parallelism.parts import gathered_together, stages_of
+from multiring.planner.parallelism.pipeline import Stage, makespan
+from multiring.planner.parallelism.prices import Prices
+from multiring.planner.parallelism.profile import Profile, Unit
+from multiring.schedule import Collective
+from multiring.topology import Topology
+
+# torch's DistributedDataParallel: bucket_cap_mb, and _DEFAULT_FIRST_BUCKET_BYTES for the first.
+_BUCKET_BYTES, _FIRST_BUCKET_BYTES = 25 << 20, 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seconds:
+    """The parts of a step."""
+
+    compute: float
+    exchange: float
+    update: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.compute + self.exchange + self.update
+
+
+def seconds_of(parallelism: Parallelism, profile: Profile, topology: Topology) -> Seconds:
+    """Return what a step of the whole batch takes under `parallelism`."""
+    prices = Prices(parallelism, topology, profile.overheads.collective_s)
+    if parallelism.size(Axis.SHARD) > 1:
+        return _sharded(parallelism, profile, prices)
+    if parallelism.size(Axis.TENSOR) > 1:
+        return _tensor(parallelism, profile, prices)
+    if parallelism.size(Axis.PIPELINE) > 1:
+        return _pipeline(parallelism, profile, prices)
+    return _replicated(parallelism, profile, prices)
+
+
+def _replicated(parallelism: Parallelism, profile: Profile, prices: Prices) -> Seconds:
+    """Buckets are reduced in the order in which backward ends them, while it goes on with what comes before."""
+    compute = profile.compute_of(profile.batch / parallelism.data_ranks)
+    over = 0.0
+    if parallelism.ranks > 1:
+        for ready, size_bytes in _buckets(profile.units):
+            copied_s = size_bytes * profile.overheads.copy_s_per_byte
+            reduced_s = prices.collective_s(Axis.DATA, Collective.ALL_REDUCE, size_bytes)
+            over = max(over, ready * compute.backward_s) + reduced_s + copied_s
+    return Seconds(
+        compute=compute.seconds,
+        exchange=max(0.0, over - compute.backward_s),
+        update=_update(profile, profile.parameter_bytes, plain=_count(profile.units)),
+    )
+
+
+def _buckets(units: Sequence[Unit]) -> list[tuple[float, int]]:
+    """Return when, as a part of backward, each bucket is complete, and its bytes."""
+    whole = sum(unit.seconds for unit in units) or 1.0
+    found: list[tuple[float, int]] = []
+    done, waiting, most = 0.0, 0, _FIRST_BUCKET_BYTES
+    for unit in reversed(units):
+        done += unit.seconds
+        waiting += unit.parameter_bytes
+        if waiting >= most:
+            found.append((done / whole, waiting))
+            waiting, most = 0, _BUCKET_BYTES
+    return [*found, (1.0, waiting)] if waiting else found
+
+
+def _sharded(parallelism: Parallelism, profile: Profile, prices: Prices) -> Seconds:
+    """On CPUs torch gathers and reduces a group of parameters while nothing else is done.
+
+    A group is gathered for forward and again for backward, the rest of the model once.
+    """
+    compute = profile.compute_of(profile.batch / parallelism.data_ranks)
+    exchange, costs = 0.0, profile.overheads
+    for at, group in enumerate(gathered_together(profile.units)):
+        size_bytes = sum(profile.units[index].parameter_bytes for index in group)
+        if not size_bytes:
+            continue
+        times = 1 if at == 0 else 2
+        exchange += times * prices.collective_s(Axis.SHARD, Collective.ALL_GATHER, size_bytes)
+        exchange += prices.collective_s(Axis.SHARD, Collective.REDUCE_SCATTER, size_bytes)
+        if parallelism.size(Axis.DATA) > 1:
+            part = size_bytes / parallelism.size(Axis.SHARD)
+            exchange += prices.collective_s(Axis.DATA, Collective.ALL_REDUCE, part)
+        exchange += costs.sharded_unit_s + (times + 1) * size_bytes * costs.copy_s_per_byte
+    own = profile.parameter_bytes / parallelism.size(Axis.SHARD)
+    update = _update(profile, 0.0, own, dtensors=_count(profile.units))
+    return Seconds(compute=compute.seconds, exchange=exchange, update=update)
+
+
+def _tensor(parallelism: Parallelism, profile: Profile, prices: Prices) -> Seconds:
+    """Ranks of the tensor axis exchange what divided layers make of the samples, then average over the data axis."""
+    samples = profile.batch / parallelism.data_ranks
+    ways = parallelism.size(Axis.TENSOR)
+    left = 1 - profile.split_share * (1 - 1 / ways)
+    exchange = sum(
+        prices.collective_s(Axis.TENSOR, collective, size_bytes * samples)
+        for unit in profile.units
+        for collective, sizes in ((Collective.ALL_GATHER, unit.gathers), (Collective.ALL_REDUCE, unit.sums))
+        for size_bytes in sizes
+    )
+    split = sum(unit.split_parameters for unit in profile.units)
+    split_bytes = sum(unit.split_bytes for unit in profile.units)
+    whole = profile.parameter_bytes - split_bytes
+    modules = sum(len(unit.gathers) + len(unit.sums) for unit in profile.units)
+    exchange += modules * profile.overheads.split_module_s + _averaged(
+        parallelism, profile, prices, whole + split_bytes / ways
+    )
+    update = _update(profile, whole, split_bytes / ways, plain=_count(profile.units) - split, dtensors=split)
+    return Seconds(compute=profile.compute_of(samples).seconds * left, exchange=exchange, update=update)
+
+
+def _pipeline(parallelism: Parallelism, profile: Profile, prices: Prices) -> Seconds:
+    """1F1B, of stages that share cores where ranks do: one that waits leaves its part to the others."""
+    units, m = profile.units, parallelism.microbatches
+    places = stages_of(units, parallelism.size(Axis.PIPELINE))
+    whole = sum(unit.seconds for unit in units) or 1.0
+    samples = profile.batch / parallelism.data_ranks / m
+    turn = profile.compute_of(samples)
+    shares = [sum(units[index].seconds for index in place) / whole for place in places]
+    sizes = [sum(units[index].parameter_bytes for index in place) for place in places]
+    # Gradients of all microbatches but the first are added to those before.
+    summed_s = [size * profile.overheads.sum_s_per_byte * (m - 1) / m for size in sizes]
+    own_s = profile.overheads.microbatch_s / 2
+    # Measured while all ranks compute; nobody disturbs a stage that is alone.
+    stages = [
+        Stage(
+            (share * turn.forward_s + own_s) / profile.crowding,
+            (share * turn.backward_s + own_s + sum_s) / profile.crowding,
+        )
+        for share, sum_s in zip(shares, summed_s, strict=True)
+    ]
+    cores = len(stages) / profile.crowding
+    passed = [prices.message_s(Axis.PIPELINE, units[place[-1]].output_bytes * samples) for place in places[:-1]]
+    compute = makespan(stages, m, cores, [0.0] * len(passed))
+    exchange = makespan(stages, m, cores, passed) - compute
+    held = max(sizes)
+    count = max(_count([units[index] for index in place]) for place in places)
+    exchange += _averaged(parallelism, profile, prices, held)
+    # The last stages have ended, and updated, before the first: while that does, the others have no use for the cores.
+    update = _update(profile, held, plain=count) * max(1 / profile.crowding, 1 / len(stages))
+    return Seconds(compute=compute, exchange=exchange, update=update)
+
+
+def _averaged(parallelism: Parallelism, profile: Profile, prices: Prices, size_bytes: float) -> float:
+    """Return what it takes to average gradients over the data axis behind backward, in one piece."""
+    if parallelism.size(Axis.DATA) == 1:
+        return 0.0
+    copied_s = 2 * size_bytes * profile.overheads.copy_s_per_byte
+    return prices.collective_s(Axis.DATA, Collective.ALL_REDUCE, size_bytes) + copied_s
+
+
+def _update(
+    profile: Profile, whole_bytes: float, divided_bytes: float = 0.0, *, plain: int = 0, dtensors: int = 0
+) -> float:
+    costs = profile.overheads
+    return (
+        whole_bytes * costs.update_s_per_byte
+        + divided_bytes * costs.update_s_per_divided_byte
+        + plain * costs.update_s_per_parameter
+        + dtensors * costs.update_s_per_dtensor
+    )
+
+
+def _count(units: Sequence[Unit]) -> int:
+    return sum(unit.parameters for unit in units)

@@ -1,0 +1,65 @@
+"""One accepted connection of the rendezvous, and telling many of them the same without waiting for the slow ones."""
+
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
+
+from multiring.runtime.bootstrap.handshake import UNPROVEN_FRAME_BYTES, FrameReader, Seal, digest_of, new_nonce
+
+_PARTS_A_CALL = 16
+
+
+class Link:
+    """One accepted connection, from one that has proven nothing to a rank's."""
+
+    def __init__(self, sock: socket.socket, origin: str, patience_s: float) -> None:
+        self.sock = sock
+        self.origin = origin
+        self.until = time.monotonic() + patience_s
+        self.reader = FrameReader(UNPROVEN_FRAME_BYTES)
+        self.since = time.monotonic()
+        self.outbox: deque[memoryview] = deque()
+        self.nonce = new_nonce()
+        self.seal: Seal | None = None  # set once the other end proved that it knows the secret
+        self.rank: int | None = None  # set once it joined and the rank was free
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was not closed here."""
+        return self.sock.fileno() >= 0
+
+    def send(self, *parts: bytes) -> bool:
+        """Send these behind what was left, as far as that goes at once; return whether something is left to send."""
+        self.outbox.extend(map(memoryview, parts))
+        try:
+            while self.outbox:
+                sent = self.sock.sendmsg(list(islice(self.outbox, _PARTS_A_CALL)))
+                while self.outbox and sent >= len(self.outbox[0]):
+                    sent -= len(self.outbox.popleft())
+                if sent:
+                    self.outbox[0] = self.outbox[0][sent:]
+        except BlockingIOError:
+            return True
+        except OSError:
+            self.outbox.clear()  # it is gone; reading will find that out and say so
+        return False
+
+
+def tell(links: Iterable[Link], payload: bytes, patience_s: float) -> list[int]:
+    """Send `payload` to all, who share its bytes; return the ranks that did not take it in time."""
+    deadline = time.monotonic() + patience_s
+    digest = digest_of(payload)
+    with selectors.PollSelector() as writable:  # needs no descriptor, of which there may be none left
+        for link in links:
+            if not link.is_open or link.seal is None:
+                continue
+            if link.send(link.seal.head(digest, len(payload)), payload):
+                writable.register(link.sock, selectors.EVENT_WRITE, link)
+        while writable.get_map() and time.monotonic() < deadline:
+            for key, _ in writable.select(max(0.0, deadline - time.monotonic())):
+                if not key.data.send():
+                    writable.unregister(key.fileobj)
+        return sorted(key.data.rank for key in writable.get_map().values() if key.data.rank is not None)

@@ -1,0 +1,140 @@
+"""A group's operations on an engine: started in the order of the calls, each once all ranks have agreed on it."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+from multiring.errors import UnsupportedError
+from multiring.runtime.arrays import Buffer
+from multiring.runtime.engines.contract import Engine, Running
+from multiring.runtime.group.compile import Programs, Request, digest_of
+from multiring.runtime.group.handles import Key, OperationHandle, Waiter
+from multiring.runtime.group.posting import Call, Calls, ProcessServices, Work
+from multiring.topology import Topology
+
+
+class EngineHandle(Waiter):
+    """The handle of one operation of an engine: of the agreement on it, and of what the engine then does."""
+
+    def __init__(self, agreement: OperationHandle, start: Callable[[], Running], result: Any) -> None:
+        self._agreement = agreement
+        self._start = start
+        self._result = result
+        self._is_decided = threading.Event()
+        self._running: Running | None = None
+        self._error: Exception | None = None
+
+    @property
+    def title(self) -> str:
+        """What is waited for, in words."""
+        return self._agreement.title
+
+    @property
+    def key(self) -> Key | None:
+        """What is waited for; None where ranks do not come to it in an order, as to messages."""
+        return self._agreement.key
+
+    @property
+    def titles(self) -> Mapping[int, str]:
+        """What each rank of the group called the operation; known after a mismatch."""
+        return self._agreement.titles
+
+    def stalled_on(self) -> tuple[Sequence[int], float]:
+        """Return the ranks of the world that are waited for, and for how many seconds nothing has moved."""
+        return ((), 0.0) if self._is_decided.is_set() else self._agreement.stalled_on()
+
+    def give_up(self, silent: int) -> None:
+        """Fail on all ranks, as if rank `silent` of the world had been silent for too long."""
+        self._agreement.give_up(silent)
+
+    def abort(self, culprit: int) -> None:
+        """Fail on all ranks, as rank `culprit` of the world has aborted the group."""
+        self._agreement.abort(culprit)
+
+    def begin(self) -> None:
+        """Wait until all ranks agree, then have the engine start; whoever waits for the handle gets what is raised."""
+        try:
+            self._agreement.wait()
+            self._running = self._start()
+        except Exception as error:  # noqa: BLE001 -- whoever waits gets it
+            self._error = error
+        self._is_decided.set()
+
+    def done(self) -> bool:
+        """Whether `wait` would return, or raise, at once."""
+        return self._is_decided.is_set() and (self._running is None or self._running.done())
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Return the operation's result once it has ended; see `Handle`."""
+        began_s = time.monotonic()
+        if not self._is_decided.wait(timeout):
+            raise TimeoutError(f"{self.title} is still in flight after {timeout:g} s")
+        if self._error is not None:
+            raise self._error
+        if self._running is not None:
+            self._running.wait(None if timeout is None else max(0.0, timeout - (time.monotonic() - began_s)))
+        return self._result
+
+
+class EngineCalls(Calls):
+    """The operations of one group on an engine; what is posted, as barriers and messages are, stays the host's."""
+
+    def __init__(
+        self, services: ProcessServices, ranks: tuple[int, ...], topology: Topology, key: bytes, engine: Engine
+    ) -> None:
+        self._queue: SimpleQueue[EngineHandle | None] = SimpleQueue()
+        super().__init__(replace(services, replan=False), ranks, topology, key)  # what is measured is the host's
+        self.engine: Engine = engine
+        self.programs = Programs(topology, self.own, ranks, services.pins, engine.name, is_alone=True)
+        threading.Thread(
+            target=_start_all, args=(self._queue,), name=f"multiring engine {engine.name}", daemon=True
+        ).start()
+
+    def buffer_of(self, array: Any, *, writes: bool) -> Buffer:
+        """Return where an array of the engine's is."""
+        return self.engine.buffer_of(array, writes=writes)
+
+    def copied(self, array: Any, out: Any, *, copies: bool = True) -> Buffer:
+        """Refuse: who has the engine's arrays copies them.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        del array, out, copies
+        raise UnsupportedError(f"copies between arrays of the engine {self.engine.name}: want one array, in place")
+
+    def allocate(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Return an array of the engine's whose contents are undefined."""
+        return self.engine.allocate(shape, dtype)
+
+    def run(  # type: ignore[override] # another handle
+        self,
+        call: Call,
+        title: str,
+        request: Request,
+        buffers: tuple[Buffer | None, Buffer],
+        result: Any,
+        *,
+        waits: bool,
+    ) -> EngineHandle:
+        """Have the engine carry out `request` on (input, output), once the ranks agree on it."""
+        del waits  # another thread does
+        plan = self.plan_of(request)
+        work = Work(plan=plan, plan_digest=digest_of(plan, request), size_bytes=buffers[1].size_bytes)
+        start = partial(self.engine.start, plan, request, buffers)
+        handle = EngineHandle(self.post(call, title, work, waits=False), start, result)
+        self._queue.put(handle)
+        return handle
+
+    def __del__(self) -> None:
+        self._queue.put(None)
+
+
+def _start_all(queue: "SimpleQueue[EngineHandle | None]") -> None:
+    while (handle := queue.get()) is not None:
+        handle.begin()
+        del handle  # or its arrays would live until the next one comes

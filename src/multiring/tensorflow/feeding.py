@@ -1,0 +1,50 @@
+"""Data sets of `multiring.data` for TensorFlow and Keras: a tf.data.Dataset."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from multiring.data.dataset import Samples
+from multiring.data.feeding.loader import Batch, Loader
+from multiring.errors import ArgumentError
+from multiring.frontend.lifecycle import rank, size
+from multiring.runtime import is_initialized
+
+
+class DataLoader(Loader):
+    """Batches of this rank's samples; see `multiring.data.Loader`, whose arguments it takes.
+
+    `rank` and `ranks` are the job's, where `init` was called before and they are not given. `dataset()` is what Keras
+    and tf.data take.
+    """
+
+    def __init__(self, samples: Samples, batch: int, **options: Any) -> None:
+        here, ranks = (rank(), size()) if is_initialized() else (0, 1)
+        super().__init__(samples, batch, **{"rank": here, "ranks": ranks, **options})
+
+    def dataset(self, *fields: str) -> Any:
+        """Return a tf.data.Dataset of what is left of the epoch; each pass over it begins the next one.
+
+        Args:
+            fields: which of a record's arrays a batch has, as a tuple in this order; by default a dict of all.
+
+        Raises:
+            ArgumentError: a record has no such array.
+        """
+        layout = self.layout()
+        unknown = [each for each in fields if each not in layout.arrays]
+        if unknown:
+            raise ArgumentError(f"fields {unknown}: the records have the arrays {sorted(layout.arrays)}")
+        specs = {
+            name: tf.TensorSpec((None, *shape), tf.as_dtype(dtype)) for name, (shape, dtype) in layout.arrays.items()
+        }
+
+        def batches() -> Iterator[Any]:
+            for batch in self:
+                arrays: Batch = {name: value for name, value in batch.items() if isinstance(value, np.ndarray)}
+                yield tuple(arrays[name] for name in fields) if fields else arrays
+
+        signature = tuple(specs[name] for name in fields) if fields else specs
+        return tf.data.Dataset.from_generator(batches, output_signature=signature)

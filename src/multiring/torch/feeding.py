@@ -1,0 +1,128 @@
+"""Data sets of `multiring.data` for torch: a loader of tensors, and an IterableDataset for torch's own DataLoader."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from multiring.data.dataset import Samples
+from multiring.data.feeding.batches import batch_of
+from multiring.data.feeding.loader import Batch, Loader
+from multiring.data.progress import Progress, steps
+from multiring.errors import ArgumentError
+from multiring.frontend.lifecycle import rank, size
+from multiring.runtime import is_initialized
+from multiring.torch.collectives.allreduce import allreduce
+from multiring.torch.distributing.rules import Rules
+from multiring.torch.distributing.weighing import Weighing, scaled
+from multiring.torch.optimizer.distributed import Distributed
+
+
+def _job() -> tuple[int, int]:
+    return (rank(), size()) if is_initialized() else (0, 1)
+
+
+def tensors_of(batch: Batch) -> Batch:
+    """Return a batch with its arrays as tensors of the same memory."""
+    return {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}
+
+
+class DataLoader(Loader):
+    """Batches of tensors of this rank's samples; see `multiring.data.Loader`, whose arguments it takes.
+
+    `rank` and `ranks` are the job's, where `init` was called before and they are not given. `distribute` takes it in
+    place of torch's DataLoader: `batch` is then that of all ranks together, and gradients are weighted by each rank's
+    part of it.
+    """
+
+    def __init__(self, samples: Samples, batch: int, **options: Any) -> None:
+        here, ranks = _job()
+        super().__init__(samples, batch, **{"rank": here, "ranks": ranks, **options})
+        self._weighing: Weighing | None = None
+        self._rules: Rules | None = None
+        self._optimizer: Distributed | None = None
+
+    def attend(self, rules: Rules, weighing: Weighing, optimizer: Distributed) -> None:
+        """Be the loader of a distributed training: of this job's ranks, with gradients weighted."""
+        self._rules, self._weighing, self._optimizer = rules, weighing, optimizer
+        self.place(*_job())
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the batches that are left of the epoch; at its end, those of the next one."""
+        for batch in super().__iter__():
+            if self._weighing is not None and self._optimizer is not None:
+                self._weighing.set(self.share)
+                # With the last batch ends the last group of backwards, be it complete or not.
+                self._optimizer.reduce_early(early=self.is_at_end)
+            yield tensors_of(batch)
+        if self._weighing is not None and self._optimizer is not None:
+            self._weighing.set(None)
+            self._optimizer.reduce_early(early=False)
+
+    def global_loss(self, loss: Tensor) -> Tensor:
+        """Return the loss of the newest global batch, given that of this rank's part; every rank has to call it.
+
+        Raises:
+            ArgumentError: `distribute` has not been given this loader.
+        """
+        if self._weighing is None or self._rules is None:
+            raise ArgumentError("global_loss of a loader that `distribute` was not given; want what it returned")
+        own = scaled(self._weighing.factor_of(self.share), loss.detach())
+        return allreduce(own, op=self._rules.op, name="distribute.loss")
+
+
+class IterableDataset(torch.utils.data.IterableDataset[Batch]):
+    """An epoch's batches of this rank, for torch's DataLoader with batch_size=None and any number of its workers.
+
+    The batches come in the same order whatever that number is, as torch takes its workers in turn. What they are ahead
+    is not done: `state_after` says how far a training is that has used so many batches.
+
+    Args:
+        samples: a Dataset or a Mixture.
+        batch: samples of a step, on all ranks together.
+        rank: this one; the job's by default.
+        ranks: how many there are; the job's by default.
+    """
+
+    def __init__(self, samples: Samples, batch: int, *, rank: int | None = None, ranks: int | None = None) -> None:
+        super().__init__()
+        here, count = _job()
+        self._samples, self._batch = samples, batch
+        self._place = (here if rank is None else rank, count if ranks is None else ranks)
+        self._progress = Progress(seed=samples.seed, digest=samples.digest)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the batches that this worker makes."""
+        told = torch.utils.data.get_worker_info()
+        number, workers = (told.id, told.num_workers) if told is not None else (0, 1)
+        here, ranks = self._place
+        epoch, begin = self._progress.epoch, self._progress.samples
+        made = steps(self._samples.order, self._batch, epoch=epoch, begin=begin, rank=here, ranks=ranks)
+        for turn, step in enumerate(made):
+            if turn % workers == number:
+                yield tensors_of(batch_of(self._samples, step))
+
+    def __len__(self) -> int:
+        """Return how many batches are left of the epoch."""
+        return math.ceil((self._samples.order.length - self._progress.samples) / self._batch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch."""
+        self._progress = Progress(seed=self._samples.seed, digest=self._samples.digest, epoch=epoch)
+
+    def state_after(self, batches: int) -> dict[str, Any]:
+        """Return the state of a training that has used so many batches since this epoch began, or was resumed."""
+        done = min(self._samples.order.length, self._progress.samples + batches * self._batch)
+        progress = self._progress
+        return Progress(seed=progress.seed, epoch=progress.epoch, samples=done, digest=progress.digest).state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken.
+
+        Raises:
+            ArgumentError: it is of another data set or seed, or none.
+        """
+        self._progress = self._progress.resumed(state, self._samples.order.length)

@@ -1,0 +1,118 @@
+"""LAMB: Adam whose layers step by the size of their weights."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from multiring.errors import ArgumentError
+from multiring.optim.trust_ratios import lamb_ratios, require_number
+from multiring.torch.large_batch.gradients import (
+    buffers_of,
+    evaluated,
+    norms_of,
+    number,
+    require_groups,
+    with_gradients,
+)
+
+
+class LAMB(torch.optim.Optimizer):
+    """Adam's direction, with decay, scaled in each layer to its weights' size; see `multiring.optim.trust_ratios`.
+
+    A parameter group with trust_ratio=False steps as AdamW does; `parameter_groups` makes one of biases and norms.
+
+    Source: You et al., "Large batch optimization for deep learning: training BERT in 76 minutes", ICLR 2020,
+    arXiv 1904.00962. Its algorithm corrects the moments' bias; implementations of it that do not are as common. Some
+    shorten all gradients together to a norm of 1 before the moments: that is `clip_gradients(optimizer, 1.0)`.
+    """
+
+    def __init__(  # noqa: PLR0913 -- as torch's optimizers
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        bias_correction: bool = True,
+        clip: float | None = None,
+        limits: tuple[float, float] | None = None,
+    ) -> None:
+        """Take these parameters.
+
+        Args:
+            params: tensors, pairs of names and tensors, or groups with options of their own.
+            lr: the learning rate.
+            betas: of the two moments.
+            eps: added to the root of the second one.
+            weight_decay: decoupled, and part of the direction that is scaled.
+            bias_correction: whether moments are divided by what their zero beginning takes from them.
+            clip: the most that a ratio is; 1 never lengthens a step.
+            limits: the least and the most that |w| counts for, the paper's phi.
+
+        Raises:
+            ArgumentError: a number out of range.
+        """
+        for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
+            require_number(name, value)
+        for beta in betas:
+            require_number("betas", beta, below=1.0)
+        if clip is not None:
+            require_number("clip", clip)
+        if limits is not None and not 0 <= limits[0] <= limits[1]:
+            raise ArgumentError(f"limits={limits!r}: want the least and the most, from 0 on")
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "bias_correction": bias_correction,
+            "clip": clip,
+            "limits": limits,
+            "trust_ratio": True,
+        }
+        super().__init__(params, defaults)
+        require_groups(self)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take a step with the gradients there are."""
+        loss = evaluated(closure)
+        for group in self.param_groups:
+            parameters, gradients = with_gradients("LAMB", group)
+            if parameters:
+                self._step_group(group, parameters, gradients)
+        return loss
+
+    def _step_group(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        # torch's own names of its operations on lists.
+        first, second = (buffers_of(self, parameters, name) for name in ("exp_avg", "exp_avg_sq"))
+        beta1, beta2 = group["betas"]
+        torch._foreach_lerp_(first, gradients, 1 - beta1)
+        torch._foreach_mul_(second, beta2)
+        torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
+        steps = self._count(parameters)
+        corrects = group["bias_correction"]
+        moved = list(torch._foreach_sqrt(second))  # noqa: SLF001
+        torch._foreach_div_(moved, [(1 - beta2**step) ** 0.5 if corrects else 1.0 for step in steps])
+        torch._foreach_add_(moved, group["eps"])
+        directions = list(torch._foreach_div(first, moved))  # noqa: SLF001
+        torch._foreach_div_(directions, [1 - beta1**step if corrects else 1.0 for step in steps])
+        torch._foreach_add_(directions, parameters, alpha=group["weight_decay"])
+        rate = number(group["lr"])
+        factors = [-rate] * len(parameters)
+        if group["trust_ratio"]:
+            ratios = lamb_ratios(norms_of(parameters), norms_of(directions), limits=group["limits"], clip=group["clip"])
+            factors = [-rate * ratio for ratio in ratios.tolist()]
+        torch._foreach_mul_(directions, factors)
+        torch._foreach_add_(parameters, directions)
+
+    def _count(self, parameters: list[Tensor]) -> list[float]:
+        steps = []
+        for each in parameters:
+            state = self.state[each]
+            state["step"] = state.get("step", torch.zeros(())) + 1
+            steps.append(float(state["step"]))
+        return steps

@@ -1,0 +1,142 @@
+"""LARC: a trust ratio around SGD, Adam or AdamW."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from multiring.errors import ArgumentError, UnsupportedError
+from multiring.optim.trust_ratios import larc_ratios, lars_ratios, require_choice, require_number
+from multiring.torch.large_batch.gradients import norms_of, number
+from multiring.torch.large_batch.stages import StepContext, stages_of
+
+_MODES = ("clip", "scale")
+_ORDERS = ("after_moments", "before_moments")
+
+
+class _AroundGradients:
+    """Scales each layer's gradient, with decay, before the optimizer's own step; the published form."""
+
+    name = "trust"
+
+    def __init__(self, trust: float, eps: float, mode: str) -> None:
+        self._trust, self._eps, self._mode = trust, eps, mode
+        self._decays: list[float] = []
+
+    def before(self, step: StepContext) -> None:
+        groups = step.optimizer.param_groups
+        self._restore(groups)  # where the last step raised
+        self._decays = [group["weight_decay"] for group in groups]
+        for group in groups:
+            if group.get("trust_ratio", True):
+                self._scale(group)
+
+    def _scale(self, group: dict[str, Any]) -> None:
+        having = [each for each in group["params"] if each.grad is not None]
+        if not having:
+            return
+        decay, gradients = group["weight_decay"], [each.grad for each in having]
+        ratios = lars_ratios(
+            norms_of(having), norms_of(gradients), (), trust=self._trust, weight_decay=decay, eps=self._eps
+        )
+        factors = larc_ratios(ratios, number(group["lr"]), self._mode).tolist()
+        moved = torch._foreach_add(gradients, having, alpha=decay)  # noqa: SLF001 -- torch's name
+        torch._foreach_mul_(moved, factors)
+        for each, gradient in zip(having, moved, strict=True):
+            each.grad = gradient
+        group["weight_decay"] = 0.0
+
+    def after(self, step: StepContext, *, applied: bool) -> None:  # noqa: ARG002 -- as Stage
+        self._restore(step.optimizer.param_groups)
+
+    def _restore(self, groups: list[dict[str, Any]]) -> None:
+        for group, decay in zip(groups, self._decays, strict=False):
+            group["weight_decay"] = decay
+        self._decays = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any], parameters: list[Tensor]) -> None:
+        """There is nothing to keep."""
+
+
+class _AroundSteps:
+    """Scales what the optimizer's own step changes in each layer."""
+
+    name = "trust"
+
+    def __init__(self, trust: float, eps: float, mode: str) -> None:
+        self._trust, self._eps, self._mode = trust, eps, mode
+        self._before: list[tuple[float, list[Tensor], list[Tensor]]] = []
+
+    def before(self, step: StepContext) -> None:
+        self._before = []
+        for group in step.optimizer.param_groups:
+            having = [each for each in group["params"] if each.grad is not None]
+            if having and group.get("trust_ratio", True):
+                self._before.append((number(group["lr"]), having, [each.detach().clone() for each in having]))
+
+    def after(self, step: StepContext, *, applied: bool) -> None:  # noqa: ARG002 -- as Stage
+        for rate, parameters, starts in self._before:
+            changes = torch._foreach_sub(parameters, starts)  # noqa: SLF001 -- torch's name
+            norms = norms_of(changes) / rate if rate else norms_of(changes)
+            ratios = lars_ratios(norms_of(starts), norms, (), trust=self._trust, eps=self._eps)
+            torch._foreach_mul_(changes, larc_ratios(ratios, rate, self._mode).tolist())
+            torch._foreach_add_(starts, changes)
+            torch._foreach_copy_(parameters, starts)
+        self._before = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any], parameters: list[Tensor]) -> None:
+        """There is nothing to keep."""
+
+
+def LARC(  # noqa: N802 -- the field's name; one number for each term of the formula
+    optimizer: torch.optim.Optimizer,
+    *,
+    trust_coefficient: float = 0.02,
+    mode: str = "clip",
+    order: str | None = None,
+    eps: float = 1e-8,
+) -> torch.optim.Optimizer:
+    """Give `optimizer`'s layers steps in proportion to their weights, and return it; the object that it was.
+
+        "clip"     the layer's learning rate is min(lr, ratio)
+        "scale"    it is lr ratio, as LARS has it
+
+    Args:
+        optimizer: SGD, Adam or AdamW, plain or distributed.
+        trust_coefficient: eta of the ratio.
+        mode: "clip" or "scale".
+        order: "before_moments" scales the gradient and the decay that the optimizer gets, as published, and is SGD's.
+            Of Adam's step that changes next to nothing, as its moments divide the ratio out again; "after_moments"
+            scales the step itself, decay included, as LAMB does, and is Adam's and AdamW's unless the other is asked
+            for.
+        eps: added to the denominator of the ratio.
+
+    Raises:
+        ArgumentError: a number or a word that makes no sense.
+        UnsupportedError: an optimizer whose step is not known.
+
+    Source: You, Gitman & Ginsburg 2017, arXiv 1708.03888, section 5; around Adam: Kurth et al., "Exascale deep learning
+    for climate analytics", SC18, arXiv 1810.01993.
+    """
+    require_number("trust_coefficient", trust_coefficient)
+    require_number("eps", eps)
+    require_choice("mode", mode, _MODES)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ArgumentError(f"optimizer is a {type(optimizer).__name__}; want a torch.optim.Optimizer")
+    is_adam = isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW)
+    if not is_adam and not isinstance(optimizer, torch.optim.SGD):
+        raise UnsupportedError(
+            f"LARC around {type(optimizer).__name__}, whose step it does not know; want SGD, Adam or AdamW, or LARS or "
+            "LAMB in their place"
+        )
+    chosen = order or ("after_moments" if is_adam else "before_moments")
+    require_choice("order", chosen, _ORDERS)
+    kind = _AroundSteps if chosen == "after_moments" else _AroundGradients
+    stages_of(optimizer).add(kind(trust_coefficient, eps, mode))
+    return optimizer

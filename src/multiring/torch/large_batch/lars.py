@@ -1,0 +1,115 @@
+"""LARS: momentum SGD whose layers step by the size of their weights."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from multiring.optim.trust_ratios import LARS_FORMS, lars_ratios, require_choice, require_number
+from multiring.torch.large_batch.gradients import (
+    buffers_of,
+    evaluated,
+    norms_of,
+    number,
+    require_groups,
+    with_gradients,
+)
+
+
+class LARS(torch.optim.Optimizer):
+    """SGD with momentum, each layer's step in proportion to its weights; see `multiring.optim.trust_ratios`.
+
+    Three forms are published; they differ in the ratio's denominator, and once the learning rate changes:
+
+        "paper"    |g| + wd |w|    v = m v + lr ratio (g + wd w);  w = w - v
+        "optax"    |g + wd w|      the same
+        "timm"     |g| + wd |w|    v = m v + ratio (g + wd w);     w = w - lr v      as torch's SGD has it
+
+    A parameter group with trust_ratio=False steps as SGD does; `parameter_groups` makes one of biases and norms.
+
+    Source: You, Gitman & Ginsburg, "Large batch training of convolutional networks", 2017, arXiv 1708.03888.
+    """
+
+    def __init__(  # noqa: PLR0913 -- as torch's optimizers
+        self,
+        params: Any,
+        lr: float,
+        *,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust_coefficient: float = 0.001,
+        eps: float = 0.0,
+        nesterov: bool = False,
+        form: str = "paper",
+    ) -> None:
+        """Take these parameters.
+
+        Args:
+            params: tensors, pairs of names and tensors, or groups with options of their own.
+            lr: the learning rate; with a trust coefficient of 0.001 about 10 at a batch of 4,096.
+            momentum: 0 to 1.
+            weight_decay: added to the gradient, times the weights.
+            trust_coefficient: eta.
+            eps: added to the denominator of the ratio.
+            nesterov: whether a step looks ahead.
+            form: "paper", "optax" or "timm".
+
+        Raises:
+            ArgumentError: a number out of range, or a form that does not exist.
+        """
+        for name, value in (("lr", lr), ("weight_decay", weight_decay), ("eps", eps)):
+            require_number(name, value)
+        require_number("trust_coefficient", trust_coefficient)
+        require_number("momentum", momentum, below=1.0)
+        require_choice("form", form, tuple(LARS_FORMS))
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "trust_coefficient": trust_coefficient,
+            "eps": eps,
+            "nesterov": nesterov,
+            "form": form,
+            "trust_ratio": True,
+        }
+        super().__init__(params, defaults)
+        require_groups(self)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take a step with the gradients there are."""
+        loss = evaluated(closure)
+        for group in self.param_groups:
+            self._step_group(group)
+        return loss
+
+    def _step_group(self, group: dict[str, Any]) -> None:
+        parameters, gradients = with_gradients("LARS", group)
+        if not parameters:
+            return
+        rate, momentum = number(group["lr"]), group["momentum"]
+        denominator, is_inside = LARS_FORMS[group["form"]]
+        # torch's own names of its operations on lists.
+        moved = torch._foreach_add(gradients, parameters, alpha=group["weight_decay"])  # noqa: SLF001
+        if group["trust_ratio"]:
+            ratios = lars_ratios(
+                norms_of(parameters),
+                norms_of(gradients),
+                norms_of(moved) if denominator == "sum" else (),
+                trust=group["trust_coefficient"],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                denominator=denominator,
+            ).tolist()
+        else:
+            ratios = [1.0] * len(parameters)
+        torch._foreach_mul_(moved, [ratio * (rate if is_inside else 1.0) for ratio in ratios])
+        if momentum:
+            buffers = buffers_of(self, parameters, "momentum_buffer")
+            torch._foreach_mul_(buffers, momentum)
+            torch._foreach_add_(buffers, moved)
+            if group["nesterov"]:
+                torch._foreach_add_(moved, buffers, alpha=momentum)
+            else:
+                moved = tuple(buffers)
+        torch._foreach_add_(parameters, moved, alpha=-1.0 if is_inside else -rate)

@@ -1,0 +1,218 @@
+"""Muon, whose orthogonalisation the ranks share out among themselves.
+
+All ranks have the same momentum. Each orthogonalises some of the matrices, and all get all of them: the arithmetic of a
+step is divided by the ranks, for one gather of 16-bit numbers.
+
+Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024,
+https://kellerjordan.github.io/posts/muon/; the learning rate "match_rms_adamw" of Liu et al., "Muon is scalable for LLM
+training", 2025, arXiv 2502.16982.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from multiring.errors import ArgumentError
+from multiring.frontend.errors import internal_errors
+from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
+from multiring.optim.trust_ratios import require_choice, require_number
+from multiring.runtime import Group, is_initialized
+from multiring.torch.interop import described
+from multiring.torch.large_batch.gradients import buffers_of, evaluated, number, with_gradients
+
+_RATES = ("original", "match_rms_adamw")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewtonSchulz:
+    """How Muon makes matrices orthogonal: a X + b (X X^T) X + c (X X^T)^2 X, some times.
+
+    Args:
+        coefficients: a, b, c.
+        steps: how many times, below 100.
+        eps: the least norm that a matrix is divided by.
+        precision: in which that is done, and its result sent.
+    """
+
+    coefficients: tuple[float, float, float] = (3.4445, -4.7750, 2.0315)
+    steps: int = 5
+    eps: float = 1e-7
+    precision: torch.dtype = torch.bfloat16
+
+    def __post_init__(self) -> None:
+        require_number("eps", self.eps)
+        require_number("steps", self.steps, below=100)
+
+
+class Muon(torch.optim.Optimizer):
+    """torch.optim.Muon, to the bit on one rank, with the work of a step divided among the ranks.
+
+    Its gradients have to be the same on all ranks, as a DistributedOptimizer's are. Biases, norms, embeddings and the
+    last layer are for another optimizer, as AdamW.
+    """
+
+    def __init__(  # noqa: PLR0913 -- torch's
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        *,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        adjust_lr_fn: str | None = None,
+        iteration: NewtonSchulz | None = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        """Take these matrices; of more dimensions, all but the first count as columns.
+
+        Args:
+            params: tensors, pairs of names and tensors, or groups with options of their own.
+            lr: the learning rate.
+            weight_decay: decoupled.
+            momentum: 0 to 1.
+            nesterov: whether a step looks ahead.
+            adjust_lr_fn: "original", sqrt(max(1, rows/columns)), or "match_rms_adamw", 0.2 sqrt(max(rows, columns)).
+            iteration: how matrices are made orthogonal; by default as torch does it.
+            process_set: the ranks that divide the work.
+
+        Raises:
+            ArgumentError: a number out of range, or a parameter of fewer than two dimensions.
+        """
+        for name, value in (("lr", lr), ("weight_decay", weight_decay)):
+            require_number(name, value)
+        require_number("momentum", momentum, below=1.0)
+        chosen = iteration or NewtonSchulz()
+        require_choice("adjust_lr_fn", adjust_lr_fn or "original", _RATES)
+        defaults = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "ns_coefficients": chosen.coefficients,
+            "eps": chosen.eps,
+            "ns_steps": chosen.steps,
+            "adjust_lr_fn": adjust_lr_fn,
+        }
+        super().__init__(params, defaults)
+        for group in self.param_groups:
+            for each in group["params"]:
+                if each.dim() < 2:
+                    raise ArgumentError(
+                        f"Muon of a parameter, {described(each)}: want matrices or filters; give biases and norms to "
+                        "another optimizer"
+                    )
+        self._precision = chosen.precision
+        self._process_set = process_set
+        self._group: Group | None = None
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take a step with the gradients there are; every rank does, with the same ones."""
+        loss = evaluated(closure)
+        found = [(group, *with_gradients("Muon", group)) for group in self.param_groups]
+        updates = [
+            update for group, parameters, gradients in found for update in self._mixed(group, parameters, gradients)
+        ]
+        options = [group for group, parameters, _ in found for _ in parameters]
+        done = iter(self._orthogonalised(updates, options))
+        for group, parameters, _ in found:
+            rate = number(group["lr"])
+            for parameter in parameters:
+                update = next(done)
+                parameter.mul_(1 - rate * group["weight_decay"])
+                shape = _matrix(parameter).shape
+                parameter.add_(update.view(parameter.shape), alpha=-_adjusted(rate, group["adjust_lr_fn"], shape))
+        return loss
+
+    def _mixed(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+        """Return what is to be orthogonalised: the momentum, or what looks ahead of it."""
+        buffers = buffers_of(self, parameters, "momentum_buffer")
+        momentum = group["momentum"]
+        for buffer, gradient in zip(buffers, gradients, strict=True):
+            buffer.lerp_(gradient, 1 - momentum)
+        if not group["nesterov"]:
+            return buffers
+        return [each.lerp(buffer, momentum) for each, buffer in zip(gradients, buffers, strict=True)]
+
+    def _orthogonalised(self, updates: list[Tensor], options: list[dict[str, Any]]) -> list[Tensor]:
+        if not updates:  # on no rank: their gradients are alike
+            return []
+        group = self._ranks()
+        matrices = [_matrix(each) for each in updates]
+        if group is None or group.size == 1:
+            return [self._iterated(each, option) for each, option in zip(matrices, options, strict=True)]
+        owners = owners_of([tuple(each.shape) for each in matrices], group.size)
+        own = [i for i, owner in enumerate(owners) if owner == group.rank]
+        parts = [self._iterated(matrices[i], options[i]).reshape(-1) for i in own]
+        flat = torch.cat(parts) if parts else torch.empty(0, dtype=self._precision)
+        with internal_errors("Muon"):
+            # As bytes: what a number is does not matter on the way.
+            whole = np.asarray(group.all_gather(flat.view(torch.uint8).numpy()))
+        numbers = torch.frombuffer(bytearray(whole.data), dtype=self._precision)
+        found: list[Tensor] = list(matrices)
+        at = 0
+        for rank in range(group.size):
+            for i in (i for i, owner in enumerate(owners) if owner == rank):
+                count = matrices[i].numel()
+                found[i] = numbers[at : at + count].view(matrices[i].shape)
+                at += count
+        return found
+
+    def _iterated(self, matrix: Tensor, options: dict[str, Any]) -> Tensor:
+        return orthogonalised(
+            matrix, self._precision, options["ns_coefficients"], steps=options["ns_steps"], eps=options["eps"]
+        )
+
+    def _ranks(self) -> Group | None:
+        if not is_initialized() or not self._process_set.included():
+            return None
+        members = members_of(self._process_set).group
+        if self._group is None or self._group.size != members.size:
+            self._group = members.twin()
+        return self._group
+
+
+def orthogonalised(
+    matrix: Tensor, precision: torch.dtype, coefficients: tuple[float, float, float], *, steps: int, eps: float
+) -> Tensor:
+    """Return about U V^T of U S V^T = `matrix`, by Newton-Schulz iterations in `precision`; shape (rows, columns)."""
+    a, b, c = coefficients
+    is_tall = matrix.size(0) > matrix.size(1)
+    x = matrix.to(precision, copy=True)
+    x = x.T if is_tall else x
+    x.div_(x.norm().clamp(min=eps))
+    for _ in range(steps):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.T if is_tall else x
+
+
+def owners_of(shapes: Sequence[tuple[int, ...]], ranks: int) -> list[int]:
+    """Return which rank orthogonalises which matrix: the costliest first, each to the rank with the least to do.
+
+    Args:
+        shapes: (rows, columns) of each.
+        ranks: how many.
+    """
+    costs = [min(shape) ** 2 * max(shape) for shape in shapes]
+    load, owners = [0] * ranks, [0] * len(shapes)
+    for i in sorted(range(len(shapes)), key=lambda i: (-costs[i], i)):
+        owners[i] = load.index(min(load))
+        load[owners[i]] += costs[i]
+    return owners
+
+
+def _matrix(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dim() == 2 else tensor.reshape(tensor.size(0), -1)
+
+
+def _adjusted(rate: float, rule: str | None, shape: Sequence[int]) -> float:
+    rows, columns = shape
+    if rule == "match_rms_adamw":
+        return rate * 0.2 * math.sqrt(max(rows, columns))
+    return rate * math.sqrt(max(1.0, rows / columns))

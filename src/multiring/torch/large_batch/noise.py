@@ -1,0 +1,262 @@
+"""The noise scale of a training run, measured while it trains; see `multiring.optim.noise_scale`."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from multiring.errors import ArgumentError, StateError
+from multiring.frontend.errors import internal_errors
+from multiring.optim.adascale import AdaScale
+from multiring.optim.convergence_concerns import Facts, concerns
+from multiring.optim.critical_batch import Advice, advise
+from multiring.optim.noise_scale import Interval, NoiseSample, NoiseScale, sample_of_means
+from multiring.runtime import Group
+from multiring.torch.large_batch.gradients import norms_of
+from multiring.torch.large_batch.stages import StepContext, stages_of
+from multiring.torch.optimizer.distributed import Distributed, setup_of
+
+
+class NoiseWatch:
+    """Measures the noise scale every few steps; see `noise_scale`."""
+
+    name = "noise"
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, samples: int | None, every: int, *, window: int, warns: bool
+    ) -> None:
+        self._optimizer = optimizer
+        self._samples = samples
+        self._every = every
+        self._warns = warns
+        self._known = NoiseScale(window)
+        self._steps = 0
+        self._own = 0.0  # this rank's squared norm, of the step that is being made
+        self._whole: float | None = None
+        self._parts: list[tuple[float, int]] = []  # micro-batches of one rank: squared norms, samples
+        self._before: list[Tensor] = []
+        self._batch = 0.0
+        self._said: set[str] = set()
+        self._adascale: AdaScale | None = None
+        self._begin()
+
+    def begin_adascale(self, scale: float, batch: int) -> AdaScale:
+        """Return what is told each measurement, from now on."""
+        if self._every != 1:
+            raise ArgumentError(f"AdaScale with a noise scale of every {self._every} steps; want noise_scale(every=1)")
+        self._adascale = AdaScale(scale, batch)
+        return self._adascale
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    @property
+    def value(self) -> float:
+        """The noise scale, in samples; see `NoiseScale.value`."""
+        return self._known.value
+
+    @property
+    def batch(self) -> float:
+        """Samples of the last step that was measured."""
+        return self._batch
+
+    def interval(self, level: float = 0.95) -> Interval:
+        """Return the noise scale and where it may lie; see `NoiseScale.interval`."""
+        return self._known.interval(level)
+
+    def critical(self, batch: float) -> float:
+        """Return the critical batch of the run so far, all of it within the window; see `NoiseScale.progress_mean`."""
+        return self._known.progress_mean(batch)
+
+    def report(self) -> str:
+        """Return a line: the noise scale, or how many steps it still needs."""
+        if len(self._known) < 8:
+            return f"noise scale: {len(self._known)} of at least 8 measurements"
+        left = self._known.steps_needed()
+        more = "" if left == 0 else ", no end in sight" if left < 0 else f", to 25 % in {left * self._every} steps more"
+        return f"noise scale {self.interval()} at batch {self._batch:,.0f}{more}"
+
+    def advise(self, **known: Any) -> Advice:
+        """Return `multiring.optim.advise` with what was measured here; `known` are its other arguments."""
+        return advise(**{"critical": self.value, "batch": round(self._batch), **known})
+
+    def part(self, samples: int) -> None:
+        """Take note, on one rank, that a micro-batch of so many samples has been added to the gradients.
+
+        Called after each backward of a step, before the next one. Each counts for its share of the step's samples.
+        """
+        if not self._is_due():
+            return
+        now = [each.grad for group in self._optimizer.param_groups for each in group["params"] if each.grad is not None]
+        before = self._before if len(self._before) == len(now) else []
+        norms = norms_of(list(torch._foreach_sub(now, before)) if before else now)  # noqa: SLF001 -- torch's name
+        self._parts.append((float((norms**2).sum()), samples))
+        self._before = [each.detach().clone() for each in now]
+
+    # ---- what the reducer shows ----
+
+    def see_own(self, gradients: Sequence[Tensor]) -> None:
+        """Count some of this rank's."""
+        self._own += float((norms_of(gradients) ** 2).sum())
+
+    def see_whole(self, gradients: Sequence[Tensor]) -> None:
+        """Count all ranks'."""
+        self._whole = float((norms_of(gradients) ** 2).sum())
+
+    # ---- as a stage ----
+
+    def before(self, step: StepContext) -> None:
+        """Measure, where it is this step's turn."""
+        self._steps += 1
+        if (
+            not isinstance(step.optimizer, Distributed)
+            or step.optimizer.group is None
+            or step.optimizer.group.size == 1
+        ):
+            sample = self._of_parts(step)
+        else:
+            sample = self._of_ranks(step.optimizer, step.optimizer.group)
+        if sample is not None:
+            self._known.add(sample)
+            if self._adascale is not None:
+                self._adascale.add(sample)
+        self._begin()
+        if self._warns and sample is not None and len(self._known) % 16 == 0:
+            self._warn()
+
+    def after(self, step: StepContext, *, applied: bool) -> None:
+        """There is nothing to do."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was measured."""
+        adascale = None if self._adascale is None else self._adascale.state_dict()
+        return {"steps": self._steps, "known": self._known.state_dict(), "adascale": adascale, "batch": self._batch}
+
+    def load_state_dict(self, state: dict[str, Any], parameters: list[Tensor]) -> None:  # noqa: ARG002 -- as Stage
+        """Go on from there."""
+        self._steps, self._batch = state["steps"], state["batch"]
+        self._known.load_state_dict(state["known"])
+        if self._adascale is not None and state["adascale"] is not None:
+            self._adascale.load_state_dict(state["adascale"])
+        self._begin()
+
+    def _is_due(self) -> bool:
+        return self._steps % self._every == 0
+
+    def _begin(self) -> None:
+        """Have the next step watched, if it is its turn."""
+        self._own, self._whole, self._parts, self._before = 0.0, None, [], []
+        if isinstance(self._optimizer, Distributed):
+            self._optimizer.watch(self if self._is_due() else None)
+
+    def _of_parts(self, step: StepContext) -> NoiseSample | None:
+        if len(self._parts) < 2:
+            return None
+        total = float(sum(samples for _, samples in self._parts))
+        # A part's gradient is in the sum with its share of the samples.
+        mean = sum(square * total / samples for square, samples in self._parts)
+        self._batch = total
+        whole = float((norms_of(step.gradients) ** 2).sum())
+        return sample_of_means(mean, whole, total, len(self._parts))
+
+    def _of_ranks(self, optimizer: Distributed, group: Group) -> NoiseSample | None:
+        if self._whole is None:
+            return None
+        share, setup = optimizer.share_of_batch, setup_of(optimizer)
+        own = self._samples if share is None else share.samples
+        if own is None:
+            raise StateError(
+                "noise_scale: how many samples a step has is not known; make the loader by mt.distribute, or pass "
+                "samples=, this rank's"
+            )
+        is_sum = setup is not None and setup.options.op == "sum"
+        # What the rank's own gradient was multiplied by, beside being a mean over its samples.
+        weight = float(own) if is_sum else 1.0 if share is None else share.weight
+        square = self._own / weight**2 if own else 0.0
+        is_mean_of_means = share is None and not is_sum
+        counted = [square * (1.0 if is_mean_of_means else own), own, 1.0 / own if own else 0.0, float(own > 0)]
+        told = np.array(counted)
+        with internal_errors("noise_scale"):
+            group.all_reduce(told)
+        mean, total, inverse, parts = told.tolist()
+        self._batch = total
+        whole = self._whole / total**2 if is_sum else self._whole
+        if parts < 2:
+            return None
+        if is_mean_of_means:  # unlike numbers of samples count as their harmonic mean
+            return sample_of_means(mean / parts, whole, parts**2 / inverse, parts)
+        return sample_of_means(mean / total, whole, total, parts)
+
+    def _warn(self) -> None:
+        interval = self._known.interval(resamples=200)
+        for each in concerns(facts_of(self._optimizer, self._batch, interval)):
+            if each.kind not in self._said:
+                self._said.add(each.kind)
+                warnings.warn(str(each), stacklevel=2)
+
+
+def facts_of(optimizer: torch.optim.Optimizer, batch: float, noise: Interval | None) -> Facts:
+    """Return what is known of a run that may harm its convergence."""
+    options = None
+    share, owed = None, 0.0
+    if isinstance(optimizer, Distributed):
+        setup = setup_of(optimizer)
+        options = None if setup is None else setup.options
+        share = optimizer.share_of_batch
+        owed = optimizer.residual_norm() if options is not None and options.is_lossy else 0.0
+    stages = stages_of(optimizer)
+    precision: Any = stages.find("unscale")
+    first = optimizer.param_groups[0]
+    gradients = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+    return Facts(
+        batch=batch,
+        noise=noise,
+        lag=int(stages.find("lag") is not None),
+        momentum=float(first.get("momentum", 0.0)),
+        wire=None if options is None else options.wire,
+        has_feedback=options is not None and options.error_feedback,
+        owed=owed,
+        gradient=float((norms_of(gradients) ** 2).sum() ** 0.5),
+        shares=None if share is None else (share.least, -(-share.total // share.ranks)),
+        steps=0 if precision is None else precision.whole.steps,
+        skipped=0 if precision is None else precision.whole.skipped,
+    )
+
+
+def noise_scale(
+    optimizer: torch.optim.Optimizer,
+    *,
+    samples: int | None = None,
+    every: int = 10,
+    window: int = 1000,
+    warns: bool = True,
+) -> NoiseWatch:
+    """Measure the gradient noise scale of `optimizer`'s steps; return what tells it.
+
+        noise = mt.noise_scale(optimizer)
+        ...
+        mt.print_once(noise.report())
+        mt.print_once(noise.advise(learning_rate=0.1))
+
+    It takes the squared norms of each rank's gradient and of their average, and one small sum. On one rank call
+    `noise.part(samples)` after each of two or more backwards that make a step.
+
+    Args:
+        optimizer: a DistributedOptimizer, or any on one rank.
+        samples: this rank's in each step; a loader of `distribute` knows.
+        every: steps from one measurement to the next.
+        window: measurements that an answer is from.
+        warns: whether to warn, once each, of what may harm convergence (`multiring.optim.convergence_concerns`).
+
+    Raises:
+        ArgumentError: a number out of range.
+        StateError: it is measured already.
+    """
+    if every < 1 or (samples is not None and samples < 1):
+        raise ArgumentError(f"noise_scale(samples={samples!r}, every={every!r}): want 1 or more")
+    found = NoiseWatch(optimizer, samples, every, window=window, warns=warns)
+    stages_of(optimizer).add(found)
+    return found

@@ -1,0 +1,211 @@
+"""Mixed precision by one switch: 16-bit arithmetic, float32 weights, and a loss scale on which all ranks agree."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from multiring.errors import ArgumentError, StateError
+from multiring.frontend.errors import internal_errors
+from multiring.optim.loss_scale import LossScale
+from multiring.optim.trust_ratios import require_choice
+from multiring.torch.interop import described
+from multiring.torch.large_batch.gradients import norms_of
+from multiring.torch.large_batch.stages import StepContext, each_gradient, stages_of
+from multiring.torch.optimizer.distributed import Distributed
+
+_TYPES = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(slots=True)
+class _Round:
+    """What was found of one gradient, by all optimizers whose it is."""
+
+    scale: float  # with which it was made
+    overflows: bool
+    seen_by: set[int]
+
+
+class MixedPrecision:
+    """Autocast, the loss scale, and the check of every gradient; see `mixed_precision`."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], dtype: str, scale: LossScale | None) -> None:
+        self._optimizers = optimizers
+        self._dtype = _TYPES[dtype]
+        self._scale = scale
+        self._loss = 0.0  # the last one that is not finite, else the last one
+        self._steps = 0
+        self._round: _Round | None = None
+
+    @property
+    def scale(self) -> float:
+        """What the loss is multiplied by; 1 where nothing is."""
+        return 1.0 if self._scale is None else self._scale.scale
+
+    @property
+    def skipped(self) -> int:
+        """How many steps were left out for an overflow."""
+        return 0 if self._scale is None else self._scale.skipped
+
+    @property
+    def steps(self) -> int:
+        """How many steps there have been, those that were left out too."""
+        return self._steps
+
+    def autocast(self) -> Any:
+        """Return the context for the forward: torch's autocast, or one that does nothing for float32."""
+        return torch.autocast("cpu", self._dtype or torch.bfloat16, enabled=self._dtype is not None)
+
+    def backward(self, loss: Tensor) -> None:
+        """Run the backward of the scaled loss; outside of `autocast`."""
+        value = float(loss.detach())
+        if math.isfinite(self._loss):
+            self._loss = value
+        (loss if self._scale is None else loss * self.scale).backward()  # type: ignore[no-untyped-call] # torch's own
+
+    def check(self, step: StepContext, part: int) -> None:
+        """Divide the gradients of one optimizer by the scale, and drop them if those of any overflowed.
+
+        Raises:
+            StateError: on every rank: a gradient is not finite, and no scale is to blame, or it cannot be less.
+        """
+        if self._round is None or part in self._round.seen_by:
+            self._round = self._decided(step)
+        found = self._round
+        found.seen_by.add(part)
+        if found.overflows:
+            step.drop()
+        elif found.scale != 1.0:
+            # By a power of two: nothing is rounded but what is too small for float32.
+            each_gradient(step, lambda gradients: list(torch._foreach_mul(gradients, 1.0 / found.scale)))  # noqa: SLF001
+
+    def _decided(self, step: StepContext) -> _Round:
+        """Look at the gradients of all optimizers, and update the scale, once for all of them."""
+        gradients = list(step.gradients)
+        for optimizer in self._optimizers:
+            if optimizer is not step.optimizer:
+                if isinstance(optimizer, Distributed):
+                    optimizer.bring_gradients()
+                gradients += StepContext(optimizer).gradients
+        overflows = not np.isfinite(norms_of(gradients)).all()
+        number, scale = self._steps, self.scale
+        self._steps += 1
+        if self._scale is None:
+            if overflows:
+                raise self._failure(step, number, "")
+        elif gradients:
+            change = self._scale.update(overflows=overflows)
+            if change != 1.0:
+                self._scale_residuals(change)
+            if self._scale.is_exhausted:
+                raise self._failure(step, number, f", and the loss scale is {self.scale:g} already")
+        self._loss = 0.0
+        return _Round(scale, overflows, set())
+
+    def _scale_residuals(self, change: float) -> None:
+        """Let what error feedback owes be of the new scale."""
+        for optimizer in self._optimizers:
+            if isinstance(optimizer, Distributed):
+                optimizer.scale_residuals(change)
+
+    def state(self) -> dict[str, Any]:
+        """Return the scale, and how many steps there were."""
+        return {"steps": self._steps, "scale": None if self._scale is None else self._scale.state_dict()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from there; a scale is dropped where there is none here, and begins where the state has none."""
+        self._steps, self._round = state["steps"], None
+        if self._scale is not None and state["scale"] is not None:
+            self._scale.load_state_dict(state["scale"])
+
+    def _failure(self, step: StepContext, number: int, why: str) -> StateError:
+        """Return the error, which names the ranks whose loss it was; all of them get here in the same step."""
+        losses = np.array([self._loss])
+        group = step.optimizer.group if isinstance(step.optimizer, Distributed) else None
+        if group is not None and group.size > 1:
+            with internal_errors("mixed_precision"):
+                losses = np.asarray(group.all_gather(losses))
+        bad = [rank for rank, loss in enumerate(losses.tolist()) if not math.isfinite(loss)]
+        whose = ", ".join(f"{losses[rank]} on rank {rank}" for rank in bad)
+        what = f"the loss is {whose}" if bad else "the loss is finite on every rank, but gradients are not"
+        return StateError(
+            f"step {number}: {what}{why}. The weights are those of the step before; go on from the last checkpoint "
+            "with a lower learning rate, or without the samples that did it"
+        )
+
+
+class _Part:
+    """The stage of one of the optimizers."""
+
+    name = "unscale"
+
+    def __init__(self, whole: MixedPrecision, number: int) -> None:
+        self.whole = whole
+        self._number = number
+
+    def before(self, step: StepContext) -> None:
+        if not step.is_dropped:  # else a GradScaler found it
+            self.whole.check(step, self._number)
+
+    def after(self, step: StepContext, *, applied: bool) -> None:
+        """There is nothing to do."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.whole.state()
+
+    def load_state_dict(self, state: dict[str, Any], parameters: list[Tensor]) -> None:  # noqa: ARG002 -- as Stage
+        self.whole.load_state(state)
+
+
+def mixed_precision(
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    dtype: str = "bf16",
+    *,
+    scale: LossScale | None = None,
+) -> MixedPrecision:
+    """Train `optimizer`'s parameters in 16 bits; return what the loop uses.
+
+        precision = mt.mixed_precision(optimizer, "bf16")
+        ...
+        with precision.autocast():
+            loss = loss_of(model(inputs), labels)
+        precision.backward(loss)
+        optimizer.step()
+
+    Weights, gradients, their sums and the optimizer's state stay float32, as do the functions that torch's autocast
+    keeps so: norms, losses, softmax. With "fp16" the loss is scaled; a step whose gradient overflows is left out, on
+    all ranks or on none, since all see the same gradients. With the others a gradient that is not finite is an error on
+    every rank, which names the step and the rank whose loss it was; the weights are as before it.
+
+    What travels is float32 unless the DistributedOptimizer has compression=Compression.bf16 or .fp16: then 16 bits,
+    summed in float32.
+
+    Args:
+        optimizer: plain or distributed; or several that step together, as Muon and AdamW: they have one scale, and
+            leave out a step together.
+        dtype: "bf16", "fp16", or "float32" for the check alone.
+        scale: of "fp16"; by default one that begins at 65,536.
+
+    Raises:
+        ArgumentError: no such type, a scale that it does not take, or parameters that are not float32 or float64.
+        StateError: the optimizer has one already.
+    """
+    require_choice("dtype", dtype, tuple(_TYPES))
+    if scale is not None and dtype != "fp16":
+        raise ArgumentError(f"mixed_precision(dtype={dtype!r}, scale=...): want a scale for 'fp16' only")
+    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    for group in (group for each in optimizers for group in each.param_groups):
+        for each in group["params"]:
+            if each.dtype not in {torch.float32, torch.float64}:
+                raise ArgumentError(
+                    f"mixed_precision of a parameter, {described(each)}: want float32 weights, of which autocast makes "
+                    "16-bit copies where they serve; use model.float()"
+                )
+    found = MixedPrecision(optimizers, dtype, (scale or LossScale()) if dtype == "fp16" else None)
+    for number, own in enumerate(optimizers):
+        stages_of(own).add(_Part(found, number))
+    return found

@@ -1,0 +1,241 @@
+"""How fast a training run is: samples and FLOP a second, and what share that is of what this machine can do.
+
+FLOP are those of torch's counter on a plain copy of the model, forward and backward, two for each multiplication with
+its addition; the peak is the highest rate of matrix products and of one convolution, measured here, on all ranks at
+once. Neither is from a data sheet.
+"""
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from multiring.errors import ArgumentError, StateError
+from multiring.frontend.joining import barrier
+from multiring.frontend.lifecycle import size
+from multiring.frontend.object_collectives import allgather_object
+from multiring.runtime import is_initialized
+
+SIZES = (512, 1024, 2048, 4096)
+_CHANNELS = 512
+_PIXELS = 14
+_IMAGES = 4
+_DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def training_flop(model: nn.Module, step: Callable[[nn.Module], Tensor]) -> int:
+    """Return the FLOP of one step, by torch's counter.
+
+    Args:
+        model: of which a plain copy is used: no hook of the original sees it.
+        step: returns the loss of the model that it gets, of as many samples as are meant.
+
+    Raises:
+        ArgumentError: `step` returns no loss to differentiate, or nothing is counted.
+    """
+    plain = copy.deepcopy(model)
+    counter: Any = FlopCounterMode(display=False)
+    with counter:
+        loss = step(plain)
+        if not loss.requires_grad:
+            raise ArgumentError("training_flop: `step` returned no loss; want a function of the model that returns one")
+        loss.backward()  # type: ignore[no-untyped-call] # torch's own
+    found = int(counter.get_total_flops())
+    if not found:
+        raise ArgumentError("training_flop: torch's counter knows none of the operations of this model")
+    return found
+
+
+def measured_peak(
+    dtype: str = "float32", *, sizes: Sequence[int] = SIZES, channels: int = _CHANNELS, seconds: float = 0.2
+) -> dict[str, float]:
+    """Return this rank's FLOP/s of square matrix products and of a 3 x 3 convolution, while all ranks measure.
+
+    Every rank calls it, where there are several.
+
+    Args:
+        dtype: "float32", "bf16" or "fp16".
+        sizes: of the matrices.
+        channels: of the convolution, of images of 14 x 14, channels_last.
+        seconds: how long each is repeated, at least twice.
+
+    Raises:
+        ArgumentError: no such type.
+    """
+    if dtype not in _DTYPES:
+        raise ArgumentError(f"measured_peak(dtype={dtype!r}): want {' or '.join(map(repr, _DTYPES))}")
+    kind = _DTYPES[dtype]
+    found = {}
+    with torch.no_grad():
+        for n in sizes:
+            one, other = torch.ones(n, n, dtype=kind), torch.ones(n, n, dtype=kind)
+            found[f"matrix {n}"] = _rate(lambda a=one, b=other: a @ b, 2 * n**3, seconds)  # type: ignore[misc]
+        layer = nn.Conv2d(channels, channels, 3, padding=1, bias=False, dtype=kind)
+        layer.weight.data = layer.weight.data.contiguous(memory_format=torch.channels_last)
+        images = torch.ones(_IMAGES, channels, _PIXELS, _PIXELS, dtype=kind).to(memory_format=torch.channels_last)
+        flop = 2 * 9 * channels**2 * _PIXELS**2 * _IMAGES
+        found[f"convolution {channels}"] = _rate(lambda: layer(images), flop, seconds)
+    return found
+
+
+def _rate(work: Callable[[], object], flop: float, seconds: float) -> float:
+    """Return the best rate of `work`, in FLOP/s, after one call that does not count."""
+    work()
+    if is_initialized() and size() > 1:
+        barrier()
+    best, ends, calls = float("inf"), time.perf_counter() + seconds, 0
+    while calls < 2 or time.perf_counter() < ends:
+        began = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - began)
+        calls += 1
+    return flop / best
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """What a run reached, of all ranks together.
+
+    Attributes:
+        seconds: of training: input, steps and logging; not what was within `paused`.
+        samples: all ranks'.
+        flop: of them.
+        peak: the sum over ranks of the highest FLOP/s that each measured.
+        peaks: that sum by each time it was measured: before, between, after.
+        ranks: how many.
+        dtype: of the arithmetic of which the peak is.
+    """
+
+    seconds: float
+    samples: int
+    flop: float
+    peak: float
+    peaks: tuple[float, ...]
+    ranks: int
+    dtype: str
+
+    @property
+    def share(self) -> float:
+        """The sustained part of the peak."""
+        return self.flop / self.seconds / self.peak
+
+    def __str__(self) -> str:
+        rate, sustained = self.samples / self.seconds, self.flop / self.seconds / 1e9
+        seen = ", ".join(f"{each / 1e9:,.1f}" for each in self.peaks)
+        return (
+            f"{self.samples:,} samples in {self.seconds:,.1f} s on {self.ranks} ranks: {rate:,.1f} a second\n"
+            f"sustained {sustained:,.2f} GFLOP/s, {100 * self.share:.1f} % of {self.peak / 1e9:,.1f} in {self.dtype}\n"
+            f"(FLOP by torch's counter on the plain model; time with input and logging, without evaluation and "
+            f"checkpoints;\nthe peak is the highest rate of matrix products and a convolution, all ranks at once, of "
+            f"{len(self.peaks)} times: {seen})"
+        )
+
+
+class TrainingReport:
+    """Counts the samples of a run and the time they take; see `training_report`."""
+
+    def __init__(
+        self,
+        flop_per_sample: float,
+        dtype: str,
+        measure: Callable[[], dict[str, float]],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._flop, self._dtype, self._measure, self._clock = flop_per_sample, dtype, measure, clock
+        self._peaks: list[float] = []
+        self._samples, self._seconds = 0, 0.0
+        self._began: float | None = None
+        self._peaks.append(max(self._measure().values()))
+        self._began = self._clock()
+
+    @property
+    def samples(self) -> int:
+        """This rank's so far."""
+        return self._samples
+
+    def count(self, samples: int) -> None:
+        """Count a step of so many samples of this rank's."""
+        self._samples += samples
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within it time does not count: evaluation, checkpoints."""
+        if self._began is None:
+            raise StateError("training report: paused() within paused()")
+        self._seconds += self._clock() - self._began
+        self._began = None
+        try:
+            yield
+        finally:
+            self._began = self._clock()
+
+    def measure_peak(self) -> None:
+        """Measure the peak once more, as between two epochs; every rank calls it. Its time does not count."""
+        with self.paused():
+            self._peaks.append(max(self._measure().values()))
+
+    def finish(self) -> Throughput:
+        """Measure the peak a last time, and return what all ranks reached; every rank calls it.
+
+        Raises:
+            StateError: no sample was counted, on any rank.
+        """
+        self.measure_peak()
+        with self.paused():
+            own = (self._seconds, self._samples, self._peaks)
+        every: list[Any] = allgather_object(own, name="training_report") if is_initialized() else [own]
+        samples = sum(each[1] for each in every)
+        if not samples:
+            raise StateError("training report: no samples; call count(samples) after each step")
+        peaks = tuple(map(sum, zip(*(each[2] for each in every), strict=True)))
+        return Throughput(
+            seconds=max(each[0] for each in every),
+            samples=samples,
+            flop=samples * self._flop,
+            peak=max(peaks),
+            peaks=peaks,
+            ranks=len(every),
+            dtype=self._dtype,
+        )
+
+
+def training_report(
+    model: nn.Module,
+    step: Callable[[nn.Module], Tensor],
+    *,
+    samples: int,
+    dtype: str = "float32",
+    measure: Callable[[], dict[str, float]] | None = None,
+) -> TrainingReport:
+    """Begin to report on a training run: samples and FLOP a second, and the share of what the machine can do.
+
+        report = mt.training_report(model, lambda plain: loss_of(plain(inputs), labels), samples=len(inputs))
+        for inputs, labels in loader:
+            ...
+            report.count(len(inputs))
+        with report.paused():
+            evaluate(model)
+        mt.print_once(report.finish())
+
+    Every rank calls it, and measures its peak at the same time.
+
+    Args:
+        model: as it is trained.
+        step: the loss of `samples` samples.
+        samples: how many.
+        dtype: of the arithmetic, for the peak.
+        measure: what measures it; by default `measured_peak`, which takes some seconds.
+
+    Raises:
+        ArgumentError: as `training_flop` and `measured_peak` do.
+    """
+    if samples < 1:
+        raise ArgumentError(f"training_report(samples={samples!r}): want 1 or more")
+    flop = training_flop(model, step) / samples
+    return TrainingReport(flop, dtype, measure or (lambda: measured_peak(dtype)))

@@ -1,0 +1,113 @@
+"""Nets: blobs, and the layers there are."""
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+
+from caffe.layers import KINDS
+from caffe.prototxt import one, read
+
+TRAIN, TEST = 0, 1
+
+
+class Blob:
+    """An array and its gradient; both can be another blob's."""
+
+    def __init__(self, shape: Any) -> None:
+        self.data = np.zeros(shape, np.float32)
+        self.diff = np.zeros(shape, np.float32)
+
+    @property
+    def shape(self) -> Any:
+        return self.data.shape
+
+    @property
+    def count(self) -> int:
+        return self.data.size
+
+    def reshape(self, *shape: int) -> None:
+        if self.data.shape != shape:
+            self.data, self.diff = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+
+
+class Net:
+    """A net of a file, for a phase."""
+
+    def __init__(self, path: str, phase: int) -> None:
+        self.blobs: OrderedDict[str, Blob] = OrderedDict()
+        self.params: OrderedDict[str, list[Blob]] = OrderedDict()
+        self.layers: list[Any] = []
+        self.rates: list[tuple[Blob, float, float]] = []  # of those that learn: what multiplies rate and decay
+        self._owners: dict[str, Blob] = {}
+        for message in read(path).get("layer", []):
+            if self._is_in(message, phase):
+                self._add(message, phase)
+
+    @staticmethod
+    def _is_in(message: Any, phase: int) -> bool:
+        wanted = one(one(message, "include", {}), "phase")
+        return wanted is None or wanted == ("TRAIN", "TEST")[phase]
+
+    def _add(self, message: Any, phase: int) -> None:
+        bottoms = [self.blobs[name] for name in message.get("bottom", [])]
+        tops = [self.blobs.setdefault(name, Blob(())) for name in message.get("top", [])]
+        layer = KINDS[one(message, "type")](message, bottoms, tops, phase)
+        shapes = layer.set_up()
+        held = []
+        for number, shape in enumerate(shapes):
+            specs = message.get("param", [])
+            spec = specs[number] if number < len(specs) else {}
+            shared = one(spec, "name")
+            blob = Blob(shape)
+            if shared in self._owners:  # its memory is the owner's
+                blob.data, blob.diff = self._owners[shared].data, self._owners[shared].diff
+            else:
+                layer.fill(number, blob)
+                self.rates.append((blob, one(spec, "lr_mult", 1), one(spec, "decay_mult", 1)))
+                if shared:
+                    self._owners[shared] = blob
+            held.append(blob)
+        layer.held = held
+        if held:
+            self.params[one(message, "name")] = held
+        layer.reshape()
+        self.layers.append(layer)
+
+    def forward(self) -> dict[str, Any]:
+        """Compute, and return the losses."""
+        for layer in self.layers:
+            layer.reshape()
+            layer.forward()
+        return {name: blob.data for name, blob in self.blobs.items() if blob.data.ndim == 0}
+
+    def loss(self) -> float:
+        return float(sum(layer.loss_weight * layer.tops[0].data for layer in self.layers if layer.loss_weight))
+
+    def backward(self) -> None:
+        """Add gradients to those that parameters have."""
+        for blob in self.blobs.values():
+            blob.diff[...] = 0
+        for layer in reversed(self.layers):
+            if layer.loss_weight:
+                layer.tops[0].diff[...] = layer.loss_weight
+            layer.backward()
+
+    def clear_param_diffs(self) -> None:
+        for blob, _, _ in self.rates:
+            blob.diff[...] = 0
+
+    def copy_from(self, path: str) -> None:
+        """Take the parameters of a file, by their layers' names."""
+        with np.load(path) as kept:
+            for name, blobs in self.params.items():
+                for number, blob in enumerate(blobs):
+                    if f"{name}.{number}" in kept:
+                        blob.data[...] = kept[f"{name}.{number}"]
+
+    def save(self, path: str) -> None:
+        held = {
+            f"{name}.{number}": blob.data for name, blobs in self.params.items() for number, blob in enumerate(blobs)
+        }
+        with open(path, "wb") as file:  # noqa: PTH123 -- or NumPy would change the name
+            np.savez(file, **held)

@@ -1,0 +1,89 @@
+"""Where the ranks of each framework are at home, and what its module here is."""
+
+import importlib.util
+import shutil
+import sys
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from tests.wire.nursery import Home
+
+from multiring.bench.install import RECIPES, install
+
+ROOT = Path(__file__).parents[3]
+PACKAGE = "tests.frameworks.conforming"
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """A framework as tests know it; `wants` is what has to be installed for it."""
+
+    name: str
+    module: str
+    wants: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    recipe: str = ""  # of an environment of its own
+    path: tuple[str, ...] = ()  # of what it needs besides
+
+    @property
+    def example(self) -> str:
+        """The name of its example among examples/digits; "" where it has none."""
+        name = self.module.rpartition("on_")[2]
+        return "with_numpy" if name == "toy" else f"with_{name}"
+
+    @property
+    def home(self) -> Home:
+        if not self.recipe:
+            path = (*sys.path, *self.path)
+            return Home(name=self.name, path=path, environment=self.environment, imports=(self.module,))
+        return Home(
+            name=self.name,
+            python=str(environment_of(self.recipe) / "bin" / "python"),
+            path=(str(ROOT), str(ROOT / "src")),
+            environment=self.environment,
+            imports=(self.module,),
+        )
+
+    def missing(self) -> str:
+        """Why it cannot be tried here; else ""."""
+        lacking = [each for each in self.wants if importlib.util.find_spec(each) is None]
+        if lacking:
+            return f"`import {lacking[0]}` finds nothing here"
+        newest = RECIPES[self.recipe].newest_python if self.recipe else None
+        if newest and sys.version_info[:2] > newest:
+            return f"{self.name} runs on Python {newest[0]}.{newest[1]} at most, and the core here is of a newer one"
+        return ""
+
+
+@cache
+def environment_of(recipe: str) -> Path:
+    """Return the environment of `recipe`, in the user's cache, made where it is not there."""
+    return install(recipe, lambda _: None)
+
+
+def _of(name: str, wants: tuple[str, ...] = (), module: str = "", recipe: str = "", **environment: str) -> Framework:
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3"} | environment
+    return Framework(name, f"{PACKAGE}.on_{module or name}", wants, tuple(sorted(quiet.items())), recipe)
+
+
+FRAMEWORKS = {
+    each.name: each
+    for each in (
+        _of("toy"),
+        _of("torch", ("torch",)),
+        _of("tensorflow", ("tensorflow",)),
+        _of("keras-tensorflow", ("keras", "tensorflow"), "keras", KERAS_BACKEND="tensorflow"),
+        _of("keras-torch", ("keras", "torch"), "keras", KERAS_BACKEND="torch"),
+        _of("keras-jax", ("keras", "jax"), "keras", KERAS_BACKEND="jax", JAX_ENABLE_X64="1"),
+        _of("jax", ("jax",)),
+        _of("chainer", recipe="chainer"),
+        replace(
+            # Its C compiler is clang; where there is none, tinygrad interprets.
+            _of("tinygrad", ("tinygrad",), DEV="CPU" if shutil.which("clang") else "PYTHON", PARALLEL="0"),
+            path=(str(ROOT / "examples"),),
+        ),
+        _of("caffe", ("caffe",)),
+        replace(_of("caffe"), name="caffe-standin", path=(str(ROOT / "tests" / "frameworks" / "caffe_standin"),)),
+    )
+}

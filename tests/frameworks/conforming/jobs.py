@@ -1,0 +1,53 @@
+"""What ranks do to see whether an adapter conforms. The modules beside this one have an ADAPTER each."""
+
+import importlib
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.wire.nursery import Here
+
+from multiring.frontend import conformance
+
+PACKAGE = "tests.frameworks.conforming"
+
+
+def adapter_of(module: str) -> conformance.Adapter:
+    found: conformance.Adapter = importlib.import_module(module).ADAPTER
+    return found
+
+
+def suite(_here: Here, module: str) -> tuple[str, str, list[tuple[str, str, str]]]:
+    adapter = adapter_of(module)
+    results = [(each.check, each.outcome.value, each.text) for each in conformance.run(adapter)]
+    return adapter.name, adapter.version, results
+
+
+def lose_a_rank(here: Here, module: str, fails: int | None) -> float:
+    return conformance.lose_a_rank(adapter_of(module), lambda: here.reach("at work"), fails=fails)
+
+
+def be_interrupted(here: Here, module: str, over: str) -> float:
+    try:
+        taken_s = conformance.be_interrupted(adapter_of(module))
+    finally:
+        if here.rank == 0:
+            Path(over).touch()
+    while not Path(over).exists():
+        time.sleep(0.05)
+    return taken_s
+
+
+def digits(_here: Here, module: str, example: str, steps: int | None) -> tuple[list[float], float]:
+    """Return the losses of examples/digits in one framework, and what it knows of the images that were held back."""
+    sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "digits"))
+    task = importlib.import_module("digits_task")
+    adapter_of(module).init()
+    model = importlib.import_module(example).Model(task.weights())
+    return task.train(model, steps=steps), task.accuracy(model)
+
+
+def elsewhere(here: Here, module: str, function: str) -> Any:
+    """Return what a function of another module returns, which only the rank's interpreter can import."""
+    return getattr(importlib.import_module(module), function)(here)

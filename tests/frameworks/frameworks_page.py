@@ -1,0 +1,163 @@
+"""docs/frameworks.md, of what the suite finds: `python tests/frameworks/frameworks_page.py`, some minutes."""
+
+import datetime as dt
+import os
+import platform
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.frameworks.conforming import jobs
+from tests.frameworks.conforming.homes import FRAMEWORKS, Framework
+from tests.wire.faults import kill
+from tests.wire.ranks import report_of, run_ranks
+
+from multiring.frontend.conformance import CHECKS, ENDS
+
+PAGE = Path(__file__).parents[2] / "docs" / "frameworks.md"
+ROWS = (*CHECKS, *ENDS)
+PASSED, FAILED = "yes", "NO"
+TITLES = {
+    "toy": "toy",
+    "torch": "torch",
+    "tensorflow": "TensorFlow",
+    "keras-tensorflow": "Keras on TensorFlow",
+    "keras-torch": "Keras on torch",
+    "keras-jax": "Keras on JAX",
+    "jax": "JAX",
+    "chainer": "Chainer",
+    "tinygrad": "tinygrad",
+    "caffe": "Caffe",
+    "caffe-standin": "Caffe's stand-in",
+}
+_PATIENCE_S = 300
+_HEAD = """# Frameworks
+
+What every framework's adapter must do ([adapters.md](adapters.md) says what each row is), and what of it each one
+does: `yes`, or the number of the reason for which it was not tried. Made by
+`python tests/frameworks/frameworks_page.py` on {when}, {where}; tests see to it that it has these rows and columns, and
+that what is passed here is passed by the tests.
+
+"""
+
+
+@dataclass(slots=True)
+class Column:
+    """What was found of one framework."""
+
+    version: str = "-"
+    cells: dict[str, str] = field(default_factory=dict)  # by row: yes, NO, or why it was not tried
+    told_s: dict[str, float] = field(default_factory=dict)  # how long it took until ranks were told
+    accuracy: float | None = None
+    speed: float | None = None
+
+
+def tried(framework: Framework) -> Column:
+    """Run everything for one framework."""
+    lacking = framework.missing()
+    if lacking:
+        return Column(cells=dict.fromkeys(ROWS, lacking))
+    found = Column()
+    module, home = framework.module, framework.home
+    report = report_of(jobs.suite, 3, module, home=home, deadline_s=_PATIENCE_S)
+    _, found.version, results = report.outcomes[0].value
+    for check, outcome, text in results:
+        found.cells[check] = {"passed": PASSED, "failed": FAILED}.get(outcome, text)
+    report = report_of(
+        jobs.lose_a_rank, 3, module, None, home=home, faults=[kill(2).at("at work").after(0.2)], deadline_s=_PATIENCE_S
+    )
+    _note(found, "killed rank", [report.outcomes[rank].value for rank in (0, 1)])
+    report = report_of(jobs.lose_a_rank, 3, module, 1, home=home, deadline_s=_PATIENCE_S)
+    _note(found, "exception on one rank", [report.outcomes[rank].value for rank in (0, 2)])
+    with tempfile.TemporaryDirectory() as folder:
+        report = report_of(jobs.be_interrupted, 2, module, f"{folder}/over", home=home, deadline_s=_PATIENCE_S)
+    _note(found, "Ctrl-C", [report.outcomes[0].value])
+    start = time.monotonic()
+    out = run_ranks(jobs.digits, 2, module, framework.example, None, home=home, deadline_s=_PATIENCE_S)
+    elapsed_s = time.monotonic() - start
+    losses, found.accuracy = out[0]
+    found.speed = len(losses) * 96 / elapsed_s
+    return found
+
+
+def _note(found: Column, row: str, told_s: list[Any]) -> None:
+    found.cells[row] = FAILED if None in told_s else PASSED
+    if None not in told_s:
+        found.told_s[row] = max(told_s)
+
+
+def page(columns: dict[str, Column]) -> str:
+    """Return the page."""
+    reasons = list(dict.fromkeys(text for each in columns.values() for text in each.cells.values()))
+    reasons = [text for text in reasons if text not in {PASSED, FAILED}]
+    where = f"{os.cpu_count()} cores, Python {platform.python_version()}"
+    lines = [_HEAD.format(when=dt.datetime.now(dt.timezone.utc).date(), where=where).rstrip(), ""]
+    lines += ["| | " + " | ".join(TITLES[name] for name in columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    lines += ["| version | " + " | ".join(each.version for each in columns.values()) + " |"]
+    for row in ROWS:
+        cells = [_shown(each.cells[row], reasons) for each in columns.values()]
+        lines.append(f"| {row} | " + " | ".join(cells) + " |")
+    for title, wanted in (("passed", {PASSED}), ("failed", {FAILED}), ("not tried", set(reasons))):
+        counts = [sum(text in wanted for text in each.cells.values()) for each in columns.values()]
+        lines.append(f"| **{title}** | " + " | ".join(map(str, counts)) + " |")
+    lines += ["", "Not tried, and why:", ""]
+    for number, text in enumerate(reasons, 1):
+        lines.append(f"{number}. {text} ({sum(text in each.cells.values() for each in columns.values())} columns)")
+    lines += ["", *_digits(columns)]
+    return "\n".join(lines) + "\n"
+
+
+def _shown(cell: str, reasons: list[str]) -> str:
+    return cell if cell in {PASSED, FAILED} else f"{reasons.index(cell) + 1}"
+
+
+def _digits(columns: dict[str, Column]) -> list[str]:
+    lines = [
+        "## Digits",
+        "",
+        "`examples/digits`: one network, data and first weights in every framework, 2 ranks, 20 epochs. Images",
+        "a second include the start of two processes and compiling; they are of the machine above, with whatever",
+        "else it was doing. The last three columns: seconds until every other rank was told, with its work in",
+        "flight; for Ctrl-C until the program had KeyboardInterrupt.",
+        "",
+        "| | test accuracy | images/s | killed rank | exception | Ctrl-C |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, each in columns.items():
+        if each.accuracy is not None:
+            told = [f"{each.told_s[row]:.1f}" if row in each.told_s else "-" for row in ENDS]
+            lines.append(f"| {TITLES[name]} | {each.accuracy:.2%} | {each.speed:.0f} | {' | '.join(told)} |")
+    return lines
+
+
+def cells_of(text: str) -> dict[tuple[str, str], str]:
+    """Return the page's cells, by row and column; a reason's number is a number."""
+    found = {}
+    table = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+    titles = [word.strip() for word in table[0][1:]]
+    names = {title: name for name, title in TITLES.items()}
+    for line in table[2:]:
+        row = line[0].strip()
+        if row in ROWS or row == "version":
+            for title, cell in zip(titles, line[1:], strict=True):
+                found[row, names[title]] = cell.strip()
+    return found
+
+
+def main() -> None:
+    """Write the page."""
+    columns = {}
+    for name in FRAMEWORKS:
+        columns[name] = tried(FRAMEWORKS[name])
+        print(name, "is done", flush=True)  # noqa: T201 -- a command
+        if FAILED in columns[name].cells.values():
+            print([row for row, cell in columns[name].cells.items() if cell == FAILED])  # noqa: T201
+    PAGE.write_text(page(columns), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

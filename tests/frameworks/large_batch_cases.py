@@ -1,0 +1,124 @@
+"""Every optimizer and switch for large batches, as one table, and training that any number of ranks do alike."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tests.frameworks.plain import backward, network, samples
+from torch import Tensor, nn
+
+import multiring.torch as mt
+from multiring.optim import Cosine, LossScale, Warmup
+
+BATCH = 12  # which 1, 2, 3 and 4 ranks divide
+Trained = list[torch.optim.Optimizer]
+Make = Callable[[nn.Module], Trained]
+
+
+def _groups(model: nn.Module) -> Any:
+    return mt.parameter_groups(model, weight_decay=0.01)
+
+
+def _sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(_groups(model), 0.1, **{"momentum": 0.9, **options})
+
+
+def _muon(model: nn.Module) -> Trained:
+    first, second = mt.parameter_groups(model)
+    matrices = mt.Muon(first["params"], 0.02, iteration=mt.NewtonSchulz(precision=torch.float64))
+    return [matrices, torch.optim.AdamW(second["params"], 0.01)]
+
+
+def _with(make: Make, *switches: Callable[[torch.optim.Optimizer, nn.Module], Any]) -> Make:
+    def made(model: nn.Module) -> Trained:
+        optimizers = make(model)
+        for optimizer in optimizers:
+            for switch in switches:
+                switch(optimizer, model)
+        return optimizers
+
+    return made
+
+
+def _lag(optimizer: torch.optim.Optimizer, _model: nn.Module) -> None:
+    mt.gradient_lag(optimizer)
+
+
+def _clip(optimizer: torch.optim.Optimizer, _model: nn.Module) -> None:
+    mt.clip_gradients(optimizer, 0.3)
+
+
+def _scale(optimizer: torch.optim.Optimizer, _model: nn.Module) -> None:
+    mt.mixed_precision(optimizer, "fp16", scale=LossScale(scale=64.0, patience=3))
+
+
+def _schedule(optimizer: torch.optim.Optimizer, _model: nn.Module) -> None:
+    mt.schedule(optimizer, Warmup(5) * Cosine(30))
+
+
+def _average(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    mt.moving_average(optimizer, model, 0.9)
+
+
+CASES: dict[str, Make] = {
+    "LARS": lambda model: [mt.LARS(_groups(model), 0.5, trust_coefficient=0.1)],
+    "LARS nesterov timm": lambda model: [
+        mt.LARS(_groups(model), 0.5, trust_coefficient=0.1, nesterov=True, form="timm")
+    ],
+    "LARS optax": lambda model: [mt.LARS(_groups(model), 0.5, trust_coefficient=0.1, form="optax")],
+    "LAMB": lambda model: [mt.LAMB(_groups(model), 0.02)],
+    "LAMB pre-normalised": _with(
+        lambda model: [mt.LAMB(_groups(model), 0.02, bias_correction=False, clip=1.0, limits=(0.1, 5.0))], _clip
+    ),
+    "LARC clip": lambda model: [mt.LARC(_sgd(model))],
+    "LARC scale": lambda model: [mt.LARC(_sgd(model), mode="scale", trust_coefficient=0.1)],
+    "LARC Adam": lambda model: [mt.LARC(torch.optim.Adam(_groups(model), 0.02))],
+    "LARC Adam before": lambda model: [mt.LARC(torch.optim.AdamW(_groups(model), 0.02), order="before_moments")],
+    "Muon": _muon,
+    "lag": _with(lambda model: [_sgd(model)], _lag),
+    "lag, everything": _with(lambda model: [mt.LAMB(_groups(model), 0.02)], _average, _schedule, _lag, _clip, _scale),
+    "LARC, everything": _with(lambda model: [mt.LARC(_sgd(model))], _clip, _scale, _schedule, _average, _lag),
+    "Muon, everything": _with(_muon, _lag, _clip, _scale, _schedule, _average),
+    "clip, schedule, average": _with(lambda model: [_sgd(model, nesterov=True)], _clip, _schedule, _average),
+    "loss scale": _with(lambda model: [_sgd(model)], _scale),
+}
+
+
+def scale_of(optimizer: torch.optim.Optimizer) -> float:
+    """Return the loss scale of an optimizer of the table."""
+    stage = vars(optimizer).get("_multiring_stages")
+    found = None if stage is None else stage.find("unscale")
+    return 1.0 if found is None else float(found.whole.scale)
+
+
+def trained(name: str, rank: int, ranks: int, *, passes: int = 1, steps: int = 20) -> list[Tensor]:
+    """Return the weights, and what is kept of them, after training by the case `name` with batches of `BATCH` samples.
+
+    Args:
+        name: of the case.
+        rank: this one.
+        ranks: how many divide each batch; 1 for plain training, without a job.
+        passes: backwards that make a step.
+        steps: how many.
+    """
+    model = network()
+    optimizers = CASES[name](model)
+    if ranks > 1:
+        for number, optimizer in enumerate(optimizers):
+            own = {id(each) for group in optimizer.param_groups for each in group["params"]}
+            named = [(key, each) for key, each in model.named_parameters() if id(each) in own]
+            optimizers[number] = mt.DistributedOptimizer(optimizer, named, backward_passes_per_step=passes)
+    for step in range(steps):
+        images, labels = samples(step, BATCH)
+        images, labels = images[rank::ranks], labels[rank::ranks]
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        for part in range(passes):
+            loss = nn.functional.cross_entropy(model(images[part::passes]), labels[part::passes])
+            backward(loss * scale_of(optimizers[0]) / passes)
+        for optimizer in optimizers:
+            optimizer.step()
+    found = [each.detach().clone() for each in model.parameters()]
+    kept = vars(optimizers[0]).get("_multiring_stages")
+    average = None if kept is None else kept.find("average")
+    return found if average is None else [*found, *average.state_dict()["averages"]]

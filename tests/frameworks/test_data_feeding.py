@@ -1,0 +1,141 @@
+"""Data sets fed to frameworks: the same samples, losses of one process on any number of ranks, and resumed anywhere."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.pure.data_sets import packed
+from tests.wire.ranks import Here, run_ranks
+
+import multiring.torch as mt
+from multiring.data import Dataset
+from multiring.data.readers.source import Record
+from multiring.errors import ArgumentError
+
+SAMPLES = 12
+Curve = list[float]
+
+
+def noisy(record: Record, generator: np.random.Generator) -> Record:
+    """Augment, and leave the image away."""
+    return {"array": record["array"] + generator.normal(size=(3, 4)).astype(np.float32), "label": record["label"] % 3}
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return packed(tmp_path_factory.mktemp("data") / "pack")
+
+
+def trained(here: Here, url: str, state: dict[str, Any] | None, stop_after: int) -> tuple[Curve, dict[str, Any]]:
+    """Train two epochs of 12 samples in batches of 5, or some steps of them, and return the losses and the state."""
+    del here
+    torch.manual_seed(0)
+    model = torch.nn.Linear(12, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loader = mt.DataLoader(Dataset(url, transform=noisy, seed=2), 5)
+    if state is not None:
+        model.load_state_dict({name: torch.tensor(each) for name, each in state["model"].items()})
+        loader.load_state_dict(state["data"])
+    model, optimizer, loader = mt.distribute(model, optimizer, loader)
+    losses: Curve = []
+    for epoch in range(loader.epoch, 2):
+        assert loader.epoch == epoch
+        for batch in loader:
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(batch["array"].flatten(1)), batch["label"])
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            losses.append(float(loader.global_loss(loss)))
+            if len(losses) == stop_after:
+                break
+        if len(losses) == stop_after:
+            break
+    state = {"model": {name: each.tolist() for name, each in model.state_dict().items()}, "data": loader.state_dict()}
+    loader.close()
+    mt.shutdown()
+    return losses, state
+
+
+def whole_and_begun(here: Here, url: str) -> tuple[Curve, Curve, dict[str, Any]]:
+    """Train to the end, and anew for four steps, in one process; and see what `distribute` refuses."""
+    whole, _ = trained(here, url, None, 99)
+    first, state = trained(here, url, None, 4)
+    model = torch.nn.Linear(12, 3)
+    loader = mt.DataLoader(Dataset(url, transform=noisy), 5)
+    with pytest.raises(ArgumentError, match="`distribute` was not given"):
+        loader.global_loss(torch.zeros(()))
+    with pytest.raises(ArgumentError, match="want batch='global'"):
+        mt.distribute(model, torch.optim.SGD(model.parameters(), 0.1), loader, batch="per_rank", learning_rate="keep")
+    mt.shutdown()
+    return whole, first, state
+
+
+def whole_and_resumed(here: Here, url: str, state: dict[str, Any]) -> tuple[Curve, Curve]:
+    """Train to the end, and from `state` on."""
+    whole, _ = trained(here, url, None, 99)
+    rest, _ = trained(here, url, state, 99)
+    return whole, rest
+
+
+def test_losses_are_those_of_one_process_also_when_resumed_on_other_ranks(url: str) -> None:
+    alone, first, state = run_ranks(whole_and_begun, 1, url)[0]
+    assert len(alone) == 6
+    assert state["data"]["samples"] == 5
+    for whole, rest in run_ranks(whole_and_resumed, 3, url, state):
+        assert whole == pytest.approx(alone, rel=1e-5)
+        assert first + rest == pytest.approx(alone, rel=1e-5)
+
+
+def arrays(batches: Iterator[Any]) -> list[Any]:
+    return [np.asarray(each["array"]) for each in batches]
+
+
+def test_torchs_own_loader_gives_the_same_whatever_its_workers(url: str) -> None:
+    data = Dataset(url, transform=noisy)
+    loader = mt.DataLoader(data, 5)
+    wanted = arrays(iter(loader))
+    loader.close()
+    for workers in (0, 2):
+        own = mt.IterableDataset(data, 5)
+        # It warns where a data set's length is not that of all its workers' parts; this one's is.
+        found = arrays(iter(torch.utils.data.DataLoader(own, batch_size=None, num_workers=workers)))
+        assert all(np.array_equal(one, other) for one, other in zip(found, wanted, strict=True))
+    own.load_state_dict(mt.IterableDataset(data, 5).state_after(2))
+    assert len(own) == 1
+    (rest,) = arrays(iter(own))
+    assert np.array_equal(rest, wanted[2])
+    own.set_epoch(1)
+    assert len(own) == 3
+
+
+def test_jax_and_tensorflow_get_their_own_arrays(url: str) -> None:
+    jax = pytest.importorskip("jax")
+    mj = pytest.importorskip("multiring.jax")
+    data = Dataset(url, transform=noisy)
+    loader = mt.DataLoader(data, 5)
+    wanted = arrays(iter(loader))
+    loader.close()
+    of_jax = mj.DataLoader(data, 5)
+    batches = list(of_jax)
+    of_jax.close()
+    assert all(isinstance(each["array"], jax.Array) for each in batches)
+    assert all(np.array_equal(one, other) for one, other in zip(arrays(iter(batches)), wanted, strict=True))
+
+
+def test_tensorflow_gets_a_dataset(url: str) -> None:
+    pytest.importorskip("tensorflow")
+    mtf = pytest.importorskip("multiring.tensorflow")
+    data = Dataset(url, transform=noisy)
+    loader = mt.DataLoader(data, 5)
+    wanted = arrays(iter(loader))
+    loader.close()
+    of_tensorflow = mtf.DataLoader(data, 5)
+    found = list(of_tensorflow.dataset("array", "label"))
+    assert [tuple(each[0].shape) for each in found] == [(5, 3, 4), (5, 3, 4), (2, 3, 4)]
+    assert all(np.array_equal(one[0].numpy(), other) for one, other in zip(found, wanted, strict=True))
+    assert of_tensorflow.state_dict()["epoch"] == 1
+    with pytest.raises(ArgumentError, match="the arrays"):
+        of_tensorflow.dataset("colour")
+    of_tensorflow.close()

@@ -1,0 +1,56 @@
+"""One script four ways (examples/text): how many lines differ, and whether the losses do."""
+
+import difflib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.frameworks.test_documents import ONE_THREAD
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples" / "text"
+ROW = re.compile(r"^\| `(\w+)\.py` \| (\d+) \|", re.MULTILINE)
+LOSS = re.compile(r"epoch (\d+): ([\d.e-]+)")
+
+
+def code_of(script: str) -> list[str]:
+    text = (EXAMPLES / f"{script}.py").read_text()
+    return [line for line in text[text.index("import argparse") :].splitlines() if line.strip()]
+
+
+def lines_that_differ(script: str) -> int:
+    before, after = code_of("single"), code_of(script)
+    blocks = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
+    return sum(max(b - a, d - c) for kind, a, b, c, d in blocks if kind != "equal")
+
+
+def test_the_page_counts_the_lines() -> None:
+    told = {script: int(count) for script, count in ROW.findall((ROOT / "docs" / "four_ways.md").read_text())}
+    assert set(told) == {path.stem for path in EXAMPLES.glob("*.py")} - {"single"}
+    assert told == {script: lines_that_differ(script) for script in told}
+    assert told["distribute"] <= 6
+
+
+def losses(script: str, ranks: int, *options: str) -> dict[int, float]:
+    launcher = [sys.executable, "-m", "multiring", "run", "-n", str(ranks)] if ranks else [sys.executable]
+    command = [*launcher, str(EXAMPLES / f"{script}.py"), "--dtype", "float64", *options]
+    done = subprocess.run(command, capture_output=True, text=True, env=ONE_THREAD, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    return {int(epoch): float(loss) for epoch, loss in LOSS.findall(done.stdout)}
+
+
+@pytest.mark.timeout(400)
+def test_losses_are_those_of_one_process(tmp_path: Path) -> None:
+    """Fewer steps than `make evidence` takes, and one number of ranks each."""
+    short = ["--sentences", "240", "--epochs", "2", "--checkpoint", str(tmp_path / "last.pt")]
+    alone = losses("single", 0, *short)
+    assert set(alone) == {1, 2}
+    for script, ranks in (("optimizer", 2), ("backend", 3)):
+        assert losses(script, ranks, *short) == pytest.approx(alone, rel=0, abs=1e-9)
+    # With a last step of fewer samples, and going on on another number of ranks.
+    tail = [*short, "--sentences", "251"]
+    alone = losses("single", 0, *tail)
+    assert losses("distribute", 2, *tail, "--until", "1") == pytest.approx({1: alone[1]}, rel=0, abs=1e-9)
+    assert losses("distribute", 3, *tail, "--resume") == pytest.approx({2: alone[2]}, rel=0, abs=1e-9)

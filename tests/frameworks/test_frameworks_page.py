@@ -1,0 +1,25 @@
+"""docs/frameworks.md has the suite's rows and the frameworks' columns, and counts what is not tried."""
+
+import re
+
+from tests.frameworks.conforming.homes import FRAMEWORKS
+from tests.frameworks.frameworks_page import FAILED, PAGE, PASSED, ROWS, cells_of
+
+
+def test_the_page_is_of_this_suite() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    cells = cells_of(text)
+    assert {row for row, _ in cells} == {*ROWS, "version"}
+    assert {column for _, column in cells} == set(FRAMEWORKS)
+    assert [row for row in re.findall(r"^\| ([^|*]+) \|", text, re.MULTILINE) if row in ROWS] == list(ROWS)
+    tried = {key: cell for key, cell in cells.items() if key[0] != "version"}
+    assert FAILED not in tried.values()
+    reasons = re.findall(r"^(\d+)\. (.+) \((\d+) columns\)$", text, re.MULTILINE)
+    for number, reason, columns in reasons:
+        assert reason
+        assert len({column for (_, column), cell in tried.items() if cell == number}) == int(columns)
+    assert {cell for cell in tried.values() if cell != PASSED} == {number for number, _, _ in reasons}
+    for title, wanted in (("passed", {PASSED}), ("not tried", {number for number, _, _ in reasons})):
+        row = next(line for line in text.splitlines() if line.startswith(f"| **{title}** |"))
+        counts = [sum(tried[check, name] in wanted for check in ROWS) for name in FRAMEWORKS]
+        assert [int(each) for each in row.split("|")[2:-1]] == counts

@@ -1,0 +1,78 @@
+"""The share of peak: FLOP that are known, and time that does not count."""
+
+import pytest
+import torch
+from tests.frameworks.plain import join
+from tests.wire.ranks import Here, run_ranks
+from torch import Tensor, nn
+
+import multiring.torch as mt
+from multiring.errors import ArgumentError, StateError
+from multiring.torch.share_of_peak import TrainingReport, measured_peak, training_flop
+
+
+def loss_of(model: nn.Module) -> Tensor:
+    loss: Tensor = model(torch.ones(8, 16)).sum()
+    return loss
+
+
+def test_flop_are_those_of_the_products() -> None:
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+    forward = 2 * 8 * (16 * 32 + 32 * 4)
+    # Backward: both products for the second layer, that with the weights' gradient alone for the first.
+    backward = 2 * 8 * (16 * 32 + 2 * 32 * 4)
+    assert training_flop(model, loss_of) == forward + backward
+    assert all(each.grad is None for each in model.parameters())
+    with pytest.raises(ArgumentError, match="returned no loss"):
+        training_flop(model, lambda plain: plain(torch.ones(1, 16)).detach())
+    with pytest.raises(ArgumentError, match="knows none of the operations"):
+        training_flop(nn.PReLU(), lambda plain: plain(torch.ones(1, 16)).sum())
+
+
+def test_peaks_are_measured_on_this_machine() -> None:
+    found = measured_peak(sizes=(32, 64), channels=8, seconds=0.001)
+    assert list(found) == ["matrix 32", "matrix 64", "convolution 8"]
+    assert min(found.values()) > 1e6
+    with pytest.raises(ArgumentError, match="dtype='int8'"):
+        measured_peak("int8")
+
+
+def test_report_of_ranks() -> None:
+    assert len(set(run_ranks(report_on, 2))) == 1
+
+
+def report_on(here: Here) -> str:
+    join(here)
+    model = nn.Linear(16, 4)
+    peaks = iter([{"matrix 8": 1e9, "convolution 8": 2e9}, {"matrix 8": 3e9}, {"matrix 8": 1e9}])
+    now = [100.0]
+
+    def measure() -> dict[str, float]:
+        now[0] += 7.0
+        return next(peaks)
+
+    report = TrainingReport(training_flop(model, loss_of) / 8, "float32", measure, lambda: now[0])
+    for _ in range(10):
+        report.count(5)
+        now[0] += 0.2
+    report.measure_peak()
+    with report.paused():
+        now[0] += 50.0
+    now[0] += float(here.rank)  # the ranks end at different times
+    found = report.finish()
+    assert (found.samples, found.ranks, found.peaks, found.peak) == (100, 2, (4e9, 6e9, 2e9), 6e9)
+    assert found.seconds == pytest.approx(3.0)
+    assert found.flop == 100 * 2 * (2 * 16 * 4)
+    assert found.share == pytest.approx(found.flop / 3.0 / 6e9)
+    assert "100 samples in 3.0 s on 2 ranks: 33.3 a second" in str(found)
+    return str(found)
+
+
+def test_report_refuses() -> None:
+    with pytest.raises(ArgumentError, match="samples=0"):
+        mt.training_report(nn.Linear(16, 4), loss_of, samples=0)
+    report = mt.training_report(nn.Linear(16, 4), loss_of, samples=8, measure=lambda: {"matrix 8": 1e9})
+    with pytest.raises(StateError, match="no samples"):
+        report.finish()
+    with report.paused(), pytest.raises(StateError, match="within paused"), report.paused():
+        pass

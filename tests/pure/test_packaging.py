@@ -1,0 +1,64 @@
+"""The recipe of the conda package says what pyproject.toml does; the scripts of .ci take what they say."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from multiring.version import VERSION
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
+NAME = re.compile(r"^([\w-]+) ?(.*)$")
+
+
+def requirements(lines: list[str]) -> dict[str, str]:
+    """Return what versions are wanted, by name; of lines of either format, without markers and extras."""
+    found = {}
+    for line in lines:
+        match = NAME.match(line.partition(";")[0].strip())
+        assert match, line
+        found[match[1].replace("_", "-")] = match[2].strip()
+    return found
+
+
+@pytest.fixture
+def recipe() -> Any:
+    return yaml.safe_load((ROOT / "packaging" / "conda" / "recipe.yaml").read_text())
+
+
+def test_the_conda_recipe_wants_what_the_project_wants(recipe: Any) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert recipe["context"]["version"] == VERSION
+    wanted = requirements(project["project"]["dependencies"])
+    assert requirements(recipe["requirements"]["run"]) == {"python": project["project"]["requires-python"], **wanted}
+    host = requirements(recipe["requirements"]["host"])
+    assert requirements(project["build-system"]["requires"]).items() <= host.items()
+    assert recipe["about"]["summary"] == project["project"]["description"]
+    assert recipe["about"]["license"] == project["project"]["license"]
+    assert all((ROOT / name).is_file() for name in recipe["about"]["license_file"])
+    assert (ROOT / "packaging" / "conda" / recipe["source"]["path"]).resolve() == ROOT
+
+
+def test_interpreters_that_are_not_there_are_told_as_untried(tmp_path: Path) -> None:
+    # In a copy, whose folder of wheels has none that anything takes.
+    for name in (".ci/wheel-check", "constraints.txt", "examples/digits_torch.py", "examples/digits_horovod.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "evidence_user.py").write_text("")
+    (tmp_path / "wheelhouse").mkdir()
+    (tmp_path / "wheelhouse" / "multiring-0-py3-none-any.whl").write_text("")
+    command = ["bash", str(tmp_path / ".ci" / "wheel-check"), "python9.1", "python9.2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1, done.stderr
+    wanted = [f"untried: python9.{minor}: not found, or none that an ordinary user may run" for minor in (1, 2)]
+    assert done.stdout.splitlines() == ["tried: none", *wanted]

@@ -1,0 +1,278 @@
+"""Hosts that pass blocks on: each leaves the source once, strangers get nothing, a host that fails costs time only."""
+
+import contextlib
+import json
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.wire.ranks import Here, run_ranks
+
+import multiring
+from multiring.data import Dataset
+from multiring.data.caching.blocks import BlockCache
+from multiring.data.caching.storage import CachedStorage
+from multiring.data.packing.manifest import BLOCK_BYTES
+from multiring.data.packing.writing import PackOptions, pack
+from multiring.data.peers.job import exchange_of
+from multiring.data.peers.owners import Owners
+from multiring.data.peers.serving import BlockServer, Peer
+from multiring.data.peers.staging import Exchange
+from multiring.data.peers.words import Request, request_of
+from multiring.data.readers.storage import LocalStorage
+from multiring.errors import ArgumentError, DataError
+from multiring.runtime.bootstrap.addresses import TcpAddress
+from multiring.runtime.bootstrap.handshake import FrameError, frame, new_nonce, proof
+
+SECRET = b"data peers"
+QUOTA = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a pack of 13 blocks in 4 shards."""
+    root = tmp_path_factory.mktemp("peers")
+    (root / "d").mkdir()
+    for number in range(24):
+        np.save(
+            root / "d" / f"{number:03}.npy", np.random.default_rng(number).integers(0, 255, 1 << 19, dtype=np.uint8)
+        )
+    source = Dataset(str(root / "d"), format="npy-files").source
+    pack(source, 24, root / "pack", PackOptions(shard_bytes=3 << 20), lambda *_: None)
+    return str(root / "pack")
+
+
+class Counted(LocalStorage):
+    """A source that counts what is read of shards."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.read_bytes = 0
+        self.lock = threading.Lock()
+
+    def read_into(self, name: str, begin: int, out: memoryview) -> None:
+        super().read_into(name, begin, out)
+        if name.endswith(".tar"):
+            with self.lock:
+                self.read_bytes += len(out)
+
+
+Hosts = tuple[list[Exchange], list[BlockServer], Counted]
+
+
+@contextlib.contextmanager
+def hosts(url: str, folder: Path, count: int, told: list[str]) -> Iterator[Hosts]:
+    """Yield some hosts' parts in an exchange, each with its own cache, and their common source."""
+    source = Counted(url)
+    exchanges: list[Exchange] = []
+    storages = [CachedStorage(source, BlockCache(folder / str(n), QUOTA, told.append)) for n in range(count)]
+
+    def giver(number: int) -> Any:
+        return lambda request: exchanges[number].give(request)  # noqa: PLW0108 -- there is none yet
+
+    servers = [BlockServer(SECRET, "127.0.0.1", giver(number), told.append) for number in range(count)]
+    for here, storage in enumerate(storages):
+        peers = [None if n == here else Peer(server.address, SECRET, told.append) for n, server in enumerate(servers)]
+        exchanges.append(Exchange(storage, Owners([1.0] * count), here, peers, told.append))
+        storage.fetch_by(exchanges[-1].fetch)
+    try:
+        yield exchanges, servers, source
+    finally:
+        for exchange, server in zip(exchanges, servers, strict=True):
+            for peer in exchange._peers:
+                if peer is not None:
+                    peer.close()
+            server.close()
+
+
+def staged(exchanges: list[Exchange], **options: Any) -> None:
+    threads = [threading.Thread(target=each.stage, args=(lambda *_: None,), kwargs=options) for each in exchanges]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(60)
+        assert not each.is_alive()
+
+
+def whole(exchange: Exchange, url: str) -> bool:
+    """Return whether a host has all blocks, as they are, without asking anybody."""
+    storage = exchange.storage
+    shards = [Path(url, each.name).read_bytes() for each in storage.manifest.shards]
+    return all(
+        storage.cache.read(storage.key, storage.number(shard, block))
+        == shards[shard][block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES]
+        for shard, block in storage.each_block()
+    )
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_each_block_leaves_the_source_once(url: str, count: int, tmp_path: Path) -> None:
+    told: list[str] = []
+    with hosts(url, tmp_path, count, told) as (exchanges, _, source):
+        staged(exchanges)
+        size = exchanges[0].storage.manifest.size_bytes
+        assert source.read_bytes == size
+        assert sum(each.traffic.source for each in exchanges) == size
+        assert sum(each.traffic.peers for each in exchanges) == size * (count - 1)
+        assert all(whole(each, url) for each in exchanges)
+    assert not told
+
+
+def test_spread_over_hosts_the_caches_hold_it_together(url: str, tmp_path: Path) -> None:
+    with hosts(url, tmp_path, 4, []) as (exchanges, _, source):
+        staged(exchanges, own_only=True)
+        size = exchanges[0].storage.manifest.size_bytes
+        assert source.read_bytes == size
+        data = [Dataset("", storage=each.storage, shuffle="exact") for each in exchanges]
+        for number in range(24):
+            assert len({each[number]["array"].tobytes() for each in data}) == 1
+        assert source.read_bytes == size, "a second pass reads from hosts alone"
+
+
+def test_a_host_that_dies_costs_a_second_fetch(url: str, tmp_path: Path) -> None:
+    told: list[str] = []
+    with hosts(url, tmp_path, 3, told) as (exchanges, servers, _):
+        servers[1].close()
+        staged([exchanges[0], exchanges[2]])
+        assert whole(exchanges[0], url)
+        assert whole(exchanges[2], url)
+    assert any(f"data peer {servers[1].address}" in each and "come from the source" in each for each in told)
+
+
+def test_a_host_that_gives_other_bytes_is_not_believed(url: str, tmp_path: Path) -> None:
+    told: list[str] = []
+    with hosts(url, tmp_path, 2, told) as (exchanges, _, _):
+        right = exchanges[1].give
+        exchanges[1].give = lambda request: b"x" + right(request)[1:]  # type: ignore[method-assign]
+        staged(exchanges[:1])
+        assert whole(exchanges[0], url)
+    assert sum("damaged; the source has it" in each for each in told) > 3, told
+
+
+@pytest.fixture
+def server(url: str, tmp_path: Path) -> Iterator[tuple[TcpAddress, list[str]]]:
+    told: list[str] = []
+    with hosts(url, tmp_path, 1, told) as (_, servers, _):
+        yield servers[0].address, told
+
+
+def connected(address: TcpAddress) -> tuple[socket.socket, str]:
+    sock = socket.create_connection((address.host, address.port), timeout=20)
+    (length,) = struct.unpack(">I", sock.recv(4))
+    return sock, json.loads(sock.recv(length))["nonce"]
+
+
+def said(nonce: str, secret: bytes = SECRET, **changes: Any) -> bytes:
+    own = new_nonce()
+    return json.dumps({"nonce": own, "proof": proof(secret, "client", nonce, own, 0), **changes}).encode()
+
+
+def test_strangers_get_nothing(server: tuple[TcpAddress, list[str]]) -> None:
+    address, told = server
+    generator = np.random.default_rng(0)
+    probes: list[bytes] = [b"GET / HTTP/1.0\r\n\r\n", b"\xff" * 8, b"", frame(b"{"), frame(b"[]"), frame(b"{}")]
+    probes += [generator.bytes(int(generator.integers(1, 200))) for _ in range(30)]
+    for probe in probes:
+        sock, _ = connected(address)
+        with sock:
+            sock.sendall(probe)
+            with contextlib.suppress(OSError):  # it may have closed the connection at once
+                sock.shutdown(socket.SHUT_WR)
+            assert not received(sock)
+    for wrong in (b"other", SECRET + b" "):
+        sock, nonce = connected(address)
+        with sock:
+            sock.sendall(frame(said(nonce, wrong)))
+            assert not received(sock)
+    assert any("does not know the secret" in each for each in told)
+    assert any("at most 4096 are allowed" in each for each in told)
+
+
+def received(sock: socket.socket) -> bytes:
+    found = b""
+    with contextlib.suppress(ConnectionResetError):
+        while data := sock.recv(1 << 16):
+            found += data
+    return found
+
+
+def test_who_knows_the_secret_may_ask_for_blocks_only(url: str, server: tuple[TcpAddress, list[str]]) -> None:
+    address, _ = server
+    told: list[str] = []
+    key = Dataset(url).source.manifest.digest
+    for request, text in (
+        (Request("0" * 32, 0, 0), f"this host stages pack {key}"),
+        (Request(key, 9, 0), "there is none"),
+        (Request(key, 0, 1 << 30), "there is none"),
+        (Request("../x", 0, 0), "closed"),
+    ):
+        peer = Peer(address, SECRET, told.append)
+        assert peer.block(request) is None
+        assert text in told[-1]
+    assert Peer(address, b"wrong", told.append).block(Request(key, 0, 0)) is None
+    peer = Peer(address, SECRET, told.append)
+    found = peer.block(Request(key, 0, 0))
+    assert found == Path(url, "shard-00000.tar").read_bytes()[:BLOCK_BYTES]
+    peer.close()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [{}, {"pack": 1}, {"pack": "0" * 32, "shard": True, "block": 0}, {"pack": "0" * 32, "shard": 0, "block": -1},
+     {"pack": "0" * 32, "shard": 0, "block": 0, "path": "/etc/passwd"}, {"pack": "0" * 32, "shard": 0, "block": 1e3}],
+)  # fmt: skip
+def test_a_request_is_numbers_and_nothing_else(message: dict[str, Any]) -> None:
+    with pytest.raises(FrameError):
+        request_of(message)
+
+
+def test_there_is_no_server_without_a_secret() -> None:
+    with pytest.raises(ArgumentError, match="MULTIRING_SECRET_FILE"):
+        BlockServer(b"", "127.0.0.1", lambda _: b"", print)
+
+
+def test_blocks_are_dealt_by_weight_wherever_one_looks() -> None:
+    owners = Owners([4.0, 4.0, 1.0])
+    for begin in (0, 1000, 12345):
+        counts = np.bincount([owners.owner(number) for number in range(begin, begin + 900)], minlength=3)
+        assert np.abs(counts - [400, 400, 100]).max() <= 4
+    with pytest.raises(ArgumentError, match="want one > 0"):
+        Owners([1.0, 0.0])
+
+
+def stages(here: Here, url: str, folder: str) -> tuple[int, int, bool]:
+    group = multiring.init()
+    told: list[str] = []
+    storage = CachedStorage(LocalStorage(url), BlockCache(Path(folder) / str(here.rank), QUOTA, told.append))
+    with exchange_of(group, storage, told.append) as exchange:
+        assert exchange is not None
+        exchange.stage(lambda *_: None)
+        found = exchange.traffic.source, exchange.traffic.peers, whole(exchange, url)
+    multiring.shutdown()
+    assert not told, told
+    return found
+
+
+def test_the_ranks_of_a_job_stage_together(url: str, tmp_path: Path) -> None:
+    found = run_ranks(stages, 3, url, str(tmp_path), engine="tcp")
+    size = Dataset(url).source.manifest.size_bytes
+    assert sum(each[0] for each in found) == size
+    assert sum(each[1] for each in found) == 2 * size
+    assert all(each[2] for each in found)
+
+
+def test_a_source_that_fails_ends_staging(url: str, tmp_path: Path) -> None:
+    class Failing(Counted):
+        def read_into(self, name: str, begin: int, out: memoryview) -> None:
+            if name == "shard-00002.tar":
+                raise DataError(f"{name}: gone")
+            super().read_into(name, begin, out)
+
+    storage = CachedStorage(Failing(url), BlockCache(tmp_path, QUOTA, print))
+    with pytest.raises(DataError, match=r"shard-00002\.tar: gone"):
+        Exchange(storage, Owners([1.0]), 0, [None], print).stage(lambda *_: None)

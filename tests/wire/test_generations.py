@@ -1,0 +1,48 @@
+"""A generation of one rank fewer: all that asks who is in the job is told of it, on the connections that there are."""
+
+import numpy as np
+import pytest
+from tests.wire.ranks import Here, run_ranks
+
+import multiring
+from multiring.errors import PeerLostError, StateError
+from multiring.frontend import lifecycle
+from multiring.frontend.object_collectives import allgather_object, broadcast_object
+from multiring.frontend.process_sets import global_process_set
+from multiring.runtime.job.job import current, move_on
+
+
+def go_on_without_one(here: Here, lost: int) -> None:
+    first = here.join()
+    assert allgather_object(here.rank) == list(range(here.size))
+    first.barrier()
+    if here.rank == lost:
+        return
+    members = current().membership
+    world = move_on(members.without({lost}))
+    left = [rank for rank in range(here.size) if rank != lost]
+    assert world is current()
+    assert multiring.world() is world.group
+    assert (multiring.rank(), multiring.size()) == (left.index(here.rank), here.size - 1)
+    assert (lifecycle.rank(), lifecycle.size()) == (multiring.rank(), multiring.size())
+    assert multiring.local_size() == len(world.membership.local_ranks)
+    assert world.group.ranks == tuple(range(here.size - 1))
+    array = np.array([10.0 ** multiring.rank()])
+    world.group.all_reduce(array)
+    assert array[0] == sum(10.0**rank for rank in range(here.size - 1))
+    # Horovod's operations, whose roots are ranks of the job as it is now.
+    assert global_process_set.size() == here.size - 1
+    assert allgather_object(here.rank) == left
+    assert broadcast_object(here.rank, root_rank=here.size - 2) == left[-1]
+    pair = world.group.subgroup([1, 0])
+    assert pair is None or pair.ranks == (1, 0)
+    # What was made of the last generation is what it was: a rank of it is gone.
+    with pytest.raises(PeerLostError, match=f"rank {lost}"):
+        first.barrier()
+    with pytest.raises(StateError, match=r"generation 1 of the job: it is in 1; want a later one"):
+        move_on(members.without({lost}))
+
+
+@pytest.mark.parametrize(("engine", "ranks", "lost"), [("shm", 3, 0), ("shm", 3, 2), ("tcp", 3, 1), ("shm+tcp", 4, 0)])
+def test_a_job_goes_on_without_a_rank(engine: str, ranks: int, lost: int) -> None:
+    run_ranks(go_on_without_one, ranks, lost, engine=engine)
