@@ -100,8 +100,7 @@ Error* execute(const CallFrame* frame) {
     return refused(frame, kFailedPrecondition,
                    "multiring is not loaded in this process: import multiring.jax before running this program");
   std::vector<Part> parts;
-  // Behind the arrays comes what threads the program's calls: the last result, and, but in the first call, the last
-  // input.
+  // Behind the arrays comes what threads the program's calls: the last input, and the last result.
   const int64_t count = frame->rets.size - 1;
   *static_cast<unsigned char*>(static_cast<const Buffer*>(frame->rets.args[count])->data) = 0;
   for (int64_t i = 0; i < count; ++i) {

@@ -154,7 +154,8 @@ def combined(cell: Cell, everyones: list[Any], prescale: float = 1.0, postscale:
         return np.trunc(total * postscale / len(everyones)) if is_whole else total * postscale / len(everyones)
     if cell.reduction == "Adasum":
         return stacked[0]
-    return {"Min": stacked.min, "Max": stacked.max, "Product": stacked.prod}[cell.reduction](axis=0)
+    combine: Any = {"Min": np.min, "Max": np.max, "Product": np.prod}[cell.reduction]
+    return combine(stacked, axis=0)
 
 
 def _scaled(values: Any, factor: float) -> Any:
@@ -228,7 +229,7 @@ class _Run:
             found = self.call([self.tensor(each) for each in given[own]])
             wanted = [np.concatenate([each[part] for each in given]) for part in range(2)]
         elif operation == "broadcast":
-            shapes = ((), (0, 3), (7,), (2, 3, 4))
+            shapes: tuple[tuple[int, ...], ...] = ((), (0, 3), (7,), (2, 3, 4))
             found = self.call([self.tensor(each) for each in self.arrays_of(own, shapes)], root_rank=ranks - 1)
             wanted = self.arrays_of(ranks - 1, shapes)
         elif operation == "alltoall":
