@@ -39,7 +39,17 @@ PEERS = {
     "multiring": (),
     "torch": (),
     "webdataset": ("webdataset", "braceexpand"),
-    "streaming": ("mosaicml-streaming",),
+    # It wants another torch, with gigabytes of libraries for GPUs, and clients of every cloud.
+    "streaming": (
+        "--no-deps",
+        "mosaicml-streaming",
+        "brotli",
+        "catalogue",
+        "python-snappy",
+        "cramjam",
+        "xxhash",
+        "zstd",
+    ),
     "litdata": ("litdata",),
     "tfdata": (),
 }

@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _action(actions: Any, name: str, text: str, *, optional: bool = False) -> argparse.ArgumentParser:
-    parser = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
     parser.add_argument("url", nargs="?" if optional else None, help="a path, or what fsspec reads")
     parser.add_argument("--format", choices=list(READERS), help="where the files' names do not say it")
     return parser

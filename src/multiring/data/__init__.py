@@ -1,4 +1,4 @@
-"""Data sets at scale: which samples a rank trains on, and when; where they are read from. Framework-free."""
+"""Which samples a rank trains on, and when: framework-free."""
 
 from multiring.data.caching.mapped import cached as cached
 from multiring.data.dataset import Dataset as Dataset

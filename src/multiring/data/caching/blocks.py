@@ -30,6 +30,7 @@ _QUARANTINE = "quarantine"
 _TEMPORARY = ".new-"
 _FOLDER = 1000  # blocks of one folder
 _STALE_S = 3600.0  # an unfinished block that has not grown for so long is nobody's
+_DISKS_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES}
 _COUNTED_ANEW = 256  # written blocks after which others' are counted again
 
 Tell = Callable[[str], None]
@@ -172,26 +173,23 @@ class BlockCache:
 
     def put(self, key: str, number: int, data: bytes) -> bool:
         """Keep a block, where there is room; return whether it is kept."""
-        if not self.has_room(len(data)):
-            return False
-        place = self._place(key, number)
-        beside = place.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
+        size = len(data) + _HEAD.size
+        with self._lock:
+            if not self.has_room(len(data)):
+                return False
+            self._used += size  # at once: other threads write too
         try:
-            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with beside.open("xb") as file:
-                file.write(_HEAD.pack(_MAGIC, 0, len(data), xxh3(data)))
-                file.write(data)
-            beside.rename(place)
+            self._write(self._place(key, number), data)
         except OSError as error:
-            beside.unlink(missing_ok=True)
-            if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES}:
+            with self._lock:
+                self._used -= size
+            if error.errno in _DISKS_ERRORS:
                 # Training goes on, from the source.
                 self._writes = False
                 self._tell(f"the cache {self.root} cannot be written ({error.strerror}); nothing more is kept there")
                 return False
             raise
         with self._lock:
-            self._used += _HEAD.size + len(data)
             self._unwritten += 1
             counts_anew = self._unwritten >= _COUNTED_ANEW
             if counts_anew:
@@ -199,6 +197,19 @@ class BlockCache:
         if counts_anew:
             self._used = self.used_bytes()
         return True
+
+    @staticmethod
+    def _write(place: Path, data: bytes) -> None:
+        beside = place.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
+        try:
+            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with beside.open("xb") as file:
+                file.write(_HEAD.pack(_MAGIC, 0, len(data), xxh3(data)))
+                file.write(data)
+            beside.rename(place)
+        except OSError:
+            beside.unlink(missing_ok=True)
+            raise
 
     def _quarantine(self, place: Path) -> None:
         away = self.root / _QUARANTINE
