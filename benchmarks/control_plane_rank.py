@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import multiring
-from multiring._native import Notice
+from multiring._native import ControlMessage
 from multiring.runtime.named import named
 from multiring.runtime.named.channel import ControlChannel, Kind, Message
 from multiring.runtime.named.named import NamedOperations
@@ -37,7 +37,7 @@ class CountedLine(ControlChannel):
             payload = (self.steps + 1).to_bytes(_STEP_BYTES, "little") + payload
         super().send(to, generation, kind, payload)
 
-    def receive(self, notice: Notice) -> Message | None:
+    def receive(self, notice: ControlMessage) -> Message | None:
         """As in ControlChannel."""
         message = super().receive(notice)
         if message is None or message.kind is not Kind.AGREEMENT:

@@ -81,12 +81,12 @@ def parsers(share: int) -> Iterator[Claim]:
     )
     start = time.monotonic()
     make = subprocess.run(["make", "build/asan/build.ninja"], cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S607
-    build = ["cmake", "--build", "build/asan", "--target", "strangers_test"]
+    build = ["cmake", "--build", "build/asan", "--target", "handshakes_test"]
     built = make.returncode or subprocess.run(build, cwd=ROOT, capture_output=True, check=False).returncode  # noqa: S603
     built_s = time.monotonic() - start
     scale = max(1, (INPUTS - heard) // NATIVE_INPUTS_A_SCALE // share)
     command = [
-        str(ROOT / "build/asan/native/strangers_test"),
+        str(ROOT / "build/asan/native/handshakes_test"),
         str(scale),
         str(random.SystemRandom().randrange(1 << 32)),
     ]

@@ -53,7 +53,7 @@ def loss_of(network: Network, images: Any, labels: Any, weights: Any) -> Any:
 
 
 @nnx.jit
-def step(network: Network, optimizer: nnx.Optimizer, images: Any, labels: Any, weights: Any) -> None:
+def step(network: Network, optimizer: Any, images: Any, labels: Any, weights: Any) -> None:
     """Train on one share of a batch."""
     optimizer.update(network, nnx.grad(loss_of)(network, images, labels, weights))
 

@@ -94,7 +94,8 @@ void bind_arrays(nb::module_& m) {
       [](Wire wire, uintptr_t target, uintptr_t source, size_t count) {
         encode(wire, reinterpret_cast<void*>(target), reinterpret_cast<const void*>(source), count);
       },
-      nb::arg("wire"), nb::arg("target"), nb::arg("source"), nb::arg("count"), "What `count` float32 are on the wire; for tests.");
+      nb::arg("wire"), nb::arg("target"), nb::arg("source"), nb::arg("count"),
+      "What `count` float32 are on the wire; for tests.");
   m.def("round_trip", &round_trip, nb::arg("wire"), nb::arg("target"), nb::arg("source"), nb::arg("count"),
         "What `count` float32 are behind the wire; addresses of host memory, which may be the same.");
   m.def("combine_isa", &combine_isa);

@@ -66,20 +66,20 @@ bool connect(Context& context, const std::vector<PeerTuple>& peers, const std::v
   return connected;
 }
 
-using ParcelTuple = std::tuple<uint64_t, int, uint32_t, bool, uintptr_t, size_t>;
+using BounceTuple = std::tuple<uint64_t, int, uint32_t, bool, uintptr_t, size_t>;
 
-std::tuple<std::vector<ParcelTuple>, std::vector<int>, bool, bool> collect(Context& context, int64_t pause_ns) {
-  Mailroom::Work work;
+std::tuple<std::vector<BounceTuple>, std::vector<int>, bool, bool> collect(Context& context, int64_t pause_ns) {
+  MpiProxy::Work work;
   {
     const WithoutGil release;
     work = context.collect(std::chrono::nanoseconds(pause_ns));
   }
-  std::vector<ParcelTuple> parcels;
-  parcels.reserve(work.parcels.size());
-  for (const Parcel& p : work.parcels) {
-    parcels.emplace_back(p.number, p.peer, p.tag, p.is_outgoing, reinterpret_cast<uintptr_t>(p.data), p.size);
+  std::vector<BounceTuple> bounces;
+  bounces.reserve(work.bounces.size());
+  for (const BounceBuffer& p : work.bounces) {
+    bounces.emplace_back(p.number, p.peer, p.tag, p.is_outgoing, reinterpret_cast<uintptr_t>(p.data), p.size);
   }
-  return {std::move(parcels), std::move(work.gone), work.is_pending, work.is_closed};
+  return {std::move(bounces), std::move(work.gone), work.is_pending, work.is_closed};
 }
 
 }  // namespace
@@ -100,29 +100,33 @@ bool wait_for(Context& context, const std::shared_ptr<Operation>& operation, dou
 }
 
 void bind_context(nb::module_& m) {
-  nb::class_<Context> bound(m, "Context");
-  bound
+  nb::class_<ContextConfig>(m, "ContextConfig")
       .def(
           "__init__",
-          [](Context* self, int rank, int size, const nb::bytes& job, const nb::bytes& secret, size_t segment_bytes,
-             double stall_warn_s, double stall_timeout_s, bool log_moves, bool lower, bool read_peers,
-             bool by_mpi, double rail_timeout_s, double wire_timeout_s) {
-            new (self) Context(ContextConfig{rank, size, {job.c_str(), job.size()}, {secret.c_str(), secret.size()},
-                                             segment_bytes, stall_warn_s, stall_timeout_s, log_moves, lower, read_peers, by_mpi,
-                                             rail_timeout_s, wire_timeout_s});
+          [](ContextConfig* self, int rank, int size, const nb::bytes& job, const nb::bytes& secret,
+             size_t segment_bytes, double stall_warn_s, double stall_timeout_s, bool log_moves, bool lower,
+             bool read_peers, bool by_mpi, double rail_timeout_s, double wire_timeout_s) {
+            new (self) ContextConfig{rank, size, {job.c_str(), job.size()}, {secret.c_str(), secret.size()},
+                                     segment_bytes, stall_warn_s, stall_timeout_s, log_moves, lower, read_peers, by_mpi,
+                                     rail_timeout_s, wire_timeout_s};
           },
-          nb::arg("rank"), nb::arg("size"), nb::arg("job"), nb::arg("secret"), nb::arg("segment_bytes"),
+          nb::kw_only(), nb::arg("rank"), nb::arg("size"), nb::arg("job"), nb::arg("secret"), nb::arg("segment_bytes"),
           nb::arg("stall_warn_s"), nb::arg("stall_timeout_s"), nb::arg("log_moves"), nb::arg("lower"),
-          nb::arg("read_peers"), nb::arg("by_mpi"), nb::arg("rail_timeout_s"),
-          nb::arg("wire_timeout_s"))
+          nb::arg("read_peers"), nb::arg("by_mpi"), nb::arg("rail_timeout_s"), nb::arg("wire_timeout_s"));
+  nb::class_<Context> bound(m, "Context");
+  bound.def(nb::init<ContextConfig>(), nb::arg("config"))
       .def_prop_ro("handover_name", &Context::handover_name)
       .def("listen", &Context::listen, nb::arg("host"), nb::arg("first_port"), nb::arg("last_port"),
            "Listen at a numeric address on the first free port; returns the port. Each call makes one more rail.")
       .def("connect", &connect, nb::arg("peers"), nb::arg("local_ranks"), nb::arg("neighbours"), nb::arg("timeout_s"),
-           nb::arg("disturbed"), "False when `disturbed` returned True first. peers: (rank, same host, hand-over name, (host, port) of each rail, its host in words).")
+           nb::arg("disturbed"),
+           "False when `disturbed` returned True first. peers: (rank, same host, hand-over name, (host, port) of each "
+           "rail, its host in words).")
       .def("allocate", &allocate, nb::arg("bytes"), "Arena memory as bytes; freed with the last array that views it.")
       .def("arena_bytes", [](Context& context) { return context.own_segment()->used_bytes(); })
-      .def("holds", [](Context& context, uintptr_t address, size_t bytes) {
+      .def(
+          "holds",
+          [](Context& context, uintptr_t address, size_t bytes) {
             return context.own_segment()->mapping().contains(reinterpret_cast<const void*>(address), bytes);
           },
           nb::arg("address"), nb::arg("bytes"), "Whether the memory lies in this rank's arena.")
@@ -136,18 +140,23 @@ void bind_context(nb::module_& m) {
       .def("abort", &Context::abort, nb::arg("operation"), nb::arg("culprit"), nb::call_guard<WithoutGil>(),
            "Fail an operation in flight on all its ranks, as rank `culprit` has aborted the group.")
       .def("goodputs", &Context::goodputs, nb::call_guard<WithoutGil>(),
-           "(rank, bytes per second it took lately) of the ranks of other hosts that this one is connected to, where known.")
+           "(rank, bytes per second it took lately) of the ranks of other hosts that this one is connected to, where "
+           "known.")
       .def("read_by", &Context::read_by, nb::call_guard<WithoutGil>(),
            "Ranks of this host that read this rank's ordinary memory in place.")
       .def("has_failed", &Context::has_failed, nb::call_guard<WithoutGil>(),
            "Whether a rank died or fell silent, or this one cannot go on.")
-      .def("losses", [](Context& context) {
+      .def(
+          "losses",
+          [](Context& context) {
             std::map<int, std::tuple<bool, std::string>> out;
             for (const auto& [rank, loss] : context.losses()) out[rank] = {is_death(loss.kind), loss.why};
             return out;
           },
           "Ranks that are gone: (died rather than left, why).")
-      .def("take_events", [](Context& context) {
+      .def(
+          "take_events",
+          [](Context& context) {
             std::vector<std::tuple<int, uint32_t, uint64_t, uint64_t, uint64_t, int64_t, int64_t, int64_t>> out;
             for (const Event& e : context.take_events()) {
               out.emplace_back(static_cast<int>(e.kind), e.name, e.key.group, e.key.sequence, e.bytes, e.start_ns,
@@ -155,15 +164,21 @@ void bind_context(nb::module_& m) {
             }
             return out;
           },
-          "(kind, name, group, sequence, bytes, start ns, agreed ns, end ns) since the last call. Kinds: operation, wait, "
+          "(kind, name, group, sequence, bytes, start ns, agreed ns, end ns) since the last call. Kinds: operation, "
+          "wait, "
           "rail (name: which was given up; sequence: the peer).")
-      .def("rails", [](Context& context) {
+      .def(
+          "rails",
+          [](Context& context) {
             std::vector<std::tuple<int, int, bool, uint64_t, double>> out;
-            for (const RailStatus& r : context.rails()) out.emplace_back(r.peer, r.rail, r.is_up, r.acknowledged, r.busy_s);
+            for (const RailStatus& r : context.rails())
+              out.emplace_back(r.peer, r.rail, r.is_up, r.acknowledged, r.busy_s);
             return out;
           },
           "(peer, rail, is up, bytes acknowledged, busy seconds) of every connection to another host.")
-      .def("take_rail_losses", [](Context& context) {
+      .def(
+          "take_rail_losses",
+          [](Context& context) {
             std::vector<std::tuple<int, int, std::string>> out;
             for (const RailLoss& loss : context.take_rail_losses()) out.emplace_back(loss.peer, loss.rail, loss.why);
             return out;
@@ -172,7 +187,9 @@ void bind_context(nb::module_& m) {
       .def("dropped_events", &Context::dropped_events)
       .def("keep_timeline", &Context::keep_timeline, nb::arg("keeps"), nb::call_guard<WithoutGil>(),
            "Whether events are kept for take_timeline too, in addition.")
-      .def("take_timeline", [](Context& context) {
+      .def(
+          "take_timeline",
+          [](Context& context) {
             std::vector<Event> rows;
             {
               const WithoutGil release;
@@ -185,16 +202,18 @@ void bind_context(nb::module_& m) {
       .def("settled", &Context::settled, nb::arg("timeout_s"), nb::call_guard<WithoutGil>(),
            "True once nothing is in flight and every frame has been handed on.")
       .def("collect", &collect, nb::arg("pause_ns"),
-           "What MPI is to carry, new since the last call: (parcels, peers given up, whether anything is on its way, closed). "
-           "A parcel is (number, peer, tag, is outgoing, address, bytes). Waits up to `pause_ns` where something is on "
+           "What MPI is to carry, new since the last call: (bounce buffers, peers given up, whether anything is on its "
+           "way, closed). "
+           "A bounce buffer is (number, peer, tag, is outgoing, address, bytes). Waits up to `pause_ns` where "
+           "something is on "
            "its way, else until something is.")
       .def("carried", &Context::carried, nb::arg("numbers"), nb::call_guard<WithoutGil>(),
-           "These parcels were sent, or have arrived.")
+           "These were sent, or have arrived.")
       .def("cannot_reach", &Context::cannot_reach, nb::arg("peer"), nb::arg("why"), nb::call_guard<WithoutGil>(),
            "MPI fails for this peer; it counts as lost.")
       .def("allow_spin", &Context::allow_spin, nb::arg("seconds"))
       .def("close", &Context::close, nb::arg("grace_s"), nb::arg("announce"), nb::call_guard<WithoutGil>());
-  bind_context_notices(bound);
+  bind_context_control(bound);
 }
 
 }  // namespace multiring

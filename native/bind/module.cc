@@ -14,7 +14,7 @@ NB_MODULE(_core, m) {
   multiring::bind_tensors(m);
   multiring::bind_operations(m);
   multiring::bind_repeats(m);
-  multiring::bind_notices(m);
+  multiring::bind_control_messages(m);
   multiring::bind_context(m);
   multiring::bind_ending(m);
   multiring::bind_requests(m);

@@ -7,31 +7,16 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "bind.h"
-#include "core/exchange.h"
+#include "core/repeated_calls.h"
 
 namespace nb = nanobind;
 
 namespace multiring {
 namespace {
-
-constexpr size_t kMostKept = 256;
-constexpr int kMostDims = 4;
-
-// What tells two calls apart; the ranks agree on more (the plan), which follows from it.
-struct Shape {
-  uint32_t name = 0;
-  char format = 0;  // of the buffer protocol, native byte order
-  uint8_t op = 0;
-  int8_t dims = 0;
-  std::array<Py_ssize_t, kMostDims> sizes{};
-  bool operator==(const Shape&) const = default;
-};
 
 // The memory of a NumPy array, as long as it is dense, row-major and can be written.
 class Memory {
@@ -49,8 +34,9 @@ class Memory {
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
-  bool describe(Shape& shape) const {
-    if (!held_ || view_.ndim > kMostDims || view_.format == nullptr || view_.format[0] == 0 || view_.format[1] != 0) return false;
+  bool describe(CallShape& shape) const {
+    if (!held_ || view_.ndim > CallShape::kMostDims || view_.format == nullptr) return false;
+    if (view_.format[0] == 0 || view_.format[1] != 0) return false;  // one letter
     shape.format = view_.format[0];
     shape.dims = static_cast<int8_t>(view_.ndim);
     std::copy_n(view_.shape, view_.ndim, shape.sizes.begin());
@@ -77,11 +63,10 @@ bool op_of(PyObject* op, uint8_t& index) {
   return found != kOps.end();
 }
 
-// What operations in flight work on. It belongs to the process: whoever drops handle, array and group must not free
-// memory that ranks still read and write.
 class Holdings {
  public:
-  explicit Holdings(nb::object context) : owner_(std::move(context)), context_(nb::cast<Context&>(owner_)) {}
+  explicit Holdings(nb::object context)
+      : owner_(std::move(context)), context_(nb::cast<Context&>(owner_)), held_(context_) {}
   Context& context() const { return context_; }
 
   // Nothing of Python's, a signal's handler least of all, comes between posting and holding.
@@ -96,147 +81,105 @@ class Holdings {
   }
 
   void hold(const std::shared_ptr<Operation>& operation, nb::object memory) {
-    std::vector<nb::object> dead;  // let go of last: that may run any code
-    if (held_.size() >= sweep_at_) {
-      for (auto at = held_.begin(); at != held_.end();) {
-        const bool ended = context_.has_ended(*at->first);
-        if (ended) dead.push_back(std::move(at->second));
-        at = ended ? held_.erase(at) : std::next(at);
-      }
-      sweep_at_ = held_.size() < kFew ? 0 : 2 * held_.size();  // what many handles in flight cost stays linear
-    }
-    held_.insert_or_assign(operation, std::move(memory));
+    const auto dead = held_.hold(operation, std::move(memory));
   }
-
-  // The operation has ended.
-  void release(const std::shared_ptr<Operation>& operation) {
-    const auto found = held_.find(operation);
-    if (found == held_.end()) return;
-    const nb::object dead = std::move(found->second);
-    held_.erase(found);
-  }
+  void release(const std::shared_ptr<Operation>& operation) { const nb::object dead = held_.release(operation); }
 
  private:
   nb::object owner_;
   Context& context_;
-  static constexpr size_t kFew = 8;
-  std::map<std::shared_ptr<Operation>, nb::object> held_;
-  size_t sweep_at_ = 0;
+  HeldMemory<nb::object> held_;
 };
 
 class Repeats {
  public:
-  Repeats(nb::object holdings, uint64_t group, std::shared_ptr<Exchange> exchange, uint64_t steps, double patience_s, uint64_t pause_every, nb::object array_type)
-      : owner_(std::move(holdings)), holdings_(nb::cast<Holdings&>(owner_)), context_(holdings_.context()), group_(group),
-        exchange_(std::move(exchange)), steps_(steps), patience_s_(patience_s), pause_every_(pause_every), array_type_(std::move(array_type)) {}
+  Repeats(nb::object holdings, uint64_t group, std::shared_ptr<SharedSlots> slots, uint64_t steps, double patience_s,
+          uint64_t pause_every, nb::object array_type)
+      : owner_(std::move(holdings)), holdings_(nb::cast<Holdings&>(owner_)),
+        calls_(holdings_.context(), group, std::move(slots), steps, pause_every), patience_s_(patience_s),
+        array_type_(std::move(array_type)) {}
 
-  uint64_t next() { return sequence_.fetch_add(steps_) + steps_; }
-  uint64_t last() const { return sequence_.load(); }
-  std::shared_ptr<Exchange> exchange() const { return exchange_; }
+  uint64_t next() { return calls_.next(); }
+  uint64_t last() const { return calls_.last(); }
+  std::shared_ptr<SharedSlots> slots() const { return calls_.slots(); }
+  void forget() { calls_.forget(); }
 
-  // From now on a call like that of `array` runs as `spec`, under other sequence numbers.
   void remember(const OperationSpec& spec, nb::handle array, nb::handle op) {
-    if (context_.logs_moves()) return;  // a repeated call leaves no log behind
-    Shape shape{.name = spec.name};
-    if (!array.is_none() && !shape_of(array, op, shape)) return;
-    if (array.is_none()) shape.dims = -1;
-    if (find(shape) != nullptr) return;
-    if (known_.size() == kMostKept) known_.erase(known_.begin());
-    known_.emplace_back(shape, spec);
+    CallShape shape{.name = spec.name};
+    if (array.is_none()) {
+      shape.dims = -1;
+    } else if (!is_call(array, op, shape) || !Memory(array.ptr()).describe(shape)) {
+      return;
+    }
+    calls_.remember(shape, spec);
   }
 
   // Nothing of Python's comes between taking a number and posting.
   std::shared_ptr<Operation> post_again(const OperationSpec& model, nb::object memory) {
-    OperationSpec spec = model;
-    spec.key = {group_, next()};
-    return holdings_.post(std::move(spec), true, std::move(memory));
+    return holdings_.post(calls_.next_of(model), true, std::move(memory));
   }
 
   nb::object all_reduce(uint32_t name, nb::handle array, nb::handle op) {
-    Shape shape{.name = name};
-    if (Py_TYPE(array.ptr()) != reinterpret_cast<PyTypeObject*>(array_type_.ptr()) || !op_of(op.ptr(), shape.op)) return nb::none();
+    CallShape shape{.name = name};
+    if (!is_call(array, op, shape)) return nb::none();
     const Memory memory(array.ptr());
     if (!memory.describe(shape)) return nb::none();
     return run(shape, memory.data(), array);
   }
-
-  void forget() { known_.clear(); }
-
-  nb::object barrier(uint32_t name) { return run(Shape{.name = name, .dims = -1}, nullptr, nb::none()); }
+  nb::object barrier(uint32_t name) { return run(CallShape{.name = name, .dims = -1}, nullptr, nb::none()); }
 
  private:
-  bool shape_of(nb::handle array, nb::handle op, Shape& shape) const {
-    if (Py_TYPE(array.ptr()) != reinterpret_cast<PyTypeObject*>(array_type_.ptr()) || !op_of(op.ptr(), shape.op)) return false;
-    return Memory(array.ptr()).describe(shape);
-  }
-
-  const OperationSpec* find(const Shape& shape) {
-    for (auto at = known_.rbegin(); at != known_.rend(); ++at) {
-      if (at->first == shape) return &at->second;
-    }
-    return nullptr;
+  bool is_call(nb::handle array, nb::handle op, CallShape& shape) const {
+    return Py_TYPE(array.ptr()) == reinterpret_cast<PyTypeObject*>(array_type_.ptr()) && op_of(op.ptr(), shape.op);
   }
 
   // True: done. An operation: it goes on, or failed. None: not begun.
-  nb::object run(const Shape& shape, std::byte* data, nb::handle array) {
-    const OperationSpec* model = find(shape);
+  nb::object run(const CallShape& shape, std::byte* data, nb::handle array) {
+    auto [is_done, operation, model] = calls_.attempt(shape, data);
+    if (is_done) return nb::bool_(true);
     if (model == nullptr) return nb::none();
-    if (pause_every_ != 0 && (sequence_.load() / steps_ + 1) % pause_every_ == 0) return nb::none();  // the caller has more to do there
-    std::shared_ptr<Operation> operation;
-    if (model->meets) {
-      auto attempt = context_.meet(*model, group_, sequence_, steps_, data);
-      if (attempt.is_done) return nb::bool_(true);
-      operation = std::move(attempt.operation);
-    }
-    if (!operation) {
-      OperationSpec spec = *model;
-      spec.key = {group_, next()};
-      spec.bases[1] = data;
-      operation = holdings_.post(std::move(spec), true, nb::borrow(array));
-    } else {
+    if (operation) {
       holdings_.hold(operation, nb::borrow(array));
+    } else {
+      operation = holdings_.post(calls_.next_of(*model, data), true, nb::borrow(array));
     }
-    if (!wait_for(context_, operation, patience_s_) || operation->fault() != FaultKind::none) return nb::cast(operation);
+    const bool has_ended = wait_for(holdings_.context(), operation, patience_s_);
+    if (!has_ended || operation->fault() != FaultKind::none) return nb::cast(operation);
     holdings_.release(operation);
     return nb::bool_(true);
   }
 
   nb::object owner_;
   Holdings& holdings_;
-  Context& context_;
-  const uint64_t group_;
-  const std::shared_ptr<Exchange> exchange_;
-  const uint64_t steps_;
+  RepeatedCalls calls_;
   const double patience_s_;
-  const uint64_t pause_every_;  // operations; 0: never
   const nb::object array_type_;
-  std::atomic<uint64_t> sequence_{0};
-  std::vector<std::pair<Shape, OperationSpec>> known_;  // newest last
 };
 
 }  // namespace
 
 void bind_repeats(nb::module_& m) {
-  nb::class_<Exchange>(m, "Exchange")
+  nb::class_<SharedSlots>(m, "SharedSlots")
       .def(
           "__init__",
-          [](Exchange* self, Context& context, const std::vector<int>& members, uint64_t steps) {
-            new (self) Exchange(context.rank(), members, steps, context.own_segment());
+          [](SharedSlots* self, Context& context, const std::vector<int>& members, uint64_t steps) {
+            new (self) SharedSlots(context.rank(), members, steps, context.own_segment());
           },
           nb::arg("context"), nb::arg("members"), nb::arg("steps"), "The slots in which ranks of one host meet.")
-      .def_prop_ro_static("CAPACITY", [](nb::handle) { return Exchange::kCapacity; }, "Bytes of payload.");
+      .def_prop_ro_static("CAPACITY", [](nb::handle) { return SharedSlots::kCapacity; }, "Bytes of payload.");
   nb::class_<Holdings>(m, "Holdings")
       .def(nb::init<nb::object>(), nb::arg("context"))
       .def("post", &Holdings::post, nb::arg("spec"), nb::arg("caller_waits"), nb::arg("memory").none(),
            "Start an operation, and keep what it works on until it has ended.")
-      .def("release", &Holdings::release, nb::arg("operation"), "Let go of what an operation that has ended worked on.");
+      .def("release", &Holdings::release, nb::arg("operation"),
+           "Let go of what an operation that has ended worked on.");
   nb::class_<Repeats>(m, "Repeats")
-      .def(nb::init<nb::object, uint64_t, std::shared_ptr<Exchange>, uint64_t, double, uint64_t, nb::object>(), nb::arg("holdings"),
-           nb::arg("group"), nb::arg("exchange").none(), nb::arg("steps"), nb::arg("patience_s"), nb::arg("pause_every"),
-           nb::arg("array_type"))
+      .def(nb::init<nb::object, uint64_t, std::shared_ptr<SharedSlots>, uint64_t, double, uint64_t, nb::object>(),
+           nb::arg("holdings"), nb::arg("group"), nb::arg("slots").none(), nb::arg("steps"), nb::arg("patience_s"),
+           nb::arg("pause_every"), nb::arg("array_type"))
       .def("next", &Repeats::next, "The group's next sequence number.")
       .def_prop_ro("last", &Repeats::last, "The sequence number given last; 0: none was.")
-      .def_prop_ro("exchange", &Repeats::exchange)
+      .def_prop_ro("slots", &Repeats::slots)
       .def("remember", &Repeats::remember, nb::arg("spec"), nb::arg("array").none(), nb::arg("op").none(),
            "From now on `all_reduce`, or `barrier`, knows calls like this one.")
       .def("all_reduce", &Repeats::all_reduce, nb::arg("name"), nb::arg("array").none(), nb::arg("op").none(),

@@ -1,7 +1,7 @@
 // What float32 elements become while they travel: the codecs of lossy wires.
 //
-// The formats, and what they do to NaN, infinities and small numbers, are those of schedule/wire.py; the results are the
-// same bits for every instruction set. Encodings begin at the start of a block, and no pointer needs to be aligned.
+// The formats, and what they do to NaN, infinities and small numbers, are those of schedule/wire.py; the results are
+// the same bits for every instruction set. Encodings begin at the start of a block, and no pointer needs to be aligned.
 #pragma once
 
 #include <cstddef>

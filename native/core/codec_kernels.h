@@ -1,6 +1,7 @@
 // The codecs of wire types, written once on the compiler's vector types and compiled once per instruction set.
 //
-// Included by codec_<variant>.cc only, after it has defined MULTIRING_VECTOR_BYTES; vectors.h says what follows from that.
+// Included by codec_<variant>.cc only, after it has defined MULTIRING_VECTOR_BYTES; vectors.h says what follows from
+// that.
 #include "codec_variants.h"
 #include "vectors.h"
 
@@ -79,7 +80,7 @@ struct Int8 {
     static constexpr std::uint32_t infinity = 0x7f800000U;
     static constexpr std::uint32_t least = (127U - 119U) << 23;  // 2^-119
     static constexpr std::uint32_t lost_bits = 0x7fU;            // of a scale, so that 127 times it is exact
-    static constexpr float nearest = 12582912.0F;                // 1.5 * 2^23: adding it rounds to an integer, ties to even
+    static constexpr float nearest = 12582912.0F;  // 1.5 * 2^23: adding it rounds to an integer, ties to even
 
     static void encode(char* to, const char* from, std::size_t elements) {
         for (; elements >= kScaledElements; elements -= kScaledElements) {

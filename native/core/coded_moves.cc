@@ -1,76 +1,70 @@
-// The moves of an operation that have a lossy wire: what is sent is encoded into the lane's scratch, what comes is decoded
-// block by block and combined in float32.
-#include <algorithm>
-#include <cassert>
+#include "coded_moves.h"
 
-#include "codec_stream.h"
-#include "operation.h"
+#include <algorithm>
 
 namespace multiring {
 namespace {
 
 constexpr uint64_t kEncoded = 128 * 1024;  // elements that are encoded before they are offered
-constexpr uint64_t kDecoded = 1024;        // elements of each operand that stay in the first-level cache until they are added
+constexpr uint64_t kDecoded = 1024;  // elements of each operand that stay in the first-level cache until they are added
 static_assert(kEncoded % kScaledElements == 0 && kDecoded % kScaledElements == 0);
 
 }  // namespace
 
-uint64_t wire_bytes(const Move& move, uint64_t size) {
-  return move.wire == Wire::none ? size : encoded_bytes(move.wire, size / sizeof(float));
-}
-
-void Operation::send_coded(Lane& lane, const Move& move) {
+void CodedMoves::send(Lane& lane, const Move& move) {
   const uint64_t done = lane.progress / sizeof(float);
   const uint64_t some = std::min(kEncoded, move.size / sizeof(float) - done);
-  std::byte* from = address(lane, move.source_space, move.source_offset) + lane.progress;
-  std::byte* to = address(lane, 2, move.coded_offset) + encoded_bytes(move.wire, done);
+  std::byte* from = operation_.address(lane, move.source_space, move.source_offset) + lane.progress;
+  std::byte* to = operation_.address(lane, 2, move.coded_offset) + encoded_bytes(move.wire, done);
   encode(move.wire, to, from, some);
   if (move.keeps_coded) decode(move.wire, from, to, some);
   for (const int peer : move.peers) {
-    Link& link = host_.link(peer);
-    link.offer(stream_of(lane, move.channel), to, encoded_bytes(move.wire, some));
+    Link& link = operation_.host.link(peer);
+    link.offer(operation_.stream_of(lane, move.channel), to, encoded_bytes(move.wire, some));
     link.pump();
   }
   lane.progress += some * sizeof(float);
 }
 
-bool Operation::receive_coded(Lane& lane, const Move& move) {
-  const StreamKey key = stream_of(lane, move.channel);
+bool CodedMoves::receive(Lane& lane, const Move& move) {
+  const StreamKey key = operation_.stream_of(lane, move.channel);
   const uint64_t left = (move.size - lane.progress) / sizeof(float);
-  auto& streams = coded_[lane.slot];
+  auto& streams = streams_[lane.slot];
   streams.resize(std::max(streams.size(), move.peers.size()));
   uint64_t ready = std::min(kEncoded, left);
   for (size_t i = 0; i < move.peers.size() && ready > 0; ++i) {
-    if (move.peers[i] == host_.rank()) continue;
-    ready = std::min(ready, streams[i].ready(move.wire, host_.link(move.peers[i]), key, left, ready));
+    if (move.peers[i] == operation_.rank()) continue;
+    ready = std::min(ready, streams[i].ready(move.wire, operation_.host.link(move.peers[i]), key, left, ready));
   }
   if (ready == 0) return false;
-  std::byte* target = address(lane, move.target_space, move.target_offset) + lane.progress;
-  const Reducing reducing(*this);
+  std::byte* target = operation_.address(lane, move.target_space, move.target_offset) + lane.progress;
+  const Reducing reducing(operation_);
   if (move.kind == MoveKind::copy) {
     decode(move.wire, target, streams.front().data(), ready);
   } else {
-    combine_coded(lane, move, target, ready);
+    combine_some(lane, move, target, ready);
   }
-  if (reads_failed_memory(move.peers)) return false;
+  if (operation_.reads_failed_memory(move.peers)) return false;
   for (size_t i = 0; i < move.peers.size(); ++i) {
-    if (move.peers[i] != host_.rank()) streams[i].consume(move.wire, host_.link(move.peers[i]), key, ready);
+    if (move.peers[i] != operation_.rank())
+      streams[i].consume(move.wire, operation_.host.link(move.peers[i]), key, ready);
   }
   lane.progress += ready * sizeof(float);
   return true;
 }
 
-void Operation::combine_coded(const Lane& lane, const Move& move, std::byte* target, uint64_t elements) {
-  const Program& program = *spec_.program;
-  const auto& streams = coded_.at(lane.slot);
+void CodedMoves::combine_some(const Lane& lane, const Move& move, std::byte* target, uint64_t elements) {
+  const Program& program = operation_.program();
+  const auto& streams = streams_.at(lane.slot);
   const size_t count = move.peers.size();
   decoded_.resize(std::max<size_t>(decoded_.size(), count * kDecoded));
   std::vector<const void*> sources(count);
   for (uint64_t begin = 0; begin < elements; begin += kDecoded) {
     const uint64_t some = std::min(kDecoded, elements - begin);
     for (size_t i = 0; i < count; ++i) {
-      if (move.peers[i] == host_.rank()) {
-        sources[i] = address(lane, move.source_space, move.source_offset) + lane.progress + begin * sizeof(float);
+      if (move.peers[i] == operation_.rank()) {
+        sources[i] =
+            operation_.address(lane, move.source_space, move.source_offset) + lane.progress + begin * sizeof(float);
         continue;
       }
       float* decoded = decoded_.data() + i * kDecoded;

@@ -1,6 +1,7 @@
 // The reduction kernels, written once on the compiler's vector types and compiled once per instruction set.
 //
-// Included by combine_<variant>.cc only, after it has defined MULTIRING_VECTOR_BYTES; vectors.h says what follows from that.
+// Included by combine_<variant>.cc only, after it has defined MULTIRING_VECTOR_BYTES; vectors.h says what follows from
+// that.
 
 #include "combine_variants.h"
 #include "vectors.h"

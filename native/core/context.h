@@ -1,111 +1,53 @@
-// All state of one rank: its segment, its links, its operations in flight, and who drives them.
+// One rank of a job: what the parts of its core offer to those outside.
 //
-// One mutex guards the state. Whoever holds it may drive: the progress thread, which sleeps on the
-// sockets, or a caller blocked in `wait`, which may spin for a bounded time and then sleeps on a
-// futex in the control page. Peers ring one or the other, whichever sleeps. Nothing here is global,
-// so that tests can run ranks as threads.
+// The parts: Peers (who there is, and what carries bytes), PeerConnector with SegmentHandover and Listeners (how they
+// meet), OperationTable (what is in flight), OperationStarter and OperationDriver (how that begins and goes on),
+// ProgressLoop with Sleepers (on which thread), FailureDetector and OperationFailures (who is gone, and what fails for
+// it), FrameRouter (what links tell), ControlChannel, RailWatch, EventRecorder, Shutdown. All hang off one RankState,
+// whose mutex guards their state; every function here takes it, so that any thread may call any of them. Nothing is
+// global, so that tests can run ranks as threads.
 #pragma once
 
-#include <array>
-#include <atomic>
-#include <condition_variable>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
-#include <set>
+#include <span>
 #include <string>
-#include <thread>
-#include <type_traits>
+#include <utility>
 #include <vector>
 
-#include "digest.h"
-#include "mailroom.h"
-#include "mpi_link.h"
-#include "notices.h"
-#include "operation.h"
-#include "poller.h"
-#include "shm_link.h"
-#include "tcp_link.h"
+#include "control_channel.h"
+#include "control_messages.h"
+#include "event_recorder.h"
+#include "failure_detector.h"
+#include "frame_router.h"
+#include "mpi_proxy.h"
+#include "operation_driver.h"
+#include "operation_failures.h"
+#include "operation_starter.h"
+#include "operation_table.h"
+#include "peer_connector.h"
+#include "peers.h"
+#include "progress_loop.h"
+#include "rail_watch.h"
+#include "rank_state.h"
+#include "segment_handover.h"
+#include "shutdown.h"
+#include "sleepers.h"
 
 namespace multiring {
 
-struct ContextConfig {
-  int rank = 0;
-  int size = 1;
-  std::string job;     // the same on every rank of the job, in no other job
-  std::string secret;  // shared by the job's ranks
-  size_t segment_bytes = size_t{1} << 36;
-  double stall_warn_s = 60;
-  double stall_timeout_s = 1800;
-  bool log_moves = false;
-  bool lower = true;         // false: every program runs move by move
-  bool read_peers = true;    // false: ordinary memory goes through staging slots, as where the kernel forbids reading
-  bool by_mpi = false;       // payload between hosts is carried by MPI: somebody must call collect and carried
-  double rail_timeout_s = 2;  // a rail that is silent for so long while another works is given up
-  double wire_timeout_s = 60;  // a host from which nothing comes, though it was asked, is cut off at the latest then
-};
-
-// Where a rank can be met.
-struct RailAddress {
-  std::string host;
-  uint16_t port = 0;
-};
-
-struct PeerAddress {
-  int rank = 0;
-  bool same_host = false;
-  std::string handover;  // abstract socket name (same host)
-  std::vector<RailAddress> rails;  // tcp
-  std::string host{};              // in words, with the ranks that are on it
-};
-
-struct Loss {
-  LossKind kind;
-  std::string why;
-};
-
-// A row of a timeline as it is: Python reads an array of them (trace/part.py has the same fields).
-struct Event {
-  enum class Kind : uint32_t { operation, wait, rail, reduce };
-  Kind kind;
-  uint32_t name;     // rail: which one was given up
-  OperationKey key;  // rail: sequence = the peer
-  uint64_t bytes;
-  int64_t start_ns;   // steady clock
-  int64_t agreed_ns;  // operation: when every rank had arrived; 0: never
-  int64_t end_ns;
-  // Of timelines only.
-  uint64_t digest = 0;   // operation: the first bytes of its descriptor's
-  int64_t busy_ns = 0;   // reduce: how much of its time was work
-  uint32_t thread = 0;   // wait: whose, as the kernel counts threads
-  FaultKind fault = FaultKind::none;  // operation
-  uint8_t unused[3] = {};
-};
-static_assert(sizeof(Event) == 80 && std::is_trivially_copyable_v<Event>);
-
-// What a rank says when it hands over its segment; `proof` shows that it knows the job's secret.
-struct Greeting {
-  int32_t rank = -1;
-  uint32_t keep = 0;  // the connection stays, so that its end tells of the other's death
-  Sha256 proof{};
-  uint64_t witness_address = 0;  // a word of the rank's own memory, to try whether it can be read
-  uint64_t witness = 0;
-};
-
-int64_t nanoseconds(Clock::time_point at);  // 0: the time point that stands for never
-Clock::duration as_duration(double seconds);
-
-class Context final : public LinkEvents, public Host {
+class Context final : public OperationHost {
  public:
   explicit Context(ContextConfig config);
   ~Context() override;
 
   // Names and addresses to tell the other ranks. Every call of `listen` makes one more rail.
-  const std::string& handover_name() const { return handover_name_; }
-  uint16_t listen(const std::string& host, uint16_t first_port, uint16_t last_port);
+  const std::string& handover_name() const { return handover_.name(); }
+  uint16_t listen(const std::string& host, uint16_t first_port, uint16_t last_port) {
+    return connector_.listeners().listen(host, first_port, last_port);
+  }
 
   // Maps every rank of this host and connects to `neighbours`. `local_ranks` lists this host's ranks, own one
   // included, the same on all of them. False: `interrupted` said to stop. Raises FaultKind::rendezvous.
@@ -113,17 +55,20 @@ class Context final : public LinkEvents, public Host {
                const std::vector<int>& neighbours, double timeout_s, const std::function<bool()>& interrupted);
 
   // `caller_waits`: `wait` follows at once on this thread, so nobody else need be woken.
-  std::shared_ptr<Operation> post(OperationSpec spec, bool caller_waits);
+  std::shared_ptr<Operation> post(OperationSpec spec, bool caller_waits) {
+    return starter_.post(std::move(spec), caller_waits);
+  }
   // The blocking call again that `model` describes, on `data`, under the group's next sequence number: where all ranks
   // come within a few microseconds it is done when this returns. Else the operation, for `wait`; neither: nothing was
   // begun, because somebody is at work here or the operation cannot meet.
-  struct Attempt {
-    bool is_done = false;
-    std::shared_ptr<Operation> operation;
-  };
-  Attempt meet(const OperationSpec& model, uint64_t group, std::atomic<uint64_t>& sequence, uint64_t steps, std::byte* data);
-  enum class Waited : uint8_t { ended, timed_out, interrupted };
-  Waited wait(const std::shared_ptr<Operation>& operation, double timeout_s);
+  using Attempt = OperationStarter::Attempt;
+  Attempt meet(const OperationSpec& model, const CallSequence& sequence, std::byte* data) {
+    return starter_.meet(model, sequence, data);
+  }
+  using Waited = ProgressLoop::Waited;
+  Waited wait(const std::shared_ptr<Operation>& operation, double timeout_s) {
+    return loop_.wait(operation, timeout_s);
+  }
   bool has_ended(const Operation& operation);
   // Fails an operation in flight on all its ranks, as if `silent` had been silent for too long.
   void give_up(const std::shared_ptr<Operation>& operation, int silent);
@@ -144,25 +89,27 @@ class Context final : public LinkEvents, public Host {
   std::vector<RailStatus> rails();
   std::vector<RailLoss> take_rail_losses();  // since the last call
   std::vector<int> read_by();  // ranks of this host that can read this rank's ordinary memory
-  std::shared_ptr<Segment> own_segment() const { return segment_; }
+  std::shared_ptr<Segment> own_segment() const { return state_.segment; }
 
-  size_t early_frames();  // kept for operations that this rank has yet to post
+  size_t unexpected_frames();  // kept for operations that this rank has yet to post
 
   // True once nothing is in flight and every frame has been handed on; false after `timeout_s`.
-  bool settled(double timeout_s);
+  bool settled(double timeout_s) { return shutdown_.settled(timeout_s); }
 
   // Opens the connections with these ranks that are not there yet; the others do the same.
   void link_with(const std::vector<int>& ranks);
-  // Sends a short message to a rank, outside any operation. False: it is gone, or of another host, lower and not linked
-  // with. FaultKind::state: it does not take what was sent to it.
-  bool notify(int rank, uint64_t group, uint64_t tag, std::span<const std::byte> payload);
-  // What has come, and what is new here, in order; empty after `timeout_s`, nothing at all once the context is closed.
-  // For one thread.
-  std::optional<std::vector<Notice>> take_notices(double timeout_s);
-  void prod();  // has take_notices return
+  // Sends a short message to a rank, outside any operation; as ControlChannel::send.
+  bool notify(int rank, uint64_t group, uint64_t tag, std::span<const std::byte> payload) {
+    return channel_.send(rank, group, tag, payload);
+  }
+  // What has come, and what is new here, as ControlChannel::take. For one thread.
+  std::optional<std::vector<ControlMessage>> take_control_messages(double timeout_s) {
+    return channel_.take(timeout_s);
+  }
+  void wake_control();  // has take_control_messages return
 
-  // For the thread that calls MPI: work for it (see Mailroom), what came of it, and peers MPI cannot reach any more.
-  Mailroom::Work collect(std::chrono::nanoseconds pause) { return mailroom_.collect(pause); }
+  // For the thread that calls MPI: work for it (see MpiProxy), what came of it, and peers MPI cannot reach any more.
+  MpiProxy::Work collect(std::chrono::nanoseconds pause) { return proxy_.collect(pause); }
   void carried(const std::vector<uint64_t>& numbers);
   void cannot_reach(int peer, const std::string& why);
 
@@ -173,211 +120,42 @@ class Context final : public LinkEvents, public Host {
   // left; without it they take its end for a death. Idempotent.
   void close(double grace_s, bool announce);
 
-  // Host
-  Link& link(int peer) override;
-  Segment& segment() override { return *segment_; }
-  uint64_t& staged_bytes() override { return staged_bytes_; }
-  int rank() const override { return config_.rank; }
-  bool logs_moves() const override { return config_.log_moves; }
-  bool lowers() const override { return config_.lower; }
-  bool times_work() const override { return keeps_timeline_; }
-  bool shares_memory(int peer) const override { return local_rank(peer) && !losses_.contains(peer); }
-  // LinkEvents
-  void on_frame(int peer, const Frame& frame, std::span<const std::byte> payload) override;
-  bool expects(const OperationKey& key) const override {
-    const auto found = running_.find(key);
-    return found != running_.end() && !found->second->has_failed();
-  }
-  void on_loss(int peer, LossKind kind, const std::string& why) override;
-  void on_stuck(const OperationKey& key, const std::string& why) override { stuck_.try_emplace(key, why); }
+  // OperationHost
+  Link& link(int peer) override { return connector_.link(peer); }
+  Segment& segment() override { return *state_.segment; }
+  uint64_t& staged_bytes() override { return table_.staged_bytes(); }
+  int rank() const override { return state_.config.rank; }
+  bool logs_moves() const override { return state_.config.log_moves; }
+  bool lowers() const override { return state_.config.lower; }
+  bool times_work() const override { return recorder_.keeps_timeline(); }
+  bool shares_memory(int peer) const override { return peers_.is_local(peer) && !peers_.is_lost(peer); }
 
  private:
-  using Lock = std::unique_lock<std::mutex>;
-
-  void progress_loop();
-  void dispatch(const Poller::Ready& ready);
-  // Does what belongs to no operation, on whichever thread; what goes wrong there ends this rank's part in the job, and
-  // neither the process nor the thread.
+  void fail(const std::shared_ptr<Operation>& operation, int culprit, LossKind kind);
   template <typename Work>
-  void guarded(Work work) {
-    try {
-      work();
-    } catch (const std::exception& error) {  // no memory to map a peer's segment, no watch left for a socket
-      break_down(error.what());
-    }
-  }
-  void break_down(const std::string& why);
-  bool drive();
-  bool drive_all();
-  bool fail_stuck();
-  bool receive_local();
-  void end_of(const std::shared_ptr<Operation>& operation);
-  void end_if_over(const std::shared_ptr<Operation>& operation);
-  // What some member could not finish an operation for; `quiet_s` where that one is silent.
-  struct Doom {
-    int rank;
-    LossKind kind;
-    int64_t quiet_s;
-  };
-  bool makes_sense(const Frame& frame) const;
-  static Doom doom_of(const Frame& frame);
-  void doom_later(const OperationKey& key, const Doom& doom);
-  bool settle_losses(size_t count);
-  bool settle(const std::shared_ptr<Operation>& operation);
-  void note_loss(int lost, LossKind kind, const std::string& why);
-  std::string place_of(int rank) const;
-  void on_exclusion(int peer);
-  void tell_everyone(const Frame& frame);
-  void tell_members(const Operation& operation, int lost, LossKind kind, int64_t quiet_s = 0);
-  void fail_for(Operation& operation, int lost, const Loss& loss);
-  void stall(const std::shared_ptr<Operation>& operation, const Doom& doom);
-  void fail_alone(Operation& operation, const std::string& why);
-  void tick();
-  bool may_exchange(const OperationSpec& spec, OperationKey key) const;
-  void begin(const std::shared_ptr<Operation>& operation);
-  bool is_quick(const Operation& operation) const;
-  bool drive_here(const std::shared_ptr<Operation>& operation);
-  bool drive_one(const std::shared_ptr<Operation>& operation);
-  void ring_waiting(const Exchange& exchange);
-  bool has_news() const;
-  bool may_sleep(uint32_t sleeper);
-  void wake_self();
-  void record(const Event& event);
-  void on_notice(int peer, const Frame& frame, std::span<const std::byte> payload);
-  void tell_here(Notice own);
-  void poke();
-  void keep(const Event& event);
-  bool congested() const;
-  // What a silent rank has not received is not waited for.
-  bool local_rank(int rank) const;
-  void believe_hearsay(Clock::time_point now);
-  bool hands_on() const;  // frames wait for ranks that have yet to connect
-  bool is_settled() const {
-    return running_.empty() && !congested() && (mailroom_.is_quiet() || !stalled_groups_.empty());
+  auto with_lock(Work work) const {
+    const RankState::Lock lock(state_.mutex);
+    return work();
   }
 
-  // Hand-over of segments between ranks of one host.
-  void open_handover();
-  void on_handover_ready();
-  void on_visitor_ready(int fd);
-  // False if it was interrupted.
-  bool map_from(const PeerAddress& peer, Clock::time_point deadline, const std::function<bool()>& interrupted);
-  Sha256 proof_of(int from, int to) const;
-  Bell::Word bell_word_of(int rank) const;  // what a rank is to be rung with
-  Greeting greeting_to(int peer) const;
-  void adopt_memory(const Descriptor& memory, const Greeting& theirs, int pid);
-  void watch(int peer, Descriptor socket);
-  void on_watch_ready(int peer);
-
-  // Connections between hosts.
-  TcpLink& tcp_link(int peer);
-  TcpLink& make_link(int peer);
-  Handshake::Self self_on(uint16_t rail) const;
-  void on_stranger(const Descriptor& listener);
-  void watch_rails();
-  bool rails_need_watching() const;
-  void watch_wires();
-  bool waits_for_time() const;  // something here has a deadline, whatever else happens
-  void rest_listeners(Clock::duration pause);
-  void listen_again();
-  bool make_room_for_stranger();
-  void on_handshake(int fd);
-  void drop_stranger(int fd);
-  void expire_strangers();
-  void tend_calls();
-  bool is_calling() const;
-
-  const Origin origin_;
-  const ContextConfig config_;
-  std::string handover_name_;
-  uint64_t witness_ = 0;  // random; peers read it to learn whether they can read this process
-  std::shared_ptr<Segment> segment_;
-  std::unique_ptr<Bell> bell_;
-  const std::shared_ptr<PayloadPool> pool_ = std::make_shared<PayloadPool>();
-  const std::shared_ptr<ShmBuffers> shm_buffers_ = std::make_shared<ShmBuffers>();
-  Poller poller_;
-
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  bool caller_drives_ = false;
-  Clock::time_point last_caller_{};
-  Clock::time_point last_quick_{};
-  bool naps_ = false;  // whether the progress thread sleeps for a millisecond at most
-  bool closing_ = false;
-  double spin_s_ = 0;
-  bool stopped_ = false;
-  std::string broken_;  // what went wrong on the progress thread; nothing can be relied on after it
-  std::unique_ptr<std::thread> progress_;
-
-  std::map<int, PeerAddress> addresses_;
-  std::vector<int> local_ranks_;
-  uint32_t local_index_ = 0;
-  std::set<int> neighbours_;
-  Mailroom mailroom_;                         // empty but for the mpi engine
-  std::vector<std::unique_ptr<Link>> links_;  // by rank; null: none yet
-  std::vector<ShmLink*> local_links_;         // by local index
-  std::map<int, TcpLink*> tcp_links_;  // also those inside mpi_links_
-  std::map<int, MpiLink*> mpi_links_;
-  Descriptor handover_socket_;
-  struct Listener {
-    std::string host;
-    Descriptor socket;
-  };
-  std::vector<Listener> listeners_;  // by rail
-  std::optional<Clock::time_point> listens_again_;  // who comes until then stays in the kernel's queue
-  std::map<int, Descriptor> visitors_;  // accepted hand-over sockets that have said nothing yet
-  std::map<int, Descriptor> watches_;   // rank -> socket whose end tells of its death
-  std::map<int, std::unique_ptr<Handshake>> strangers_;
-
-  std::map<OperationKey, std::shared_ptr<Operation>> running_;
-  uint64_t staged_bytes_ = 0;
-  struct EarlyFrame {
-    int peer;
-    Frame frame;
-    std::vector<std::byte> payload;
-  };
-  std::map<OperationKey, std::vector<EarlyFrame>> early_;  // frames for operations not posted yet
-  // Operations that ended here lately: what comes of them now, from ranks where they failed, waits for nothing.
-  std::array<OperationKey, 256> over_;
-  OperationKey& over(const OperationKey& key) { return over_[(key.group * 31 + key.sequence) % over_.size()]; }
-  std::map<int, Loss> losses_;
-  struct Hearsay {
-    Clock::time_point believed_at;
-    std::string why;
-  };
-  std::map<int, Hearsay> hearsay_;
-  struct NewLoss {
-    int rank;
-    Loss loss;
-    Clock::time_point found;
-    bool is_passed_on = true;
-  };
-  std::vector<NewLoss> new_losses_;  // found while links or operations are at work, in order
-  std::vector<int> loss_order_;                   // lost ranks as they were learned of
-  struct Stall {
-    uint64_t sequence;
-    Doom doom;
-  };
-  std::map<OperationKey, std::string> stuck_;  // what this rank cannot go on with, and why
-  std::map<OperationKey, Doom> doomed_;  // what some member could not finish, and for whom
-  std::map<uint64_t, Stall> stalls_;     // by group: the first operation that a member has stalled in
-  std::map<uint64_t, std::string> stalled_groups_;           // which ranks took part in what is not known there any more
-  std::vector<RailLoss> rail_losses_;
-  Notices notices_;
-  std::condition_variable noticed_;
-  bool is_prodded_ = false;
-  bool connected_ = false;
-  Clock::time_point next_rail_watch_{};
-  Clock::time_point next_wire_watch_{};
-  uint64_t ended_ = 0;   // operations, ever
-  uint64_t told_of_ = 0;  // of those: when a sleeping caller was last told
-  bool unsettled_ = false;                        // a loss is known that operations were not checked for
-  Clock::time_point next_tick_{};
-  std::deque<Event> events_;  // the newest
-  uint64_t dropped_events_ = 0;
-  bool keeps_timeline_ = false;
-  std::vector<Event> timeline_;
-  uint64_t dropped_from_timeline_ = 0;
+  RankState state_;
+  MpiProxy proxy_;  // empty but for the mpi engine
+  EventRecorder recorder_;
+  ControlMessages control_;
+  Sleepers sleepers_{state_};
+  Peers peers_{state_};
+  FailureDetector detector_{state_, peers_};
+  OperationTable table_{state_, peers_, control_, recorder_};
+  OperationFailures failures_{state_, peers_, detector_, table_, control_};
+  FrameRouter router_{state_, peers_, detector_, table_, failures_, control_};
+  SegmentHandover handover_{state_, peers_, detector_, router_};
+  PeerConnector connector_{state_, peers_, handover_, router_, proxy_};
+  ControlChannel channel_{state_, peers_, connector_, control_, sleepers_};
+  RailWatch rails_{state_, peers_, recorder_};
+  OperationDriver driver_{state_, peers_, connector_, detector_, table_, failures_};
+  OperationStarter starter_{state_, *this, sleepers_, peers_, table_, failures_, driver_, router_};
+  Shutdown shutdown_{state_, peers_, detector_, table_, failures_, control_, proxy_};
+  ProgressLoop loop_{state_, sleepers_, peers_, connector_, rails_, table_, driver_, recorder_};
 };
 
 }  // namespace multiring

@@ -24,12 +24,12 @@ enum class FrameKind : uint8_t {
   where = 6,  // the sender waits for this operation: whom does the receiver wait for?
   there = 7,  // answer to where: offset = rank that the answerer waits for (or itself: not arrived)
   reads = 8,  // shm: the sender of this frame can read the receiver's own memory
-  parcel = 9,    // mpi: the stream's next `length` bytes come as a message tagged `slot`
+  mpi_message = 9,    // mpi: the stream's next `length` bytes come as a message tagged `slot`
   granted = 10,  // mpi: the receiver consumed `length` bytes of the stream
   landed = 11,   // mpi: `length` more messages have arrived
   rail = 12,     // tcp: the sender has given up rail `offset` of this link
-  notice = 13,   // a message outside any operation: `length` bytes come with it; group and sequence are its address
-  noticed = 14,  // `offset` notices of `length` bytes were taken
+  control = 13,   // a message outside any operation: `length` bytes come with it; group and sequence are its address
+  control_taken = 14,  // `offset` control messages of `length` bytes were taken
   quiet = 15,    // shm: the sender writes no more into the receiver's memory for the operation
 };
 

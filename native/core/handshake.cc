@@ -38,8 +38,8 @@ bool same(const std::string& got, const std::string& want) {
 }  // namespace
 
 Handshake::Handshake(Descriptor socket, const Self& self, int peer, Clock::time_point deadline)
-    : socket_(std::move(socket)), self_(self), peer_(peer), rail_(self.rail), calls_(peer != kAnyone), deadline_(deadline),
-      stage_(calls_ ? Stage::answer : Stage::hello) {
+    : socket_(std::move(socket)), self_(self), peer_(peer), rail_(self.rail), calls_(peer != kAnyone),
+      deadline_(deadline), stage_(calls_ ? Stage::answer : Stage::hello) {
   const auto nonce = random_nonce();
   own_nonce_.assign(reinterpret_cast<const char*>(nonce.data()), nonce.size());
   if (!calls_) return;

@@ -2,16 +2,16 @@
 //
 // The connecting rank says hello with a nonce; the other answers with its own nonce and an HMAC
 // over both; the first proves itself likewise, and is bid welcome. Nothing else is read before: a
-// stranger gets at most a fixed number of bytes and seconds of attention. Frames after it are not
+// caller gets at most a fixed number of bytes and seconds of attention. Frames after it are not
 // encrypted. A caller whose connection ends before the welcome was turned away, by whoever had too
-// many strangers at the door, and may come again.
+// many callers at the door, and may come again.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
+#include "clock.h"
 #include "descriptor.h"
-#include "operation.h"
 
 namespace multiring {
 

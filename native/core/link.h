@@ -96,7 +96,8 @@ class Link {
   void offer(const StreamKey& key, const std::byte* data, size_t size, uint16_t rail = 0);
 
   virtual void send(const Frame& frame) = 0;
-  // A round's or a notice's frame and at most kNoteBytes with it; they are copied. Sets the frame's slot, offset and length.
+  // A round's or a control message's frame and at most kNoteBytes with it; they are copied. Sets the frame's slot,
+  // offset and length.
   virtual void send_note(const Frame& frame, std::span<const std::byte> payload) = 0;
   // `size` bytes at `offset` of the peer's segment; null: none of it can be reached from here.
   virtual std::byte* reach(uint64_t, uint64_t) const { return nullptr; }

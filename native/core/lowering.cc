@@ -1,15 +1,17 @@
 // Whether a program's moves have the form that its lowering runs instead of them.
 //
-// The moves are those of a Schedule, which is proven; a lowering is right because it does the same. What is asked for here
-// is what the lowerings take for granted: whoever changes a schedule, its channels or how a buffer is cut without a
-// thought of them is refused, before anything has run, rather than summed up wrongly.
+// The moves are those of a Schedule, which is proven; a lowering is right because it does the same. What is asked for
+// here is what the lowerings take for granted: whoever changes a schedule, its channels or how a buffer is cut without
+// a thought of them is refused, before anything has run, rather than summed up wrongly.
 
 #include <algorithm>
 #include <map>
 #include <string>
 #include <utility>
 
-#include "operation.h"
+#include "fault.h"
+#include "link.h"
+#include "program.h"
 
 namespace multiring {
 namespace {
@@ -18,7 +20,8 @@ constexpr uint8_t kOutput = 1;
 constexpr uint8_t kScratch = 2;
 
 [[noreturn]] void refuse(const char* lowering, size_t index, const std::string& what) {
-  throw Fault(FaultKind::argument, std::string("move ") + std::to_string(index) + " of a program to be run as " + lowering + ": " + what);
+  throw Fault(FaultKind::argument,
+              std::string("move ") + std::to_string(index) + " of a program to be run as " + lowering + ": " + what);
 }
 
 // One after the other from the start to `end`, without a gap.
@@ -42,12 +45,14 @@ void check_reductions(const Program& program, const char* name) {
     if (first == nullptr) first = &move;
     if (!move.last) refuse(name, i, "it does not combine all contributions");
     if (move.peers != first->peers) refuse(name, i, "it combines other ranks, or in another order, than the first");
-    if (move.target_space != kOutput || move.target_offset < done) refuse(name, i, "it writes out of the order of memory");
+    if (move.target_space != kOutput || move.target_offset < done)
+      refuse(name, i, "it writes out of the order of memory");
     done = move.target_offset + move.size;
   }
 }
 
-// Each rank combines its slices of all buffers, in place, and writes them into all; the others are copied from their owners.
+// Each rank combines its slices of all buffers, in place, and writes them into all; the others are copied from their
+// owners.
 void check_slice(const Program& program, uint64_t bytes) {
   check_reductions(program, "slice");
   std::vector<std::pair<uint64_t, uint64_t>> written;
@@ -55,7 +60,8 @@ void check_slice(const Program& program, uint64_t bytes) {
     const Move& move = program.moves[i];
     if (move.source_space == kScratch || move.target_space == kScratch) refuse("slice", i, "it needs memory aside");
     if (move.kind == MoveKind::send) continue;
-    if (move.kind == MoveKind::reduce && move.source_offset != move.target_offset) refuse("slice", i, "it is not in place");
+    if (move.kind == MoveKind::reduce && move.source_offset != move.target_offset)
+      refuse("slice", i, "it is not in place");
     written.emplace_back(move.target_offset, move.size);
   }
   if (!is_tiled(written, bytes)) refuse("slice", program.moves.size(), "what is written is not every byte once");
@@ -70,12 +76,14 @@ void check_exchange(const Program& program, uint64_t bytes) {
     const Move& move = program.moves[i];
     if (move.size == 0) continue;  // its place may be another's too
     if (move.kind == MoveKind::copy) {
-      if (move.source_space != kOutput || move.target_space != kScratch) refuse("exchange", i, "it copies no contribution aside");
+      if (move.source_space != kOutput || move.target_space != kScratch)
+        refuse("exchange", i, "it copies no contribution aside");
       aside[move.target_offset] = {move.source_offset, move.size};
       continue;
     }
     const auto copy = move.source_space == kScratch ? aside.find(move.source_offset) : aside.end();
-    if (copy == aside.end() || copy->second.second != move.size) refuse("exchange", i, "it takes no copy of a contribution");
+    if (copy == aside.end() || copy->second.second != move.size)
+      refuse("exchange", i, "it takes no copy of a contribution");
     if (move.kind == MoveKind::send) continue;
     if (copy->second.first != move.target_offset) refuse("exchange", i, "it combines another part than it writes");
     written.emplace_back(move.target_offset, move.size);
@@ -83,7 +91,8 @@ void check_exchange(const Program& program, uint64_t bytes) {
   if (!is_tiled(written, bytes)) refuse("exchange", program.moves.size(), "what is written is not every byte once");
 }
 
-// Runs move by move, but for two things: nothing is written before all ranks have been heard, and messages fit in notes.
+// Runs move by move, but for two things: nothing is written before all ranks have been heard, and messages fit in
+// notes.
 void check_notes(const Program& program) {
   std::map<std::pair<int, uint16_t>, size_t> sent;
   for (size_t i = 0; i < program.moves.size(); ++i) {
@@ -91,7 +100,7 @@ void check_notes(const Program& program) {
     if (move.kind == MoveKind::send) {
       if (move.size > kNoteBytes) refuse("notes", i, "it sends more than a note holds");
       for (const int peer : move.peers) {
-        if (++sent[{peer, move.channel}] > kMostNoted) refuse("notes", i, "it is one message too many to a rank");
+        if (++sent[{peer, move.channel}] > kMostEager) refuse("notes", i, "it is one message too many to a rank");
       }
     } else if (move.target_space != kScratch && !move.last) {
       refuse("notes", i, "it writes the buffer before all ranks were heard");
@@ -100,6 +109,11 @@ void check_notes(const Program& program) {
 }
 
 }  // namespace
+
+void Program::complete() {
+  for (const Move& move : moves) channels = std::max<uint16_t>(channels, static_cast<uint16_t>(move.channel + 1));
+  check_lowering();
+}
 
 void Program::check_lowering() const {
   if (lowering == Lowering::none || moves.empty()) return;

@@ -9,7 +9,7 @@
 namespace multiring {
 namespace {
 
-constexpr uint64_t kMostUnsaid = 4;  // landed parcels
+constexpr uint64_t kMostUnsaid = 4;  // landed bounce buffers
 constexpr uint64_t kTellingBytes = 128 * 1024;  // what fewer take, latency decides
 constexpr double kLatelyBytes = 2 << 20;
 
@@ -19,9 +19,9 @@ MpiLink::~MpiLink() { give_up(); }
 
 void MpiLink::give_up() {
   if (std::exchange(is_gone_, true)) return;
-  mailroom_.expect_landings(-static_cast<int64_t>(aloft_.size()));
+  proxy_.expect_landings(-static_cast<int64_t>(aloft_.size()));
   aloft_.clear();
-  mailroom_.forget(peer_);
+  proxy_.forget(peer_);
   key_of_.clear();
   unwanted_.clear();
 }
@@ -51,12 +51,12 @@ bool MpiLink::pump() {
 }
 
 void MpiLink::dispatch(const StreamKey& key, OutStream& stream) {
-  Mailroom::Memory memory = mailroom_.memory();
-  const size_t room = std::min<uint64_t>(Mailroom::kParcelBytes, stream.credit - stream.sent);
+  MpiProxy::Memory memory = proxy_.memory();
+  const size_t room = std::min<uint64_t>(MpiProxy::kBounceBytes, stream.credit - stream.sent);
   size_t size = 0;
   while (size < room && !stream.pending.empty()) {
     auto& piece = stream.pending.front();
-    // Offers, credit and the parcel's size are whole elements, so none is ever split.
+    // Offers, credit and the buffer's size are whole elements, so none is ever split.
     const size_t part = std::min(piece.size, room - size);
     std::memcpy(memory.get() + size, piece.data, part);
     size += part;
@@ -72,9 +72,9 @@ void MpiLink::dispatch(const StreamKey& key, OutStream& stream) {
     aloft_landed_ = 0;
   }
   aloft_.push_back(size);
-  mailroom_.expect_landings(1);
-  mailroom_.hand_over(peer_, tag, true, std::move(memory), size);
-  send({.group = key.operation.group, .sequence = key.operation.sequence, .kind = FrameKind::parcel,
+  proxy_.expect_landings(1);
+  proxy_.hand_over(peer_, tag, true, std::move(memory), size);
+  send({.group = key.operation.group, .sequence = key.operation.sequence, .kind = FrameKind::mpi_message,
         .channel = key.channel, .slot = tag, .length = size});
 }
 
@@ -82,7 +82,7 @@ void MpiLink::dispatch(const StreamKey& key, OutStream& stream) {
 
 void MpiLink::on_frame(int peer, const Frame& frame, std::span<const std::byte> payload) {
   if (is_gone_) return;
-  if (frame.kind == FrameKind::parcel) {
+  if (frame.kind == FrameKind::mpi_message) {
     expect(frame);
   } else if (frame.kind == FrameKind::granted) {
     const auto found = out_.find({frame.key(), frame.channel});
@@ -95,16 +95,16 @@ void MpiLink::on_frame(int peer, const Frame& frame, std::span<const std::byte> 
   }
 }
 
-void MpiLink::note_landed(uint64_t parcels) {
-  if (parcels > aloft_.size()) {
-    break_off("it says that " + std::to_string(parcels) + " messages landed; " + std::to_string(aloft_.size()) +
+void MpiLink::note_landed(uint64_t bounces) {
+  if (bounces > aloft_.size()) {
+    break_off("it says that " + std::to_string(bounces) + " messages landed; " + std::to_string(aloft_.size()) +
               " were on their way");
     return;
   }
-  const auto end = aloft_.begin() + static_cast<std::ptrdiff_t>(parcels);
+  const auto end = aloft_.begin() + static_cast<std::ptrdiff_t>(bounces);
   aloft_landed_ = std::accumulate(aloft_.begin(), end, aloft_landed_);
   aloft_.erase(aloft_.begin(), end);
-  mailroom_.expect_landings(-static_cast<int64_t>(parcels));
+  proxy_.expect_landings(-static_cast<int64_t>(bounces));
   if (aloft_landed_ < kTellingBytes) return;
   const auto now = Clock::now();
   // Word of several comes at once: what landed is told together with what came before it, older word less and less.
@@ -121,11 +121,12 @@ uint64_t MpiLink::goodput() const {
 }
 
 void MpiLink::expect(const Frame& frame) {
-  if (frame.length == 0 || frame.length > Mailroom::kParcelBytes || frame.slot >= kTags) {
-    break_off("it announced a message of " + std::to_string(frame.length) + " bytes, tag " + std::to_string(frame.slot));
+  if (frame.length == 0 || frame.length > MpiProxy::kBounceBytes || frame.slot >= kTags) {
+    break_off("it announced a message of " + std::to_string(frame.length) + " bytes, tag " +
+              std::to_string(frame.slot));
     return;
   }
-  const uint64_t number = mailroom_.hand_over(peer_, frame.slot, false, mailroom_.memory(), frame.length);
+  const uint64_t number = proxy_.hand_over(peer_, frame.slot, false, proxy_.memory(), frame.length);
   const StreamKey key{frame.key(), frame.channel};
   if (events_.expects(frame.key())) {
     key_of_[number] = key;
@@ -135,13 +136,13 @@ void MpiLink::expect(const Frame& frame) {
   }
 }
 
-void MpiLink::arrived(uint64_t number, Mailroom::Memory memory) {
+void MpiLink::arrived(uint64_t number, MpiProxy::Memory memory) {
   if (is_gone_) return;
   ++unsaid_;
   const auto found = key_of_.find(number);
   if (found == key_of_.end()) {
     unwanted_.erase(number);
-    mailroom_.recycle(std::move(memory));
+    proxy_.recycle(std::move(memory));
   } else {
     const StreamKey key = found->second;
     key_of_.erase(found);
@@ -151,7 +152,7 @@ void MpiLink::arrived(uint64_t number, Mailroom::Memory memory) {
     while (!queue.empty() && queue.front().memory != nullptr) {
       Expected& next = queue.front();
       const std::byte* data = next.memory.get();
-      Payload owned(next.memory.release(), [&room = mailroom_](std::byte* back) { room.recycle(Mailroom::Memory(back)); });
+      Payload owned(next.memory.release(), [&room = proxy_](std::byte* back) { room.recycle(MpiProxy::Memory(back)); });
       in(key).pieces.push_back({data, next.size, next.size, kNoSlot, std::move(owned)});
       queue.pop_front();
     }

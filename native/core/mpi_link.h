@@ -1,8 +1,8 @@
 // The mpi engine: frames and notes over one connection, as the tcp engine's, and streams as MPI messages.
 //
-// What is said before a payload, and that a peer is gone, comes over the connection: MPI itself has no word for a death.
-// A frame announces each message, so that the receiver waits for exactly what is on its way: no wildcards, nothing
-// unexpected, nobody polls while nothing is announced. Credit bounds a stream as in the tcp engine.
+// What is said before a payload, and that a peer is gone, comes over the connection: MPI itself has no word for a
+// death. A frame announces each message, so that the receiver waits for exactly what is on its way: no wildcards,
+// nothing unexpected, nobody polls while nothing is announced. Credit bounds a stream as in the tcp engine.
 #pragma once
 
 #include <deque>
@@ -12,7 +12,7 @@
 #include <string>
 
 #include "link.h"
-#include "mailroom.h"
+#include "mpi_proxy.h"
 #include "poller.h"
 #include "tcp_link.h"
 
@@ -20,12 +20,12 @@ namespace multiring {
 
 class MpiLink final : public Link, private LinkEvents {
  public:
-  MpiLink(int peer, LinkEvents& events, Poller& poller, TcpLink::Rails rails, Mailroom& mailroom)
-      : Link(peer, events), mailroom_(mailroom), connection_(peer, *this, poller, rails) {}
+  MpiLink(int peer, LinkEvents& events, Poller& poller, TcpLink::Rails rails, MpiProxy& proxy)
+      : Link(peer, events), proxy_(proxy), connection_(peer, *this, poller, rails) {}
   ~MpiLink() override;
 
   TcpLink& connection() { return connection_; }
-  void arrived(uint64_t number, Mailroom::Memory memory);  // a parcel for this rank
+  void arrived(uint64_t number, MpiProxy::Memory memory);  // a bounce buffer for this rank
   void break_off(const std::string& why);                  // what MPI says of the peer
   uint64_t goodput() const;                                // bytes per second that landed there lately; 0: not known
 
@@ -44,7 +44,7 @@ class MpiLink final : public Link, private LinkEvents {
   struct Expected {
     uint64_t number;
     size_t size;
-    Mailroom::Memory memory;  // null: not here yet
+    MpiProxy::Memory memory;  // null: not here yet
   };
 
   OutStream fresh_out() const override {
@@ -60,22 +60,22 @@ class MpiLink final : public Link, private LinkEvents {
 
   void dispatch(const StreamKey& key, OutStream& stream);
   void expect(const Frame& frame);
-  void note_landed(uint64_t parcels);
+  void note_landed(uint64_t bounces);
   void give_up();
 
-  Mailroom& mailroom_;
+  MpiProxy& proxy_;
   TcpLink connection_;
   bool is_gone_ = false;
   uint32_t next_tag_ = 0;
-  std::deque<size_t> aloft_;                           // bytes of the parcels sent that are not known to have landed
+  std::deque<size_t> aloft_;  // bytes of the bounce buffers sent that are not known to have landed
   Clock::time_point aloft_from_{};                     // since then some have been, and
   uint64_t aloft_landed_ = 0;                          // so many bytes of them landed
   double goodput_bytes_ = 0;                           // of late, and the seconds they took
   double goodput_s_ = 0;
   std::map<StreamKey, std::deque<Expected>> expected_;  // in the order of the stream; arrivals are not
-  std::map<uint64_t, StreamKey> key_of_;                // parcel number -> its stream, until it arrives
-  std::set<uint64_t> unwanted_;                         // parcels on the way for operations that are over
-  uint64_t unsaid_ = 0;                                 // parcels that landed since the peer was told
+  std::map<uint64_t, StreamKey> key_of_;                // bounce buffer number -> its stream, until it arrives
+  std::set<uint64_t> unwanted_;                         // bounce buffers on the way for operations that are over
+  uint64_t unsaid_ = 0;                                 // bounce buffers that landed since the peer was told
 };
 
 }  // namespace multiring

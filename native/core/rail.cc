@@ -93,15 +93,16 @@ void Rail::watch_socket() {
   owner_.on_up(*this);
 }
 
-// The kernel asks, and the other one's answers whatever its process does. It does not end the connection: see `silence`.
-// Its own patience is in whole seconds, and doubles from try to try where something waits to be sent.
+// The kernel asks, and the other one's answers whatever its process does. It does not end the connection: see
+// `silence`. Its own patience is in whole seconds, and doubles from try to try where something waits to be sent.
 void Rail::ask_when_idle() {
 #ifndef TCP_RTO_MAX_MS
   constexpr int TCP_RTO_MAX_MS = 44;  // from Linux 6.15 on; others go on doubling, up to two minutes
 #endif
   const int yes = 1;
   const int most = 127;
-  const int seconds = std::max(1, static_cast<int>(std::chrono::duration_cast<std::chrono::seconds>(probe_every_).count()));
+  const int seconds =
+      std::max(1, static_cast<int>(std::chrono::duration_cast<std::chrono::seconds>(probe_every_).count()));
   const int milliseconds = std::max(1000, seconds * 1000);
   ::setsockopt(socket_.get(), SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
   ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof seconds);
@@ -135,7 +136,8 @@ void Rail::tend_call() {
   if (!call_) return;
   const auto now = Clock::now();
   if (now >= call_->deadline) {
-    break_off(handshake_ ? "it did not answer a connection in time" : "it closed every connection before it was proven");
+    break_off(handshake_ ? "it did not answer a connection in time"
+                         : "it closed every connection before it was proven");
   } else if (!handshake_ && now >= call_->again_at) {
     try {
       dial();
@@ -185,12 +187,14 @@ void Rail::push(Outgoing outgoing) {
 
 void Rail::push_urgent(Outgoing outgoing) {
   // Behind the last one that is not payload: those stay in order.
-  const auto behind = std::find_if(queue_.rbegin(), queue_.rend(), [](const Outgoing& o) { return !o.is_data() || o.sent > 0; });
+  const auto behind =
+      std::find_if(queue_.rbegin(), queue_.rend(), [](const Outgoing& o) { return !o.is_data() || o.sent > 0; });
   queue_.insert(behind.base(), std::move(outgoing));
 }
 
 void Rail::push_first(std::deque<Outgoing> frames) {
-  queued_data_ += static_cast<size_t>(std::count_if(frames.begin(), frames.end(), [](const Outgoing& o) { return o.is_data(); }));
+  queued_data_ +=
+      static_cast<size_t>(std::count_if(frames.begin(), frames.end(), [](const Outgoing& o) { return o.is_data(); }));
   const auto before = std::find_if(queue_.begin(), queue_.end(), [](const Outgoing& o) { return o.sent == 0; });
   queue_.insert(before, std::make_move_iterator(frames.begin()), std::make_move_iterator(frames.end()));
 }
@@ -277,7 +281,8 @@ std::deque<Outgoing> Rail::take_unacknowledged() {
     frames.push_back(std::move(outgoing));
   }
   queue_ = std::move(rest);
-  queued_data_ = static_cast<size_t>(std::count_if(queue_.begin(), queue_.end(), [](const Outgoing& o) { return o.is_data(); }));
+  queued_data_ =
+      static_cast<size_t>(std::count_if(queue_.begin(), queue_.end(), [](const Outgoing& o) { return o.is_data(); }));
   for (Outgoing& outgoing : frames) outgoing.sent = 0;
   return frames;
 }
@@ -379,11 +384,12 @@ bool Rail::take_staged() {
       if (header_got_ < sizeof(Packet)) break;
       payload_got_ = 0;
       const Frame& frame = incoming_.frame;
-      if (frame.kind < FrameKind::round || frame.kind > FrameKind::noticed || frame.kind == FrameKind::reads) {
+      if (frame.kind < FrameKind::round || frame.kind > FrameKind::control_taken || frame.kind == FrameKind::reads) {
         break_off("it sent a frame of unknown kind " + std::to_string(static_cast<int>(frame.kind)));
       } else if (payload_of(frame) == 0 && frame.kind != FrameKind::data) {
         deliver();
-      } else if (frame.length == 0 || frame.length > (frame.kind == FrameKind::data ? PayloadPool::kBytes : kNoteBytes)) {
+      } else if (frame.length == 0 ||
+                 frame.length > (frame.kind == FrameKind::data ? PayloadPool::kBytes : kNoteBytes)) {
         break_off("it sent a frame with " + std::to_string(frame.length) + " bytes");
       } else {
         owner_.place(*this, frame, place_);

@@ -27,9 +27,10 @@ struct Packet {
 };
 static_assert(sizeof(Packet) == 72);
 
-// Bytes that follow a frame: of payload, of a note or of a notice.
+// Bytes that follow a frame: of payload, of a note or of a control message.
 inline size_t payload_of(const Frame& frame) {
-  const bool has_payload = frame.kind == FrameKind::data || frame.kind == FrameKind::round || frame.kind == FrameKind::notice;
+  const bool has_payload =
+      frame.kind == FrameKind::data || frame.kind == FrameKind::round || frame.kind == FrameKind::control;
   return has_payload ? frame.length : 0;
 }
 
@@ -135,7 +136,7 @@ class Rail {
   static constexpr size_t kStagingBytes = 8 * 1024;
   static constexpr size_t kSpillBytes = 1024;
 
-  // What to connect to, and until when. A rank that has many strangers at its door turns callers away.
+  // What to connect to, and until when. A rank that has many handshakes pending turns callers away.
   struct Call {
     std::string host;
     uint16_t port;

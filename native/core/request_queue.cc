@@ -34,7 +34,8 @@ Request::Request(const MultiringRequest& wanted, uint64_t number) : wanted_(want
   require(wanted.collective >= MULTIRING_ALL_REDUCE && wanted.collective <= MULTIRING_BARRIER,
           "collective " + std::to_string(wanted.collective) + "; want one of those of multiring.h");
   require(each != 0, "type " + type + "; want one of those of multiring.h");
-  require(wanted.op >= MULTIRING_AVERAGE && wanted.op <= MULTIRING_PRODUCT, "op " + std::to_string(wanted.op) + "; want one of those of multiring.h");
+  require(wanted.op >= MULTIRING_AVERAGE && wanted.op <= MULTIRING_PRODUCT,
+          "op " + std::to_string(wanted.op) + "; want one of those of multiring.h");
   require(wanted.count >= (wanted.collective == MULTIRING_BARRIER ? 0 : 1), std::to_string(wanted.count) + " arrays");
   name_ = wanted.name == nullptr ? "" : wanted.name;
   wire_ = wanted.wire == nullptr ? "" : wanted.wire;
@@ -53,7 +54,8 @@ Request::Request(const MultiringRequest& wanted, uint64_t number) : wanted_(want
   wanted_.arrays = nullptr;
   wanted_.splits = nullptr;
   wanted_.name = wanted_.wire = nullptr;
-  for (const int32_t value : {wanted.process_set, wanted.collective, wanted.type, wanted.op, wanted.root, wanted.count, wanted.wants_rows, wanted.has_splits}) {
+  for (const int32_t value : {wanted.process_set, wanted.collective, wanted.type, wanted.op, wanted.root, wanted.count,
+                              wanted.wants_rows, wanted.has_splits}) {
     append(signature_, value);
   }
   append(signature_, wanted.prescale);
@@ -70,11 +72,15 @@ Request::Request(const MultiringRequest& wanted, uint64_t number) : wanted_(want
 }
 
 void* Request::allocate(size_t array, const std::vector<int64_t>& shape) {
-  void* found = wanted_.allocate == nullptr ? nullptr : wanted_.allocate(wanted_.data, static_cast<int32_t>(array), shape.data(), static_cast<int32_t>(shape.size()));
+  void* found = wanted_.allocate == nullptr ? nullptr
+                                            : wanted_.allocate(wanted_.data, static_cast<int32_t>(array), shape.data(),
+                                                               static_cast<int32_t>(shape.size()));
   if (found == nullptr) {
     std::string dims;
     for (const int64_t dim : shape) dims += (dims.empty() ? "" : ", ") + std::to_string(dim);
-    throw Fault(FaultKind::state, "the result of array " + std::to_string(array) + " is of shape (" + dims + "), for which its caller has no memory: want the shape that it expects, which depends on what the other ranks bring");
+    throw Fault(FaultKind::state, "the result of array " + std::to_string(array) + " is of shape (" + dims +
+                                      "), for which its caller has no memory: want the shape that it expects, which "
+                                      "depends on what the other ranks bring");
   }
   return found;
 }
@@ -104,15 +110,20 @@ RequestQueue::RequestQueue() : owner_(::getpid()) {
   entry_.version = MULTIRING_ENTRY_VERSION;
   entry_.size = sizeof entry_;
   entry_.self = this;
-  entry_.start = [](void* self, const MultiringRequest* request) { return static_cast<RequestQueue*>(self)->start(*request); };
-  entry_.cancel = [](void* self, uint64_t number) { return static_cast<int32_t>(static_cast<RequestQueue*>(self)->cancel(number)); };
+  entry_.start = [](void* self, const MultiringRequest* request) {
+    return static_cast<RequestQueue*>(self)->start(*request);
+  };
+  entry_.cancel = [](void* self, uint64_t number) {
+    return static_cast<int32_t>(static_cast<RequestQueue*>(self)->cancel(number));
+  };
   entry_.cancel_all = [](void* self) { return static_cast<RequestQueue*>(self)->cancel_all(); };
 }
 
 uint64_t RequestQueue::start(const MultiringRequest& wanted) {
   if (wanted.size < sizeof(MultiringRequest) || wanted.done == nullptr) return 0;  // nobody can be told
   if (::getpid() != owner_) {
-    wanted.done(wanted.data, MULTIRING_STATE, "this process is a fork of a rank, and no rank itself: start it as a program of its own");
+    wanted.done(wanted.data, MULTIRING_STATE,
+                "this process is a fork of a rank, and no rank itself: start it as a program of its own");
     return 0;
   }
   if (is_closed_) {

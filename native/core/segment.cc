@@ -70,7 +70,8 @@ Segment::Segment(size_t bytes, size_t warm_bytes, size_t warmest_bytes, size_t p
 std::byte* Segment::allocate(size_t bytes) {
   const size_t want = round_up(bytes == 0 ? 1 : bytes, 64);
   const size_t align = want >= kPagedBytes ? kPage : 64;
-  if (origin_.is_inherited()) throw Fault(FaultKind::state, "this process was forked from a rank; only the rank may allocate");
+  if (origin_.is_inherited())
+    throw Fault(FaultKind::state, "this process was forked from a rank; only the rank may allocate");
   const std::lock_guard lock(mutex_);
   const size_t start = place_of(want, align);
   if (start == 0) {
@@ -128,7 +129,8 @@ void Segment::cool(size_t start, size_t end) {
   warm_ = std::move(left);
 }
 
-// Notes that the pages of a large free block are resident, and gives the oldest such pages back where they are too many.
+// Notes that the pages of a large free block are resident, and gives the oldest such pages back where they are too
+// many.
 void Segment::keep_warm(size_t start, size_t size) {
   const Range range{start, start + round_down(size, kPage)};
   warm_.push_back(range);
@@ -164,7 +166,7 @@ void Segment::release(std::byte* block) {
   const auto found = used_.find(static_cast<size_t>(block - mapping_->base()));
   if (found == used_.end()) throw Fault(FaultKind::argument, "released a block that is not allocated");
   auto [start, size] = *found;
-  if (condemned_.contains(start)) return;
+  if (quarantined_.contains(start)) return;
   used_.erase(found);
   if (size >= kLarge) keep_warm(start, size);
   auto next = free_.lower_bound(start);
@@ -182,11 +184,11 @@ void Segment::release(std::byte* block) {
   free_[start] = size;
 }
 
-void Segment::condemn(const std::byte* address) {
+void Segment::quarantine(const std::byte* address) {
   const std::lock_guard lock(mutex_);
   const auto offset = static_cast<size_t>(address - mapping_->base());
   const auto after = used_.upper_bound(offset);
-  if (after != used_.begin()) condemned_.insert(std::prev(after)->first);
+  if (after != used_.begin()) quarantined_.insert(std::prev(after)->first);
 }
 
 size_t Segment::used_bytes() const {

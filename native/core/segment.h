@@ -5,10 +5,10 @@
 // another rank would read. Pages exist only once written.
 //
 // Freed blocks of 1 MiB or more stay resident ("warm"), because a program that gathers into fresh memory at every step
-// would otherwise pay a page fault every 4 KiB of every step. Warm memory is bounded: beyond kWarmBytes the blocks freed
-// longest ago give their pages back to the kernel. Where a program then wants fresh pages for as much, as fully_shard
-// does at every step, the bound grows by it, up to kWarmestBytes: memory that was wanted once is given back, memory that
-// is wanted again and again stays. Smaller blocks keep their pages.
+// would otherwise pay a page fault every 4 KiB of every step. Warm memory is bounded: beyond kWarmBytes the blocks
+// freed longest ago give their pages back to the kernel. Where a program then wants fresh pages for as much, as
+// fully_shard does at every step, the bound grows by it, up to kWarmestBytes: memory that was wanted once is given
+// back, memory that is wanted again and again stays. Smaller blocks keep their pages.
 #pragma once
 
 #include <atomic>
@@ -43,13 +43,13 @@ struct ControlPage {
   static constexpr uint32_t kSocketSleeper = 2;  // the progress thread sleeps on its sockets
   alignas(64) std::atomic<uint32_t> sleepers;
   alignas(64) std::atomic<uint64_t> pending[kMaxLocalRanks / 64];  // bit i: ring i has news
-  // How many operations wait for slots of an Exchange; a line of its own, as every small operation of a peer looks.
-  alignas(64) std::atomic<uint32_t> exchanging;
+  // How many operations wait for slots of SharedSlots; a line of its own, as every small operation of a peer looks.
+  alignas(64) std::atomic<uint32_t> in_slots;
 };
 static_assert(sizeof(ControlPage) <= kPage);
 
-// The operations that failed on the segment's owner, the last ones. One is entered before the owner's user has its memory
-// back, so that a peer that has read there and does not find it here has read what it was meant to.
+// The operations that failed on the segment's owner, the last ones. One is entered before the owner's user has its
+// memory back, so that a peer that has read there and does not find it here has read what it was meant to.
 struct Failures {
   static constexpr uint64_t kEntries = 16 * 1024 - 4;
   alignas(64) std::atomic<uint64_t> count;  // ever
@@ -92,7 +92,8 @@ class Segment : public std::enable_shared_from_this<Segment> {
   static constexpr size_t kWarmBytes = size_t{256} << 20;
   static constexpr size_t kWarmestBytes = size_t{1} << 30;
   // `page_bytes`: the kernel's, which takes back whole ones only; 0: what it says they are.
-  explicit Segment(size_t bytes, size_t warm_bytes = kWarmBytes, size_t warmest_bytes = kWarmestBytes, size_t page_bytes = 0);
+  explicit Segment(size_t bytes, size_t warm_bytes = kWarmBytes, size_t warmest_bytes = kWarmestBytes,
+                   size_t page_bytes = 0);
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
 
@@ -103,7 +104,7 @@ class Segment : public std::enable_shared_from_this<Segment> {
   std::byte* reserve(size_t bytes);
   void release(std::byte* block);  // in a forked child nothing: the memory is the parent's
   // Never hands out again the block that holds `address`: another rank may still write into it.
-  void condemn(const std::byte* address);
+  void quarantine(const std::byte* address);
 
   const Mapping& mapping() const { return *mapping_; }
   int fd() const { return fd_.get(); }
@@ -133,7 +134,7 @@ class Segment : public std::enable_shared_from_this<Segment> {
   std::deque<Range> warm_;  // whole pages of free_, disjoint, the longest free first
   size_t warm_bytes_ = 0;
   size_t given_back_ = 0;  // bytes of pages, since when no fresh ones were wanted for as many
-  std::set<size_t> condemned_;  // offsets of blocks that stay used for good
+  std::set<size_t> quarantined_;  // offsets of blocks that stay used for good
 };
 
 }  // namespace multiring

@@ -29,14 +29,15 @@ bool read_foreign(int pid, const std::byte* from, void* to, size_t size) {
 
 }  // namespace
 
-Bell::Bell(const std::string& own_name, const Word& word)
+Doorbell::Doorbell(const std::string& own_name, const Word& word)
     : fd_(::socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)), word_(word) {
   if (!fd_.valid()) throw_errno(FaultKind::state, "socket for wake-ups");
   // Before it has a name, so that nothing comes in unseen. Where the kernel has no such filter, `silence` tells all.
   std::vector<sock_filter> filter;
   for (uint32_t at = 0; at < word.size(); at += 4) {
     const auto left = static_cast<uint8_t>((word.size() - at) / 2 - 1);  // instructions up to the refusal
-    const uint32_t want = uint32_t{word[at]} << 24 | uint32_t{word[at + 1]} << 16 | uint32_t{word[at + 2]} << 8 | word[at + 3];
+    const uint32_t want =
+        uint32_t{word[at]} << 24 | uint32_t{word[at + 1]} << 16 | uint32_t{word[at + 2]} << 8 | word[at + 3];
     filter.push_back(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, at));
     filter.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, want, 0, left));
   }
@@ -50,14 +51,14 @@ Bell::Bell(const std::string& own_name, const Word& word)
   }
 }
 
-void Bell::ring(const std::string& name, const Word& word) const {
+void Doorbell::ring(const std::string& name, const Word& word) const {
   const AbstractAddress address(name);
   // A full queue means the sleeper is being woken already; a missing one that it is gone.
   [[maybe_unused]] const auto sent =
       ::sendto(fd_.get(), word.data(), word.size(), MSG_DONTWAIT | MSG_NOSIGNAL, address.get(), address.length);
 }
 
-int Bell::silence() const {
+int Doorbell::silence() const {
   int rings = 0;
   for (int turn = 0; turn < kSilencedATurn; ++turn) {
     Word said{};
@@ -68,8 +69,8 @@ int Bell::silence() const {
   return rings;
 }
 
-ShmLink::ShmLink(int peer, LinkEvents& events, const Bell& bell, Ends ends)
-    : Link(peer, events), bell_(bell), ends_(std::move(ends)) {
+ShmLink::ShmLink(int peer, LinkEvents& events, const Doorbell& doorbell, Ends ends)
+    : Link(peer, events), doorbell_(doorbell), ends_(std::move(ends)) {
   uint64_t value = 0;
   const auto* witness = reinterpret_cast<const std::byte*>(ends_.their_witness);
   if (ends_.their_pid > 0 && read_foreign(ends_.their_pid, witness, &value, sizeof value) &&
@@ -92,7 +93,7 @@ void ShmLink::wake() const {
   if ((sleepers & ControlPage::kFutexSleeper) != 0) {
     ::syscall(SYS_futex, &control.sleepers, FUTEX_WAKE, 1, nullptr, nullptr, 0);
   } else if ((sleepers & ControlPage::kSocketSleeper) != 0) {
-    bell_.ring(ends_.their_bell, ends_.their_bell_word);
+    doorbell_.ring(ends_.their_doorbell, ends_.their_doorbell_word);
   }
 }
 
@@ -104,7 +105,8 @@ bool ShmLink::push(const Frame& frame) {
   ring.produced.store(at + 1, std::memory_order_release);
   wake();
   // A peer that does something else than communicate looks into its rings once a second.
-  if (frame.kind == FrameKind::notice || frame.kind == FrameKind::fail) bell_.ring(ends_.their_bell, ends_.their_bell_word);
+  if (frame.kind == FrameKind::control || frame.kind == FrameKind::fail)
+    doorbell_.ring(ends_.their_doorbell, ends_.their_doorbell_word);
   return true;
 }
 
@@ -240,7 +242,7 @@ bool ShmLink::receive() {
       }
       in({frame.key(), frame.channel})
           .pieces.push_back({data, frame.length, frame.length, frame.slot, nullptr});
-    } else if ((frame.kind == FrameKind::round || frame.kind == FrameKind::notice) && frame.length > 0) {
+    } else if ((frame.kind == FrameKind::round || frame.kind == FrameKind::control) && frame.length > 0) {
       const std::byte* payload = frame.length <= kNoteBytes ? reach(frame.offset, frame.length) : nullptr;
       if (payload == nullptr) {
         events_.on_loss(peer_, LossKind::died, "it sent a note from outside its segment");
@@ -322,7 +324,8 @@ void ShmLink::read_failures() {
     }
   }
   std::atomic_thread_fence(std::memory_order_acquire);
-  if (theirs.count.load(std::memory_order_relaxed) - failures_read_ >= Failures::kEntries) {  // entries were overwritten
+  if (theirs.count.load(std::memory_order_relaxed) - failures_read_ >=
+      Failures::kEntries) {  // entries were overwritten
     events_.on_loss(peer_, LossKind::died, "more operations failed there at once than it can tell of");
   }
   failures_read_ = end;

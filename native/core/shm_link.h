@@ -21,13 +21,13 @@ namespace multiring {
 
 // Wakes local ranks that sleep on their sockets: one datagram, no connection, no descriptor a peer.
 //
-// Whoever is in the network namespace can send to the name, of whatever user. A bell is therefore rung with a word that
-// only the job's ranks know, and the kernel drops other datagrams where they are sent: they neither wake this process
-// nor fill its queue.
-class Bell {
+// Whoever is in the network namespace can send to the name, of whatever user. A doorbell is therefore rung with a word
+// that only the job's ranks know, and the kernel drops other datagrams where they are sent: they neither wake this
+// process nor fill its queue.
+class Doorbell {
  public:
   using Word = std::array<uint8_t, 16>;
-  Bell(const std::string& own_name, const Word& word);  // abstract name to be rung at, and with what
+  Doorbell(const std::string& own_name, const Word& word);  // abstract name to be rung at, and with what
   int fd() const { return fd_.get(); }
   void ring(const std::string& name, const Word& word) const;
   int silence() const;  // discards what has arrived, a bounded number at a time; returns how many rang
@@ -53,13 +53,13 @@ class ShmLink final : public Link {
     std::unique_ptr<Mapping> theirs;
     uint32_t own_index;    // this rank among its host's ranks
     uint32_t their_index;  // the peer among them
-    std::string their_bell;
-    Bell::Word their_bell_word;
+    std::string their_doorbell;
+    Doorbell::Word their_doorbell_word;
     int their_pid;           // 0: of another pid namespace, its memory cannot be read
     uint64_t their_witness;  // address of their witness word, and what it holds
     uint64_t their_witness_value;
   };
-  ShmLink(int peer, LinkEvents& events, const Bell& bell, Ends ends);
+  ShmLink(int peer, LinkEvents& events, const Doorbell& doorbell, Ends ends);
   ~ShmLink() override;
 
   void send(const Frame& frame) override;
@@ -97,7 +97,7 @@ class ShmLink final : public Link {
   void read_failures();
   void give_back(const OperationKey& key, uint16_t channel, uint32_t slot, uint64_t size);
 
-  const Bell& bell_;
+  const Doorbell& doorbell_;
   Ends ends_;
   std::deque<Frame> backlog_;  // frames that found the ring full
   static constexpr size_t kMostFailed = 4096;

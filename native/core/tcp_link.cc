@@ -42,7 +42,8 @@ bool TcpLink::established() const {
 }
 
 bool TcpLink::holds_frames() const {
-  return !broken_ && (!held_.empty() || std::any_of(rails_.begin(), rails_.end(), [](const auto& rail) { return rail->holds_frames(); }));
+  return !broken_ && (!held_.empty() ||
+                      std::any_of(rails_.begin(), rails_.end(), [](const auto& rail) { return rail->holds_frames(); }));
 }
 
 bool TcpLink::is_open() const {
@@ -87,7 +88,8 @@ Rail* TcpLink::first_up() const {
 }
 
 void TcpLink::on_broken(Rail& rail, const std::string& why) {
-  const bool others = std::any_of(rails_.begin(), rails_.end(), [](const auto& r) { return r->is_up() || r->is_pending(); });
+  const bool others =
+      std::any_of(rails_.begin(), rails_.end(), [](const auto& r) { return r->is_up() || r->is_pending(); });
   if (others) {
     lose(rail, why);
   } else {
@@ -140,8 +142,8 @@ void TcpLink::watch_rails() {
   }
 }
 
-// A wire that carried nothing at a look may have been cut since the one before; a probe goes out an eighth after the last
-// word, and looks are a sixteenth apart. So three quarters of silence are seen before all of the time-out is over.
+// A wire that carried nothing at a look may have been cut since the one before; a probe goes out an eighth after the
+// last word, and looks are a sixteenth apart. So three quarters of silence are seen before all of the time-out is over.
 void TcpLink::watch_wire() {
   if (broken_ || !begun_) return;
   const auto patience = wire_timeout_ - wire_timeout_ / 4;
@@ -312,7 +314,7 @@ bool TcpLink::catch_up(const Rail& rail) {
 
 bool TcpLink::place(Rail& rail, const Frame& frame, Place& place) {
   const StreamKey key{frame.key(), frame.channel};
-  if (frame.kind == FrameKind::round || frame.kind == FrameKind::notice) {
+  if (frame.kind == FrameKind::round || frame.kind == FrameKind::control) {
     place.wanted = true;
   } else if (events_.expects(frame.key())) {  // otherwise it failed here; its bytes are nobody's any more
     InStream& stream = in(key);

@@ -2,9 +2,9 @@
 //
 // A stream may have kWindow bytes on the way; consuming gives credit back. Each stream travels over one rail, in order;
 // frames other than data over the first that lives. With one rail payload goes from the offered memory straight to the
-// socket. With several it is copied aside on its way, and kept until the peer's kernel has it: a rail over which nothing
-// comes back any more is given up, and what it had not delivered goes over another. Payload that an operation is
-// waiting to copy is received where it belongs.
+// socket. With several it is copied aside on its way, and kept until the peer's kernel has it: a rail over which
+// nothing comes back any more is given up, and what it had not delivered goes over another. Payload that an operation
+// is waiting to copy is received where it belongs.
 #pragma once
 
 #include <memory>

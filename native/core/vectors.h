@@ -66,11 +66,12 @@ MULTIRING_INLINE Vector<T> canonical(Vector<T> value) {
     return value;
 }
 
-// ---- 16-bit floats ---------------------------------------------------------------------------------------------------
+// ---- 16-bit floats
+// ---------------------------------------------------------------------------------------------------
 
 // The bfloat16 in the upper half of each word. Nearest even at bit 16; a carry out of the significand is the right
-// exponent, up to and including infinity. The lower half is left over. (AVX512_BF16's conversion is of no use: it flushes
-// denormals.)
+// exponent, up to and including infinity. The lower half is left over. (AVX512_BF16's conversion is of no use: it
+// flushes denormals.)
 MULTIRING_INLINE Words rounded_to_bf16(Floats value) {
     const Words bits = reinterpret_cast<Words>(canonical<float>(value));
     return bits + 0x7fffU + ((bits >> 16) & 1U);

@@ -2,7 +2,8 @@
 //
 //   COLLECTIVE OP ROOT PROCESS_SET PRESCALE POSTSCALE WIRE NAME
 //
-// numbers of multiring.h; WIRE may be "-", for none, and NAME may be empty. Header only: each framework's library has it.
+// numbers of multiring.h; WIRE may be "-", for none, and NAME may be empty. Header only: each framework's library has
+// it.
 #pragma once
 
 #include <charconv>

@@ -1,6 +1,6 @@
-// What is used of XLA's foreign function interface (xla/ffi/api/c_api.h, version 0.x, as jaxlib ships it), declared here:
-// building needs no JAX. tests/frameworks/test_jax.py holds these declarations against the installed header. Members are
-// only ever added behind those that are there, and every structure says its own size.
+// What is used of XLA's foreign function interface (xla/ffi/api/c_api.h, version 0.x, as jaxlib ships it), declared
+// here: building needs no JAX. tests/frameworks/test_jax.py holds these declarations against the installed header.
+// Members are only ever added behind those that are there, and every structure says its own size.
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,7 @@
 // The handler of multiring's custom calls in JAX's programs, over the entry of entry/multiring.h.
 //
-// A call has any number of arrays; those of one type are one request. XLA on a CPU runs one custom call at a time, in the
-// order of the compiled program: the handler waits, and no thread of Python's is held meanwhile.
+// A call has any number of arrays; those of one type are one request. XLA on a CPU runs one custom call at a time, in
+// the order of the compiled program: the handler waits, and no thread of Python's is held meanwhile.
 
 #include <array>
 #include <atomic>
@@ -94,10 +94,13 @@ Error* execute(const CallFrame* frame) {
   const std::string text(span->ptr, span->len);
   CallText call;
   MultiringEntry* to = entry.load();
-  if (!call.parse(text)) return refused(frame, kInvalidArgument, "call \"" + text + "\": want what multiring.jax makes");
-  if (to == nullptr) return refused(frame, kFailedPrecondition, "multiring is not loaded in this process: import multiring.jax before running this program");
+  if (!call.parse(text))
+    return refused(frame, kInvalidArgument, "call \"" + text + "\": want what multiring.jax makes");
+  if (to == nullptr)
+    return refused(frame, kFailedPrecondition,
+                   "multiring is not loaded in this process: import multiring.jax before running this program");
   std::vector<Part> parts;
-  // Behind the arrays comes what threads the program's calls: the last result, and, but in the first call, the last input.
+  // Behind the arrays comes what threads the program's calls: the last input, and the last result.
   const int64_t count = frame->rets.size - 1;
   *static_cast<unsigned char*>(static_cast<const Buffer*>(frame->rets.args[count])->data) = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -111,7 +114,8 @@ Error* execute(const CallFrame* frame) {
     size_t at = 0;
     while (at < parts.size() && parts[at].type != type) ++at;
     if (at == parts.size()) parts.emplace_back().type = type;
-    parts[at].arrays.push_back({input->data, call.is_whole() ? result->data : nullptr, input->dims, static_cast<int32_t>(input->rank)});
+    parts[at].arrays.push_back(
+        {input->data, call.is_whole() ? result->data : nullptr, input->dims, static_cast<int32_t>(input->rank)});
     parts[at].results.push_back(result);
   }
   Ending ending;
@@ -129,7 +133,9 @@ Error* execute(const CallFrame* frame) {
     request.allocate = [](void* data, int32_t array, const int64_t* shape, int32_t dims) {
       return static_cast<Part*>(data)->room(array, shape, dims);
     };
-    request.done = [](void* data, int32_t error, const char* why) { static_cast<Part*>(data)->ending->come(error, why); };
+    request.done = [](void* data, int32_t error, const char* why) {
+      static_cast<Part*>(data)->ending->come(error, why);
+    };
     request.data = &part;
     ending.expect();
     to->start(to->self, &request);

@@ -1,8 +1,8 @@
 // multiring's operations for TensorFlow: kernels against its C interface, over the entry of entry/multiring.h.
 //
 // Three operations, each of arrays of one type: results of the same shapes, of rows, and rows exchanged by splits. All
-// else is in the attribute `call`, a line of text; see entry/call.h. They are asynchronous: `compute` starts a request, and
-// TensorFlow goes on with what does not need its results.
+// else is in the attribute `call`, a line of text; see entry/call.h. They are asynchronous: `compute` starts a request,
+// and TensorFlow goes on with what does not need its results.
 
 #include <dlfcn.h>
 
@@ -28,8 +28,15 @@ constexpr TF_DataType kInt64 = 9;
 constexpr std::array<TF_DataType, 15> kTypes{10, 6, 5, 3, 9, 4, 17, 22, 23, 19, 14, 1, 2, 8, 18};
 constexpr std::array<size_t, 15> kBytes{1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 8, 16};
 // multiring's errors as TensorFlow's, in the order of multiring.h.
-constexpr std::array<TF_Code, 9> kCodes{TF_OK,          TF_INVALID_ARGUMENT, TF_FAILED_PRECONDITION, TF_ABORTED, TF_DEADLINE_EXCEEDED,
-                                        TF_FAILED_PRECONDITION, TF_UNIMPLEMENTED,    TF_CANCELLED,           TF_INTERNAL};
+constexpr std::array<TF_Code, 9> kCodes{TF_OK,
+                                        TF_INVALID_ARGUMENT,
+                                        TF_FAILED_PRECONDITION,
+                                        TF_ABORTED,
+                                        TF_DEADLINE_EXCEEDED,
+                                        TF_FAILED_PRECONDITION,
+                                        TF_UNIMPLEMENTED,
+                                        TF_CANCELLED,
+                                        TF_INTERNAL};
 
 class Status {
  public:
@@ -81,7 +88,8 @@ class Flight {
     const bool is_whole = call.is_whole();
     for (int i = 0; i < count; ++i) {
       const auto at = static_cast<size_t>(i);
-      arrays[at] = {api.TF_TensorData(tensors_[at]), nullptr, shapes_[at].data(), static_cast<int32_t>(shapes_[at].size())};
+      arrays[at] = {api.TF_TensorData(tensors_[at]), nullptr, shapes_[at].data(),
+                    static_cast<int32_t>(shapes_[at].size())};
       if (is_whole && (arrays[at].output = output(i, type_, bytes_, shapes_[at])) == nullptr) return false;
     }
     MultiringRequest request = call.request();
@@ -104,7 +112,8 @@ class Flight {
     request.data = this;
     MultiringEntry* to = entry.load();
     if (to == nullptr) {
-      status_.set(TF_FAILED_PRECONDITION, "multiring is not loaded in this process: import multiring.tensorflow before running this graph");
+      status_.set(TF_FAILED_PRECONDITION,
+                  "multiring is not loaded in this process: import multiring.tensorflow before running this graph");
       return false;
     }
     to->start(to->self, &request);  // it may have ended, and this object with it
@@ -130,7 +139,8 @@ class Flight {
   void* output(int index, TF_DataType type, size_t each, const std::vector<int64_t>& shape) {
     size_t bytes = each;
     for (const int64_t dim : shape) bytes *= static_cast<size_t>(dim);
-    TF_Tensor* tensor = api.TF_AllocateOutput(context_, index, type, shape.data(), static_cast<int>(shape.size()), bytes, status_);
+    TF_Tensor* tensor =
+        api.TF_AllocateOutput(context_, index, type, shape.data(), static_cast<int>(shape.size()), bytes, status_);
     if (!status_.ok() || tensor == nullptr) return nullptr;
     tensors_.push_back(tensor);
     void* data = api.TF_TensorData(tensor);
@@ -143,7 +153,8 @@ class Flight {
 
   void end(int32_t error, const char* text) {
     if (error != MULTIRING_OK) {
-      status_.set(kCodes[static_cast<size_t>(error) < kCodes.size() ? static_cast<size_t>(error) : kCodes.size() - 1], text);
+      status_.set(kCodes[static_cast<size_t>(error) < kCodes.size() ? static_cast<size_t>(error) : kCodes.size() - 1],
+                  text);
       fail();
       return;
     }
@@ -170,7 +181,9 @@ void* create(TF_OpKernelConstruction* construction) {
   std::string text(static_cast<size_t>(size < 0 ? 0 : size), '\0');
   if (status.ok()) api.TF_OpKernelConstruction_GetAttrString(construction, "call", text.data(), text.size(), status);
   auto call = std::make_unique<CallText>();
-  if (status.ok() && !call->parse(text)) api.TF_SetStatus(status, TF_INVALID_ARGUMENT, ("call=\"" + text + "\": want what multiring.tensorflow makes").c_str());
+  if (status.ok() && !call->parse(text))
+    api.TF_SetStatus(status, TF_INVALID_ARGUMENT,
+                     ("call=\"" + text + "\": want what multiring.tensorflow makes").c_str());
   if (!status.ok()) {
     api.TF_OpKernelConstruction_Failure(construction, status);
     return nullptr;
@@ -205,7 +218,8 @@ void same_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   }
 }
 
-// Of (n, ...) results of (?, ...), for the first `count` inputs; of scalars nothing is known, and the kernel refuses them.
+// Of (n, ...) results of (?, ...), for the first `count` inputs; of scalars nothing is known, and the kernel refuses
+// them.
 void rows_of(TF_ShapeInferenceContext* context, int count, TF_Status* status) {
   TF_ShapeHandle* some = api.TF_ShapeInferenceContextVectorFromSize(context, static_cast<size_t>(-1));
   for (int i = 0; i < count && api.TF_GetCode(status) == TF_OK; ++i) {
@@ -214,7 +228,8 @@ void rows_of(TF_ShapeInferenceContext* context, int count, TF_Status* status) {
     if (api.TF_GetCode(status) != TF_OK || api.TF_ShapeInferenceContextRankKnown(context, shape) == 0) continue;
     if (api.TF_ShapeInferenceContextRank(context, shape) < 1) continue;
     api.TF_ShapeInferenceContextSubshape(context, shape, 1, INT64_MAX, behind, status);
-    if (api.TF_GetCode(status) == TF_OK) api.TF_ShapeInferenceContextConcatenateShapes(context, some, behind, found, status);
+    if (api.TF_GetCode(status) == TF_OK)
+      api.TF_ShapeInferenceContextConcatenateShapes(context, some, behind, found, status);
     if (api.TF_GetCode(status) == TF_OK) api.TF_ShapeInferenceContextSetOutput(context, i, found, status);
   }
   api.TF_DeleteShapeHandle(some);
@@ -227,9 +242,11 @@ void shapes_of_rows(TF_ShapeInferenceContext* context, TF_Status* status) {
 void shape_of_exchange(TF_ShapeInferenceContext* context, TF_Status* status) { rows_of(context, 1, status); }
 
 constexpr const char* kTypeAttribute =
-    "T: {bool, int8, int16, int32, int64, uint8, uint16, uint32, uint64, half, bfloat16, float, double, complex64, complex128}";
+    "T: {bool, int8, int16, int32, int64, uint8, uint16, uint32, uint64, half, bfloat16, float, double, complex64, "
+    "complex128}";
 
-void register_operation(const char* name, const std::vector<const char*>& inputs, const std::vector<const char*>& outputs, bool is_list, Infer infer) {
+void register_operation(const char* name, const std::vector<const char*>& inputs,
+                        const std::vector<const char*>& outputs, bool is_list, Infer infer) {
   const Status status;
   TF_OpDefinitionBuilder* builder = api.TF_NewOpDefinitionBuilder(name);
   api.TF_OpDefinitionBuilderAddAttr(builder, "call: string");
@@ -262,7 +279,8 @@ __attribute__((constructor)) void load() {
   register_operation("MultiringWhole", {"values: N * T"}, {"results: N * T"}, true, &same_shapes);
   register_operation("MultiringRows", {"values: N * T"}, {"results: N * T", "rows: N * int64"}, true, &shapes_of_rows);
   register_operation("MultiringScatter", {"values: N * T"}, {"results: N * T"}, true, &shapes_of_rows);
-  register_operation("MultiringExchange", {"values: T", "splits: int64"}, {"results: T", "rows: int64"}, false, &shape_of_exchange);
+  register_operation("MultiringExchange", {"values: T", "splits: int64"}, {"results: T", "rows: int64"}, false,
+                     &shape_of_exchange);
 }
 
 }  // namespace

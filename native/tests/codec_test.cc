@@ -1,5 +1,5 @@
-// Every wire type on every variant this processor runs, at every length around a block, against scalar arithmetic in double
-// precision that shares no code and no method with the kernels.
+// Every wire type on every variant this processor runs, at every length around a block, against scalar arithmetic in
+// double precision that shares no code and no method with the kernels.
 #include "codec.h"
 
 #include <bit>
@@ -105,7 +105,7 @@ void compare(Wire wire, std::size_t count, int style, std::mt19937& random) {
     multiring::decode(wire, target.data() + shift, wired.data() + shift, count);
     check(std::memcmp(target.data() + shift, want.data(), 4 * count) == 0, what + ": values");
     for (std::size_t i = 0; i < 64; ++i) {
-        check(wired[coded + shift + i] == 0xa5 && target[4 * count + shift + i] == 0xa5, what + ": wrote beyond the end");
+      check(wired[coded + shift + i] == 0xa5 && target[4 * count + shift + i] == 0xa5, what + ": wrote beyond the end");
     }
     // Coding what was decoded changes nothing, whole or block by block.
     Bytes again(coded), piecewise(coded);

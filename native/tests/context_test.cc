@@ -25,7 +25,9 @@ std::shared_ptr<Program> coded_all_reduce(int rank, int size, uint64_t count, Wi
   auto program = std::make_shared<Program>(*direct_all_reduce(rank, size, count));
   program->dtype = DType::f32;
   program->lowering = Lowering::none;
-  const auto at = [&](uint64_t bytes) { return bytes == count * 4 ? bytes : bytes / (kScaledElements * 4) * kScaledElements * 4; };
+  const auto at = [&](uint64_t bytes) {
+    return bytes == count * 4 ? bytes : bytes / (kScaledElements * 4) * kScaledElements * 4;
+  };
   bool reduced = false;
   for (Move& move : program->moves) {
     const uint64_t end = at(move.source_offset + move.size);
@@ -38,36 +40,6 @@ std::shared_ptr<Program> coded_all_reduce(int rank, int size, uint64_t count, Wi
     move.coded_offset = program->scratch_bytes;
     program->scratch_bytes += encoded_bytes(wire, move.size / 4);
   }
-  return program;
-}
-
-// Copy aside, send the copy to all, combine everybody's, of `count` int32 in place; the channels have parts of unequal size.
-std::shared_ptr<const Program> exchange_all_reduce(int rank, int size, uint64_t count, Lowering lowering = Lowering::exchange,
-                                                   uint16_t channels = 1) {
-  auto program = std::make_shared<Program>();
-  program->dtype = DType::i32;
-  program->lowering = lowering;
-  program->channels = channels;
-  program->scratch_bytes = program->segment_bytes = count * 4;
-  std::vector<int> all;
-  std::vector<int> others;
-  for (int peer = 0; peer < size; ++peer) {
-    all.push_back(peer);
-    if (peer != rank) others.push_back(peer);
-  }
-  const auto at = [&](int channel) { return (count >> (channels - channel)) * 4; };
-  const auto move = [&](MoveKind kind, uint8_t from, uint8_t to, const std::vector<int>& peers) {
-    for (uint16_t channel = 0; channel < channels; ++channel) {
-      const uint64_t start = channel == 0 ? 0 : at(channel);
-      program->moves.push_back({.kind = kind, .last = kind == MoveKind::reduce, .channel = channel, .source_space = from,
-                                .target_space = to, .source_offset = start, .target_offset = start,
-                                .size = at(channel + 1) - start, .peers = peers});
-    }
-  };
-  move(MoveKind::copy, 1, 2, {rank});
-  move(MoveKind::send, 2, 0, others);
-  move(MoveKind::reduce, 2, 1, all);
-  program->check_lowering();
   return program;
 }
 
@@ -93,7 +65,8 @@ void sums(int size, bool one_host, bool arena, bool plain) {
         check(right, "an all_reduce sums");
         const bool lowered = one_host && !plain && (arena || size > 1);
         const Lowering how = arena ? Lowering::slice : Lowering::staged_slice;
-        check(operation->log().size() == (lowered ? 1 : operation->spec().program->moves.size()), "all that ran is logged");
+        check(operation->log().size() == (lowered ? 1 : operation->spec().program->moves.size()),
+              "all that ran is logged");
         check(operation->log().front().lowering == (lowered ? how : Lowering::none), "as what it ran");
       }
       if (arena) context.own_segment()->release(block);
@@ -176,7 +149,8 @@ void many_in_flight(bool one_host) {
       ordered &= event.start_ns <= event.end_ns && event.busy_ns <= event.end_ns - event.start_ns;
       if (event.kind == Event::Kind::reduce) reduced.insert(event.key.sequence);
     }
-    check(kinds[Event::Kind::operation] == kOperations && kinds[Event::Kind::wait] >= 2 * kOperations, "a timeline has every operation and wait");
+    check(kinds[Event::Kind::operation] == kOperations && kinds[Event::Kind::wait] >= 2 * kOperations,
+          "a timeline has every operation and wait");
     check(reduced.size() == kOperations, "a timeline has every operation's reductions");
     check(ordered && context.dropped_from_timeline() == 0, "a timeline's times are in order");
   });
@@ -189,158 +163,17 @@ void disagreement(bool one_host) {
     Context& context = job[rank];
     std::vector<int32_t> data(100, rank);
     const auto operation = context.post(
-        spec_of(rank, 3, 1, direct_all_reduce(rank, 3, 100), data.data(), rank == 1 ? "another" : "one", one_host), true);
+        spec_of(rank, 3, 1, direct_all_reduce(rank, 3, 100), data.data(), rank == 1 ? "another" : "one", one_host),
+        true);
     wait_for(context, operation);
     check(operation->fault() == FaultKind::mismatch, "a disagreement is a mismatch on every rank");
     check(operation->descriptions().size() == 3, "every rank hears every description");
     check(operation->descriptions().at(1) == "another", "the description is the rank's own");
     check(data == std::vector<int32_t>(100, rank), "inputs are intact after a mismatch");
-    const auto next = context.post(spec_of(rank, 3, 2, direct_all_reduce(rank, 3, 100), data.data(), "sum", one_host), true);
+    const auto next =
+        context.post(spec_of(rank, 3, 2, direct_all_reduce(rank, 3, 100), data.data(), "sum", one_host), true);
     wait_for(context, next);
     check(next->fault() == FaultKind::none && data[0] == 3, "the next operation works");
-  });
-  job.in_parallel([&](int rank) { job[rank].close(5, true); });
-}
-
-// Small operations, each rank meeting in the slots or telling the ordinary way as its own dice fall.
-void exchanges(int size) {
-  constexpr uint64_t kOperations = 600;
-  constexpr uint64_t kCount = 50;
-  Job job(size, true, false, false);
-  job.in_parallel([&](int rank) {
-    Context& context = job[rank];
-    std::vector<int> members(static_cast<size_t>(size));
-    std::iota(members.begin(), members.end(), 0);
-    const auto slots = std::make_shared<Exchange>(rank, members, 1, context.own_segment());
-    const auto program = exchange_all_reduce(rank, size, kCount);
-    std::atomic<uint64_t> sequence{0};
-    uint32_t dice = static_cast<uint32_t>(rank) + 1;
-    bool right = true;
-    std::vector<std::vector<int32_t>> buffers(kOperations, std::vector<int32_t>(kCount));
-    std::vector<std::shared_ptr<Operation>> later;
-    for (uint64_t i = 0; i < kOperations; ++i) {
-      auto& data = buffers[i];
-      std::fill(data.begin(), data.end(), static_cast<int32_t>(i) + rank);
-      dice = dice * 1664525 + 1013904223;
-      const bool waits = i > kOperations / 2 || (dice >> 16) % 4 != 0;  // the second half is met by everyone
-      auto spec = spec_of(rank, size, 0, program, data.data(), "sum", true);
-      spec.exchange = slots;
-      spec.meets = waits;
-      Context::Attempt attempt;
-      if (waits) attempt = context.meet(spec, 1, sequence, 1, reinterpret_cast<std::byte*>(data.data()));
-      if (attempt.is_done) continue;
-      if (!attempt.operation) {
-        spec.key.sequence = ++sequence;
-        attempt.operation = context.post(std::move(spec), waits);
-      }
-      if (waits) {
-        wait_for(context, attempt.operation);
-      } else {
-        later.push_back(attempt.operation);
-      }
-    }
-    for (const auto& operation : later) wait_for(context, operation);
-    for (uint64_t i = 0; i < kOperations; ++i) {
-      for (const int32_t value : buffers[i]) right &= value == static_cast<int32_t>(i) * size + size * (size - 1) / 2;
-    }
-    check(right, "every way of meeting gives the sum");
-    check(slots->knows_all(), "and the slots were known");
-  });
-  job.in_parallel([&](int rank) { job[rank].close(5, true); });
-}
-
-// Small operations over several channels, whose moves travel as notes; also where the ranks turn back to agreeing: for one
-// that means something else, and for one that has nothing to note.
-void noted(uint16_t channels) {
-  constexpr int kSize = 3;
-  constexpr uint64_t kCount = 100;
-  Job job(kSize, false, false, true, 2);
-  job.in_parallel([&](int rank) {
-    Context& context = job[rank];
-    const auto program = exchange_all_reduce(rank, kSize, kCount, Lowering::notes, channels);
-    std::vector<int32_t> data(kCount);
-    const auto post = [&](uint64_t sequence, const char* description, std::shared_ptr<const Program> what) {
-      for (uint64_t i = 0; i < kCount; ++i) data[i] = static_cast<int32_t>(i) + rank;
-      const auto operation = context.post(spec_of(rank, kSize, sequence, std::move(what), data.data(), description), true);
-      wait_for(context, operation);
-      return operation;
-    };
-    const auto holds = [&](int32_t factor, int32_t addend) {
-      for (uint64_t i = 0; i < kCount; ++i) {
-        if (data[i] != static_cast<int32_t>(i) * factor + addend) return false;
-      }
-      return true;
-    };
-    for (uint64_t turn = 0; turn < 10; ++turn) {
-      const auto operation = post(3 * turn, "sum", program);
-      check(operation->fault() == FaultKind::none && holds(kSize, 3), "notes of every channel are summed");
-      const auto& log = operation->log();
-      check(log.size() == program->moves.size() && log.front().lowering == Lowering::notes, "each move by its note");
-      const auto wrong = post(3 * turn + 1, rank == 1 ? "another" : "one", program);
-      check(wrong->fault() == FaultKind::mismatch && holds(1, rank), "what somebody else means is told, all buffers intact");
-      const auto plain = post(3 * turn + 2, "plain", rank == 2 ? exchange_all_reduce(rank, kSize, kCount, Lowering::none, channels) : program);
-      check(plain->fault() == FaultKind::none && holds(kSize, 3), "who finds a rank that does not note sums its way");
-      check(plain->log().front().lowering == Lowering::none, "move by move");
-    }
-  });
-  job.in_parallel([&](int rank) { job[rank].close(5, true); });
-}
-
-// An operation begins with what its rank shows in the slots, whatever it does then: the others may end it meanwhile.
-void posted_as_published() {
-  Job job(2, true, false, false);
-  std::atomic<bool> rests{false};  // rank 1: nothing more comes from it, which would end the other's spinning
-  std::atomic<bool> has_met{false};
-  job.in_parallel([&](int rank) {
-    Context& context = job[rank];
-    const auto slots = std::make_shared<Exchange>(rank, std::vector<int>{0, 1}, 1, context.own_segment());
-    std::vector<int32_t> data(10, rank);
-    std::atomic<uint64_t> sequence{1};
-    auto spec = spec_of(rank, 2, sequence, exchange_all_reduce(rank, 2, 10), data.data(), "sum", true);
-    spec.exchange = slots;
-    wait_for(context, context.post(spec, true));  // the slots are known now
-    if (rank == 1) {
-      rests = true;
-      while (!has_met) std::this_thread::yield();
-      spec.key.sequence = 2;
-      wait_for(context, context.post(spec, true));
-    } else {
-      while (!rests) std::this_thread::yield();
-      spec.meets = true;
-      Context::Attempt attempt;
-      while (!attempt.operation) attempt = context.meet(spec, 1, sequence, 1, reinterpret_cast<std::byte*>(data.data()));
-      check(Clock::now() - attempt.operation->posted >= std::chrono::microseconds(20), "an operation is as old as what it showed");
-      has_met = true;
-      wait_for(context, attempt.operation);
-    }
-    check(data == std::vector<int32_t>(10, 2), "and sums");
-  });
-  job.in_parallel([&](int rank) { job[rank].close(5, true); });
-}
-
-// In the slots too, ranks that mean different things are told, and go on.
-void disagreement_in_slots() {
-  Job job(3, true, false, false);
-  job.in_parallel([&](int rank) {
-    Context& context = job[rank];
-    const auto slots = std::make_shared<Exchange>(rank, std::vector<int>{0, 1, 2}, 1, context.own_segment());
-    std::vector<int32_t> data(10, rank);
-    const auto post = [&](uint64_t sequence, const char* description, bool meets) {
-      auto spec = spec_of(rank, 3, sequence, exchange_all_reduce(rank, 3, 10), data.data(), description, true);
-      spec.exchange = slots;
-      spec.meets = meets;
-      const auto operation = context.post(std::move(spec), true);
-      wait_for(context, operation);
-      return operation;
-    };
-    check(post(1, "sum", false)->fault() == FaultKind::none && data[0] == 3, "the first is agreed on");
-    for (const bool meets : {true, false}) {
-      data.assign(10, rank);
-      const auto wrong = post(meets ? 2 : 3, rank == 1 ? "another" : "one", meets || rank != 1);
-      check(wrong->fault() == FaultKind::mismatch && wrong->descriptions().at(1) == "another", "a disagreement in slots is told");
-      check(data == std::vector<int32_t>(10, rank), "inputs are intact after it");
-    }
-    check(post(4, "sum", true)->fault() == FaultKind::none && data[0] == 3, "and the next operation meets");
   });
   job.in_parallel([&](int rank) { job[rank].close(5, true); });
 }
@@ -361,7 +194,8 @@ void departure(bool one_host, bool announce) {
   job.in_parallel([&](int rank) { job[rank].close(1, true); });
 }
 
-// Rank 1 aborts an operation that rank 0 waits in and rank 2 has not come to: both are told that, and nothing of silence.
+// Rank 1 aborts an operation that rank 0 waits in and rank 2 has not come to: both are told that, and nothing of
+// silence.
 void abort_is_named(bool one_host) {
   Job job(3, one_host);
   const auto post = [&](int rank, uint64_t number) {
@@ -380,7 +214,8 @@ void abort_is_named(bool one_host) {
     post(0, 2);
     check(false, "an aborted group takes no more operations");
   } catch (const Fault& fault) {
-    check(fault.what() == std::string("the group is unusable: in an earlier operation rank 1 aborted the group"), "and says why");
+    check(fault.what() == std::string("the group is unusable: in an earlier operation rank 1 aborted the group"),
+          "and says why");
   }
   job.in_parallel([&](int rank) { job[rank].close(1, true); });
 }
@@ -406,195 +241,9 @@ void stall_before(bool one_host) {
   job[2].close(1, true);
 }
 
-// Between what they carry, rails rest for about their time-out: what was sent a moment before a look has not been silent
-// since the look before, at which something had been sent a moment before, too.
-void rests_over_rails() {
-  constexpr uint64_t kCount = 3;
-  Job job(2, false, false, false, 2);
-  for (uint64_t turn = 0; turn < 12; ++turn) {
-    job.in_parallel([&](int rank) {
-      std::vector<int32_t> data(kCount, rank);
-      // Not waited for: the thread that looks is the one that sends, so that it looks just after.
-      const auto operation = job[rank].post(spec_of(rank, 2, turn, direct_all_reduce(rank, 2, kCount, 2), data.data(), "sum"), false);
-      std::this_thread::sleep_for(std::chrono::milliseconds(turn < 6 ? 250 : 500));
-      wait_for(job[rank], operation);
-      check(operation->fault() == FaultKind::none, "an all_reduce after a rest ends well");
-    });
-  }
-  for (int rank = 0; rank < 2; ++rank) {
-    for (const RailStatus& rail : job[rank].rails()) check(rail.is_up, "a rail that rests is not given up");
-  }
-  job.in_parallel([&](int rank) { job[rank].close(5, true); });
-}
-
-// Sums over two rails; from operation `cut_before` on, one of them is silent.
-void sums_over_rails(int size, uint64_t cut_before, int cut_rail) {
-  constexpr uint64_t kOperations = 8;
-  constexpr uint64_t kCount = 600000;
-  // Part 1 alone travels on rail 1, from and to rank 1.
-  const auto carries = [](int rail, int rank, int peer) { return rail == 0 || rank == 1 || peer == 1; };
-  Job job(size, false, false, false, 2);
-  for (uint64_t turn = 0; turn < kOperations; ++turn) {
-    if (turn == cut_before) cut(cut_rail);
-    job.in_parallel([&](int rank) {
-      std::vector<int32_t> data(kCount, rank + static_cast<int>(turn));
-      const auto operation =
-          job[rank].post(spec_of(rank, size, turn, direct_all_reduce(rank, size, kCount, 2), data.data(), "sum"), true);
-      wait_for(job[rank], operation);
-      check(operation->fault() == FaultKind::none, "an all_reduce over rails ends well");
-      const int32_t sum = size * (size - 1) / 2 + size * static_cast<int>(turn);
-      check(data == std::vector<int32_t>(kCount, sum), "an all_reduce over rails sums");
-    });
-  }
-  if (cut_before < kOperations) {
-    std::map<std::pair<int, int>, bool> lost;
-    const int users = cut_rail == 0 ? size * (size - 1) : 2 * (size - 1);
-    while (lost.size() < static_cast<size_t>(users)) {  // the news comes late
-      for (int rank = 0; rank < size; ++rank) {
-        for (const RailLoss& loss : job[rank].take_rail_losses()) {
-          check(loss.rail == cut_rail, "the rail that was cut is named");
-          if (carries(cut_rail, rank, loss.peer)) lost[{rank, loss.peer}] = true;
-        }
-      }
-      std::this_thread::yield();
-    }
-  }
-  for (int rank = 0; rank < size; ++rank) {
-    const auto rails = job[rank].rails();
-    check(rails.size() == static_cast<size_t>(2 * (size - 1)), "every rail to every rank is listed");
-    for (const RailStatus& rail : rails) {
-      const bool is_cut = cut_before < kOperations && rail.rail == cut_rail;
-      // Between others, what is lost with the cut may be the answer to the handshake's last words, or nothing.
-      if (is_cut && !carries(cut_rail, rank, rail.peer)) continue;
-      check(rail.is_up == !is_cut, "and whether it is used");
-    }
-    check(job[rank].losses().empty(), "no rank is lost with a rail");
-  }
-  job.in_parallel([&](int rank) { job[rank].close(5, true); });
-}
-
-void allocator() {
-  const auto segment = std::make_shared<Segment>(size_t{1} << 26);
-  std::vector<std::byte*> blocks;
-  for (size_t i = 1; i < 200; ++i) {
-    blocks.push_back(segment->allocate(i * 997));
-    std::memset(blocks.back(), static_cast<int>(i), i * 997);
-  }
-  bool apart = true;
-  for (size_t i = 1; i < 200; ++i) apart &= blocks[i - 1][i * 997 - 1] == static_cast<std::byte>(i);
-  check(apart, "blocks do not overlap");
-  for (size_t i = 0; i < blocks.size(); i += 2) segment->release(blocks[i]);
-  for (size_t i = 1; i < blocks.size(); i += 2) segment->release(blocks[i]);
-  check(segment->used_bytes() == 0, "everything was given back");
-  std::byte* whole = segment->allocate((size_t{1} << 26) - Mapping::kHeapStart);
-  segment->release(whole);
-  check(true, "and joined into one piece again");
-  bool refused = false;
-  try {
-    segment->allocate(size_t{1} << 27);
-  } catch (const Fault&) {
-    refused = true;
-  }
-  check(refused, "a full segment says so");
-}
-
-std::vector<Notice> take_some(Context& context) {
-  for (;;) {
-    auto taken = context.take_notices(5);
-    if (!taken || !taken->empty()) return taken ? std::move(*taken) : std::vector<Notice>{};
-  }
-}
-
-std::span<const std::byte> bytes_of(const std::string& text) { return {reinterpret_cast<const std::byte*>(text.data()), text.size()}; }
-
-// Every rank writes to every other, in order, outside any operation; beside it operations go on.
-void notices(bool one_host) {
-  constexpr int kSize = 3;
-  constexpr uint64_t kCount = 200;
-  Job job(kSize, one_host);
-  job.in_parallel([&](int rank) {
-    Context& context = job[rank];
-    const std::string large(kNoteBytes, static_cast<char>('a' + rank));
-    std::thread listener([&] {
-      std::map<int, uint64_t> next;
-      for (uint64_t got = 0; got < kCount * (kSize - 1);) {
-        for (const Notice& notice : take_some(context)) {
-          check(notice.kind == Notice::Kind::message && notice.group == 7 && notice.tag == next[notice.rank]++, "notices come in order");
-          const bool right = notice.tag % 50 == 0 ? notice.payload == std::string(kNoteBytes, static_cast<char>('a' + notice.rank))
-                                                  : notice.payload == std::string(notice.tag % 3, 'x');
-          check(right, "a notice brings what was sent");
-          ++got;
-        }
-      }
-    });
-    std::vector<int32_t> data(1000, rank);
-    for (uint64_t i = 0; i < kCount; ++i) {
-      for (int peer = 0; peer < kSize; ++peer) {
-        if (peer == rank) continue;
-        while (true) {
-          try {
-            check(context.notify(peer, 7, i, bytes_of(i % 50 == 0 ? large : std::string(i % 3, 'x'))), "a notice is sent");
-            break;
-          } catch (const Fault&) {  // as many wait as may
-            std::this_thread::sleep_for(std::chrono::milliseconds(1));
-          }
-        }
-      }
-      if (i % 20 == 0) {
-        wait_for(context, context.post(spec_of(rank, kSize, i, direct_all_reduce(rank, kSize, 1000), data.data(), "sum", one_host), true));
-      }
-    }
-    listener.join();
-  });
-}
-
-// A listener hears of a mismatch nobody waits for, of losses, and of the end; who takes nothing is sent no more.
-void news(bool one_host) {
-  Job job(3, one_host);
-  job.in_parallel([&](int rank) {
-    OperationSpec spec = spec_of(rank, 3, 4, nullptr, nullptr, "meant by " + std::to_string(rank), one_host);
-    spec.tells_mismatch = true;
-    job[rank].post(std::move(spec), false);
-    const auto taken = take_some(job[rank]);
-    check(taken.size() == 1 && taken[0].kind == Notice::Kind::mismatch, "a mismatch is told of");
-    check(taken[0].group == 1 && taken[0].tag == 4 && taken[0].titles.at(2) == "meant by 2", "it says what each rank meant");
-  });
-  bool refused = false;
-  for (uint64_t i = 0; i <= Notices::kMostWaiting.count && !refused; ++i) {
-    try {
-      job[0].notify(1, 1, i, {});
-    } catch (const Fault& fault) {
-      refused = fault.kind() == FaultKind::state && i == Notices::kMostWaiting.count;
-    }
-  }
-  check(refused, "more notices than may wait are refused");
-  check(take_some(job[1]).front().tag == 0, "those before wait in order");
-  job[2].close(0, true);
-  for (const int rank : {0, 1}) {
-    bool told = false;
-    while (!told) {
-      for (const Notice& notice : take_some(job[rank])) {
-        if (notice.kind != Notice::Kind::loss) continue;
-        check(notice.rank == 2 && notice.tag == static_cast<uint64_t>(LossKind::left), "a rank that left is told of");
-        told = true;
-      }
-    }
-    check(!job[rank].notify(2, 1, 0, {}), "and is sent nothing");
-  }
-  std::thread closer([&] { job[0].close(0, false); });
-  while (job[0].take_notices(5)) {
-  }
-  closer.join();
-}
-
 }  // namespace
 
 int main() {
-  allocator();
-  exchanges(2);
-  exchanges(4);
-  posted_as_published();
-  disagreement_in_slots();
   for (const bool one_host : {true, false}) {
     for (const int size : {1, 2, 4}) {
       for (const bool plain : {false, true}) {
@@ -606,16 +255,10 @@ int main() {
     coded_sums(3, one_host, Wire::int8);
     many_in_flight(one_host);
     disagreement(one_host);
-    notices(one_host);
-    news(one_host);
     stall_before(one_host);
     abort_is_named(one_host);
     departure(one_host, true);
     departure(one_host, false);
   }
-  for (const uint16_t channels : {1, 3}) noted(channels);
-  rests_over_rails();
-  sums_over_rails(3, UINT64_MAX, 0);
-  for (const int rail : {0, 1}) sums_over_rails(3, 4, rail);
   return result();
 }

@@ -23,8 +23,8 @@ void rest(int64_t microseconds) {
   while (Clock::now() < until) std::this_thread::yield();
 }
 
-// Rank 0 aborts sums at all moments of their lives, and has other plans for its memory at once. The others end a sum with
-// what it is, or not at all, and write into no memory of an operation that is over.
+// Rank 0 aborts sums at all moments of their lives, and has other plans for its memory at once. The others end a sum
+// with what it is, or not at all, and write into no memory of an operation that is over.
 void abort_and_overwrite(int size, bool arena, bool sliced) {
   constexpr uint64_t kTurns = 120;
   constexpr uint64_t kCount = 300'000;
@@ -36,7 +36,8 @@ void abort_and_overwrite(int size, bool arena, bool sliced) {
   for (uint64_t turn = 0; turn < kTurns; ++turn) {
     job.in_parallel([&](int rank) {
       Context& context = job[rank];
-      auto* data = arena ? reinterpret_cast<int32_t*>(blocks[static_cast<size_t>(rank)]) : ordinary[static_cast<size_t>(rank)].data();
+      auto* data = arena ? reinterpret_cast<int32_t*>(blocks[static_cast<size_t>(rank)])
+                         : ordinary[static_cast<size_t>(rank)].data();
       std::fill_n(data, kCount, rank + 1);
       auto spec = spec_of(rank, size, 1, direct_all_reduce(rank, size, kCount), data, "sum", sliced);
       spec.key.group = 100 + turn;
@@ -46,7 +47,9 @@ void abort_and_overwrite(int size, bool arena, bool sliced) {
         context.abort(operation, 0);
       }
       wait_for(context, operation);
-      const auto is_all = [&](int32_t value) { return std::count(data, data + kCount, value) == static_cast<int64_t>(kCount); };
+      const auto is_all = [&](int32_t value) {
+        return std::count(data, data + kCount, value) == static_cast<int64_t>(kCount);
+      };
       if (operation->fault() == FaultKind::none) {
         check(is_all(size * (size + 1) / 2), "what ends without a fault is the sum");
       } else if (rank == 0) {
@@ -61,8 +64,8 @@ void abort_and_overwrite(int size, bool arena, bool sliced) {
   job.in_parallel([&](int rank) { job[rank].close(5, true); });
 }
 
-// The only wire of every host is cut. Until then nobody fails, however long nothing comes from a rank that does something
-// else; then everybody who waits is told whom, and where that is, also who has nothing to send.
+// The only wire of every host is cut. Until then nobody fails, however long nothing comes from a rank that does
+// something else; then everybody who waits is told whom, and where that is, also who has nothing to send.
 void only_wire_is_cut() {
   constexpr double kTimeout_s = 3;
   constexpr auto kLonger = std::chrono::milliseconds(4500);
@@ -77,14 +80,16 @@ void only_wire_is_cut() {
   for (int rank = 0; rank < 3; ++rank) check(job[rank].losses().empty(), "a rank that does something else is not lost");
   cut(0);
   const auto start = Clock::now();
-  while (!job[1].has_ended(*waiting[0]) || !job[2].has_ended(*waiting[1])) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  while (!job[1].has_ended(*waiting[0]) || !job[2].has_ended(*waiting[1]))
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
   const auto late = post(0, 2);
   wait_for(job[0], late);
   check(Clock::now() - start < 4 * as_duration(kTimeout_s), "in bounded time");
   for (const auto& operation : {waiting[0], waiting[1], late}) {
     check(operation->fault() == FaultKind::peer_lost, "a rank whose host is cut off is a lost peer");
     const std::string& text = operation->fault_text();
-    check(text.find(" cannot be reached (nothing") != std::string::npos && text.find("host") != std::string::npos, "and its host is named");
+    check(text.find(" cannot be reached (nothing") != std::string::npos && text.find("host") != std::string::npos,
+          "and its host is named");
   }
   job.in_parallel([&](int rank) { job[rank].close(0, true); });
 }
@@ -113,7 +118,8 @@ void a_full_segment_fails_what_finds_no_room() {
       std::vector<std::vector<int32_t>> data(4, std::vector<int32_t>(kCount, rank));
       std::vector<std::shared_ptr<Operation>> operations;
       for (uint64_t i = 0; i < data.size(); ++i) {
-        operations.push_back(job[rank].post(spec_of(rank, 2, turn * 10 + i, message(rank, kCount), data[i].data(), "message"), false));
+        operations.push_back(
+            job[rank].post(spec_of(rank, 2, turn * 10 + i, message(rank, kCount), data[i].data(), "message"), false));
       }
       for (size_t i = 0; i < data.size(); ++i) {
         wait_for(job[rank], operations[i]);
@@ -123,7 +129,8 @@ void a_full_segment_fails_what_finds_no_room() {
         }
         ++failed;
         const char* text = rank == 0 ? "no room for 131072 bytes" : "rank 0 could not go on with it";
-        check(operations[i]->fault() == FaultKind::state && operations[i]->fault_text().find(text) == 0, "what finds no room says so");
+        check(operations[i]->fault() == FaultKind::state && operations[i]->fault_text().find(text) == 0,
+              "what finds no room says so");
       }
       const auto after = job[rank].post(spec_of(rank, 2, turn * 10 + 9, nullptr, nullptr, "barrier"), true);
       wait_for(job[rank], after);
@@ -153,8 +160,9 @@ void nothing_is_kept_of_failures(bool one_host) {
   job.in_parallel([&](int rank) { wait_for(job[rank], post(rank, 1, 1)); });
   for (int rank = 0; rank < 3; ++rank) {
     const auto until = Clock::now() + std::chrono::seconds(5);
-    while (job[rank].early_frames() != 0 && Clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    check(job[rank].early_frames() == 0, "no frame is kept for what is over");
+    while (job[rank].unexpected_frames() != 0 && Clock::now() < until)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    check(job[rank].unexpected_frames() == 0, "no frame is kept for what is over");
   }
   job.in_parallel([&](int rank) { job[rank].close(5, true); });
 }

@@ -1,4 +1,5 @@
-// The mpi engine without an MPI: ranks as threads, and a post office in memory that delivers out of order; made for TSan.
+// The mpi engine without an MPI: ranks as threads, and a post office in memory that delivers out of order; made for
+// TSan.
 
 #include <algorithm>
 #include <atomic>
@@ -19,14 +20,16 @@ using namespace multiring::checks;
 
 namespace {
 
-// What MPI promises: a message reaches the receive that names its sender and tag; which of several is done first is open.
+// What MPI promises: a message reaches the receive that names its sender and tag; which of several is done first is
+// open.
 class PostOffice {
  public:
-  void post(int rank, const Parcel& parcel) {
+  void post(int rank, const BounceBuffer& bounce) {
     const std::lock_guard lock(mutex_);
-    const auto place = parcel.is_outgoing ? std::tuple(rank, parcel.peer, parcel.tag) : std::tuple(parcel.peer, rank, parcel.tag);
+    const auto place =
+        bounce.is_outgoing ? std::tuple(rank, bounce.peer, bounce.tag) : std::tuple(bounce.peer, rank, bounce.tag);
     auto& [sends, receives] = open_[place];
-    (parcel.is_outgoing ? sends : receives).push_back({rank, parcel});
+    (bounce.is_outgoing ? sends : receives).push_back({rank, bounce});
     if (sends.empty() || receives.empty()) return;
     const auto [from, sent] = sends.front();
     const auto [to, received] = receives.front();
@@ -45,7 +48,7 @@ class PostOffice {
   }
 
  private:
-  using Posted = std::pair<int, Parcel>;
+  using Posted = std::pair<int, BounceBuffer>;
   std::mutex mutex_;
   std::minstd_rand random_;
   std::map<std::tuple<int, int, uint32_t>, std::pair<std::vector<Posted>, std::vector<Posted>>> open_;
@@ -91,8 +94,8 @@ struct Job {
       const auto work = context.collect(std::chrono::microseconds(50));
       if (work.is_closed) return;
       std::this_thread::sleep_for(pause.load());
-      for (const Parcel& parcel : work.parcels) {
-        if (mute != rank && mute != parcel.peer) office.post(rank, parcel);
+      for (const BounceBuffer& bounce : work.bounces) {
+        if (mute != rank && mute != bounce.peer) office.post(rank, bounce);
       }
       const auto done = office.collect(rank);
       if (!done.empty()) context.carried(done);
@@ -118,10 +121,12 @@ OperationSpec sum_of(int rank, int size, uint64_t sequence, uint64_t count, std:
   for (const int peer : all) {
     if (peer != rank) others.push_back(peer);
   }
-  program->moves.push_back({.kind = MoveKind::copy, .source_space = 1, .target_space = 2, .size = count * 4, .peers = {rank}});
+  program->moves.push_back(
+      {.kind = MoveKind::copy, .source_space = 1, .target_space = 2, .size = count * 4, .peers = {rank}});
   for (uint64_t at = 0, size_bytes = 4; at < count * 4; at += size_bytes, size_bytes *= 3) {
     size_bytes = std::min(size_bytes, count * 4 - at);
-    program->moves.push_back({.kind = MoveKind::send, .source_space = 2, .source_offset = at, .size = size_bytes, .peers = others});
+    program->moves.push_back(
+        {.kind = MoveKind::send, .source_space = 2, .source_offset = at, .size = size_bytes, .peers = others});
   }
   program->moves.push_back(
       {.kind = MoveKind::reduce, .last = true, .source_space = 2, .target_space = 1, .size = count * 4, .peers = all});
@@ -129,7 +134,8 @@ OperationSpec sum_of(int rank, int size, uint64_t sequence, uint64_t count, std:
   spec.key = {1, sequence};
   spec.members = all;
   auto rounds = std::make_shared<std::vector<Round>>();
-  for (int distance = 1; distance < size; distance *= 2) rounds->push_back({(rank + distance) % size, (rank + size - distance) % size});
+  for (int distance = 1; distance < size; distance *= 2)
+    rounds->push_back({(rank + distance) % size, (rank + size - distance) % size});
   spec.rounds = rounds;
   spec.description = "sum";
   spec.program = program;

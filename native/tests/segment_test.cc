@@ -121,7 +121,9 @@ void any_order_of_calls() {
   std::mt19937 random(7);
   std::map<std::byte*, size_t> live;
   const size_t sizes[] = {1, 64, 4096, 70'000, kMiB - 64, kMiB, kMiB + 4160, 3 * kMiB, 9 * kMiB};
-  const auto mark_of = [](std::byte* block) { return static_cast<int>(reinterpret_cast<uintptr_t>(block) >> 6 & 0x7f); };
+  const auto mark_of = [](std::byte* block) {
+    return static_cast<int>(reinterpret_cast<uintptr_t>(block) >> 6 & 0x7f);
+  };
   bool intact = true;
   bool apart = true;
   int refused = 0;
@@ -157,9 +159,35 @@ void any_order_of_calls() {
   segment.release(whole);
 }
 
+void allocator() {
+  const auto segment = std::make_shared<Segment>(size_t{1} << 26);
+  std::vector<std::byte*> blocks;
+  for (size_t i = 1; i < 200; ++i) {
+    blocks.push_back(segment->allocate(i * 997));
+    std::memset(blocks.back(), static_cast<int>(i), i * 997);
+  }
+  bool apart = true;
+  for (size_t i = 1; i < 200; ++i) apart &= blocks[i - 1][i * 997 - 1] == static_cast<std::byte>(i);
+  check(apart, "blocks do not overlap");
+  for (size_t i = 0; i < blocks.size(); i += 2) segment->release(blocks[i]);
+  for (size_t i = 1; i < blocks.size(); i += 2) segment->release(blocks[i]);
+  check(segment->used_bytes() == 0, "everything was given back");
+  std::byte* whole = segment->allocate((size_t{1} << 26) - Mapping::kHeapStart);
+  segment->release(whole);
+  check(true, "and joined into one piece again");
+  bool refused = false;
+  try {
+    segment->allocate(size_t{1} << 27);
+  } catch (const Fault&) {
+    refused = true;
+  }
+  check(refused, "a full segment says so");
+}
+
 }  // namespace
 
 int main() {
+  allocator();
   freed_memory_is_handed_out_again_as_it_was();
   whole_pages_of_the_kernel_are_given_back();
   what_is_too_much_is_given_back_oldest_first();

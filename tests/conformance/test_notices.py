@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.wire.ranks import CONFORMING, Here, run_ranks
 
-from multiring._native import NOTE_BYTES, Notice, NoticeKind
+from multiring._native import NOTE_BYTES, ControlMessage, ControlMessageKind
 from multiring.errors import ArgumentError, StateError
 from multiring.runtime.failures.control_thread import Control
 from multiring.runtime.job.job import current
@@ -20,10 +20,10 @@ class Listener:
     """Keeps what it hears."""
 
     def __init__(self) -> None:
-        self.heard: queue.Queue[Notice] = queue.Queue()
+        self.heard: queue.Queue[ControlMessage] = queue.Queue()
         self.lost: queue.Queue[tuple[int, bool]] = queue.Queue()
 
-    def hear(self, notice: Notice) -> None:
+    def hear(self, notice: ControlMessage) -> None:
         self.heard.put(notice)
 
     def lose(self, rank: int, *, died: bool, why: str) -> None:
@@ -69,11 +69,11 @@ def write_to_everybody(here: Here) -> bool:
     next_tag = dict.fromkeys(others, 0)
     for _ in range(TAGS * len(others)):
         notice = listener.heard.get(timeout=20)
-        assert (notice.kind, notice.group, notice.tag) == (NoticeKind.MESSAGE, GROUP, next_tag[notice.rank])
+        assert (notice.kind, notice.group, notice.tag) == (ControlMessageKind.MESSAGE, GROUP, next_tag[notice.rank])
         assert notice.payload == payload(notice.rank, notice.tag)
         next_tag[notice.rank] += 1
     for wrong in (here.rank, here.size, -1):
-        with pytest.raises(ArgumentError, match=f"a notice to rank {wrong}"):
+        with pytest.raises(ArgumentError, match=f"a control message to rank {wrong}"):
             control.send(wrong, GROUP, 0, b"")
     with pytest.raises(ArgumentError, match="want at most 65536"):
         control.send(others[0], GROUP, 0, bytes(NOTE_BYTES + 1))

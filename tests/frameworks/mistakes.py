@@ -59,7 +59,7 @@ def backward(model: nn.Module) -> None:
 
 
 def number() -> int:
-    return mt.rank()
+    return int(mt.rank())
 
 
 # ---- outside a job ----

@@ -1,7 +1,7 @@
 """Whatever somebody says at the rendezvous without the secret is refused: rank 0 by strangers, ranks by an impostor.
 
 Structured input: messages of the protocol with fields that are wrong, frames that are cut off, and noise. The long form
-is benchmarks/evidence_strangers.py; what reads between hosts is native, see native/tests/strangers_test.cc.
+is benchmarks/evidence_strangers.py; what reads between hosts is native, see native/tests/handshakes_test.cc.
 """
 
 import json

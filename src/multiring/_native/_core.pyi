@@ -141,32 +141,46 @@ class Program:
     @property
     def scratch_bytes(self) -> int: ...
 
-def make_program(
-    kind: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    last: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    channel: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    source_space: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    source_offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    target_space: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    target_offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    peer_start: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    peers: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    scratch_bytes: int,
-    dtype: DType,
-    op: ReduceOp,
-    divisor: int,
-    lowering: Lowering,
-    segments: int,
-    segment_bytes: int,
-    last_segment: Program | None,
-    wire: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    keeps_coded: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    coded_offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)],
-) -> Program:
-    """
-    One rank's moves, of one segment, with offsets and sizes in bytes and peers as world ranks.
-    """
+class MoveColumns:
+    def __init__(
+        self,
+        *,
+        kind: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        last: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        channel: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        source_space: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        source_offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        target_space: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        target_offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        peer_start: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        peers: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        wire: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        keeps_coded: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        coded_offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    ) -> None:
+        """
+        One rank's moves, of one segment, with offsets and sizes in bytes and peers as world ranks.
+        """
+
+class ProgramForm:
+    def __init__(
+        self,
+        *,
+        scratch_bytes: int,
+        dtype: DType,
+        op: ReduceOp,
+        divisor: int,
+        lowering: Lowering,
+        segments: int,
+        segment_bytes: int,
+        last_segment: Program | None,
+    ) -> None:
+        """
+        What its moves are done with, and on how many segments of so many bytes.
+        """
+
+def make_program(columns: MoveColumns, form: ProgramForm) -> Program: ...
 
 class Rounds:
     def __init__(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -186,7 +200,7 @@ class OperationSpec:
         output: int,
         user_bytes: int,
         name: int,
-        exchange: Exchange | None,
+        slots: SharedSlots | None,
         meets: bool,
         tells_mismatch: bool,
     ) -> None: ...
@@ -215,7 +229,7 @@ class Operation:
     @property
     def log(self) -> list[tuple[Lowering, int, int, int]]: ...
 
-class Exchange:
+class SharedSlots:
     def __init__(self, context: Context, members: Sequence[int], steps: int) -> None:
         """The slots in which ranks of one host meet."""
 
@@ -235,7 +249,7 @@ class Repeats:
         self,
         holdings: object,
         group: int,
-        exchange: Exchange | None,
+        slots: SharedSlots | None,
         steps: int,
         patience_s: float,
         pause_every: int,
@@ -249,7 +263,7 @@ class Repeats:
         """The sequence number given last; 0: none was."""
 
     @property
-    def exchange(self) -> Exchange: ...
+    def slots(self) -> SharedSlots: ...
     def remember(self, spec: OperationSpec, array: object | None, op: object | None) -> None:
         """From now on `all_reduce`, or `barrier`, knows calls like this one."""
 
@@ -269,16 +283,16 @@ class Repeats:
     def forget(self) -> None:
         """Know no calls any more."""
 
-class NoticeKind(enum.Enum):
+class ControlMessageKind(enum.Enum):
     MESSAGE = 0
 
     MISMATCH = 1
 
     LOSS = 2
 
-class Notice:
+class ControlMessage:
     @property
-    def kind(self) -> NoticeKind: ...
+    def kind(self) -> ControlMessageKind: ...
     @property
     def rank(self) -> int:
         """In the world: who sent a message; who is gone."""
@@ -303,9 +317,10 @@ class Notice:
     def titles(self) -> dict[int, str]:
         """What each rank of the world called the operation of a mismatch."""
 
-class Context:
+class ContextConfig:
     def __init__(
         self,
+        *,
         rank: int,
         size: int,
         job: bytes,
@@ -320,6 +335,9 @@ class Context:
         rail_timeout_s: float,
         wire_timeout_s: float,
     ) -> None: ...
+
+class Context:
+    def __init__(self, config: ContextConfig) -> None: ...
     @property
     def handover_name(self) -> str: ...
     def listen(self, host: str, first_port: int, last_port: int) -> int:
@@ -402,11 +420,11 @@ class Context:
 
     def collect(self, pause_ns: int) -> tuple[list[tuple[int, int, int, bool, int, int]], list[int], bool, bool]:
         """
-        What MPI is to carry, new since the last call: (parcels, peers given up, whether anything is on its way, closed). A parcel is (number, peer, tag, is outgoing, address, bytes). Waits up to `pause_ns` where something is on its way, else until something is.
+        What MPI is to carry, new since the last call: (bounce buffers, peers given up, whether anything is on its way, closed). A bounce buffer is (number, peer, tag, is outgoing, address, bytes). Waits up to `pause_ns` where something is on its way, else until something is.
         """
 
     def carried(self, numbers: Sequence[int]) -> None:
-        """These parcels were sent, or have arrived."""
+        """These were sent, or have arrived."""
 
     def cannot_reach(self, peer: int, why: str) -> None:
         """MPI fails for this peer; it counts as lost."""
@@ -423,13 +441,13 @@ class Context:
         Send a short message to a rank of the world, outside any operation. False: it is gone, or cannot be reached.
         """
 
-    def take_notices(self, timeout_s: float) -> list[Notice] | None:
+    def take_control_messages(self, timeout_s: float) -> list[ControlMessage] | None:
         """
         What has come since the last call, at once where there is something; None once the context is closed.
         """
 
-    def prod(self) -> None:
-        """Have take_notices return."""
+    def wake_control(self) -> None:
+        """Have take_control_messages return."""
 
 def end_without_mpi() -> None:
     """

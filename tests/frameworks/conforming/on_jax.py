@@ -15,7 +15,8 @@ from multiring.jax.elastic import JaxState
 
 
 def init(**options: Any) -> None:
-    jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call] # JAX's own
+    config: Any = jax.config
+    config.update("jax_enable_x64", True)
     mj.init(**options)
 
 
@@ -47,7 +48,9 @@ class Trainer:
         return self._parameters if self._state is None else self._state.parameters
 
     def step(self, slopes: Mapping[str, Any]) -> None:
-        found = jax.block_until_ready(self._step(self._held(), dict(slopes)))  # type: ignore[no-untyped-call]
+        found = self._step(self._held(), dict(slopes))
+        for each in found.values():
+            each.block_until_ready()
         if self._state is None:
             self._parameters = found
         else:

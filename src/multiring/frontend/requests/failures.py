@@ -4,7 +4,15 @@ import itertools
 import threading
 from collections import deque
 
-from multiring.errors import ArgumentError, MismatchError, MultiringError, PeerLostError, StallError, StateError, UnsupportedError
+from multiring.errors import (
+    ArgumentError,
+    MismatchError,
+    MultiringError,
+    PeerLostError,
+    StallError,
+    StateError,
+    UnsupportedError,
+)
 
 OK, CANCELLED, INTERNAL = 0, 7, 8
 _KINDS: tuple[tuple[type[Exception], int], ...] = (

@@ -27,7 +27,7 @@ _DUPLICATE_PAUSE_S = 0.001
 
 
 class _Message(NamedTuple):
-    """A parcel, as the Context hands it over."""
+    """A bounce buffer, as the Context hands it over."""
 
     number: int
     peer: int
@@ -38,7 +38,7 @@ class _Message(NamedTuple):
 
 
 class MpiEngine:
-    """Carries a Context's parcels over `communicator`, whose ranks are the job's, until the Context is closed."""
+    """Carries a Context's messages over `communicator`, whose ranks are the job's, until the Context is closed."""
 
     def __init__(self, mpi: Any, communicator: Any, context: Context) -> None:
         self._mpi = mpi
@@ -66,18 +66,18 @@ class MpiEngine:
         moved = time.monotonic_ns()
         while True:
             quiet = (time.monotonic_ns() - moved) // _SHARE
-            parcels, gone, pending, closed = self._context.collect(max(_SHORTEST_NS, min(quiet, _LONGEST_NS)))
+            bounces, gone, pending, closed = self._context.collect(max(_SHORTEST_NS, min(quiet, _LONGEST_NS)))
             for peer in gone:
                 self._set_aside([place for place, each in enumerate(self._messages) if each.peer == peer])
             if closed:
                 self._set_aside(range(len(self._messages)))
                 return
-            for parcel in parcels:
-                self._post(_Message(*parcel))
+            for bounce in bounces:
+                self._post(_Message(*bounce))
             done = self._look() if pending else []
             if done:
                 self._context.carried(done)
-            if done or parcels:
+            if done or bounces:
                 moved = time.monotonic_ns()
 
     def _post(self, message: _Message) -> None:

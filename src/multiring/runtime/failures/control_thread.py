@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from multiring._native import Context, Notice, NoticeKind
+from multiring._native import Context, ControlMessage, ControlMessageKind
 from multiring.errors import MultiringError, StateError
 
 _log = logging.getLogger("multiring")
@@ -23,7 +23,7 @@ _END_S = 2.0  # how long the end of the process waits for what the thread is at
 class Listener(Protocol):
     """Whom notices are for. Called on the control thread, which nothing may hold up."""
 
-    def hear(self, notice: Notice) -> None:
+    def hear(self, notice: ControlMessage) -> None:
         """Act on a message, or on a mismatch."""
 
     def has_come(self, name: str) -> bool:
@@ -84,11 +84,11 @@ class Control:
         with self._lock:
             heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._count), call))
         if threading.current_thread() is not self._thread:
-            self._context.prod()
+            self._context.wake_control()
 
     def _run(self) -> None:
         try:
-            while (notices := self._context.take_notices(self._patience_s())) is not None:
+            while (notices := self._context.take_control_messages(self._patience_s())) is not None:
                 for notice in notices:
                     self._hand_on(notice)
                 for call in self._due():
@@ -116,8 +116,8 @@ class Control:
         with self._lock:
             return list(self._listeners.values())
 
-    def _hand_on(self, notice: Notice) -> None:
-        if notice.kind is NoticeKind.LOSS:
+    def _hand_on(self, notice: ControlMessage) -> None:
+        if notice.kind is ControlMessageKind.LOSS:
             why = notice.payload.decode(errors="replace")
             for each in self._all():
                 _guarded(lambda each=each: each.lose(notice.rank, died=notice.died, why=why))  # type: ignore[misc]

@@ -10,7 +10,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from multiring._native import Notice, NoticeKind
+from multiring._native import ControlMessage, ControlMessageKind
 from multiring.errors import StateError
 from multiring.runtime.group.group import Group
 
@@ -146,9 +146,9 @@ class MonitoredBarrier:
 
     # ---- for the control thread ----
 
-    def hear(self, notice: Notice) -> None:
+    def hear(self, notice: ControlMessage) -> None:
         """Note who has come, or what the teller says."""
-        if notice.kind is not NoticeKind.MESSAGE:
+        if notice.kind is not ControlMessageKind.MESSAGE:
             return
         rank = self._index[notice.rank]
         (number,) = _NUMBER.unpack_from(notice.payload)

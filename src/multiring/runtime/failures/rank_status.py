@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from multiring._native import Notice
+from multiring._native import ControlMessage
 from multiring.errors import StateError
 from multiring.runtime.failures.control_thread import Control
 from multiring.runtime.failures.standoffs import Counted, Standoffs
@@ -93,7 +93,7 @@ class RankStatus(Lookout):
             with self._heard:
                 del self._questions[question]
 
-    def hear(self, notice: Notice) -> None:
+    def hear(self, notice: ControlMessage) -> None:
         """Answer a question, or keep an answer."""
         question = int.from_bytes(notice.payload[:8], "little")
         if notice.tag == _ASK:

@@ -22,7 +22,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from multiring._native import Notice, NoticeKind
+from multiring._native import ControlMessage, ControlMessageKind
 from multiring.errors import StateError
 from multiring.runtime.failures.control_thread import Control
 from multiring.runtime.group.handles import Key, Waiter
@@ -111,9 +111,9 @@ class Standoffs:
 
     # ---- for the control thread ----
 
-    def hear(self, notice: Notice) -> None:
+    def hear(self, notice: ControlMessage) -> None:
         """Pass a question on, or act on a circle."""
-        if notice.kind is not NoticeKind.MESSAGE:
+        if notice.kind is not ControlMessageKind.MESSAGE:
             return
         question = Question.read(notice.payload)
         if notice.tag == _ASK:

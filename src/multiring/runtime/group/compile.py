@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from multiring._native import NOTE_BYTES, Lowering, Program, ReduceOp, make_program
+from multiring._native import NOTE_BYTES, Lowering, MoveColumns, Program, ProgramForm, ReduceOp, make_program
 from multiring.collectives import direct, exchange
 from multiring.errors import ArgumentError
 from multiring.planner import Pins, Plan, Task, cheapest, engine_of, refuse_unfit, repriced
@@ -344,7 +344,7 @@ def compile_moves(
     coded_offset, end = _coded_offsets(moves, size // itemsize, scratch_bytes)
     # The last segment is the shorter one, but cut at the same grain one of its chunks may be the longer.
     last_bytes = execution.last_segment.scratch_bytes if execution.last_segment else 0
-    return make_program(
+    columns = MoveColumns(
         kind=moves.kind,
         last=moves.last.astype(np.uint8),
         channel=moves.channel,
@@ -355,6 +355,11 @@ def compile_moves(
         size=size,
         peer_start=moves.peer_start,
         peers=world_ranks[moves.peers],
+        wire=moves.wire,
+        keeps_coded=(sends & (moves.dst != NOWHERE)).astype(np.uint8),
+        coded_offset=coded_offset,
+    )
+    form = ProgramForm(
         scratch_bytes=max(end, last_bytes),
         dtype=DTYPES[dtype],
         op=getattr(ReduceOp, "sum" if op == "average" else op),
@@ -363,10 +368,8 @@ def compile_moves(
         segments=execution.segments,
         segment_bytes=int(extents.count[extents.space == Space.OUTPUT].sum()) * itemsize,
         last_segment=execution.last_segment,
-        wire=moves.wire,
-        keeps_coded=(sends & (moves.dst != NOWHERE)).astype(np.uint8),
-        coded_offset=coded_offset,
     )
+    return make_program(columns, form)
 
 
 def _coded_offsets(moves: Moves, elements: NDArray[np.int64], start: int) -> tuple[NDArray[np.int64], int]:

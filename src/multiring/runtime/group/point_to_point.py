@@ -14,7 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Any
 
-from multiring._native import Notice, NoticeKind
+from multiring._native import ControlMessage, ControlMessageKind
 from multiring.errors import MismatchError, MultiringError, PeerLostError, StallError, StateError
 from multiring.runtime.arrays import buffer_of
 from multiring.runtime.group.group import Group
@@ -136,9 +136,9 @@ class AnySourceMatching:
 
     # ---- for the control thread ----
 
-    def hear(self, notice: Notice) -> None:
+    def hear(self, notice: ControlMessage) -> None:
         """Answer how many messages this rank has sent to another, or note how many that one has."""
-        if notice.kind is not NoticeKind.MESSAGE:
+        if notice.kind is not ControlMessageKind.MESSAGE:
             return
         with self._changed:
             tag = self._send_counts.hear(notice)

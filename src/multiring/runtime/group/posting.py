@@ -15,7 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from multiring._native import Context, Exchange, Holdings, Lowering, Operation, OperationSpec, Program, Repeats, Rounds
+from multiring._native import (
+    Context,
+    Holdings,
+    Lowering,
+    Operation,
+    OperationSpec,
+    Program,
+    Repeats,
+    Rounds,
+    SharedSlots,
+)
 from multiring.errors import StallError, StateError
 from multiring.planner import Pins, Plan, Task
 from multiring.runtime.arrays import Buffer, buffer_of, copied, numpy_dtype
@@ -70,7 +80,7 @@ class Call:
     members: Sequence[int]  # world ranks
     rounds: Rounds
     at_once: bool  # all rounds at the same time: every rank tells every other
-    exchange: Exchange | None = None  # the group's slots for small messages
+    slots: SharedSlots | None = None  # the group's slots for small messages
     label: str = ""  # the caller's own part of what the ranks agree on
 
     @property
@@ -123,15 +133,15 @@ class Calls:
         self._rounds = Rounds([(ranks[to], ranks[source]) for to, source in pairs])
         self._lock = threading.Lock()
         self._attention = Attention.of(services.lookout, services.stall_warn_s)
-        slots = self._at_once and len(ranks) > 1
-        exchange = Exchange(services.context, list(ranks), STEPS) if slots else None
+        meets = self._at_once and len(ranks) > 1
+        slots = SharedSlots(services.context, list(ranks), STEPS) if meets else None
         watches = services.replan and len(topology.hosts) > 1
         self._watch = Watch(services.context, ranks, self.own, topology) if watches else None
         self._topology = topology
         self.repeats = Repeats(
             services.holdings,
             self.id,
-            exchange,
+            slots,
             STEPS,
             self._attention.look_s,
             CHECK_EVERY if watches else 0,
@@ -156,7 +166,7 @@ class Calls:
             members=self.ranks,
             rounds=self._rounds,
             at_once=self._at_once,
-            exchange=self.repeats.exchange,
+            slots=self.repeats.slots,
             label=label,
         )
         if self._watch is not None and call.number % CHECK_EVERY == 0:
@@ -184,7 +194,7 @@ class Calls:
         counts = (len(own),) * len(self.ranks)
         request = Request(Collective.ALL_GATHER, "float64", counts, table.size, agreed="measures")
         key = (identifier(self._key, "measures"), call.key[1])  # a line of its own, which no other operation waits for
-        place = replace(call, name="measures", key=key, exchange=None, label="")
+        place = replace(call, name="measures", key=key, slots=None, label="")
         buffers = buffer_of(own, writes=False), buffer_of(table, writes=True)
         watch.gathering = self.run(place, "measures", request, buffers, None, waits=False), table
 
@@ -253,7 +263,7 @@ class Calls:
             program=compiled.program,
             plan=compiled.plan,
             plan_digest=compiled.digest,
-            meets=compiled.lowering is Lowering.EXCHANGE and size_bytes <= Exchange.CAPACITY,
+            meets=compiled.lowering is Lowering.EXCHANGE and size_bytes <= SharedSlots.CAPACITY,
             repeated=(buffers[1].owner, request.op) if _may_repeat(request) and not is_watched else None,
             size_bytes=size_bytes,
             input=buffers[0],
@@ -288,7 +298,7 @@ class Calls:
             output=work.output.address if work.output else 0,
             user_bytes=work.size_bytes,
             name=_NAME_INDEX[call.name],
-            exchange=call.exchange,
+            slots=call.slots,
             meets=work.meets and waits,
             tells_mismatch=bool(call.label),
         )

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from functools import partial
 
-from multiring._native import Notice
+from multiring._native import ControlMessage
 from multiring.errors import StateError
 from multiring.runtime.failures.control_thread import Control
 
@@ -65,7 +65,7 @@ class SendCounts:
             self._say(_ASK, key, self._begun[key])
         return bool(unsure)
 
-    def hear(self, notice: Notice) -> int | None:
+    def hear(self, notice: ControlMessage) -> int | None:
         """Answer a question, or take an answer: then return the tag it is about."""
         tag, number = _WORDS.unpack(notice.payload)
         key = self._index[notice.rank], tag

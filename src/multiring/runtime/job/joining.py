@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
-from multiring._native import Context, Holdings
+from multiring._native import Context, ContextConfig, Holdings
 from multiring.errors import LaunchError, RendezvousError
 from multiring.planner import Pins
 from multiring.runtime.bootstrap.addresses import host_id
@@ -59,19 +59,21 @@ def _join(settings: Settings, identity: Identity) -> tuple[World, dict[str, Any]
     with Rendezvous(identity, timeout_s=settings.init_timeout_s) as rendezvous:
         mpi = MpiHere.find(identity) if settings.engine == "mpi" and identity.size > 1 else None
         context = Context(
-            rank=identity.rank,
-            size=identity.size,
-            job=identity.job.encode(),
-            secret=rendezvous.secret(),
-            segment_bytes=settings.segment_bytes,
-            stall_warn_s=settings.stall_warn_s,
-            stall_timeout_s=settings.stall_timeout_s,
-            log_moves=settings.log_moves,
-            lower=settings.lower,
-            read_peers=settings.read_peers,
-            by_mpi=mpi is not None,
-            rail_timeout_s=settings.rail_timeout_s,
-            wire_timeout_s=settings.wire_timeout_s,
+            ContextConfig(
+                rank=identity.rank,
+                size=identity.size,
+                job=identity.job.encode(),
+                secret=rendezvous.secret(),
+                segment_bytes=settings.segment_bytes,
+                stall_warn_s=settings.stall_warn_s,
+                stall_timeout_s=settings.stall_timeout_s,
+                log_moves=settings.log_moves,
+                lower=settings.lower,
+                read_peers=settings.read_peers,
+                by_mpi=mpi is not None,
+                rail_timeout_s=settings.rail_timeout_s,
+                wire_timeout_s=settings.wire_timeout_s,
+            )
         )
         engine = None
         try:

@@ -4,7 +4,7 @@ from collections import defaultdict
 from enum import IntEnum
 from typing import NamedTuple
 
-from multiring._native import NOTE_BYTES, Notice
+from multiring._native import NOTE_BYTES, ControlMessage
 from multiring.runtime.failures.control_thread import Control
 
 
@@ -42,7 +42,7 @@ class ControlChannel:
             more = index < len(parts) - 1
             self.control.send(self.ranks[to], self._group, generation << 8 | kind << 1 | more, part)
 
-    def receive(self, notice: Notice) -> Message | None:
+    def receive(self, notice: ControlMessage) -> Message | None:
         """Return the message that is complete with `notice`.
 
         Raises:

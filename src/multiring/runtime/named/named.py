@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from multiring._native import Notice, NoticeKind
+from multiring._native import ControlMessage, ControlMessageKind
 from multiring.agreement import Joined
 from multiring.errors import (
     ArgumentError,
@@ -199,7 +199,7 @@ class NamedOperations:
 
     # ---- for the control thread ----
 
-    def hear(self, notice: Notice) -> None:
+    def hear(self, notice: ControlMessage) -> None:
         """Act on a message of another rank, or on the mismatch of an operation here."""
         with self._lock:
             try:
@@ -210,8 +210,8 @@ class NamedOperations:
             finally:
                 self.changed.notify_all()
 
-    def _hear(self, notice: Notice) -> None:
-        if notice.kind is NoticeKind.MISMATCH:
+    def _hear(self, notice: ControlMessage) -> None:
+        if notice.kind is ControlMessageKind.MISMATCH:
             number, titles = notice.tag // STEPS, {self.ranks.index(r): text for r, text in notice.titles.items()}
             self._differ(number, self._in_flight.find(number, self._joining), titles, None)
         elif self._channel is not None and (message := self._channel.receive(notice)) is not None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from weakref import WeakMethod
 
-from multiring._native import Notice, NoticeKind
+from multiring._native import ControlMessage, ControlMessageKind
 from multiring.errors import StateError
 from multiring.runtime import Group
 
@@ -56,9 +56,9 @@ class Aborts:
 
     # ---- for the control thread ----
 
-    def hear(self, notice: Notice) -> None:
+    def hear(self, notice: ControlMessage) -> None:
         """Pass on that a rank has aborted, and act on it."""
-        if notice.kind is not NoticeKind.MESSAGE or self._has_told:
+        if notice.kind is not ControlMessageKind.MESSAGE or self._has_told:
             return
         (rank,) = _RANK.unpack(notice.payload)
         self._pass_on(rank)

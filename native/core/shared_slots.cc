@@ -1,4 +1,4 @@
-#include "exchange.h"
+#include "shared_slots.h"
 
 #include <algorithm>
 #include <cassert>
@@ -8,8 +8,9 @@
 
 namespace multiring {
 
-// The slots are never given back: a peer may still be reading the last operation's when this rank is done with the group.
-Exchange::Exchange(int rank, std::vector<int> members, uint64_t steps, std::shared_ptr<Segment> segment)
+// The slots are never given back: a peer may still be reading the last operation's when this rank is done with the
+// group.
+SharedSlots::SharedSlots(int rank, std::vector<int> members, uint64_t steps, std::shared_ptr<Segment> segment)
     : rank_(rank), steps_(steps) {
   std::byte* block = segment->reserve(bytes());
   offset_ = static_cast<uint64_t>(block - segment->mapping().base());
@@ -21,7 +22,7 @@ Exchange::Exchange(int rank, std::vector<int> members, uint64_t steps, std::shar
   for (const int member : members) members_.push_back({member, member == rank ? own_ : nullptr, nullptr});
 }
 
-void Exchange::learn(int rank, const std::byte* slots, ControlPage& control) {
+void SharedSlots::learn(int rank, const std::byte* slots, ControlPage& control) {
   for (Member& member : members_) {
     if (member.rank != rank || member.slots != nullptr) continue;
     member.slots = reinterpret_cast<const Slot*>(slots);
@@ -30,7 +31,7 @@ void Exchange::learn(int rank, const std::byte* slots, ControlPage& control) {
   }
 }
 
-void Exchange::publish(uint64_t sequence, const Digest& digest, const void* data, size_t size) {
+void SharedSlots::publish(uint64_t sequence, const Digest& digest, const void* data, size_t size) {
   assert(size <= kCapacity);
   Slot& slot = own_[turn(sequence)];
   slot.digest = digest;
@@ -38,12 +39,12 @@ void Exchange::publish(uint64_t sequence, const Digest& digest, const void* data
   slot.stamp.store(sequence, std::memory_order_release);
 }
 
-void Exchange::withdraw(uint64_t sequence) {
+void SharedSlots::withdraw(uint64_t sequence) {
   uint64_t expected = sequence;
   own_[turn(sequence)].stamp.compare_exchange_strong(expected, 0, std::memory_order_acq_rel);
 }
 
-Exchange::Seen Exchange::look(uint64_t sequence, const Digest& digest) const {
+SharedSlots::Seen SharedSlots::look(uint64_t sequence, const Digest& digest) const {
   Seen seen = Seen::all;
   for (const Member& member : members_) {
     const Slot& slot = member.slots[turn(sequence)];
@@ -56,12 +57,12 @@ Exchange::Seen Exchange::look(uint64_t sequence, const Digest& digest) const {
   return seen;
 }
 
-const std::byte* Exchange::payload(int rank, uint64_t sequence) const {
+const std::byte* SharedSlots::payload(int rank, uint64_t sequence) const {
   const auto found = std::find_if(members_.begin(), members_.end(), [&](const Member& m) { return m.rank == rank; });
   return found->slots[turn(sequence)].payload;
 }
 
-std::vector<int> Exchange::missing(uint64_t sequence) const {
+std::vector<int> SharedSlots::missing(uint64_t sequence) const {
   std::vector<int> ranks;
   for (const Member& member : members_) {
     if (member.slots[turn(sequence)].stamp.load(std::memory_order_acquire) != sequence) ranks.push_back(member.rank);

@@ -1,8 +1,8 @@
-// What waits to be carried by MPI, and what is on its way; for the one thread that calls MPI.
+// What waits to be carried by MPI, and what is on its way; for the one thread that calls MPI: a proxy thread's work.
 //
-// A parcel is one MPI message, in memory of the mailroom's own: MPI never sees an operation's memory, so that nothing has
-// to be cancelled before an operation may end or fail. Links hand parcels over with the rank's mutex held; the carrier
-// collects them without it.
+// A bounce buffer is one MPI message, in memory of the proxy's own: MPI never sees an operation's memory, so that
+// nothing has to be cancelled before an operation may end or fail. Links hand buffers over with the rank's mutex held;
+// the carrier collects them without it.
 #pragma once
 
 #include <chrono>
@@ -18,7 +18,7 @@
 
 namespace multiring {
 
-struct Parcel {
+struct BounceBuffer {
   uint64_t number;  // names it to the carrier
   int peer;
   uint32_t tag;
@@ -27,43 +27,43 @@ struct Parcel {
   size_t size;  // bytes
 };
 
-class Mailroom {
+class MpiProxy {
  public:
   // Long enough that a message's cost does not count, short enough that several are on the way of a stream's window.
-  static constexpr size_t kParcelBytes = 256 * 1024;
+  static constexpr size_t kBounceBytes = 256 * 1024;
   using Memory = std::unique_ptr<std::byte[]>;
 
-  Mailroom() = default;
-  ~Mailroom();
-  Mailroom(const Mailroom&) = delete;
-  Mailroom& operator=(const Mailroom&) = delete;
+  MpiProxy() = default;
+  ~MpiProxy();
+  MpiProxy(const MpiProxy&) = delete;
+  MpiProxy& operator=(const MpiProxy&) = delete;
 
   // For links.
   Memory memory();  // kParcelBytes of it
   void recycle(Memory memory);
   uint64_t hand_over(int peer, uint32_t tag, bool is_outgoing, Memory memory, size_t size);
-  // Parcels that left and are not known to have landed change by so many: until they have, MPI may need to be called
-  // for them although their sending is complete here.
+  // Bounce buffers that left and are not known to have landed change by so many: until they have, MPI may need to be
+  // called for them although their sending is complete here.
   void expect_landings(int64_t change);
-  void forget(int peer);  // it is gone: its parcels are nobody's
+  void forget(int peer);  // it is gone: its bounce buffers are nobody's
   bool is_quiet() const;  // nothing is to be sent, and what was sent has landed
   void close();
 
   // For the carrier.
   struct Work {
-    std::vector<Parcel> parcels;  // not collected before
-    std::vector<int> gone;        // peers whose parcels are to be given up; new since the last time
+    std::vector<BounceBuffer> bounces;  // not collected before
+    std::vector<int> gone;        // peers whose bounce buffers are to be given up; new since the last time
     bool is_pending = false;      // anything is on its way: MPI is to be called again soon
     bool is_closed = false;
   };
   // New work at once, or after `pause` none; while nothing is on its way, waits until there is some.
   Work collect(std::chrono::nanoseconds pause);
-  // A parcel was sent or received; empty: it was given up. Its memory.
-  std::optional<std::pair<Parcel, Memory>> finish(uint64_t number);
+  // A bounce buffer was sent or received; empty: it was given up. Its memory.
+  std::optional<std::pair<BounceBuffer, Memory>> finish(uint64_t number);
 
  private:
   struct Entry {
-    Parcel parcel;
+    BounceBuffer bounce;
     Memory memory;
     bool is_collected;
   };
@@ -75,7 +75,7 @@ class Mailroom {
   uint64_t next_number_ = 1;
   size_t outgoing_ = 0;
   int64_t landings_ = 0;
-  std::vector<Parcel> fresh_;
+  std::vector<BounceBuffer> fresh_;
   std::vector<int> gone_;
   std::vector<Memory> spare_;
   bool is_closed_ = false;

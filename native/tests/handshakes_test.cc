@@ -1,9 +1,9 @@
 // What somebody says who does not keep to the protocol, into every parser that reads from a socket; made for ASan.
 //
-//   strangers_test [SCALE [SEED]]
+//   callers_test [SCALE [SEED]]
 //
-// Structured input: right words of the protocol, of which some are changed, cut off, repeated or put elsewhere. A crash,
-// a hang and whatever a sanitizer finds fail it, and whoever gets in without the secret. SCALE 1 takes seconds.
+// Structured input: right words of the protocol, of which some are changed, cut off, repeated or put elsewhere. A
+// crash, a hang and whatever a sanitizer finds fail it, and whoever gets in without the secret. SCALE 1 takes seconds.
 
 #include "core/context.h"
 
@@ -123,7 +123,8 @@ void words_to_a_handshake(Noise& noise, uint64_t count) {
   for (uint64_t i = 0; i < count; ++i, ++inputs) {
     Pair pair;
     const bool is_called = noise.once_in(2);
-    Handshake handshake(std::move(pair.here), is_called ? kCalled : kCaller, is_called ? Handshake::kAnyone : 3, soon());
+    Handshake handshake(std::move(pair.here), is_called ? kCalled : kCaller, is_called ? Handshake::kAnyone : 3,
+                        soon());
     std::string words = is_called ? hello() + noise.bytes(32) + "W" : noise.bytes(48) + "W";
     if (!noise.once_in(4)) words = noise.changed(words);
     auto status = handshake.advance();
@@ -154,7 +155,8 @@ void words_on_the_way(Noise& noise, uint64_t count) {
     for (int turn = 0; turn < 6; ++turn) {
       if (a == Handshake::Status::going) a = caller.advance();
       if (b == Handshake::Status::going) b = called.advance();
-      for (const auto& [from, to] : {std::pair{first.there.get(), second.there.get()}, {second.there.get(), first.there.get()}}) {
+      for (const auto& [from, to] :
+           {std::pair{first.there.get(), second.there.get()}, {second.there.get(), first.there.get()}}) {
         std::string words = take(from);
         if (target >= passed_on && target < passed_on + words.size()) {
           words[target - passed_on] = static_cast<char>(words[target - passed_on] ^ (1 << noise.below(8)));
@@ -163,8 +165,10 @@ void words_on_the_way(Noise& noise, uint64_t count) {
         put(to, words);
       }
     }
-    check((a == Handshake::Status::done) == (target == kAll), "a handshake ends well exactly where nobody has changed it");
-    check(target == kAll || target == kAll - 1 || b != Handshake::Status::done, "and neither end takes a changed word for a proof");
+    check((a == Handshake::Status::done) == (target == kAll),
+          "a handshake ends well exactly where nobody has changed it");
+    check(target == kAll || target == kAll - 1 || b != Handshake::Status::done,
+          "and neither end takes a changed word for a proof");
   }
 }
 
@@ -174,7 +178,9 @@ class Listener final : public LinkEvents {
   void on_frame(int, const Frame&, std::span<const std::byte> payload) override {
     for (const std::byte each : payload) sum_ += static_cast<uint64_t>(each);  // all of it can be read
   }
-  bool expects(const OperationKey& key) const override { return key.group == 1 && key.sequence < 3 && !ended.contains(key); }
+  bool expects(const OperationKey& key) const override {
+    return key.group == 1 && key.sequence < 3 && !ended.contains(key);
+  }
   void on_loss(int, LossKind, const std::string&) override { lost = true; }
   void on_stuck(const OperationKey&, const std::string&) override {}
   bool lost = false;
@@ -185,9 +191,10 @@ class Listener final : public LinkEvents {
 };
 
 std::string packet_of(Noise& noise, std::vector<uint64_t>& arrived, uint64_t& number) {
-  static constexpr FrameKind kKinds[] = {FrameKind::round, FrameKind::data, FrameKind::data, FrameKind::data, FrameKind::taken,
-                                         FrameKind::fail, FrameKind::lost, FrameKind::where, FrameKind::there, FrameKind::parcel,
-                                         FrameKind::granted, FrameKind::landed, FrameKind::rail, FrameKind::notice, FrameKind::noticed};
+  static constexpr FrameKind kKinds[] = {
+      FrameKind::round,   FrameKind::data,   FrameKind::data,  FrameKind::data,    FrameKind::taken,
+      FrameKind::fail,    FrameKind::lost,   FrameKind::where, FrameKind::there,   FrameKind::mpi_message,
+      FrameKind::granted, FrameKind::landed, FrameKind::rail,  FrameKind::control, FrameKind::control_taken};
   Packet packet;
   Frame& frame = packet.frame;
   frame.kind = kKinds[noise.below(std::size(kKinds))];
@@ -197,7 +204,8 @@ std::string packet_of(Noise& noise, std::vector<uint64_t>& arrived, uint64_t& nu
   frame.slot = static_cast<uint32_t>(noise.below(7));
   frame.round = static_cast<uint8_t>(noise.below(3) + noise.below(4) * 0x40);
   frame.offset = noise.below(4);
-  const bool has_payload = frame.kind == FrameKind::data || ((frame.kind == FrameKind::round || frame.kind == FrameKind::notice) && noise.once_in(2));
+  const bool has_payload = frame.kind == FrameKind::data ||
+                           ((frame.kind == FrameKind::round || frame.kind == FrameKind::control) && noise.once_in(2));
   if (has_payload) frame.length = 1 + noise.below(noise.once_in(20) ? 60'000 : 300);
   uint64_t& stream = arrived[frame.sequence * 3 + frame.channel];
   if (frame.kind == FrameKind::data) {
@@ -234,7 +242,8 @@ void frames_to_a_link(Noise& noise, uint64_t count) {
     std::vector<uint64_t> arrived(12);
     uint64_t number = 0;
     const std::vector<std::byte> offered(3000);
-    for (int channel = 0; channel < 2; ++channel) link.offer({{1, 0}, static_cast<uint16_t>(channel)}, offered.data(), offered.size());
+    for (int channel = 0; channel < 2; ++channel)
+      link.offer({{1, 0}, static_cast<uint16_t>(channel)}, offered.data(), offered.size());
     for (uint64_t turn = 0; turn < 200 && !listener.lost; ++turn, ++sent, ++inputs) {
       std::string words = packet_of(noise, arrived, number);
       if (noise.once_in(100)) words = noise.changed(words);
@@ -274,12 +283,18 @@ Descriptor connected_to(uint16_t port) {
 }
 
 std::unique_ptr<Context> rank_of_two(int rank) {
-  return std::make_unique<Context>(ContextConfig{.rank = rank, .size = 2, .job = "job", .secret = "secret",
-                                                 .segment_bytes = size_t{1} << 24, .stall_warn_s = 1, .stall_timeout_s = 60});
+  return std::make_unique<Context>(ContextConfig{.rank = rank,
+                                                 .size = 2,
+                                                 .job = "job",
+                                                 .secret = "secret",
+                                                 .segment_bytes = size_t{1} << 24,
+                                                 .stall_warn_s = 1,
+                                                 .stall_timeout_s = 60});
 }
 
 bool joins(Context& context, int rank, uint16_t port_of_other, double timeout_s) {
-  const PeerAddress peer{.rank = 1 - rank, .same_host = false, .handover = "", .rails = {{"127.0.0.1", port_of_other}}, .host = ""};
+  const PeerAddress peer{
+      .rank = 1 - rank, .same_host = false, .handover = "", .rails = {{"127.0.0.1", port_of_other}}, .host = ""};
   return context.connect({peer}, {rank}, {1 - rank}, timeout_s, [] { return false; });
 }
 
@@ -310,7 +325,12 @@ void frames_to_a_rank(Noise& noise, uint64_t count) {
     for (uint64_t sequence = 0; sequence < 3; ++sequence) {
       auto program = std::make_shared<Program>();
       program->moves.push_back({.kind = MoveKind::send, .source_space = 1, .size = 2000, .peers = {0}});
-      program->moves.push_back({.kind = MoveKind::copy, .source_space = 1, .target_space = 1, .target_offset = 2000, .size = 2000, .peers = {0}});
+      program->moves.push_back({.kind = MoveKind::copy,
+                                .source_space = 1,
+                                .target_space = 1,
+                                .target_offset = 2000,
+                                .size = 2000,
+                                .peers = {0}});
       program->lowering = sequence == 1 ? Lowering::notes : Lowering::none;
       OperationSpec spec;
       spec.key = {1, sequence};
@@ -332,7 +352,7 @@ void frames_to_a_rank(Noise& noise, uint64_t count) {
       if (noise.once_in(100)) words = noise.changed(words);
       if (::send(peer.get(), words.data(), words.size(), MSG_NOSIGNAL) < 0) break;
       if (noise.once_in(4)) take(peer.get());
-      if (noise.once_in(20)) context->take_notices(0);
+      if (noise.once_in(20)) context->take_control_messages(0);
     }
     peer.reset();
     for (const auto& operation : operations) {
@@ -344,8 +364,8 @@ void frames_to_a_rank(Noise& noise, uint64_t count) {
 
 // ---- who is turned away comes again -------------------------------------------------------------
 
-// A rank that was connected to and has not been read yet is not taken for dead because of strangers that came after it.
-void strangers_behind_a_rank() {
+// A rank that was connected to and has not been read yet is not taken for dead because of callers that came after it.
+void callers_behind_a_rank() {
   const auto low = rank_of_two(0);
   const auto high = rank_of_two(1);
   const uint16_t low_port = low->listen("127.0.0.1", 0, 0);
@@ -359,12 +379,12 @@ void strangers_behind_a_rank() {
     }
   });
   std::this_thread::sleep_for(std::chrono::milliseconds(300));  // its connection waits to be accepted
-  std::vector<Descriptor> strangers;
-  for (int i = 0; i < 300; ++i) strangers.push_back(connected_to(high_port));
+  std::vector<Descriptor> callers;
+  for (int i = 0; i < 300; ++i) callers.push_back(connected_to(high_port));
   const bool high_joined = joins(*high, 1, low_port, 30);
   thread.join();
   check(low_joined && high_joined, "a rank is not turned away for strangers");
-  for (const Descriptor& stranger : strangers) check(stranger.valid(), "strangers wait in the queue");
+  for (const Descriptor& caller : callers) check(caller.valid(), "strangers wait in the queue");
   low->close(0, true);
   high->close(0, true);
 }
@@ -378,7 +398,8 @@ void turned_away_and_back() {
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t length = sizeof address;
-  if (::bind(door.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 || ::listen(door.get(), 8) != 0) std::abort();
+  if (::bind(door.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 || ::listen(door.get(), 8) != 0)
+    std::abort();
   ::getsockname(door.get(), reinterpret_cast<sockaddr*>(&address), &length);
   Descriptor kept;
   std::thread high([&] {
@@ -411,26 +432,27 @@ void turned_away_and_back() {
   low->close(0, false);
 }
 
-// ---- bells --------------------------------------------------------------------------------------
+// ---- doorbells --------------------------------------------------------------------------------------
 
-void strangers_at_the_bell(Noise& noise) {
-  Bell::Word word{};
+void unknown_callers_at_the_doorbell(Noise& noise) {
+  Doorbell::Word word{};
   for (uint8_t& each : word) each = static_cast<uint8_t>(noise.below(256));
   const std::string name = "multiring-test-" + std::to_string(::getpid());
-  const Bell bell(name, word);
+  const Doorbell doorbell(name, word);
   const AbstractAddress address(name);
-  const Descriptor stranger(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  const Descriptor caller(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   const std::string right(reinterpret_cast<const char*>(word.data()), word.size());
   for (int turn = 0; turn < 1000; ++turn, ++inputs) {
     std::string said = turn % 2 == 0 ? noise.bytes(noise.below(40)) : right;
     if (turn % 2 == 1) said[noise.below(said.size())] ^= 1;
-    [[maybe_unused]] const auto sent = ::sendto(stranger.get(), said.data(), said.size(), MSG_DONTWAIT, address.get(), address.length);
+    [[maybe_unused]] const auto sent =
+        ::sendto(caller.get(), said.data(), said.size(), MSG_DONTWAIT, address.get(), address.length);
   }
-  check(bell.silence() == 0, "who does not know the word does not ring");
-  bell.ring(name, word);
-  check(bell.silence() == 1, "who knows it does, and finds room");
-  for (int turn = 0; turn < 3; ++turn) bell.ring(name, word);
-  check(bell.silence() == 3 && bell.silence() == 0, "each ring is heard once");
+  check(doorbell.silence() == 0, "who does not know the word does not ring");
+  doorbell.ring(name, word);
+  check(doorbell.silence() == 1, "who knows it does, and finds room");
+  for (int turn = 0; turn < 3; ++turn) doorbell.ring(name, word);
+  check(doorbell.silence() == 3 && doorbell.silence() == 0, "each ring is heard once");
 }
 
 void no_listener_without_a_secret() {
@@ -450,8 +472,8 @@ int main(int argc, char** argv) {
   const uint64_t scale = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1;
   Noise noise(argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1);
   no_listener_without_a_secret();
-  strangers_at_the_bell(noise);
-  strangers_behind_a_rank();
+  unknown_callers_at_the_doorbell(noise);
+  callers_behind_a_rank();
   turned_away_and_back();
   words_to_a_handshake(noise, 1000 * scale);
   words_on_the_way(noise, 1000 * scale);

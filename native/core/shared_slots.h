@@ -23,19 +23,19 @@ namespace multiring {
 
 using Digest = std::array<uint8_t, 16>;
 
-class Exchange {
+class SharedSlots {
  public:
   static constexpr size_t kCapacity = 16 * 1024;  // bytes of payload
 
   // `members`: world ranks, all of one host; `steps`: sequence numbers an operation of the group takes.
-  Exchange(int rank, std::vector<int> members, uint64_t steps, std::shared_ptr<Segment> segment);
+  SharedSlots(int rank, std::vector<int> members, uint64_t steps, std::shared_ptr<Segment> segment);
 
   uint64_t offset() const { return offset_; }  // of the own slots in the own segment; never 0
   static constexpr size_t bytes() { return 2 * sizeof(Slot); }
   // Where `rank` has its slots, and its control page.
   void learn(int rank, const std::byte* slots, ControlPage& control);
-  // Whether this rank may publish for `sequence`: all are known, and the operation before has ended here, which shows that
-  // every rank was done with the one before that.
+  // Whether this rank may publish for `sequence`: all are known, and the operation before has ended here, which shows
+  // that every rank was done with the one before that.
   bool may_publish(uint64_t sequence) const {
     return known_ == members_.size() && !retired_ && sequence / steps_ == last_ended_ + 1;
   }
@@ -54,10 +54,11 @@ class Exchange {
 
   // After publish: calls `ring(rank)` for every rank that may be asleep waiting for it.
   template <typename Ring>
-  void ring_waiting(Ring ring) const {
-    std::atomic_thread_fence(std::memory_order_seq_cst);  // against ControlPage::exchanging, set before the slots are looked at
+  void wake_waiting(Ring ring) const {
+    std::atomic_thread_fence(
+        std::memory_order_seq_cst);  // against ControlPage::exchanging, set before the slots are looked at
     for (const Member& member : members_) {
-      if (member.control != nullptr && member.control->exchanging.load(std::memory_order_relaxed) != 0) ring(member.rank);
+      if (member.control != nullptr && member.control->in_slots.load(std::memory_order_relaxed) != 0) ring(member.rank);
     }
   }
 

@@ -1,21 +1,26 @@
-// Notices: short messages between ranks outside any operation, and news of this rank's own for whoever listens here.
+// Control messages: short messages between ranks outside any operation, and news of this rank's own for whoever listens
+// here.
 //
 // What waits is bounded on both sides by what a rank may have sent and not seen taken: each taking is acknowledged.
-// Guarded by the owner's mutex.
+// Guarded by RankState::mutex, which every caller holds: whichever thread drives or sends, and the one thread that
+// takes.
 #pragma once
 
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <mutex>
 #include <string>
 #include <vector>
 
+#include "clock.h"
 #include "link.h"
 
 namespace multiring {
 
-struct Notice {
+struct ControlMessage {
   enum class Kind : uint8_t {
     message = 0,   // `payload` of rank `rank`, to `group`, under `tag`
     mismatch = 1,  // an operation of `group` that tells of it, sequence number `tag`: what each rank called it
@@ -29,7 +34,7 @@ struct Notice {
   std::map<int, std::string> titles;
 };
 
-class Notices {
+class ControlMessages {
  public:
   struct Amount {
     uint64_t count = 0;
@@ -46,11 +51,14 @@ class Notices {
 
   // Receiving. False: the peer has sent more than may wait.
   bool receive(int peer, const Frame& frame, std::span<const std::byte> payload);
-  void tell(Notice own);  // of this rank; one too many is lost, and `has_lost` from then on
+  void tell(ControlMessage own);  // of this rank; one too many is lost, and `has_lost` from then on
+  void wake(bool for_good = false);  // has `wait` return, once or always
+  // Until something has come, `wake` was called, or it is `deadline`.
+  void wait(std::unique_lock<std::mutex>& lock, Clock::time_point deadline);
   bool empty() const { return inbox_.empty(); }
   bool has_lost() const { return has_lost_; }
   struct Taken {
-    std::vector<Notice> notices;
+    std::vector<ControlMessage> messages;
     std::map<int, Amount> by_peer;  // to be acknowledged
   };
   Taken take();
@@ -62,11 +70,14 @@ class Notices {
     amount.bytes += bytes;
   }
 
-  std::deque<Notice> inbox_;
+  std::deque<ControlMessage> inbox_;
   std::map<int, Amount> waiting_here_;
   std::map<int, Amount> waiting_there_;
   size_t own_ = 0;
   bool has_lost_ = false;
+  std::condition_variable came_;
+  bool is_woken_ = false;
+  bool is_over_ = false;
 };
 
 }  // namespace multiring

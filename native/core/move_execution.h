@@ -1,0 +1,39 @@
+// A program run move by move, as its Schedule has it: several segments side by side, each on a lane of its own.
+//
+// Guarded by RankState::mutex; whichever thread drives calls it.
+#pragma once
+
+#include <set>
+#include <vector>
+
+#include "coded_moves.h"
+#include "operation_record.h"
+
+namespace multiring {
+
+class MoveExecution {
+ public:
+  explicit MoveExecution(OperationRecord& operation) : operation_(operation), coded_(operation) {}
+
+  void open();
+  bool advance();                             // true if anything moved
+  bool is_done() const { return lanes_.empty(); }  // but for what peers have yet to take
+  std::set<int> waiting_for() const;
+
+ private:
+  bool advance(Lane& lane, uint64_t& budget);
+  bool step(Lane& lane, const Move& move);
+  void send(Lane& lane, const Move& move);
+  bool receive(Lane& lane, const Move& move);
+  bool is_in_place(const Lane& lane, const Move& move) const;
+  uint64_t ready_from(const Lane& lane, const Move& move, const void** sources, std::byte* target) const;
+  uint64_t logged_bytes(const Lane& lane, const Move& move) const;
+  const std::vector<Move>& moves_of(const Lane& lane) const;
+  std::vector<int> readers_of(const Lane& lane) const;  // peers that have not taken all that its streams offered them
+
+  OperationRecord& operation_;
+  CodedMoves coded_;
+  std::vector<Lane> lanes_;  // oldest segment first
+};
+
+}  // namespace multiring

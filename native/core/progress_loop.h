@@ -1,0 +1,68 @@
+// Who drives operations, and sleeps while nothing moves: the progress thread, or a caller that waits.
+//
+// Takes RankState::mutex itself, and lets go of it to sleep and to spin. `run` is the progress thread's, which never
+// takes Python's lock; `wait` is any caller's.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <thread>
+
+#include "event_recorder.h"
+#include "operation_driver.h"
+#include "operation_table.h"
+#include "peer_connector.h"
+#include "peers.h"
+#include "rail_watch.h"
+#include "rank_state.h"
+#include "sleepers.h"
+
+namespace multiring {
+
+inline constexpr auto kCongestedSleep = std::chrono::milliseconds(1);
+
+inline void cpu_relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+class ProgressLoop {
+ public:
+  enum class Waited : uint8_t { ended, timed_out, interrupted };
+
+  ProgressLoop(RankState& state, Sleepers& sleepers, Peers& peers, PeerConnector& connector, RailWatch& rails,
+               OperationTable& table, OperationDriver& driver, EventRecorder& recorder)
+      : state_(state), sleepers_(sleepers), peers_(peers), connector_(connector), rails_(rails), table_(table),
+        driver_(driver), recorder_(recorder) {}
+
+  void start() { thread_ = std::make_unique<std::thread>([this] { run(); }); }
+  void join() { thread_->join(); }
+  void disown() { [[maybe_unused]] const auto* parents = thread_.release(); }  // in a forked child there is none
+
+  Waited wait(const std::shared_ptr<Operation>& operation, double timeout_s);
+
+ private:
+  void run();
+  void look_around();
+  int pause_ms(bool callers_rest, bool calls) const;
+  bool poll(RankState::Lock& lock, int timeout_ms);
+  Waited drive_until(const std::shared_ptr<Operation>& operation, Clock::time_point deadline, RankState::Lock& lock);
+
+  RankState& state_;
+  Sleepers& sleepers_;
+  Peers& peers_;
+  PeerConnector& connector_;
+  RailWatch& rails_;
+  OperationTable& table_;
+  OperationDriver& driver_;
+  EventRecorder& recorder_;
+  std::array<Poller::Ready, 64> ready_;
+  int count_ = 0;         // of those
+  uint64_t told_of_ = 0;  // operations that had ended when a sleeping caller was last told
+  std::unique_ptr<std::thread> thread_;
+};
+
+}  // namespace multiring
