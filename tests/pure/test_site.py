@@ -20,8 +20,8 @@ DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
-# Linked already, and written elsewhere: data at scale, and the table that tests/frameworks/frameworks_page.py makes.
-ANNOUNCED = {"data.md", "frameworks.md"}
+# Linked already, and written elsewhere: the table that tests/frameworks/frameworks_page.py makes.
+ANNOUNCED = {"frameworks.md"}
 INLINE = re.compile(r"`+[^`]*`+")
 
 
