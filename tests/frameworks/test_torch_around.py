@@ -194,7 +194,7 @@ def misuse(here: Here, folder: str) -> None:
     enter()
     path = f"{folder}/last"
     script = Script()
-    with pytest.raises(ArgumentError, match="no checkpoint at"):
+    with pytest.raises(ArgumentError, match="no finished checkpoint at"):
         mt.load(path)
     with pytest.raises(ArgumentError if here.rank == 0 else MismatchError, match=r"odd is a set|rank 0 failed with"):
         mt.save(path, odd={1, 2})

@@ -47,7 +47,8 @@ def refuse_elsewhere(tensor: Tensor, name: str) -> None:
         name: what the error calls it.
     """
     if tensor.device.type != "cpu":
-        raise UnsupportedError(f"{name} is on {tensor.device}; multiring moves host memory only so far: use .cpu()")
+        remedy = "it has no values yet: use to_empty(device='cpu'), and load some" if tensor.is_meta else "use .cpu()"
+        raise UnsupportedError(f"{name} is on {tensor.device}; multiring moves host memory only so far: {remedy}")
     if tensor.layout != torch.strided:
         kind = str(tensor.layout).removeprefix("torch.")
         raise UnsupportedError(f"{name} is {kind}; want a dense tensor")

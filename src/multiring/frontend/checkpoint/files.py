@@ -56,9 +56,7 @@ def _place_behind(path: Path) -> Path:
 def require_folder(path: Path) -> None:
     """Raise ArgumentError where something that is no folder is at `path`: a save would replace it."""
     if path.exists() and not path.is_dir():
-        raise ArgumentError(
-            f"{path} is a file, and no checkpoint of multiring's, which are folders: want another path, or remove it"
-        )
+        raise ArgumentError(f"{path} is a file, which a checkpoint, a folder, would replace: want another path")
 
 
 def clear(path: Path) -> None:
@@ -112,7 +110,11 @@ def find(path: Path) -> tuple[Path, dict[str, Any]]:
     Raises:
         ArgumentError: there is none, or it is of a newer version.
     """
-    require_folder(path)
+    if path.is_file():
+        raise ArgumentError(
+            f"{path} is a file, and a checkpoint of multiring's is a folder; if torch.save wrote it, torch.load reads "
+            "it, and mt.save to another path makes a checkpoint of it"
+        )
     for place in (path, _place_behind(path)):  # the latter where a power cut came between two renamings
         try:
             manifest = json.loads((place / _MANIFEST).read_text("utf-8"))
@@ -124,7 +126,8 @@ def find(path: Path) -> tuple[Path, dict[str, Any]]:
             raise ArgumentError(f"checkpoint {place} is not of format {FORMAT}; was it saved by a newer version?")
         return place, manifest
     raise ArgumentError(
-        f"no checkpoint at {path}: want the path that `save` was given; an unfinished one is not loaded"
+        f"no finished checkpoint at {path}: want the path that `save` was given; on a first run there is none yet, "
+        "which `is_saved(path)` tells"
     )
 
 

@@ -126,9 +126,13 @@ def save(
 
 def _require_alike(path: str | os.PathLike[str], parts: Mapping[str, Any]) -> None:
     """Raise MismatchError, on every rank, where they save to different paths, or different parts."""
-    told = allgather_object(f"{os.fspath(path)!r} of {', '.join(parts)}", name=_WHAT)
+    told = allgather_object(f"path {os.fspath(path)!r}, parts {', '.join(parts)}", name=_WHAT)
     if len(set(told)) > 1:
-        raise MismatchError(f"save: the ranks save different things: {told_apart(dict(enumerate(told)))}")
+        apart = told_apart(dict(enumerate(told)))
+        raise MismatchError(
+            f"save: the ranks save different paths or parts: {apart}. Want one path on all; what is a rank's own goes "
+            "in own="
+        )
 
 
 def is_saved(path: str | os.PathLike[str]) -> bool:
