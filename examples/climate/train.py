@@ -61,7 +61,7 @@ class ClimateFields:
         for split, fields in self.evaluations.items():
             if fields.shape != self.training.shape:
                 raise ValueError(f"{root / split}: fields of shape {fields.shape}, training ones {self.training.shape}")
-        # 1 / sqrt(frequency), as Kurth et al. 2018, section V-B1: 1 / frequency is more than 16 bits hold.
+        # 1 / sqrt(frequency), as the program of Kurth et al. 2018: 1 / frequency would let rare classes rule.
         weights = 1 / np.sqrt(self.training.frequencies())
         self._weights = torch.tensor(weights / weights.mean(), dtype=torch.float32)
         self.about = (

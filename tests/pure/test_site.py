@@ -21,7 +21,7 @@ PAGES = sorted(DOCS.rglob("*.md"))
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 # Linked already, and written elsewhere: the table that tests/frameworks/frameworks_page.py makes.
-ANNOUNCED = {"frameworks.md"}
+ANNOUNCED: set[str] = set()
 INLINE = re.compile(r"`+[^`]*`+")
 
 
