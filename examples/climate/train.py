@@ -143,6 +143,7 @@ def main(words: list[str] | None = None) -> None:
     task = ClimateFields(options)
     run = Run(task, options)
     progress = run.train()
+    reached = run.reached()
     if run.rank == 0:
         folder = run.folder / report.PICTURES
         folder.mkdir(exist_ok=True)
@@ -155,7 +156,7 @@ def main(words: list[str] | None = None) -> None:
             (name, {f"{split}, IoU, %": row[name] for split, row in progress.scores.items()}) for name in CLASSES
         ]
         about = {"program": task.name, "model": options.model, "about": task.about}
-        write_result(run.folder, {**about, "headline": headline, "classes": classes})
+        write_result(run.folder, {**about, **reached, "headline": headline, "classes": classes})
         print(report.write(run.folder))
 
 

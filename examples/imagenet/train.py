@@ -99,6 +99,7 @@ def main(words: list[str] | None = None) -> None:
     task = Images(options)
     run = Run(task, options)
     progress = run.train()
+    reached = run.reached()
     if run.rank == 0:
         headline: dict[str, Any] = {
             f"{name}, {key}, %": value for name, row in progress.scores.items() for key, value in row.items()
@@ -106,7 +107,7 @@ def main(words: list[str] | None = None) -> None:
         headline["images a second"] = progress.samples / max(progress.trained_s, 1e-9)
         headline["ranks"] = run.ranks
         about = {"program": task.name, "model": options.model, "about": task.about}
-        write_result(run.folder, {**about, "headline": headline})
+        write_result(run.folder, {**about, **reached, "headline": headline})
         print(report.write(run.folder))
 
 

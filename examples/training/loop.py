@@ -11,11 +11,12 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from examples.training import options as options_file
 from examples.training.checkpoints import Checkpoints
@@ -110,6 +111,7 @@ class Run:
         self._evaluate_steps = max(1, round(options.evaluate_every * steps))
         self._callbacks = [self._write, *callbacks] if self.rank == 0 else []
         self._asked_to_stop = False
+        self._report: Any = None
         self._in_flight: tuple[Any, Tensor] | None = None
 
     def train(self) -> Progress:
@@ -127,6 +129,12 @@ class Run:
             self._restore(checkpoints.resume(self.model, self.recipe, self.loader))
             if self.progress.step == 0:
                 mt.broadcast_parameters(self.model.state_dict(), root_rank=0)
+        if self.options.peak and not self.options.plain and self.options.precision != "float64":
+            few = _collated([self.task.training.sample(number) for number in range(2)])
+            dtype = self.options.precision
+            self._report = mt.training_report(
+                self.model, lambda plain: self.task.losses(plain, few).sum(), samples=2, dtype=dtype
+            )
         with self._listening():
             stopped = self._epochs(checkpoints)
         if self._in_flight is not None:  # what was said of the last step
@@ -151,6 +159,8 @@ class Run:
                 own_loss = self._step(batch)
                 progress.step += 1
                 progress.samples += self.loader.share.total
+                if self._report is not None:
+                    self._report.count(self.loader.share.samples)
                 progress.trained_s += time.monotonic() - began
                 stops = self._agree(own_loss)
                 if stops:
@@ -214,6 +224,10 @@ class Run:
 
     def _evaluate(self, checkpoints: Checkpoints | None) -> None:
         """Score every data set of the task on all ranks, and keep the checkpoint if it is the best one so far."""
+        with self._paused():
+            self._score(checkpoints)
+
+    def _score(self, checkpoints: Checkpoints | None) -> None:
         combine_statistics(self.model, self.ranks)
         began = time.monotonic()
         for name, samples in self.task.evaluations.items():
@@ -237,8 +251,30 @@ class Run:
                 checkpoints.save_best(self.progress.step, self.model, self.recipe, self.loader, **self._saved_values())
 
     def _save(self, checkpoints: Checkpoints) -> None:
-        combine_statistics(self.model, self.ranks)
-        checkpoints.save(self.progress.step, self.model, self.recipe, self.loader, **self._saved_values())
+        with self._paused():
+            combine_statistics(self.model, self.ranks)
+            checkpoints.save(self.progress.step, self.model, self.recipe, self.loader, **self._saved_values())
+
+    def _paused(self) -> AbstractContextManager[None]:
+        """Return a context whose time is none of the training's."""
+        return nullcontext() if self._report is None else self._report.paused()
+
+    def reached(self) -> dict[str, Any]:
+        """Return what the report says of speed, of the share of peak, and of the batch; every rank calls it."""
+        progress, noise = self.progress, self.recipe.noise
+        seconds = max(progress.trained_s, 1e-9)
+        found: dict[str, Any] = {
+            "step": {
+                "steps": progress.step,
+                "seconds of training": progress.trained_s,
+                "of that waiting for data, %": 100 * progress.waited_s / seconds,
+            }
+        }
+        if self._report is not None and progress.samples:
+            found["peak"] = str(self._report.finish()).splitlines()
+        if noise is not None:
+            found["advice"] = [noise.report()]
+        return found
 
     def _saved_values(self) -> dict[str, Any]:
         return {"best": self.progress.best, "trained_s": self.progress.trained_s, "waited_s": self.progress.waited_s}
@@ -276,6 +312,15 @@ def _parts(batch: Batch, samples: int, passes: int) -> Iterator[Batch]:
     for number in range(min(passes, samples)):
         chosen = slice(number * samples // min(passes, samples), (number + 1) * samples // min(passes, samples))
         yield {name: value[chosen] for name, value in batch.items()}
+
+
+def _collated(records: Sequence[dict[str, Any]]) -> Batch:
+    """Return records as a batch, without what is no number."""
+    return {
+        name: np.stack([record[name] for record in records])
+        for name, value in records[0].items()
+        if isinstance(value, np.ndarray | int | float)
+    }
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:

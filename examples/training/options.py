@@ -51,6 +51,8 @@ class Options:
     save_every: int = 200  # steps
     keep: int = 2  # of the last checkpoints; the best one is kept besides
     log_every: int = 10  # steps
+    noise: bool = True  # measure the gradient noise scale, and say which batch still pays
+    peak: bool = True  # measure what share of this machine's peak the training reaches
     plain: bool = False  # without multiring, on one process, for comparison
 
     def __post_init__(self) -> None:

@@ -112,5 +112,8 @@ def recipe_of(options: Options, model: nn.Module, steps: int, passes: int) -> Re
         mt.clip_gradients(optimizer, options.clip)
     lag = mt.gradient_lag(optimizer, options.lag)
     average = mt.moving_average(optimizer, model, options.ema) if options.ema else None
+    noise = None
+    if options.noise and not options.plain and mt.size() > 1 and options.batch % mt.size() == 0:
+        noise = mt.noise_scale(optimizer, samples=options.batch // mt.size(), every=NOISE_EVERY)
     mt.schedule(optimizer, schedule_of(options, steps))
-    return Recipe(optimizer=optimizer, precision=precision, lag=lag, average=average, noise=None)
+    return Recipe(optimizer=optimizer, precision=precision, lag=lag, average=average, noise=noise)
