@@ -214,7 +214,7 @@ def describe(here: Here) -> list[tuple[int | None, int]]:
         loader: DataLoader[object] = CASES[name].loader()
         if name == "stream":
             loader = DataLoader(Sized(data()), 5)
-        _, _, made = mt.distribute(model, sgd(model.parameters()), loader, **rules)  # type: ignore[arg-type]
+        _, _, made = mt.distribute(model, sgd(model.parameters()), loader, **rules)  # type: ignore[call-overload]
         assert made.dataset is loader.dataset
         found.append((made.global_batch_size, len(made)))
     return found

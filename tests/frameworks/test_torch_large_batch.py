@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import optax  # type: ignore[import-untyped] # it ships no types
+import optax
 import pytest
 import torch
 from tests.frameworks.plain import backward, loss_of, network

@@ -17,7 +17,7 @@ Give = Callable[[Request], bytes]
 Tell = Callable[[str], None]
 
 _CONNECTIONS = 256
-_STRANGER_S = 10.0  # until somebody has proven to know the secret
+_PROOF_S = 10.0  # until somebody has proven to know the secret
 _PEER_S = 60.0  # for a request to come, and for a block to go
 _IDLE_S = 3600.0
 _SHUNNED_S = 30.0  # how long a peer that failed is not asked again
@@ -58,7 +58,7 @@ class BlockServer:
                 sock, (host, *_) = self._listener.accept()
             except OSError:
                 return  # closed
-            line = Line(sock, _STRANGER_S)
+            line = Line(sock, _PROOF_S)
             with self._lock:
                 is_full = len(self._lines) >= _CONNECTIONS or self._closed
                 if not is_full:

@@ -106,7 +106,7 @@ class Net:
                         blob.data[...] = kept[f"{name}.{number}"]
 
     def save(self, path: str) -> None:
-        held = {
+        held: dict[str, Any] = {
             f"{name}.{number}": blob.data for name, blobs in self.params.items() for number, blob in enumerate(blobs)
         }
         with open(path, "wb") as file:  # noqa: PTH123 -- or NumPy would change the name
