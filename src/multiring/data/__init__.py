@@ -6,6 +6,7 @@ from multiring.data.dataset import Dataset as Dataset
 from multiring.data.dataset import Mixture as Mixture
 from multiring.data.elastic_order import ElasticOrder as ElasticOrder
 from multiring.data.feeding.loader import Loader as Loader
+from multiring.data.feeding.loader import Workers as Workers
 from multiring.data.orders import Shuffle as Shuffle
 from multiring.data.readers.limits import Limits as Limits
 from multiring.data.readers.storage import storage_of as storage_of
