@@ -3,7 +3,7 @@
 // An operation that meets here takes one step: descriptor and payload lie side by side, and the stamp that says they
 // are there is the only thing anybody waits for. There are two slots a rank, used in turn by the group's operations:
 // whoever writes operation n + 2 has seen every rank at n + 1, and a rank that came to n + 1 was done with n. (A later
-// operation of a group is not begun before one that meets has ended: Context::drive.)
+// operation of a group is not begun before one that meets has ended: OperationDriver::drive_each.)
 //
 // Whether an operation meets is every rank's own choice. One that did not write its slot says so by telling the others
 // the ordinary way, and they turn to that: with a slot missing nobody can have finished here.
@@ -56,7 +56,7 @@ class SharedSlots {
   template <typename Ring>
   void wake_waiting(Ring ring) const {
     std::atomic_thread_fence(
-        std::memory_order_seq_cst);  // against ControlPage::exchanging, set before the slots are looked at
+        std::memory_order_seq_cst);  // against ControlPage::in_slots, counted up before the slots are looked at
     for (const Member& member : members_) {
       if (member.control != nullptr && member.control->in_slots.load(std::memory_order_relaxed) != 0) ring(member.rank);
     }

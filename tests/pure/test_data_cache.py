@@ -19,7 +19,7 @@ from PIL import Image
 from tests.pure.data_sets import COUNT, npy_files, packed
 
 from multiring.cli import main
-from multiring.data import Dataset, Loader, cached
+from multiring.data import Dataset, Loader, Shuffle, cached
 from multiring.data.caching.blocks import BlockCache, clean
 from multiring.data.caching.filesystem import CachingFileSystem
 from multiring.data.caching.storage import CachedStorage
@@ -62,7 +62,7 @@ def test_what_is_kept_is_not_read_again(large: str, share: float, shuffle: str, 
     whole = sum((Path(large) / each).stat().st_size for each in source.names() if each.endswith(".tar"))
     quota = int(share * whole) + (share == 1) * 100_000
     storage = CachedStorage(source, BlockCache(tmp_path, quota, print))
-    loader = Loader(Dataset("", storage=storage, shuffle=shuffle, window=2), 8)
+    loader = Loader(Dataset(storage, shuffle=Shuffle(shuffle, window=2)), 8)
     for epoch in range(3):
         before = source.read_bytes
         names = [name for batch in loader for name in batch["name"]]
@@ -79,7 +79,7 @@ def test_what_is_kept_is_not_read_again(large: str, share: float, shuffle: str, 
 def test_flipped_bits_are_found_wherever_they_are(large: str, tmp_path: Path) -> None:
     told: list[str] = []
     cache = BlockCache(tmp_path, QUOTA, told.append)
-    data = Dataset("", storage=CachedStorage(LocalStorage(large), cache))
+    data = Dataset(CachedStorage(LocalStorage(large), cache))
     right = [data[number]["array"].tobytes() for number in range(64)]
     files = [each for each in tmp_path.rglob("*") if each.is_file()]
     generator = np.random.default_rng(0)
@@ -127,7 +127,7 @@ def test_a_disk_that_fails_is_told_and_training_goes_on(
     large: str, code: int, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    data = Dataset("", storage=CachedStorage(LocalStorage(large), BlockCache(tmp_path, QUOTA, told.append)))
+    data = Dataset(LocalStorage(large), cache=BlockCache(tmp_path, QUOTA, told.append))
 
     def failing(*_: Any, **__: Any) -> Any:
         raise OSError(code, os.strerror(code))

@@ -3,6 +3,7 @@
 import io
 import json
 import pickle
+import re
 import tarfile
 import tracemalloc
 from pathlib import Path
@@ -15,9 +16,11 @@ import pytest
 import zstandard
 from tests.pure.data_sets import COUNT, MAKERS, array, npy_files, opened, picture, tar
 
-from multiring.data import Dataset
+from multiring.data import Dataset, Shuffle
 from multiring.data.decoding import decoded
+from multiring.data.orders import ExactOrder, SequentialOrder, WindowedOrder
 from multiring.data.readers.limits import Limits
+from multiring.data.readers.storage import storage_of
 from multiring.errors import ArgumentError, DataError, MultiringError, UnsupportedError
 
 PIXELS = {ending: [decoded("", picture(n, ending), Limits()) for n in range(COUNT)] for ending in ("png", "jpg")}
@@ -206,9 +209,29 @@ def test_arrays_that_claim_more_than_their_file_has(tmp_path: Path) -> None:
 
 def test_an_exact_order_that_reads_shards_for_samples_has_to_be_asked_for(tmp_path: Path) -> None:
     url = MAKERS["parquet"](tmp_path / "d")
-    with pytest.raises(ArgumentError, match="windowed"):
+    with pytest.raises(ArgumentError, match="Want shuffle='windowed'") as raised:
         Dataset(url)
-    assert len(Dataset(url, read_amplification=10)) == COUNT
+    (enough,) = re.findall(r"Shuffle\(read_amplification=(\d+)\)", str(raised.value))
+    assert len(Dataset(url, shuffle=Shuffle(read_amplification=int(enough)))) == COUNT
+
+
+def test_how_samples_are_mixed(tmp_path: Path) -> None:
+    url = MAKERS["npy"](tmp_path / "d")
+    assert isinstance(Dataset(url, shuffle=Shuffle("none")).order, SequentialOrder)
+    assert isinstance(Dataset(url).order, ExactOrder)
+    for shuffle, window in ((Shuffle("windowed", window=2), 2), ("windowed", 16)):
+        order = Dataset(url, shuffle=shuffle).order
+        assert isinstance(order, WindowedOrder)
+        assert order.window == window
+    wrong: Any
+    for wrong in ("sorted", True, None, ["exact"]):
+        with pytest.raises(ArgumentError, match=re.escape(f"shuffle={wrong!r}: want 'exact' or 'windowed' or 'none'")):
+            Dataset(url, shuffle=wrong)
+    with pytest.raises(ArgumentError, match=r"window=0\): want 1 shard"):
+        Shuffle("windowed", window=0)
+    for few in (0.5, float("nan")):
+        with pytest.raises(ArgumentError, match=r"read_amplification=(0.5|nan)\): want 1"):
+            Shuffle(read_amplification=few)
 
 
 def test_a_place_that_is_no_data_set(tmp_path: Path) -> None:
@@ -224,6 +247,8 @@ def test_a_place_that_is_no_data_set(tmp_path: Path) -> None:
         Dataset(str(tmp_path), format="zip")
     with pytest.raises(ArgumentError, match="nosuch"):
         Dataset("nosuch://a/b")
+    with pytest.raises(ArgumentError, match="is a path: want none of key"):
+        storage_of(str(tmp_path), key="a")
 
 
 def test_a_transform_that_fails_is_told_with_its_sample(tmp_path: Path) -> None:

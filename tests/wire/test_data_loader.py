@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.pure.data_sets import npy_files, packed
 
-from multiring.data import Dataset, Loader, Mixture
+from multiring.data import Dataset, Loader, Mixture, Workers
 from multiring.data.feeding.processes import ProcessWorkers
 from multiring.data.readers.source import Record
 from multiring.errors import ArgumentError, DataError, StateError
@@ -82,7 +82,7 @@ def test_samples_and_augmentation_are_the_same_for_any_ranks_and_workers(url: st
     for ranks in (1, 2, 3, 4, 8):
         for workers in (1, 3):
             assert seen([Loader(data, 5, rank=rank, ranks=ranks, workers=workers) for rank in range(ranks)]) == whole
-    with_processes = [Loader(data, 5, rank=rank, ranks=2, workers=2, processes=True) for rank in range(2)]
+    with_processes = [Loader(data, 5, rank=rank, ranks=2, workers=Workers(2, processes=True)) for rank in range(2)]
     assert seen(with_processes) == whole
     second = seen(with_processes)
     assert sorted(number for number, _ in second) == list(range(COUNT))
@@ -94,7 +94,7 @@ def test_samples_and_augmentation_are_the_same_for_any_ranks_and_workers(url: st
 def test_a_training_goes_on_on_other_ranks_from_the_batches_it_used(url: str) -> None:
     data = Dataset(url, transform=noisy, seed=4)
     whole = seen([Loader(data, 1, workers=1)])
-    first = [Loader(data, 4, rank=rank, ranks=2, ahead=3) for rank in range(2)]
+    first = [Loader(data, 4, rank=rank, ranks=2, workers=Workers(ahead=3)) for rank in range(2)]
     iterators = [iter(each) for each in first]
     found = []
     for _ in range(2):
@@ -117,7 +117,7 @@ def test_a_worker_that_is_killed_is_named_and_its_samples_come(
 ) -> None:
     whole = seen([Loader(Dataset(url, transform=noisy), 4)])
     (tmp_path / "once").touch()
-    loader = Loader(Dataset(url, transform=Deadly(tmp_path)), 4, workers=2, processes=True)
+    loader = Loader(Dataset(url, transform=Deadly(tmp_path)), 4, workers=Workers(2, processes=True))
     loader._layout = Loader(Dataset(url, transform=noisy), 4).layout()  # not by a sample that kills this process
     assert seen([loader]) == whole
     loader.close()
@@ -126,7 +126,7 @@ def test_a_worker_that_is_killed_is_named_and_its_samples_come(
     assert "data worker" in told
     for number in range(9):
         (tmp_path / str(number)).touch()
-    again = Loader(Dataset(url, transform=Deadly(tmp_path)), 4, workers=2, processes=True)
+    again = Loader(Dataset(url, transform=Deadly(tmp_path)), 4, workers=Workers(2, processes=True))
     again._layout = loader._layout
     with pytest.raises(DataError, match=r"3 data workers died at samples \[.*5.*\]; the last was killed by SIGKILL"):
         seen([again])
@@ -134,7 +134,7 @@ def test_a_worker_that_is_killed_is_named_and_its_samples_come(
 
 
 def test_batches_that_are_kept_keep_what_they_hold(url: str) -> None:
-    loader = Loader(Dataset(url, transform=noisy), 1, workers=1, processes=True)
+    loader = Loader(Dataset(url, transform=noisy), 1, workers=Workers(1, processes=True))
     first = list(loader)
     copies = [pickle.dumps(each) for each in first]
     list(loader)
@@ -150,14 +150,14 @@ def test_batches_come_into_the_memory_that_is_given(url: str) -> None:
             given.append(np.full(shape, 7, dtype))
             return given[-1]
 
-        loader = Loader(Dataset(url, transform=plain), 4, allocate=allocate, workers=1, processes=processes)
+        loader = Loader(Dataset(url, transform=plain), 4, allocate=allocate, workers=Workers(1, processes=processes))
         for batch in loader:
             assert any(batch["array"] is each for each in given)
         loader.close()
 
 
 def test_an_iteration_that_is_broken_off_leaves_nothing_behind(url: str) -> None:
-    loader = Loader(Dataset(url, transform=noisy), 1, workers=2, processes=True)
+    loader = Loader(Dataset(url, transform=noisy), 1, workers=Workers(2, processes=True))
     for _ in range(3):
         for number, _ in enumerate(loader):
             if number == 1:
@@ -182,7 +182,7 @@ def test_samples_that_cannot_be_read_are_named_or_left_out(tmp_path: Path, capfd
     (tmp_path / "d" / "007.npy").write_bytes(b"nothing")
     data = Dataset(url, format="npy-files")
     for processes in (False, True):
-        loader = Loader(data, 4, workers=1, processes=processes)
+        loader = Loader(data, 4, workers=Workers(1, processes=processes))
         with pytest.raises(DataError, match=r"007\.npy is damaged.*skip_bad=True"):
             list(loader)
         loader._skip_bad = True
@@ -222,6 +222,10 @@ def test_what_makes_no_sense_is_refused(url: str) -> None:
     for options in ({"batch": 0}, {"batch": 1, "workers": 0}, {"batch": 1, "rank": 2, "ranks": 2}):
         with pytest.raises(ArgumentError, match="want"):
             Loader(data, **options)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="ahead=0: want 1"):
+        Workers(ahead=0)
+    with pytest.raises(ArgumentError, match=r"context='thread'.*forkserver"):
+        Workers(context="thread")
     with pytest.raises(ArgumentError, match="12 samples only"):
         Loader(data, 13, drop_last=True)
     with pytest.raises(StateError, match="no batch"):

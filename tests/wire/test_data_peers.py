@@ -128,7 +128,7 @@ def test_spread_over_hosts_the_caches_hold_it_together(url: str, tmp_path: Path)
         staged(exchanges, own_only=True)
         size = exchanges[0].storage.manifest.size_bytes
         assert source.read_bytes == size
-        data = [Dataset("", storage=each.storage, shuffle="exact") for each in exchanges]
+        data = [Dataset(each.storage, shuffle="exact") for each in exchanges]
         for number in range(24):
             assert len({each[number]["array"].tobytes() for each in data}) == 1
         assert source.read_bytes == size, "a second pass reads from hosts alone"

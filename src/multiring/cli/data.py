@@ -19,7 +19,7 @@ from multiring.data.caching.storage import CachedStorage
 from multiring.data.dataset import Dataset, read_amplification
 from multiring.data.feeding.loader import Loader
 from multiring.data.feeding.rates import measured
-from multiring.data.orders import ExactOrder
+from multiring.data.orders import ExactOrder, Shuffle
 from multiring.data.packing.verifying import damages
 from multiring.data.packing.writing import PackOptions, pack
 from multiring.data.peers.job import exchange_of
@@ -118,8 +118,8 @@ class _Bar:
         print(f"\r{bar}  {rate / scale:.4g} {unit}/s, {left:.0f} s left ", end=end, file=sys.stderr, flush=True)
 
 
-def _opened(arguments: argparse.Namespace, **options: object) -> Dataset:
-    return Dataset(arguments.url, format=arguments.format, shuffle="none", **options)  # type: ignore[arg-type]
+def _opened(arguments: argparse.Namespace, *, decode: bool = True) -> Dataset:
+    return Dataset(arguments.url, format=arguments.format, shuffle="none", decode=decode)
 
 
 def _pack(arguments: argparse.Namespace) -> int:
@@ -171,13 +171,17 @@ def _plan(arguments: argparse.Namespace) -> int:
         return 0
     data = _opened(arguments)
     size = sum(each.size_bytes for each in data.shards)
-    exact = read_amplification(data.source)
+    usual, exact = Shuffle(), read_amplification(data.source)
     largest = max(each.size_bytes for each in data.shards)
     show(f"{data.source.format} {data.digest}: {len(data)} samples, {size} bytes in {len(data.shards)} shards")
     show(
-        f"exact order: reads {exact:.3g} times the data an epoch{'' if exact <= 1.5 else ', which has to be asked for'}"
+        f"exact order: reads {exact:.3g} times the data an epoch"
+        f"{'' if exact <= usual.read_amplification else ', which has to be asked for'}"
     )
-    show(f"windowed order of 16 shards: reads it once, with at most {min(16, len(data.shards)) * largest} bytes in use")
+    show(
+        f"windowed order of {usual.window} shards: reads it once, with at most "
+        f"{min(usual.window, len(data.shards)) * largest} bytes in use"
+    )
     if arguments.cache is not None:
         share = min(1.0, arguments.cache / size)
         show(f"with {arguments.cache} bytes kept: {(1 - share) * size:.0f} bytes from the source in later epochs")
@@ -187,7 +191,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 def _bench(arguments: argparse.Namespace) -> int:
     if not arguments.seconds > 0:
         raise ArgumentError(f"--seconds {arguments.seconds:g}: want > 0")
-    data = Dataset(arguments.url, format=arguments.format, shuffle="exact", read_amplification=float("inf"))
+    data = Dataset(arguments.url, format=arguments.format, shuffle=Shuffle(read_amplification=float("inf")))
     loader = Loader(data, arguments.batch, workers=arguments.workers)
     try:
         found = measured(data, loader, arguments.seconds)

@@ -1,24 +1,32 @@
 """Data sets: samples by number, decoded and augmented as (seed, epoch, sample) says."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from multiring.data.caching.blocks import QUOTA_BYTES, BlockCache
+from multiring.data.caching.blocks import BlockCache
 from multiring.data.caching.storage import CachedStorage
 from multiring.data.decoding import decoded
-from multiring.data.orders import ExactOrder, MixtureOrder, Order, SequentialOrder, WeightedOrder, WindowedOrder
+from multiring.data.orders import (
+    ExactOrder,
+    MixtureOrder,
+    Order,
+    SequentialOrder,
+    Shuffle,
+    WeightedOrder,
+    WindowedOrder,
+)
 from multiring.data.permutation import keyed_words
 from multiring.data.readers.limits import Limits
-from multiring.data.readers.opening import open_source, tell
+from multiring.data.readers.opening import open_source
 from multiring.data.readers.source import Image, Record, Shard
 from multiring.data.readers.storage import Storage, storage_of
 from multiring.errors import ArgumentError, DataError
 
 Transform = Callable[[Record, np.random.Generator], Record]
-_AMPLIFIED = 1.5
 
 
 class Samples(Protocol):
@@ -56,75 +64,67 @@ class Dataset:
     """Samples that are stored somewhere: a map from numbers to records, and an order for each epoch.
 
     Args:
-        url: a path, or what fsspec reads (s3://, https://, ...): a folder, or one file.
+        url: a path, or what fsspec reads (s3://, https://, ...): a folder, or one file. Where the source needs options
+            (credentials, a time-out), what `storage_of` returns for them; or any other storage.
         format: "imagefolder", "tar", "parquet", "hdf5", "npy", "npy-files", "mds", "tfrecord" or "pack"; by the files'
             names where it is not said.
         transform: is given each record, images decoded to uint8 arrays (height, width, 3), and a generator of random
             numbers, and returns what the training gets. It may change the record.
         seed: of the order, and of those random numbers.
-        shuffle: "exact": every order is as likely as any other. "windowed": samples of `window` shards are mixed at a
-            time, which reads each shard once wherever it is. "none": as they are stored.
-        window: in shards.
+        shuffle: "exact", "windowed" or "none"; a `Shuffle` says of how many shards, or what it may cost.
         decode: False leaves images as they are stored, as `Image` with their `data`.
-        read_amplification: how many times its bytes a pass may read, as far as the format makes that needed.
         limits: what its files may claim; by default 1 GiB a record, 128 M pixels.
-        storage: of which `url` is, where it is not to be found by `url`.
-        cache: a folder on this host's disk, in which a pack's blocks are kept from the first epoch on.
-        quota_bytes: the most that this folder may hold.
-        options: of the storage: `timeout_s`, `readers`, and fsspec's.
+        cache: a folder on this host's disk, in which a pack's blocks are kept from the first epoch on; or a
+            `BlockCache` of one, with its quota.
 
     Raises:
-        ArgumentError: no such place, format or option; or an exact order of a format whose samples cannot be read
-            alone, so that reading would cost more than `read_amplification`.
+        ArgumentError: no such place, format or order; or an exact order of a format whose samples cannot be read
+            alone, so that reading would cost more than its `read_amplification`.
         DataError: a file is damaged.
         UnsupportedError: a library is missing that reads it.
     """
 
     def __init__(  # noqa: PLR0913 -- one call says what a data set is
         self,
-        url: str,
+        url: str | Path | Storage,
         *,
         format: str | None = None,  # noqa: A002 -- the word for it
         transform: Transform | None = None,
         seed: int = 0,
-        shuffle: str = "exact",
-        window: int = 16,
+        shuffle: str | Shuffle = "exact",
         decode: bool = True,
-        read_amplification: float = _AMPLIFIED,
         limits: Limits | None = None,
-        storage: Storage | None = None,
-        cache: str | Path | None = None,
-        quota_bytes: int = QUOTA_BYTES,
-        **options: Any,
+        cache: str | Path | BlockCache | None = None,
     ) -> None:
+        chosen = shuffle if isinstance(shuffle, Shuffle) else Shuffle(shuffle)
         self.limits = limits or Limits()
-        self.storage = storage_of(str(url), **options) if storage is None else storage
+        self.storage = url if isinstance(url, Storage) else storage_of(str(url))
         if cache is not None:
+            where, blocks = (cache.root, cache) if isinstance(cache, BlockCache) else (cache, None)
             if format not in {None, "pack"}:
-                raise ArgumentError(f"cache={str(cache)!r} with format={format!r}: want a pack, which has check sums")
-            self.storage = CachedStorage(self.storage, BlockCache(Path(cache), quota_bytes, tell))
+                raise ArgumentError(f"cache={str(where)!r} with format={format!r}: want a pack, which has check sums")
+            self.storage = CachedStorage(self.storage, blocks or BlockCache(where))
         self.source = open_source(self.storage, format, self.limits)
         self.seed = seed
         self.digest: str = self.source.digest
         self.shards: Sequence[Shard] = self.source.shards
         self._transform = transform
         self._decode = decode
-        self.order = self._ordered(shuffle, window, read_amplification)
+        self.order = self._ordered(chosen)
 
-    def _ordered(self, shuffle: str, window: int, most: float) -> Order:
+    def _ordered(self, shuffle: Shuffle) -> Order:
         length = self.source.numbering.length
-        if shuffle == "none":
+        if shuffle.kind == "none":
             return SequentialOrder(length)
-        if shuffle == "windowed":
-            return WindowedOrder([each.samples for each in self.shards], window, self.seed)
-        if shuffle != "exact":
-            raise ArgumentError(f"shuffle={shuffle!r}: want 'exact', 'windowed' or 'none'")
+        if shuffle.kind == "windowed":
+            return WindowedOrder([each.samples for each in self.shards], shuffle.window, self.seed)
         amplification = read_amplification(self.source)
-        if amplification > most:
+        if amplification > shuffle.read_amplification:
             raise ArgumentError(
                 f"{self.storage.url}: an exact order of {self.source.format} reads each sample's whole shard: "
-                f"{amplification:.3g} times the data set an epoch, where {most:g} is allowed. Want shuffle='windowed', "
-                f"or a pack (multiring data pack), or read_amplification={amplification:.3g} to have it so"
+                f"{amplification:.3g} times the data set an epoch, where {shuffle.read_amplification:g} is allowed. "
+                "Want shuffle='windowed', or a pack (multiring data pack), or "
+                f"shuffle=Shuffle(read_amplification={math.ceil(amplification)}) to have it so"
             )
         return ExactOrder(length, self.seed)
 

@@ -5,6 +5,7 @@ beyond a table of 32 KiB where there are few.
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -17,6 +18,36 @@ Value = TypeVar("Value")
 
 # A mixture's draws are dealt in blocks of so many: a source's part is a whole number of these.
 _MIXTURE_BLOCK = 4096
+_KINDS = ("exact", "windowed", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle:
+    """How a data set's samples are mixed.
+
+    Attributes:
+        kind: "exact": every order is as likely as any other. "windowed": samples of `window` shards are mixed at a
+            time, which reads each shard once wherever it is. "none": as they are stored.
+        window: of a windowed order, in shards.
+        read_amplification: how many times the data set's bytes an exact order may read, as far as the format makes
+            that needed.
+
+    Raises:
+        ArgumentError: no such kind, a window of no shards, or an amplification below 1.
+    """
+
+    kind: str = "exact"
+    _: KW_ONLY
+    window: int = 16
+    read_amplification: float = 1.5
+
+    def __post_init__(self) -> None:
+        if self.kind not in _KINDS:
+            raise ArgumentError(f"shuffle={self.kind!r}: want {' or '.join(map(repr, _KINDS))}, or a Shuffle of one")
+        if self.window < 1:
+            raise ArgumentError(f"Shuffle(window={self.window!r}): want 1 shard or more")
+        if not self.read_amplification >= 1:
+            raise ArgumentError(f"Shuffle(read_amplification={self.read_amplification!r}): want 1 or more")
 
 
 class Recent(Generic[Value]):

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from multiring.data.packing.manifest import xxh3
+from multiring.data.readers.opening import tell as tell_user
 from multiring.errors import ArgumentError, DataError
 
 QUOTA_BYTES = 64 << 30
@@ -52,14 +53,16 @@ class BlockCache:
     Args:
         root: the folder, made with mode 0700 where it is not there.
         quota_bytes: the most that all that is in it may take, whoever put it there.
-        tell: is told of what goes wrong and goes on: damaged blocks, a full disk.
+        tell: is told of what goes wrong and goes on: damaged blocks, a full disk; by default it goes to standard error.
         foreign: whether a folder of another user may be used, which is then only read.
 
     Raises:
         ArgumentError: it is another user's, or others may write to it.
     """
 
-    def __init__(self, root: Path, quota_bytes: int, tell: Tell, *, foreign: bool = False) -> None:
+    def __init__(
+        self, root: str | Path, quota_bytes: int = QUOTA_BYTES, tell: Tell = tell_user, *, foreign: bool = False
+    ) -> None:
         self.root = Path(root)
         self.quota_bytes = quota_bytes
         self.counts = Counts()

@@ -1,10 +1,11 @@
 """A loader: each step's batch of this rank, ready before it is asked for, and how far the training is."""
 
+import multiprocessing
 import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -22,6 +23,35 @@ from multiring.errors import ArgumentError, DataError, StateError
 Batch = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """Who reads and decodes.
+
+    Attributes:
+        count: how many threads, or processes.
+        processes: whether they are processes: for transforms in Python that take long. Then a script has to have its
+            beginning under `if __name__ == "__main__"`, as Python's multiprocessing wants.
+        ahead: how many batches are made before they are asked for.
+        context: how processes are started, in Python's multiprocessing's words.
+
+    Raises:
+        ArgumentError: none of them, none ahead, or no such context.
+    """
+
+    count: int = 2
+    _: KW_ONLY
+    processes: bool = False
+    ahead: int = 2
+    context: str = "forkserver"
+
+    def __post_init__(self) -> None:
+        if min(self.count, self.ahead) < 1:
+            raise ArgumentError(f"workers={self.count}, ahead={self.ahead}: want 1 or more of each")
+        known = multiprocessing.get_all_start_methods()
+        if self.context not in known:
+            raise ArgumentError(f"Workers(context={self.context!r}): want one of {', '.join(known)}")
+
+
 class Loader:
     """Batches of a data set, as one rank of several has them.
 
@@ -34,10 +64,7 @@ class Loader:
         batch: samples of a step, on all ranks together. The last step of an epoch may have fewer.
         rank: this one.
         ranks: how many there are.
-        workers: how many threads, or processes, read and decode.
-        processes: whether they are processes: for transforms in Python that take long. Then a script has to have its
-            beginning under `if __name__ == "__main__"`, as Python's multiprocessing wants.
-        ahead: how many batches are made before they are asked for.
+        workers: how many threads read and decode; a `Workers` says more, for instance that they are processes.
         drop_last: whether an epoch's last step is left out where it has fewer samples than `batch`.
         skip_bad: whether samples that cannot be read are left out of their batch, and told of; else they are an error.
         allocate: gives the memory of batches, for instance `Group.allocate`.
@@ -53,25 +80,23 @@ class Loader:
         *,
         rank: int = 0,
         ranks: int = 1,
-        workers: int = 2,
-        processes: bool = False,
-        ahead: int = 2,
+        workers: int | Workers = 2,
         drop_last: bool = False,
         skip_bad: bool = False,
         allocate: Allocate | None = None,
-        context: str = "forkserver",
     ) -> None:
-        if min(batch, workers, ahead) < 1:
-            raise ArgumentError(f"batch={batch}, workers={workers}, ahead={ahead}: want 1 or more of each")
+        chosen = workers if isinstance(workers, Workers) else Workers(workers)
+        if batch < 1:
+            raise ArgumentError(f"batch={batch}: want 1 or more")
         if drop_last and batch > samples.order.length:
             raise ArgumentError(f"batch={batch} with drop_last=True: the epoch has {samples.order.length} samples only")
         self.samples = samples
         self.batch = batch
-        self.workers = workers
+        self.workers = chosen.count
         self.skipped = 0
         self.waited_s = 0.0  # by who asked for batches
         self._place = (rank, ranks)
-        self._options = (workers, processes, ahead, context)
+        self._crew_of = chosen
         self._drop_last, self._skip_bad, self._allocate = drop_last, skip_bad, allocate
         self._progress = Progress(seed=samples.seed, digest=samples.digest)
         self._share: Share | None = None
@@ -163,11 +188,10 @@ class Loader:
         return islice(made, len(self))
 
     def _batches(self, source: Iterator[Step]) -> Iterator[Batch]:
-        _, _, ahead, _ = self._options
         under_way: deque[tuple[Step, Job]] = deque()
         try:
             while True:
-                for step in islice(source, ahead + 1 - len(under_way)):
+                for step in islice(source, self._crew_of.ahead + 1 - len(under_way)):
                     under_way.append((step, self._started(step)))
                 if not under_way:
                     return
@@ -213,14 +237,21 @@ class Loader:
         if self._workers is None:
             if wanted is None:
                 raise StateError("the loader was closed")
-            workers, processes, ahead, context = self._options
+            chosen = self._crew_of
             layout = self._layout = self._layout or self._looked_at(wanted)
-            if processes:
+            if chosen.processes:
                 rows = -(-self.batch // self._place[1])
-                start = Start(samples=self.samples, layout=layout, rows=rows, slots=ahead + 3, spare=2, context=context)
-                self._workers = ProcessWorkers(start, workers, self._allocate, tell)
+                start = Start(
+                    samples=self.samples,
+                    layout=layout,
+                    rows=rows,
+                    slots=chosen.ahead + 3,
+                    spare=2,
+                    context=chosen.context,
+                )
+                self._workers = ProcessWorkers(start, chosen.count, self._allocate, tell)
             else:
-                self._workers = ThreadWorkers(self.samples, layout, workers, self._allocate or np.empty)
+                self._workers = ThreadWorkers(self.samples, layout, chosen.count, self._allocate or np.empty)
         return self._workers
 
     def layout(self) -> Layout:

@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from multiring.data.readers.limits import library, require_inside
 from multiring.errors import ArgumentError, DataError, SourceTimeoutError
@@ -17,6 +17,7 @@ _READERS = 16
 _AT_ONCE = 1 << 30  # bytes that one system call moves
 
 
+@runtime_checkable
 class Storage(Protocol):
     """A folder of files, or one file, at a URL.
 
@@ -68,9 +69,11 @@ def storage_of(url: str, *, timeout_s: float = 60.0, readers: int = _READERS, **
         options: for fsspec's file system: credentials and the like.
 
     Raises:
-        ArgumentError: no such place or protocol.
+        ArgumentError: no such place or protocol, or options for a path, which has none.
     """
     if re.match(r"[a-z][a-z0-9+.]*:", url) is None or url.startswith("file:"):
+        if options:
+            raise ArgumentError(f"{url} is a path: want none of {', '.join(options)}, which are for URLs")
         return LocalStorage(url.removeprefix("file:").removeprefix("//"))
     return RemoteStorage(url, timeout_s=timeout_s, readers=readers, options=options)
 
