@@ -21,7 +21,7 @@ def counted(  # noqa: PLR0913 -- what is counted of what, by whom
     batch: int,
     place: tuple[int, int],
     recipe: Recipe | None = None,
-    workers: int = 0,
+    workers: int = 1,
 ) -> Tensor:
     """Return the sum of `count` over all samples, on every rank: int64, and so the same on any number of ranks.
 
@@ -32,7 +32,7 @@ def counted(  # noqa: PLR0913 -- what is counted of what, by whom
         batch: samples that all ranks look at together.
         place: this rank, and how many there are.
         recipe: whose average of the weights, and arithmetic, is used.
-        workers: processes that read.
+        workers: threads that read and decode.
     """
     rank, ranks = place
     loader = Loader(samples, batch, rank=rank, ranks=ranks, workers=workers)

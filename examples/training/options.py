@@ -44,7 +44,7 @@ class Options:
     ema: float = 0.0  # of the weights, for evaluation; 0 for none
     precision: str = "float32"  # float32; bf16 for torch.autocast; float64 to compare runs to the last digits
     wire: str = ""  # the gradients' type between hosts: bf16, fp16, int8; as they are if empty
-    workers: int = 0  # processes that read, for each rank
+    workers: int = 1  # threads that read and decode, for each rank
     seed: int = 0
     deterministic: bool = False  # the same bits in every run, for some speed
     evaluate_every: float = 1.0  # epochs
@@ -56,7 +56,14 @@ class Options:
     plain: bool = False  # without multiring, on one process, for comparison
 
     def __post_init__(self) -> None:
-        for name, least in (("batch", 1), ("epochs", 1), ("keep", 1), ("save_every", 1), ("log_every", 1)):
+        for name, least in (
+            ("batch", 1),
+            ("epochs", 1),
+            ("keep", 1),
+            ("workers", 1),
+            ("save_every", 1),
+            ("log_every", 1),
+        ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} has to be at least {least}, got {getattr(self, name)}")
         if self.lag not in {0, 1}:

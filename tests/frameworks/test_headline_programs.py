@@ -37,7 +37,7 @@ IMAGES = (
     "--log-every=1",
     "--save-every=2",
     "--evaluate-every=10",
-    "--workers=0",
+    "--workers=1",
     "--no-peak",
 )
 SMALL = ("--model=resnet26", "--width=4", "--size=32", "--small", "--least-area=0.5", "--rate=0.05")
@@ -184,7 +184,7 @@ def test_a_training_that_was_stopped_ends_with_the_weights_of_one_that_was_not(i
 
 
 def test_two_ranks_follow_one_and_evaluate_alike(fields: Path, tmp_path: Path) -> None:
-    words = ("--width=4", "--batch=2", "--epochs=3", "--log-every=1", "--workers=0", "--sync-norm", "--no-noise")
+    words = ("--width=4", "--batch=2", "--epochs=3", "--log-every=1", "--workers=1", "--sync-norm", "--no-noise")
     scores = []
     for ranks in (1, 2):
         run = tmp_path / str(ranks)

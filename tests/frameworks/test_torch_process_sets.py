@@ -39,7 +39,7 @@ def use_static_sets(here: Here) -> None:
             assert pair.rank() == here.rank // 2
             use_pair(here, pair)
         assert mt.allreduce(torch.ones(1), op=mt.Sum).item() == 3.0
-        with pytest.raises(ArgumentError, match="HOROVOD_DYNAMIC_PROCESS_SETS=1"):
+        with pytest.raises(ArgumentError, match="MULTIRING_DYNAMIC_PROCESS_SETS=1"):
             mt.add_process_set([0, 1])
         with pytest.raises(ArgumentError, match="remove_process_set: process sets are fixed"):
             mt.remove_process_set(pair)

@@ -59,9 +59,9 @@ def train(here: Here, folder: str) -> None:
     backward(loss_of(network(), here.rank))  # in no timeline: the hooks are gone
     assert not torch.nn.modules.module._global_forward_hooks
     multiring.shutdown()
-    with pytest.raises(ValueError, match="has not been initialized"):
+    with pytest.raises(ValueError, match="not initialised"):
         mt.start_timeline(f"{folder}/d.json")
-    with pytest.raises(ValueError, match="has not been initialized"):
+    with pytest.raises(ValueError, match="not initialised"):
         mt.stop_timeline()
 
 

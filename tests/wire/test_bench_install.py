@@ -65,7 +65,9 @@ def test_a_step_that_fails_is_told_with_what_it_wrote_and_nothing_counts_as_inst
 
 
 def test_an_unknown_name_is_told_with_the_known_ones(told: list[str]) -> None:
-    with pytest.raises(ArgumentError, match=r"no recipe to install 'gloo', want one of horovod, it, mpich, openmpi"):
+    with pytest.raises(
+        ArgumentError, match=r"no recipe to install 'gloo', want one of chainer, horovod, it, mpich, openmpi"
+    ):
         install("gloo", told.append)
 
 

@@ -5,6 +5,7 @@ import os
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import core
 
 from multiring.frontend import lifecycle
 from multiring.frontend.requests.interrupts import fail_at_interrupts
@@ -21,7 +22,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     TF_NUM_INTEROP_THREADS, say otherwise; or TensorFlow has computed already.
     """
     lifecycle.init(comm, process_sets)
-    fail_at_interrupts()
+    errors = (tf.errors.OpError, core._NotOkStatusException)  # noqa: SLF001 -- what operations raise, eager ones too
+    fail_at_interrupts([each.__init__.__code__.co_filename for each in errors])
     ranks = lifecycle.local_size()
     if ranks == 1:
         return

@@ -1,7 +1,6 @@
 """multiring's operations for TensorFlow: found, loaded once, and told where their requests go."""
 
 import ctypes
-import functools
 import os
 from functools import cache
 from pathlib import Path
@@ -25,32 +24,6 @@ def operations() -> Any:
     return _operations_of(os.getpid())
 
 
-class _Interruptible:
-    """The operations, where Ctrl-C during an eager one is KeyboardInterrupt.
-
-    The signal fails what is in flight; pybind11 then runs Python to make TensorFlow's error, Python tells of the signal
-    there, and what comes out is a RuntimeError that says so.
-    """
-
-    def __init__(self, module: Any) -> None:
-        self._module = module
-
-    def __getattr__(self, name: str) -> Any:
-        operation = getattr(self._module, name)
-
-        @functools.wraps(operation)
-        def call(*arguments: Any, **keywords: Any) -> Any:
-            try:
-                return operation(*arguments, **keywords)
-            except RuntimeError as error:
-                if "REPLACED BY KeyboardInterrupt" in str(error):
-                    raise KeyboardInterrupt from None
-                raise
-
-        setattr(self, name, call)
-        return call
-
-
 @cache
 def _operations_of(_pid: int) -> Any:
     """Return them; a fork that becomes a rank has an entry of its own."""
@@ -60,7 +33,7 @@ def _operations_of(_pid: int) -> Any:
     problem = use(entry_address()).decode()
     if problem:
         raise UnsupportedError(f"TensorFlow {tf.__version__}: {problem}; {_wanted()}")
-    return _Interruptible(found)
+    return found
 
 
 @cache
