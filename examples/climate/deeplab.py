@@ -8,7 +8,7 @@ arXiv:1802.02611; Kurth et al., "Exascale Deep Learning for Climate Analytics", 
 """
 
 import torch
-from examples.training.resnet import EXPANSION, LAYERS, ResNet
+from examples.training.resnet import EXPANSION, LAYERS, ResNet, zero_last_gammas
 from torch import Tensor, nn
 
 RATES = (12, 24, 36)
@@ -35,19 +35,16 @@ def _doubling(inputs: int, outputs: int) -> nn.Sequential:
 class AtrousPyramid(nn.Module):
     """What lies around each pixel, near and far: a 1x1 convolution, three dilated ones, and the mean of the image.
 
-    The mean's batch norm sees one value a sample and channel: with one sample a rank it has to be synchronised, or
-    is left out (`normalised_mean=False`).
+    The mean goes through no batch norm, as it would elsewhere: that has one value a sample and channel, which is none
+    to normalise by where a rank has one sample, and few where it has some.
     """
 
-    def __init__(self, inputs: int, width: int, *, normalised_mean: bool) -> None:
+    def __init__(self, inputs: int, width: int) -> None:
         super().__init__()
         self.branches = nn.ModuleList(
             [_convolution(inputs, width, 1), *(_convolution(inputs, width, 3, r) for r in RATES)]
         )
-        mean: list[nn.Module] = [nn.AdaptiveAvgPool2d(1), nn.Conv2d(inputs, width, 1, bias=not normalised_mean)]
-        if normalised_mean:
-            mean.append(nn.BatchNorm2d(width))
-        self.mean = nn.Sequential(*mean, nn.ReLU(inplace=True))
+        self.mean = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(inputs, width, 1), nn.ReLU(inplace=True))
         self.project = _convolution(width * (len(RATES) + 2), width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -64,15 +61,15 @@ class DeepLabV3Plus(nn.Module):
         channels: of the fields.
         classes: of a pixel.
         width: 64 is the published network; a fourth of it has 1/16 of its arithmetic.
-        normalised_mean: whether the image's mean goes through batch norm.
     """
 
-    def __init__(self, channels: int = 16, classes: int = 3, width: int = 64, *, normalised_mean: bool = False) -> None:
+    def __init__(self, channels: int = 16, classes: int = 3, width: int = 64) -> None:
         super().__init__()
         self.encoder = ResNet(LAYERS["resnet50"], 1, channels, width, output_stride=8)
         del self.encoder.fc, self.encoder.avgpool
+        zero_last_gammas(self.encoder)
         wide = width * EXPANSION
-        self.pyramid = AtrousPyramid(width * 8 * EXPANSION, wide, normalised_mean=normalised_mean)
+        self.pyramid = AtrousPyramid(width * 8 * EXPANSION, wide)
         self.early = _convolution(wide, width * 3 // 4, 1)
         self.to_quarter = _doubling(wide, wide)
         self.at_quarter = nn.Sequential(_convolution(wide + width * 3 // 4, wide), _convolution(wide, wide))

@@ -39,7 +39,7 @@ class FieldOptions(Options):
     model: str = "deeplabv3+"  # or tiramisu
     width: int = 64  # channels of DeepLab's first stage
     growth: int = 32  # channels that a layer of Tiramisu adds
-    sync_norm: bool = False  # batch norms over all ranks' samples; DeepLab's image-level branch has one then, too
+    sync_norm: bool = False  # batch norms over all ranks' samples
     pictures: int = 4  # of the validation set, for the report
 
 
@@ -74,7 +74,7 @@ class ClimateFields:
         """Return the network."""
         options, channels = self._options, self.training.shape[2]
         if options.model == "deeplabv3+":
-            made: nn.Module = DeepLabV3Plus(channels, len(CLASSES), options.width, normalised_mean=options.sync_norm)
+            made: nn.Module = DeepLabV3Plus(channels, len(CLASSES), options.width)
         elif options.model == "tiramisu":
             made = Tiramisu(channels, len(CLASSES), options.growth, first=2 * options.growth)
         else:

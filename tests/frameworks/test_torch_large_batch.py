@@ -40,7 +40,7 @@ def train(
 
 
 def by_optax(name: str, *numbers: float, **options: Any) -> list[Any]:
-    """Return what a rule of optax makes of `weights()` in as many steps; in a process that may load JAX, and not fork."""
+    """Return what a rule of optax makes of `weights()`; JAX is loaded in a process that does not fork."""
     [found] = run_ranks(optaxs, 1, name, numbers, options)
     return list(found)
 
