@@ -135,6 +135,11 @@ class BlockCache:
             if not self.has_room(0) and not self.holds(key, number):
                 return self._fetched(key, number, fetch, wanted)
         try:
+            # Who fetched it may have ended between the look and the lock.
+            found = self.read(key, number, wanted)
+            if found is not None:
+                self.counts.hits += 1
+                return found
             data = self._fetched(key, number, fetch, wanted)
             self.put(key, number, data)
             return data
