@@ -53,10 +53,10 @@ class Net:
             self.open[rank].add(name)
         self._take(rank, self.members[rank].announce_all(operations))
 
-    def join(self, rank: int, waited_ms: int = 0) -> None:
+    def join(self, rank: int, waited_us: int = 0) -> None:
         self.joined.add(rank)
         self.joining.add(rank)
-        self._take(rank, self.members[rank].join(waited_ms))
+        self._take(rank, self.members[rank].join(waited_us))
 
     def wait_for(self, rank: int, name: str | None) -> None:
         if name is None:

@@ -220,7 +220,7 @@ def test_the_last_to_join_is_who_waited_least() -> None:
     for order in ((3, 0, 6, 2, 1, 4, 5), (5, 4, 3, 2, 1, 0, 6)):
         net = group_of(7)
         for rank in order:
-            net.join(rank, waited_ms=100 * (rank - 2) ** 2)
+            net.join(rank, waited_us=100 * (rank - 2) ** 2)
             net.settle()
         assert net.decisions == [[Joined(2)]] * 7
 

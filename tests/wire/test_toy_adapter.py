@@ -1,4 +1,6 @@
-"""What an adapter has from the rooms below it, tried by the smallest one there is (toy.py)."""
+"""What an adapter has import time
+from the rooms below it, tried by the smallest one there is (toy.py).
+"""
 
 import ast
 import os
@@ -163,6 +165,8 @@ def join_early(here: Here) -> None:
     model: toy.Model = {"weight": np.zeros(3)}
     for _ in range(1 + here.rank):
         model = optimizer.step(model, {"weight": np.ones(3)})
+    # Before they negotiate, ranks know who joined last by how long each has waited: to about a millisecond.
+    time.sleep(0.05 * here.rank)
     assert join() == 2
     assert toy.allreduce(model["weight"], op="min").tolist() == [-(1 + 2 / 3 + 1 / 3)] * 3
 

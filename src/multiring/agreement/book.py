@@ -70,7 +70,7 @@ class Book:
         """Note that all ranks of a place have joined, `last` as the last; return the operations that this changes."""
         self.joined |= place
         # Of those that waited equally long whose joining was known last.
-        if self._last is None or last.waited_ms <= self._last.waited_ms:
+        if self._last is None or last.waited_us <= self._last.waited_us:
             self._last = last
         return list(self.pending)
 

@@ -89,11 +89,11 @@ class Member:
         self._pass_on(self._book.come(arrivals), outcome)
         return outcome
 
-    def join(self, waited_ms: int = 0) -> Outcome:
+    def join(self, waited_us: int = 0) -> Outcome:
         """Take it that this rank has nothing more to announce until all have joined; it counts as coming to everything.
 
         Args:
-            waited_ms: since it joined: in which order ranks did that came before the agreement began nobody else knows.
+            waited_us: since it joined: in which order ranks did that came before the agreement began nobody else knows.
 
         Raises:
             ValueError: it has joined.
@@ -102,7 +102,7 @@ class Member:
         if self._is_lost(outcome):
             return outcome
         self._book.check_in_step()
-        self._pass_on(self._book.join(Last(self.rank, waited_ms)), outcome)
+        self._pass_on(self._book.join(Last(self.rank, waited_us)), outcome)
         return outcome
 
     def wait_for(self, name: str | None) -> Outcome:

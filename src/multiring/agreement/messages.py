@@ -52,7 +52,7 @@ class Last(NamedTuple):
     """The last of some ranks to join, as far as is known: of those that waited least before all knew of joining."""
 
     rank: int
-    waited_ms: int
+    waited_us: int
 
 
 class Report(NamedTuple):
@@ -168,8 +168,8 @@ def decode(message: bytes, size: int, below: range | None) -> Report | Orders | 
 
 def _last(row: object, below: range) -> Last:
     match row:
-        case [rank, waited_ms]:
-            return Last(_rank(rank, below), _number(waited_ms))
+        case [rank, waited_us]:
+            return Last(_rank(rank, below), _number(waited_us))
     raise ValueError(f"want [rank, milliseconds] of the last to join, got {_shown(row)}")
 
 

@@ -39,7 +39,7 @@ class NamedHandle(Waiter):
         self.posted: Handle | None = None
         self.number = 0  # its place in the optimistic order; 0: it has none
         self.is_over = False
-        self.waited_ms = 0  # of a joining: before the ranks came to a negotiation
+        self.waited_us = 0  # of a joining, in microseconds: before the ranks came to a negotiation
         self.watch: Callable[[], tuple[Sequence[int], float]] | None = None  # while a thread waits for a decision
         self._result: Any = None
         self._error: BaseException | None = None

@@ -289,7 +289,7 @@ class NamedOperations:
             return
         self._generation += 1
         if self._joining is not None:
-            self._joining.waited_ms = int(1e3 * (time.monotonic() - self._joined_s))
+            self._joining.waited_us = int(1e6 * (time.monotonic() - self._joined_s))
         self._negotiation = Negotiation(self, self._decided, self._channel, self._generation)
         self._negotiation.begin(self._calls.last)
         if self._losses:

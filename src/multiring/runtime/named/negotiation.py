@@ -88,7 +88,7 @@ class Negotiation:
         if operations:
             self._carry_out(self._member.announce_all(operations))
         if joining is not None:  # behind what was found to differ later than it, but came before it
-            self._announce_join(joining.waited_ms)
+            self._announce_join(joining.waited_us)
 
     def take_back(self) -> list[NamedHandle]:
         """Return what the ranks have not agreed on; they will not."""
@@ -130,13 +130,13 @@ class Negotiation:
         for message in unexpected:
             self.take(message)
 
-    def _announce_join(self, waited_ms: int) -> None:
+    def _announce_join(self, waited_us: int) -> None:
         """Announce that this rank has joined, once it is known what became of all it has posted before."""
         with self._owner.changed:
             if self._owner.has_unknown():
-                self._channel.control.after(_RETRY_S, lambda: self._announce_join(waited_ms))
+                self._channel.control.after(_RETRY_S, lambda: self._announce_join(waited_us))
             elif self._member is not None:
-                self._carry_out(self._member.join(waited_ms))
+                self._carry_out(self._member.join(waited_us))
 
     # ---- what is agreed on ----
 
