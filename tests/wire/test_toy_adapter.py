@@ -1,9 +1,8 @@
-"""What an adapter has import time
-from the rooms below it, tried by the smallest one there is (toy.py).
-"""
+"""What an adapter has from the rooms below it, tried by the smallest one there is (toy.py)."""
 
 import ast
 import os
+import time
 from pathlib import Path
 from typing import Any
 
