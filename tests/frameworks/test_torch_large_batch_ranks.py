@@ -231,7 +231,7 @@ def measure(here: Here) -> list[float]:
     data = TensorDataset(0.5 + 2.0 * torch.randn(5600, 30, dtype=torch.float64))
     torch.manual_seed(here.rank)
     # By hand with equal parts and with unlike ones, and by `distribute`, where 14 samples are 5, 5 and 4.
-    for case in ("equal", "sum", "distribute"):
+    for case in ("equal", "lag", "sum", "distribute"):
         weight = nn.Linear(30, 1, bias=False, dtype=torch.float64)
         plain = torch.optim.SGD(weight.parameters(), 0.0)
         batches: Any = DataLoader(data, 14)
@@ -240,17 +240,21 @@ def measure(here: Here) -> list[float]:
         else:
             op = mt.Sum if case == "sum" else mt.Average
             optimizer = mt.DistributedOptimizer(plain, weight.named_parameters(), op=op)
-        samples = {"equal": 4, "sum": 3 + 2 * here.rank, "distribute": None}[case]
+        samples = {"equal": 4, "lag": 4, "sum": 3 + 2 * here.rank, "distribute": None}[case]
         noise = mt.noise_scale(optimizer, samples=samples, every=1, warns=False)
+        if case == "lag":
+            mt.gradient_lag(optimizer)
         for (batch,) in batches:
-            own = batch if case == "distribute" else batch[:4] if case == "equal" else batch[: 3 + 2 * here.rank]
+            own = (
+                batch if case == "distribute" else batch[:4] if case in {"equal", "lag"} else batch[: 3 + 2 * here.rank]
+            )
             if case != "distribute":  # each rank its own samples
                 own = 0.5 + 2.0 * torch.randn(len(own), 30, dtype=torch.float64)
             optimizer.zero_grad()
             outputs = weight(own)
             backward(outputs.sum() / 15 if case == "sum" else outputs.mean())
             optimizer.step()
-        assert noise.batch == {"equal": 12, "sum": 15, "distribute": 14}[case]
+        assert noise.batch == {"equal": 12, "lag": 12, "sum": 15, "distribute": 14}[case]
         assert noise.value == pytest.approx(16.0, rel=0.12), case
         interval = noise.interval()
         assert interval.low < 16.0 < interval.high
