@@ -38,6 +38,7 @@ class NoiseWatch:
         self._parts: list[tuple[float, int]] = []  # micro-batches of one rank: squared norms, samples
         self._before: list[Tensor] = []
         self._batch = 0.0
+        self._measured = 0  # also gradients that are not finite, which do not count
         self._said: set[str] = set()
         self._adascale: AdaScale | None = None
         self._begin()
@@ -120,8 +121,9 @@ class NoiseWatch:
             self._known.add(sample)
             if self._adascale is not None:
                 self._adascale.add(sample)
-        if self._warns and sample is not None and len(self._known) % 16 == 0:
-            self._warn()
+            self._measured += 1
+            if self._warns and self._measured % 16 == 0:
+                self._warn()
 
     def after(self, step: StepContext, *, applied: bool) -> None:
         """There is nothing to do."""
@@ -187,7 +189,7 @@ class NoiseWatch:
         return sight.mark
 
     def _warn(self) -> None:
-        interval = self._known.interval(resamples=200)
+        interval = self._known.interval(resamples=200) if len(self._known) > 7 else None
         for each in concerns(facts_of(self._optimizer, self._batch, interval)):
             if each.kind not in self._said:
                 self._said.add(each.kind)
