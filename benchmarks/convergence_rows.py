@@ -221,6 +221,7 @@ def control_rows() -> list[Row]:
         Row("float32", make, 0.04, 128, sweeps=False, shrink=small),
         Row("fp16", make, 0.04, 128, dtype="fp16", sweeps=False, shrink=small),
         Row("fp16 without a scale", make, 0.04, 128, dtype="fp16", scale=1.0, sweeps=False, shrink=small),
+        Row("fp16, 2^-20", make, 0.04, 128, dtype="fp16", sweeps=False, shrink=small / 64),
         Row("fp16 without a scale, 2^-20", make, 0.04, 128, dtype="fp16", scale=1.0, sweeps=False, shrink=small / 64),
     ]
 
