@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.frameworks.large_batch_cases import CASES, scale_of, trained
+from tests.frameworks.large_batch_cases import CASES, scale_of, trained, trained_adaptively
 from tests.frameworks.lossy import expect_same_bits
 from tests.frameworks.plain import backward, join, loss_of, network
 from tests.wire.ranks import Here, run_ranks
@@ -28,16 +28,21 @@ from multiring.optim import Constant, LossScale
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_any_ranks_take_the_trajectory_of_one(ranks: int) -> None:
     wanted = {name: trained(name, 0, 1) for name in CASES}
+    for lag in (0, 1):
+        wanted[f"AdaScale lag {lag}"] = trained_adaptively(0, 1, ranks, lag=lag)
     for rank, found in enumerate(run_ranks(train_all, ranks, deadline_s=300.0)):
         for name, own in found.items():
             for one, other in zip(own, wanted[name.removeprefix("accumulated ")], strict=True):
                 assert np.abs(one - other.numpy()).max() < 1e-10, (rank, name)
-        assert len(found) == len(CASES) + 2 * (ranks < 4)
+        assert len(found) == len(wanted) + 2 * (ranks < 4)
 
 
 def train_all(here: Here) -> dict[str, list[Any]]:
     join(here)
     found = {name: [each.numpy() for each in trained(name, here.rank, here.size)] for name in CASES}
+    for lag in (0, 1):
+        own = trained_adaptively(here.rank, here.size, here.size, lag=lag)
+        found[f"AdaScale lag {lag}"] = [each.numpy() for each in own]
     if here.size < 4:  # whose three samples two backwards do not divide
         for name in ("lag, everything", "LARC clip"):
             own = trained(name, here.rank, here.size, passes=2)
