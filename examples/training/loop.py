@@ -28,7 +28,6 @@ from torch import Tensor, nn
 
 import multiring.torch as mt
 from multiring.data import Loader
-from multiring.data.balance.watching import BalanceWatch
 from multiring.data.dataset import Samples
 from multiring.errors import StateError
 
@@ -113,7 +112,7 @@ class Run:
         self._callbacks = [self._write, *callbacks] if self.rank == 0 else []
         self._asked_to_stop = False
         self._report: Any = None
-        self._balance: BalanceWatch | None = None
+        self._balance: Any = None
         self._in_flight: tuple[Any, Tensor] | None = None
 
     def train(self) -> Progress:

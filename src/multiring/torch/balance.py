@@ -21,8 +21,8 @@ def balance(loader: Loader) -> BalanceWatch:
         mt.print_once(watch.finish())
 
     `finish` returns a `Balance`, whose text is the line; every rank calls it. Nothing is called at each step: what
-    workers did the loader counts, what the wire did the runtime. Operations that are no training's, between `balance` and
-    `finish` and outside of `paused`, count as its own.
+    workers did the loader counts, what the wire did the runtime. Operations that are no training's, between `balance`
+    and `finish` and outside of `paused`, count as its own.
 
     Args:
         loader: a `DataLoader`, or multiring.data's Loader.

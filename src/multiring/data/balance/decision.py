@@ -164,7 +164,7 @@ def model_of(counted: Counted) -> Model:
             # Somebody always waits for it: as far as can be told it does all it can.
             in_turn[name] = min(stages[name], counted.wall_s)
         elif counted.workers > 1 and beside > _IN_TURN * alone:
-            # What a request took longer than alone it waited for others, which a faster stage, or fewer workers, spares.
+            # What a request took longer than alone it waited for others: a faster stage, or fewer workers, spare it.
             in_turn[name] = stages[name] = alone * requests
     if is_full:
         stages[DECODE] = decode_cpu

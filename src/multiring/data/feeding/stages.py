@@ -16,8 +16,8 @@ REQUESTED = (SOURCE, DISK, NETWORK)  # stages that somebody else may be slow in
 class StageClock:
     """Counts seconds by stage, for each thread of its own.
 
-    Of a stage that is asked for something, `STAGE alone` and `STAGE beside` are the seconds of requests that began while
-    no other one, or at least one, of this process was under way, and `... requests` their number.
+    Of a stage that is asked for something, `STAGE alone` and `STAGE beside` are the seconds of requests that began
+    while no other one, or at least one, of this process was under way, and `... requests` their number.
     """
 
     def __init__(self) -> None:
