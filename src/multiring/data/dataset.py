@@ -20,7 +20,7 @@ from multiring.data.orders import (
     WeightedOrder,
     WindowedOrder,
 )
-from multiring.data.permutation import keyed_words
+from multiring.data.permutation import Numbers, keyed_words
 from multiring.data.readers.limits import Limits
 from multiring.data.readers.opening import open_source
 from multiring.data.readers.source import Image, Record, Shard
@@ -171,6 +171,18 @@ class Dataset:
         """Read a sample straight into `out`, arrays by field; False where that cannot be, and nothing was read."""
         into = getattr(self.source, "record_into", None)
         return self._transform is None and into is not None and bool(into(number, out))
+
+    def fills_rows(self, numbers: Numbers, out: Mapping[str, Any]) -> dict[str, list[Any]] | None:
+        """Read samples straight into rows of `out`, and return lists of what is no array.
+
+        None where samples have to be read one by one.
+
+        Raises:
+            DataError: one of them cannot be read.
+        """
+        into = getattr(self.source, "rows_into", None)
+        found: dict[str, list[Any]] | None = None if into is None or self._transform is not None else into(numbers, out)
+        return found
 
     def _named(self, number: int, record: Record, field: str = "") -> str:
         name = record.get("name", record.get("key", ""))

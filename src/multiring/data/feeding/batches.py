@@ -101,7 +101,10 @@ def fill(samples: Samples, layout: Layout, rows: Mapping[str, Array], first: int
     began, began_cpu, copied, made = time.perf_counter(), time.thread_time(), 0.0, 0
     if clock is not None:
         clock.take()  # what was read in between is none of this batch's
-    for row, number in enumerate(wanted.numbers.tolist(), first):
+    at_once = _filled_at_once(samples, layout, rows, first, wanted)
+    lists.update(at_once or {})
+    one_by_one = wanted.numbers.tolist() if at_once is None else []
+    for row, number in enumerate(one_by_one, first):
         out = {name: array[row] if array.ndim > 1 else array[row : row + 1] for name, array in rows.items()}
         try:
             if direct is not None and not lists and direct(number, out):
@@ -122,6 +125,23 @@ def fill(samples: Samples, layout: Layout, rows: Mapping[str, Array], first: int
     # What is read straight into the batch is not decoded.
     spent |= {COPY: copied if made else rest, DECODE: rest if made else 0.0, "cpu": time.thread_time() - began_cpu}
     return Filled(lists=lists, failures=failures, spent=spent)
+
+
+def _filled_at_once(
+    samples: Samples, layout: Layout, rows: Mapping[str, Array], first: int, wanted: "Wanted"
+) -> dict[str, list[Any]] | None:
+    """Fill all rows by few calls, and return the lists; None where it has to be done one by one."""
+    fills_rows = getattr(samples, "fills_rows", None)
+    end = first + len(wanted.numbers)
+    if fills_rows is None or end == first:
+        return None
+    try:
+        found: dict[str, list[Any]] | None = fills_rows(
+            wanted.numbers, {name: each[first:end] for name, each in rows.items()}
+        )
+    except (DataError, OSError):
+        return None  # one by one it shows which of them it is
+    return found if found is None or found.keys() == set(layout.lists) else None
 
 
 def _put(record: Mapping[str, Any], layout: Layout, out: Mapping[str, Array], number: int) -> None:

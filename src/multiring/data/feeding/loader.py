@@ -264,7 +264,7 @@ class Loader:
                 )
                 self._workers = ProcessWorkers(start, chosen.count, self._allocate, tell)
             else:
-                self._workers = ThreadWorkers(self.samples, layout, chosen.count, self._allocate or np.empty)
+                self._workers = ThreadWorkers(self.samples, layout, chosen.count, self._allocate, chosen.ahead)
         return self._workers
 
     def layout(self) -> Layout:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from multiring.data.readers.storage import RemoteStorage, Storage
+from multiring.data.readers.storage import LocalStorage, RemoteStorage, Storage
 
 SOURCE, DISK, NETWORK, DECODE, COPY = ("source", "disk", "network", "decode", "copy")
 REQUESTED = (SOURCE, DISK, NETWORK)  # stages that somebody else may be slow in
@@ -74,11 +74,17 @@ class TimedStorage:
         self.url = storage.url
         self._storage, self._clock, self._stage = storage, clock, stage
         self.names, self.size = storage.names, storage.size
+        if isinstance(storage, LocalStorage):
+            self.read_rows = self._read_rows
 
     def read_into(self, name: str, begin: int, out: memoryview) -> None:
         """Fill `out` with a file's bytes from `begin` on."""
         with self._clock.request(self._stage):
             self._storage.read_into(name, begin, out)
+
+    def _read_rows(self, name: str, begins: list[int], out: memoryview, row_bytes: int) -> None:
+        with self._clock.request(self._stage):
+            self._storage.read_rows(name, begins, out, row_bytes)  # type: ignore[attr-defined]  # a local one has it
 
     def __reduce__(self) -> Any:
         return TimedStorage, (self._storage, self._clock, self._stage)
