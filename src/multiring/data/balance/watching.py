@@ -27,7 +27,9 @@ class BalanceWatch:
 
     def __init__(self, loader: Loader, host_ranks: int = 1, gather: Gather | None = None) -> None:
         self._loader, self._gather = loader, gather
-        self._cores = max(1.0, len(os.sched_getaffinity(0)) / host_ranks)
+        own, every = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+        # A rank that is bound to some cores has those to itself.
+        self._cores = float(own) if own < every else own / host_ranks
         self._events = event_reader() if is_initialized() else None
         self._wire: list[Span] = []
         self._waits: list[Span] = []
