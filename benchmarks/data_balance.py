@@ -193,9 +193,10 @@ def main() -> int:
         return 0
     print(f"# The balance line, {time.strftime('%Y-%m-%d %H:%M')}\n")
     print(f"`{shlex.join(['python', *sys.argv])}` at commit {commit()}, {machine()}\n", flush=True)
-    inside = f"ip link set lo mtu 1500 up && exec {sys.executable} -m multiring run -n 2 {sys.executable} {shlex.join(sys.argv)}"
+    ranks = [sys.executable, "-m", "multiring", "run", "-n", "2", sys.executable, *sys.argv, INNER]
+    inside = f"ip link set lo mtu 1500 up && exec {shlex.join(ranks)}"
     done = subprocess.run(  # noqa: S603 -- our own command
-        ["unshare", "-n", "sh", "-c", f"{inside} {INNER}"],  # noqa: S607
+        ["unshare", "-n", "sh", "-c", inside],  # noqa: S607
         env={**inherited_environment(), "MULTIRING_ENGINE": "tcp"},
         stdout=subprocess.PIPE,
         text=True,

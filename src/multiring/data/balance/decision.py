@@ -56,8 +56,7 @@ class Model:
 
     stages: Mapping[str, float]  # of workers
     in_turn: Mapping[str, float]  # of stages that serve one request at a time
-    decode_cpu: float
-    other_cpu: float  # of the training's threads, and of workers' other stages
+    cpu: Mapping[str, float]  # of decode, copy, and the training's threads: compute
     workers: int
     cores: float
     compute: float
@@ -68,7 +67,7 @@ class Model:
     def step_s(self) -> float:
         """Return how long a step takes."""
         made = sum(self.stages.values()) / self.workers
-        cpu = (self.decode_cpu + self.other_cpu) / self.cores
+        cpu = sum(self.cpu.values()) / self.cores
         lengths = (made, *self.in_turn.values(), cpu, self.compute + self.exposed)
         longest = max(*lengths, 1e-12)
         return float(longest * sum((each / longest) ** _NORM for each in lengths) ** (1 / _NORM))
@@ -82,13 +81,14 @@ class Model:
         if stage == COMPUTE:
             # Half as much time is left for the wire to hide behind.
             hidden = min(self.wire - self.exposed, self.compute / 2)
-            return replace(self, compute=self.compute / 2, exposed=self.wire - max(0.0, hidden))
-        halved = replace(
+            exposed = self.wire - max(0.0, hidden)
+            return replace(self, compute=self.compute / 2, exposed=exposed, cpu=_halved(self.cpu, stage))
+        return replace(
             self,
-            stages={name: each / (1 + (name == stage)) for name, each in self.stages.items()},
-            in_turn={name: each / (1 + (name == stage)) for name, each in self.in_turn.items()},
+            stages=_halved(self.stages, stage),
+            in_turn=_halved(self.in_turn, stage),
+            cpu=_halved(self.cpu, stage),
         )
-        return replace(halved, decode_cpu=self.decode_cpu / 2) if stage == DECODE else halved
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,7 +153,10 @@ def model_of(counted: Counted) -> Model:
     """Return the model of a rank's step."""
     steps, spent = counted.steps, counted.spent
     is_full = counted.cpu_s > _BUSY * counted.cores * counted.wall_s
-    decode_cpu = min(spent.get("cpu", 0.0), spent.get(DECODE, 0.0))
+    workers_cpu = spent.get("cpu", 0.0)
+    cpu = {DECODE: min(workers_cpu, spent.get(DECODE, 0.0))}
+    # What is read is copied too, out of the page cache; that goes with the copying.
+    cpu |= {COPY: workers_cpu - cpu[DECODE], COMPUTE: max(0.0, counted.cpu_s - workers_cpu)}
     stages = {name: spent.get(name, 0.0) for name in (*_REQUESTED, DECODE, COPY)}
     in_turn = {}
     for name in _REQUESTED:
@@ -167,19 +170,22 @@ def model_of(counted: Counted) -> Model:
             # What a request took longer than alone it waited for others: a faster stage, or fewer workers, spare it.
             in_turn[name] = stages[name] = alone * requests
     if is_full:
-        stages[DECODE] = decode_cpu
+        stages[DECODE] = cpu[DECODE]
     compute = counted.wall_s - counted.waited_s - counted.exposed_s - counted.peers_s
     return Model(
         stages={name: each / steps for name, each in stages.items()},
         in_turn={name: each / steps for name, each in in_turn.items()},
-        decode_cpu=decode_cpu / steps,
-        other_cpu=max(0.0, counted.cpu_s - decode_cpu) / steps,
+        cpu={name: each / steps for name, each in cpu.items()},
         workers=counted.workers,
         cores=counted.cores,
         compute=max(0.0, compute) / steps,
         exposed=counted.exposed_s / steps,
         wire=max(counted.wire_s, counted.exposed_s) / steps,
     )
+
+
+def _halved(parts: Mapping[str, float], stage: str) -> Mapping[str, float]:
+    return {name: each / 2 if name == stage else each for name, each in parts.items()}
 
 
 def _mean(spent: Mapping[str, float], name: str) -> float:
