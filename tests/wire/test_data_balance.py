@@ -32,8 +32,6 @@ class OneByOne(LocalStorage):
             time.sleep(SLOW_S)
         super().read_into(name, begin, out)
 
-    read_rows = None  # type: ignore[assignment]  # each by itself
-
 
 def few(record: Record, generator: np.random.Generator) -> Record:
     """Leave what is alike."""

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -34,7 +34,7 @@ class BalanceWatch:
         self._wire: list[Span] = []
         self._waits: list[Span] = []
         self._absent: list[Span] = []
-        self._totals: Counter[str] = Counter()
+        self._totals: dict[str, float] = defaultdict(float)
         self._began: dict[str, float] | None = self._now()
         loader.attend_by(self._look)
 
@@ -64,7 +64,7 @@ class BalanceWatch:
             raise StateError("balance: paused, or finished, already")
         self._look()
         for name, value in self._now().items():
-            self._totals[name] += value - self._began.get(name, 0.0)  # type: ignore[assignment]  # of seconds
+            self._totals[name] += value - self._began.get(name, 0.0)
         self._began = None
 
     def _look(self) -> None:
@@ -73,12 +73,12 @@ class BalanceWatch:
             return
         events = [event_of(raw, 0) for raw in self._events.take()]
         wire, waits, absent = spans_of(events)
-        self._totals["wire"] += length(merged(wire))  # type: ignore[assignment]
-        self._totals["exposed"] += length(common(merged(wire), merged(waits)))  # type: ignore[assignment]
+        self._totals["wire"] += length(merged(wire))
+        self._totals["exposed"] += length(common(merged(wire), merged(waits)))
         # While something is on the wire, nobody waits for others alone.
         alone = length(common(merged(absent), merged(waits)))
         both = length(common(common(merged(absent), merged(waits)), merged(wire)))
-        self._totals["peers"] += alone - both  # type: ignore[assignment]
+        self._totals["peers"] += alone - both
 
     def counted(self) -> Counted:
         """Return what this rank has counted."""

@@ -3,7 +3,7 @@
 import math
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -220,9 +220,10 @@ class Job:
 
     def spent(self) -> dict[str, float]:
         """Return what workers spent on it, by stage."""
-        found: Counter[str] = Counter()
+        found: dict[str, float] = defaultdict(float)
         for piece in self._pieces.values():
-            found.update(piece.spent)  # type: ignore[arg-type]  # of seconds
+            for name, each in piece.spent.items():
+                found[name] += each
         return dict(found)
 
     def wait(self) -> tuple[dict[str, list[Any]], list[Failure]]:

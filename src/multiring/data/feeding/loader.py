@@ -3,7 +3,7 @@
 import multiprocessing
 import sys
 import time
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import islice
@@ -96,7 +96,7 @@ class Loader:
         self.skipped = 0
         self.waited_s = 0.0  # by who asked for batches
         self.batches = 0  # handed out
-        self.spent: Counter[str] = Counter()  # seconds of workers by stage: see StageClock
+        self.spent: dict[str, float] = defaultdict(float)  # seconds of workers by stage: see StageClock
         self._attendant: Callable[[], None] | None = None
         self._place = (rank, ranks)
         self._crew_of = chosen
@@ -224,7 +224,8 @@ class Loader:
         batch: Batch = {**self._crew().hand_over(job), **lists}
         self.waited_s += time.monotonic() - began
         self.batches += 1
-        self.spent.update(job.spent())  # type: ignore[arg-type]  # of seconds
+        for name, each in job.spent().items():
+            self.spent[name] += each
         if self._attendant is not None:
             self._attendant()
         return self._without(batch, failures, len(job.wanted.numbers)) if failures else batch
