@@ -105,7 +105,9 @@ class ClimateFields:
 
     def pictures(self, model: nn.Module) -> Iterator[tuple[str, Image.Image]]:
         """Yield moisture, truth and prediction beside each other, for some fields that were not trained on."""
-        fields = next(iter(self.evaluations.values()))
+        fields = next(iter(self.evaluations.values()), None)
+        if fields is None:
+            return
         model.eval()
         for number in range(min(self._options.pictures, len(fields.paths))):
             sample = fields.sample(number)
