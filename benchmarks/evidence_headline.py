@@ -3,12 +3,11 @@
     python benchmarks/evidence_headline.py [--only kills,many,others,full,pages] [--divide N]
 
 Everything runs under `multiring run` on this machine, on generated data; `full` wants it quiet. `pages` looks at the
-reports in the folders that HEADLINE_RUNS names, apart by colons, in chromium. Exits with 1 if any floor is missed.
+reports of the runs in build/headline, in chromium. Exits with 1 if any floor is missed.
 """
 
 import hashlib
 import io
-import os
 import random
 import re
 import shutil
@@ -22,17 +21,17 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
 
 import numpy as np
-from examples.climate import generate as climate_generator
+from benchmarks.evidence import Claim, report, shown
+from benchmarks.evidence_headline_full import full
+from benchmarks.evidence_headline_job import ProgramJob, last_step, losses_of, result_of
+from benchmarks.evidence_job import ROOT
+from benchmarks.evidence_site import looked_at
 from examples.imagenet import generate as image_generator
 from examples.training.report import PAGE
 from PIL import Image
 from safetensors.torch import load_file
 
-from benchmarks.evidence import Claim, report, shown
-from benchmarks.evidence_headline_full import full
-from benchmarks.evidence_headline_job import ProgramJob, last_step, losses_of, result_of
-from benchmarks.evidence_site import looked_at
-
+RUNS = ROOT / "build" / "headline"
 KILLS, SAVE_EVERY = 10, 4
 IN_SAVE, IN_ACCUMULATION = 3, 6  # which of the kills are there
 CLASSES, BATCH, SIDE = 22_000, 65_536, 32
@@ -159,7 +158,9 @@ def others(share: int) -> Iterator[Claim]:
         for seed in range(seeds):
             for name in ("float32", "bf16"):
                 run = Path(home) / f"{name}-{seed}"
-                with ProgramJob(2, "imagenet", "never", data, run, (*words, f"--seed={seed}", f"--precision={name}")) as job:
+                with ProgramJob(
+                    2, "imagenet", "never", data, run, (*words, f"--seed={seed}", f"--precision={name}")
+                ) as job:
                     job.end()
                 found[name].append(result_of(run)["headline"]["val, top-1, %"])
             # What the first one saved in the middle of the way, resumed on three ranks.
@@ -189,9 +190,9 @@ def listed(values: list[float]) -> str:
 
 def pages(share: int) -> Iterator[Claim]:  # noqa: ARG001 -- as the others
     """Look at reports in a browser, at the widths of a phone and a desktop."""
-    runs = [Path(each) for each in os.environ.get("HEADLINE_RUNS", "").split(":") if each]
+    runs = sorted(each for each in RUNS.glob("*") if (each / PAGE).exists())
     if not runs:
-        sys.exit("HEADLINE_RUNS names no run's folder; set it to some, apart by colons")
+        sys.exit(f"no runs in {RUNS}: train with --run {RUNS}/NAME, as docs/imagenet.md and docs/climate.md say")
     with tempfile.TemporaryDirectory() as home:
         for number, run in enumerate(runs):
             shutil.copy(run / PAGE, Path(home) / f"{number}.html")

@@ -1,4 +1,4 @@
-"""A headline program as a job of its evidence: started, waited for, killed as a whole; and what its folder then says."""
+"""A headline program as a job: started, waited for, killed as a whole; and what its folder says then."""
 
 import json
 import os
@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from examples.training.report import METRICS, RESULT
-
 from benchmarks.evidence_job import ROOT, Job
+from examples.training.report import METRICS, RESULT
 
 RANK = ROOT / "benchmarks" / "evidence_headline_rank.py"
 PATIENCE_S = 1800.0
@@ -21,9 +20,7 @@ _GOING_ON = re.compile(r"going on from \S*step-(\d+)")
 class ProgramJob(Job):
     """`multiring run -n ranks` of a program, that waits to be killed at a moment; see evidence_headline_rank.py."""
 
-    def __init__(
-        self, ranks: int, program: str, moment: str, data: Path, run: Path, words: Sequence[str]
-    ) -> None:
+    def __init__(self, ranks: int, program: str, moment: str, data: Path, run: Path, words: Sequence[str]) -> None:
         self._start(["run", "-n", str(ranks)], RANK, program, moment, f"--data={data}", f"--run={run}", *words)
 
     @property

@@ -340,10 +340,8 @@ def _forget_after(step: int, metrics: Path) -> None:
     """Leave out of the metrics what a run that was killed wrote after its last checkpoint, and will write again."""
     if not metrics.exists():
         return
-    kept = []
-    for line in metrics.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n") and json.loads(line)["step"] <= step:
-            kept.append(line)
+    lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
     beside = metrics.with_suffix(".beside")
     beside.write_text("".join(kept), encoding="utf-8")
     beside.replace(metrics)
