@@ -78,6 +78,7 @@ class Progress:
     waited_s: float = 0.0  # of that, for data
     samples: int = 0  # of all ranks, since this process began
     scores: dict[str, dict[str, float]] = field(default_factory=dict)
+    counts: dict[str, Tensor] = field(default_factory=dict)  # that the scores are of
 
 
 class Run:
@@ -253,7 +254,7 @@ class Run:
                 recipe=self.recipe,
                 workers=self.options.workers,
             )
-            self.progress.scores[name] = self.task.scores(counts)
+            self.progress.counts[name], self.progress.scores[name] = counts, self.task.scores(counts)
         named = {f"{name} {key}": value for name, row in self.progress.scores.items() for key, value in row.items()}
         self._record(kind="evaluation", step=self.progress.step, seconds=time.monotonic() - began, **named)
         first = next(iter(self.progress.scores.values()))
