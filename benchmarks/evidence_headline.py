@@ -1,8 +1,9 @@
 """What must show of the two headline programs beside their accuracy: killed, resumed, at full size; and their reports.
 
-    python benchmarks/evidence_headline.py [--only kills,many,others,full,pages] [--divide N]
+    python benchmarks/evidence_headline.py [--only kills,many,others,resnets,segmenting,pages] [--divide N]
 
-Everything runs under `multiring run` on this machine, on generated data; `full` wants it quiet. `pages` looks at the
+Everything runs under `multiring run` on this machine, on generated data; `resnets` and
+`segmenting` want it quiet. `pages` looks at the
 reports of the runs in build/headline, in chromium. Exits with 1 if any floor is missed.
 """
 
@@ -22,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
 
 import numpy as np
 from benchmarks.evidence import Claim, report, shown
-from benchmarks.evidence_headline_full import full
+from benchmarks.evidence_headline_full import resnets, segmenting
 from benchmarks.evidence_headline_job import ProgramJob, last_step, losses_of, result_of
 from benchmarks.evidence_job import ROOT
 from benchmarks.evidence_site import looked_at
@@ -208,7 +209,7 @@ def pages(share: int) -> Iterator[Claim]:  # noqa: ARG001 -- as the others
             )
 
 
-CLAIMS = {"kills": kills, "many": many, "others": others, "full": full, "pages": pages}
+CLAIMS = {"kills": kills, "many": many, "others": others, "resnets": resnets, "segmenting": segmenting, "pages": pages}
 
 if __name__ == "__main__":
     sys.exit(report(CLAIMS, __doc__ or ""))
