@@ -11,7 +11,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -113,6 +113,7 @@ class Run:
         self._callbacks = [self._write, *callbacks] if self.rank == 0 else []
         self._asked_to_stop = False
         self._report: Any = None
+        self._balance: Any = None
         self._in_flight: tuple[Any, Tensor] | None = None
 
     def train(self) -> Progress:
@@ -138,6 +139,7 @@ class Run:
             self._report = mt.training_report(
                 self.model, lambda plain: self.task.losses(plain, few).sum(), samples=2, dtype=dtype
             )
+        self._balance = mt.balance(self.loader)
         with self._listening():
             stopped = self._epochs(checkpoints)
         self._settled()
@@ -271,7 +273,11 @@ class Run:
 
     def _paused(self) -> AbstractContextManager[None]:
         """Return a context whose time is none of the training's."""
-        return nullcontext() if self._report is None else self._report.paused()
+        paused = ExitStack()
+        for each in (self._report, self._balance):
+            if each is not None:
+                paused.enter_context(each.paused())
+        return paused
 
     def reached(self) -> dict[str, Any]:
         """Return what the report says of speed, of the share of peak, and of the batch; every rank calls it."""
@@ -286,6 +292,8 @@ class Run:
         }
         if self._report is not None and progress.samples:
             found["peak"] = str(self._report.finish()).splitlines()
+        if self._balance is not None and progress.samples:
+            found["balance"] = [str(self._balance.finish())]
         if noise is not None:
             found["advice"] = [noise.report()]
         return found

@@ -10,6 +10,7 @@ import numpy as np
 from multiring.data.caching.blocks import BlockCache
 from multiring.data.caching.storage import CachedStorage
 from multiring.data.decoding import decoded
+from multiring.data.feeding.stages import SOURCE, StageClock
 from multiring.data.orders import (
     ExactOrder,
     MixtureOrder,
@@ -98,13 +99,14 @@ class Dataset:
     ) -> None:
         chosen = shuffle if isinstance(shuffle, Shuffle) else Shuffle(shuffle)
         self.limits = limits or Limits()
+        self.clock = StageClock()
         self.storage = url if isinstance(url, Storage) else storage_of(str(url))
         if cache is not None:
             where, blocks = (cache.root, cache) if isinstance(cache, BlockCache) else (cache, None)
             if format not in {None, "pack"}:
                 raise ArgumentError(f"cache={str(where)!r} with format={format!r}: want a pack, which has check sums")
-            self.storage = CachedStorage(self.storage, blocks or BlockCache(where))
-        self.source = open_source(self.storage, format, self.limits)
+            self.storage = CachedStorage(self.clock.timed(self.storage, SOURCE), blocks or BlockCache(where))
+        self.source = open_source(self.clock.timed(self.storage), format, self.limits)
         self.seed = seed
         self.digest: str = self.source.digest
         self.shards: Sequence[Shard] = self.source.shards
