@@ -1,10 +1,10 @@
 """What must show of the two headline programs beside their accuracy: killed, resumed, at full size; and their reports.
 
-    python benchmarks/evidence_headline.py [--only kills,many,others,resnets,segmenting,pages] [--divide N]
+    python benchmarks/evidence_headline.py [--only kills,many,others,pages,resnets,tiramisu,deeplab] [--divide N]
 
-Everything runs under `multiring run` on this machine, on generated data; `resnets` and
-`segmenting` want it quiet. `pages` looks at the
-reports of the runs in build/headline, in chromium. Exits with 1 if any floor is missed.
+Everything runs under `multiring run` on this machine, on generated data. `pages` looks at the reports of the runs in
+build/headline, in chromium. The networks of full size want it quiet, and some minutes a step. Exits with 1 if any floor
+is missed.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
 
 import numpy as np
 from benchmarks.evidence import Claim, report, shown
-from benchmarks.evidence_headline_full import resnets, segmenting
+from benchmarks.evidence_headline_full import deeplab, resnets, tiramisu
 from benchmarks.evidence_headline_job import ProgramJob, last_step, losses_of, result_of
 from benchmarks.evidence_job import ROOT
 from benchmarks.evidence_site import looked_at
@@ -209,7 +209,8 @@ def pages(share: int) -> Iterator[Claim]:  # noqa: ARG001 -- as the others
             )
 
 
-CLAIMS = {"kills": kills, "many": many, "others": others, "resnets": resnets, "segmenting": segmenting, "pages": pages}
+CLAIMS = {"kills": kills, "many": many, "others": others, "pages": pages}
+CLAIMS |= {"resnets": resnets, "tiramisu": tiramisu, "deeplab": deeplab}
 
 if __name__ == "__main__":
     sys.exit(report(CLAIMS, __doc__ or ""))
