@@ -45,7 +45,8 @@ def segmenting(name: str, model: str, share: int) -> Iterator[Claim]:
         data = Path(home) / "fields"
         climate_generator.generate(data, {"train": 1}, HEIGHT, WIDTH)
         (data / "train" / "data-000001.h5").hardlink_to(data / "train" / "data-000000.h5")
-        words = (*WORDS, f"--model={model}", "--batch=2")
+        # To count FLOP computes a step in float32 on each rank: minutes here, and more memory than training.
+        words = (*WORDS, f"--model={model}", "--batch=2", "--no-peak")
         name = f"{name}, {HEIGHT} x {WIDTH} x 16"
         yield one(name, "climate", data, Path(home) / model, words, max(STEPS // share, 1))
 
@@ -61,7 +62,7 @@ def one(name: str, program: str, data: Path, home: Path, words: Sequence[str], s
     with ProgramJob(1, program, "never", data, plain, (*words, "--plain")) as job:
         job.end()
     rates = [rate_of(each) for each in (ours, plain)]
-    told = " ".join(result_of(ours)["peak"])
+    told = " ".join(result_of(ours).get("peak", ["FLOP not counted"]))
     return Claim(
         text=f"{name}, bf16, 2 ranks, {len(losses_of(ours))} steps: at most {PEAK_GIB:g} GiB a rank, and as many "
         "samples a second as one process with autocast and both cores",
