@@ -13,6 +13,7 @@ from benchmarks.evidence_job import ROOT, Job
 from examples.training.report import METRICS, RESULT
 
 RANK = ROOT / "benchmarks" / "evidence_headline_rank.py"
+STEPS = "steps"  # which that writes
 PATIENCE_S = 1800.0
 _GOING_ON = re.compile(r"going on from \S*step-(\d+)")
 
@@ -78,6 +79,12 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
 def last_step(run: Path) -> int:
     """Return the last step that a run has logged."""
     return max((line["step"] for line in lines_of(run) if line["kind"] == "step"), default=0)
+
+
+def steps_done(run: Path) -> list[int]:
+    """Return the steps that ended, in their order, those that were done again too."""
+    text = (run / STEPS).read_text(encoding="utf-8")
+    return [int(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def losses_of(run: Path) -> list[float]:

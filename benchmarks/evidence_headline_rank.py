@@ -27,6 +27,7 @@ from multiring.frontend.checkpoint import saving
 
 PROGRAMS = {"imagenet": examples.imagenet.train.main, "climate": examples.climate.train.main}
 PATIENCE_S = 600.0
+STEPS = "steps"  # a file
 
 
 def tell(folder: Path, **word: Any) -> None:
@@ -70,9 +71,25 @@ def wait_in_accumulation(folder: Path, chosen: int) -> None:
     loop._parts = waiting  # noqa: SLF001
 
 
+def note_steps() -> None:
+    """Have rank 0 write down each step that ended, in the run's folder, at once: metrics come a step later."""
+    step = loop.Run._step  # noqa: SLF001 -- what is counted is the work itself
+
+    @functools.wraps(step)
+    def noting(run: loop.Run, batch: loop.Batch) -> float:
+        own = step(run, batch)
+        if run.rank == 0:
+            with (run.folder / STEPS).open("a", encoding="utf-8") as file:
+                file.write(f"{run.progress.step + 1}\n")
+        return own
+
+    loop.Run._step = noting  # type: ignore[method-assign] # noqa: SLF001
+
+
 def main() -> None:
     """Run the program."""
     folder, program, moment, *words = sys.argv[1:]
+    note_steps()
     kind, _, number = moment.partition(":")
     if kind != "never":
         {"save": wait_in_save, "accumulation": wait_in_accumulation}[kind](Path(folder), int(number))
