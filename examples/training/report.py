@@ -192,7 +192,7 @@ def _curves(run: Run) -> list[str]:
         axes.set(xlabel="step", title=heading)
         axes.grid(visible=True, color="0.9")
         if len(axes.lines) > 1:
-            figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize="small")
+            figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize="small", handlelength=4)
         drawn.append(_svg(figure, f"{heading} by step"))
     return drawn
 
