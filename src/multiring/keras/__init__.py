@@ -61,6 +61,7 @@ from multiring.keras.joining import init as init
 from multiring.keras.optimizer import DistributedOptimizer as DistributedOptimizer
 from multiring.keras.optimizer import PartialDistributedOptimizer as PartialDistributedOptimizer
 from multiring.keras.optimizer import load_model as load_model
+from multiring.keras.sync_batch_norm import SyncBatchNormalization as SyncBatchNormalization
 from multiring.keras.values import allgather as allgather
 from multiring.keras.values import allreduce as allreduce
 from multiring.keras.values import broadcast as broadcast
@@ -80,6 +81,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNormalization",
     "add_process_set",
     "allgather",
     "allgather_object",
