@@ -64,6 +64,9 @@ TAPE = """
     every = hvd.allgather_object([weight.tolist() for weight in model.get_weights()])
     assert all(each == every[0] for each in every)
 
+    sums = [hvd.allreduce(tf.ones(3), op=hvd.Sum, name=f"uneven{n}").numpy().tolist() for n in range(2 + hvd.rank())]
+    assert sums[:2] == [[2.0] * 3] * 2 and sums[2:] == [[1.0] * 3] * hvd.rank(), sums
+    assert hvd.join() == hvd.size() - 1
     state.register_reset_callbacks([lambda: None])
 
     @hvd.elastic.run
