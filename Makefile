@@ -65,9 +65,9 @@ pictures: build  ## Draw the pages' figures anew (on a quiet machine: one shows 
 # --- what has to pass ---
 
 .PHONY: check
-check: format-check lint types imports stubs native  ## Everything static, and the native tests
+check: format-check lint types imports prose stubs native  ## Everything static, and the native tests
 
-.PHONY: format-check lint types imports
+.PHONY: format-check lint types imports prose
 format-check: $(READY)
 	ruff format --check .
 lint: $(READY)  ## ruff
@@ -76,6 +76,9 @@ types: $(READY)  ## mypy --strict
 	mypy
 imports: $(READY)  ## Which room may import which
 	python tests/contracts.py
+prose: $(READY)  ## Spelling, and the prose of the pages
+	typos
+	python tests/prose.py
 
 .PHONY: stubs
 stubs: build  ## The compiled core's type stub is up to date
