@@ -34,7 +34,8 @@ _ANEW = "The ranks may be out of step; make the DistributedOptimizer anew on eve
 # Both as Horovod says them: programs and tests look for these words.
 _TOO_MANY = (
     "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
-    "backward_passes_per_step to accumulate gradients locally, or call optimizer.synchronize() in between."
+    "backward_passes_per_step to accumulate gradients locally, or call optimizer.synchronize() in between. It "
+    "was before step {step} of this optimizer, with backward_passes_per_step={passes}."
 )
 _TOO_EARLY = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
@@ -83,6 +84,7 @@ class GradientReducer:
         self._buckets, self._gradients = self._assignment.buckets, self._assignment.gradients
         self._order = BucketOrder(_WHAT)
         self._passes_done = 0  # since the last reduction
+        self._steps = 0
         self._is_open = False  # a backward is going on, or broke off
         self._is_called_back = False  # at the end of it
         self._is_shared = False  # the gradients are the same on all ranks
@@ -168,13 +170,14 @@ class GradientReducer:
         """
         how = "" if self._is_shared else self._witnesses.changed()
         return how and (
-            f"{how} after the last backward, and are not reduced yet, as only {self._passes_done} of "
-            f"backward_passes_per_step={self._passes} backwards came: what was clipped or scaled is this rank's own "
-            "gradient, not that of all ranks"
+            f"{how} after the last backward, and are not reduced yet: step {self._steps + 1} has had {self._passes_done} "
+            f"of the backwards that backward_passes_per_step={self._passes} promised, so what was clipped or scaled is "
+            "this rank's own gradient, not that of all ranks"
         )
 
     def use_up(self) -> None:
         """Take note that the optimizer takes a step with the gradients as they are."""
+        self._steps += 1
         self._end_group()
         self._is_shared = self._is_unused = self.is_synchronized = False
 
@@ -219,7 +222,7 @@ class GradientReducer:
         if self._is_shared and self._is_unused and is_complete and entry.holds(gradient):
             # Its part of the second backward is in this one already: the ranks would differ in it.
             self._is_shared = False
-            raise LoopOrderError(_TOO_MANY)
+            raise LoopOrderError(_TOO_MANY.format(step=self._steps + 1, passes=self._passes))
         self._open()
         self._is_unused = True
         self.is_synchronized = False
