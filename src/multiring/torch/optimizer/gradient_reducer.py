@@ -170,9 +170,9 @@ class GradientReducer:
         """
         how = "" if self._is_shared else self._witnesses.changed()
         return how and (
-            f"{how} after the last backward, and are not reduced yet: step {self._steps + 1} has had {self._passes_done} "
-            f"of the backwards that backward_passes_per_step={self._passes} promised, so what was clipped or scaled is "
-            "this rank's own gradient, not that of all ranks"
+            f"{how} after the last backward, and are not reduced yet: step {self._steps + 1} has had "
+            f"{self._passes_done} of the backwards that backward_passes_per_step={self._passes} promised, so what was "
+            "clipped or scaled is this rank's own gradient, not that of all ranks"
         )
 
     def use_up(self) -> None:
