@@ -56,11 +56,12 @@ evidence: build site .venv/.ready-conformance  ## The long form of the tests: hu
 site: build .venv/.ready-docs  ## The pages of docs, with a reference, in build/site
 	multiring settings --markdown >docs/settings.md
 	mkdocs build --quiet
-pictures: build  ## Draw the pages' figures anew (on a quiet machine: one shows times)
+pictures: build  ## Draw the pages' figures anew (as root, on a quiet machine: two show times)
 	multiring plan --hosts 4 --slots 2 --link 1gbit --sizes 32MiB --top 1 --draw docs/pictures/rings.svg
 	multiring run -n 2 --timeline build/digits.json examples/digits_torch.py --steps 30 --batch 512
 	multiring trace draw build/digits.json docs/pictures/timeline.svg
 	multiring bench all_reduce --against gloo --plot docs/pictures/bench.svg
+	python benchmarks/scaling_curve.py docs/pictures/scaling.svg
 
 # --- what has to pass ---
 

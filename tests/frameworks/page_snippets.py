@@ -25,6 +25,15 @@ loader = DataLoader(dataset, batch_size=8)
 """
 JOINED = TRAINING + "mt.init()\n"
 SHARED = JOINED + "optimizer = mt.DistributedOptimizer(optimizer, model.named_parameters())\n"
+# What torchrun tells torch, by a file.
+MEETING = (
+    'init_process_group("multiring")',
+    'init_process_group("multiring", init_method=f"file://{STORE}", rank=RANK, world_size=2)',
+)
+MEETS = """
+import os
+STORE, RANK = os.path.abspath("store"), int(os.environ["MULTIRING_RANK"])
+"""
 FITTING = """
 import numpy as np
 images, labels = np.random.default_rng(0).normal(size=(32, 4)), np.zeros((32, 1))
@@ -56,7 +65,7 @@ SNIPPETS = {
         before=TRAINING, after="assert loader.global_batch_size == 8"
     ),
     ("convergence.md", "model, optimizer, loader = mt.distribute(model, optimizer, loader)"): Snippet(
-        before=TRAINING + "loss_of, inputs = cross_entropy, images[:8]\n", after="assert report is not None"
+        before=TRAINING + "loss_of, inputs, labels = cross_entropy, images[:8], labels[:8]\n", after="assert report is not None"
     ),
     ("adapters.md", "ADAPTER = conformance.Adapter("): Snippet(after="assert ADAPTER.name == 'mine'"),
     ("data.md", 'data = Dataset("/data/imagenet/train", seed=1)  # or s3://bucket/train, https://..., a pack'): Snippet(
@@ -83,15 +92,17 @@ next(iter(loader))
         after="assert later.state_dict() == state and state['seed'] == 1",
     ),
     ("ddp.md", 'dist.init_process_group("multiring")'): Snippet(
-        before=TRAINING,
+        before=TRAINING + MEETS,
+        instead=MEETING,
         after="cross_entropy(model(images), labels).backward()\nassert dist.get_world_size() == 2",
     ),
     ("torch.md", 'torch.distributed.init_process_group("multiring")'): Snippet(
-        before="import torch",
+        before="import torch.distributed" + MEETS,
+        instead=MEETING,
         after="torch.distributed.all_reduce(x := torch.ones(2))\nassert x.tolist() == [2, 2]",
     ),
     ("parallelize.md", 'dist.init_process_group("multiring")  # or any other backend for tensors on CPUs'): Snippet(
-        before=TRAINING.replace("loader =", "inputs = images[:8]\nloader ="), after="assert loss.isfinite()"
+        before=TRAINING + MEETS + "inputs = images[:8]\n", instead=MEETING, after="assert loss.isfinite()"
     ),
     ("elastic.md", "@mt.elastic.run"): Snippet(
         before=TRAINING.replace("loader = DataLoader(dataset, batch_size=8)", "epochs = 2")
