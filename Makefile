@@ -81,6 +81,10 @@ prose: $(READY)  ## Spelling, and the prose of the pages
 	typos
 	python tests/prose.py
 
+.PHONY: oldest-torch
+oldest-torch: build  ## Some of torch's tests with the oldest torch that is taken (fetches it once)
+	.ci/oldest-torch
+
 .PHONY: stubs
 stubs: build  ## The compiled core's type stub is up to date
 	@python -m nanobind.stubgen --quiet -m multiring._native._core -o build/_core.pyi
