@@ -65,7 +65,8 @@ SNIPPETS = {
         before=TRAINING, after="assert loader.global_batch_size == 8"
     ),
     ("convergence.md", "model, optimizer, loader = mt.distribute(model, optimizer, loader)"): Snippet(
-        before=TRAINING + "loss_of, inputs, labels = cross_entropy, images[:8], labels[:8]\n", after="assert report is not None"
+        before=TRAINING + "loss_of, inputs, labels = cross_entropy, images[:8], labels[:8]\n",
+        after="assert report is not None",
     ),
     ("adapters.md", "ADAPTER = conformance.Adapter("): Snippet(after="assert ADAPTER.name == 'mine'"),
     ("data.md", 'data = Dataset("/data/imagenet/train", seed=1)  # or s3://bucket/train, https://..., a pack'): Snippet(
