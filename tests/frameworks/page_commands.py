@@ -46,7 +46,9 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
     ("README.md", "multiring probe --save cluster.toml"): Run(
         "[[hosts]]", "multiring run -n 2 -- multiring probe --save cluster.toml", makes="cluster.toml"
     ),
-    ("README.md", "multiring plan all_reduce --topology cluster.toml --sizes 32MiB"): Run("all_reduce"),
+    ("README.md", "multiring plan all_reduce --topology cluster.toml --sizes 32MiB"): Run(
+        "all_reduce of 32 MiB on 8 ranks", "multiring plan all_reduce --topology topology.toml --sizes 32MiB"
+    ),
     ("README.md", "multiring lab --hosts 4 --slots 2 --link 1gbit -- python program.py"): Read(LAB),
     ("bench.md", "multiring bench --install mpich,openmpi,horovod"): Read("takes minutes; make bench runs it"),
     ("bench.md", "multiring bench all_reduce --sizes 1MiB,8MiB,64MiB"): Read(BENCH),
