@@ -71,22 +71,25 @@ SNIPPETS = {
     ("adapters.md", "ADAPTER = conformance.Adapter("): Snippet(after="assert ADAPTER.name == 'mine'"),
     ("data.md", 'data = Dataset("/data/imagenet/train", seed=1)  # or s3://bucket/train, https://..., a pack'): Snippet(
         before="""
+import os
 from pathlib import Path
 from PIL import Image
 for number in range(4):
-    place = Path(f"images/class{number % 2}")
+    place = Path(f"images{os.environ['MULTIRING_RANK']}/class{number % 2}")
     place.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (8, 8), (number, 0, 0)).save(place / f"{number}.png")
 """,
-        instead=("/data/imagenet/train", "images"),
+        instead=('"/data/imagenet/train"', "str(place.parent)"),
         after="assert batch['image'].shape == (4, 8, 8, 3) and sorted(batch['label']) == [0, 0, 1, 1]",
     ),
     ("data.md", 'state = loader.state_dict()  # {"epoch": 0, "samples": 8192, "seed": 1, ...}'): Snippet(
         before="""
 import numpy as np
 from multiring.data import Dataset, Loader
-np.save("samples.npy", np.arange(64.0).reshape(32, 2))
-data = Dataset("samples.npy", seed=1)
+import os
+own = f"samples{os.environ['MULTIRING_RANK']}.npy"
+np.save(own, np.arange(64.0).reshape(32, 2))
+data = Dataset(own, seed=1)
 loader = Loader(data, 4)
 next(iter(loader))
 """,

@@ -88,7 +88,7 @@ def internal(error: MultiringError, what: str = "") -> HorovodInternalError:
     """Return the HorovodInternalError that says what `error` says, and names what ranks differ in as Horovod does."""
     kind = next((ours for theirs, ours in _KINDS.items() if isinstance(error, theirs)), HorovodInternalError)
     text = str(error)
-    unnamed = _UNNAMED.search(text)
+    unnamed = _UNNAMED.search(text) if isinstance(error, StallError) else None
     if unnamed:
         text += f". {unnamed[0]} counts operations that were given no name: pass name=, and errors call them by it"
     words = [_phrase_of(error), "" if what in text else what, text]
