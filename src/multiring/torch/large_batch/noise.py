@@ -76,13 +76,7 @@ class NoiseWatch:
         if len(self._known) < 8:
             return f"noise scale: {len(self._known)} of at least 8 measurements"
         left = self._known.steps_needed()
-        more = (
-            ""
-            if left == 0
-            else ", no end in sight"
-            if left < 0
-            else f", to 25 % in {left * self._every} steps more"
-        )
+        more = "" if left == 0 else ", no end in sight" if left < 0 else f", to 25 % in {left * self._every} steps more"
         return f"noise scale {self.interval()} at batch {self._batch:,.0f}{more}"
 
     def advise(self, **known: Any) -> Advice:
