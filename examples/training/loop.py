@@ -48,7 +48,7 @@ class Task(Protocol):
 
     @property
     def evaluations(self) -> Mapping[str, Samples]:
-        """What is measured on, by name; the first decides which checkpoint is best."""
+        """What is measured on, by name, if anything; the first decides which checkpoint is best."""
         ...
 
     def model(self) -> nn.Module:
@@ -78,6 +78,7 @@ class Progress:
     waited_s: float = 0.0  # of that, for data
     samples: int = 0  # of all ranks, since this process began
     scores: dict[str, dict[str, float]] = field(default_factory=dict)
+    counts: dict[str, Tensor] = field(default_factory=dict)  # that the scores are of
 
 
 class Run:
@@ -128,6 +129,8 @@ class Run:
             options_file.write(self.options, self.folder)
         if checkpoints is not None:
             self._restore(checkpoints.resume(self.model, self.recipe, self.loader))
+            if self.rank == 0:
+                _forget_after(self.progress.step, self.folder / METRICS)
             if self.progress.step == 0:
                 mt.broadcast_parameters(self.model.state_dict(), root_rank=0)
         if self.options.peak and not self.options.plain and self.options.precision != "float64":
@@ -139,9 +142,7 @@ class Run:
         self._balance = mt.balance(self.loader)
         with self._listening():
             stopped = self._epochs(checkpoints)
-        if self._in_flight is not None:  # what was said of the last step
-            self._agreed(mt.synchronize(self._in_flight[0]), self.progress.step, self._in_flight[1])
-            self._in_flight = None
+        self._settled()
         if not stopped:
             self.recipe.lag.flush()
             self._evaluate(checkpoints)
@@ -164,12 +165,16 @@ class Run:
                 if self._report is not None:
                     self._report.count(self.loader.share.samples)
                 progress.trained_s += time.monotonic() - began
+                evaluates = progress.step % self._evaluate_steps == 0 and progress.step < self.total_steps
+                saves = progress.step % options.save_every == 0
                 stops = self._agree(own_loss)
+                if not stops and (evaluates or saves):
+                    stops = self._settled()
                 if stops:
                     return stops == "asked"
-                if progress.step % self._evaluate_steps == 0 and progress.step < self.total_steps:
+                if evaluates:
                     self._evaluate(checkpoints)
-                if checkpoints is not None and progress.step % options.save_every == 0:
+                if saves and checkpoints is not None:
                     self._save(checkpoints)
         return False
 
@@ -196,6 +201,14 @@ class Run:
         before = None if self._in_flight is None else (mt.synchronize(self._in_flight[0]), self._in_flight[1])
         self._in_flight = mt.allreduce_async(own, op=mt.Sum, name="loop"), own
         return "" if before is None else self._agreed(before[0], self.progress.step - 1, before[1])
+
+    def _settled(self) -> str:
+        """Wait for the sum in flight: a step whose loss is no number is not to be saved; return why to stop, if so."""
+        if self._in_flight is None:
+            return ""
+        handle, own = self._in_flight
+        self._in_flight = None
+        return self._agreed(mt.synchronize(handle), self.progress.step, own)
 
     def _agreed(self, summed: Tensor, step: int, own: Tensor | None = None) -> str:
         loss, asked, is_over = summed.tolist()
@@ -226,8 +239,9 @@ class Run:
 
     def _evaluate(self, checkpoints: Checkpoints | None) -> None:
         """Score every data set of the task on all ranks, and keep the checkpoint if it is the best one so far."""
-        with self._paused():
-            self._score(checkpoints)
+        if self.task.evaluations:
+            with self._paused():
+                self._score(checkpoints)
 
     def _score(self, checkpoints: Checkpoints | None) -> None:
         combine_statistics(self.model, self.ranks)
@@ -242,7 +256,7 @@ class Run:
                 recipe=self.recipe,
                 workers=self.options.workers,
             )
-            self.progress.scores[name] = self.task.scores(counts)
+            self.progress.counts[name], self.progress.scores[name] = counts, self.task.scores(counts)
         named = {f"{name} {key}": value for name, row in self.progress.scores.items() for key, value in row.items()}
         self._record(kind="evaluation", step=self.progress.step, seconds=time.monotonic() - began, **named)
         first = next(iter(self.progress.scores.values()))
@@ -329,6 +343,17 @@ def _collated(records: Sequence[dict[str, Any]]) -> Batch:
         for name, value in records[0].items()
         if isinstance(value, np.ndarray | int | float)
     }
+
+
+def _forget_after(step: int, metrics: Path) -> None:
+    """Leave out of the metrics what a run that was killed wrote after its last checkpoint, and will write again."""
+    if not metrics.exists():
+        return
+    lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+    beside = metrics.with_suffix(".beside")
+    beside.write_text("".join(kept), encoding="utf-8")
+    beside.replace(metrics)
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:
