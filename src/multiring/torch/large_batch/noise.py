@@ -80,7 +80,13 @@ class NoiseWatch:
         return f"noise scale {self.interval()} at batch {self._batch:,.0f}{more}"
 
     def advise(self, **known: Any) -> Advice:
-        """Return `multiring.optim.advise` with what was measured here; `known` are its other arguments."""
+        """Return `multiring.optim.advise` with what was measured here; `known` are its other arguments.
+
+        Raises:
+            StateError: too little was measured, or what was gives no finite noise scale yet.
+        """
+        if "critical" not in known and not 0 < self.value < float("inf"):
+            raise StateError(f"noise.advise: no finite noise scale yet ({self.report()}); measure more steps before")
         return advise(**{"critical": self.value, "batch": round(self._batch), **known})
 
     def part(self, samples: int) -> None:
@@ -267,7 +273,8 @@ def noise_scale(
         noise = mt.noise_scale(optimizer)
         ...
         mt.print_once(noise.report())
-        mt.print_once(noise.advise(learning_rate=0.1))
+        if len(noise) >= 8:
+            mt.print_once(noise.advise(learning_rate=0.1))
 
     It takes the squared norms of each rank's gradient and of their average, and one small sum. On one rank call
     `noise.part(samples)` after each of two or more backwards that make a step.

@@ -33,7 +33,8 @@ _ANEW = "The ranks may be out of step; make the DistributedOptimizer anew on eve
 # Both as Horovod says them: programs and tests look for these words.
 _TOO_MANY = (
     "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
-    "backward_passes_per_step to accumulate gradients locally, or call optimizer.synchronize() in between."
+    "backward_passes_per_step to accumulate gradients locally, or call optimizer.synchronize() in between. It "
+    "was before step {step} of this optimizer, with backward_passes_per_step={passes}."
 )
 _TOO_EARLY = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
@@ -72,6 +73,7 @@ class GradientReducer:
         self._buckets, self._gradients = self._assignment.buckets, self._assignment.gradients
         self._order = BucketOrder(_WHAT)
         self._passes_done = 0  # since the last reduction
+        self._steps = 0
         self._is_open = False  # a backward is going on, or broke off
         self._is_called_back = False  # at the end of it
         self._is_shared = False  # the gradients are the same on all ranks
@@ -160,10 +162,11 @@ class GradientReducer:
         """
         if self._is_shared and not self.rounds.is_on_its_way:
             return ""
-        return self.rounds.changed(self._passes_done, self._passes)
+        return self.rounds.changed(self._steps + 1, self._passes_done, self._passes)
 
     def use_up(self) -> None:
         """Take note that the optimizer takes a step with the gradients as they are."""
+        self._steps += 1
         self._end_group()
         self._is_shared = self._is_unused = self.is_synchronized = False
 
@@ -222,7 +225,7 @@ class GradientReducer:
         if self._is_shared and self._is_unused and is_complete and is_same:
             # Its part of the second backward is in this one already: the ranks would differ in it.
             self._is_shared = False
-            raise LoopOrderError(_TOO_MANY)
+            raise LoopOrderError(_TOO_MANY.format(step=self._steps + 1, passes=self._passes))
         self._open()
         self._is_unused = True
         self.is_synchronized = False

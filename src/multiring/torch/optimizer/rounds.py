@@ -171,10 +171,11 @@ class Rounds:
             entry.parameter.grad = found.get(id(entry.parameter))
             entry.is_reduced = entry.parameter.grad is not None
 
-    def changed(self, passes_done: int, passes: int) -> str:
+    def changed(self, step: int, passes_done: int, passes: int) -> str:
         """Return how gradients were changed since the last backward, if they were, and why that is of no use; else "".
 
         Args:
+            step: the number of the step that is being made, from 1.
             passes_done: backwards since the last reduction.
             passes: backwards that make a step.
         """
@@ -185,9 +186,9 @@ class Rounds:
                 "behind the next step (mt.clip_gradients and mt.mixed_precision see them when they are there)"
             )
         return how and (
-            f"{how} after the last backward, and are not reduced yet, as only {passes_done} of "
-            f"backward_passes_per_step={passes} backwards came: what was clipped or scaled is this rank's own "
-            "gradient, not that of all ranks"
+            f"{how} after the last backward, and are not reduced yet: step {step} has had {passes_done} of the "
+            f"backwards that backward_passes_per_step={passes} promised, so what was clipped or scaled is this rank's "
+            "own gradient, not that of all ranks"
         )
 
     def are_settled(self) -> bool:
