@@ -271,7 +271,7 @@ class Run:
             combine_statistics(self.model, self.ranks)
             checkpoints.save(self.progress.step, self.model, self.recipe, self.loader, **self._saved_values())
 
-    def _paused(self) -> AbstractContextManager[None]:
+    def _paused(self) -> AbstractContextManager[Any]:
         """Return a context whose time is none of the training's."""
         paused = ExitStack()
         for each in (self._report, self._balance):
