@@ -211,11 +211,10 @@ def use_groups(here: Here) -> None:
     mine = [(pair, sum((k, (k + 1) % 3))) for k, pair in enumerate(pairs) if pair is not None]
     assert len(mine) == 2
 
-    @jax.jit
     def program(x: Any) -> Any:
         return mj.all_reduce(x, "sum"), [mj.all_reduce(x, "sum", process_set=pair) for pair, _ in mine]
 
-    whole, parts = program(jnp.ones(2) * own)
+    whole, parts = jax.jit(program)(jnp.ones(2) * own)
     assert whole.tolist() == [3.0, 3.0]
     assert [part.tolist() for part in parts] == [[float(wanted)] * 2 for _, wanted in mine]
     assert mj.broadcast(jnp.float32(own), mine[0][0].ranks[1], process_set=mine[0][0]) == mine[0][0].ranks[1]
