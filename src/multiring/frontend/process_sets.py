@@ -333,9 +333,18 @@ def members_numbered(number: int) -> Members:
     return members_of(numbered_set(number)) if found is None else found
 
 
+def no_process_set(found: Any) -> ArgumentError:
+    """Return the error for what was passed as `process_set` and is none."""
+    ranks = list(found) if isinstance(found, list | tuple | range) else [0, 1]
+    return ArgumentError(
+        f"process_set={found!r}: want a ProcessSet: on every rank `mine = ProcessSet({ranks})`, "
+        "`init(process_sets=[mine])`, and then process_set=mine; without process_set all ranks take part"
+    )
+
+
 def _refuse(process_set: Any, sets: _Sets) -> NoReturn:
     if not isinstance(process_set, ProcessSet):
-        raise ArgumentError(f"process_set={process_set!r}: want a ProcessSet")
+        raise no_process_set(process_set)
     ranks = sets.known(process_set)
     raise ArgumentError(f"rank {sets.own_rank} is not in {process_set}: only ranks {list(ranks)} may use it")
 
