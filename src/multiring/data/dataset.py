@@ -10,6 +10,7 @@ import numpy as np
 from multiring.data.caching.blocks import BlockCache
 from multiring.data.caching.storage import CachedStorage
 from multiring.data.decoding import decoded
+from multiring.data.feeding.stages import SOURCE, StageClock
 from multiring.data.orders import (
     ExactOrder,
     MixtureOrder,
@@ -19,7 +20,7 @@ from multiring.data.orders import (
     WeightedOrder,
     WindowedOrder,
 )
-from multiring.data.permutation import keyed_words
+from multiring.data.permutation import Numbers, keyed_words
 from multiring.data.readers.limits import Limits
 from multiring.data.readers.opening import open_source
 from multiring.data.readers.source import Image, Record, Shard
@@ -98,13 +99,14 @@ class Dataset:
     ) -> None:
         chosen = shuffle if isinstance(shuffle, Shuffle) else Shuffle(shuffle)
         self.limits = limits or Limits()
+        self.clock = StageClock()
         self.storage = url if isinstance(url, Storage) else storage_of(str(url))
         if cache is not None:
             where, blocks = (cache.root, cache) if isinstance(cache, BlockCache) else (cache, None)
             if format not in {None, "pack"}:
                 raise ArgumentError(f"cache={str(where)!r} with format={format!r}: want a pack, which has check sums")
-            self.storage = CachedStorage(self.storage, blocks or BlockCache(where))
-        self.source = open_source(self.storage, format, self.limits)
+            self.storage = CachedStorage(self.clock.timed(self.storage, SOURCE), blocks or BlockCache(where))
+        self.source = open_source(self.clock.timed(self.storage), format, self.limits)
         self.seed = seed
         self.digest: str = self.source.digest
         self.shards: Sequence[Shard] = self.source.shards
@@ -169,6 +171,18 @@ class Dataset:
         """Read a sample straight into `out`, arrays by field; False where that cannot be, and nothing was read."""
         into = getattr(self.source, "record_into", None)
         return self._transform is None and into is not None and bool(into(number, out))
+
+    def fills_rows(self, numbers: Numbers, out: Mapping[str, Any]) -> dict[str, list[Any]] | None:
+        """Read samples straight into rows of `out`, and return lists of what is no array.
+
+        None where samples have to be read one by one.
+
+        Raises:
+            DataError: one of them cannot be read.
+        """
+        into = getattr(self.source, "rows_into", None)
+        found: dict[str, list[Any]] | None = None if into is None or self._transform is not None else into(numbers, out)
+        return found
 
     def _named(self, number: int, record: Record, field: str = "") -> str:
         name = record.get("name", record.get("key", ""))

@@ -117,6 +117,9 @@ global_process_set = ProcessSet([])
 global_process_set.process_set_id = 0
 
 
+_GROUPS = 1 << 20  # from here on members are numbered whose group is no process set's
+
+
 class _Sets:
     """The process sets of one membership of the job. Changes are the same on every rank, in the same order."""
 
@@ -188,6 +191,15 @@ class _Sets:
                     f"A process set with the same ranks is there already: process set {number}, {others}"
                 )
         return ranks
+
+    def number_of(self, group: Group) -> int:
+        """Return the number of a group's members, which become known here where they are not."""
+        for number, members in self.members.items():
+            if members.group is group:
+                return number
+        number = next(each for each in itertools.count(_GROUPS) if each not in self.members)
+        self.members[number] = Members(group)
+        return number
 
     def close(self) -> None:
         """Forget all sets; their objects may be given to another `init`."""
@@ -296,6 +308,11 @@ def members_of(process_set: ProcessSet | Members) -> Members:
         return sets.members[process_set.process_set_id]  # type: ignore[index] # None is none of them
     except (KeyError, AttributeError):
         _refuse(process_set, sets)
+
+
+def number_of_group(group: Group) -> int:
+    """Return the number by which members_numbered knows a group of this job, a process set's or not; local."""
+    return _sets_now().number_of(group)
 
 
 def numbered_set(number: int) -> ProcessSet:

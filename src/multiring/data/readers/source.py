@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from multiring.data.readers.limits import Limits
 from multiring.data.readers.storage import Storage
@@ -80,6 +81,10 @@ class Numbering:
     def __init__(self, shards: Sequence[Shard]) -> None:
         self._firsts = np.concatenate([[0], np.cumsum([each.samples for each in shards])]).astype(np.int64)
         self.length = int(self._firsts[-1])
+
+    def shards_of(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the shards of samples that there are."""
+        return np.searchsorted(self._firsts, numbers, side="right") - 1
 
     def place(self, number: int) -> tuple[int, int]:
         """Return a sample's shard, and which of that shard's samples it is.
