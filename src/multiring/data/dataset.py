@@ -8,8 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from multiring.data.caching.blocks import BlockCache
+from multiring.data.caching.expecting import Expected
 from multiring.data.caching.storage import CachedStorage
 from multiring.data.decoding import decoded
+from multiring.data.eviction import Deal
 from multiring.data.orders import (
     ExactOrder,
     MixtureOrder,
@@ -110,6 +112,7 @@ class Dataset:
         self.shards: Sequence[Shard] = self.source.shards
         self._transform = transform
         self._decode = decode
+        self._expected: Expected | None = None
         self.order = self._ordered(chosen)
 
     def _ordered(self, shuffle: Shuffle) -> Order:
@@ -164,6 +167,30 @@ class Dataset:
             raise DataError(
                 f"{self._named(number, record)}: the transform raised {type(error).__name__}: {error}"
             ) from error
+
+    def expect(self, batch: int, ranks: tuple[int, int], epoch: int, samples: int) -> None:
+        """Have the cache keep what a loader needs soonest.
+
+        Args:
+            batch: samples of a step, on all ranks together.
+            ranks: this rank, and how many there are.
+            epoch: from which on,
+            samples: and how many of it are done.
+        """
+        storage = self.storage
+        if not isinstance(storage, CachedStorage) or self.source.format != "pack":
+            return
+        own = range(ranks[1]) if storage.owned is not None else (ranks[0],)
+        deal = Deal(self.order.length, batch, own, ranks[1])
+        self._expected = Expected(self.order, deal, self.source.spans, storage.firsts, storage.owned)
+        storage.expect(self._expected.uses(epoch, samples))
+
+    def at(self, epoch: int, samples: int) -> None:
+        """Note that the step that begins at `samples` of an epoch is read now."""
+        if self._expected is not None and isinstance(self.storage, CachedStorage):
+            if not self.storage.keeping.is_expecting:  # in a worker process
+                self.storage.expect(self._expected.uses(epoch, samples))
+            self.storage.keeping.advance(self._expected.deal.use(epoch, samples))
 
     def fills(self, number: int, out: Mapping[str, Any]) -> bool:
         """Read a sample straight into `out`, arrays by field; False where that cannot be, and nothing was read."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from multiring.data.readers.limits import Limits
 from multiring.data.readers.storage import Storage
@@ -91,3 +92,8 @@ class Numbering:
             raise IndexError(f"sample {number} of {self.length}: want 0 to {self.length - 1}")
         shard = int(np.searchsorted(self._firsts, number, side="right")) - 1
         return shard, number - int(self._firsts[shard])
+
+    def shards(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the shards of samples."""
+        found: NDArray[np.int64] = np.searchsorted(self._firsts, numbers, side="right") - 1
+        return found
