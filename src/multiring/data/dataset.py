@@ -21,12 +21,15 @@ from multiring.data.orders import (
     WeightedOrder,
     WindowedOrder,
 )
+from multiring.data.peers.job import Sharing, told_once
 from multiring.data.permutation import keyed_words
 from multiring.data.readers.limits import Limits
-from multiring.data.readers.opening import open_source
+from multiring.data.readers.opening import open_source, tell
 from multiring.data.readers.source import Image, Record, Shard
 from multiring.data.readers.storage import Storage, storage_of
 from multiring.errors import ArgumentError, DataError
+from multiring.runtime import is_initialized, world
+from multiring.settings import Settings
 
 Transform = Callable[[Record, np.random.Generator], Record]
 
@@ -101,11 +104,12 @@ class Dataset:
         chosen = shuffle if isinstance(shuffle, Shuffle) else Shuffle(shuffle)
         self.limits = limits or Limits()
         self.storage = url if isinstance(url, Storage) else storage_of(str(url))
+        self._sharing: Sharing | None = None
         if cache is not None:
             where, blocks = (cache.root, cache) if isinstance(cache, BlockCache) else (cache, None)
             if format not in {None, "pack"}:
                 raise ArgumentError(f"cache={str(where)!r} with format={format!r}: want a pack, which has check sums")
-            self.storage = CachedStorage(self.storage, blocks or BlockCache(where))
+            self.storage, self._sharing = _cached(self.storage, blocks or BlockCache(where))
         self.source = open_source(self.storage, format, self.limits)
         self.seed = seed
         self.digest: str = self.source.digest
@@ -185,6 +189,14 @@ class Dataset:
         self._expected = Expected(self.order, deal, self.source.spans, storage.firsts, storage.owned)
         storage.expect(self._expected.uses(epoch, samples))
 
+    def close(self) -> None:
+        """Close the port and connections by which hosts share blocks; other hosts ask the source then."""
+        if self._sharing is not None:
+            self._sharing.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_sharing": None}
+
     def at(self, epoch: int, samples: int) -> None:
         """Note that the step that begins at `samples` of an epoch is read now."""
         if self._expected is not None and isinstance(self.storage, CachedStorage):
@@ -215,6 +227,21 @@ class Dataset:
 
     def __repr__(self) -> str:
         return f"<{self.source.format} {self.storage.url}: {len(self)} samples in {len(self.shards)} shards>"
+
+
+def _cached(storage: Storage, cache: BlockCache) -> tuple[CachedStorage, Sharing | None]:
+    """Return a pack's storage behind a cache, and what shares it with other hosts, where that is asked for."""
+    group = cache.share
+    if group is None and Settings.from_environment().data_share:
+        if not is_initialized():
+            raise ArgumentError("MULTIRING_DATA_SHARE=1: want multiring.init() before the data set is made")
+        group = world()
+    if group is None:
+        return CachedStorage(storage, cache), None
+    made = CachedStorage(told_once(group, storage), cache)
+    sharing = Sharing(group, made, tell, first_only=False)
+    sharing.keep_own()
+    return made, sharing
 
 
 def read_amplification(source: Any) -> float:

@@ -58,17 +58,26 @@ class BlockCache:
         quota_bytes: the most that all that is in it may take, whoever put it there.
         tell: is told of what goes wrong and goes on: damaged blocks, a full disk; by default it goes to standard error.
         foreign: whether a folder of another user may be used, which is then only read.
+        share: the `Group` whose hosts pass blocks on to each other while they train, each keeping its part; every rank
+            of it makes its data set then. None: as MULTIRING_DATA_SHARE says, all ranks or nobody.
 
     Raises:
         ArgumentError: it is another user's, or others may write to it.
     """
 
     def __init__(
-        self, root: str | Path, quota_bytes: int = QUOTA_BYTES, tell: Tell = tell_user, *, foreign: bool = False
+        self,
+        root: str | Path,
+        quota_bytes: int = QUOTA_BYTES,
+        tell: Tell = tell_user,
+        *,
+        foreign: bool = False,
+        share: Any = None,
     ) -> None:
         self.root = Path(root)
         self.quota_bytes = quota_bytes
         self.counts = Counts()
+        self.share = share
         self._tell = tell
         self._lock = threading.Lock()
         self._under_way: dict[tuple[str, int], threading.Event] = {}

@@ -120,7 +120,7 @@ class CachedStorage:
         for block in range(begin // BLOCK_BYTES, -(-end // BLOCK_BYTES)):
             first, last = max(begin, block * BLOCK_BYTES), min(end, self.end_of(shard, block))
             piece = out[first - begin : last - begin]
-            if self._is_partial(shard, block, first, last) and not self._may_keep(shard, block, last - first):
+            if self._is_partial(shard, block, first, last) and not self.may_keep(shard, block, last - first):
                 self._read_piece(shard, block, first, piece)
                 continue
             data = self.block(shard, block, last - first)
@@ -129,7 +129,8 @@ class CachedStorage:
     def _is_partial(self, shard: int, block: int, first: int, last: int) -> bool:
         return last - first < self.end_of(shard, block) - block * BLOCK_BYTES
 
-    def _may_keep(self, shard: int, block: int, used: int) -> bool:
+    def may_keep(self, shard: int, block: int, used: int) -> bool:
+        """Return whether a block is here, or would be kept where `used` of its bytes are used now."""
         number = self._firsts[shard] + block
         if self.keeping.in_memory(number) is not None or self.cache.holds(self.key, number):
             return True
