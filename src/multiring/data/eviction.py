@@ -15,11 +15,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from multiring.data.eviction_search import searched
 from multiring.errors import ArgumentError
 
 NEVER = np.inf
 # Uses that are looked up ahead: 16 MiB a reader. What is used later than that counts as never.
 HORIZON = 1 << 20
+_FEW = 32  # units that a tier holds: what a choice leaves unused is some per cent of it
+_UNEQUAL = 0.8  # the least of them beside the largest
 
 Times = NDArray[np.float64]
 Numbers = NDArray[np.int64]
@@ -50,7 +53,9 @@ class Policy(Protocol):
         """Note that a unit is gone."""
         ...
 
-    def admit(self, unit: int, times: Times, own: float | None = None) -> list[int] | None:
+    def admit(
+        self, unit: int, times: Times, own: float | None = None, upcoming: Sequence[int] = ()
+    ) -> list[int] | None:
         """Take a unit in, and return what has to go for it; None where it is passed by."""
         ...
 
@@ -96,16 +101,25 @@ class NextUse(_Held):
         ArgumentError: a negative size.
     """
 
+    @property
+    def is_coarse(self) -> bool:
+        """Return whether it holds so few units, so unequal, that it matters which fit together."""
+        sizes = self.sizes[self.sizes > 0]
+        return len(sizes) > 0 and self.capacity_bytes < _FEW * sizes.mean() and sizes.min() < _UNEQUAL * sizes.max()
+
     def touch(self, unit: int) -> None:
         """Do nothing: the past does not matter."""
 
-    def admit(self, unit: int, times: Times, own: float | None = None) -> list[int] | None:
+    def admit(
+        self, unit: int, times: Times, own: float | None = None, upcoming: Sequence[int] = ()
+    ) -> list[int] | None:
         """Take a unit in, and return what has to go for it; None where it is passed by.
 
         Args:
             unit: which.
             times: float (units,): when each is needed next, in any measure of time from now on; NEVER where unknown.
             own: what counts for the unit in place of its time, where the first uses only pay for fetching it.
+            upcoming: the units of the next uses, where they are known: units that are few and unequal are chosen so.
         """
         due = float(times[unit]) if own is None else own
         size = int(self.sizes[unit])
@@ -114,6 +128,10 @@ class NextUse(_Held):
             return self._swap(unit, [])
         if size > self.capacity_bytes or not due < NEVER:
             return None
+        if len(upcoming) and self.is_coarse:
+            held = np.flatnonzero(self.held).tolist()
+            chosen = searched(held, unit, list(upcoming), self.sizes.tolist(), self.capacity_bytes)
+            return None if chosen is None else self._swap(unit, chosen)
         later = np.flatnonzero(self.held & (times > due))
         victims = _victims(later, times[later], self.sizes[later], missing)
         return None if victims is None else self._swap(unit, victims)
@@ -150,7 +168,13 @@ class LeastRecent(_Held):
         if self.held[unit]:
             self._recent.move_to_end(unit)
 
-    def admit(self, unit: int, times: Times, own: float | None = None) -> list[int] | None:  # noqa: ARG002 -- a policy's
+    def admit(
+        self,
+        unit: int,
+        times: Times,  # noqa: ARG002 -- a policy's signature
+        own: float | None = None,  # noqa: ARG002
+        upcoming: Sequence[int] = (),  # noqa: ARG002
+    ) -> list[int] | None:
         """Take a unit in, and return what has to go for it; None where it is larger than the tier."""
         if self.sizes[unit] > self.capacity_bytes:
             return None
@@ -203,6 +227,10 @@ class Uses:
         found = np.full(self._units, NEVER)
         found[known] = self._sorted[place[known]] - self.now
         return found
+
+    def upcoming(self, count: int) -> Numbers:
+        """Return the units of the next uses."""
+        return self._sequence[self._done : self._done + count]
 
     def of(self, unit: int, skip: int = 0) -> float:
         """Return the same of one unit."""

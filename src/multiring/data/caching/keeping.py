@@ -16,6 +16,7 @@ import numpy as np
 
 from multiring.data.caching.blocks import READERS, BlockCache, stored_bytes
 from multiring.data.eviction import NEVER, LeastRecent, NextUse, Policy, Times, Uses
+from multiring.data.eviction_search import LOOK
 
 _TELL_S = 1.0  # between what a process says, and looks what others say
 _STALE_S = 60.0  # without news a reader counts as gone
@@ -113,6 +114,13 @@ class Keeping:
         due = self._uses.of(number, paid + 1)
         return due if not paid or 2 * self._uses.of(number, paid) < due else NEVER
 
+    def _upcoming(self, paid: int) -> list[int]:
+        """Return the units that are used next, where it matters, all of each is used, and nobody else uses any."""
+        if paid or self._uses is None or not self._others.is_alone or not self._disk.is_coarse:
+            return []
+        found: list[int] = self._uses.upcoming(LOOK).tolist()
+        return found
+
     def _times(self) -> Times:
         assert self._uses is not None  # noqa: S101 -- asked by callers
         own = self._uses.ahead()
@@ -142,7 +150,7 @@ class Keeping:
             policy = self._disk
             if not self._cache.writes:
                 return False
-            trial = policy.admit(number, times, self._due(number, paid))
+            trial = policy.admit(number, times, self._due(number, paid), self._upcoming(paid))
             if trial is None:
                 return False
             # Decided, not done: it is when it has come.
@@ -165,7 +173,7 @@ class Keeping:
             if on_disk or (self._mine is not None and not self._mine(number)):
                 return
             if self._uses is not None and not self._cache.has_room(len(data)):
-                victims = self._disk.admit(number, times, own)
+                victims = self._disk.admit(number, times, own, self._upcoming(paid))
                 for each in victims or ():
                     self._cache.remove(self._key, each)
                 if victims is None:
