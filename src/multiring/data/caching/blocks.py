@@ -108,8 +108,8 @@ class BlockCache:
         return False
 
     def used_bytes(self) -> int:
-        """Return what is in the folder."""
-        return sum(size for _, size, _ in files_in(self.root))
+        """Return what is in the folder, without what readers say: some bytes a block."""
+        return sum(size for path, size, _ in files_in(self.root) if path.parent.name != READERS)
 
     def recount(self) -> int:
         """Count again what is in the folder, as others write and remove too; return it."""

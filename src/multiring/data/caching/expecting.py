@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from multiring.data.eviction import Deal, Numbers, Uses
+from multiring.data.eviction import HORIZON, Deal, Numbers, Uses
 from multiring.data.orders import Order
 from multiring.data.packing.manifest import BLOCK_BYTES
 
+_EPOCHS = 4  # that are looked ahead at most
 Spans = Callable[[Any], tuple[Any, Any, Any]]  # samples to their shards, first bytes and last bytes
 
 
@@ -30,7 +31,9 @@ class Expected:
 
     def uses(self, epoch: int, samples: int) -> Uses:
         """Return the uses from a step of an epoch on."""
-        return Uses(self._units_at, int(self._firsts[-1]), self.deal.use(epoch, samples))
+        # Each epoch's order is looked up anew, so that many of a few samples would cost much and say little.
+        horizon = min(HORIZON, _EPOCHS * max(1, self.deal.epoch_uses))
+        return Uses(self._units_at, int(self._firsts[-1]), self.deal.use(epoch, samples), horizon)
 
     def _units_at(self, begin: int, end: int) -> tuple[Numbers, Numbers]:
         found = [self._order.samples(epoch, places) for epoch, places in self.deal.places(begin, end)]
