@@ -228,6 +228,11 @@ class Uses:
         found[known] = self._sorted[place[known]] - self.now
         return found
 
+    def left(self) -> Numbers:
+        """Return how many uses of each unit are known ahead."""
+        found: Numbers = self._ends - self._next
+        return found
+
     def upcoming(self, count: int) -> Numbers:
         """Return the units of the next uses."""
         return self._sequence[self._done : self._done + count]

@@ -23,6 +23,9 @@ _STALE_S = 60.0  # without news a reader counts as gone
 _HEAD = struct.Struct("<4sIQ")
 _MAGIC = b"MRU1"
 _FEWEST_S = 1e-6
+# One block goes for another of which so many times more uses are known, and some: in an order without repeats counts
+# differ by what of an epoch has passed only, and to follow them would fetch whole blocks for nothing.
+_MARGIN, _SOME = 2.0, 4
 
 
 class Keeping:
@@ -47,6 +50,8 @@ class Keeping:
         self._others = _Others(cache.root, key, len(sizes))
         self._began = (time.monotonic(), 0)
         self._look_at = 0.0
+        self._accepted: dict[int, int] = {}  # blocks that are being fetched to be kept, and what goes for each
+        self._parted = np.zeros(len(sizes), dtype=np.bool_)  # blocks of which samples use parts
         self._mine: Callable[[int], bool] | None = None
 
     def expect(self, uses: Uses) -> None:
@@ -104,27 +109,37 @@ class Keeping:
             return 1.0
         return max(_FEWEST_S, (time.monotonic() - self._began[0]) / (self._uses.now - self._began[1]))
 
-    def _due(self, number: int, paid: int) -> float:
-        """Return when a block, used now, is needed next, once fetching all of it has paid.
+    def _rarest(self, number: int, paid: int) -> int | None:
+        """Return the block that goes for one of which samples use parts; None where that does not pay.
 
-        It has to pay by uses that come together, as within a window: to replace a block costs all that one's later
-        uses, which no better ones make good if they only pay for the fetching.
+        When each is needed next says little then, as fetching all of it pays by several uses only: what counts is how
+        many there are, as far as is known ahead.
         """
         assert self._uses is not None  # noqa: S101 -- asked by callers
-        due = self._uses.of(number, paid + 1)
-        return due if not paid or 2 * self._uses.of(number, paid) < due else NEVER
+        left = self._uses.left()
+        nobody = self._disk.held if self._others.is_alone else self._disk.held & ~(self._others.times() < NEVER)
+        held = np.flatnonzero(nobody)
+        if not len(held):
+            return None
+        rarest = int(held[np.argmin(left[held])])
+        gained = int(left[number]) - 1 - paid  # in uses of this size, as all else
+        return (
+            rarest if gained > _MARGIN * left[rarest] + _SOME and self._sizes[number] <= self._sizes[rarest] else None
+        )
 
     def _upcoming(self, paid: int) -> list[int]:
         """Return the units that are used next, where it matters, all of each is used, and nobody else uses any."""
-        if paid or self._uses is None or not self._others.is_alone or not self._disk.is_coarse:
+        if paid or self._uses is None or not self._others.is_alone or self._parted.any() or not self._disk.is_coarse:
             return []
         found: list[int] = self._uses.upcoming(LOOK).tolist()
         return found
 
     def _times(self) -> Times:
         assert self._uses is not None  # noqa: S101 -- asked by callers
-        own = self._uses.ahead()
-        return own if self._others.is_alone else np.minimum(own, self._others.times() / self._pace())
+        times = self._uses.ahead()
+        if not self._others.is_alone:
+            times = np.minimum(times, self._others.times() / self._pace())
+        return times
 
     def in_memory(self, number: int) -> bytes | None:
         """Return a block that is in memory."""
@@ -144,36 +159,30 @@ class Keeping:
         if self._mine is not None and not self._mine(number):
             return False
         with self._lock:
+            self._parted[number] |= paid > 0
             if self._cache.has_room(int(self._sizes[number])) or self._uses is None:
                 return self._cache.has_room(int(self._sizes[number]))
-            times = self._times()
-            policy = self._disk
-            if not self._cache.writes:
-                return False
-            trial = policy.admit(number, times, self._due(number, paid), self._upcoming(paid))
-            if trial is None:
-                return False
-            # Decided, not done: it is when it has come.
-            policy.drop(number)
-            for each in trial:
-                policy.put(each)
-            return True
+            if not self._cache.writes or not paid:
+                return self._cache.writes
+            rarest = self._rarest(number, paid)
+            if rarest is not None:
+                self._accepted[number] = rarest
+            return rarest is not None
 
     def keep(self, number: int, data: bytes, *, on_disk: bool, paid: int = 0) -> None:
         """Take in a block that was fetched, or read from the disk, where it is needed soon enough."""
         with self._lock:
             times = self._times() if self._uses is not None else np.empty(0)
-            # It was decided before it was fetched, which the uses since do not change.
-            own = None if self._uses is None else self._uses.of(number, paid + 1)
-            evicted = None if self._memory_bytes == 0 else self._memory.admit(number, times, own)
+            evicted = None if self._memory_bytes == 0 else self._memory.admit(number, times)
             if evicted is not None:
                 self._blocks[number] = data
                 for each in evicted:
                     self._blocks.pop(each, None)
             if on_disk or (self._mine is not None and not self._mine(number)):
                 return
+            rarest = self._accepted.pop(number, None)
             if self._uses is not None and not self._cache.has_room(len(data)):
-                victims = self._disk.admit(number, times, own, self._upcoming(paid))
+                victims = self._victims(number, times, rarest, paid)
                 for each in victims or ():
                     self._cache.remove(self._key, each)
                 if victims is None:
@@ -184,6 +193,20 @@ class Keeping:
         else:
             with self._lock:
                 self._disk.drop(number)
+
+    def _victims(self, number: int, times: Times, rarest: int | None, paid: int) -> list[int] | None:
+        """Return which blocks go for one that has come; None where it is not kept."""
+        if rarest is not None:
+            # It was decided before it was fetched; other threads have gone on since.
+            if not self._disk.held[rarest]:
+                return None
+            self._disk.drop(rarest)
+            self._disk.put(number)
+            return [rarest]
+        assert self._uses is not None  # noqa: S101 -- asked by the caller
+        # Of what is used in parts the next use is of a part: it goes for what is used as a whole if nobody needs it.
+        times = np.where(self._parted & (times < NEVER), 0.0, times)
+        return None if paid else self._disk.admit(number, times, self._uses.of(number, 1), self._upcoming(paid))
 
     def close(self) -> None:
         """Need nothing any more."""
