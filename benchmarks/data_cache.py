@@ -27,8 +27,9 @@ from benchmarks.evidence import commit, machine
 
 from multiring.data import Dataset, Loader, Shuffle
 from multiring.data.caching.blocks import BlockCache, stored_bytes
+from multiring.data.caching.expecting import Expected
 from multiring.data.caching.storage import CachedStorage
-from multiring.data.eviction import LeastRecent, NextUse, Policy, Uses
+from multiring.data.eviction import Deal, LeastRecent, NextUse, Policy, Uses
 from multiring.data.eviction_search import LOOK
 from multiring.data.orders import ExactOrder, WeightedOrder
 from multiring.data.packing.writing import PackOptions, pack
@@ -176,6 +177,27 @@ def alone(url: str, folder: Path, shuffle: str, epochs: int, jobs: int = 1) -> l
     return found
 
 
+def least_recent(url: str, shuffle: str, epochs: int) -> list[float]:
+    """Return what LRU would fetch, whole blocks, a quarter of the data kept, by epoch."""
+    with tempfile.TemporaryDirectory() as folder:
+        storage = CachedStorage(LocalStorage(url), BlockCache(folder))
+        data = Dataset(storage, shuffle=Shuffle(shuffle, window=4))
+        sizes = np.array([storage.end_of(*place) - storage.begin_of(place[1]) for place in storage.each_block()])
+        expected = Expected(data.order, Deal(len(data), BATCH, [0], 1), data.source.spans, storage.firsts)
+        policy = LeastRecent(sizes, int(0.25 * sizes.sum()))
+    found = []
+    for epoch in range(epochs):
+        units, _ = expected.needs(epoch * len(data), (epoch + 1) * len(data))
+        fetched = 0
+        for unit in units.tolist():
+            policy.touch(unit)
+            if not policy.held[unit]:
+                fetched += int(sizes[unit])
+                policy.admit(unit, np.empty(0))
+        found.append(fetched / int(sizes.sum()))
+    return found
+
+
 def together(url: str, folder: Path, shuffle: str, epochs: int, hosts: int = 4) -> list[float]:
     """Return the same of hosts that share, each with its part of the data cached."""
     source = Counted(url)
@@ -234,6 +256,8 @@ def main() -> int:
             url = packed(Path(name) / str(sample_bytes), arguments.megabytes, sample_bytes)
             for shuffle in ("exact", "windowed"):
                 folder = Path(name) / f"{sample_bytes}-{shuffle}"
+                shown = " ".join(f"{each:.4f}" for each in least_recent(url, shuffle, arguments.epochs))
+                print(f"| {sample_bytes} | {shuffle} | 1 | 1, LRU | {shown} | |", flush=True)
                 for hosts, jobs, most in ((1, 1, 0.75 + SLACK), (1, 2, 2 * (0.75 + SLACK)), (4, 1, LEAST_HOSTS)):
                     where = folder / f"{hosts}-{jobs}"
                     where.mkdir(parents=True)

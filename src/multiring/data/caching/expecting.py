@@ -33,9 +33,10 @@ class Expected:
         """Return the uses from a step of an epoch on."""
         # Each epoch's order is looked up anew, so that many of a few samples would cost much and say little.
         horizon = min(HORIZON, _EPOCHS * max(1, self.deal.epoch_uses))
-        return Uses(self._units_at, int(self._firsts[-1]), self.deal.use(epoch, samples), horizon)
+        return Uses(self.needs, int(self._firsts[-1]), self.deal.use(epoch, samples), horizon)
 
-    def _units_at(self, begin: int, end: int) -> tuple[Numbers, Numbers]:
+    def needs(self, begin: int, end: int) -> tuple[Numbers, Numbers]:
+        """Return the blocks that uses `begin` to `end` need, and of which use each is."""
         found = [self._order.samples(epoch, places) for epoch, places in self.deal.places(begin, end)]
         numbers = np.concatenate(found) if found else np.empty(0, np.int64)
         shards, first, last = self._spans(numbers)
