@@ -56,18 +56,19 @@ evidence: build site .venv/.ready-conformance  ## The long form of the tests: hu
 site: build .venv/.ready-docs  ## The pages of docs, with a reference, in build/site
 	multiring settings --markdown >docs/settings.md
 	mkdocs build --quiet
-pictures: build  ## Draw the pages' figures anew (on a quiet machine: one shows times)
+pictures: build  ## Draw the pages' figures anew (as root, on a quiet machine: two show times)
 	multiring plan --hosts 4 --slots 2 --link 1gbit --sizes 32MiB --top 1 --draw docs/pictures/rings.svg
 	multiring run -n 2 --timeline build/digits.json examples/digits_torch.py --steps 30 --batch 512
 	multiring trace draw build/digits.json docs/pictures/timeline.svg
 	multiring bench all_reduce --against gloo --plot docs/pictures/bench.svg
+	python benchmarks/scaling_curve.py docs/pictures/scaling.svg
 
 # --- what has to pass ---
 
 .PHONY: check
-check: format-check lint types imports stubs native  ## Everything static, and the native tests
+check: format-check lint types imports prose stubs native  ## Everything static, and the native tests
 
-.PHONY: format-check lint types imports
+.PHONY: format-check lint types imports prose
 format-check: $(READY)
 	ruff format --check .
 lint: $(READY)  ## ruff
@@ -76,6 +77,13 @@ types: $(READY)  ## mypy --strict
 	mypy
 imports: $(READY)  ## Which room may import which
 	python tests/contracts.py
+prose: $(READY)  ## Spelling, and the prose of the pages
+	typos
+	python tests/prose.py
+
+.PHONY: oldest-torch
+oldest-torch: build  ## Some of torch's tests with the oldest torch that is taken (fetches it once)
+	.ci/oldest-torch
 
 .PHONY: stubs
 stubs: build  ## The compiled core's type stub is up to date

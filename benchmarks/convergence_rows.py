@@ -40,6 +40,7 @@ class Row:
         dtype: of the arithmetic.
         scale: of the loss, for "fp16".
         sweeps: whether the rate is swept; else it is as it is.
+        shrink: what the loss is multiplied by, and the rate divided by; a power of two changes nothing in float32.
     """
 
     name: str
@@ -52,13 +53,14 @@ class Row:
     dtype: str = "float32"
     scale: float = 65536.0
     sweeps: bool = True
+    shrink: float = 1.0
 
 
 def train(row: Row, model_of: Callable[[int], nn.Module], samples: int, rate: float, seed: int) -> dict[str, Any]:
     """Return the accuracy on 20,480 images after so many samples; what diverged classifies at random."""
     torch.set_num_threads(1)
     source, model = Stream(seed), model_of(seed)
-    optimizer = row.make(model, rate)
+    optimizer = row.make(model, rate / row.shrink)
     steps = samples // row.batch
     lag = mt.gradient_lag(optimizer, row.lag)
     # The rate falls to nothing, so that what is compared is not the noise of the last steps.
@@ -76,7 +78,7 @@ def train(row: Row, model_of: Callable[[int], nn.Module], samples: int, rate: fl
             optimizer.zero_grad()
             with precision.autocast():
                 outputs = model(images)
-            precision.backward(cross_entropy(outputs.float(), labels))
+            precision.backward(row.shrink * cross_entropy(outputs.float(), labels))
             optimizer.step()
         lag.flush()
     except StateError as error:  # a step whose gradient is not finite
@@ -212,10 +214,44 @@ def precision_rows() -> list[Row]:
     return [Row(name, make, 0.04, 128, dtype=dtype, scale=scale, sweeps=False) for name, dtype, scale in kinds]
 
 
+def control_rows() -> list[Row]:
+    """Return training whose gradients are as small as a large network's: fp16 with its scale, and without."""
+    make, small = partial(_sgd, momentum=0.9), 2.0**-14
+    return [
+        Row("float32", make, 0.04, 128, sweeps=False, shrink=small),
+        Row("fp16", make, 0.04, 128, dtype="fp16", sweeps=False, shrink=small),
+        Row("fp16 without a scale", make, 0.04, 128, dtype="fp16", scale=1.0, sweeps=False, shrink=small),
+        Row("fp16, 2^-20", make, 0.04, 128, dtype="fp16", sweeps=False, shrink=small / 64),
+        Row("fp16 without a scale, 2^-20", make, 0.04, 128, dtype="fp16", scale=1.0, sweeps=False, shrink=small / 64),
+    ]
+
+
+def higher_rows(base_rate: float = 0.003, base: int = 16) -> list[Row]:
+    """Return the rows of scaling-deep whose best rate was the highest of five, with higher ones; and Adam clipped."""
+    large = 16 * base
+    nesterov = partial(_sgd, momentum=0.9, nesterov=True)
+    return [
+        Row("small batch", partial(_sgd, momentum=0.9), base_rate, base, sweeps=False),
+        Row("tuned Nesterov", nesterov, 32 * base_rate, large, warms_up=True, clip=1.0),
+        Row("tuned Adam", _adam, 0.012, large, warms_up=True),
+        Row("tuned Adam + clip", _adam, 0.012, large, warms_up=True, clip=1.0),
+    ]
+
+
+def higher_lag_rows() -> list[Row]:
+    """Return lag 0 and 1 at momentum 0.9 and of Adam, with rates up to 16 times higher than in `lag_rows`."""
+    heavy = partial(_sgd, momentum=0.9)
+    rows = [Row(f"SGD momentum 0.9 lag {lag}", heavy, 0.64, 128, lag=lag) for lag in (0, 1)]
+    return rows + [Row(f"Adam lag {lag}", _adam, 0.048, 128, lag=lag) for lag in (0, 1)]
+
+
 TABLES: dict[str, Callable[[Record], str]] = {
     "lag": lambda record: table(record, lag_rows(), network, 128_000),
     "scaling-deep": lambda record: _scaling(record, deep_network, 0.003),
     "scaling-resnet": lambda record: _scaling(record, small_resnet, 0.01),
+    "scaling-higher": lambda record: table(record, higher_rows(), deep_network, 80_000),
+    "lag-higher": lambda record: table(record, higher_lag_rows(), network, 64_000),
+    "sixteen-control": lambda record: table(record, control_rows(), network, 64_000),
     "sixteen-bits": lambda record: table(record, precision_rows(), network, 200_000),
 }
 

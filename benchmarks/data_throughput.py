@@ -1,16 +1,21 @@
-"""Feeding beside other libraries: raw arrays, small records and JPEGs, warm from the page cache.
+"""Feeding beside other libraries: raw arrays, small records and JPEGs, warm from the page cache, or cold from the disk.
 
     python benchmarks/data_throughput.py [--only multiring,webdataset] [--cases jpeg] [--seconds 10] [--samples 2000]
+    python benchmarks/data_throughput.py --cold [--cases raw,jpeg] [--samples 2000]
 
 Each library reads the same samples in the format it is best at, with the same number of workers, in a venv of its own
 below MULTIRING_BENCH_PEERS (torch is this one's; a failed install is shown by its log's end). They take turns for some
 rounds; what is shown is the median of samples a second, and its share of a bound: for arrays one copy from the page
-cache by as many threads, for JPEGs decoding alone. To be run on a quiet machine.
+cache by as many threads, for JPEGs decoding alone. Cold, each turn is one epoch of files that the page cache has let go
+of, as mincore says, and the bound is reading the original files by as many threads; where that differs by more than
+20 % between turns, nothing is decided. To be run on a quiet machine.
 """
 
 import argparse
+import ctypes
 import io
 import json
+import mmap
 import os
 import shlex
 import statistics
@@ -67,6 +72,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10.0, help="of each turn (10)")
     parser.add_argument("--rounds", type=int, default=5, help="of turns (5)")
     parser.add_argument("--samples", type=int, default=2000, help="of a data set (2000)")
+    parser.add_argument("--cold", action="store_true", help="one epoch from the disk for each turn")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="of each (as many as cores)")
     arguments = parser.parse_args()
     print(f"# Feeding, {time.strftime('%Y-%m-%d %H:%M')}\n")
@@ -132,12 +138,24 @@ def photo(generator: np.random.Generator) -> bytes:
 
 def show(case: str, place: Path, pythons: dict[str, str], arguments: argparse.Namespace) -> None:
     """Print a case's rows, the bound's first."""
-    rates: dict[str, list[float]] = {name: [] for name in ("bound", *pythons)}
+    limit = "disk" if arguments.cold else "bound"
+    rates: dict[str, list[float]] = {name: [] for name in (limit, *pythons)}
+    if arguments.cold:  # libraries make their files at their first turn
+        for name, python in pythons.items():
+            subprocess.run(  # noqa: S603 -- our own command
+                [python, str(LOADERS), name, case, str(place), "1", "0.01"],
+                env={**inherited_environment(), **_QUIET},
+                capture_output=True,
+                timeout=RUN_S,
+                check=False,
+            )
     failed: dict[str, str] = {}
     for _ in range(arguments.rounds):
         for name in [each for each in rates if each not in failed]:
             command = [pythons.get(name, sys.executable), str(LOADERS), name, case, str(place)]
-            command += [str(arguments.workers), str(arguments.seconds)]
+            command += [str(arguments.workers), str(0 if arguments.cold else arguments.seconds)]
+            if arguments.cold:
+                let_go(place)
             environment = {**inherited_environment(), **_QUIET}
             done = subprocess.run(  # noqa: S603 -- our own command
                 command, env=environment, capture_output=True, text=True, timeout=RUN_S, check=False
@@ -147,14 +165,44 @@ def show(case: str, place: Path, pythons: dict[str, str], arguments: argparse.Na
                 failed[name] = (done.stderr.strip().splitlines() or ["it said nothing"])[-1][:200]
             else:
                 rates[name].append(json.loads(found[-1].removeprefix("RATE ")))
-    bound = statistics.median(rates["bound"]) if rates["bound"] else float("nan")
+    bound = statistics.median(rates[limit]) if rates[limit] else float("nan")
     for name, values in rates.items():
         if name in failed:
             print(f"| {name} | failed: {failed[name]} | | | |")
         else:
             middle = statistics.median(values)
             print(f"| {name} | {middle:.1f} | {min(values):.1f} | {max(values):.1f} | {middle / bound:.0%} |")
+    if arguments.cold and rates[limit] and max(rates[limit]) > 1.2 * min(rates[limit]):
+        print("\nundecided: the disk's own rate differs by more than 20 % between turns")
     print(flush=True)
+
+
+def let_go(place: Path) -> None:
+    """Have the page cache let go of all files below `place`.
+
+    Raises:
+        RuntimeError: more than a hundredth of their pages is still there.
+    """
+    os.sync()
+    pages = held = 0
+    libc = ctypes.CDLL(None, use_errno=True)
+    for path in place.rglob("*"):
+        if not path.is_file() or not path.stat().st_size:
+            continue
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            # A private mapping, as ctypes wants memory that could be written to; nothing touches it.
+            mapped = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+            count = -(-len(mapped) // mmap.PAGESIZE)
+            there = (ctypes.c_ubyte * count)()
+            memory = ctypes.c_char.from_buffer(mapped)
+            if libc.mincore(ctypes.c_void_p(ctypes.addressof(memory)), ctypes.c_size_t(len(mapped)), there):
+                raise OSError(ctypes.get_errno(), "mincore")
+            pages, held = pages + count, held + sum(each & 1 for each in there)
+            del memory
+            mapped.close()
+    if held > pages / 100:
+        raise RuntimeError(f"{held} of {pages} pages below {place} are still in the page cache")
 
 
 if __name__ == "__main__":

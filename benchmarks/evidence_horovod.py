@@ -1,9 +1,10 @@
-"""The whole table of cells of the Horovod interface, at 1, 2, 3 and 4 ranks; exits with 1 where a cell fails.
+"""The whole tables of cells of the Horovod interface, torch's and TensorFlow's; exits with 1 where a cell fails.
 
-python benchmarks/evidence_horovod.py [--ranks 1,2,3,4] [--only PATTERN]
+python benchmarks/evidence_horovod.py [--adapters torch,tensorflow] [--ranks 1,2,3,4] [--only PATTERN]
 """
 
 import argparse
+import importlib
 import re
 import sys
 import time
@@ -12,9 +13,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script: the table is one of the tests'
 
-from tests.frameworks.cells import Cell, cells_of, run_cells
 from tests.wire.ranks import run_ranks
 
+TABLES = {"torch": "tests.frameworks.cells", "tensorflow": "tests.frameworks.tensorflow_cells"}
 DEADLINE_S = 900.0
 IMPATIENT: dict[str, Any] = {
     "stall_warn_s": 10.0,
@@ -25,26 +26,30 @@ IMPATIENT: dict[str, Any] = {
 def main() -> int:
     """Print N of N for each number of ranks, and what is wrong with cells that fail."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--adapters", default=",".join(TABLES), help="which, with commas between")
     parser.add_argument("--ranks", default="1,2,3,4", help="how many, with commas between")
     parser.add_argument("--only", default="", help="cells whose line this expression is found in")
     arguments = parser.parse_args()
     missed = 0
-    for ranks in map(int, arguments.ranks.split(",")):
-        chosen = [cell for cell in cells_of(ranks) if re.search(arguments.only, str(cell))]
-        start = time.monotonic()
-        failed = failures(ranks, chosen)
-        missed += len(failed)
-        for cell, text in failed.items():
-            print(f"  {cell}: {text}")
-        done = len(chosen) - len(failed)
-        print(f"{ranks} ranks: {done} of {len(chosen)} cells, in {time.monotonic() - start:.0f} s", flush=True)
+    for adapter in arguments.adapters.split(","):
+        table = importlib.import_module(TABLES[adapter])
+        for ranks in map(int, arguments.ranks.split(",")):
+            chosen = [cell for cell in table.cells_of(ranks) if re.search(arguments.only, str(cell))]
+            start = time.monotonic()
+            failed = failures(table, ranks, chosen)
+            missed += len(failed)
+            for cell, text in failed.items():
+                print(f"  {cell}: {text}")
+            done = len(chosen) - len(failed)
+            elapsed_s = time.monotonic() - start
+            print(f"{adapter}, {ranks} ranks: {done} of {len(chosen)} cells, in {elapsed_s:.0f} s", flush=True)
     return 1 if missed else 0
 
 
-def failures(ranks: int, chosen: list[Cell]) -> dict[str, str]:
+def failures(table: Any, ranks: int, chosen: list[Any]) -> dict[str, str]:
     """Return what is wrong, by cell, on the first rank that saw it."""
     found: dict[str, str] = {}
-    for rank, wrong in enumerate(run_ranks(run_cells, ranks, chosen, deadline_s=DEADLINE_S, **IMPATIENT)):
+    for rank, wrong in enumerate(run_ranks(table.run_cells, ranks, chosen, deadline_s=DEADLINE_S, **IMPATIENT)):
         for text in wrong:
             cell, _, why = text.partition(": ")
             found.setdefault(cell, f"rank {rank}: {why}")

@@ -26,9 +26,17 @@ def losses(script: str, ranks: int, *options: str) -> dict[int, float]:
             other = [each if each != str(ranks) else str(ranks - 1) for each in launcher]
             first = [option for option in options if option != "--resume"]
             before = [*other, *command[len(launcher) : len(launcher) + 3], *first, "--until", "2"]
-            subprocess.run(before, check=True, capture_output=True)  # noqa: S603 -- our own script
-        done = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603 -- our own script
-    return {int(epoch): float(loss) for epoch, loss in LOSS.findall(done.stdout)}
+            output_of(before)
+        told = output_of(command)
+    return {int(epoch): float(loss) for epoch, loss in LOSS.findall(told)}
+
+
+def output_of(command: list[str]) -> str:
+    """Return what a command prints; end with what it says where it fails."""
+    done = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603 -- our own script
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stderr}")
+    return done.stdout
 
 
 def main() -> None:

@@ -28,7 +28,8 @@ def worker(kind: str) -> None:
         import tensorflow as tf  # noqa: PLC0415 -- as above
 
         tf.config.threading.set_intra_op_parallelism_threads(1)
-        tf.config.threading.set_inter_op_parallelism_threads(2)
+        # As multiring's init would: a second thread takes the core from the one that serves the collective.
+        tf.config.threading.set_inter_op_parallelism_threads(1)
     elif keras.backend.backend() == "torch":
         import torch  # noqa: PLC0415 -- as above
 
@@ -80,7 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--worker", choices=("shared", "alone"))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--backends", default="tensorflow,torch")
+    parser.add_argument("--backends", default="tensorflow,torch,jax")
     options = parser.parse_args()
     if options.worker:
         worker(options.worker)

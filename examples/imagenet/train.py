@@ -24,6 +24,7 @@ from torch.nn.functional import cross_entropy
 from multiring.data import Dataset
 
 TOP = 5
+MOST_CONFUSED = 100  # classes, up to which guesses are counted by class
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,16 +82,28 @@ class Images:
         return cross_entropy(logits, labels, reduction="none", label_smoothing=self._options.smoothing)
 
     def count(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return how many images there are, how many have their class first, and how many among the first five."""
+        """Return how many images there are, how many have their class first, and how many among the first five.
+
+        With few classes there follows, by their class and then by the guess, how many there are of each.
+        """
         labels = torch.as_tensor(batch["label"])
         best = model(as_input(batch["image"], dtype_of(model))).topk(min(TOP, len(self.classes)), 1).indices
         hit = best == labels[:, None]
-        return torch.tensor([len(labels), int(hit[:, 0].sum()), int(hit.any(1).sum())])
+        counts = torch.tensor([len(labels), int(hit[:, 0].sum()), int(hit.any(1).sum())])
+        classes = len(self.classes)
+        if classes > MOST_CONFUSED:
+            return counts
+        return torch.cat([counts, torch.bincount(labels * classes + best[:, 0], minlength=classes**2)])
 
     def scores(self, counts: Tensor) -> dict[str, float]:
         """Return top-1 and top-5 in percent."""
-        total, first, among = counts.tolist()
+        total, first, among = counts[:3].tolist()
         return {"top-1": 100 * first / total, "top-5": 100 * among / total}
+
+    def confusion(self, counts: Tensor) -> list[list[int]]:
+        """Return how many images of each class (rows) were taken for each; nothing where there are too many classes."""
+        found: list[list[int]] = counts[3:].reshape(-1, len(self.classes)).tolist()
+        return found
 
 
 def main(words: list[str] | None = None) -> None:
@@ -106,7 +119,9 @@ def main(words: list[str] | None = None) -> None:
         }
         headline["images a second"] = progress.samples / max(progress.trained_s, 1e-9)
         headline["ranks"] = run.ranks
-        about = {"program": task.name, "model": options.model, "about": task.about}
+        about: dict[str, Any] = {"program": task.name, "model": options.model, "about": task.about}
+        if "val" in progress.counts and (confusion := task.confusion(progress.counts["val"])):
+            about["confusion"] = confusion
         write_result(run.folder, {**about, **reached, "headline": headline})
         print(report.write(run.folder))
 

@@ -11,7 +11,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -48,7 +48,7 @@ class Task(Protocol):
 
     @property
     def evaluations(self) -> Mapping[str, Samples]:
-        """What is measured on, by name; the first decides which checkpoint is best."""
+        """What is measured on, by name, if anything; the first decides which checkpoint is best."""
         ...
 
     def model(self) -> nn.Module:
@@ -78,6 +78,7 @@ class Progress:
     waited_s: float = 0.0  # of that, for data
     samples: int = 0  # of all ranks, since this process began
     scores: dict[str, dict[str, float]] = field(default_factory=dict)
+    counts: dict[str, Tensor] = field(default_factory=dict)  # that the scores are of
 
 
 class Run:
@@ -112,6 +113,7 @@ class Run:
         self._callbacks = [self._write, *callbacks] if self.rank == 0 else []
         self._asked_to_stop = False
         self._report: Any = None
+        self._balance: Any = None
         self._in_flight: tuple[Any, Tensor] | None = None
 
     def train(self) -> Progress:
@@ -127,6 +129,8 @@ class Run:
             options_file.write(self.options, self.folder)
         if checkpoints is not None:
             self._restore(checkpoints.resume(self.model, self.recipe, self.loader))
+            if self.rank == 0:
+                _forget_after(self.progress.step, self.folder / METRICS)
             if self.progress.step == 0:
                 mt.broadcast_parameters(self.model.state_dict(), root_rank=0)
         if self.options.peak and not self.options.plain and self.options.precision != "float64":
@@ -135,11 +139,10 @@ class Run:
             self._report = mt.training_report(
                 self.model, lambda plain: self.task.losses(plain, few).sum(), samples=2, dtype=dtype
             )
+        self._balance = mt.balance(self.loader)
         with self._listening():
             stopped = self._epochs(checkpoints)
-        if self._in_flight is not None:  # what was said of the last step
-            self._agreed(mt.synchronize(self._in_flight[0]), self.progress.step, self._in_flight[1])
-            self._in_flight = None
+        self._settled()
         if not stopped:
             self.recipe.lag.flush()
             self._evaluate(checkpoints)
@@ -162,12 +165,16 @@ class Run:
                 if self._report is not None:
                     self._report.count(self.loader.share.samples)
                 progress.trained_s += time.monotonic() - began
+                evaluates = progress.step % self._evaluate_steps == 0 and progress.step < self.total_steps
+                saves = progress.step % options.save_every == 0
                 stops = self._agree(own_loss)
+                if not stops and (evaluates or saves):
+                    stops = self._settled()
                 if stops:
                     return stops == "asked"
-                if progress.step % self._evaluate_steps == 0 and progress.step < self.total_steps:
+                if evaluates:
                     self._evaluate(checkpoints)
-                if checkpoints is not None and progress.step % options.save_every == 0:
+                if saves and checkpoints is not None:
                     self._save(checkpoints)
         return False
 
@@ -194,6 +201,14 @@ class Run:
         before = None if self._in_flight is None else (mt.synchronize(self._in_flight[0]), self._in_flight[1])
         self._in_flight = mt.allreduce_async(own, op=mt.Sum, name="loop"), own
         return "" if before is None else self._agreed(before[0], self.progress.step - 1, before[1])
+
+    def _settled(self) -> str:
+        """Wait for the sum in flight: a step whose loss is no number is not to be saved; return why to stop, if so."""
+        if self._in_flight is None:
+            return ""
+        handle, own = self._in_flight
+        self._in_flight = None
+        return self._agreed(mt.synchronize(handle), self.progress.step, own)
 
     def _agreed(self, summed: Tensor, step: int, own: Tensor | None = None) -> str:
         loss, asked, is_over = summed.tolist()
@@ -224,8 +239,9 @@ class Run:
 
     def _evaluate(self, checkpoints: Checkpoints | None) -> None:
         """Score every data set of the task on all ranks, and keep the checkpoint if it is the best one so far."""
-        with self._paused():
-            self._score(checkpoints)
+        if self.task.evaluations:
+            with self._paused():
+                self._score(checkpoints)
 
     def _score(self, checkpoints: Checkpoints | None) -> None:
         combine_statistics(self.model, self.ranks)
@@ -240,7 +256,7 @@ class Run:
                 recipe=self.recipe,
                 workers=self.options.workers,
             )
-            self.progress.scores[name] = self.task.scores(counts)
+            self.progress.counts[name], self.progress.scores[name] = counts, self.task.scores(counts)
         named = {f"{name} {key}": value for name, row in self.progress.scores.items() for key, value in row.items()}
         self._record(kind="evaluation", step=self.progress.step, seconds=time.monotonic() - began, **named)
         first = next(iter(self.progress.scores.values()))
@@ -257,7 +273,11 @@ class Run:
 
     def _paused(self) -> AbstractContextManager[None]:
         """Return a context whose time is none of the training's."""
-        return nullcontext() if self._report is None else self._report.paused()
+        paused = ExitStack()
+        for each in (self._report, self._balance):
+            if each is not None:
+                paused.enter_context(each.paused())
+        return paused
 
     def reached(self) -> dict[str, Any]:
         """Return what the report says of speed, of the share of peak, and of the batch; every rank calls it."""
@@ -272,6 +292,8 @@ class Run:
         }
         if self._report is not None and progress.samples:
             found["peak"] = str(self._report.finish()).splitlines()
+        if self._balance is not None and progress.samples:
+            found["balance"] = [str(self._balance.finish())]
         if noise is not None:
             found["advice"] = [noise.report()]
         return found
@@ -321,6 +343,17 @@ def _collated(records: Sequence[dict[str, Any]]) -> Batch:
         for name, value in records[0].items()
         if isinstance(value, np.ndarray | int | float)
     }
+
+
+def _forget_after(step: int, metrics: Path) -> None:
+    """Leave out of the metrics what a run that was killed wrote after its last checkpoint, and will write again."""
+    if not metrics.exists():
+        return
+    lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+    beside = metrics.with_suffix(".beside")
+    beside.write_text("".join(kept), encoding="utf-8")
+    beside.replace(metrics)
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:

@@ -167,10 +167,14 @@ def _confusion(counts: list[list[int]]) -> str:
 
 def _curves(run: Run) -> list[str]:
     drawn = []
-    names = sorted({name for line in run.evaluations for name in line} - {"kind", "step"})
+    names = sorted({name for line in run.evaluations for name in line} - {"kind", "step", "seconds"})
+    # A figure for each data set, by the first word of its scores: few lines, each of a style of its own.
+    sets: dict[str, list[str]] = {}
+    for name in names:
+        sets.setdefault(name.partition(" ")[0], []).append(name)
     for heading, lines, keys in (
         ("loss", run.steps, ["loss"]),
-        ("evaluation", run.evaluations, [name for name in names if name != "seconds"]),
+        *((each, run.evaluations, keys) for each, keys in sorted(sets.items(), reverse=True)),
         ("learning rate", run.steps, ["rate"]),
     ):
         figure = Figure((5.2, 3.2), layout="constrained")
@@ -178,11 +182,17 @@ def _curves(run: Run) -> list[str]:
         for style, key in zip(LINES * len(keys), keys, strict=False):
             points = [(line["step"], line[key]) for line in lines if key in line]
             if points:
-                axes.plot(*zip(*points, strict=True), style, color="black", label=key, marker="." * (len(points) < 30))
+                axes.plot(
+                    *zip(*points, strict=True),
+                    style,
+                    color="black",
+                    label=key.partition(" ")[2],
+                    marker="." * (len(points) < 30),
+                )
         axes.set(xlabel="step", title=heading)
         axes.grid(visible=True, color="0.9")
         if len(axes.lines) > 1:
-            axes.legend(frameon=False)
+            figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize="small", handlelength=4)
         drawn.append(_svg(figure, f"{heading} by step"))
     return drawn
 

@@ -134,8 +134,8 @@ class Settings:
         _engine,
         "auto",
         "auto, shm, tcp or mpi",
-        "what carries bytes between hosts: auto takes sockets, mpi MPI; shm refuses several hosts; tcp takes sockets "
-        "and makes every rank its own host (for tests)",
+        "what carries bytes between hosts: auto takes sockets, mpi takes MPI; shm refuses several hosts; tcp takes "
+        "sockets and makes every rank its own host (for tests)",
     )
     interface: str | None = _setting(
         "MULTIRING_INTERFACE", str, None, "an interface name or an address", "where the tcp engine listens"

@@ -1,12 +1,18 @@
-"""docs/frameworks.md, of what the suite finds: `python tests/frameworks/frameworks_page.py`, some minutes."""
+"""docs/frameworks.md, and README's table, of what the suite finds.
 
+`python tests/frameworks/frameworks_page.py [NAME...]`, some minutes: tries these frameworks, all by default, and makes
+the page of what was found of each when it was tried last, which lies in build/frameworks.
+"""
+
+import argparse
 import datetime as dt
+import json
 import os
 import platform
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +24,10 @@ from tests.wire.ranks import report_of, run_ranks
 
 from multiring.frontend.conformance import CHECKS, ENDS
 
-PAGE = Path(__file__).parents[2] / "docs" / "frameworks.md"
+ROOT = Path(__file__).parents[2]
+PAGE, README, FOUND = ROOT / "docs" / "frameworks.md", ROOT / "README.md", ROOT / "build" / "frameworks"
+_NAMES_IN_README = {"toy": "NumPy alone"}
+README_HEAD = "| the digits, on 2 ranks | test accuracy | images/s |"
 ROWS = (*CHECKS, *ENDS)
 PASSED, FAILED = "yes", "NO"
 TITLES = {
@@ -148,15 +157,49 @@ def cells_of(text: str) -> dict[tuple[str, str], str]:
     return found
 
 
+def digits_of(text: str) -> dict[str, tuple[str, str]]:
+    """Return the accuracy and images/s of the page's digits, by title."""
+    lines = text.partition("## Digits")[2].splitlines()
+    rows = [[word.strip() for word in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    return {row[0]: (row[1], row[2]) for row in rows[2:]}
+
+
+def readme_table(text: str) -> str:
+    """Return README's table of the page `text`."""
+    rows = [
+        f"| {_NAMES_IN_README.get(title, title)} | {accuracy} | {speed} |"
+        for title, (accuracy, speed) in digits_of(text).items()
+    ]
+    return "\n".join([README_HEAD, "|---|---|---|", *rows]) + "\n"
+
+
+def with_table(readme: str, table: str) -> str:
+    """Return `readme` with this table in its table's place."""
+    before, _, rest = readme.partition(README_HEAD)
+    lines = rest.splitlines(keepends=True)[1:]
+    after = next(number for number, line in enumerate(lines) if not line.startswith("|"))
+    return before + table + "".join(lines[after:])
+
+
 def main() -> None:
-    """Write the page."""
-    columns = {}
-    for name in FRAMEWORKS:
-        columns[name] = tried(FRAMEWORKS[name])
+    """Try, and write the page where all frameworks were tried."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(FRAMEWORKS))
+    FOUND.mkdir(parents=True, exist_ok=True)
+    for name in parser.parse_args().names or FRAMEWORKS:
+        column = tried(FRAMEWORKS[name])
+        (FOUND / f"{name}.json").write_text(json.dumps(asdict(column)), encoding="utf-8")
         print(name, "is done", flush=True)  # noqa: T201 -- a command
-        if FAILED in columns[name].cells.values():
-            print([row for row, cell in columns[name].cells.items() if cell == FAILED])  # noqa: T201
-    PAGE.write_text(page(columns), encoding="utf-8")
+        if FAILED in column.cells.values():
+            print([row for row, cell in column.cells.items() if cell == FAILED])  # noqa: T201
+    lacking = [name for name in FRAMEWORKS if not (FOUND / f"{name}.json").exists()]
+    if lacking:
+        print("not tried yet:", *lacking)  # noqa: T201
+        return
+    columns = {name: Column(**json.loads((FOUND / f"{name}.json").read_text(encoding="utf-8"))) for name in FRAMEWORKS}
+    text = page(columns)
+    PAGE.write_text(text, encoding="utf-8")
+    README.write_text(with_table(README.read_text(encoding="utf-8"), readme_table(text)), encoding="utf-8")
 
 
 if __name__ == "__main__":

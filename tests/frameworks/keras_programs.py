@@ -120,6 +120,24 @@ def accumulating(_folder: str) -> Any:
     return [model.evaluate(images[:48], labels[:48], verbose=0)]
 
 
+def normalizing(folder: str) -> Any:
+    """Batches of 10 are normalized by all their samples, of which each rank has a part."""
+    images, labels = data()
+    model = keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(8), mk.SyncBatchNormalization(momentum=0.5), keras.layers.Dense(1)]
+    )
+    random = np.random.default_rng(4)
+    model.set_weights([abs(random.normal(size=weight.shape)) * 0.5 for weight in model.get_weights()])
+    mk.distribute(model).compile(keras.optimizers.SGD(0.05), "mse")
+    history = model.fit(images, labels, batch_size=10, epochs=4, shuffle=False, verbose=0)
+    path = f"{folder}/normalizing-{mk.rank()}.keras"
+    if folder:
+        model.save(path)
+        assert type(keras.models.load_model(path).layers[1]) is keras.layers.BatchNormalization
+    moving = [float(each) for each in keras.ops.convert_to_numpy(model.layers[1].moving_variance)]
+    return [*history.history["loss"], model.evaluate(images, labels, verbose=0), *moving]
+
+
 def mistaken(_folder: str) -> Any:
     found: dict[str, str] = {}
 
@@ -133,6 +151,7 @@ def mistaken(_folder: str) -> Any:
     told("twice", lambda: mk.DistributedOptimizer(optimizer))
     told("none", lambda: mk.DistributedOptimizer(3))
     told("legacy", lambda: mk.load_model("x.keras", legacy_opts=True))
+    told("synchronized", lambda: mk.SyncBatchNormalization(synchronized=True))
     told("globals", lambda: mk.broadcast_global_variables(0))
     told("model", lambda: mk.distribute(3))
     model = mk.distribute(network())
@@ -148,5 +167,5 @@ def mistaken(_folder: str) -> Any:
 def found(folder: str, names: Sequence[str]) -> dict[str, Any]:
     """Return what each program finds on all ranks."""
     mk.init()
-    programs = {each.__name__: each for each in (distributed, by_callbacks, accumulating, mistaken)}
+    programs = {each.__name__: each for each in (distributed, by_callbacks, accumulating, normalizing, mistaken)}
     return {name: programs[name](folder) for name in names}

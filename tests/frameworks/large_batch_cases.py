@@ -8,7 +8,7 @@ from tests.frameworks.plain import backward, network, samples
 from torch import Tensor, nn
 
 import multiring.torch as mt
-from multiring.optim import Cosine, LossScale, Warmup
+from multiring.optim import Constant, Cosine, LossScale, Warmup
 
 BATCH = 12  # which 1, 2, 3 and 4 ranks divide
 Trained = list[torch.optim.Optimizer]
@@ -122,3 +122,28 @@ def trained(name: str, rank: int, ranks: int, *, passes: int = 1, steps: int = 2
     kept = vars(optimizers[0]).get("_multiring_stages")
     average = None if kept is None else kept.find("average")
     return found if average is None else [*found, *average.state_dict()["averages"]]
+
+
+def trained_adaptively(rank: int, ranks: int, parts: int, *, lag: int) -> list[Tensor]:
+    """Return the weights after AdaScale, which measures the gradients of `parts`: of ranks, or of one rank's backwards.
+
+    Its gain depends on how many parts there are, and on nothing else.
+    """
+    model = network()
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), 0.05, 0.5)
+    if ranks > 1:
+        optimizer = mt.DistributedOptimizer(optimizer, model.named_parameters())
+    mt.gradient_lag(optimizer, lag)
+    noise = mt.noise_scale(optimizer, samples=BATCH // parts, every=1, warns=False)
+    rates = mt.adascale(optimizer, Constant(), noise, scale=4, batch=3)
+    for step in range(20):
+        images, labels = samples(step, BATCH)
+        optimizer.zero_grad()
+        for part in [rank] if ranks > 1 else range(parts):
+            loss = nn.functional.cross_entropy(model(images[part::parts]), labels[part::parts])
+            backward(loss / (1 if ranks > 1 else parts))
+            if ranks == 1:
+                noise.part(BATCH // parts)
+        optimizer.step()
+    assert 1 < rates.gain < 4
+    return [*(each.detach().clone() for each in model.parameters()), torch.tensor(rates.position)]

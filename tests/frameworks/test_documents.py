@@ -1,16 +1,15 @@
 """Pages of docs, run as they stand: their scripts, their console commands, and what those print."""
 
 import os
-import re
 import subprocess
 import sys
 from itertools import groupby
 from pathlib import Path
 
 import pytest
+from tests.frameworks.page_blocks import BLOCK, DOCUMENTS
 
 DOCS = Path(__file__).parents[2] / "docs"
-BLOCK = re.compile(r"(?:[Ss]ave (?:it|this) as `(?P<file>[\w.]+)`[^`]*)?```(?P<kind>\w*)\n(?P<text>.*?)```", re.DOTALL)
 # Threads that wait for each other on cores that others use take minutes.
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 PROGRAMS = {
@@ -24,10 +23,7 @@ ENDS_BADLY = "terminate called without an active exception"
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("document", "count"),
-    [("run.md", 3), ("data.md", 6), ("loop.md", 2), ("tutorial.md", 7), ("torch_optimizer.md", 2)],
-)
+@pytest.mark.parametrize(("document", "count"), DOCUMENTS.items())
 def test_documents_print_what_they_say(document: str, count: int, tmp_path: Path) -> None:
     ran = []
     for block in BLOCK.finditer((DOCS / document).read_text()):

@@ -3,7 +3,17 @@
 import re
 
 from tests.frameworks.conforming.homes import FRAMEWORKS
-from tests.frameworks.frameworks_page import FAILED, PAGE, PASSED, ROWS, cells_of
+from tests.frameworks.frameworks_page import (
+    FAILED,
+    PAGE,
+    PASSED,
+    README,
+    ROWS,
+    cells_of,
+    digits_of,
+    readme_table,
+    with_table,
+)
 
 
 def test_the_page_is_of_this_suite() -> None:
@@ -23,3 +33,12 @@ def test_the_page_is_of_this_suite() -> None:
         row = next(line for line in text.splitlines() if line.startswith(f"| **{title}** |"))
         counts = [sum(tried[check, name] in wanted for check in ROWS) for name in FRAMEWORKS]
         assert [int(each) for each in row.split("|")[2:-1]] == counts
+
+
+def test_readme_has_the_pages_digits() -> None:
+    text, readme = PAGE.read_text(encoding="utf-8"), README.read_text(encoding="utf-8")
+    table = readme_table(text)
+    assert table in readme, "make the page anew"
+    assert with_table(readme, table) == readme
+    assert all(float(accuracy.rstrip("%")) >= 97 for accuracy, _ in digits_of(text).values())
+    assert len(digits_of(text)) >= len(FRAMEWORKS) - 2  # less a pycaffe that is not there, and what is interpreted

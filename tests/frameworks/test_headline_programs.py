@@ -20,6 +20,7 @@ from examples.imagenet import generate as image_generator
 from examples.imagenet.train import ImageOptions
 from examples.training import options as options_file
 from examples.training import report
+from examples.training.loop import _forget_after
 from examples.training.options import Options, parsed
 from examples.training.recipe import schedule_of, steps_of_an_epoch
 from examples.training.resnet import LAYERS, ResNet
@@ -194,6 +195,23 @@ def test_two_ranks_follow_one_and_evaluate_alike(fields: Path, tmp_path: Path) -
     assert len(one) == 10
     np.testing.assert_allclose(one, two, rtol=0, atol=1e-8)
     assert scores[0]["val, mean IoU, %"] == scores[1]["val, mean IoU, %"]
+
+
+def test_a_loss_that_is_no_number_is_named_before_its_step_is_saved(images: Path, tmp_path: Path) -> None:
+    words = (*IMAGES, *SMALL, "--rate=1e30", "--warmup=0")  # all weights that have a gradient are lost in step 1
+    with pytest.raises(AssertionError, match=r"step 2: the loss of rank [01] is nan; the last checkpoint in"):
+        launched(2, "examples.imagenet.train", images, tmp_path, *words)
+    assert not list((tmp_path / "checkpoints").glob("step-*"))
+
+
+def test_metrics_that_are_written_again_are_left_out(tmp_path: Path) -> None:
+    metrics = tmp_path / report.METRICS
+    _forget_after(3, metrics)
+    assert not metrics.exists()
+    lines = [json.dumps({"kind": "step", "step": step}) + "\n" for step in range(1, 6)]
+    metrics.write_text("".join(lines) + '{"kind": "st', encoding="utf-8")
+    _forget_after(3, metrics)
+    assert metrics.read_text(encoding="utf-8") == "".join(lines[:3])
 
 
 def test_fields_that_are_wrong_are_named(fields: Path, tmp_path: Path) -> None:

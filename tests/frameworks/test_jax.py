@@ -5,12 +5,14 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from tests.wire.faults import kill
 from tests.wire.ranks import Here, report_of, run_ranks
+
+import multiring
 
 jax = pytest.importorskip("jax")
 mj = pytest.importorskip("multiring.jax")
@@ -191,6 +193,41 @@ def use_a_set(here: Here) -> None:
 
 def test_process_sets() -> None:
     run_ranks(use_a_set, 3)
+
+
+class Plain(NamedTuple):
+    """An optimizer whose updates are the gradients."""
+
+    init: Any
+    update: Any
+
+
+def use_groups(here: Here) -> None:
+    """A rank in several groups at once, in one program, in derivatives, and in a shared optimizer."""
+    mj.init()
+    own = here.rank
+    world = multiring.world()
+    pairs = [world.subgroup([0, 1]), world.subgroup([1, 2]), world.subgroup([2, 0])]
+    mine = [(pair, sum((k, (k + 1) % 3))) for k, pair in enumerate(pairs) if pair is not None]
+    assert len(mine) == 2
+
+    @jax.jit
+    def program(x: Any) -> Any:
+        return mj.all_reduce(x, "sum"), [mj.all_reduce(x, "sum", process_set=pair) for pair, _ in mine]
+
+    whole, parts = program(jnp.ones(2) * own)
+    assert whole.tolist() == [3.0, 3.0]
+    assert [part.tolist() for part in parts] == [[float(wanted)] * 2 for _, wanted in mine]
+    assert mj.broadcast(jnp.float32(own), mine[0][0].ranks[1], process_set=mine[0][0]) == mine[0][0].ranks[1]
+    gradient = jax.jit(jax.grad(lambda x: (own + 1) * mj.all_reduce(x, process_set=mine[1][0])))(1.0)
+    assert float(gradient) == (sum(mine[1][0].ranks) + 2) / 2
+    plain = mj.distribute(Plain(lambda _: (), lambda gradients, state, _: (gradients, state)), process_set=mine[0][0])
+    assert float(plain.update(jnp.float32(own), ())[0]) == mine[0][1] / 2
+    assert mj.all_reduce(jnp.ones(1), "sum", process_set=world).tolist() == [3.0]
+
+
+def test_a_rank_in_several_groups() -> None:
+    run_ranks(use_groups, 3)
 
 
 def test_structures_are_those_of_the_header(tmp_path: Path) -> None:

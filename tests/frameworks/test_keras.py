@@ -12,7 +12,7 @@ import pytest
 from tests.wire.ranks import Here, Process, run_ranks
 
 BACKENDS = ("tensorflow", "torch", "jax")
-NAMES = ("distributed", "accumulating", "by_callbacks")
+NAMES = ("distributed", "accumulating", "normalizing", "by_callbacks")
 # Keras gives torch and JAX arrays of float32, whatever floatx is.
 TOLERANCE = {"tensorflow": 1e-10, "torch": 1e-5, "jax": 1e-5}
 # Not imported here, where it would have one backend for all tests.
@@ -44,7 +44,7 @@ def found_by(backend: str, ranks: int, folder: Path, *names: str) -> dict[str, A
 
 @cache
 def found_alone(backend: str) -> dict[str, Any]:
-    return found_by(backend, 1, Path(), *NAMES[:2])
+    return found_by(backend, 1, Path(), *NAMES[:3])
 
 
 @pytest.mark.parametrize(("backend", "ranks"), [("tensorflow", 2), ("tensorflow", 3), ("torch", 2), ("jax", 2)])
@@ -67,6 +67,7 @@ def test_mistakes_say_what_is_wanted(tmp_path: Path) -> None:
         "twice": "this SGD is distributed already",
         "none": "a builtins.int",
         "legacy": "want one of keras.optimizers",
+        "synchronized": "this layer knows the ranks of the job",
         "globals": "BroadcastGlobalVariablesCallback",
         "model": "want a keras.Model",
         "again": "one call of distribute",

@@ -28,6 +28,10 @@ COMMANDS: dict[str, Command] = {
     "a script that is not there": ({}, [*RUN, "-n", "2", "trian.py"]),
     "a script that never joins the job": ({}, [*RUN, "-n", "2", "alone.py"]),
     "`import horovod` without `--horovod`": ({}, [*RUN, "-n", "1", "hvd.py"]),
+    "the environment that multiring is installed in is not active": (
+        {"PYTHONPATH": ""},
+        [*RUN, "-n", "1", "--", sys.executable, "-S", "joins.py"],
+    ),
     "a misspelt setting": ({"MULTIRING_STALL_WARN": "5"}, [sys.executable, "joins.py"]),
     "a setting that makes no sense": ({"MULTIRING_STALL_WARN_S": "a minute"}, [sys.executable, "joins.py"]),
     "RANK and WORLD_SIZE of another launcher, left in the environment": (

@@ -136,7 +136,7 @@ def misuse_parameters(here: Here) -> None:
             here_only,
             0,
             MismatchError,
-            r"the ranks differ, first at 3 of 3: rank 2: b, float32 of shape \(1,\); ranks 0, 1: nothing more",
+            r"the ranks differ in item 3 of 3: rank 2: b, float32 of shape \(1,\); ranks 0, 1: nothing more",
         ),
         (shapes, 0, MismatchError, r"rank 1: b, float32 of shape \(3,\); ranks 0, 2: b, float32 of shape \(2,\)"),
         (types, 0, MismatchError, r"rank 0: a, float64 of shape \(1,\); ranks 1, 2: a, float32"),

@@ -62,3 +62,14 @@ def test_interpreters_that_are_not_there_are_told_as_untried(tmp_path: Path) -> 
     assert done.returncode == 1, done.stderr
     wanted = [f"untried: python9.{minor}: not found, or none that an ordinary user may run" for minor in (1, 2)]
     assert done.stdout.splitlines() == ["tried: none", *wanted]
+
+
+def test_the_extension_reads_no_fields_that_the_stable_abi_has_not() -> None:
+    """From Python 3.12 on it is compiled for that ABI; an older Python's build would not notice."""
+    hidden = re.compile(r"->(?:tp|ob|nb|sq|mp)_\w+|\bPy(?:List|Tuple|Bytes|Unicode|Float)_(?:GET|SET|AS)_[A-Z]+\b")
+    found = [
+        f"{path.name}: {match[0]}"
+        for path in sorted((ROOT / "native" / "bind").glob("*"))
+        for match in hidden.finditer(path.read_text())
+    ]
+    assert not found

@@ -94,7 +94,7 @@ def test_others_variables_are_not_read() -> None:
     assert Settings.from_environment({"RANK": "x", "PATH": "", "multiring_rank": "x"}) == Settings()
 
 
-def test_this_processs_environment_is_read_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_environment_is_read_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MULTIRING_RANK", "11")
     assert Settings.from_environment().rank == 11
     monkeypatch.setenv("MULTIRING_RANK", "12")

@@ -17,7 +17,7 @@ from multiring.settings import FOREIGN_VARIABLES, HOROVOD_READ, Settings
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = sorted(DOCS.rglob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 # Linked already, and written elsewhere: the table that tests/frameworks/frameworks_page.py makes.
@@ -119,7 +119,7 @@ def test_the_site_has_every_page() -> None:
         assert f"      - {path.name}\n" in told, f"{path.name} is not in mkdocs.yml's contents"
 
 
-@pytest.mark.parametrize("path", PAGES, ids=[str(path.relative_to(DOCS)) for path in PAGES])
+@pytest.mark.parametrize("path", PAGES, ids=[str(path.relative_to(ROOT)) for path in PAGES])
 def test_links_lead_somewhere(path: Path) -> None:
     text = INLINE.sub("", FENCE.sub("", path.read_text()))
     for target, anchor in LINK.findall(text):

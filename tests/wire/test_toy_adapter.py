@@ -108,7 +108,7 @@ def train_in_a_set(here: Here) -> None:
     # Ranks that disagree are told of it.
     with pytest.raises(HorovodInternalError, match="Mismatched ALLREDUCE tensor shapes"):
         toy.allreduce(np.ones(3 + here.rank), name="some")
-    with pytest.raises(MismatchError, match="the ranks differ, first at 2 of 2"):
+    with pytest.raises(MismatchError, match="the ranks differ in item 2 of 2"):
         toy.Optimizer({"weight": np.zeros(4 + here.rank)}, 1.0)
 
 

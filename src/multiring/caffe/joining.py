@@ -9,7 +9,10 @@ from multiring.frontend.process_sets import ProcessSet, global_process_set, memb
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Join the job; see `multiring.frontend.lifecycle.init`. It comes before the program makes a solver.
+    """Join the job; see `multiring.frontend.lifecycle.init`.
+
+    It comes before the program makes a solver, on the same thread: what Caffe is told it knows of that thread, and of
+    those that its data layers start.
 
     Caffe is told this process's rank, so that Data layers (LMDB, LevelDB) skip the other ranks' records, and solvers of
     ranks but the first neither test nor write snapshots.

@@ -12,6 +12,7 @@ from multiring.data.caching.expecting import Expected
 from multiring.data.caching.storage import CachedStorage
 from multiring.data.decoding import decoded
 from multiring.data.eviction import Deal
+from multiring.data.feeding.stages import SOURCE, StageClock
 from multiring.data.orders import (
     ExactOrder,
     MixtureOrder,
@@ -22,7 +23,7 @@ from multiring.data.orders import (
     WindowedOrder,
 )
 from multiring.data.peers.job import Sharing, told_once
-from multiring.data.permutation import keyed_words
+from multiring.data.permutation import Numbers, keyed_words
 from multiring.data.readers.limits import Limits
 from multiring.data.readers.opening import open_source, tell
 from multiring.data.readers.source import Image, Record, Shard
@@ -103,14 +104,15 @@ class Dataset:
     ) -> None:
         chosen = shuffle if isinstance(shuffle, Shuffle) else Shuffle(shuffle)
         self.limits = limits or Limits()
+        self.clock = StageClock()
         self.storage = url if isinstance(url, Storage) else storage_of(str(url))
         self._sharing: Sharing | None = None
         if cache is not None:
             where, blocks = (cache.root, cache) if isinstance(cache, BlockCache) else (cache, None)
             if format not in {None, "pack"}:
                 raise ArgumentError(f"cache={str(where)!r} with format={format!r}: want a pack, which has check sums")
-            self.storage, self._sharing = _cached(self.storage, blocks or BlockCache(where))
-        self.source = open_source(self.storage, format, self.limits)
+            self.storage, self._sharing = _cached(self.clock.timed(self.storage, SOURCE), blocks or BlockCache(where))
+        self.source = open_source(self.clock.timed(self.storage), format, self.limits)
         self.seed = seed
         self.digest: str = self.source.digest
         self.shards: Sequence[Shard] = self.source.shards
@@ -208,6 +210,18 @@ class Dataset:
         """Read a sample straight into `out`, arrays by field; False where that cannot be, and nothing was read."""
         into = getattr(self.source, "record_into", None)
         return self._transform is None and into is not None and bool(into(number, out))
+
+    def fills_rows(self, numbers: Numbers, out: Mapping[str, Any]) -> dict[str, list[Any]] | None:
+        """Read samples straight into rows of `out`, and return lists of what is no array.
+
+        None where samples have to be read one by one.
+
+        Raises:
+            DataError: one of them cannot be read.
+        """
+        into = getattr(self.source, "rows_into", None)
+        found: dict[str, list[Any]] | None = None if into is None or self._transform is not None else into(numbers, out)
+        return found
 
     def _named(self, number: int, record: Record, field: str = "") -> str:
         name = record.get("name", record.get("key", ""))

@@ -44,5 +44,5 @@ def require_alike(group: Group, what: str, lines: Sequence[str]) -> None:
     number = next(i for i in range(max(map(len, by_rank))) if len({tuple(each[i : i + 1]) for each in by_rank}) > 1)
     here = {rank: each[number] if number < len(each) else "nothing more" for rank, each in enumerate(by_rank)}
     raise MismatchError(
-        f"{what}: the ranks differ, first at {number + 1} of {max(map(len, by_rank))}: {told_apart(here)}"
+        f"{what}: the ranks differ in item {number + 1} of {max(map(len, by_rank))}: {told_apart(here)}"
     )

@@ -5,6 +5,7 @@ A program written for Horovod catches `HorovodInternalError`; one written for mu
 the program imported that name.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -87,6 +88,9 @@ def internal(error: MultiringError, what: str = "") -> HorovodInternalError:
     """Return the HorovodInternalError that says what `error` says, and names what ranks differ in as Horovod does."""
     kind = next((ours for theirs, ours in _KINDS.items() if isinstance(error, theirs)), HorovodInternalError)
     text = str(error)
+    unnamed = _UNNAMED.search(text) if isinstance(error, StallError) else None
+    if unnamed:
+        text += f". {unnamed[0]} counts operations that were given no name: pass name=, and errors call them by it"
     words = [_phrase_of(error), "" if what in text else what, text]
     return kind(": ".join(word for word in words if word))
 
@@ -98,6 +102,7 @@ _KINDS: dict[type[MultiringError], type[HorovodInternalError]] = {
     StateError: StateInternalError,
     UnsupportedError: RefusedInternalError,
 }
+_UNNAMED = re.compile(r"'noname\.[^']*'")
 # Horovod's controller says these; "{}" is the operation.
 _PHRASES = {
     OPERATION: "Mismatched operations",

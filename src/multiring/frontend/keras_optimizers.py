@@ -88,9 +88,10 @@ def distributed(optimizer: Any, reduce: Reduce, *, passes: int = 1, averages_pas
     base: Any = _DistributedScaling if scales else _Distributed
     # In a file it is what Keras has by that name, so that it loads where there is no multiring.
     module = _KERAS if kind.__module__.startswith("keras.src.optimizers") else kind.__module__
-    names = {"__module__": module, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    names: dict[str, Any] = {"__module__": module, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    # The class's, so that what its from_config makes combines gradients too, as Horovod's does.
+    names["gradient_reduction"] = _GradientReduction(reduce, sums_passes=passes > 1 and not averages_passes)
     optimizer.__class__ = type(kind.__name__, (base, kind), names)
-    optimizer.gradient_reduction = _GradientReduction(reduce, sums_passes=passes > 1 and not averages_passes)
     return optimizer
 
 

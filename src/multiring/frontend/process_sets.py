@@ -117,6 +117,9 @@ global_process_set = ProcessSet([])
 global_process_set.process_set_id = 0
 
 
+_GROUPS = 1 << 20  # from here on members are numbered whose group is no process set's
+
+
 class _Sets:
     """The process sets of one membership of the job. Changes are the same on every rank, in the same order."""
 
@@ -188,6 +191,15 @@ class _Sets:
                     f"A process set with the same ranks is there already: process set {number}, {others}"
                 )
         return ranks
+
+    def number_of(self, group: Group) -> int:
+        """Return the number of a group's members, which become known here where they are not."""
+        for number, members in self.members.items():
+            if members.group is group:
+                return number
+        number = next(each for each in itertools.count(_GROUPS) if each not in self.members)
+        self.members[number] = Members(group)
+        return number
 
     def close(self) -> None:
         """Forget all sets; their objects may be given to another `init`."""
@@ -298,6 +310,11 @@ def members_of(process_set: ProcessSet | Members) -> Members:
         _refuse(process_set, sets)
 
 
+def number_of_group(group: Group) -> int:
+    """Return the number by which members_numbered knows a group of this job, a process set's or not; local."""
+    return _sets_now().number_of(group)
+
+
 def numbered_set(number: int) -> ProcessSet:
     """Return a process set by its number.
 
@@ -316,9 +333,18 @@ def members_numbered(number: int) -> Members:
     return members_of(numbered_set(number)) if found is None else found
 
 
+def no_process_set(found: Any) -> ArgumentError:
+    """Return the error for what was passed as `process_set` and is none."""
+    ranks = list(found) if isinstance(found, list | tuple | range) else [0, 1]
+    return ArgumentError(
+        f"process_set={found!r}: want a ProcessSet: on every rank `mine = ProcessSet({ranks})`, "
+        "`init(process_sets=[mine])`, and then process_set=mine; without process_set all ranks take part"
+    )
+
+
 def _refuse(process_set: Any, sets: _Sets) -> NoReturn:
     if not isinstance(process_set, ProcessSet):
-        raise ArgumentError(f"process_set={process_set!r}: want a ProcessSet")
+        raise no_process_set(process_set)
     ranks = sets.known(process_set)
     raise ArgumentError(f"rank {sets.own_rank} is not in {process_set}: only ranks {list(ranks)} may use it")
 

@@ -15,6 +15,7 @@ Source: Vogels, Karimireddy & Jaggi, NeurIPS 2019, arXiv 1905.13727, algorithms 
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 
@@ -123,6 +124,16 @@ class Factored:
     ) -> None:
         self._stages = stages
         self._op = op
+        self._compression = compression
+        self._form = layout, specs
+        # Twins take turns: a reduction begins with what the one before has left.
+        self._latest: list[Callable[[], object]] = []
+        self._matrices: dict[int, _Matrix] = {}
+        self._take_places()
+
+    def _take_places(self) -> None:
+        """Take memory; residuals and Q are those of the matrices there are, where there are some."""
+        (layout, specs), compression, stages, known = self._form, self._compression, self._stages, self._matrices
         self.memory = np.zeros(layout.flags_offset, np.float32)
         self.places = places_in(self.memory, layout, specs)
         # As they lie in memory, one element after the other.
@@ -141,14 +152,15 @@ class Factored:
             member: _Matrix(
                 member=member,
                 gradient=lines[member].reshape(shapes[member]),
-                residual=np.zeros(shapes[member], np.float32),
-                query=_first_query(compression, layout.members[member], shapes[member][1]),
+                residual=known[member].residual if known else np.zeros(shapes[member], np.float32),
+                query=known[member].query
+                if known
+                else _first_query(compression, layout.members[member], shapes[member][1]),
                 p=p.reshape(-1, rank),
                 q=q.reshape(-1, rank),
             )
             for member, p, q in zip(compressed, pieces, queries, strict=False)
         }
-        self._specs = specs
 
     @property
     def sent_bytes(self) -> int:
@@ -157,6 +169,9 @@ class Factored:
 
     def start(self) -> Callable[[], object]:
         """Start to reduce; return what waits until `places` and `flags` are those of all ranks, or raises."""
+        before, self._latest[:] = list(self._latest), []
+        for wait in before:
+            wait()
         with np.errstate(all="ignore"):  # what overflows is an infinity, as in the gradients it comes from
             for matrix in self._matrices.values():
                 matrix.has_gradient = bool(self.flags[matrix.member])
@@ -166,8 +181,10 @@ class Factored:
         first = self._stages.first.all_reduce_async(self._first, self._op)
         if not self._matrices:
             return partial(self._end, (first,))
-        before, posted = self._stages.next_turn()
-        return in_background(partial(self._go_on, first, before, posted), "PowerSGD").wait
+        turn, posted = self._stages.next_turn()
+        wait = in_background(partial(self._go_on, first, turn, posted), "PowerSGD").wait
+        self._latest[:] = [wait]
+        return wait
 
     def _go_on(self, first: Handle, before: "Future[None]", posted: "Future[None]") -> None:
         try:
@@ -208,9 +225,15 @@ class Factored:
         if state.query is not None and state.query.shape == matrix.query.shape:  # else of another rank: begin anew
             matrix.query[...] = state.query
 
+    def twin(self) -> "Factored":
+        """See `Reduction.twin`; the next one to start waits for the one before, whose residual it begins with."""
+        found = copy(self)
+        found._take_places()  # noqa: SLF001 -- of this class
+        return found
+
     def _shaped(self, member: int, matrix: Floats) -> Floats:
         """Return a matrix as its member's gradient is shaped."""
-        spec = self._specs[member]
+        spec = self._form[1][member]
         shaped: Floats = np.ndarray(spec.shape, np.float32, matrix, 0, [4 * stride for stride in spec.strides])
         return shaped
 

@@ -15,6 +15,7 @@ gradient compression schemes", ICML 2019, arXiv 1901.09847.
 """
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -36,14 +37,21 @@ class Coded:
         self._group = group
         self._op = op
         self._wire = options.wire
+        # The residuals, as gradients lie; None without error feedback.
+        zeros = np.zeros(layout.flags_offset, layout.dtype) if options.error_feedback else None
+        self._owed: NDArray[Any] | None = zeros
+        self._owed_places = [] if zeros is None else places_in(zeros, layout, specs)
+        self._form = layout, specs
+        self._take_places()
+
+    def _take_places(self) -> None:
+        layout, specs = self._form
+        group = self._group
         self.memory = zeros_in_arena(group, layout.flags_offset, layout.dtype)
         self.flags = zeros_in_arena(group, layout.flags, "uint8")
         self.places = places_in(self.memory, layout, specs)
         ends = [at + spec.count for at, spec in zip(layout.offsets, specs, strict=True)]
         self._gaps = [slice(end, at) for end, at in zip(ends, [*layout.offsets[1:], self.memory.size], strict=True)]
-        # The residuals, as gradients lie; None without error feedback.
-        self._owed: NDArray[Any] | None = np.zeros_like(self.memory) if options.error_feedback else None
-        self._owed_places = [] if self._owed is None else places_in(self._owed, layout, specs)
 
     @property
     def sent_bytes(self) -> int:
@@ -91,3 +99,9 @@ class Coded:
         """Carry `state` on, as far as this reduction has use for it, in place of its own; of fitting shapes."""
         if self._owed_places and state.residual is not None:
             self._owed_places[member][...] = state.residual
+
+    def twin(self) -> "Coded":
+        """See `Reduction.twin`; what is owed is known as soon as a reduction has started."""
+        found = copy(self)
+        found._take_places()  # noqa: SLF001 -- of this class
+        return found

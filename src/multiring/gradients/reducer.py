@@ -6,6 +6,7 @@ knows; one whose gradients are NumPy's arrays has it all in GradientReducer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,8 +49,16 @@ class BucketOrder:
 
     def wait(self) -> None:
         """Return once all that have started are those of all ranks."""
+        self._wait_for(self._waits)
+
+    def take(self) -> Callable[[], None]:
+        """Return what waits for all that have started, and let none have."""
+        waits, self._waits = self._waits, []
+        return partial(self._wait_for, waits)
+
+    def _wait_for(self, waits: Sequence[Callable[[], object]]) -> None:
         with internal_errors(self._what):
-            for wait in self._waits:
+            for wait in waits:
                 wait()
         note_progress()
 

@@ -48,6 +48,13 @@ class Reduction(Protocol):
     def load_state(self, member: int, state: CompressionState) -> None:
         """Carry `state` on, as far as this reduction has use for it, in place of its own; of fitting shapes."""
 
+    def twin(self) -> "Reduction":
+        """Return one with places and flags of its own, for the same gradients of the step after; they take turns.
+
+        Both carry on one state: what one leaves is what the other begins with, though the first one's sums are still
+        on their way.
+        """
+
 
 class ArrayReduction(Reduction, Protocol):
     """A reduction whose places are NumPy's, and lie in one piece of memory."""
@@ -56,6 +63,9 @@ class ArrayReduction(Reduction, Protocol):
     def memory(self) -> NDArray[Any]:
         """The flat memory that the bucket's layout is about, with or without the flags."""
 
+    def twin(self) -> "ArrayReduction":
+        """See `Reduction.twin`."""
+
 
 class Plain:
     """Gradients in their own type, with the flags behind them in one array of the arena."""
@@ -63,6 +73,7 @@ class Plain:
     def __init__(self, group: Group, op: str, layout: BucketLayout, specs: Sequence[GradientSpec]) -> None:
         self._group = group
         self._op = op
+        self._form = layout, specs
         self.memory = zeros_in_arena(group, layout.count, layout.dtype)
         self.places = places_in(self.memory, layout, specs)
         self.flags = self.memory[layout.flags_offset :]
@@ -83,6 +94,10 @@ class Plain:
     def load_state(self, _member: int, _state: CompressionState) -> None:
         """Carry `state` on, as far as this reduction has use for it, in place of its own; of fitting shapes."""
 
+    def twin(self) -> "Plain":
+        """See `Reduction.twin`."""
+        return Plain(self._group, self._op, *self._form)
+
 
 class Predivided:
     """A reduction whose average is divided in two parts: by `factor` before the sum, and by the rest after it."""
@@ -90,6 +105,7 @@ class Predivided:
     def __init__(self, summed: Reduction, factor: float, ranks: int) -> None:
         """Divide what `summed`, a reduction that sums, is given and gives."""
         self._summed = summed
+        self._parts = factor, ranks
         self._before = 1.0 / factor
         self._after = factor / ranks
         self.places = summed.places
@@ -123,6 +139,10 @@ class Predivided:
     def load_state(self, member: int, state: CompressionState) -> None:
         """Carry `state` on, as far as this reduction has use for it, in place of its own; of fitting shapes."""
         self._summed.load_state(member, state)
+
+    def twin(self) -> "Predivided":
+        """See `Reduction.twin`."""
+        return Predivided(self._summed.twin(), *self._parts)
 
 
 def zeros_in_arena(group: Group, count: int, dtype: str) -> NDArray[Any]:

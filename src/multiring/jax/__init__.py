@@ -9,6 +9,11 @@
 Each rank then trains on its own samples, and `optimizer.update` takes the average of all ranks' gradients.
 """
 
+# ruff: noqa: E402 -- first of all, or an import below would only say that there is no module
+from multiring.frontend.requirements import require_framework
+
+require_framework("jax", "JAX")
+
 from multiring.frontend.errors import HorovodInternalError as HorovodInternalError
 from multiring.frontend.evaluation import mean as mean
 from multiring.frontend.first_rank import on_first_rank as on_first_rank

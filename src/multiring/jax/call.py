@@ -3,11 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from multiring.frontend.process_sets import ProcessSet, global_process_set
+from multiring.frontend.process_sets import Members, ProcessSet, global_process_set
 from multiring.frontend.reduce_ops import LINEAR, Sum, chosen_op, name_of
 from multiring.frontend.requests.text import ALL_GATHER, REDUCE_SCATTER, call_text
+from multiring.runtime import Group
 
-sets: dict[int, ProcessSet] = {0: global_process_set}  # those that programs were traced with, by their numbers
+Ranks = ProcessSet | Group  # whose ranks a call is among
+
+sets: dict[int, ProcessSet | Members] = {
+    0: global_process_set
+}  # those that programs were traced with, by their numbers
 
 
 @dataclass(frozen=True, slots=True)

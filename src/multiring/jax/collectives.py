@@ -12,11 +12,19 @@ import numpy as np
 
 from multiring.errors import ArgumentError, UnsupportedError
 from multiring.frontend.dtype_conversion import dtype_conversion
-from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of, world_rank_in
+from multiring.frontend.process_sets import (
+    Members,
+    global_process_set,
+    members_numbered,
+    members_of,
+    number_of_group,
+    world_rank_in,
+)
 from multiring.frontend.reduce_ops import LINEAR, Average, Max, Min, Product, Sum, chosen_op, name_of
 from multiring.frontend.requests.text import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
-from multiring.jax.call import Call, sets
+from multiring.jax.call import Call, Ranks, sets
 from multiring.jax.primitive import bind
+from multiring.runtime import Group
 
 # ---- what users call ----
 
@@ -27,7 +35,7 @@ def all_reduce(
     *,
     wire: str | None = None,
     name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    process_set: Ranks = global_process_set,
 ) -> Any:
     """Return `tree` with each array combined over the ranks.
 
@@ -38,7 +46,7 @@ def all_reduce(
         op: Average, Sum, Min, Max or Product, or its name.
         wire: "fp16", "bf16" or "int8": how float32 travels between hosts.
         name: what the ranks match it by; by default the order in which they come to it.
-        process_set: by default all ranks.
+        process_set: by default all ranks; a process set, or a group, as `multiring.world().subgroup` gives them.
 
     Raises:
         ArgumentError: there is no such operation, or it has no meaning for a type; this rank is not in the set.
@@ -55,9 +63,7 @@ def all_reduce(
     return jax.tree.unflatten(shape, bind(call, leaves)) if leaves else tree
 
 
-def broadcast(
-    tree: Any, root: int = 0, *, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Any:
+def broadcast(tree: Any, root: int = 0, *, name: str | None = None, process_set: Ranks = global_process_set) -> Any:
     """Return rank `root`'s `tree`, as ranks are numbered in the whole job; otherwise as `all_reduce`.
 
     Its gradient is the sum of all ranks' gradients at the root, and zero elsewhere.
@@ -68,13 +74,13 @@ def broadcast(
     return jax.tree.unflatten(shape, bind(known.named("", root=root), leaves)) if leaves else tree
 
 
-def all_gather(tree: Any, *, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+def all_gather(tree: Any, *, name: str | None = None, process_set: Ranks = global_process_set) -> Any:
     """Return all ranks' rows: of each array of shape (n, ...) one of shape (ranks * n, ...); as `all_reduce`."""
     return _by_rows(ALL_GATHER, tree, name, process_set)
 
 
 def reduce_scatter(
-    tree: Any, op: int | str = Sum, *, name: str | None = None, process_set: ProcessSet = global_process_set
+    tree: Any, op: int | str = Sum, *, name: str | None = None, process_set: Ranks = global_process_set
 ) -> Any:
     """Return this rank's rows of the sum, or average: of (ranks * n, ...) those of (n, ...); as `all_reduce`."""
     number = chosen_op(op)
@@ -83,7 +89,7 @@ def reduce_scatter(
     return _by_rows(REDUCE_SCATTER, tree, name, process_set, name_of(number))
 
 
-def all_to_all(tree: Any, *, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+def all_to_all(tree: Any, *, name: str | None = None, process_set: Ranks = global_process_set) -> Any:
     """Return what all ranks send here: of each array of shape (ranks * n, ...), n to each; as `all_reduce`."""
     return _by_rows(ALL_TO_ALL, tree, name, process_set)
 
@@ -110,15 +116,20 @@ class _Known:
         return Call(self.collective, op, root, wire, self.process_set, self.name)
 
 
-def _known(collective: int, name: str | None, process_set: ProcessSet) -> _Known:
+def _known(collective: int, name: str | None, process_set: Ranks) -> _Known:
     if jax.default_backend() != "cpu":
         raise UnsupportedError(
             f"{_NAMES[collective]}: JAX computes on {jax.default_backend()}; multiring moves host memory only so far: "
             "set JAX_PLATFORMS=cpu"
         )
-    members = members_of(process_set)
-    number = process_set.process_set_id or 0
-    sets[number] = process_set
+    if isinstance(process_set, Group):
+        number = number_of_group(process_set)
+        members = members_numbered(number)
+        sets[number] = members
+    else:
+        members = members_of(process_set)
+        number = process_set.process_set_id or 0
+        sets[number] = process_set
     return _Known(collective, name or "", number, members)
 
 
@@ -126,7 +137,7 @@ def _dtype_of(leaf: Any) -> str:
     return str(np.dtype(jax.dtypes.result_type(leaf)).name)
 
 
-def _by_rows(collective: int, tree: Any, name: str | None, process_set: ProcessSet, op: str = "") -> Any:
+def _by_rows(collective: int, tree: Any, name: str | None, process_set: Ranks, op: str = "") -> Any:
     leaves, shape = jax.tree.flatten(tree)
     known = _known(collective, name, process_set)
     ranks = known.members.size

@@ -2,8 +2,9 @@
 
 from typing import Any, NamedTuple
 
-from multiring.frontend.process_sets import ProcessSet, global_process_set
+from multiring.frontend.process_sets import global_process_set
 from multiring.frontend.reduce_ops import Average
+from multiring.jax.call import Ranks
 from multiring.jax.collectives import all_reduce
 
 
@@ -19,7 +20,7 @@ def distribute(
     *,
     op: int | str = Average,
     wire: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    process_set: Ranks = global_process_set,
 ) -> Transformation:
     """Return `transformation`, an optimizer of optax's form, with gradients that are combined over the ranks first.
 
@@ -30,7 +31,7 @@ def distribute(
         transformation: has `init(parameters)` and `update(gradients, state, parameters=None, **more)`.
         op: Average or Sum.
         wire: "fp16", "bf16" or "int8": how float32 travels between hosts.
-        process_set: by default all ranks.
+        process_set: by default all ranks; a process set, or a group, as `multiring.world().subgroup` gives them.
     """
 
     def update(gradients: Any, state: Any, params: Any = None, **more: Any) -> Any:

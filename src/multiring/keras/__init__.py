@@ -11,6 +11,11 @@
 Names, parameters, their order and defaults are those of `horovod.keras` 0.28.1; what multiring adds comes behind.
 """
 
+# ruff: noqa: E402 -- first of all, or an import below would only say that there is no module
+from multiring.frontend.requirements import require_framework
+
+require_framework("keras", "Keras")
+
 from multiring.frontend.errors import HorovodInternalError as HorovodInternalError
 from multiring.frontend.evaluation import mean as mean
 from multiring.frontend.first_rank import log_by_rank as log_by_rank
@@ -61,6 +66,7 @@ from multiring.keras.joining import init as init
 from multiring.keras.optimizer import DistributedOptimizer as DistributedOptimizer
 from multiring.keras.optimizer import PartialDistributedOptimizer as PartialDistributedOptimizer
 from multiring.keras.optimizer import load_model as load_model
+from multiring.keras.sync_batch_norm import SyncBatchNormalization as SyncBatchNormalization
 from multiring.keras.values import allgather as allgather
 from multiring.keras.values import allreduce as allreduce
 from multiring.keras.values import broadcast as broadcast
@@ -80,6 +86,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNormalization",
     "add_process_set",
     "allgather",
     "allgather_object",

@@ -81,7 +81,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         start_epoch: the first epoch, counted from 0.
         end_epoch: the first one that is not meant; None: there is none.
         staircase: whether it changes from epoch to epoch, rather than from batch to batch.
-        momentum_correction: not used: Keras 3's momentum takes the learning rate of its own step.
+        momentum_correction: without effect, which is said: Keras 3 compiles the momentum into the step.
         steps_per_epoch: by default what `fit` knows; wanted where `staircase` is False.
     """
 
@@ -96,7 +96,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         steps_per_epoch: int | None = None,
     ) -> None:
         super().__init__()
-        del momentum_correction
+        self._momentum_correction = momentum_correction
         if initial_lr is None:
             raise ArgumentError("initial_lr=None: want the learning rate that is multiplied")
         self.initial_lr = initial_lr
@@ -108,12 +108,18 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         self._epoch = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Learn how many steps an epoch has.
+        """Learn how many steps an epoch has; say what has no effect.
 
         Raises:
             ArgumentError: nobody knows, and it is needed.
         """
         del logs
+        if self._momentum_correction and getattr(self.model.optimizer, "momentum", 0.0) and rank() == 0:
+            _log.warning(
+                "momentum_correction has no effect: Keras 3 compiles the momentum, %g, into the step; say "
+                "momentum_correction=False",
+                self.model.optimizer.momentum,
+            )
         if not self.staircase and not self.steps_per_epoch:
             self.steps_per_epoch = self.params.get("steps")
             if not self.steps_per_epoch:

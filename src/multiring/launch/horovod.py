@@ -44,7 +44,7 @@ HOROVOD_IGNORED = MappingProxyType(
         "HOROVOD_ELASTIC": _ELASTIC,
         "HOROVOD_ELASTIC_TIMEOUT": _ELASTIC,
         "HOROVOD_ENABLE_ASYNC_COMPLETION": _NO_GPU,
-        "HOROVOD_ENABLE_XLA_OPS": "there is no TensorFlow adapter yet",
+        "HOROVOD_ENABLE_XLA_OPS": "XLA has no operations of multiring's; want tf.function without jit_compile",
         "HOROVOD_FUSION_THRESHOLD": _BUCKETS,
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": "ranks meet at MULTIRING_RENDEZVOUS",
         "HOROVOD_GLOO_RENDEZVOUS_PORT": "ranks meet at MULTIRING_RENDEZVOUS",

@@ -37,6 +37,8 @@ _CONSEQUENCES = tuple(f"{kind.__module__}.{kind.__qualname__}".encode() for kind
 _HINTS = {  # last words of a rank, which have a remedy that is the launcher's
     b"No module named 'horovod'": "a program written for Horovod gets multiring under that name with --horovod: "
     "multiring run --horovod ... (docs/horovod.md)",
+    b"No module named 'multiring'": f"this program's Python is another than multiring's, {sys.executable}: activate "
+    "its environment, or name the script alone, as in `multiring run -n 2 script.py`, which takes that Python",
 }
 _BROKEN_PIPE_CODE = 128 + signal.SIGPIPE
 

@@ -1,5 +1,6 @@
 """Ranks at work: who they are, how they meet, the groups they form and the operations in flight."""
 
+from multiring.runtime.api import event_reader as event_reader
 from multiring.runtime.api import local_rank as local_rank
 from multiring.runtime.api import local_size as local_size
 from multiring.runtime.api import rank as rank

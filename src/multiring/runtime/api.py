@@ -5,6 +5,7 @@ import os
 from multiring.runtime.events import Event
 from multiring.runtime.group.group import Group
 from multiring.runtime.job.job import current
+from multiring.runtime.tracing.event_log import EventReader
 
 
 def rank() -> int:
@@ -62,3 +63,8 @@ def stop_timeline() -> None:
 def take_events() -> list[Event]:
     """Return what this rank's operations and waits took since the last call, oldest first."""
     return current().take_events()
+
+
+def event_reader() -> EventReader:
+    """Return a reader of this rank's events from now on, as the native core has them; `take_events` keeps its own."""
+    return current().event_reader()

@@ -14,6 +14,11 @@ Each rank trains on its own samples; the tape gives the average of all ranks' gr
 Names, parameters, their order and defaults are those of `horovod.tensorflow` 0.28.1; what multiring adds comes behind.
 """
 
+# ruff: noqa: E402 -- first of all, or an import below would only say that there is no module
+from multiring.frontend.requirements import require_framework
+
+require_framework("tensorflow", "TensorFlow")
+
 from multiring.frontend.errors import HorovodInternalError as HorovodInternalError
 from multiring.frontend.evaluation import mean as mean
 from multiring.frontend.first_rank import log_by_rank as log_by_rank

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from multiring.errors import UnsupportedError
 from multiring.frontend.requests import entry_address
+from multiring.frontend.requirements import OLDEST
 
-OLDEST = "2.21"
 _FILE = "_tensorflow.so"
 
 
@@ -48,4 +48,4 @@ def _loaded() -> tuple[Path, Any]:
 
 
 def _wanted() -> str:
-    return f"want TensorFlow {OLDEST} or newer (pip install tensorflow-cpu)"
+    return f"want TensorFlow {OLDEST['tensorflow']} or newer (pip install 'multiring[tensorflow]')"

@@ -61,6 +61,7 @@ class InTensors:
 
     def __init__(self, reduction: ArrayReduction, layout: BucketLayout, parameters: Sequence[Tensor]) -> None:
         self._reduction = reduction
+        self._form = layout, parameters
         self.places = places_in(tensor_of(reduction.memory, dtype_of(layout.dtype)), layout, parameters)
         self.flags = reduction.flags
 
@@ -91,6 +92,10 @@ class InTensors:
             ),
         )
 
+    def twin(self) -> "InTensors":
+        """See `Reduction.twin`."""
+        return InTensors(self._reduction.twin(), *self._form)
+
 
 class Translated:
     """Gradients in the form that a compressor of the caller's gives them; see `Reduction`."""
@@ -101,6 +106,7 @@ class Translated:
         self._group = group
         self._op = op
         self._compressor = compressor
+        self._form = layout, parameters
         memory = torch.zeros(layout.flags_offset, dtype=dtype_of(layout.dtype))
         self.places = places_in(memory, layout, parameters)
         self._flags = allocate(group, layout.flags, torch.uint8)
@@ -132,6 +138,10 @@ class Translated:
 
     def load_state(self, _member: int, _state: CompressionState) -> None:
         """Carry `state` on, as far as this reduction has use for it, in place of its own; of fitting shapes."""
+
+    def twin(self) -> "Translated":
+        """See `Reduction.twin`."""
+        return Translated(self._group, self._op, self._compressor, *self._form)
 
 
 def places_in(memory: Tensor, layout: BucketLayout, parameters: Sequence[Tensor]) -> list[Tensor]:

@@ -1,6 +1,7 @@
 """Where the ranks of each framework are at home, and what its module here is."""
 
 import importlib.util
+import platform
 import shutil
 import sys
 from dataclasses import dataclass, replace
@@ -62,6 +63,15 @@ def environment_of(recipe: str) -> Path:
     return install(recipe, lambda _: None)
 
 
+def _device_of_tinygrad() -> dict[str, str]:
+    """Return how tinygrad computes here: by clang, its own assembler, or its interpreter, a thousand times slower."""
+    if shutil.which("clang"):
+        return {"DEV": "CPU"}
+    if shutil.which("gcc") and platform.machine() == "x86_64":
+        return {"DEV": "CPU:X86", "CC": str(Path(__file__).with_name("gcc_as_clang.sh"))}
+    return {"DEV": "PYTHON"}
+
+
 def _of(name: str, wants: tuple[str, ...] = (), module: str = "", recipe: str = "", **environment: str) -> Framework:
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3"} | environment
     return Framework(name, f"{PACKAGE}.on_{module or name}", wants, tuple(sorted(quiet.items())), recipe)
@@ -79,8 +89,7 @@ FRAMEWORKS = {
         _of("jax", ("jax",)),
         _of("chainer", recipe="chainer"),
         replace(
-            # Its C compiler is clang; where there is none, tinygrad interprets.
-            _of("tinygrad", ("tinygrad",), DEV="CPU" if shutil.which("clang") else "PYTHON", PARALLEL="0"),
+            _of("tinygrad", ("tinygrad",), PARALLEL="0", **_device_of_tinygrad()),
             path=(str(ROOT / "examples"),),
         ),
         _of("caffe", ("caffe",)),

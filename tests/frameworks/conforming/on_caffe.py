@@ -41,7 +41,9 @@ class Trainer:
     def __init__(self, parameters: Mapping[str, Any], rate: float, process_set: ProcessSet) -> None:
         with tempfile.TemporaryDirectory() as folder:
             net, solver = Path(folder) / "net.prototxt", Path(folder) / "solver.prototxt"
-            net.write_text(net_of({name: value.shape for name, value in parameters.items()}))
+            # Caffe's Reduction wants a dimension.
+            self._shapes = {name: value.shape for name, value in parameters.items()}
+            net.write_text(net_of({name: shape or (1,) for name, shape in self._shapes.items()}))
             solver.write_text(f'net: "{net}"\nbase_lr: {rate}\nlr_policy: "fixed"\nmax_iter: 100\n')
             mc.shard(process_set)
             self._solver = caffe.SGDSolver(str(solver))
@@ -56,7 +58,9 @@ class Trainer:
         self._solver.step(1)
 
     def parameters(self) -> dict[str, Any]:
-        return {name: np.array(blobs[0].data) for name, blobs in self._solver.net.params.items()}
+        return {
+            name: np.array(blobs[0].data).reshape(self._shapes[name]) for name, blobs in self._solver.net.params.items()
+        }
 
     def state(self, **values: Any) -> Any:
         return mc.elastic.CaffeState(self._solver, **values)

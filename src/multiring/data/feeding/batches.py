@@ -2,6 +2,8 @@
 
 import math
 import threading
+import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multiring.data.dataset import Samples
+from multiring.data.feeding.stages import COPY, DECODE, REQUESTED
 from multiring.data.orders import MixtureOrder, WeightedOrder
 from multiring.data.permutation import Numbers
 from multiring.data.progress import Step
@@ -78,6 +81,7 @@ class Filled:
 
     lists: Mapping[str, list[Any]]
     failures: Sequence[Failure]
+    spent: Mapping[str, float] = field(default_factory=dict)  # seconds of the worker, by stage
 
 
 def fill(samples: Samples, layout: Layout, rows: Mapping[str, Array], first: int, wanted: "Wanted") -> Filled:
@@ -95,19 +99,51 @@ def fill(samples: Samples, layout: Layout, rows: Mapping[str, Array], first: int
     if (at := getattr(samples, "at", None)) is not None:
         at(wanted.epoch, wanted.begin)
     direct = getattr(samples, "fills", None)
-    for row, number in enumerate(wanted.numbers.tolist(), first):
+    clock = getattr(samples, "clock", None)
+    began, began_cpu, copied, made = time.perf_counter(), time.thread_time(), 0.0, 0
+    if clock is not None:
+        clock.take()  # what was read in between is none of this batch's
+    at_once = _filled_at_once(samples, layout, rows, first, wanted)
+    lists.update(at_once or {})
+    one_by_one = wanted.numbers.tolist() if at_once is None else []
+    for row, number in enumerate(one_by_one, first):
         out = {name: array[row] if array.ndim > 1 else array[row : row + 1] for name, array in rows.items()}
         try:
             if direct is not None and not lists and direct(number, out):
                 continue
             record = samples.sample(number, wanted.epoch, wanted.draw(row - first))
+            before = time.perf_counter()
+            made += 1
             _put(record, layout, out, number)
+            copied += time.perf_counter() - before
         except (DataError, OSError) as error:
             failures.append(Failure(row, number, str(error)))
             record = {}
         for name, values in lists.items():
             values.append(record.get(name))
-    return Filled(lists=lists, failures=failures)
+    spent = {} if clock is None else clock.take()
+    read = sum(spent.get(stage, 0.0) for stage in REQUESTED)
+    rest = time.perf_counter() - began - read - copied
+    # What is read straight into the batch is not decoded.
+    spent |= {COPY: copied if made else rest, DECODE: rest if made else 0.0, "cpu": time.thread_time() - began_cpu}
+    return Filled(lists=lists, failures=failures, spent=spent)
+
+
+def _filled_at_once(
+    samples: Samples, layout: Layout, rows: Mapping[str, Array], first: int, wanted: "Wanted"
+) -> dict[str, list[Any]] | None:
+    """Fill all rows by few calls, and return the lists; None where it has to be done one by one."""
+    fills_rows = getattr(samples, "fills_rows", None)
+    end = first + len(wanted.numbers)
+    if fills_rows is None or end == first:
+        return None
+    try:
+        found: dict[str, list[Any]] | None = fills_rows(
+            wanted.numbers, {name: each[first:end] for name, each in rows.items()}
+        )
+    except (DataError, OSError):
+        return None  # one by one it shows which of them it is
+    return found if found is None or found.keys() == set(layout.lists) else None
 
 
 def _put(record: Mapping[str, Any], layout: Layout, out: Mapping[str, Array], number: int) -> None:
@@ -184,6 +220,14 @@ class Job:
     def is_done(self) -> bool:
         """Return whether nobody need wait."""
         return self._done.is_set()
+
+    def spent(self) -> dict[str, float]:
+        """Return what workers spent on it, by stage."""
+        found: dict[str, float] = defaultdict(float)
+        for piece in self._pieces.values():
+            for name, each in piece.spent.items():
+                found[name] += each
+        return dict(found)
 
     def wait(self) -> tuple[dict[str, list[Any]], list[Failure]]:
         """Return the batch's lists, and which samples could not be read, once it is done.

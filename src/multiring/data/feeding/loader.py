@@ -3,8 +3,8 @@
 import multiprocessing
 import sys
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import islice
 from typing import Any
@@ -95,6 +95,9 @@ class Loader:
         self.workers = chosen.count
         self.skipped = 0
         self.waited_s = 0.0  # by who asked for batches
+        self.batches = 0  # handed out
+        self.spent: dict[str, float] = defaultdict(float)  # seconds of workers by stage: see StageClock
+        self._attendant: Callable[[], None] | None = None
         self._place = (rank, ranks)
         self._crew_of = chosen
         self._drop_last, self._skip_bad, self._allocate = drop_last, skip_bad, allocate
@@ -138,6 +141,10 @@ class Loader:
         if not 0 <= rank < ranks:
             raise ArgumentError(f"rank {rank} of {ranks}: want 0 to {ranks - 1}")
         self._place = (rank, ranks)
+
+    def attend_by(self, attendant: Callable[[], None] | None) -> None:
+        """Call `attendant` with every batch, in the thread that asks for it; None for nobody."""
+        self._attendant = attendant
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far the training is, counted in batches that were handed out: to be saved with the model.
@@ -196,8 +203,10 @@ class Loader:
         under_way: deque[tuple[Step, Job]] = deque()
         try:
             while True:
+                began = time.monotonic()
                 for step in islice(source, self._crew_of.ahead + 1 - len(under_way)):
                     under_way.append((step, self._started(step)))
+                self.waited_s += time.monotonic() - began
                 if not under_way:
                     return
                 step, job = under_way.popleft()
@@ -219,6 +228,11 @@ class Loader:
         lists, failures = job.wait()
         batch: Batch = {**self._crew().hand_over(job), **lists}
         self.waited_s += time.monotonic() - began
+        self.batches += 1
+        for name, each in job.spent().items():
+            self.spent[name] += each
+        if self._attendant is not None:
+            self._attendant()
         return self._without(batch, failures, len(job.wanted.numbers)) if failures else batch
 
     def _without(self, batch: Batch, failures: list[Failure], rows: int) -> Batch:
@@ -256,7 +270,7 @@ class Loader:
                 )
                 self._workers = ProcessWorkers(start, chosen.count, self._allocate, tell)
             else:
-                self._workers = ThreadWorkers(self.samples, layout, chosen.count, self._allocate or np.empty)
+                self._workers = ThreadWorkers(self.samples, layout, chosen.count, self._allocate, chosen.ahead)
         return self._workers
 
     def layout(self) -> Layout:

@@ -1,14 +1,50 @@
 """Workers that are threads: they read and decode straight into the batch, wherever that is."""
 
+import contextlib
+import ctypes
+import mmap
 import queue
 import threading
 import weakref
+from collections import deque
 from typing import Any
 
 from multiring.data.dataset import Samples
-from multiring.data.feeding.batches import Allocate, Job, Layout, Wanted, fill
+from multiring.data.feeding.batches import Allocate, Array, Job, Layout, Wanted, fill
 
+_HUGE = 1 << 22  # bytes from which on large pages pay
 _Queue = queue.SimpleQueue[Any]
+
+
+class Recycled:
+    """Memory for batches that is used again once nothing views it: a new page costs as much as a copy to it.
+
+    Args:
+        layout: of the batches.
+        kept: how many pieces of memory are kept for further batches.
+    """
+
+    def __init__(self, layout: Layout, kept: int) -> None:
+        self._layout, self._kept = layout, kept
+        self._free: deque[mmap.mmap] = deque(maxlen=kept)
+
+    def arrays(self, rows: int) -> dict[str, Array]:
+        """Return a batch's arrays, by field."""
+        _, size = self._layout.offsets(rows)
+        try:
+            memory = self._free.popleft()
+        except IndexError:
+            memory = None
+        if memory is None or len(memory) < size:
+            memory = mmap.mmap(-1, max(size, 1))
+            if hasattr(mmap, "MADV_HUGEPAGE") and size >= _HUGE:
+                with contextlib.suppress(OSError):  # of a kernel without them
+                    memory.madvise(mmap.MADV_HUGEPAGE)
+        owner = (ctypes.c_char * max(size, 1)).from_buffer(memory)
+        views = self._layout.views(owner, 0, rows)
+        # The memory alone is kept by it: a full deque drops the oldest, which is unmapped then.
+        weakref.finalize(owner, self._free.append, memory).atexit = False
+        return views
 
 
 class ThreadWorkers:
@@ -18,13 +54,17 @@ class ThreadWorkers:
         samples: the data set.
         layout: of its batches.
         workers: how many.
-        allocate: gives a batch's arrays.
+        allocate: gives a batch's arrays; None for memory that is used again.
+        ahead: how many batches are made before they are asked for.
     """
 
-    def __init__(self, samples: Samples, layout: Layout, workers: int, allocate: Allocate) -> None:
+    def __init__(
+        self, samples: Samples, layout: Layout, workers: int, allocate: Allocate | None, ahead: int = 2
+    ) -> None:
         self._layout = layout
         self._workers = workers
         self._allocate = allocate
+        self._recycled = Recycled(layout, ahead + 2)
         self._tasks: _Queue = queue.SimpleQueue()
         for number in range(workers):
             threading.Thread(
@@ -36,7 +76,10 @@ class ThreadWorkers:
     def start(self, wanted: Wanted) -> Job:
         """Begin to make a batch."""
         rows = len(wanted.numbers)
-        arrays = {name: self._allocate((rows, *shape), dtype) for name, (shape, dtype) in self._layout.arrays.items()}
+        if self._allocate is None:
+            arrays = self._recycled.arrays(rows)
+        else:
+            arrays = {name: self._allocate((rows, *s), dtype) for name, (s, dtype) in self._layout.arrays.items()}
         job = Job(wanted=wanted, arrays=arrays)
         for begin, end in job.cut(self._workers):
             self._tasks.put((job, begin, end))

@@ -1,11 +1,13 @@
 """Packs: each sample is read alone, an array's numbers straight to where they are wanted."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from multiring.data.packing.manifest import Field, load_index, load_manifest
+from multiring.data.permutation import Numbers
 from multiring.data.readers.arrays import array_of, bytes_in
 from multiring.data.readers.limits import damage_told, require_size
 from multiring.data.readers.source import Image, Numbering, Opening, Record
@@ -34,6 +36,11 @@ class PackedSource:
         columns = np.cumsum([0, *(each.columns for each in self.manifest.fields)]).tolist()
         # A sample that lacks a field has it without bytes, which no array of a fixed shape is.
         self._is_fixed = all(each.kind == "number" or each.shape is not None for each in self.manifest.fields)
+        self._fixed = {each.name for each in self.manifest.fields if each.kind == "number" or each.shape is not None}
+        # What is neither a number nor an array, but no image either, goes into a batch as it is.
+        self._is_plain = all(
+            each.kind in {"text", "json", "bytes"} for each in self.manifest.fields if each.name not in self._fixed
+        )
         self._fields = list(zip(self.manifest.fields, columns, strict=False))
 
     def record(self, number: int) -> Record:
@@ -54,10 +61,16 @@ class PackedSource:
                 self._storage.read_into(name, begin + field.header_bytes, bytes_in(array))
                 found[field.name] = array
                 continue
-            what = f"{self._storage.url}/{name}: {field.name} of sample {number}"
-            require_size(what, size, self._limits.record_bytes, "the limit of a record")
-            found[field.name] = self._value(what, field, read(self._storage, name, begin, begin + size))
+            found[field.name] = self.value(number, field, column)
         return found
+
+    def value(self, number: int, field: Field, column: int) -> Any:
+        """Return what a field of a sample holds, which is no array of a fixed shape."""
+        name = self.shards[self.numbering.place(number)[0]].name
+        begin, size = self._index[number, column : column + 2].tolist()
+        what = f"{self._storage.url}/{name}: {field.name} of sample {number}"
+        require_size(what, size, self._limits.record_bytes, "the limit of a record")
+        return self._value(what, field, read(self._storage, name, begin, begin + size))
 
     def _value(self, what: str, field: Field, data: bytes) -> Any:
         if field.kind == "image":
@@ -78,7 +91,40 @@ class PackedSource:
             there = size > 0
             first[there] = np.minimum(first[there], begin[there])
             last[there] = np.maximum(last[there], begin[there] + size[there] - 1)
-        return self.numbering.shards(numbers), first, last
+        return self.numbering.shards_of(numbers), first, last
+
+    def rows_into(self, numbers: Numbers, out: Mapping[str, Any]) -> dict[str, list[Any]] | None:
+        """Fill rows of `out` with samples' numbers and arrays; return the other fields' values, a list for each.
+
+        None where samples have to be read one by one, and nothing was read.
+
+        Args:
+            numbers: of the samples, (n,).
+            out: arrays of n rows each by field, in C's order.
+        """
+        read_rows = getattr(self._storage, "read_rows", None)
+        if read_rows is None or not self._is_plain or out.keys() != self._fixed:
+            return None
+        if any(out[each.name].dtype != each.dtype for each, _ in self._fields if each.shape is not None):
+            return None
+        shards, rows = self.numbering.shards_of(numbers), self._index[numbers]
+        if any((rows[:, column + 1] < 0).any() for each, column in self._fields if each.kind != "number"):
+            return None
+        # Runs of one shard: few where shards are read one after the other.
+        ends = [*(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(numbers)]
+        names = [self.shards[shards[end - 1]].name for end in ends]
+        lists: dict[str, list[Any]] = {}
+        for field, column in self._fields:
+            if field.kind == "number":
+                out[field.name][...] = rows[:, column]
+            elif field.shape is None:
+                lists[field.name] = [self.value(number, field, column) for number in numbers.tolist()]
+            else:
+                memory, size = bytes_in(out[field.name]), out[field.name][0].nbytes
+                begins = (rows[:, column] + field.header_bytes).tolist()
+                for name, first, end in zip(names, [0, *ends], ends, strict=False):
+                    read_rows(name, begins[first:end], memory[first * size : end * size], size)
+        return lists
 
     def record_into(self, number: int, out: dict[str, Any]) -> bool:
         """Fill `out`, arrays by field, with a sample; False where that cannot be, and nothing was read."""

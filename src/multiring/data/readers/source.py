@@ -82,6 +82,10 @@ class Numbering:
         self._firsts = np.concatenate([[0], np.cumsum([each.samples for each in shards])]).astype(np.int64)
         self.length = int(self._firsts[-1])
 
+    def shards_of(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the shards of samples that there are."""
+        return np.searchsorted(self._firsts, numbers, side="right") - 1
+
     def place(self, number: int) -> tuple[int, int]:
         """Return a sample's shard, and which of that shard's samples it is.
 
@@ -92,8 +96,3 @@ class Numbering:
             raise IndexError(f"sample {number} of {self.length}: want 0 to {self.length - 1}")
         shard = int(np.searchsorted(self._firsts, number, side="right")) - 1
         return shard, number - int(self._firsts[shard])
-
-    def shards(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the shards of samples."""
-        found: NDArray[np.int64] = np.searchsorted(self._firsts, numbers, side="right") - 1
-        return found

@@ -118,6 +118,19 @@ class LocalStorage:
                 raise DataError(f"{self.path(name)} ends at {begin + done}; {begin} to {begin + len(out)} are wanted")
             done += got
 
+    def read_rows(self, name: str, begins: list[int], out: memoryview, row_bytes: int) -> None:
+        """Fill rows of `out`, of so many bytes each, with what begins at `begins`: one call for each, and no more.
+
+        Raises:
+            DataError: the file ends before.
+        """
+        descriptor, preadv, place = self._opened(name), os.preadv, 0
+        number = descriptor.descriptor
+        for begin in begins:
+            if preadv(number, [out[place : place + row_bytes]], begin) != row_bytes:
+                self.read_into(name, begin, out[place : place + row_bytes])  # in pieces, or its end is told of
+            place += row_bytes
+
     def _opened(self, name: str) -> "_Opened":
         found = self._files.get(name)
         if found is not None:

@@ -57,7 +57,10 @@ def init(settings: Settings | None = None, **changes: Any) -> Group:
     with _current.lock:
         _refuse_fork(_current.world)
         if _current.world is not None:
-            raise StateError("multiring.init() was called twice; call multiring.shutdown() in between")
+            raise StateError(
+                "multiring.init() was called twice: this process has joined a job already, and is in it. Call it once; "
+                "to leave this job and join one anew, call multiring.shutdown() first, on every rank"
+            )
         _current.world = _entered(chosen, None)
         return _current.world.group
 

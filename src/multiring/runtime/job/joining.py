@@ -26,6 +26,7 @@ from multiring.runtime.job.membership import Endpoint, Membership
 from multiring.runtime.job.world import World, group_named
 from multiring.runtime.rails.select import RailEndpoint, RailWatch, agreed_rails, chosen_rails, topology_with
 from multiring.runtime.rails.topology_file import read_topology
+from multiring.runtime.tracing.event_log import EventLog
 from multiring.runtime.tracing.timeline import Timelines
 from multiring.settings import TIMELINE_LATER, JobNews, Settings, foreign_environment
 from multiring.topology import Topology, grid_of, neighbours
@@ -219,6 +220,7 @@ def _world(
         rail_watch=rail_watch,
         control=control,
         timelines=Timelines(membership, context, glossary, lambda name: group_named(name, services, membership)),
+        events=EventLog(context.take_events),
         news=LauncherNews(identity.rank, settings.rendezvous or identity.rendezvous),
     )
 

@@ -18,6 +18,7 @@ from multiring.runtime.group.posting import ProcessServices
 from multiring.runtime.job.launcher_news import LauncherNews
 from multiring.runtime.job.membership import Membership
 from multiring.runtime.rails.select import RailWatch
+from multiring.runtime.tracing.event_log import EventLog, EventReader
 from multiring.runtime.tracing.timeline import Timelines
 from multiring.settings import Settings
 
@@ -70,6 +71,7 @@ class World:
     rail_watch: RailWatch | None  # where there is more than one
     control: Control | None  # where there are other ranks
     timelines: Timelines
+    events: EventLog
     news: LauncherNews
     belongings: Belongings = field(default_factory=Belongings)
 
@@ -103,7 +105,11 @@ class World:
 
     def take_events(self) -> list[Event]:
         """Return what was recorded since the last call, oldest first; at most 65,536 are kept in between."""
-        return [event_of(raw, self.membership.rank) for raw in self.context.take_events()]
+        return [event_of(raw, self.membership.rank) for raw in self.events.take()]
+
+    def event_reader(self) -> EventReader:
+        """Return a reader of what is recorded from now on, which takes nothing from `take_events`."""
+        return self.events.reader()
 
     def close(self, grace_s: float, *, announce: bool) -> None:
         """Leave the job once what is in flight has ended, after `grace_s` in any case. Ctrl-C ends the waiting."""

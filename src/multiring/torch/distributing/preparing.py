@@ -232,10 +232,13 @@ def _require_whole_or_sharded(loader: DataLoader[Any], rules: Rules) -> None:
 def _signature_of(loader: DataLoader[Any], rules: Rules) -> list[str]:
     """Return what of the loader has to be the same on all ranks, or they would not take equally many batches."""
     dataset: Any = loader.dataset
-    lines = [f"loader: num_workers={loader.num_workers}, prefetch_factor={loader.prefetch_factor}"]
+    lines = [
+        f"the loader that it passed has num_workers={loader.num_workers}, prefetch_factor={loader.prefetch_factor}"
+    ]
     if rules.sharded:
         return lines
-    lines.append(f"batch_size={loader.batch_size}, drop_last={getattr(loader.batch_sampler, 'drop_last', False)}")
+    drops = getattr(loader.batch_sampler, "drop_last", False)
+    lines.append(f"the loader that it passed has batch_size={loader.batch_size}, drop_last={drops}")
     is_counted = isinstance(dataset, Sized) and not isinstance(dataset, IterableDataset)
-    lines.append(f"data set: {type(dataset).__name__}" + (f" of {len(dataset)} samples" if is_counted else ""))
-    return [*lines, f"batches by {type(loader.batch_sampler).__name__}"]
+    lines.append(f"the data set is a {type(dataset).__name__}" + (f" of {len(dataset)} samples" if is_counted else ""))
+    return [*lines, f"batches are made by {type(loader.batch_sampler).__name__}"]

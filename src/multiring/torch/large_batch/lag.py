@@ -1,12 +1,38 @@
 """Gradient lag: a step applies the gradient of the one before."""
 
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from multiring.errors import ArgumentError, StateError
-from multiring.torch.large_batch.stages import StepContext, StepStages, stages_of
+from multiring.torch.large_batch.gradients import norms_of
+from multiring.torch.large_batch.stages import Mark, StepContext, StepStages, stages_of
+from multiring.torch.optimizer.distributed import Distributed, delay_gradients
+from multiring.torch.optimizer.rounds import Round
+
+
+class _Waiting:
+    """A gradient that waits for the next step, perhaps still on its way; by the number of its parameter."""
+
+    def __init__(self, count: int, marks: dict[str, Mark | None], gradients: dict[int, Tensor] | Round) -> None:
+        self.count = count
+        self.marks = marks
+        self._gradients = gradients
+
+    def gradients(self, parameters: Sequence[Tensor]) -> dict[int, Tensor]:
+        """Return the gradients of all ranks, once they are there.
+
+        Raises:
+            HorovodInternalError: ranks disagree, or one is gone.
+        """
+        if isinstance(self._gradients, dict):
+            return self._gradients
+        found = self._gradients.gradients()
+        return {number: found[id(each)] for number, each in enumerate(parameters) if id(each) in found}
 
 
 class GradientLag:
@@ -16,64 +42,96 @@ class GradientLag:
 
     def __init__(self, optimizer: torch.optim.Optimizer, stages: StepStages, steps: int) -> None:
         self._optimizer = optimizer
-        self._steps = steps
-        self._pending: list[Tensor | None] = []
-        self._fresh: list[Tensor | None] = []
-        self._is_flushing = False
+        self._stages = stages
+        self._waiting: _Waiting | None = None
         if steps:
             stages.add(self)
+            delay_gradients(optimizer)
 
     @property
     def is_pending(self) -> bool:
-        """Whether a gradient waits."""
-        return any(each is not None for each in self._pending)
+        """Whether a gradient waits, be it on its way."""
+        return self._waiting is not None
+
+    @property
+    def waiting_gradients(self) -> list[Tensor]:
+        """Those that the next step applies, in the order of the parameters, once they are there."""
+        return [] if self._waiting is None else list(self._waiting.gradients(self._parameters).values())
 
     def flush(self) -> None:
         """Apply the gradient that waits, where there is one; nothing waits then. Every rank calls it, at the end."""
-        if not self.is_pending:
+        if self._waiting is None:
             return
-        self._optimizer.zero_grad()  # what is there was made into what waits; it is not to be reduced again
-        self._is_flushing = True
+        self._optimizer.zero_grad()  # raises where a backward has brought gradients that no step has seen
+        self._stages.is_flushing = True
         try:
-            self._optimizer.step()
+            with self._optimizer.skip_synchronize() if isinstance(self._optimizer, Distributed) else nullcontext():
+                self._optimizer.step()
         finally:
-            self._is_flushing = False
+            self._stages.is_flushing = False
 
     def before(self, step: StepContext) -> None:
-        """Exchange the gradients for those that wait."""
-        if self._pending and len(self._pending) != len(step.parameters):
+        """Exchange the gradients, and what is known of them, for those that wait."""
+        waiting = self._waiting
+        if waiting is not None and waiting.count != len(step.parameters):
             raise StateError(
-                f"gradient lag: gradients of {len(self._pending)} parameters wait, and the optimizer has "
+                f"gradient lag: gradients of {waiting.count} parameters wait, and the optimizer has "
                 f"{len(step.parameters)} now; call flush() before add_param_group"
             )
-        waiting = self._pending or [None] * len(step.parameters)
-        dropped = step.is_dropped or self._is_flushing
-        self._fresh = [None if dropped else each.grad for each in step.parameters]
-        for each, gradient in zip(step.parameters, waiting, strict=True):
-            each.grad = gradient
+        self._waiting = None if self._stages.is_flushing else self._made(step)
+        step.is_taken, step.is_dropped = True, False
+        step.marks = {} if waiting is None else waiting.marks
+        found = {} if waiting is None else waiting.gradients(step.parameters)
+        for number, each in enumerate(step.parameters):
+            each.grad = found.get(number)
 
-    def after(self, step: StepContext, *, applied: bool) -> None:  # noqa: ARG002 -- as Stage
-        """Keep the gradients, in the memory of those that were applied."""
-        waiting = self._pending or [None] * len(step.parameters)
-        self._pending = [_kept(old, new) for old, new in zip(waiting, self._fresh, strict=True)]
-        self._fresh = []
+    def after(self, step: StepContext, *, applied: bool) -> None:
+        """There is nothing to do."""
+
+    def _made(self, step: StepContext) -> _Waiting:
+        optimizer, count = step.optimizer, len(step.parameters)
+        on_its_way = optimizer.take_round() if isinstance(optimizer, Distributed) else None
+        if on_its_way is not None and not step.is_dropped:
+            return _Waiting(count, step.marks, on_its_way)
+        own = {number: each.grad.detach() for number, each in enumerate(step.parameters) if each.grad is not None}
+        return _Waiting(count, step.marks, own)
+
+    @property
+    def _parameters(self) -> list[Tensor]:
+        return [each for group in self._optimizer.param_groups for each in group["params"]]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the gradients that wait, by the number of their parameter."""
-        return {"pending": {str(i): each for i, each in enumerate(self._pending) if each is not None}}
+        """Return copies of the gradients that wait, by the number of their parameter, once they are there."""
+        if self._waiting is None:
+            return {"pending": {}}
+        found = self._waiting.gradients(self._parameters)
+        precision: Any = self._stages.find("unscale")
+        if (
+            precision is not None
+            and not precision.whole.skips
+            and not np.isfinite(norms_of(list(found.values()))).all()
+        ):
+            # The next step will raise an error that asks to go on from this state: it is to be one that can.
+            return {"pending": {}}
+        return {
+            "pending": {str(number): each.clone() for number, each in found.items()},
+            "marks": {name: _shared(mark) for name, mark in self._waiting.marks.items() if mark},
+        }
 
     def load_state_dict(self, state: dict[str, Any], parameters: list[Tensor]) -> None:
         """Let these gradients wait."""
-        pending = state["pending"]
-        self._pending = []
+        found: dict[int, Tensor] = {}
         for number, parameter in enumerate(parameters):
-            kept = pending.get(str(number))
-            if kept is not None and kept.shape != parameter.shape:
+            kept = state["pending"].get(str(number))
+            if kept is None:
+                continue
+            if kept.shape != parameter.shape:
                 raise ArgumentError(
                     f"gradient lag: the state has a gradient of shape {tuple(kept.shape)} for parameter {number}, of "
                     f"shape {tuple(parameter.shape)}; it is another model's"
                 )
-            self._pending.append(None if kept is None else torch.empty_like(parameter).copy_(kept))
+            found[number] = kept.clone() if kept.layout != torch.strided else torch.empty_like(parameter).copy_(kept)
+        self._waiting = _Waiting(len(parameters), state.get("marks", {}), found) if found else None
 
 
 def gradient_lag(optimizer: torch.optim.Optimizer, steps: int = 1) -> GradientLag:
@@ -83,9 +141,15 @@ def gradient_lag(optimizer: torch.optim.Optimizer, steps: int = 1) -> GradientLa
         ...
         lag.flush()      # after the last step
 
-    The first step applies nothing, and no counter advances. Clipping, loss scales and checks for infinities see each
-    gradient when it is made; decay and trust ratios the weights to which it is applied. A gradient that is dropped for
-    an overflow is dropped alone. What waits is in the optimizer's state_dict. It costs the memory of one more gradient.
+    The first step applies nothing, and no counter advances. With a DistributedOptimizer the ranks reduce each gradient
+    while the next step's forward and backward run: a backward ends with this rank's own gradients in `.grad`, which
+    are not to be changed, and a step leaves None there. Unscaling, the check for infinities, the noise scale and
+    clipping come with the reduced gradient, one step later, by what was known when it was made; decay and trust ratios
+    are of the weights to which it is applied. A gradient that overflowed is dropped alone. What waits is in the
+    optimizer's state_dict. It costs the memory of one more set of gradients.
+
+    `optimizer.synchronize()` after a backward waits for its gradients, as without lag, so that they can be seen and
+    changed within `skip_synchronize()`; so does torch's own GradScaler. Nothing is hidden then.
 
     Momentum and lag together want a smaller learning rate: on a quadratic of curvature c, SGD with momentum m is stable
     up to (1 - m)/c with lag 1, in place of 2 (1 + m)/c. docs/convergence.md says what is known.
@@ -105,9 +169,5 @@ def gradient_lag(optimizer: torch.optim.Optimizer, steps: int = 1) -> GradientLa
     return GradientLag(optimizer, stages_of(optimizer), steps)
 
 
-def _kept(old: Tensor | None, new: Tensor | None) -> Tensor | None:
-    if new is None:
-        return None
-    if old is None or old.shape != new.shape or old.layout != new.layout:
-        return new.detach().clone()
-    return old.copy_(new)
+def _shared(mark: Mark) -> Mark:
+    return {key: value for key, value in mark.items() if not key.startswith("own")}

@@ -49,6 +49,21 @@ class NewtonSchulz:
         require_number("steps", self.steps, below=100)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Matrix:
+    """A parameter of a step, seen as a matrix."""
+
+    parameter: Tensor
+    gradient: Tensor
+    group: dict[str, Any]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows, and columns: all dimensions but the first."""
+        rows = self.parameter.size(0)
+        return rows, self.parameter.numel() // max(1, rows)
+
+
 class Muon(torch.optim.Optimizer):
     """torch.optim.Muon, to the bit on one rank, with the work of a step divided among the ranks.
 
@@ -115,57 +130,60 @@ class Muon(torch.optim.Optimizer):
         """Take a step with the gradients there are; every rank does, with the same ones."""
         loss = evaluated(closure)
         found = [(group, *with_gradients("Muon", group)) for group in self.param_groups]
-        updates = [
-            update for group, parameters, gradients in found for update in self._mixed(group, parameters, gradients)
+        for group, parameters, gradients in found:
+            self._accumulate(group, parameters, gradients)
+        matrices = [
+            _Matrix(parameter, gradient, group)
+            for group, parameters, gradients in found
+            for parameter, gradient in zip(parameters, gradients, strict=True)
         ]
-        options = [group for group, parameters, _ in found for _ in parameters]
-        done = iter(self._orthogonalised(updates, options))
+        done = iter(self._orthogonalised(matrices))
         for group, parameters, _ in found:
             rate = number(group["lr"])
             for parameter in parameters:
                 update = next(done)
                 parameter.mul_(1 - rate * group["weight_decay"])
-                shape = _matrix(parameter).shape
+                shape = update.shape
                 parameter.add_(update.view(parameter.shape), alpha=-_adjusted(rate, group["adjust_lr_fn"], shape))
         return loss
 
-    def _mixed(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
-        """Return what is to be orthogonalised: the momentum, or what looks ahead of it."""
+    def _accumulate(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        """Take the gradients into the momentum, of all matrices on all ranks."""
         buffers = buffers_of(self, parameters, "momentum_buffer")
-        momentum = group["momentum"]
-        for buffer, gradient in zip(buffers, gradients, strict=True):
-            buffer.lerp_(gradient, 1 - momentum)
-        if not group["nesterov"]:
-            return buffers
-        return [each.lerp(buffer, momentum) for each, buffer in zip(gradients, buffers, strict=True)]
+        torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
 
-    def _orthogonalised(self, updates: list[Tensor], options: list[dict[str, Any]]) -> list[Tensor]:
-        if not updates:  # on no rank: their gradients are alike
+    def _orthogonalised(self, matrices: list[_Matrix]) -> list[Tensor]:
+        """Return the update of each, of shape (rows, columns): those that are this rank's to make, and the others'."""
+        if not matrices:  # on no rank: their gradients are alike
             return []
         group = self._ranks()
-        matrices = [_matrix(each) for each in updates]
         if group is None or group.size == 1:
-            return [self._iterated(each, option) for each, option in zip(matrices, options, strict=True)]
-        owners = owners_of([tuple(each.shape) for each in matrices], group.size)
+            return [self._iterated(each) for each in matrices]
+        owners = owners_of([each.shape for each in matrices], group.size)
+        counts = [each.parameter.numel() for each in matrices]
         own = [i for i, owner in enumerate(owners) if owner == group.rank]
-        parts = [self._iterated(matrices[i], options[i]).reshape(-1) for i in own]
-        flat = torch.cat(parts) if parts else torch.empty(0, dtype=self._precision)
+        flat = torch.empty(sum(counts[i] for i in own), dtype=self._precision)
+        for i, place in zip(own, flat.split([counts[i] for i in own]), strict=True):
+            place.view(matrices[i].shape).copy_(self._iterated(matrices[i]))
         with internal_errors("Muon"):
             # As bytes: what a number is does not matter on the way.
             whole = np.asarray(group.all_gather(flat.view(torch.uint8).numpy()))
-        numbers = torch.frombuffer(bytearray(whole.data), dtype=self._precision)
-        found: list[Tensor] = list(matrices)
-        at = 0
-        for rank in range(group.size):
-            for i in (i for i, owner in enumerate(owners) if owner == rank):
-                count = matrices[i].numel()
-                found[i] = numbers[at : at + count].view(matrices[i].shape)
-                at += count
-        return found
+        order = sorted(range(len(matrices)), key=lambda i: (owners[i], i))  # as they were gathered
+        numbers = torch.from_numpy(whole).view(self._precision).split([counts[i] for i in order])
+        found = dict(zip(order, numbers, strict=True))
+        return [found[i].view(each.shape) for i, each in enumerate(matrices)]
 
-    def _iterated(self, matrix: Tensor, options: dict[str, Any]) -> Tensor:
+    def _iterated(self, matrix: _Matrix) -> Tensor:
+        group = matrix.group
+        update = self.state[matrix.parameter]["momentum_buffer"]
+        if group["nesterov"]:  # a look ahead
+            update = matrix.gradient.lerp(update, group["momentum"])
         return orthogonalised(
-            matrix, self._precision, options["ns_coefficients"], steps=options["ns_steps"], eps=options["eps"]
+            update.reshape(matrix.shape),
+            self._precision,
+            group["ns_coefficients"],
+            steps=group["ns_steps"],
+            eps=group["eps"],
         )
 
     def _ranks(self) -> Group | None:
@@ -199,16 +217,13 @@ def owners_of(shapes: Sequence[tuple[int, ...]], ranks: int) -> list[int]:
         shapes: (rows, columns) of each.
         ranks: how many.
     """
-    costs = [min(shape) ** 2 * max(shape) for shape in shapes]
+    # Two products of the small side twice with the large one, and one of the small side alone, at each iteration.
+    costs = [min(shape) ** 2 * (2 * max(shape) + min(shape)) for shape in shapes]
     load, owners = [0] * ranks, [0] * len(shapes)
     for i in sorted(range(len(shapes)), key=lambda i: (-costs[i], i)):
         owners[i] = load.index(min(load))
         load[owners[i]] += costs[i]
     return owners
-
-
-def _matrix(tensor: Tensor) -> Tensor:
-    return tensor if tensor.dim() == 2 else tensor.reshape(tensor.size(0), -1)
 
 
 def _adjusted(rate: float, rule: str | None, shape: Sequence[int]) -> float:

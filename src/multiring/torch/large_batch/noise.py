@@ -16,7 +16,7 @@ from multiring.optim.critical_batch import Advice, advise
 from multiring.optim.noise_scale import Interval, NoiseSample, NoiseScale, sample_of_means
 from multiring.runtime import Group
 from multiring.torch.large_batch.gradients import norms_of
-from multiring.torch.large_batch.stages import StepContext, stages_of
+from multiring.torch.large_batch.stages import Mark, StepContext, stages_of
 from multiring.torch.optimizer.distributed import Distributed, setup_of
 
 
@@ -34,11 +34,11 @@ class NoiseWatch:
         self._warns = warns
         self._known = NoiseScale(window)
         self._steps = 0
-        self._own = 0.0  # this rank's squared norm, of the step that is being made
-        self._whole: float | None = None
+        self._sight: _Sight | None = None  # of the step that is being made, if it is its turn
         self._parts: list[tuple[float, int]] = []  # micro-batches of one rank: squared norms, samples
         self._before: list[Tensor] = []
         self._batch = 0.0
+        self._measured = 0  # also gradients that are not finite, which do not count
         self._said: set[str] = set()
         self._adascale: AdaScale | None = None
         self._begin()
@@ -80,7 +80,13 @@ class NoiseWatch:
         return f"noise scale {self.interval()} at batch {self._batch:,.0f}{more}"
 
     def advise(self, **known: Any) -> Advice:
-        """Return `multiring.optim.advise` with what was measured here; `known` are its other arguments."""
+        """Return `multiring.optim.advise` with what was measured here; `known` are its other arguments.
+
+        Raises:
+            StateError: too little was measured, or what was gives no finite noise scale yet.
+        """
+        if "critical" not in known and not 0 < self.value < float("inf"):
+            raise StateError(f"noise.advise: no finite noise scale yet ({self.report()}); measure more steps before")
         return advise(**{"critical": self.value, "batch": round(self._batch), **known})
 
     def part(self, samples: int) -> None:
@@ -96,36 +102,34 @@ class NoiseWatch:
         self._parts.append((float((norms**2).sum()), samples))
         self._before = [each.detach().clone() for each in now]
 
-    # ---- what the reducer shows ----
-
-    def see_own(self, gradients: Sequence[Tensor]) -> None:
-        """Count some of this rank's."""
-        self._own += float((norms_of(gradients) ** 2).sum())
-
-    def see_whole(self, gradients: Sequence[Tensor]) -> None:
-        """Count all ranks'."""
-        self._whole = float((norms_of(gradients) ** 2).sum())
-
     # ---- as a stage ----
 
-    def before(self, step: StepContext) -> None:
-        """Measure, where it is this step's turn."""
+    def mark(self, step: StepContext) -> Mark | None:
+        """Return what was measured of the gradients just made, where it is their turn; all ranks' may be to come."""
         self._steps += 1
         if (
             not isinstance(step.optimizer, Distributed)
             or step.optimizer.group is None
             or step.optimizer.group.size == 1
         ):
-            sample = self._of_parts(step)
+            found = self._of_parts(step)
         else:
-            sample = self._of_ranks(step.optimizer, step.optimizer.group)
+            found = self._of_ranks(step.optimizer, step.optimizer.group)
+        self._begin()
+        return found
+
+    def before(self, step: StepContext) -> None:
+        """Count what was measured of the gradients that are applied now."""
+        mark = step.marks.get(self.name) or {}
+        sample = _sample_of(mark)
         if sample is not None:
+            self._batch = mark["batch"]
             self._known.add(sample)
             if self._adascale is not None:
                 self._adascale.add(sample)
-        self._begin()
-        if self._warns and sample is not None and len(self._known) % 16 == 0:
-            self._warn()
+            self._measured += 1
+            if self._warns and self._measured % 16 == 0:
+                self._warn()
 
     def after(self, step: StepContext, *, applied: bool) -> None:
         """There is nothing to do."""
@@ -148,22 +152,22 @@ class NoiseWatch:
 
     def _begin(self) -> None:
         """Have the next step watched, if it is its turn."""
-        self._own, self._whole, self._parts, self._before = 0.0, None, [], []
+        self._sight, self._parts, self._before = _Sight() if self._is_due() else None, [], []
         if isinstance(self._optimizer, Distributed):
-            self._optimizer.watch(self if self._is_due() else None)
+            self._optimizer.watch(self._sight)
 
-    def _of_parts(self, step: StepContext) -> NoiseSample | None:
+    def _of_parts(self, step: StepContext) -> Mark | None:
         if len(self._parts) < 2:
             return None
         total = float(sum(samples for _, samples in self._parts))
         # A part's gradient is in the sum with its share of the samples.
         mean = sum(square * total / samples for square, samples in self._parts)
-        self._batch = total
         whole = float((norms_of(step.gradients) ** 2).sum())
-        return sample_of_means(mean, whole, total, len(self._parts))
+        return {"batch": total, "mean": mean, "total": total, "parts": len(self._parts), "divisor": 1.0, "whole": whole}
 
-    def _of_ranks(self, optimizer: Distributed, group: Group) -> NoiseSample | None:
-        if self._whole is None:
+    def _of_ranks(self, optimizer: Distributed, group: Group) -> Mark | None:
+        sight = self._sight
+        if sight is None or not sight.has_begun:
             return None
         share, setup = optimizer.share_of_batch, setup_of(optimizer)
         own = self._samples if share is None else share.samples
@@ -175,27 +179,57 @@ class NoiseWatch:
         is_sum = setup is not None and setup.options.op == "sum"
         # What the rank's own gradient was multiplied by, beside being a mean over its samples.
         weight = float(own) if is_sum else 1.0 if share is None else share.weight
-        square = self._own / weight**2 if own else 0.0
+        square = sight.own / weight**2 if own else 0.0
         is_mean_of_means = share is None and not is_sum
         counted = [square * (1.0 if is_mean_of_means else own), own, 1.0 / own if own else 0.0, float(own > 0)]
         told = np.array(counted)
         with internal_errors("noise_scale"):
             group.all_reduce(told)
         mean, total, inverse, parts = told.tolist()
-        self._batch = total
-        whole = self._whole / total**2 if is_sum else self._whole
         if parts < 2:
             return None
-        if is_mean_of_means:  # unlike numbers of samples count as their harmonic mean
-            return sample_of_means(mean / parts, whole, parts**2 / inverse, parts)
-        return sample_of_means(mean / total, whole, total, parts)
+        # Means of unlike numbers of samples count as their harmonic mean.
+        by = parts if is_mean_of_means else total
+        found = {"mean": mean / by, "total": parts**2 / inverse if is_mean_of_means else total, "parts": parts}
+        sight.mark = {**found, "batch": total, "divisor": total**2 if is_sum else 1.0, "whole": sight.whole}
+        return sight.mark
 
     def _warn(self) -> None:
-        interval = self._known.interval(resamples=200)
+        interval = self._known.interval(resamples=200) if len(self._known) > 7 else None
         for each in concerns(facts_of(self._optimizer, self._batch, interval)):
             if each.kind not in self._said:
                 self._said.add(each.kind)
                 warnings.warn(str(each), stacklevel=2)
+
+
+class _Sight:
+    """What the reducer shows of one step's gradients."""
+
+    def __init__(self) -> None:
+        self.has_begun = False
+        self.own = 0.0  # this rank's squared norm
+        self.whole: float | None = None  # all ranks', once it is known
+        self.mark: Mark = {}  # what waits for that
+
+    def begin(self) -> None:
+        """Look at a reduction from its begin."""
+        self.has_begun, self.own, self.whole = True, 0.0, None
+
+    def see_own(self, gradients: Sequence[Tensor]) -> None:
+        """Count some of this rank's."""
+        self.own += float((norms_of(gradients) ** 2).sum())
+
+    def see_whole(self, gradients: Sequence[Tensor]) -> None:
+        """Count all ranks'."""
+        self.whole = float((norms_of(gradients) ** 2).sum())
+        if self.mark:
+            self.mark["whole"] = self.whole
+
+
+def _sample_of(mark: Mark) -> NoiseSample | None:
+    if mark.get("whole") is None:
+        return None
+    return sample_of_means(mark["mean"], mark["whole"] / mark["divisor"], mark["total"], mark["parts"])
 
 
 def facts_of(optimizer: torch.optim.Optimizer, batch: float, noise: Interval | None) -> Facts:
@@ -239,7 +273,8 @@ def noise_scale(
         noise = mt.noise_scale(optimizer)
         ...
         mt.print_once(noise.report())
-        mt.print_once(noise.advise(learning_rate=0.1))
+        if len(noise) >= 8:
+            mt.print_once(noise.advise(learning_rate=0.1))
 
     It takes the squared norms of each rank's gradient and of their average, and one small sum. On one rank call
     `noise.part(samples)` after each of two or more backwards that make a step.

@@ -15,7 +15,8 @@ from multiring.optim.loss_scale import LossScale
 from multiring.optim.trust_ratios import require_choice
 from multiring.torch.interop import described
 from multiring.torch.large_batch.gradients import norms_of
-from multiring.torch.large_batch.stages import StepContext, each_gradient, stages_of
+from multiring.torch.large_batch.lag import GradientLag
+from multiring.torch.large_batch.stages import Mark, StepContext, each_gradient, stages_of
 from multiring.torch.optimizer.distributed import Distributed
 
 _TYPES = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -25,8 +26,15 @@ _TYPES = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 class _Round:
     """What was found of one gradient, by all optimizers whose it is."""
 
-    scale: float  # with which it was made
     overflows: bool
+    seen_by: set[int]
+
+
+@dataclass(slots=True)
+class _Made:
+    """What is known of a gradient when it has been made, to all optimizers whose it is."""
+
+    mark: Mark
     seen_by: set[int]
 
 
@@ -38,7 +46,8 @@ class MixedPrecision:
         self._dtype = _TYPES[dtype]
         self._scale = scale
         self._loss = 0.0  # the last one that is not finite, else the last one
-        self._steps = 0
+        self._steps = 0  # whose gradients have been made
+        self._made = _Made({}, set())
         self._round: _Round | None = None
 
     @property
@@ -67,6 +76,20 @@ class MixedPrecision:
             self._loss = value
         (loss if self._scale is None else loss * self.scale).backward()  # type: ignore[no-untyped-call] # torch's own
 
+    @property
+    def skips(self) -> bool:
+        """Whether a step that overflows is left out; else it is an error."""
+        return self._scale is not None
+
+    def mark(self, part: int) -> Mark:
+        """Return the step, scale and loss of what the last backwards made of one optimizer's gradients."""
+        if not self._made.mark or part in self._made.seen_by:
+            self._made = _Made({"step": self._steps, "scale": self.scale, "own_loss": self._loss}, set())
+            self._steps += 1
+            self._loss = 0.0
+        self._made.seen_by.add(part)
+        return self._made.mark
+
     def check(self, step: StepContext, part: int) -> None:
         """Divide the gradients of one optimizer by the scale, and drop them if those of any overflowed.
 
@@ -77,34 +100,30 @@ class MixedPrecision:
             self._round = self._decided(step)
         found = self._round
         found.seen_by.add(part)
+        scale = float((step.marks.get("unscale") or {}).get("scale", 1.0))
         if found.overflows:
             step.drop()
-        elif found.scale != 1.0:
+        elif scale != 1.0:
             # By a power of two: nothing is rounded but what is too small for float32.
-            each_gradient(step, lambda gradients: list(torch._foreach_mul(gradients, 1.0 / found.scale)))  # noqa: SLF001
+            each_gradient(step, lambda gradients: list(torch._foreach_mul(gradients, 1.0 / scale)))  # noqa: SLF001
 
     def _decided(self, step: StepContext) -> _Round:
         """Look at the gradients of all optimizers, and update the scale, once for all of them."""
         gradients = list(step.gradients)
         for optimizer in self._optimizers:
             if optimizer is not step.optimizer:
-                if isinstance(optimizer, Distributed):
-                    optimizer.bring_gradients()
-                gradients += StepContext(optimizer).gradients
+                gradients += _coming(optimizer)
         overflows = not np.isfinite(norms_of(gradients)).all()
-        number, scale = self._steps, self.scale
-        self._steps += 1
         if self._scale is None:
             if overflows:
-                raise self._failure(step, number, "")
+                raise self._failure(step, "")
         elif gradients:
             change = self._scale.update(overflows=overflows)
             if change != 1.0:
                 self._scale_residuals(change)
             if self._scale.is_exhausted:
-                raise self._failure(step, number, f", and the loss scale is {self.scale:g} already")
-        self._loss = 0.0
-        return _Round(scale, overflows, set())
+                raise self._failure(step, f", and the loss scale is {self.scale:g} already")
+        return _Round(overflows, set())
 
     def _scale_residuals(self, change: float) -> None:
         """Let what error feedback owes be of the new scale."""
@@ -118,13 +137,14 @@ class MixedPrecision:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from there; a scale is dropped where there is none here, and begins where the state has none."""
-        self._steps, self._round = state["steps"], None
+        self._steps, self._round, self._made = state["steps"], None, _Made({}, set())
         if self._scale is not None and state["scale"] is not None:
             self._scale.load_state_dict(state["scale"])
 
-    def _failure(self, step: StepContext, number: int, why: str) -> StateError:
+    def _failure(self, step: StepContext, why: str) -> StateError:
         """Return the error, which names the ranks whose loss it was; all of them get here in the same step."""
-        losses = np.array([self._loss])
+        mark = step.marks.get("unscale") or {}
+        losses = np.array([float(mark.get("own_loss") or 0.0)])
         group = step.optimizer.group if isinstance(step.optimizer, Distributed) else None
         if group is not None and group.size > 1:
             with internal_errors("mixed_precision"):
@@ -133,8 +153,8 @@ class MixedPrecision:
         whose = ", ".join(f"{losses[rank]} on rank {rank}" for rank in bad)
         what = f"the loss is {whose}" if bad else "the loss is finite on every rank, but gradients are not"
         return StateError(
-            f"step {number}: {what}{why}. The weights are those of the step before; go on from the last checkpoint "
-            "with a lower learning rate, or without the samples that did it"
+            f"step {mark.get('step', '?')}: {what}{why}. The weights are those of the step before; go on from the last "
+            "checkpoint with a lower learning rate, or without the samples that did it"
         )
 
 
@@ -146,6 +166,9 @@ class _Part:
     def __init__(self, whole: MixedPrecision, number: int) -> None:
         self.whole = whole
         self._number = number
+
+    def mark(self, step: StepContext) -> Mark:  # noqa: ARG002 -- as Stage
+        return self.whole.mark(self._number)
 
     def before(self, step: StepContext) -> None:
         if not step.is_dropped:  # else a GradScaler found it
@@ -159,6 +182,16 @@ class _Part:
 
     def load_state_dict(self, state: dict[str, Any], parameters: list[Tensor]) -> None:  # noqa: ARG002 -- as Stage
         self.whole.load_state(state)
+
+
+def _coming(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return the gradients that the next step of an optimizer begins with."""
+    lag = stages_of(optimizer).find("lag")
+    if isinstance(lag, GradientLag):
+        return lag.waiting_gradients
+    if isinstance(optimizer, Distributed):
+        optimizer.bring_gradients()
+    return StepContext(optimizer).gradients
 
 
 def mixed_precision(

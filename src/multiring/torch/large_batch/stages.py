@@ -1,14 +1,17 @@
 """What happens between a backward and the optimizer's own step, and after it, in one order.
 
-    reduce, unscale, inf check, noise scale, clip, lag, trust ratio; step; moving average, schedule
+    reduce, unscale, inf check, noise scale, clip, trust ratio; step; moving average, schedule
 
 Each is a stage, attached to the optimizer in any order; the optimizer stays the object that it was. A gradient that is
 dropped, as after an overflow, leaves the step without any (`.grad` None), so that neither moments nor counters move.
 What stages keep is in the optimizer's state_dict.
+
+Gradient lag puts the gradient of the step before at the front of all this, and lets this step's be reduced until the
+next one. What a stage knows of a gradient when it is made, such as its loss scale, goes along with it: its mark.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -17,7 +20,9 @@ from multiring.errors import ArgumentError, StateError, UnsupportedError
 from multiring.torch.optimizer.distributed import Distributed
 
 KEY = "multiring_stages"
-ORDER = ("unscale", "noise", "clip", "lag", "trust", "average", "schedule")
+ORDER = ("lag", "unscale", "noise", "clip", "trust", "average", "schedule")
+
+Mark = dict[str, Any]  # numbers, strings and None, which go into checkpoints
 
 
 class StepContext:
@@ -27,6 +32,8 @@ class StepContext:
         self.optimizer = optimizer
         self.parameters: list[Tensor] = [each for group in optimizer.param_groups for each in group["params"]]
         self.is_dropped = False
+        self.is_taken = False  # what `.grad` was when the step began is somebody's who keeps it for the next one
+        self.marks: dict[str, Mark | None] = {}  # of the gradients, by stage
 
     @property
     def gradients(self) -> list[Tensor]:
@@ -63,11 +70,23 @@ class Stage(Protocol):
         """Keep what `state_dict` returned; `parameters` are the optimizer's."""
 
 
+@runtime_checkable
+class MarkingStage(Stage, Protocol):
+    """One that knows something of a gradient when it is made, which it wants to know when that is applied."""
+
+    def mark(self, step: StepContext) -> Mark | None:
+        """Return that, of the gradients just made; as `step.marks[name]` it comes back, perhaps a step later.
+
+        What is this rank's own has a name that begins with "own", and does not go into checkpoints.
+        """
+
+
 class StepStages:
     """The stages of one optimizer."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._stages: list[Stage] = []
+        self.is_flushing = False  # the step is for a gradient that waits: none has been made
         self._kept: list[tuple[Tensor, Tensor | None]] = []  # what `.grad` was when the step began
         self._applied = False
         self._context: StepContext | None = None
@@ -102,18 +121,21 @@ class StepStages:
                 "step(closure) of an optimizer with gradient lag, LARC, loss scaling or the like: want backward() "
                 "before step(), and step() without arguments"
             )
-        if isinstance(optimizer, Distributed):
+        if isinstance(optimizer, Distributed) and not self.is_flushing:
             optimizer.bring_gradients()
         step = StepContext(optimizer)
         self._context = step
         self._kept = [(each, each.grad) for each in step.parameters]
         try:
             with torch.no_grad():
-                _take_from_scaler(step)
+                if not self.is_flushing:
+                    _take_from_scaler(step)
+                    marking = [stage for stage in self._stages if isinstance(stage, MarkingStage)]
+                    step.marks = {stage.name: stage.mark(step) for stage in marking}
                 for stage in self._stages:
                     stage.before(step)
         except BaseException:
-            self._restore()
+            self._restore(step)
             raise
         self._applied = step.applies
 
@@ -125,11 +147,11 @@ class StepStages:
         with torch.no_grad():
             for stage in self._stages:
                 stage.after(step, applied=self._applied)
-        self._restore()
+        self._restore(step)
 
-    def _restore(self) -> None:
+    def _restore(self, step: StepContext) -> None:
         for parameter, gradient in self._kept:
-            parameter.grad = gradient
+            parameter.grad = None if step.is_taken else gradient
         self._kept = []
 
     def _saved(self, _optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:

@@ -40,19 +40,39 @@ class BucketAssignment:
             self.buckets.append(bucket)
             self.gradients += bucket.gradients
         self.sparse: list[ParameterGradient] = []  # those that all ranks know to be
+        self._moves: list[tuple[int, list[ParameterGradient]]] = []  # those to move out, from a round on
 
     def clear(self) -> None:
         """Let go of the parameters."""
         self.gradients.clear()
         self.sparse.clear()
         self.buckets.clear()
+        self._moves.clear()
 
     def learn_sparse(self) -> list[ParameterGradient]:
         """Return those whose gradients came as sparse ones, on any rank, and were not known to; all ranks know then."""
-        if not any(bucket.reduction.flags[SPARSE_FLAG] for bucket in self.buckets):
+        return self._learned([bucket.reduction for bucket in self.buckets], self._group)
+
+    def learn_later(self, number: int, reductions: Sequence[Reduction]) -> None:
+        """Learn the same of the round `number`, which `reductions` were, while the next one may be on its way.
+
+        What was found moves out where the round after that one begins, on all ranks alike, whenever each comes to it.
+        """
+        # In an order of its own: one rank may learn before it starts the next round, and another after that.
+        found = self._learned(reductions, self._group.twin_for("sparse gradients"))
+        if found:
+            self._moves.append((number + 2, found))
+
+    def begin(self, number: int) -> None:
+        """Move out what is due as the round `number` begins."""
+        while self._moves and self._moves[0][0] <= number:
+            self.move_out(self._moves.pop(0)[1])
+
+    def _learned(self, reductions: Sequence[Reduction], group: Group) -> list[ParameterGradient]:
+        if not any(reduction.flags[SPARSE_FLAG] for reduction in reductions):
             return []
         came = np.array([entry.came_sparse for entry in self.gradients], np.uint8)
-        self._group.all_reduce(came, "max")
+        group.all_reduce(came, "max")
         found = [entry for entry, is_sparse in zip(self.gradients, came, strict=True) if is_sparse]
         for entry in found:
             entry.is_sparse, entry.came_sparse = True, False

@@ -18,7 +18,7 @@ class Witnesses:
         self._seen: list[_Seen] = []
 
     def see(self, buckets: Iterable[Bucket]) -> None:
-        """Take note of the gradients as they are."""
+        """Take note of the gradients as they are; nobody but their owner may write to them from then on."""
         for bucket in buckets:
             largest = max(bucket.gradients, key=lambda entry: entry.view.numel())
             self._seen += [
@@ -53,7 +53,9 @@ class _Seen:
         self.entry = entry
         self._gradient = gradient
         self._version = version_of(gradient)
-        self._elements = _elements_of(gradient) if is_looked_at and gradient is entry.view else None
+        # Only where elements lie as in the bucket: else their memory may be of another extent.
+        is_dense = gradient.layout is torch.strided and gradient.stride() == entry.view.stride()
+        self._elements = _elements_of(gradient) if is_looked_at and is_dense else None
 
     def changed(self) -> str:
         now = self.entry.parameter.grad

@@ -22,8 +22,9 @@ from multiring.torch.bucket_tensors import spec_of, states_of, tensor_reductions
 from multiring.torch.compression import Compression
 from multiring.torch.interop import dense_strides, described, dtype_name, refuse_elsewhere
 from multiring.torch.optimizer.adasum_delta import DeltaReducer
-from multiring.torch.optimizer.gradient_reducer import GradientReducer, GradientWatch
+from multiring.torch.optimizer.gradient_reducer import GradientReducer
 from multiring.torch.optimizer.hook_registry import is_shared, take_over
+from multiring.torch.optimizer.rounds import GradientWatch, Round
 from multiring.torch.optimizer.setup import Setup, parameters_of, together_of, trained
 
 # Horovod's words, which programs and tests look for.
@@ -121,11 +122,15 @@ class Distributed(torch.optim.Optimizer):
         if not self._skips:
             self._bring_gradients()
 
+    def take_round(self) -> Round | None:
+        """Return the gradients that are on their way, before a step; None where `.grad` has those of all ranks."""
+        return None if self._reducer is None else self._reducer.rounds.take()
+
     def watch(self, watching: GradientWatch | None) -> None:
         """Show `watching` this rank's gradients before they are reduced, and all ranks', from now on; None ends it."""
         self._watching = watching
         if self._reducer is not None:
-            self._reducer.watching = watching
+            self._reducer.rounds.watching = watching
 
     def scale_residuals(self, factor: float) -> None:
         """Multiply what lossy gradients owe, as by a change of the loss scale."""
@@ -202,7 +207,7 @@ class Distributed(torch.optim.Optimizer):
             f"optimizer.step(): {changed}. Call optimizer.synchronize() after the last backward, before gradients are "
             "used, and step within `with optimizer.skip_synchronize():`"
         )
-        if not self._is_lenient:
+        if not self._is_lenient or vars(self).get("_delays_gradients"):
             raise StateError(text)
         if not self._has_warned:
             self._has_warned = True
@@ -221,6 +226,7 @@ class Distributed(torch.optim.Optimizer):
         """
         if self._reducer is not None and not self._skips:
             self._bring_gradients()
+            self._reducer.rounds.hand_out()
         return self._delta_reducer is not None or bool(vars(self).get("_step_supports_amp_scaling", False))
 
     @_step_supports_amp_scaling.setter
@@ -296,6 +302,14 @@ def setup_of(optimizer: torch.optim.Optimizer) -> Setup | None:
     return setup
 
 
+def delay_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Let backwards end while their gradients are on their way, once they are shared: `take_round` has them."""
+    vars(optimizer)["_delays_gradients"] = True
+    reducer = optimizer._reducer if isinstance(optimizer, Distributed) else None  # noqa: SLF001 -- of this module
+    if reducer is not None:
+        reducer.rounds.delays = True
+
+
 def _plain_copy(kind: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
     return kind.__new__(kind)
 
@@ -335,7 +349,10 @@ def share(optimizer: torch.optim.Optimizer, setup: Setup) -> None:
         optimizer.register_step_pre_hook(_before_step)
         optimizer.register_step_post_hook(_after_step)
     vars(optimizer).update(_setup=setup, _group=group, _reducer=reducer, _delta_reducer=deltas)
-    cast("Distributed", optimizer).watch(vars(optimizer).get("_watching"))
+    shared = cast("Distributed", optimizer)
+    shared.watch(vars(optimizer).get("_watching"))
+    if reducer is not None and vars(optimizer).get("_delays_gradients"):
+        reducer.rounds.delays = True
 
 
 def _reducers(

@@ -11,13 +11,11 @@ gathered (`gathered`), unless dense was asked for.
 
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from torch import Tensor
 
 from multiring.errors import StateError, UnsupportedError
 from multiring.frontend.errors import LoopOrderError, internal_errors
-from multiring.gradients.buckets import TRAINS_FLAG
 from multiring.gradients.options import Options
 from multiring.gradients.reducer import BucketOrder
 from multiring.gradients.reductions import CompressionState
@@ -27,6 +25,7 @@ from multiring.torch.bucket_tensors import TensorReductionOf
 from multiring.torch.optimizer.bucket_assignment import BucketAssignment
 from multiring.torch.optimizer.change_detection import Witnesses
 from multiring.torch.optimizer.parameter_gradient import ParameterGradient
+from multiring.torch.optimizer.rounds import Rounds
 from multiring.torch.optimizer.sparse_rows import Gathered
 
 _WHAT = "DistributedOptimizer"
@@ -34,22 +33,13 @@ _ANEW = "The ranks may be out of step; make the DistributedOptimizer anew on eve
 # Both as Horovod says them: programs and tests look for these words.
 _TOO_MANY = (
     "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
-    "backward_passes_per_step to accumulate gradients locally, or call optimizer.synchronize() in between."
+    "backward_passes_per_step to accumulate gradients locally, or call optimizer.synchronize() in between. It "
+    "was before step {step} of this optimizer, with backward_passes_per_step={passes}."
 )
 _TOO_EARLY = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
     "This is prohibited as it can cause a race condition. To drop gradients, call optimizer.synchronize() first."
 )
-
-
-class GradientWatch(Protocol):
-    """Who looks at gradients on their way; dense ones only."""
-
-    def see_own(self, gradients: Sequence[Tensor]) -> None:
-        """Look at some of this rank's, which are about to be reduced."""
-
-    def see_whole(self, gradients: Sequence[Tensor]) -> None:
-        """Look at all of them, reduced."""
 
 
 class GradientReducer:
@@ -83,14 +73,15 @@ class GradientReducer:
         self._buckets, self._gradients = self._assignment.buckets, self._assignment.gradients
         self._order = BucketOrder(_WHAT)
         self._passes_done = 0  # since the last reduction
+        self._steps = 0
         self._is_open = False  # a backward is going on, or broke off
         self._is_called_back = False  # at the end of it
         self._is_shared = False  # the gradients are the same on all ranks
         self._is_unused = False  # a backward brought some, and neither a step nor anybody else has asked for them
-        self._witnesses = Witnesses()  # of what the last backward left, where it did not reduce it
+        self._witnesses = Witnesses()  # of what the last backward left, where it is not reduced yet
+        self.rounds = Rounds(self._assignment, self._witnesses)
         self.reduces_early = False  # whether the group of backwards may end with the next one, before it is complete
         self.is_synchronized = False  # somebody has, since the last backward and the last step
-        self.watching: GradientWatch | None = None
         this = weakref.ref(self)
         self._hooks = [
             add_gradient_hook(entry.parameter, Arrival(this, index)) for index, entry in enumerate(self._gradients)
@@ -113,20 +104,22 @@ class GradientReducer:
     def states(self) -> dict[int, CompressionState]:
         """Return what is carried from one step to the next, by the parameters' `id`.
 
-        That is nothing where a backward broke off: what had been sent of it nobody can say.
+        That is nothing where a backward, or a reduction, broke off: what had been sent of it nobody can say.
         """
-        if self._is_open:
+        if self._is_open or not self.rounds.are_settled():
             return {}
         return {id(entry.parameter): entry.bucket.reduction.state(entry.member) for entry in self._gradients}
 
     def load_states(self, states: Mapping[int, CompressionState]) -> None:
         """Carry on what `states` has, by the parameters' `id`, as far as it has use for it."""
+        self.rounds.are_settled()
         for entry in self._gradients:
             if id(entry.parameter) in states:
                 entry.bucket.reduction.load_state(entry.member, states[id(entry.parameter)])
 
     def close(self) -> None:
         """Let go of the parameters; what their gradients hold stays."""
+        self.rounds.close()
         for hook in self._hooks:
             hook.remove()
         self._assignment.clear()
@@ -142,6 +135,7 @@ class GradientReducer:
     def synchronize(self) -> None:
         """Reduce the gradients now, and take note that somebody asked for it."""
         self.reduce()
+        self.rounds.hand_out()
         self.is_synchronized = True
 
     def reduce(self) -> None:
@@ -157,7 +151,7 @@ class GradientReducer:
         if not self._is_shared:
             self._open()
             self._start_rest()
-            self._finish()
+            self._end_reduction()
         self._end_group()
         self._is_unused = False
 
@@ -166,17 +160,26 @@ class GradientReducer:
 
         A gradient that was dropped counts as zero, as ever.
         """
-        how = "" if self._is_shared else self._witnesses.changed()
-        return how and (
-            f"{how} after the last backward, and are not reduced yet, as only {self._passes_done} of "
-            f"backward_passes_per_step={self._passes} backwards came: what was clipped or scaled is this rank's own "
-            "gradient, not that of all ranks"
-        )
+        if self._is_shared and not self.rounds.is_on_its_way:
+            return ""
+        return self.rounds.changed(self._steps + 1, self._passes_done, self._passes)
 
     def use_up(self) -> None:
         """Take note that the optimizer takes a step with the gradients as they are."""
+        self._steps += 1
         self._end_group()
         self._is_shared = self._is_unused = self.is_synchronized = False
+
+    def _end_reduction(self) -> None:
+        """Wait for the gradients, or have them come later."""
+        if not self.rounds.delays:
+            self._finish()
+            return
+        self.rounds.post(self._order.take())
+        if self._passes_done >= self._passes:
+            self._passes_done = 0
+        self._is_open = False
+        self._is_shared = True
 
     def forget(self) -> None:
         """Take note that the gradients are about to be set to zero, or to None.
@@ -207,19 +210,22 @@ class GradientReducer:
                 "use_reentrant=False). " + _ANEW
             )
         entry.has_arrived = True
-        self._bring_in(entry)
+        reduces = self.reduces_early or self._passes_done + 1 == self._passes
+        if reduces or not self.rounds.delays:
+            self._bring_in(entry)
         entry.bucket.missing -= 1
-        if self.reduces_early or self._passes_done + 1 == self._passes:
+        if reduces:
             self._start_complete()
 
     def _begin(self, entry: ParameterGradient) -> None:
         gradient = entry.parameter.grad
         # Where they were dropped in the meantime, autograd hands over a new tensor.
         is_complete = self._passes_done == 0
-        if self._is_shared and self._is_unused and is_complete and entry.holds(gradient):
+        is_same = entry.holds(gradient) or (gradient is not None and gradient is entry.brought)
+        if self._is_shared and self._is_unused and is_complete and is_same:
             # Its part of the second backward is in this one already: the ranks would differ in it.
             self._is_shared = False
-            raise LoopOrderError(_TOO_MANY)
+            raise LoopOrderError(_TOO_MANY.format(step=self._steps + 1, passes=self._passes))
         self._open()
         self._is_unused = True
         self.is_synchronized = False
@@ -227,6 +233,7 @@ class GradientReducer:
     def _open(self) -> None:
         self._is_open = True
         self._is_shared = False
+        self.rounds.begin()
         self._order.begin()
         self._witnesses.clear()
         for bucket in self._buckets:
@@ -246,11 +253,15 @@ class GradientReducer:
             return
         self._start_rest()
         # Last of all: other sharings in this backward start theirs before anybody waits, as their order may differ.
-        call_after_backward(self._finish)
+        call_after_backward(self._end_reduction)
 
     def _bring_in(self, entry: ParameterGradient) -> None:
-        """Put what the parameter's `.grad` holds into its place, and make it `.grad`; zeros where it is None."""
+        """Put what the parameter's `.grad` holds into its place, and make it `.grad`; zeros where it is None.
+
+        Gradients that arrive later leave `.grad` as it is: what is on its way nobody may touch.
+        """
         gradient, reduction = entry.parameter.grad, entry.bucket.reduction
+        entry.brought = gradient if self.rounds.delays else None
         if entry.is_reduced and self._op == "sum" and gradient is not None and entry.holds(gradient):
             if entry.early_sum is None:
                 raise StateError(
@@ -267,7 +278,7 @@ class GradientReducer:
         elif gradient is None:
             entry.view.zero_()
         elif gradient is not entry.view:
-            entry.take_in(gradient)
+            entry.take_in(gradient, hands_out=not self.rounds.delays)
             if entry.came_sparse and self._options.is_lossy and not self._options.sparse_as_dense:
                 raise UnsupportedError(
                     f"the gradient of {entry.name} is sparse_coo, and {self._options} carries on what it loses of "
@@ -283,8 +294,7 @@ class GradientReducer:
     def _start(self) -> None:
         bucket = self._buckets[self._order.started]
         bucket.mark(trains=True)
-        if self.watching is not None and not isinstance(bucket.reduction, Gathered):
-            self.watching.see_own([entry.view for entry in bucket.gradients])
+        self.rounds.see_own(bucket)
         self._order.start(bucket.reduction)
 
     def _start_rest(self) -> None:
@@ -296,9 +306,7 @@ class GradientReducer:
 
     def _finish(self) -> None:
         self._order.wait()
-        if self.watching is not None:
-            dense = [entry.view for entry in self._gradients if not isinstance(entry.bucket.reduction, Gathered)]
-            self.watching.see_whole(dense)
+        self.rounds.see_whole()
         for entry in self._gradients:
             if entry.parameter.grad is None and entry.bucket.reduction.flags[entry.member]:
                 entry.parameter.grad = entry.view
@@ -333,21 +341,7 @@ class GradientReducer:
         """
         if self._is_open:
             raise StateError("a backward began and did not end. " + _ANEW)
-        trains = bool(self._buckets)
-        while trains:
-            for bucket in self._buckets:
-                for entry in bucket.gradients:
-                    if not isinstance(bucket.reduction, Gathered):
-                        entry.view.zero_()
-                    entry.is_reduced = False
-                bucket.reduction.flags[:] = 0
-                self._order.start(bucket.reduction)
-            self._order.wait()
-            self._order.begin()
-            trains = bool(self._buckets[0].reduction.flags[TRAINS_FLAG])
-            with internal_errors(_WHAT):
-                found = self._assignment.learn_sparse()
-            self._assignment.move_out(found)
+        self.rounds.contribute_neutrally(self._order)
         self.use_up()
 
 

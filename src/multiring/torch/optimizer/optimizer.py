@@ -10,7 +10,7 @@ from torch import Tensor
 
 from multiring.errors import ArgumentError, UnsupportedError
 from multiring.frontend.consistency_check import told_to_others
-from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
+from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of, no_process_set
 from multiring.frontend.reduce_ops import Average, chosen_op, name_of
 from multiring.gradients.buckets import BUCKET_BYTES
 from multiring.gradients.options import Options
@@ -125,7 +125,7 @@ def share_anew(optimizer: torch.optim.Optimizer) -> None:
 def _told_to_others(process_set: ProcessSet) -> Any:
     """Tell the other ranks of an error within, where there are any: names may be checked before `init`."""
     if not isinstance(process_set, ProcessSet):
-        raise ArgumentError(f"process_set={process_set!r}: want a ProcessSet")
+        raise no_process_set(process_set)
     if not is_initialized() or not process_set.included():
         return nullcontext()
     return told_to_others(members_of(process_set).group, "DistributedOptimizer")

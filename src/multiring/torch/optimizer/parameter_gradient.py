@@ -27,13 +27,14 @@ class ParameterGradient:
     came_sparse: bool = False  # since the last reduction, and the ranks do not know yet
     early_sum: Tensor | None = None  # what a reduction made of it before its group of backwards was complete
     rows: Tensor | None = None  # the sparse tensor that the last reduction made `.grad`
+    brought: Tensor | None = None  # `.grad`, a copy of which is on its way, where nobody waits for that yet
 
     def holds(self, gradient: Tensor | None) -> bool:
         """Return whether `gradient` is what a reduction made `.grad`, or has been added to that."""
         return gradient is not None and (gradient is self.view or gradient is self.rows)
 
-    def take_in(self, gradient: Tensor) -> None:
-        """Put a gradient that is not in its place yet there, and make it `.grad`.
+    def take_in(self, gradient: Tensor, *, hands_out: bool) -> None:
+        """Put a gradient that is not in its place yet there, and with `hands_out` make that place `.grad`.
 
         Raises:
             UnsupportedError: it is differentiable, or neither dense nor sparse COO.
@@ -45,7 +46,8 @@ class ParameterGradient:
             if not self.is_sparse:
                 self.came_sparse = self.bucket.has_news = True
         self.view.copy_(gradient)
-        self.parameter.grad = self.view
+        if hands_out:
+            self.parameter.grad = self.view
 
     def hand_out_rows(self) -> None:
         """Make `.grad` sparse, of a reduced gradient that came as one."""
@@ -81,6 +83,13 @@ class Bucket:
     gradients: list[ParameterGradient]
     missing: int = 0  # gradients, in the backward that is going on
     has_news: bool = False  # that gradients came as sparse ones
+    spare: Reduction | None = None  # the twin, whose gradients are on their way or in use
+
+    def turn(self) -> None:
+        """Let the next gradients be brought to the twin's places."""
+        self.reduction, self.spare = self.spare or self.reduction.twin(), self.reduction
+        for entry in self.gradients:
+            entry.view = self.reduction.places[entry.member]
 
     def mark(self, *, trains: bool) -> None:
         """Set the flags that are not one member's."""

@@ -25,6 +25,7 @@ class Gathered:
     def __init__(self, group: Group, op: str, parameter: Tensor) -> None:
         self._group = group
         self._op = op
+        self._parameter = parameter
         self._flags = allocate(group, 3, torch.uint8)
         self.flags = self._flags.array
         self.places = [torch.empty((), dtype=parameter.dtype).expand(parameter.shape)]
@@ -63,6 +64,10 @@ class Gathered:
 
     def load_state(self, _member: int, _state: CompressionState) -> None:
         """Carry `state` on, as far as this reduction has use for it, in place of its own; of fitting shapes."""
+
+    def twin(self) -> "Gathered":
+        """See `Reduction.twin`."""
+        return Gathered(self._group, self._op, self._parameter)
 
 
 def rows_of(gradient: Tensor) -> Tensor:

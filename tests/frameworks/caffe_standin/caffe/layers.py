@@ -50,10 +50,11 @@ class Parameter(Layer):
         return [_dims(one(self.message, "parameter_param", {}))]
 
     def reshape(self) -> None:
-        self.tops[0].data, self.tops[0].diff = self.held[0].data, np.zeros_like(self.held[0].diff)
+        top, held = self.tops[0], self.held[0]
+        top.standin_data, top.standin_diff = held.standin_data, np.zeros_like(held.diff)
 
     def backward(self) -> None:
-        self.held[0].diff += self.tops[0].diff
+        self.held[0].diff[...] += self.tops[0].diff
 
 
 class Eltwise(Layer):
@@ -70,15 +71,19 @@ class Eltwise(Layer):
         is_product = one(one(self.message, "eltwise_param", {}), "operation") == "PROD"
         for place, bottom in enumerate(self.bottoms):
             others = [each.data for number, each in enumerate(self.bottoms) if number != place]
-            bottom.diff += self.tops[0].diff * (np.prod(others, axis=0) if is_product else 1)
+            bottom.diff[...] += self.tops[0].diff * (np.prod(others, axis=0) if is_product else 1)
 
 
 class Reduction(Layer):
+    def reshape(self) -> None:
+        super().reshape()
+        assert self.bottoms[0].shape, "Check failed: axis_index < num_axes()"  # of the first axis, by default
+
     def forward(self) -> None:
         self.tops[0].data[...] = self.bottoms[0].data.sum()
 
     def backward(self) -> None:
-        self.bottoms[0].diff += self.tops[0].diff
+        self.bottoms[0].diff[...] += self.tops[0].diff
 
 
 class InnerProduct(Layer):
@@ -102,9 +107,9 @@ class InnerProduct(Layer):
 
     def backward(self) -> None:
         bottom, top = self.bottoms[0], self.tops[0]
-        self.held[0].diff += top.diff.T @ bottom.data.reshape(len(bottom.data), -1)
-        self.held[1].diff += top.diff.sum(0)
-        bottom.diff += (top.diff @ self.held[0].data).reshape(bottom.shape)
+        self.held[0].diff[...] += top.diff.T @ bottom.data.reshape(len(bottom.data), -1)
+        self.held[1].diff[...] += top.diff.sum(0)
+        bottom.diff[...] += (top.diff @ self.held[0].data).reshape(bottom.shape)
 
 
 class ReLU(Layer):
@@ -115,7 +120,7 @@ class ReLU(Layer):
         np.maximum(self.bottoms[0].data, 0, out=self.tops[0].data)
 
     def backward(self) -> None:
-        self.bottoms[0].diff += self.tops[0].diff * (self.bottoms[0].data > 0)
+        self.bottoms[0].diff[...] += self.tops[0].diff * (self.bottoms[0].data > 0)
 
 
 class SoftmaxWithLoss(Layer):
@@ -131,7 +136,7 @@ class SoftmaxWithLoss(Layer):
         labels = self.bottoms[1].data.astype(np.int64).reshape(-1)
         slope = self._found.copy()
         slope[np.arange(len(labels)), labels] -= 1
-        self.bottoms[0].diff += self.tops[0].diff * slope / len(labels)
+        self.bottoms[0].diff[...] += self.tops[0].diff * slope / len(labels)
 
 
 class Accuracy(Layer):

@@ -12,23 +12,31 @@ TRAIN, TEST = 0, 1
 
 
 class Blob:
-    """An array and its gradient; both can be another blob's."""
+    """An array and its gradient; both can be another blob's. As in pycaffe, each look gives another view of them."""
 
     def __init__(self, shape: Any) -> None:
-        self.data = np.zeros(shape, np.float32)
-        self.diff = np.zeros(shape, np.float32)
+        self.standin_data = np.zeros(shape, np.float32)
+        self.standin_diff = np.zeros(shape, np.float32)
+
+    @property
+    def data(self) -> Any:
+        return self.standin_data.view()
+
+    @property
+    def diff(self) -> Any:
+        return self.standin_diff.view()
 
     @property
     def shape(self) -> Any:
-        return self.data.shape
+        return self.standin_data.shape
 
     @property
     def count(self) -> int:
-        return self.data.size
+        return self.standin_data.size
 
     def reshape(self, *shape: int) -> None:
-        if self.data.shape != shape:
-            self.data, self.diff = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+        if self.shape != shape:
+            self.standin_data, self.standin_diff = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
 
 
 class Net:
@@ -36,7 +44,7 @@ class Net:
 
     def __init__(self, path: str, phase: int) -> None:
         self.blobs: OrderedDict[str, Blob] = OrderedDict()
-        self.params: OrderedDict[str, list[Blob]] = OrderedDict()
+        self.params: OrderedDict[str, tuple[Blob, ...]] = OrderedDict()
         self.layers: list[Any] = []
         self.rates: list[tuple[Blob, float, float]] = []  # of those that learn: what multiplies rate and decay
         self._owners: dict[str, Blob] = {}
@@ -61,7 +69,8 @@ class Net:
             shared = one(spec, "name")
             blob = Blob(shape)
             if shared in self._owners:  # its memory is the owner's
-                blob.data, blob.diff = self._owners[shared].data, self._owners[shared].diff
+                owner = self._owners[shared]
+                blob.standin_data, blob.standin_diff = owner.standin_data, owner.standin_diff
             else:
                 layer.fill(number, blob)
                 self.rates.append((blob, one(spec, "lr_mult", 1), one(spec, "decay_mult", 1)))
@@ -70,7 +79,7 @@ class Net:
             held.append(blob)
         layer.held = held
         if held:
-            self.params[one(message, "name")] = held
+            self.params[one(message, "name")] = tuple(held)
         layer.reshape()
         self.layers.append(layer)
 

@@ -18,7 +18,7 @@ class SGDSolver:
         self.iter = 0
         self.net = Net(one(self._message, "net"), TRAIN)
         self.test_nets = []
-        if Place.rank == 0 and one(self._message, "test_iter") is not None:
+        if one(self._message, "test_iter") is not None:  # on all ranks, though the first alone tests
             self.test_nets.append(Net(one(self._message, "net"), TEST))
         self.param = SimpleNamespace(max_iter=one(self._message, "max_iter", 0))
         self._history = [np.zeros_like(blob.data) for blob, _, _ in self.net.rates]
@@ -48,6 +48,7 @@ class SGDSolver:
                 self.snapshot()
 
     def solve(self) -> None:
+        assert Place.rank == 0, "Check failed: Caffe::root_solver()"
         self.step(self.param.max_iter - self.iter)
         interval = one(self._message, "snapshot", 0)
         if one(self._message, "snapshot_after_train", default=True) and not (interval and self.iter % interval == 0):

@@ -1,0 +1,149 @@
+"""Training fed end to end, beside the same steps with a batch that is in memory: what feeding costs.
+
+    python benchmarks/data_training.py [--cases digits,resnet] [--rounds 5] [--seconds 6]
+
+One process, torch with as many threads as cores less one, and one worker that reads and decodes: digits (8 x 8, a
+perceptron) from a pack, and JPEGs of 500 x 375 cropped to 64 for a ResNet-26 of width 16. The bound of a step is the
+longer of two: the step with the same batch over and over; and the CPU seconds of that step and of making a batch
+together, divided by the cores. Rounds by turns; the median of each, and the share of the bound that feeding reaches. To
+be run on a quiet machine.
+"""
+
+import argparse
+import os
+import shlex
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
+
+from benchmarks.data_throughput import made
+from benchmarks.evidence import commit, machine
+from examples.training.resnet import LAYERS, ResNet
+from sklearn.datasets import load_digits
+
+import multiring.torch as mt
+from multiring.data import Dataset, Loader
+from multiring.data.augment import RandomCrop
+from multiring.data.packing.writing import PackOptions, pack
+
+FLOOR = 0.97
+Step = Callable[[dict[str, Any]], None]
+
+
+def digits(place: Path) -> tuple[Dataset, Step, int]:
+    """Return the digits in a pack, a step of a perceptron on them, and its batch."""
+    images = load_digits().images.astype(np.float32) / 16
+    (place / "files" / "a").mkdir(parents=True)
+    for number, image in enumerate(images):
+        np.save(place / "files" / "a" / f"{number:04}.npy", image)
+    files = Dataset(str(place / "files"), format="npy-files", shuffle="none")
+    pack(files.source, len(files), place / "pack", PackOptions(), lambda *_: None)
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
+    )
+    return Dataset(str(place / "pack"), seed=1), step_of(model, "array"), 128
+
+
+def resnet(place: Path) -> tuple[Dataset, Step, int]:
+    """Return JPEGs in a pack, a step of a small ResNet on crops of them, and its batch."""
+    made("jpeg", place, 512)
+    model = ResNet(LAYERS["resnet26"], 10, width=16, small=True)
+    return Dataset(str(place / "pack"), transform=Crop(), seed=1), step_of(model, "image"), 32
+
+
+class Crop:
+    """A crop of 64 pixels, as the network takes it."""
+
+    def __init__(self) -> None:
+        self._crop = RandomCrop(64)
+
+    def __call__(self, record: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
+        """Return the crop alone, (64, 64, 3) bytes."""
+        return {"image": self._crop(record, generator)["image"]}
+
+
+def step_of(model: nn.Module, field: str) -> Step:
+    """Return a step of training on a batch's field; its labels are the mean's, as only time counts."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step(batch: dict[str, Any]) -> None:
+        x = batch[field].float()
+        if x.ndim == 4:
+            x = x.permute(0, 3, 1, 2).div(255)
+        labels = x.flatten(1).mean(1).mul(1000).long() % 10
+        loss = nn.functional.cross_entropy(model(x), labels)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's own
+        optimizer.step()
+
+    return step
+
+
+def timed(act: Callable[[], None], seconds: float) -> tuple[float, float]:
+    """Return the wall and CPU seconds of a call, of calls for so long."""
+    for _ in range(3):
+        act()
+    began, cpu, calls = time.perf_counter(), time.process_time(), 0
+    while time.perf_counter() - began < seconds:
+        act()
+        calls += 1
+    return (time.perf_counter() - began) / calls, (time.process_time() - cpu) / calls
+
+
+def main() -> int:
+    """Print a row for each case; return 1 where one is below the floor."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", default="digits,resnet", help="some of them, with commas between")
+    parser.add_argument("--rounds", type=int, default=5, help="of turns (5)")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each turn (6)")
+    arguments = parser.parse_args()
+    print(f"# Training fed, {time.strftime('%Y-%m-%d %H:%M')}\n")
+    print(f"`{shlex.join(['python', *sys.argv])}` at commit {commit()}, {machine()}\n")
+    print("| case | fed ms | in memory ms | CPU / cores ms | of the bound |\n|---|---|---|---|---|", flush=True)
+    cores = os.cpu_count() or 1
+    torch.set_num_threads(max(1, cores - 1))
+    worst, lines = 1.0, []
+    for name in arguments.cases.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            data, step, batch = {"digits": digits, "resnet": resnet}[name](Path(folder))
+            loader = mt.DataLoader(data, batch, workers=1, drop_last=True)
+            rows: list[tuple[float, float, float]] = []
+            for _ in range(arguments.rounds):
+                fixed = next(iter(loader))
+                loader.close()
+                memory_s, memory_cpu_s = timed(lambda step=step, fixed=fixed: step(fixed), arguments.seconds)
+                making = batches(Loader(data, batch, workers=1, drop_last=True))
+                _, made_cpu_s = timed(lambda making=making: next(making), arguments.seconds / 3)
+                watch, fed = mt.balance(loader), batches(loader)
+                fed_s, _ = timed(lambda step=step, fed=fed: step(next(fed)), arguments.seconds)
+                lines.append(f"{name}: {watch.finish()}")
+                rows.append((fed_s, memory_s, (memory_cpu_s + made_cpu_s) / cores))
+            shares = [max(memory_s, cpu_s) / fed_s for fed_s, memory_s, cpu_s in rows]
+            share = statistics.median(shares)
+            worst = min(worst, share)
+            shown = [f"{1e3 * statistics.median(column):.2f}" for column in zip(*rows, strict=True)]
+            print(
+                f"| {name} | {' | '.join(shown)} | {share:.1%} ({min(shares):.1%} to {max(shares):.1%}) |", flush=True
+            )
+    print("\n" + "\n".join(f"- {line}" for line in lines))
+    return int(worst < FLOOR)
+
+
+def batches(loader: Loader) -> Any:
+    """Yield batches, epoch after epoch."""
+    while True:
+        yield from loader
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,216 @@
+"""What must show of the two headline programs beside their accuracy: killed, resumed, at full size; and their reports.
+
+    python benchmarks/evidence_headline.py [--only kills,many,others,pages,resnets,tiramisu,deeplab] [--divide N]
+
+Everything runs under `multiring run` on this machine, on generated data. `pages` looks at the reports of the runs in
+build/headline, in chromium. The networks of full size want it quiet, and some minutes a step. Exits with 1 if any floor
+is missed.
+"""
+
+import hashlib
+import io
+import random
+import re
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
+
+import numpy as np
+from benchmarks.evidence import Claim, report, shown
+from benchmarks.evidence_headline_full import deeplab, resnets, tiramisu
+from benchmarks.evidence_headline_job import ProgramJob, losses_of, result_of, steps_done
+from benchmarks.evidence_job import ROOT
+from benchmarks.evidence_site import looked_at
+from examples.imagenet import generate as image_generator
+from examples.training.report import PAGE
+from PIL import Image
+from safetensors.torch import load_file
+
+RUNS = ROOT / "build" / "headline"
+KILLS, SAVE_EVERY = 10, 4
+IN_SAVE, IN_ACCUMULATION = 3, 6  # which of the kills are there
+CLASSES, BATCH, SIDE = 22_000, 65_536, 32
+SEEDS, POINTS = 5, 3.0
+STUDENT_90 = {2: 6.314, 3: 2.920, 4: 2.353, 5: 2.132}  # two-sided 90 %, by number of seeds
+
+SMALL = ("--model=resnet26", "--size=32", "--small", "--least-area=0.5", "--no-peak", "--no-noise", "--deterministic")
+KILLED = (*SMALL, "--width=4", "--batch=12", "--micro-batch=2", "--epochs=12", "--optimizer=larc", "--trust=0.02")
+KILLED += ("--rate=0.05", "--lag=1", f"--save-every={SAVE_EVERY}", "--log-every=1", "--evaluate-every=3")
+
+
+def weights_of(run: Path) -> str:
+    """Return a digest of the weights, and all else that is saved of all ranks, in the last checkpoint of a run."""
+    last = max((run / "checkpoints").glob("step-????????"))
+    digest = hashlib.sha256(last.name.encode())
+    for name, value in sorted(load_file(last / "shared.safetensors").items()):
+        digest.update(name.encode() + value.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def kills(share: int) -> Iterator[Claim]:
+    """Kill a whole job ten times, and compare its last weights with an undisturbed one's."""
+    choice = random.Random(22)  # noqa: S311 -- when to kill
+    count = max(KILLS // share, 2)
+    with tempfile.TemporaryDirectory() as home:
+        data, whole, killed = Path(home) / "images", Path(home) / "whole", Path(home) / "killed"
+        image_generator.generate(data, 3, {"train": 40, "val": 7, "shifted": 0}, size=SIDE)
+        with ProgramJob(2, "imagenet", "never", data, whole, KILLED) as job:
+            job.end()
+        moments, redone, done = [], [], 0
+        for number in range(count):
+            moment = {IN_SAVE: "save:2", IN_ACCUMULATION: f"accumulation:{choice.randint(3, 9)}"}.get(number, "never")
+            with ProgramJob(2, "imagenet", moment, data, killed, KILLED) as job:
+                if moment == "never":
+                    job.wait_until_step(killed, choice.randint(2, 7))
+                    time.sleep(choice.uniform(0, 0.1))
+                else:
+                    job.wait_for(lambda heard: any("at" in word for word in heard), 300)
+                job.kill()
+                begun = job.resumed_from
+            if number:
+                redone.append(done - begun)
+            done = steps_done(killed)[-1]
+            moments.append(f"{moment.partition(':')[0].replace('never', 'step')} {done + 1}")
+        with ProgramJob(2, "imagenet", "never", data, killed, KILLED) as job:
+            job.end()
+            redone.append(done - job.resumed_from)
+        alike = weights_of(whole) == weights_of(killed)
+        extra = len(steps_done(killed)) - len(steps_done(whole))
+        steps = [len(set(losses_of(run))) > 1 and len(losses_of(run)) for run in (whole, killed)]
+    yield Claim(
+        text=f"images, 2 ranks, the whole job killed {count} times and resumed: the undisturbed run's weights, "
+        "optimizer, lag and place in the data to the bit",
+        figure=f"{'the same bits' if alike else 'OTHER bits'}; killed within {', '.join(moments)}; {steps[0]} and "
+        f"{steps[1]} steps logged",
+        holds=alike and steps[0] == steps[1] > 0,
+    )
+    yield Claim(
+        text=f"of that, steps done again: no more than since the last checkpoint (each {SAVE_EVERY})",
+        figure=f"{', '.join(map(str, redone))}: {sum(redone)} in all, {extra} by the count of steps",
+        holds=all(0 <= each <= SAVE_EVERY for each in redone) and sum(redone) == extra,
+    )
+
+
+def many(share: int) -> Iterator[Claim]:
+    """Take two steps with very many samples and classes, once stopped within the second."""
+    classes, batch = CLASSES // share, BATCH // share
+    words = (*SMALL, "--width=4", f"--batch={batch}", "--micro-batch=256", "--epochs=2", "--save-every=1")
+    words += ("--optimizer=lars", "--rate=1.0", "--log-every=1")
+    with tempfile.TemporaryDirectory() as home:
+        data, whole, killed = Path(home) / "images", Path(home) / "whole", Path(home) / "killed"
+        write_many(data, classes, batch)
+        began = time.monotonic()
+        with ProgramJob(2, "imagenet", "never", data, whole, words) as job:
+            job.end()
+        seconds = time.monotonic() - began
+        # As if killed within step 2: the run as it was after step 1, and then one that is.
+        shutil.copytree(whole, killed)
+        shutil.rmtree(killed / "checkpoints" / "step-00000002")
+        with ProgramJob(2, "imagenet", "accumulation:1", data, killed, words) as job:
+            job.wait_for(lambda heard: any("at" in word for word in heard), 1200)
+            job.kill()
+            begun = job.resumed_from
+        with ProgramJob(2, "imagenet", "never", data, killed, words) as job:
+            job.end()
+            again = job.resumed_from
+        alike = weights_of(whole) == weights_of(killed)
+        losses = losses_of(whole)
+    passes = -(-batch // 2 // 256)
+    yield Claim(
+        text=f"{classes} classes, random labels, {batch} images of {SIDE} pixels a step in {passes} micro-batches a "
+        "rank: two steps, killed half-way through the second, resumed",
+        figure=f"{'the same bits' if alike else 'OTHER bits'} as undisturbed; resumed from step {begun}, then {again}; "
+        f"losses {shown([f'{each:.4f}' for each in losses])} (ln {classes} is {np.log(classes):.4f}); two steps with "
+        f"their start took {seconds:.0f} s",
+        holds=alike and begun == again == 1 and len(losses) == 2,
+    )
+
+
+def write_many(folder: Path, classes: int, count: int) -> None:
+    """Write `count` images of noise into folders of classes, in turn."""
+    noise = np.random.default_rng(0)
+    encoded = []
+    for _ in range(512):
+        buffer = io.BytesIO()
+        Image.fromarray(noise.integers(0, 256, (SIDE, SIDE, 3), np.uint8)).save(buffer, "JPEG")
+        encoded.append(buffer.getvalue())
+    for label in range(classes):
+        (folder / "train" / f"n{label:08d}").mkdir(parents=True)
+    for number in range(count):
+        place = folder / "train" / f"n{number % classes:08d}" / f"{number // classes:06d}.JPEG"
+        place.write_bytes(encoded[noise.integers(len(encoded))])
+
+
+def others(share: int) -> Iterator[Claim]:
+    """Train with bf16, and from the middle on another number of ranks, beside float32 on two; compare accuracies."""
+    seeds = max(SEEDS // share, 2)
+    words = (*SMALL, "--width=8", "--batch=20", "--epochs=8", "--rate=0.1", "--save-every=40", "--evaluate-every=100")
+    steps = 5 * 160 // 20 * 8
+    found: dict[str, list[float]] = {"float32": [], "bf16": [], "3 ranks": []}
+    with tempfile.TemporaryDirectory() as home:
+        data = Path(home) / "images"
+        image_generator.generate(data, 5, {"train": 160, "val": 120, "shifted": 0}, size=SIDE)
+        for seed in range(seeds):
+            for name in ("float32", "bf16"):
+                run = Path(home) / f"{name}-{seed}"
+                with ProgramJob(
+                    2, "imagenet", "never", data, run, (*words, f"--seed={seed}", f"--precision={name}")
+                ) as job:
+                    job.end()
+                found[name].append(result_of(run)["headline"]["val, top-1, %"])
+            # What the first one saved in the middle of the way, resumed on three ranks.
+            resumed = Path(home) / f"resumed-{seed}"
+            with ProgramJob(2, "imagenet", "never", data, resumed, (*words, f"--seed={seed}")) as job:
+                job.wait_until_step(resumed, steps // 2 - 1)
+                job.kill()
+            with ProgramJob(3, "imagenet", "never", data, resumed, (*words, f"--seed={seed}")) as job:
+                job.end()
+                assert job.resumed_from > 0
+            found["3 ranks"].append(result_of(resumed)["headline"]["val, top-1, %"])
+    for name, text in (("bf16", "bf16"), ("3 ranks", "2 ranks and, from a checkpoint in the middle on, 3")):
+        apart = [one - other for one, other in zip(found[name], found["float32"], strict=True)]
+        mean, half = statistics.mean(apart), STUDENT_90[seeds] * statistics.stdev(apart) / seeds**0.5
+        yield Claim(
+            text=f"images of 5 classes, {text} against float32 on 2 ranks, {seeds} seeds: 90 % interval of the "
+            f"difference of top-1 inside {POINTS:g} points",
+            figure=f"{mean:+.2f} +- {half:.2f} points ({listed(found[name])} against {listed(found['float32'])})",
+            holds=abs(mean) + half <= POINTS,
+        )
+
+
+def listed(values: list[float]) -> str:
+    """Return numbers in a row."""
+    return ", ".join(f"{each:.1f}" for each in values)
+
+
+def pages(share: int) -> Iterator[Claim]:  # noqa: ARG001 -- as the others
+    """Look at reports in a browser, at the widths of a phone and a desktop."""
+    runs = sorted(each for each in RUNS.glob("*") if (each / PAGE).exists())
+    if not runs:
+        sys.exit(f"no runs in {RUNS}: train with --run {RUNS}/NAME, as docs/imagenet.md and docs/climate.md say")
+    with tempfile.TemporaryDirectory() as home:
+        for number, run in enumerate(runs):
+            shutil.copy(run / PAGE, Path(home) / f"{number}.html")
+        for each in looked_at(Path(home), [f"{number}.html" for number in range(len(runs))]):
+            name = runs[int(each["page"].partition(".")[0])].name
+            text = (Path(home) / each["page"]).read_text(encoding="utf-8")
+            outside = re.findall(r"(?:src|href)=['\"](?!data:|#)([^'\"]+)", text)
+            yield Claim(
+                text=f"report of {name} at {each['width']} px: no error in the console, no sideways scroll, nothing "
+                "from outside the file",
+                figure=f"{len(each['errors'])} errors, {max(0, each['wide'])} px too wide, {len(outside)} from outside",
+                holds=not each["errors"] and each["wide"] <= 0 and each["text"] > 50 and not outside,
+            )
+
+
+CLAIMS = {"kills": kills, "many": many, "others": others, "pages": pages}
+CLAIMS |= {"resnets": resnets, "tiramisu": tiramisu, "deeplab": deeplab}
+
+if __name__ == "__main__":
+    sys.exit(report(CLAIMS, __doc__ or ""))

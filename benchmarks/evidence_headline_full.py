@@ -1,0 +1,78 @@
+"""The headline networks at their full size, a few steps each: memory, and speed beside torch's autocast without us."""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.evidence import Claim
+from benchmarks.evidence_headline_job import ProgramJob, losses_of, result_of
+from examples.climate import generate as climate_generator
+from examples.imagenet import generate as image_generator
+
+STEPS = 5
+PEAK_GIB = 10.0
+HEIGHT, WIDTH = 768, 1152
+IMAGES, CLASSES = 32, 8  # a step; of the data
+RESNETS = {
+    "ResNet-50, 224 x 224": ("--model=resnet50", f"--batch={IMAGES}"),
+    "ResNet-101, 224 x 224": ("--model=resnet101", f"--batch={IMAGES}"),
+}
+WORDS = ("--precision=bf16", "--log-every=1", "--rate=1e-3", "--warmup=0", "--no-noise")
+
+
+def resnets(share: int) -> Iterator[Claim]:
+    """Train ResNets on two ranks, and then in one process without multiring on as many samples a step."""
+    with tempfile.TemporaryDirectory() as home:
+        data = Path(home) / "images"
+        image_generator.generate(data, CLASSES, {"train": IMAGES // CLASSES}, size=224)
+        for name, words in RESNETS.items():
+            yield one(name, "imagenet", data, Path(home) / words[0], (*WORDS, *words), max(STEPS // share, 1))
+
+
+def deeplab(share: int) -> Iterator[Claim]:
+    """Train DeepLabv3+ likewise."""
+    yield from segmenting("DeepLabv3+", "deeplabv3+", share)
+
+
+def tiramisu(share: int) -> Iterator[Claim]:
+    """Train Tiramisu likewise."""
+    yield from segmenting("Tiramisu", "tiramisu", share)
+
+
+def segmenting(name: str, model: str, share: int) -> Iterator[Claim]:
+    """Yield what one of the climate program's networks shows, with a sample a rank; they are the same field twice."""
+    with tempfile.TemporaryDirectory() as home:
+        data = Path(home) / "fields"
+        climate_generator.generate(data, {"train": 1}, HEIGHT, WIDTH)
+        (data / "train" / "data-000001.h5").hardlink_to(data / "train" / "data-000000.h5")
+        # To count FLOP computes a step in float32 on each rank: minutes here, and more memory than training.
+        words = (*WORDS, f"--model={model}", "--batch=2", "--no-peak")
+        name = f"{name}, {HEIGHT} x {WIDTH} x 16"
+        yield one(name, "climate", data, Path(home) / model, words, max(STEPS // share, 1))
+
+
+def one(name: str, program: str, data: Path, home: Path, words: Sequence[str], steps: int) -> Claim:
+    """Return what a network shows."""
+    words = (*words, f"--epochs={steps}")  # each of one step
+    ours, plain = home / "ours", home / "plain"
+    with ProgramJob(2, program, "never", data, ours, words) as job:
+        job.end()
+        job.wait_for(lambda heard: len([word for word in heard if "peak_gib" in word]) == 2, 10)
+        peaks = [word["peak_gib"] for word in job.heard]
+    with ProgramJob(1, program, "never", data, plain, (*words, "--plain")) as job:
+        job.end()
+    rates = [rate_of(each) for each in (ours, plain)]
+    told = " ".join(result_of(ours).get("peak", ["FLOP not counted"]))
+    return Claim(
+        text=f"{name}, bf16, 2 ranks, {len(losses_of(ours))} steps: at most {PEAK_GIB:g} GiB a rank, and as many "
+        "samples a second as one process with autocast and both cores",
+        figure=f"{', '.join(f'{each:.2f}' for each in peaks)} GiB; {rates[0]:.4g} samples/s, plain {rates[1]:.4g}: "
+        f"x {rates[0] / rates[1]:.3f}; {told}",
+        holds=max(peaks) <= PEAK_GIB and rates[0] >= rates[1] and len(losses_of(ours)) == steps,
+    )
+
+
+def rate_of(run: Path) -> float:
+    """Return the samples a second of a run."""
+    headline = result_of(run)["headline"]
+    return float(next(value for name, value in headline.items() if name.endswith(" a second")))

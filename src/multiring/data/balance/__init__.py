@@ -1,0 +1,1 @@
+"""What bounds a training: its data, its computation or its wire."""

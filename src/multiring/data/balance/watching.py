@@ -1,0 +1,153 @@
+"""Counting what a training does, for its balance line: the loader's workers, and the runtime's events."""
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from multiring.data.balance.decision import Balance, Counted, balance_of
+from multiring.data.feeding.loader import Loader
+from multiring.errors import StateError
+from multiring.runtime import event_reader, is_initialized
+from multiring.runtime.events import Event, event_of
+
+Gather = Callable[[Counted], list[Counted]]
+Span = tuple[float, float]
+
+
+class BalanceWatch:
+    """Counts from its making on; `finish` says what bounded the training.
+
+    Args:
+        loader: that feeds it.
+        host_ranks: ranks that share this host's cores.
+        gather: returns what every rank's watch counted, given this rank's; every rank calls it then.
+    """
+
+    def __init__(self, loader: Loader, host_ranks: int = 1, gather: Gather | None = None) -> None:
+        self._loader, self._gather = loader, gather
+        own, every = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+        # A rank that is bound to some cores has those to itself.
+        self._cores = float(own) if own < every else own / host_ranks
+        self._events = event_reader() if is_initialized() else None
+        self._wire: list[Span] = []
+        self._waits: list[Span] = []
+        self._absent: list[Span] = []
+        self._totals: dict[str, float] = defaultdict(float)
+        self._began: dict[str, float] | None = self._now()
+        loader.attend_by(self._look)
+
+    def _now(self) -> dict[str, float]:
+        loader = self._loader
+        return {
+            "wall": time.monotonic(),
+            "cpu": time.process_time(),
+            "waited": loader.waited_s,
+            "steps": loader.batches,
+            **{f"spent {name}": each for name, each in loader.spent.items()},
+        }
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within it nothing counts: evaluation, checkpoints."""
+        self._stop()
+        try:
+            yield
+        finally:
+            if self._events is not None:
+                self._events.take()
+            self._began = self._now()
+
+    def _stop(self) -> None:
+        if self._began is None:
+            raise StateError("balance: paused, or finished, already")
+        self._look()
+        for name, value in self._now().items():
+            self._totals[name] += value - self._began.get(name, 0.0)
+        self._began = None
+
+    def _look(self) -> None:
+        """Sort what was recorded since the last look: often, as the runtime keeps the newest events only."""
+        if self._events is None or self._began is None:
+            return
+        events = [event_of(raw, 0) for raw in self._events.take()]
+        wire, waits, absent = spans_of(events)
+        self._totals["wire"] += length(merged(wire))
+        self._totals["exposed"] += length(common(merged(wire), merged(waits)))
+        # While something is on the wire, nobody waits for others alone.
+        alone = length(common(merged(absent), merged(waits)))
+        both = length(common(common(merged(absent), merged(waits)), merged(wire)))
+        self._totals["peers"] += alone - both
+
+    def counted(self) -> Counted:
+        """Return what this rank has counted."""
+        totals = self._totals
+        return Counted(
+            wall_s=totals["wall"],
+            steps=max(1, int(totals["steps"])),
+            waited_s=totals["waited"],
+            wire_s=totals["wire"],
+            exposed_s=totals["exposed"],
+            peers_s=totals["peers"],
+            cpu_s=totals["cpu"],
+            workers=self._loader.workers,
+            cores=self._cores,
+            spent={
+                name.removeprefix("spent "): float(each) for name, each in totals.items() if name.startswith("spent ")
+            },
+        )
+
+    def finish(self) -> Balance:
+        """Return what bounded the training; where there are several ranks, every one calls it.
+
+        Raises:
+            StateError: it is paused, or was finished; or there was no step.
+        """
+        self._stop()
+        self._loader.attend_by(None)
+        if not self._totals["steps"]:
+            raise StateError("balance: the loader has handed out no batch")
+        own = self.counted()
+        return balance_of([own] if self._gather is None else self._gather(own))
+
+
+def spans_of(events: Iterable[Event]) -> tuple[list[Span], list[Span], list[Span]]:
+    """Return when operations were on the wire, when threads waited, and when operations waited for ranks."""
+    wire, waits, absent = [], [], []
+    for each in events:
+        if each.kind == "wait":
+            waits.append((each.start_s, each.end_s))
+        elif each.kind == "operation" and each.agreed_s is not None:
+            absent.append((each.start_s, each.agreed_s))
+            wire.append((each.agreed_s, each.end_s))
+    return wire, waits, absent
+
+
+def merged(spans: Iterable[Span]) -> list[Span]:
+    """Return spans of time without overlaps, by their beginnings."""
+    found: list[Span] = []
+    for begin, end in sorted(spans):
+        if found and begin <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((begin, end))
+    return found
+
+
+def common(some: list[Span], others: list[Span]) -> list[Span]:
+    """Return what is in both of two merged lists."""
+    found, turn = [], 0
+    for begin, end in some:
+        while turn < len(others) and others[turn][1] <= begin:
+            turn += 1
+        here = turn
+        while here < len(others) and others[here][0] < end:
+            found.append((max(begin, others[here][0]), min(end, others[here][1])))
+            here += 1
+    return found
+
+
+def length(spans: Iterable[Span]) -> float:
+    """Return the seconds in merged spans."""
+    return sum(end - begin for begin, end in spans)

@@ -1,0 +1,33 @@
+"""What an adapter needs of its framework: that it is there, and not too old. Asked when the adapter is imported."""
+
+import importlib
+import re
+
+# The oldest versions that work, by module. TensorFlow's: benchmarks/tensorflow_versions.py.
+OLDEST = {"tensorflow": "2.21", "keras": "3.5", "jax": "0.10"}
+
+
+def require_framework(module: str, title: str) -> None:
+    """Import a framework, for the adapter that goes by its module's name.
+
+    Args:
+        module: of the framework; and multiring's extra. One of OLDEST.
+        title: as people know it.
+
+    Raises:
+        ImportError: it is not installed, or older; says what to install.
+    """
+    oldest = OLDEST[module]
+    wanted = f"want {title} {oldest} or newer: pip install 'multiring[{module}]'"
+    try:
+        found: str = importlib.import_module(module).__version__
+    except ModuleNotFoundError as error:
+        if error.name != module:  # it is there, and lacks something itself
+            raise
+        raise ImportError(f"multiring.{module}: {title} is not installed; {wanted}", name=module) from error
+    if _numbers(found) < _numbers(oldest):
+        raise ImportError(f"multiring.{module}: {title} {found} is too old; {wanted}", name=module)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(each) for each in re.findall(r"\d+", version)[:2])

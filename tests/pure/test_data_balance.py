@@ -1,0 +1,149 @@
+"""The balance line: each stage found by its counters, and spans of time put together rightly."""
+
+from typing import Any
+
+import pytest
+
+from multiring.data.balance.decision import STAGES, Counted, balance_of
+from multiring.data.balance.watching import common, length, merged, spans_of
+from multiring.runtime.events import Event
+from multiring.runtime.tracing.event_log import EventLog
+
+
+def counted(**changes: Any) -> Counted:
+    """Return 100 steps of 10 ms, of which the workers' stages, computation and the wire take 2 ms each."""
+    spent = {
+        "source": 0.2,
+        "source alone": 0.15,
+        "source alone requests": 75,
+        "source beside": 0.05,
+        "source beside requests": 25,
+        "disk": 0.2,
+        "disk alone": 0.15,
+        "disk alone requests": 75,
+        "disk beside": 0.05,
+        "disk beside requests": 25,
+        "decode": 0.2,
+        "copy": 0.1,
+        "cpu": 0.3,
+    }
+    values: dict[str, Any] = {
+        "wall_s": 1.0,
+        "steps": 100,
+        "waited_s": 0.6,
+        "wire_s": 0.3,
+        "exposed_s": 0.2,
+        "cpu_s": 0.5,
+        "workers": 2,
+        "cores": 2.0,
+        "spent": spent,
+    }
+    values |= changes
+    values["spent"] = spent | changes.get("spent", {})
+    return Counted(**values)
+
+
+LIMITED = {
+    # Requests beside others take twice as long as those alone: they are served in turn.
+    "source": {
+        "spent": {
+            "source": 1.8,
+            "source alone": 0.09,
+            "source alone requests": 10,
+            "source beside": 1.71,
+            "source beside requests": 95,
+        }
+    },
+    # There is always a request under way, so that none is alone.
+    "disk": {
+        "spent": {
+            "disk": 1.9,
+            "disk alone": 0.0,
+            "disk alone requests": 0,
+            "disk beside": 1.9,
+            "disk beside requests": 100,
+        }
+    },
+    "network": {
+        "spent": {
+            "network": 1.8,
+            "network alone": 0.09,
+            "network alone requests": 10,
+            "network beside": 1.71,
+            "network beside requests": 95,
+        }
+    },
+    # Both cores are busy: more workers would find none.
+    "decode": {"cpu_s": 1.98, "spent": {"decode": 1.6, "cpu": 1.7}},
+    "copy": {
+        "cpu_s": 1.0,
+        "workers": 1,
+        "cores": 1.0,
+        "spent": {"copy": 0.85, "decode": 0.0, "source": 0.05, "disk": 0.05, "cpu": 0.9},
+    },
+    "compute": {"waited_s": 0.0, "exposed_s": 0.1, "wire_s": 0.1},
+    "wire": {"waited_s": 0.0, "exposed_s": 0.8, "wire_s": 0.9},
+    # One worker is always busy, with several things, and a core has nothing to do.
+    "workers": {"workers": 1, "spent": {"source": 0.3, "disk": 0.3, "decode": 0.3}},
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_each_stage_is_found(stage: str) -> None:
+    balance = balance_of([counted(**LIMITED[stage])])
+    assert balance.bound == stage
+    assert balance.gains[stage] == max(balance.gains.values()) > 1.2
+    assert 0.99 < sum(balance.shares[each] for each in ("compute", "wire", "data", "other ranks")) < 1.01
+
+
+def test_the_rank_that_others_wait_for_decides() -> None:
+    waiting = counted(peers_s=0.7, waited_s=0.0, exposed_s=0.0, wire_s=0.0)
+    slow = counted(peers_s=0.01, **LIMITED["wire"])
+    assert balance_of([waiting, slow]).bound == balance_of([slow]).bound == "wire"
+
+
+def test_requests_that_are_served_at_once_are_no_bound_of_more_workers() -> None:
+    spent = {
+        "source": 1.8,
+        "source alone": 0.18,
+        "source alone requests": 10,
+        "source beside": 1.62,
+        "source beside requests": 90,
+    }
+    assert balance_of([counted(spent=spent)]).bound == "workers"
+
+
+def test_the_line_has_all_of_it() -> None:
+    line = str(balance_of([counted(**LIMITED["compute"])]))
+    for word in ("bounded by compute", "source", "disk", "network", "decode", "host-to-arena", "compute", "wire"):
+        assert word in line
+    assert "\n" not in line
+
+
+def test_spans() -> None:
+    assert merged([(3, 4), (0, 1), (0.5, 2), (4, 5)]) == [(0, 2), (3, 5)]
+    assert common([(0, 2), (3, 5)], [(1, 3.5), (4, 9)]) == [(1, 2), (3, 3.5), (4, 5)]
+    assert length([(1, 2), (3, 3.5)]) == 1.5
+    kinds = [("operation", 0.0, 2.0, 3.0), ("operation", 5.0, None, 6.0), ("wait", 1.0, None, 3.0)]
+    events = [
+        Event(kind=k, name="barrier", group=0, operation=1, rank=0, start_s=b, agreed_s=a, end_s=e, size_bytes=0)
+        for k, b, a, e in kinds
+    ]
+    assert spans_of(events) == ([(2.0, 3.0)], [(1.0, 3.0)], [(0.0, 2.0)])
+
+
+def test_every_reader_gets_all_events() -> None:
+    recorded: list[Any] = [1, 2]
+
+    def take() -> list[Any]:
+        found = recorded[:]
+        recorded.clear()
+        return found
+
+    log = EventLog(take)
+    reader = log.reader()
+    recorded += [3]
+    assert reader.take() == [3]
+    assert log.take() == [1, 2, 3]
+    recorded += [4]
+    assert (log.take(), log.take(), reader.take(), reader.take()) == ([4], [], [4], [])

@@ -1,0 +1,31 @@
+"""An adapter whose framework is missing or too old says which to install."""
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from multiring.frontend.requirements import OLDEST, require_framework
+
+
+def test_a_framework_is_there_and_new_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    framework = ModuleType("some_framework")
+    framework.__version__ = "2.21.0rc1"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "some_framework", framework)
+    for oldest in ("2.21", "2.9"):
+        monkeypatch.setitem(OLDEST, "some_framework", oldest)
+        require_framework("some_framework", "Some")
+    monkeypatch.setitem(OLDEST, "some_framework", "2.22")
+    with pytest.raises(
+        ImportError, match=r"multiring\.some_framework: Some 2\.21\.0rc1 is too old; want Some 2\.22 or"
+    ):
+        require_framework("some_framework", "Some")
+
+
+def test_a_missing_framework_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jax", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "multiring.jax", raising=False)
+    with pytest.raises(
+        ImportError, match=r"JAX is not installed; want JAX [\d.]+ or newer: pip install 'multiring\[jax\]'"
+    ):
+        require_framework("jax", "JAX")
