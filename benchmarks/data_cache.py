@@ -256,8 +256,8 @@ def main() -> int:
             url = packed(Path(name) / str(sample_bytes), arguments.megabytes, sample_bytes)
             for shuffle in ("exact", "windowed"):
                 folder = Path(name) / f"{sample_bytes}-{shuffle}"
-                shown = " ".join(f"{each:.4f}" for each in least_recent(url, shuffle, arguments.epochs))
-                print(f"| {sample_bytes} | {shuffle} | 1 | 1, LRU | {shown} | |", flush=True)
+                epochs = " ".join(f"{each:.4f}" for each in least_recent(url, shuffle, arguments.epochs))
+                print(f"| {sample_bytes} | {shuffle} | 1 | 1, LRU | {epochs} | |", flush=True)
                 for hosts, jobs, most in ((1, 1, 0.75 + SLACK), (1, 2, 2 * (0.75 + SLACK)), (4, 1, LEAST_HOSTS)):
                     where = folder / f"{hosts}-{jobs}"
                     where.mkdir(parents=True)
@@ -266,8 +266,8 @@ def main() -> int:
                         if hosts == 1
                         else together(url, where, shuffle, arguments.epochs, hosts)
                     )
-                    shown = " ".join(f"{each:.4f}" for each in found)
-                    print(f"| {sample_bytes} | {shuffle} | {hosts} | {jobs} | {shown} | {most:.2f} |", flush=True)
+                    epochs = " ".join(f"{each:.4f}" for each in found)
+                    print(f"| {sample_bytes} | {shuffle} | {hosts} | {jobs} | {epochs} | {most:.2f} |", flush=True)
                     missed |= max(found[1:]) > most
     return int(missed)
 

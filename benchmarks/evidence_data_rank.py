@@ -95,8 +95,8 @@ def main(folder: str, mode: str) -> None:
     before = int(INTERFACE.read_text())
     group.barrier()
     began = time.monotonic()
-    told = told_once(group, remote) if mode == "once" else remote
-    storage = None if is_source else CachedStorage(told, BlockCache(CACHE, 1 << 40, tell))
+    known = told_once(group, remote) if mode == "once" else remote
+    storage = None if is_source else CachedStorage(known, BlockCache(CACHE, 1 << 40, tell))
     once = exchange_of(group, storage, tell, rates[1:]) if mode == "once" else nullcontext(alone(storage))
     with once as exchange:
         if exchange is not None:
