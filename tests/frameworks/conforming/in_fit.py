@@ -127,7 +127,7 @@ def in_a_function(here: Any, over: str) -> float:
             raise ArithmeticError(_OWN)
         return number
 
-    @tf.function
+    @tf.function  # type: ignore[untyped-decorator]
     def step(number: Any) -> Any:
         held.assign_add(mt.allreduce(held + 1.0, name="first"))
         found = tf.numpy_function(check, [number], tf.int64)

@@ -165,13 +165,13 @@ class Muon(torch.optim.Optimizer):
         counts = [each.parameter.numel() for each in matrices]
         own = [i for i, owner in enumerate(owners) if owner == group.rank]
         flat = torch.empty(sum(counts[i] for i in own), dtype=self._precision)
-        for i, place in zip(own, flat.split([counts[i] for i in own]), strict=True):
+        for i, place in zip(own, torch.split(flat, [counts[i] for i in own]), strict=True):
             place.view(matrices[i].shape).copy_(self._iterated(matrices[i]))
         with internal_errors("Muon"):
             # As bytes: what a number is does not matter on the way.
             whole = np.asarray(group.all_gather(flat.view(torch.uint8).numpy()))
         order = sorted(range(len(matrices)), key=lambda i: (owners[i], i))  # as they were gathered
-        numbers = torch.from_numpy(whole).view(self._precision).split([counts[i] for i in order])
+        numbers = torch.split(torch.from_numpy(whole).view(self._precision), [counts[i] for i in order])
         found = dict(zip(order, numbers, strict=True))
         return [found[i].view(each.shape) for i, each in enumerate(matrices)]
 
