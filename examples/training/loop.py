@@ -203,7 +203,7 @@ class Run:
         return "" if before is None else self._agreed(before[0], self.progress.step - 1, before[1])
 
     def _settled(self) -> str:
-        """Wait for the sum in flight: a step whose loss is no number is not to be saved; return why to stop, if so."""
+        """Wait for the sum in flight, so that what is saved has all its metrics; return why to stop, if so."""
         if self._in_flight is None:
             return ""
         handle, own = self._in_flight

@@ -32,7 +32,7 @@ def be_ill(here: Here) -> dict[str, list[str]]:
         "batch": told(here, 0, noise=0.02),
         "lag": told(here, 1, momentum=0.9, lag=1),
         "compression": told(here, 2, compression=int8),
-        "residual": told(here, 3, steps=80, compression=mt.PowerSGD(rank=1), error_feedback=True, turns=True),
+        "residual": told(here, 3, compression=mt.PowerSGD(rank=1), is_square=True),
         "uneven ranks": told(here, 4, batch=2),
         "overflow": told(here, 5, steps=128, overflows=0.3),
     }
@@ -65,7 +65,7 @@ def told(  # noqa: PLR0913 -- each is what one kind is about
     momentum: float = 0.0,
     lag: int = 0,
     overflows: float = 0.0,
-    turns: bool = False,
+    is_square: bool = False,
     **options: Any,
 ) -> list[str]:
     """Return what is warned of while a plane of slope 0.5 and `noise` is trained on.
@@ -79,11 +79,11 @@ def told(  # noqa: PLR0913 -- each is what one kind is about
         momentum: of SGD.
         lag: of gradients.
         overflows: the part of steps that do.
-        turns: whether each step's gradient is another direction, so that narrow factors never catch up.
+        is_square: whether the gradient is a matrix whose singular values are alike, of which factors send the first.
         options: of the DistributedOptimizer.
     """
     generator = torch.Generator().manual_seed(1000 * seed + here.rank)
-    shape = (WIDTH, WIDTH) if turns else (WIDTH,)
+    shape = (WIDTH, WIDTH) if is_square else (WIDTH,)
     weight = nn.Linear(WIDTH, 1, bias=False) if batch else nn.Module()
     if not batch:
         weight.register_parameter("weight", nn.Parameter(torch.zeros(shape)))
@@ -101,10 +101,10 @@ def told(  # noqa: PLR0913 -- each is what one kind is about
     chosen = torch.Generator().manual_seed(seed)  # the same on all ranks
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        for step in range(steps):
+        for _ in range(steps):
             optimizer.zero_grad()
             bad = float(torch.rand((), generator=chosen)) < overflows
-            loss = _loss(weight, batches, noise, generator, step if turns else -1)
+            loss = _loss(weight, batches, noise, generator)
             loss = loss * (math.inf if bad else 1.0)
             if precision is not None:
                 precision.backward(loss)
@@ -115,15 +115,13 @@ def told(  # noqa: PLR0913 -- each is what one kind is about
     return [str(each.message) for each in seen]
 
 
-def _loss(weight: nn.Module, batches: Any, noise: float, generator: torch.Generator, direction: int) -> Tensor:
+def _loss(weight: nn.Module, batches: Any, noise: float, generator: torch.Generator) -> Tensor:
     if batches is not None:
         (samples,) = next(batches)
         outputs: Tensor = weight(samples)
         return outputs.mean() if len(samples) else outputs.sum()
     parameter = weight.get_parameter("weight")
-    if direction >= 0:
-        slope = torch.zeros_like(parameter)
-        slope[direction % WIDTH, (7 * direction) % WIDTH] = 1.0
-        return (parameter * slope).sum()
+    if parameter.dim() == 2:
+        return (parameter * torch.eye(WIDTH)).sum()
     slopes = 0.5 + noise * torch.randn(SAMPLES, WIDTH, generator=generator)
     return (slopes @ parameter).mean()

@@ -84,6 +84,19 @@ class PackedSource:
         with damage_told(what, ValueError, RecursionError):
             return data.decode() if field.kind == "text" else json.loads(data) if field.kind == "json" else data
 
+    def spans(self, numbers: Any) -> tuple[Any, Any, Any]:
+        """Return the shards of samples, and the first and last byte that each takes there; (n,) each."""
+        rows = self._index[numbers]
+        first, last = np.full(len(rows), np.iinfo(np.int64).max), np.full(len(rows), -1, np.int64)
+        for field, column in self._fields:
+            if field.kind == "number":
+                continue
+            begin, size = rows[:, column], rows[:, column + 1]
+            there = size > 0
+            first[there] = np.minimum(first[there], begin[there])
+            last[there] = np.maximum(last[there], begin[there] + size[there] - 1)
+        return self.numbering.shards_of(numbers), first, last
+
     def rows_into(self, numbers: Numbers, out: Mapping[str, Any]) -> dict[str, list[Any]] | None:
         """Fill rows of `out` with samples' numbers and arrays; return the other fields' values, a list for each.
 

@@ -149,6 +149,8 @@ class Muon(torch.optim.Optimizer):
 
     def _accumulate(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]) -> None:
         """Take the gradients into the momentum, of all matrices on all ranks."""
+        if not parameters:  # a step without a gradient, as the first one with lag
+            return
         buffers = buffers_of(self, parameters, "momentum_buffer")
         torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
 

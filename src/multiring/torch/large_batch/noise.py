@@ -34,7 +34,7 @@ class NoiseWatch:
         self._warns = warns
         self._known = NoiseScale(window)
         self._steps = 0
-        self._sight: _Sight | None = None  # of the step that is being made, if it is its turn
+        self._observation: _Observation | None = None  # of the step that is being made, if it is its turn
         self._parts: list[tuple[float, int]] = []  # micro-batches of one rank: squared norms, samples
         self._before: list[Tensor] = []
         self._batch = 0.0
@@ -152,9 +152,9 @@ class NoiseWatch:
 
     def _begin(self) -> None:
         """Have the next step watched, if it is its turn."""
-        self._sight, self._parts, self._before = _Sight() if self._is_due() else None, [], []
+        self._observation, self._parts, self._before = _Observation() if self._is_due() else None, [], []
         if isinstance(self._optimizer, Distributed):
-            self._optimizer.watch(self._sight)
+            self._optimizer.watch(self._observation)
 
     def _of_parts(self, step: StepContext) -> Mark | None:
         if len(self._parts) < 2:
@@ -166,8 +166,8 @@ class NoiseWatch:
         return {"batch": total, "mean": mean, "total": total, "parts": len(self._parts), "divisor": 1.0, "whole": whole}
 
     def _of_ranks(self, optimizer: Distributed, group: Group) -> Mark | None:
-        sight = self._sight
-        if sight is None or not sight.has_begun:
+        observation = self._observation
+        if observation is None or not observation.has_begun:
             return None
         share, setup = optimizer.share_of_batch, setup_of(optimizer)
         own = self._samples if share is None else share.samples
@@ -179,7 +179,7 @@ class NoiseWatch:
         is_sum = setup is not None and setup.options.op == "sum"
         # What the rank's own gradient was multiplied by, beside being a mean over its samples.
         weight = float(own) if is_sum else 1.0 if share is None else share.weight
-        square = sight.own / weight**2 if own else 0.0
+        square = observation.own / weight**2 if own else 0.0
         is_mean_of_means = share is None and not is_sum
         counted = [square * (1.0 if is_mean_of_means else own), own, 1.0 / own if own else 0.0, float(own > 0)]
         told = np.array(counted)
@@ -191,8 +191,8 @@ class NoiseWatch:
         # Means of unlike numbers of samples count as their harmonic mean.
         by = parts if is_mean_of_means else total
         found = {"mean": mean / by, "total": parts**2 / inverse if is_mean_of_means else total, "parts": parts}
-        sight.mark = {**found, "batch": total, "divisor": total**2 if is_sum else 1.0, "whole": sight.whole}
-        return sight.mark
+        observation.mark = {**found, "batch": total, "divisor": total**2 if is_sum else 1.0, "whole": observation.whole}
+        return observation.mark
 
     def _warn(self) -> None:
         interval = self._known.interval(resamples=200) if len(self._known) > 7 else None
@@ -202,7 +202,7 @@ class NoiseWatch:
                 warnings.warn(str(each), stacklevel=2)
 
 
-class _Sight:
+class _Observation:
     """What the reducer shows of one step's gradients."""
 
     def __init__(self) -> None:

@@ -335,10 +335,7 @@ class GradientReducer:
     # ---- sparse gradients, and ranks that have no more samples ----
 
     def contribute_neutrally(self) -> None:
-        """Take part in the other ranks' reductions without gradients of this rank's own, until no rank trains any more.
-
-        Every rank calls it when it has no more samples.
-        """
+        """Reduce along with the ranks that train on, without gradients of this rank's own; called by all in the end."""
         if self._is_open:
             raise StateError("a backward began and did not end. " + _ANEW)
         self.rounds.contribute_neutrally(self._order)
