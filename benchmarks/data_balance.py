@@ -67,8 +67,9 @@ def seeded(stage: str, number: int) -> Speeds:
     draw = random.Random(f"{stage} {number}")  # noqa: S311 -- of a benchmark
     if stage == "workers":
         # One worker does what two would do in half of the time, as no stage is slow by itself.
-        parts = [draw.uniform(6, 14) * draw.uniform(1, 2) for _ in range(3)]
-        return Speeds(*parts, compute=draw.uniform(2, 6), wire=draw.uniform(2, 4), workers=1)
+        source, disk, decode = (draw.uniform(6, 14) * draw.uniform(1, 2) for _ in range(3))
+        compute, wire = draw.uniform(2, 6), draw.uniform(2, 4)
+        return Speeds(source=source, disk=disk, decode=decode, compute=compute, wire=wire, workers=1)
     parts = {each: draw.uniform(2, 6) for each in STAGES[:5]}
     parts[stage] *= draw.uniform(4, 10)
     return Speeds(**parts, workers=2)

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def step_of(model: nn.Module, field: str) -> Step:
     return step
 
 
-def timed(act: Callable[[], None], seconds: float) -> tuple[float, float]:
+def timed(act: Callable[[], Any], seconds: float) -> tuple[float, float]:
     """Return the wall and CPU seconds of a call, of calls for so long."""
     for _ in range(3):
         act()
@@ -121,11 +122,11 @@ def main() -> int:
             for _ in range(arguments.rounds):
                 fixed = next(iter(loader))
                 loader.close()
-                memory_s, memory_cpu_s = timed(lambda step=step, fixed=fixed: step(fixed), arguments.seconds)
+                memory_s, memory_cpu_s = timed(partial(step, fixed), arguments.seconds)
                 making = batches(Loader(data, batch, workers=1, drop_last=True))
-                _, made_cpu_s = timed(lambda making=making: next(making), arguments.seconds / 3)
+                _, made_cpu_s = timed(partial(next, making), arguments.seconds / 3)
                 watch, fed = mt.balance(loader), batches(loader)
-                fed_s, _ = timed(lambda step=step, fed=fed: step(next(fed)), arguments.seconds)
+                fed_s, _ = timed(partial(next_step, step, fed), arguments.seconds)
                 lines.append(f"{name}: {watch.finish()}")
                 rows.append((fed_s, memory_s, (memory_cpu_s + made_cpu_s) / cores))
             shares = [max(memory_s, cpu_s) / fed_s for fed_s, memory_s, cpu_s in rows]
@@ -137,6 +138,11 @@ def main() -> int:
             )
     print("\n" + "\n".join(f"- {line}" for line in lines))
     return int(worst < FLOOR)
+
+
+def next_step(step: Step, fed: Any) -> None:
+    """Take a step with the next batch."""
+    step(next(fed))
 
 
 def batches(loader: Loader) -> Any:

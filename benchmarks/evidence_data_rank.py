@@ -18,7 +18,7 @@ import numpy as np
 import multiring
 from multiring.data.caching.blocks import BlockCache
 from multiring.data.caching.storage import CachedStorage
-from multiring.data.peers.job import exchange_of
+from multiring.data.peers.job import exchange_of, told_once
 from multiring.data.peers.owners import Owners
 from multiring.data.peers.staging import Exchange
 from multiring.data.readers.opening import tell
@@ -95,7 +95,8 @@ def main(folder: str, mode: str) -> None:
     before = int(INTERFACE.read_text())
     group.barrier()
     began = time.monotonic()
-    storage = None if is_source else CachedStorage(remote, BlockCache(CACHE, 1 << 40, tell))
+    known = told_once(group, remote) if mode == "once" else remote
+    storage = None if is_source else CachedStorage(known, BlockCache(CACHE, 1 << 40, tell))
     once = exchange_of(group, storage, tell, rates[1:]) if mode == "once" else nullcontext(alone(storage))
     with once as exchange:
         if exchange is not None:

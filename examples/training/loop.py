@@ -203,7 +203,7 @@ class Run:
         return "" if before is None else self._agreed(before[0], self.progress.step - 1, before[1])
 
     def _settled(self) -> str:
-        """Wait for the sum in flight: a step whose loss is no number is not to be saved; return why to stop, if so."""
+        """Wait for the sum in flight, so that what is saved has all its metrics; return why to stop, if so."""
         if self._in_flight is None:
             return ""
         handle, own = self._in_flight
@@ -271,7 +271,7 @@ class Run:
             combine_statistics(self.model, self.ranks)
             checkpoints.save(self.progress.step, self.model, self.recipe, self.loader, **self._saved_values())
 
-    def _paused(self) -> AbstractContextManager[None]:
+    def _paused(self) -> AbstractContextManager[Any]:
         """Return a context whose time is none of the training's."""
         paused = ExitStack()
         for each in (self._report, self._balance):

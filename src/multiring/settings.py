@@ -256,6 +256,20 @@ class Settings:
         "a path",
         "folder for what is kept of data sets on this host (docs/data.md); data in multiring's cache folder if not set",
     )
+    data_memory: int = _setting(
+        "MULTIRING_DATA_MEMORY",
+        _natural,
+        128 << 20,
+        "bytes, an integer >= 0",
+        "blocks of data sets that a process keeps in memory, above the cache's folder",
+    )
+    data_share: bool = _setting(
+        "MULTIRING_DATA_SHARE",
+        _boolean,
+        False,
+        "0 or 1",
+        "whether hosts of a job pass blocks of cached data sets on to each other while they train (docs/data.md)",
+    )
 
     def changed(self, **values: Any) -> "Settings":
         """Return these settings with some of them changed, by field name.

@@ -71,7 +71,8 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
         "another environment; tests/frameworks/test_chainer.py says where it is"
     ),
     ("chainer.md", "pip install --no-build-isolation chainer==7.8.1"): Read("the same"),
-    ("climate.md", "pip install '.[torch,data,checkpoint,bench]' tomli-w scipy"): Read(SHELL),
+    ("climate.md", "pip install torch --index-url https://download.pytorch.org/whl/cpu"): Read(SHELL),
+    ("climate.md", "pip install '.[torch,data,checkpoint,bench]' scikit-learn tomli-w tomli"): Read(SHELL),
     ("climate.md", "python -m examples.climate.generate fields"): Read(PROGRAMS),
     (
         "climate.md",
@@ -102,7 +103,8 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
     ("horovod.md", "horovodrun -np 2 python train.py"): Read("is Horovod's own"),
     ("horovod.md", "multiring horovodrun -np 2 python train.py"): Run("1 of 2"),
     ("horovod.md", "multiring run --horovod -n 2 train.py"): Run("[1] 1 of 2"),
-    ("imagenet.md", "pip install '.[torch,data,checkpoint,bench]' tomli-w"): Read(SHELL),
+    ("imagenet.md", "pip install torch --index-url https://download.pytorch.org/whl/cpu"): Read(SHELL),
+    ("imagenet.md", "pip install '.[torch,data,checkpoint,bench]' scikit-learn tomli-w tomli"): Read(SHELL),
     ("imagenet.md", "python -m examples.imagenet.generate images"): Read(PROGRAMS),
     (
         "imagenet.md",

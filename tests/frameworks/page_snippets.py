@@ -219,6 +219,7 @@ NOT_RUN = {
     ("adapters.md", "for result in conformance.run(ADAPTER):"): "minutes; tests/frameworks/test_conformance.py",
     ("caffe.md", "mc.init()  # before the solver is made"): "needs Caffe; on a stand-in tests/frameworks/test_caffe.py",
     ("chainer.md", "import multiring.chainer as chainermn"): "needs an older NumPy; tests/frameworks/test_chainer.py",
+    ("data.md", "watch = mt.balance(loader)"): "its loader's steps are few here; tests/wire/test_data_balance.py",
     ("four_ways.md", "..."): "lines of a program that tests/frameworks/test_four_ways.py runs",
     ("run.md", "def train(rate):"): "starts ranks itself, as a command does: test_a_function_is_run_on_ranks",
 }

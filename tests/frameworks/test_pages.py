@@ -81,6 +81,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+# Some fifteen commands, one after the other, as some need what others made.
+@pytest.mark.timeout(300)
 def test_commands_of_pages_do_what_they_say(folder: Path) -> None:
     for (page, command), how in COMMANDS.items():
         if not isinstance(how, Run):

@@ -79,7 +79,7 @@ def test_what_is_kept_is_not_read_again(large: str, share: float, shuffle: str, 
 def test_flipped_bits_are_found_wherever_they_are(large: str, tmp_path: Path) -> None:
     told: list[str] = []
     cache = BlockCache(tmp_path, QUOTA, told.append)
-    data = Dataset(CachedStorage(LocalStorage(large), cache))
+    data = Dataset(CachedStorage(LocalStorage(large), cache, memory_bytes=0))
     right = [data[number]["array"].tobytes() for number in range(64)]
     files = [each for each in tmp_path.rglob("*") if each.is_file()]
     generator = np.random.default_rng(0)

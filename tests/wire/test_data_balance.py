@@ -3,6 +3,7 @@
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -145,7 +146,8 @@ def test_rows_that_are_read_at_once_are_those_read_alone(tmp_path: Path) -> None
     lists = data.fills_rows(numbers, out)
     assert lists is not None
     assert lists.keys() == set(layout.lists)
-    for batch in ({**out, **lists}, next(iter(loader))):
+    batches: list[dict[str, Any]] = [{**out, **lists}, next(iter(loader))]
+    for batch in batches:
         for row, name in enumerate(batch["name"]):
             alone = next(each for each in data if each["name"] == name)
             for field in fields:

@@ -14,7 +14,7 @@ import pytest
 from tests.wire.ranks import Here, run_ranks
 
 import multiring
-from multiring.data import Dataset
+from multiring.data import Dataset, Loader
 from multiring.data.caching.blocks import BlockCache
 from multiring.data.caching.storage import CachedStorage
 from multiring.data.packing.manifest import BLOCK_BYTES
@@ -22,8 +22,9 @@ from multiring.data.packing.writing import PackOptions, pack
 from multiring.data.peers.job import exchange_of
 from multiring.data.peers.owners import Owners
 from multiring.data.peers.serving import BlockServer, Peer
-from multiring.data.peers.staging import Exchange
+from multiring.data.peers.staging import Exchange, Gate
 from multiring.data.peers.words import Request, request_of
+from multiring.data.peers.yielding import Yielding
 from multiring.data.readers.storage import LocalStorage
 from multiring.errors import ArgumentError, DataError
 from multiring.runtime.bootstrap.addresses import TcpAddress
@@ -276,3 +277,67 @@ def test_a_source_that_fails_ends_staging(url: str, tmp_path: Path) -> None:
     storage = CachedStorage(Failing(url), BlockCache(tmp_path, QUOTA, print))
     with pytest.raises(DataError, match=r"shard-00002\.tar: gone"):
         Exchange(storage, Owners([1.0]), 0, [None], print).stage(lambda *_: None)
+
+
+def trains(here: Here, url: str, folder: str) -> list[int]:
+    """Train three epochs with a third of the pack and a block on each host; return what the source sent in each."""
+    group = multiring.init()
+    source = Counted(url)
+    size = Dataset(url).source.manifest.size_bytes
+    own = Path(folder) / str(here.rank)
+    cache = BlockCache(own, size // group.size + BLOCK_BYTES, print, share=group)
+    data = Dataset(source, cache=cache)
+    loader = Loader(data, 6, rank=group.rank, ranks=group.size)
+    sent = []
+    for _ in range(3):
+        before = source.read_bytes
+        for batch in loader:
+            for row, name in enumerate(batch["name"]):
+                number = int(name.partition(".")[0])
+                want = np.random.default_rng(number).integers(0, 255, 1 << 19, dtype=np.uint8)
+                assert np.array_equal(batch["array"][row], want)
+        group.barrier()
+        sent.append(source.read_bytes - before)
+    loader.close()
+    data.close()
+    multiring.shutdown()
+    return sent
+
+
+def test_hosts_share_blocks_while_they_train(url: str, tmp_path: Path) -> None:
+    found = run_ranks(trains, 3, url, str(tmp_path), engine="tcp")
+    size = Dataset(url).source.manifest.size_bytes
+    assert sum(each[0] for each in found) == size, "each byte leaves the source once"
+    assert [sum(each[epoch] for each in found) for epoch in (1, 2)] == [0, 0]
+
+
+def test_blocks_wait_while_gradients_move_and_not_for_ever() -> None:
+    now, moved, slept = [0.0], [0], list[float]()
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+        moved[0] += 1
+
+    yielding = Yielding(lambda: moved[0], lambda: now[0], sleep)
+    yielding.wait()
+    assert not slept, "nothing moves"
+    now[0], moved[0] = 1.0, 5
+    yielding.wait()
+    assert 0.01 < sum(slept) < 0.03, "it moves on and on"
+    now[0] += 1.0
+    yielding.is_busy()
+    now[0] += 1.0
+    slept.clear()
+    yielding.wait()
+    assert not slept, "it has ended"
+
+
+def test_a_source_that_others_crowd_is_asked_less() -> None:
+    gate = Gate()
+    for _ in range(400):
+        gate.took(0.1)
+    assert gate.width == 16
+    for _ in range(600):
+        gate.took(0.5)
+    assert gate.width == 2

@@ -22,7 +22,7 @@ from multiring.data.feeding.rates import measured
 from multiring.data.orders import ExactOrder, Shuffle
 from multiring.data.packing.verifying import damages
 from multiring.data.packing.writing import PackOptions, pack
-from multiring.data.peers.job import exchange_of
+from multiring.data.peers.job import exchange_of, told_once
 from multiring.data.readers.opening import READERS, tell
 from multiring.data.readers.storage import storage_of
 from multiring.errors import ArgumentError, DataError
@@ -210,12 +210,13 @@ def _cache(arguments: argparse.Namespace) -> BlockCache:
 def _stage(arguments: argparse.Namespace) -> int:
     if arguments.format not in {None, "pack"}:
         raise ArgumentError(f"--format {arguments.format}: packs are staged; make one with multiring data pack")
-    storage = CachedStorage(storage_of(arguments.url), _cache(arguments))
-    part = min(arguments.quota, storage.manifest.size_bytes)
-    if part < storage.manifest.size_bytes and not arguments.spread:
-        tell(f"the pack has {storage.manifest.size_bytes} bytes, the cache {arguments.quota}: a part of it is kept")
+    source, cache = storage_of(arguments.url), _cache(arguments)
     group = init()
     try:
+        storage = CachedStorage(told_once(group, source), cache)
+        part = min(arguments.quota, storage.manifest.size_bytes)
+        if part < storage.manifest.size_bytes and not arguments.spread:
+            tell(f"the pack has {storage.manifest.size_bytes} bytes, the cache {arguments.quota}: a part of it is kept")
         began = time.monotonic()
         with exchange_of(group, storage, tell) as exchange:
             if exchange is not None:

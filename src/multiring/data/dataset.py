@@ -8,8 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from multiring.data.caching.blocks import BlockCache
+from multiring.data.caching.expecting import Expected
 from multiring.data.caching.storage import CachedStorage
 from multiring.data.decoding import decoded
+from multiring.data.eviction import Deal
 from multiring.data.feeding.stages import SOURCE, StageClock
 from multiring.data.orders import (
     ExactOrder,
@@ -20,12 +22,15 @@ from multiring.data.orders import (
     WeightedOrder,
     WindowedOrder,
 )
+from multiring.data.peers.job import Sharing, told_once
 from multiring.data.permutation import Numbers, keyed_words
 from multiring.data.readers.limits import Limits
-from multiring.data.readers.opening import open_source
+from multiring.data.readers.opening import open_source, tell
 from multiring.data.readers.source import Image, Record, Shard
 from multiring.data.readers.storage import Storage, storage_of
 from multiring.errors import ArgumentError, DataError
+from multiring.runtime import is_initialized, world
+from multiring.settings import Settings
 
 Transform = Callable[[Record, np.random.Generator], Record]
 
@@ -101,17 +106,19 @@ class Dataset:
         self.limits = limits or Limits()
         self.clock = StageClock()
         self.storage = url if isinstance(url, Storage) else storage_of(str(url))
+        self._sharing: Sharing | None = None
         if cache is not None:
             where, blocks = (cache.root, cache) if isinstance(cache, BlockCache) else (cache, None)
             if format not in {None, "pack"}:
                 raise ArgumentError(f"cache={str(where)!r} with format={format!r}: want a pack, which has check sums")
-            self.storage = CachedStorage(self.clock.timed(self.storage, SOURCE), blocks or BlockCache(where))
+            self.storage, self._sharing = _cached(self.clock.timed(self.storage, SOURCE), blocks or BlockCache(where))
         self.source = open_source(self.clock.timed(self.storage), format, self.limits)
         self.seed = seed
         self.digest: str = self.source.digest
         self.shards: Sequence[Shard] = self.source.shards
         self._transform = transform
         self._decode = decode
+        self._expected: Expected | None = None
         self.order = self._ordered(chosen)
 
     def _ordered(self, shuffle: Shuffle) -> Order:
@@ -167,6 +174,38 @@ class Dataset:
                 f"{self._named(number, record)}: the transform raised {type(error).__name__}: {error}"
             ) from error
 
+    def expect(self, batch: int, ranks: tuple[int, int], epoch: int, samples: int) -> None:
+        """Have the cache keep what a loader needs soonest.
+
+        Args:
+            batch: samples of a step, on all ranks together.
+            ranks: this rank, and how many there are.
+            epoch: from which on,
+            samples: and how many of it are done.
+        """
+        storage = self.storage
+        if not isinstance(storage, CachedStorage) or self.source.format != "pack":
+            return
+        own = range(ranks[1]) if storage.owned is not None else (ranks[0],)
+        deal = Deal(self.order.length, batch, own, ranks[1])
+        self._expected = Expected(self.order, deal, self.source.spans, storage.firsts, storage.owned)
+        storage.expect(self._expected.uses(epoch, samples))
+
+    def close(self) -> None:
+        """Close the port and connections by which hosts share blocks; other hosts ask the source then."""
+        if self._sharing is not None:
+            self._sharing.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_sharing": None}
+
+    def at(self, epoch: int, samples: int) -> None:
+        """Note that the step that begins at `samples` of an epoch is read now."""
+        if self._expected is not None and isinstance(self.storage, CachedStorage):
+            if not self.storage.keeping.is_expecting:  # in a worker process
+                self.storage.expect(self._expected.uses(epoch, samples))
+            self.storage.keeping.advance(self._expected.deal.use(epoch, samples))
+
     def fills(self, number: int, out: Mapping[str, Any]) -> bool:
         """Read a sample straight into `out`, arrays by field; False where that cannot be, and nothing was read."""
         into = getattr(self.source, "record_into", None)
@@ -202,6 +241,21 @@ class Dataset:
 
     def __repr__(self) -> str:
         return f"<{self.source.format} {self.storage.url}: {len(self)} samples in {len(self.shards)} shards>"
+
+
+def _cached(storage: Storage, cache: BlockCache) -> tuple[CachedStorage, Sharing | None]:
+    """Return a pack's storage behind a cache, and what shares it with other hosts, where that is asked for."""
+    group = cache.share
+    if group is None and Settings.from_environment().data_share:
+        if not is_initialized():
+            raise ArgumentError("MULTIRING_DATA_SHARE=1: want multiring.init() before the data set is made")
+        group = world()
+    if group is None:
+        return CachedStorage(storage, cache), None
+    made = CachedStorage(told_once(group, storage), cache)
+    sharing = Sharing(group, made, tell, first_only=False)
+    sharing.keep_own()
+    return made, sharing
 
 
 def read_amplification(source: Any) -> float:

@@ -4,7 +4,7 @@ import importlib
 import re
 
 # The oldest versions that work, by module. TensorFlow's: benchmarks/tensorflow_versions.py.
-OLDEST = {"tensorflow": "2.21", "keras": "3.5", "jax": "0.10"}
+OLDEST = {"tensorflow": "2.17", "keras": "3.5", "jax": "0.10"}
 
 
 def require_framework(module: str, title: str) -> None:

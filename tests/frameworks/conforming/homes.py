@@ -26,6 +26,7 @@ class Framework:
     environment: tuple[tuple[str, str], ...] = ()
     recipe: str = ""  # of an environment of its own
     path: tuple[str, ...] = ()  # of what it needs besides
+    digits: tuple[tuple[str, str], ...] = ()  # what its digits' environment has in place of that of the suite
 
     @property
     def example(self) -> str:
@@ -46,6 +47,14 @@ class Framework:
             imports=(self.module,),
         )
 
+    @property
+    def home_of_digits(self) -> Home:
+        """Where its digits are learnt."""
+        if not self.digits:
+            return self.home
+        variables = dict(self.environment) | dict(self.digits)
+        return replace(self.home, name=f"{self.name}-digits", environment=tuple(sorted(variables.items())))
+
     def missing(self) -> str:
         """Why it cannot be tried here; else ""."""
         lacking = [each for each in self.wants if importlib.util.find_spec(each) is None]
@@ -63,13 +72,13 @@ def environment_of(recipe: str) -> Path:
     return install(recipe, lambda _: None)
 
 
-def _device_of_tinygrad() -> dict[str, str]:
-    """Return how tinygrad computes here: by clang, its own assembler, or its interpreter, a thousand times slower."""
+def _device_of_tinygrad() -> tuple[tuple[str, str], ...]:
+    """Return how tinygrad trains here: by clang, its own assembler, or its interpreter, a thousand times slower."""
     if shutil.which("clang"):
-        return {"DEV": "CPU"}
+        return (("DEV", "CPU"),)
     if shutil.which("gcc") and platform.machine() == "x86_64":
-        return {"DEV": "CPU:X86", "CC": str(Path(__file__).with_name("gcc_as_clang.sh"))}
-    return {"DEV": "PYTHON"}
+        return (("CC", str(Path(__file__).with_name("gcc_as_clang.sh"))), ("DEV", "CPU:X86"))
+    return (("DEV", "PYTHON"),)
 
 
 def _of(name: str, wants: tuple[str, ...] = (), module: str = "", recipe: str = "", **environment: str) -> Framework:
@@ -89,8 +98,10 @@ FRAMEWORKS = {
         _of("jax", ("jax",)),
         _of("chainer", recipe="chainer"),
         replace(
-            _of("tinygrad", ("tinygrad",), PARALLEL="0", **_device_of_tinygrad()),
+            # Its C compiler is clang; where there is none, the suite runs interpreted.
+            _of("tinygrad", ("tinygrad",), DEV="CPU" if shutil.which("clang") else "PYTHON", PARALLEL="0"),
             path=(str(ROOT / "examples"),),
+            digits=_device_of_tinygrad(),
         ),
         _of("caffe", ("caffe",)),
         replace(_of("caffe"), name="caffe-standin", path=(str(ROOT / "tests" / "frameworks" / "caffe_standin"),)),

@@ -16,6 +16,7 @@ import numpy as np
 
 import multiring.keras as mk
 from multiring.errors import PeerLostError
+from multiring.frontend.conformance.adapter import kind_of
 
 FAULT_AT = 3  # the batch
 _OWN = "an error of one rank's own"
@@ -53,8 +54,7 @@ def _told(error: Exception, since: float, *, is_at_fault: bool) -> float:
     taken = time.monotonic() - since
     if is_at_fault:
         raise error
-    found = mk.error_of(error)
-    if not isinstance(found, PeerLostError):
+    if not isinstance(kind_of(error), PeerLostError):
         raise error
     return taken
 

@@ -3,6 +3,7 @@
     KEY/000000/17       a block: a head with its length and xxh3, and its bytes
     KEY/000000/.new-*   one that is being written; it is renamed when it is whole
     quarantine/         blocks that were found damaged
+    readers/            when each process that reads needs blocks next (keeping.py)
 
 There are no locks. Who writes a block writes it beside its place, under a name of its own, and renames: two that write
 the same one cost a second fetch, never a wrong byte. Nothing is forced to the disk; a block is verified each time it is
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from multiring.data.packing.manifest import xxh3
 from multiring.data.readers.opening import tell as tell_user
@@ -28,6 +30,7 @@ QUOTA_BYTES = 64 << 30
 _HEAD = struct.Struct("<4sIQQ")
 _MAGIC = b"MRB1"
 _QUARANTINE = "quarantine"
+READERS = "readers"  # the folder in which processes say what they need next
 _TEMPORARY = ".new-"
 _FOLDER = 1000  # blocks of one folder
 _STALE_S = 3600.0  # an unfinished block that has not grown for so long is nobody's
@@ -55,17 +58,26 @@ class BlockCache:
         quota_bytes: the most that all that is in it may take, whoever put it there.
         tell: is told of what goes wrong and goes on: damaged blocks, a full disk; by default it goes to standard error.
         foreign: whether a folder of another user may be used, which is then only read.
+        share: the `Group` whose hosts pass blocks on to each other while they train, each keeping its part; every rank
+            of it makes its data set then. None: as MULTIRING_DATA_SHARE says, all ranks or nobody.
 
     Raises:
         ArgumentError: it is another user's, or others may write to it.
     """
 
     def __init__(
-        self, root: str | Path, quota_bytes: int = QUOTA_BYTES, tell: Tell = tell_user, *, foreign: bool = False
+        self,
+        root: str | Path,
+        quota_bytes: int = QUOTA_BYTES,
+        tell: Tell = tell_user,
+        *,
+        foreign: bool = False,
+        share: Any = None,
     ) -> None:
         self.root = Path(root)
         self.quota_bytes = quota_bytes
         self.counts = Counts()
+        self.share = share
         self._tell = tell
         self._lock = threading.Lock()
         self._under_way: dict[tuple[str, int], threading.Event] = {}
@@ -96,8 +108,36 @@ class BlockCache:
         return False
 
     def used_bytes(self) -> int:
-        """Return what is in the folder."""
-        return sum(size for _, size, _ in files_in(self.root))
+        """Return what is in the folder, without what readers say: some bytes a block."""
+        return sum(size for path, size, _ in files_in(self.root) if path.parent.name != READERS)
+
+    def recount(self) -> int:
+        """Count again what is in the folder, as others write and remove too; return it."""
+        self._used = self.used_bytes()
+        return self._used
+
+    @property
+    def writes(self) -> bool:
+        """Return whether blocks are kept: it is the user's own, and its disk did not fail."""
+        return self._writes
+
+    def numbers(self, key: str) -> list[int]:
+        """Return the numbers of the blocks that are there."""
+        found: list[int] = []
+        for _, _, names in os.walk(self.root / key):
+            found += [int(name) for name in names if name.isdecimal()]
+        return found
+
+    def remove(self, key: str, number: int) -> None:
+        """Let go of a block; who reads it meanwhile has it yet, who comes later fetches it."""
+        place = self._place(key, number)
+        try:
+            size = place.stat().st_size
+            place.unlink()
+        except OSError:
+            return  # another process has done it
+        with self._lock:
+            self._used -= size
 
     def has_room(self, size: int) -> bool:
         """Return whether a block of so many bytes may be kept."""
@@ -107,7 +147,14 @@ class BlockCache:
         """Return whether a block is there; it may yet be damaged."""
         return self._place(key, number).exists()
 
-    def get(self, key: str, number: int, fetch: Callable[[], bytes], wanted: int | None = None) -> bytes:
+    def get(
+        self,
+        key: str,
+        number: int,
+        fetch: Callable[[], bytes],
+        wanted: int | None = None,
+        keep: Callable[[bytes, bool], None] | None = None,
+    ) -> bytes:
         """Return a block, from the folder or from `fetch`, which is then kept where there is room.
 
         In one process a block is fetched by one thread at a time; the others wait for it.
@@ -117,6 +164,7 @@ class BlockCache:
             number: which block.
             fetch: gives it from elsewhere.
             wanted: its xxh3, where that is known.
+            keep: is given the block, and whether it was there, in place of `put`.
 
         Raises:
             DataError: what was fetched is not what is wanted, twice.
@@ -125,6 +173,8 @@ class BlockCache:
             found = self.read(key, number, wanted)
             if found is not None:
                 self.counts.hits += 1
+                if keep is not None:
+                    keep(found, True)
                 return found
             with self._lock:
                 other = self._under_way.get((key, number))
@@ -141,7 +191,10 @@ class BlockCache:
                 self.counts.hits += 1
                 return found
             data = self._fetched(key, number, fetch, wanted)
-            self.put(key, number, data)
+            if keep is None:
+                self.put(key, number, data)
+            else:
+                keep(data, False)
             return data
         finally:
             with self._lock:
@@ -231,6 +284,11 @@ class BlockCache:
         return self.root / key / f"{number // _FOLDER:06d}" / str(number)
 
 
+def stored_bytes(sizes: Any) -> Any:
+    """Return what blocks of `sizes` bytes take in a folder."""
+    return sizes + _HEAD.size
+
+
 def files_in(root: Path) -> Iterator[tuple[Path, int, float]]:
     """Yield the files of a cache, their bytes, and when each was last written; what goes meanwhile is left out."""
     for folder, _, names in os.walk(root):
@@ -266,7 +324,8 @@ def clean(root: Path, *, keep_bytes: int | None = None, everything: bool = False
     removed = removed_bytes = 0
     left: list[tuple[float, int, Path]] = []
     for path, size, written in files_in(root):
-        is_stale = path.name.startswith(_TEMPORARY) and now - written > _STALE_S
+        is_passing = path.name.startswith(_TEMPORARY) or path.parent.name == READERS
+        is_stale = is_passing and now - written > _STALE_S
         if everything or is_stale or path.parent.name == _QUARANTINE:
             path.unlink(missing_ok=True)
             removed, removed_bytes = removed + 1, removed_bytes + size

@@ -5,7 +5,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -96,6 +96,8 @@ def fill(samples: Samples, layout: Layout, rows: Mapping[str, Array], first: int
     """
     lists: dict[str, list[Any]] = {name: [] for name in layout.lists}
     failures = []
+    if (at := getattr(samples, "at", None)) is not None:
+        at(wanted.epoch, wanted.begin)
     direct = getattr(samples, "fills", None)
     clock = getattr(samples, "clock", None)
     began, began_cpu, copied, made = time.perf_counter(), time.thread_time(), 0.0, 0
@@ -166,6 +168,7 @@ class Wanted:
     epoch: int
     numbers: Numbers
     places: Numbers | None = None  # in the epoch, where it may have a sample twice
+    begin: int = 0  # of the epoch's samples, where the step begins
 
     def draw(self, index: int) -> int:
         """Return what tells a sample's uses apart."""
@@ -174,7 +177,7 @@ class Wanted:
     def piece(self, begin: int, end: int) -> "Wanted":
         """Return some of them."""
         places = None if self.places is None else self.places[begin:end]
-        return Wanted(epoch=self.epoch, numbers=self.numbers[begin:end], places=places)
+        return replace(self, numbers=self.numbers[begin:end], places=places)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -251,7 +254,7 @@ def wanted_by(samples: Samples, step: Step) -> Wanted:
         places = np.array([step.begin])
         numbers = samples.order.samples(step.epoch, places)
     repeats = isinstance(samples.order, WeightedOrder | MixtureOrder)
-    return Wanted(epoch=step.epoch, numbers=numbers, places=places if repeats else None)
+    return Wanted(epoch=step.epoch, numbers=numbers, places=places if repeats else None, begin=step.begin)
 
 
 def batch_of(samples: Samples, step: Step) -> dict[str, Any]:

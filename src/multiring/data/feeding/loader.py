@@ -105,6 +105,7 @@ class Loader:
         self._share: Share | None = None
         self._workers: ThreadWorkers | ProcessWorkers | None = None
         self._layout: Layout | None = None
+        self._expects: tuple[int, tuple[int, int]] | None = None
         self.place(rank, ranks)
 
     # ---- how far it is ----
@@ -180,6 +181,10 @@ class Loader:
             DataError: a sample cannot be read.
         """
         self._progress = self._rolled()
+        expect = getattr(self.samples, "expect", None)
+        if expect is not None and self._expects != (expected := (self.batch, self._place)):
+            expect(self.batch, self._place, self._progress.epoch, self._progress.samples)
+            self._expects = expected
         return self._batches(self._steps())
 
     def _steps(self) -> Iterator[Step]:

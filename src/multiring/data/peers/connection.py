@@ -6,6 +6,7 @@ import hmac
 import socket
 import struct
 import time
+from collections.abc import Callable
 
 from multiring.data.peers.words import REQUEST_BYTES, Request, answer, length_of, request_of
 from multiring.runtime.bootstrap.handshake import (
@@ -22,6 +23,7 @@ from multiring.runtime.bootstrap.handshake import (
 )
 
 _LENGTH = struct.Struct(">I")  # of a frame, as in the handshake
+_PIECE_BYTES = 1 << 16  # of a block, between which gradients go first
 _PEER = 0  # what takes a rank's place in proofs: data peers have none
 
 
@@ -92,10 +94,16 @@ class Line:
         found = self._frame_or_end()
         return None if found is None else request_of(self._sealed().open(found))
 
-    def give(self, data: bytes) -> None:
-        """Answer with a block."""
+    def give(self, data: bytes, wait: Callable[[], None] | None = None) -> None:
+        """Answer with a block; `wait` is called before each piece of it, and returns when that may go."""
         self._send(self._sealed().close(encode(answer(data))))
-        self._send(data)
+        if wait is None:
+            self._send(data)
+            return
+        view = memoryview(data)
+        for begin in range(0, len(data), _PIECE_BYTES):
+            wait()
+            self._send(view[begin : begin + _PIECE_BYTES])
 
     def refuse(self, text: str) -> None:
         """Answer with an error."""
@@ -125,7 +133,11 @@ class Line:
     def _hear(self) -> Message:
         return self._sealed().open(self._frame())
 
-    def _send(self, data: bytes) -> None:
+    def keep_little(self) -> None:
+        """Have the kernel take no more ahead of the wire than some pieces: what it has cannot be kept back."""
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * _PIECE_BYTES)
+
+    def _send(self, data: bytes | memoryview) -> None:
         self._sock.settimeout(self._timeout_s)  # of the whole, as sendall reckons it
         self._sock.sendall(data)
 

@@ -31,18 +31,21 @@ class BlockServer:
         host: the address of the interface to listen on, and nowhere else.
         give: returns a block, or raises a MultiringError, whose text the other end is told.
         tell: is told of strangers.
+        wait: is called before each 64 KiB that are sent, and returns when they may go.
 
     Raises:
         ArgumentError: there is no secret.
         OSError: the address is not this host's.
     """
 
-    def __init__(self, secret: bytes, host: str, give: Give, tell: Tell) -> None:
+    def __init__(
+        self, secret: bytes, host: str, give: Give, tell: Tell, wait: Callable[[], None] | None = None
+    ) -> None:
         if not secret:
             raise ArgumentError(
                 "a server of blocks without a secret would give them to anybody: set MULTIRING_SECRET_FILE"
             )
-        self._secret, self._give, self._tell = secret, give, tell
+        self._secret, self._give, self._tell, self._wait = secret, give, tell, wait
         self._listener = listen(TcpAddress(host, 0))
         self._listener.setblocking(True)
         name = self._listener.getsockname()
@@ -72,13 +75,15 @@ class BlockServer:
         try:
             line.welcome(self._secret)
             line.patience(_IDLE_S, _PEER_S)
+            if self._wait is not None:
+                line.keep_little()
             while (request := line.request()) is not None:
                 try:
                     data = self._give(request)
                 except MultiringError as error:
                     line.refuse(str(error))
                 else:
-                    line.give(data)
+                    line.give(data, self._wait)
         except FrameError as error:
             self._tell(f"a connection from {host} was closed: {error}")
         except OSError:
@@ -116,6 +121,12 @@ class Peer:
         self._secret, self._tell, self._timeout_s = secret, tell, timeout_s
         self._idle: deque[Line] = deque()
         self._shunned_until = 0.0
+
+    def __getstate__(self) -> tuple[TcpAddress, bytes, Tell, float]:
+        return (self.address, self._secret, self._tell, self._timeout_s)
+
+    def __setstate__(self, state: tuple[TcpAddress, bytes, Tell, float]) -> None:
+        Peer.__init__(self, *state)
 
     def block(self, request: Request) -> bytes | None:
         """Return a block; None where the peer does not give it, which is told."""

@@ -1,9 +1,11 @@
 """Bringing a pack to hosts: each block is fetched from the source by the host that owns it, and passed on."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from multiring.data.caching.storage import CachedStorage
 from multiring.data.packing.manifest import xxh3
@@ -15,6 +17,8 @@ from multiring.errors import DataError
 Progress = Callable[[int, int], None]  # bytes that are here, of how many
 
 _FETCHING = 4  # at a time, from the source
+_FEWEST, _MOST = 2, 16  # requests of a host that are under way at its source
+_CROWDED = 1.5  # times the least that a request took: more at a time gain nothing
 _ASKING = 8  # and of peers
 
 
@@ -24,6 +28,46 @@ class Traffic:
 
     source: int = 0
     peers: int = 0
+
+
+class Gate:
+    """How many requests of a host are under way at its source: more while they do not slow each other.
+
+    Blocks that come one after the other are passed on while the next ones come; were all asked for at once, all would
+    come at the end.
+    """
+
+    def __init__(self) -> None:
+        self._turn = threading.Condition()
+        self._free = self.width = _FEWEST
+        self._least_s = float("inf")
+        self._taken: list[float] = []
+
+    def __enter__(self) -> None:
+        with self._turn:
+            while self._free <= 0:
+                self._turn.wait()
+            self._free -= 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._turn:
+            self._free += 1
+            self._turn.notify()
+
+    def took(self, seconds: float) -> None:
+        """Note what a request took."""
+        with self._turn:
+            self._least_s = min(self._least_s, seconds)
+            self._taken.append(seconds)
+            if len(self._taken) < 2 * self.width:
+                return
+            mean = sum(self._taken) / len(self._taken)
+            self._taken.clear()
+            change = 1 if mean < _CROWDED * self._least_s else -1
+            changed = min(_MOST, max(_FEWEST, self.width + change))
+            self._free += changed - self.width
+            self.width = changed
+            self._turn.notify_all()
 
 
 class Exchange:
@@ -44,6 +88,17 @@ class Exchange:
         self._tell = tell
         self.traffic = Traffic()
         self._lock = threading.Lock()
+        self._gate = Gate()
+        self.server: Peer | None = None  # this host's own, for its other processes
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker process has what its host owns from the process that serves, as others have.
+        peers = [self.server if each is None else each for each in self._peers]
+        return {"storage": self.storage, "_owners": self._owners, "_here": -1, "_peers": peers, "_tell": self._tell}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self.traffic, self._lock, self._gate, self.server = Traffic(), threading.Lock(), Gate(), None
 
     def fetch(self, shard: int, block: int) -> bytes:
         """Return a block's bytes: its owner's, or the source's where this host owns it or its owner fails."""
@@ -58,7 +113,10 @@ class Exchange:
             with self._lock:
                 self.traffic.peers += len(data)
             return data
-        data = self.storage.fetched(shard, block)
+        with self._gate:
+            began = time.monotonic()
+            data = self.storage.fetched(shard, block)
+            self._gate.took(time.monotonic() - began)
         with self._lock:
             self.traffic.source += len(data)
         return data
@@ -66,6 +124,10 @@ class Exchange:
     def owner(self, shard: int, block: int) -> int:
         """Return the host that owns a block."""
         return self._owners.owner(self.storage.number(shard, block))
+
+    def owns(self, shard: int, block: int) -> bool:
+        """Return whether this host owns a block."""
+        return self.owner(shard, block) == self._here
 
     def give(self, request: Request) -> bytes:
         """Return what a peer asks for, verified.
@@ -76,7 +138,24 @@ class Exchange:
         if request.pack != self.storage.key:
             raise DataError(f"this host stages pack {self.storage.key}, not {request.pack}")
         self.storage.wanted(request.shard, request.block)
-        return self.storage.block(request.shard, request.block)
+        if request.piece is None:
+            return self.storage.block(request.shard, request.block)
+        begin, end = request.piece
+        if not self.storage.may_keep(request.shard, request.block, end - begin):
+            return b""
+        return self.storage.block(request.shard, request.block, end - begin)[begin:end]
+
+    def fetch_piece(self, shard: int, block: int, begin: int, out: memoryview) -> bool:
+        """Fill `out` with a piece of a block that another host keeps; False where none does."""
+        peer = self._peers[self.owner(shard, block)]
+        request = Request(self.storage.key, shard, block, (begin, begin + len(out)))
+        data = None if peer is None else peer.block(request)
+        if data is None or len(data) != len(out):
+            return False
+        out[:] = data
+        with self._lock:
+            self.traffic.peers += len(data)
+        return True
 
     def stage(self, progress: Progress, *, own_only: bool = False) -> None:
         """Bring every block here; those that this host owns first, as others wait for them.

@@ -1,6 +1,7 @@
 """What data peers say to each other, behind the runtime's handshake: one block asked for, one answer. No sockets here.
 
 A request is a sealed frame {"pack", "shard", "block"}: numbers in a manifest that both ends have, never a path or URL.
+With "begin" and "end" it is for a piece of the block, which comes without bytes where the other end does not keep it.
 An answer is a sealed frame {"bytes", "sha256"} and that many bytes behind it, or a sealed frame {"error"}.
 """
 
@@ -20,15 +21,17 @@ _MOST = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A block of a pack."""
+    """A block of a pack, or a piece of one."""
 
     pack: str
     shard: int
     block: int
+    piece: tuple[int, int] | None = None  # its first byte, and the one behind its last
 
     def message(self) -> Message:
         """Return it as a message."""
-        return {"pack": self.pack, "shard": self.shard, "block": self.block}
+        told: Message = {"pack": self.pack, "shard": self.shard, "block": self.block}
+        return told if self.piece is None else {**told, "begin": self.piece[0], "end": self.piece[1]}
 
 
 def request_of(message: Message) -> Request:
@@ -38,9 +41,13 @@ def request_of(message: Message) -> Request:
         FrameError: it is none.
     """
     pack = message.get("pack")
-    if set(message) != {"pack", "shard", "block"} or not isinstance(pack, str) or not _DIGEST.fullmatch(pack):
+    named, pieced = {"pack", "shard", "block"}, {"begin", "end"}
+    if set(message) not in (named, named | pieced) or not isinstance(pack, str) or not _DIGEST.fullmatch(pack):
         raise FrameError("it is no request for a block of a pack")
-    return Request(pack, _number(message, "shard"), _number(message, "block"))
+    piece = (_number(message, "begin"), _number(message, "end")) if pieced <= set(message) else None
+    if piece is not None and not piece[0] < piece[1] <= BLOCK_BYTES:
+        raise FrameError("it is no request for a piece of a block")
+    return Request(pack, _number(message, "shard"), _number(message, "block"), piece)
 
 
 def _number(message: Message, name: str) -> int:

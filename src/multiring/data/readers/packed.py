@@ -1,6 +1,7 @@
 """Packs: each sample is read alone, an array's numbers straight to where they are wanted."""
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,9 @@ from multiring.data.readers.arrays import array_of, bytes_in
 from multiring.data.readers.limits import damage_told, require_size
 from multiring.data.readers.source import Image, Numbering, Opening, Record
 from multiring.data.readers.storage import read
+
+_CLOSE = 4096  # bytes behind an array that are read with it
+_NOTHING = memoryview(bytearray())
 
 
 class PackedSource:
@@ -80,6 +84,19 @@ class PackedSource:
         with damage_told(what, ValueError, RecursionError):
             return data.decode() if field.kind == "text" else json.loads(data) if field.kind == "json" else data
 
+    def spans(self, numbers: Any) -> tuple[Any, Any, Any]:
+        """Return the shards of samples, and the first and last byte that each takes there; (n,) each."""
+        rows = self._index[numbers]
+        first, last = np.full(len(rows), np.iinfo(np.int64).max), np.full(len(rows), -1, np.int64)
+        for field, column in self._fields:
+            if field.kind == "number":
+                continue
+            begin, size = rows[:, column], rows[:, column + 1]
+            there = size > 0
+            first[there] = np.minimum(first[there], begin[there])
+            last[there] = np.maximum(last[there], begin[there] + size[there] - 1)
+        return self.numbering.shards_of(numbers), first, last
+
     def rows_into(self, numbers: Numbers, out: Mapping[str, Any]) -> dict[str, list[Any]] | None:
         """Fill rows of `out` with samples' numbers and arrays; return the other fields' values, a list for each.
 
@@ -100,18 +117,51 @@ class PackedSource:
         # Runs of one shard: few where shards are read one after the other.
         ends = [*(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(numbers)]
         names = [self.shards[shards[end - 1]].name for end in ends]
+        arrays = [(field, column) for field, column in self._fields if field.shape is not None]
+        others = [(field, column) for field, column in self._fields if field.name not in self._fixed]
+        tails = self._tails(rows, arrays[-1:], others)
         lists: dict[str, list[Any]] = {}
         for field, column in self._fields:
             if field.kind == "number":
                 out[field.name][...] = rows[:, column]
-            elif field.shape is None:
+        for field, column in arrays:
+            memory, size = bytes_in(out[field.name]), out[field.name][0].nbytes
+            begins = (rows[:, column] + field.header_bytes).tolist()
+            behind = tails if field is arrays[-1][0] and tails else [_NOTHING] * len(numbers)
+            for name, first, end in zip(names, [0, *ends], ends, strict=False):
+                read_rows(name, begins[first:end], memory[first * size : end * size], behind[first:end])
+        for field, column in others:
+            if not tails:
                 lists[field.name] = [self.value(number, field, column) for number in numbers.tolist()]
-            else:
-                memory, size = bytes_in(out[field.name]), out[field.name][0].nbytes
-                begins = (rows[:, column] + field.header_bytes).tolist()
-                for name, first, end in zip(names, [0, *ends], ends, strict=False):
-                    read_rows(name, begins[first:end], memory[first * size : end * size], size)
+                continue
+            begins, sizes = self._behind(rows, arrays[-1], column).tolist(), rows[:, column + 1].tolist()
+            lists[field.name] = [
+                self._value(
+                    f"{self._storage.url}: {field.name} of sample {number}", field, bytes(tail[begin : begin + size])
+                )
+                for number, tail, begin, size in zip(numbers.tolist(), tails, begins, sizes, strict=True)
+            ]
         return lists
+
+    @staticmethod
+    def _behind(rows: Numbers, array: tuple[Field, int], column: int) -> Numbers:
+        """Return how many bytes behind an array's end a field of the same sample begins, (n,)."""
+        field, place = array
+        size = math.prod(field.shape or ()) * np.dtype(field.dtype).itemsize
+        found: Numbers = rows[:, column] - rows[:, place] - field.header_bytes - size
+        return found
+
+    def _tails(
+        self, rows: Numbers, arrays: list[tuple[Field, int]], others: list[tuple[Field, int]]
+    ) -> list[memoryview]:
+        """Return memory for what follows an array in each sample, where the other fields stand close behind it."""
+        if not arrays or not others:
+            return []
+        begins = np.stack([self._behind(rows, arrays[0], column) for _, column in others])
+        ends = begins + np.stack([rows[:, column + 1] for _, column in others])
+        if begins.min() < 0 or ends.max() > _CLOSE:
+            return []
+        return [memoryview(bytearray(size)) for size in ends.max(0).tolist()]
 
     def record_into(self, number: int, out: dict[str, Any]) -> bool:
         """Fill `out`, arrays by field, with a sample; False where that cannot be, and nothing was read."""

@@ -118,17 +118,25 @@ class LocalStorage:
                 raise DataError(f"{self.path(name)} ends at {begin + done}; {begin} to {begin + len(out)} are wanted")
             done += got
 
-    def read_rows(self, name: str, begins: list[int], out: memoryview, row_bytes: int) -> None:
-        """Fill rows of `out`, of so many bytes each, with what begins at `begins`: one call for each, and no more.
+    def read_rows(self, name: str, begins: list[int], out: memoryview, tails: list[memoryview]) -> None:
+        """Fill rows of `out`, all of a size, with what begins at `begins`: one call for each, and no more.
+
+        Args:
+            name: the file's.
+            begins: of the rows.
+            out: for all of them.
+            tails: for each row what is filled with the bytes that follow it; may be empty.
 
         Raises:
             DataError: the file ends before.
         """
-        descriptor, preadv, place = self._opened(name), os.preadv, 0
-        number = descriptor.descriptor
-        for begin in begins:
-            if preadv(number, [out[place : place + row_bytes]], begin) != row_bytes:
-                self.read_into(name, begin, out[place : place + row_bytes])  # in pieces, or its end is told of
+        opened, preadv, place = self._opened(name), os.preadv, 0
+        number, row_bytes = opened.descriptor, len(out) // len(begins)
+        for begin, tail in zip(begins, tails, strict=True):
+            row = out[place : place + row_bytes]
+            if preadv(number, [row, tail], begin) != row_bytes + len(tail):
+                self.read_into(name, begin, row)  # in pieces, or its end is told of
+                self.read_into(name, begin + row_bytes, tail)
             place += row_bytes
 
     def _opened(self, name: str) -> "_Opened":

@@ -184,7 +184,7 @@ class ProcessGroup(GroupState, _TorchGroup):  # type: ignore[misc] # see _TorchG
         return self.calls.last - self._first
 
     @property
-    def options(self) -> Backend.Options:
+    def options(self) -> "Backend.Options":  # torch 2.4 has none
         """What the group was made with, as torch describes backends: its name, timeout and ranks."""
         made = Backend.Options("multiring", timedelta(seconds=self.default_timeout_s))
         named: Any = made

@@ -1,0 +1,286 @@
+"""What a pack's tiers keep while a known order is read: memory, and the cache's folder.
+
+Any process that reads a pack through a cache by a known order says in a file when it needs each block next; so every
+process of the host, of any job, lets go of what nobody needs soon. A file whose counter does not move counts no more.
+"""
+
+import contextlib
+import secrets
+import struct
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from multiring.data.caching.blocks import READERS, BlockCache, stored_bytes
+from multiring.data.eviction import NEVER, LeastRecent, NextUse, Policy, Times, Uses
+from multiring.data.eviction_search import LOOK
+
+_TELL_S = 1.0  # between what a process says, and looks what others say
+_STALE_S = 60.0  # without news a reader counts as gone
+_HEAD = struct.Struct("<4sIQ")
+_MAGIC = b"MRU1"
+_FEWEST_S = 1e-6
+# One block goes for another of which so many times more uses are known, and some: in an order without repeats counts
+# differ by what of an epoch has passed only, and to follow them would fetch whole blocks for nothing.
+_MARGIN, _SOME = 2.0, 4
+
+
+class Keeping:
+    """Two tiers of one pack's blocks, in one process.
+
+    Args:
+        cache: the folder's.
+        key: of the pack.
+        sizes: of its blocks.
+        memory_bytes: of the tier in memory.
+    """
+
+    def __init__(self, cache: BlockCache, key: str, sizes: list[int], memory_bytes: int) -> None:
+        self._cache, self._key = cache, key
+        self._sizes = np.asarray(sizes, dtype=np.int64)
+        self._memory: Policy = LeastRecent(self._sizes, memory_bytes)
+        self._memory_bytes = memory_bytes
+        self._blocks: dict[int, bytes] = {}
+        self._disk = NextUse(stored_bytes(self._sizes), cache.quota_bytes)
+        self._uses: Uses | None = None
+        self._lock = threading.RLock()
+        self._others = _Others(cache.root, key, len(sizes))
+        self._began = (time.monotonic(), 0)
+        self._look_at = 0.0
+        self._accepted: dict[int, int] = {}  # blocks that are being fetched to be kept, and what goes for each
+        self._parted = np.zeros(len(sizes), dtype=np.bool_)  # blocks of which samples use parts
+        self._mine: Callable[[int], bool] | None = None
+
+    def expect(self, uses: Uses) -> None:
+        """Keep by when `uses` needs blocks next, from here on."""
+        with self._lock:
+            self._uses = uses
+            self._began = (time.monotonic(), uses.now)
+            kept = NextUse(self._sizes, self._memory_bytes)
+            for each in self._blocks:
+                kept.put(each)
+            self._memory = kept
+            self._look()
+
+    @property
+    def is_expecting(self) -> bool:
+        """Return whether it is known what comes next."""
+        return self._uses is not None
+
+    def only(self, mine: Callable[[int], bool]) -> None:
+        """Keep those blocks alone on the disk for which `mine` is true: other hosts keep the others."""
+        self._mine = mine
+
+    def advance(self, now: int) -> None:
+        """Note that the reader is at use `now`."""
+        with self._lock:
+            if self._uses is None:
+                return
+            self._uses.advance(now)
+            if time.monotonic() > self._look_at:
+                self._look()
+
+    def _look(self) -> None:
+        """Tell others what is needed here, and see what they need and what is on the disk now."""
+        began = time.monotonic()
+        if self._uses is not None:
+            self._others.tell(self._uses.ahead() * self._pace())
+        self._others.look()
+        there = self._cache.numbers(self._key)
+        for number in np.flatnonzero(self._disk.held).tolist():
+            if number not in there:
+                self._disk.drop(number)
+        for number in there:
+            if number < len(self._sizes):
+                self._disk.put(number)
+        # What else is in the folder takes room too.
+        others = max(0, self._cache.recount() - self._disk.used_bytes)
+        self._disk.capacity_bytes = max(0, self._cache.quota_bytes - others)
+        # Of a large folder this takes long: a twentieth of the time at most.
+        now = time.monotonic()
+        self._look_at = now + max(_TELL_S, 20 * (now - began))
+
+    def _pace(self) -> float:
+        """Return seconds a use."""
+        if self._uses is None or self._uses.now <= self._began[1]:
+            return 1.0
+        return max(_FEWEST_S, (time.monotonic() - self._began[0]) / (self._uses.now - self._began[1]))
+
+    def _rarest(self, number: int, paid: int) -> int | None:
+        """Return the block that goes for one of which samples use parts; None where that does not pay.
+
+        When each is needed next says little then, as fetching all of it pays by several uses only: what counts is how
+        many there are, as far as is known ahead.
+        """
+        assert self._uses is not None  # noqa: S101 -- asked by callers
+        left = self._uses.left()
+        nobody = self._disk.held if self._others.is_alone else self._disk.held & ~(self._others.times() < NEVER)
+        held = np.flatnonzero(nobody)
+        if not len(held):
+            return None
+        rarest = int(held[np.argmin(left[held])])
+        gained = int(left[number]) - 1 - paid  # in uses of this size, as all else
+        return (
+            rarest if gained > _MARGIN * left[rarest] + _SOME and self._sizes[number] <= self._sizes[rarest] else None
+        )
+
+    def _upcoming(self, paid: int) -> list[int]:
+        """Return the units that are used next, where it matters, all of each is used, and nobody else uses any."""
+        if paid or self._uses is None or not self._others.is_alone or self._parted.any() or not self._disk.is_coarse:
+            return []
+        found: list[int] = self._uses.upcoming(LOOK).tolist()
+        return found
+
+    def _times(self) -> Times:
+        assert self._uses is not None  # noqa: S101 -- asked by callers
+        times = self._uses.ahead()
+        if not self._others.is_alone:
+            times = np.minimum(times, self._others.times() / self._pace())
+        return times
+
+    def in_memory(self, number: int) -> bytes | None:
+        """Return a block that is in memory."""
+        found = self._blocks.get(number)
+        if found is not None:
+            with self._lock:
+                self._memory.touch(number)
+        return found
+
+    def takes(self, number: int, paid: int) -> bool:
+        """Return whether a block that is not here would be kept, so that it is worth fetching as a whole.
+
+        Args:
+            number: which.
+            paid: how many uses more it takes until fetching all of it costs no more than fetching what is used.
+        """
+        if self._mine is not None and not self._mine(number):
+            return False
+        with self._lock:
+            self._parted[number] |= paid > 0
+            if self._cache.has_room(int(self._sizes[number])) or self._uses is None:
+                return self._cache.has_room(int(self._sizes[number]))
+            if not self._cache.writes or not paid:
+                return self._cache.writes
+            rarest = self._rarest(number, paid)
+            if rarest is not None:
+                self._accepted[number] = rarest
+            return rarest is not None
+
+    def keep(self, number: int, data: bytes, *, on_disk: bool, paid: int = 0) -> None:
+        """Take in a block that was fetched, or read from the disk, where it is needed soon enough."""
+        with self._lock:
+            times = self._times() if self._uses is not None else np.empty(0)
+            evicted = None if self._memory_bytes == 0 else self._memory.admit(number, times)
+            if evicted is not None:
+                self._blocks[number] = data
+                for each in evicted:
+                    self._blocks.pop(each, None)
+            if on_disk or (self._mine is not None and not self._mine(number)):
+                return
+            rarest = self._accepted.pop(number, None)
+            if self._uses is not None and not self._cache.has_room(len(data)):
+                victims = self._victims(number, times, rarest, paid)
+                for each in victims or ():
+                    self._cache.remove(self._key, each)
+                if victims is None:
+                    return
+        if self._cache.put(self._key, number, data):
+            with self._lock:
+                self._disk.put(number)
+        else:
+            with self._lock:
+                self._disk.drop(number)
+
+    def _victims(self, number: int, times: Times, rarest: int | None, paid: int) -> list[int] | None:
+        """Return which blocks go for one that has come; None where it is not kept."""
+        if rarest is not None:
+            # It was decided before it was fetched; other threads have gone on since.
+            if not self._disk.held[rarest]:
+                return None
+            self._disk.drop(rarest)
+            self._disk.put(number)
+            return [rarest]
+        assert self._uses is not None  # noqa: S101 -- asked by the caller
+        # Of what is used in parts the next use is of a part: it goes for what is used as a whole if nobody needs it.
+        times = np.where(self._parted & (times < NEVER), 0.0, times)
+        return None if paid else self._disk.admit(number, times, self._uses.of(number, 1), self._upcoming(paid))
+
+    def close(self) -> None:
+        """Need nothing any more."""
+        self._others.end()
+
+
+class _Others:
+    """What other processes of this host say of when they need blocks of a pack next."""
+
+    def __init__(self, root: Path, key: str, units: int) -> None:
+        self._folder, self._units = root / READERS, units
+        self._prefix = f"{key}-"
+        self._own = self._folder / f"{self._prefix}{secrets.token_hex(6)}"
+        self._count = 0
+        self._seen: dict[str, tuple[int, float, Times]] = {}
+        self.is_alone = True
+
+    def tell(self, seconds: Times) -> None:
+        """Say when this process needs each block next, in seconds from now."""
+        self._count += 1
+        beside = self._own.with_name(f".new-{self._own.name}")
+        with contextlib.suppress(OSError):  # others keep less well then
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            beside.write_bytes(_HEAD.pack(_MAGIC, self._units, self._count) + seconds.astype("<f4").tobytes())
+            beside.rename(self._own)
+
+    def look(self) -> None:
+        """See what others say."""
+        now = time.monotonic()
+        found: dict[str, tuple[int, float, Times]] = {}
+        try:
+            paths = list(self._folder.glob(f"{self._prefix}*"))
+        except OSError:
+            paths = []
+        for path in paths:
+            if path == self._own:
+                continue
+            told = self._read(path)
+            if told is None:
+                continue
+            count, times = told
+            last = self._seen.get(path.name)
+            when = now if last is None or last[0] != count else last[1]
+            if now - when < _STALE_S:
+                found[path.name] = (count, when, times)
+            else:
+                found[path.name] = (count, when, np.full(self._units, NEVER))
+        self._seen = found
+        self.is_alone = not found
+
+    def _read(self, path: Path) -> tuple[int, Times] | None:
+        size = _HEAD.size + 4 * self._units
+        try:
+            with path.open("rb") as file:
+                data = file.read(size + 1)
+        except OSError:
+            return None
+        if len(data) != size:
+            return None
+        magic, units, count = _HEAD.unpack_from(data)
+        times = np.frombuffer(data, "<f4", offset=_HEAD.size).astype(np.float64)
+        if magic != _MAGIC or units != self._units or np.isnan(times).any() or (times < 0).any():
+            return None
+        return count, times
+
+    def times(self) -> Times:
+        """Return in how many seconds the first of the others needs each block."""
+        found = np.full(self._units, NEVER)
+        now = time.monotonic()
+        for _, when, each in self._seen.values():
+            found = np.minimum(found, np.maximum(0.0, each - (now - when)))
+        return found
+
+    def end(self) -> None:
+        """Say nothing any more."""
+        with contextlib.suppress(OSError):
+            self._own.unlink(missing_ok=True)
