@@ -298,6 +298,7 @@ def trains(here: Here, url: str, folder: str) -> list[int]:
                 assert np.array_equal(batch["array"][row], want)
         group.barrier()
         sent.append(source.read_bytes - before)
+    assert loader.spent["network"] > 0, "what other hosts gave is counted"
     loader.close()
     data.close()
     multiring.shutdown()

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ from multiring.data.caching.expecting import Expected
 from multiring.data.caching.storage import CachedStorage
 from multiring.data.decoding import decoded
 from multiring.data.eviction import Deal
-from multiring.data.feeding.stages import SOURCE, StageClock
+from multiring.data.feeding.stages import NETWORK, SOURCE, StageClock
 from multiring.data.orders import (
     ExactOrder,
     MixtureOrder,
@@ -111,7 +112,7 @@ class Dataset:
             where, blocks = (cache.root, cache) if isinstance(cache, BlockCache) else (cache, None)
             if format not in {None, "pack"}:
                 raise ArgumentError(f"cache={str(where)!r} with format={format!r}: want a pack, which has check sums")
-            self.storage, self._sharing = _cached(self.clock.timed(self.storage, SOURCE), blocks or BlockCache(where))
+            self.storage, self._sharing = _cached(self.storage, blocks or BlockCache(where), self.clock)
         self.source = open_source(self.clock.timed(self.storage), format, self.limits)
         self.seed = seed
         self.digest: str = self.source.digest
@@ -243,8 +244,9 @@ class Dataset:
         return f"<{self.source.format} {self.storage.url}: {len(self)} samples in {len(self.shards)} shards>"
 
 
-def _cached(storage: Storage, cache: BlockCache) -> tuple[CachedStorage, Sharing | None]:
+def _cached(source: Storage, cache: BlockCache, clock: StageClock) -> tuple[CachedStorage, Sharing | None]:
     """Return a pack's storage behind a cache, and what shares it with other hosts, where that is asked for."""
+    storage = clock.timed(source, SOURCE)
     group = cache.share
     if group is None and Settings.from_environment().data_share:
         if not is_initialized():
@@ -255,6 +257,7 @@ def _cached(storage: Storage, cache: BlockCache) -> tuple[CachedStorage, Sharing
     made = CachedStorage(told_once(group, storage), cache)
     sharing = Sharing(group, made, tell, first_only=False)
     sharing.keep_own()
+    made.count_fetches(partial(clock.request, NETWORK))
     return made, sharing
 
 

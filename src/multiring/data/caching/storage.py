@@ -1,6 +1,7 @@
 """A storage whose files come through a cache of blocks."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -162,6 +163,20 @@ class CachedStorage:
     def fetch_by(self, fetch: FetchBlock, piece: "FetchPiece | None" = None) -> None:
         """Have blocks that are not here from somewhere else than the source, and pieces of those not worth keeping."""
         self._fetch, self._fetch_piece = fetch, piece
+
+    def count_fetches(self, request: Callable[[], AbstractContextManager[None]]) -> None:
+        """Enter `request` while a block, or a piece of one, is fetched as `fetch_by` was told: to count its time."""
+        fetch, fetch_piece = self._fetch, self._fetch_piece
+
+        def counted(shard: int, block: int) -> bytes:
+            with request():
+                return fetch(shard, block)
+
+        def counted_piece(shard: int, block: int, begin: int, piece: memoryview) -> bool:
+            with request():
+                return fetch_piece is not None and fetch_piece(shard, block, begin, piece)
+
+        self.fetch_by(counted, None if fetch_piece is None else counted_piece)
 
     def block(self, shard: int, block: int, used: int = BLOCK_BYTES) -> bytes:
         """Return a block, verified.
