@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import multiring.torch as mt
 from multiring.data import Loader
 from multiring.data.dataset import Samples
+from multiring.torch.large_batch.after_step import MovingAverage
 
 
 def counted(  # noqa: PLR0913 -- what is counted of what, by whom
@@ -52,14 +53,22 @@ def counted(  # noqa: PLR0913 -- what is counted of what, by whom
     return total if ranks == 1 else mt.allreduce(total, op=mt.Sum, name="evaluation")
 
 
-@torch.no_grad()
-def combine_statistics(model: nn.Module, ranks: int) -> None:
+def combine_statistics(model: nn.Module, ranks: int, average: MovingAverage | None = None) -> None:
     """Give every rank's batch norms the statistics of all ranks' samples: the mean of means, and the whole variance.
 
-    Exact where every rank has seen as many samples; a rank's mean moves with its own. Every rank calls it.
+    Those of the average of the weights, where there is one, too. Exact where every rank has seen as many samples; a
+    rank's mean moves with its own. Every rank calls it.
     """
     if ranks == 1:
         return
+    _combine(model)
+    if average is not None:
+        with average.applied():
+            _combine(model)
+
+
+@torch.no_grad()
+def _combine(model: nn.Module) -> None:
     norms = [each for each in model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]  # noqa: SLF001
     means = [each.running_mean for each in norms if each.running_mean is not None]
     variances = [each.running_var for each in norms if each.running_var is not None]

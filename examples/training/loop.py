@@ -244,7 +244,7 @@ class Run:
                 self._score(checkpoints)
 
     def _score(self, checkpoints: Checkpoints | None) -> None:
-        combine_statistics(self.model, self.ranks)
+        combine_statistics(self.model, self.ranks, self.recipe.average)
         began = time.monotonic()
         for name, samples in self.task.evaluations.items():
             counts = counted(
@@ -268,7 +268,7 @@ class Run:
 
     def _save(self, checkpoints: Checkpoints) -> None:
         with self._paused():
-            combine_statistics(self.model, self.ranks)
+            combine_statistics(self.model, self.ranks, self.recipe.average)
             checkpoints.save(self.progress.step, self.model, self.recipe, self.loader, **self._saved_values())
 
     def _paused(self) -> AbstractContextManager[Any]:

@@ -349,6 +349,28 @@ def test_the_first_lagged_step_advances_nothing() -> None:
     assert all(torch.equal(one, each) for one, each in zip(now, model.parameters(), strict=True))
 
 
+def test_an_average_has_statistics_of_its_own_that_keep_what_is_done_to_them() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    norm = model[1]
+    assert isinstance(norm, nn.BatchNorm1d)
+    assert norm.running_mean is not None
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    average = mt.moving_average(optimizer, model, 0.75)
+    want = norm.running_mean.clone()
+    for step in range(3):
+        optimizer.zero_grad()
+        model(torch.full((5, 3), float(step)) + torch.arange(5.0)[:, None]).square().sum().backward()
+        optimizer.step()
+        want += 0.25 * (norm.running_mean - want)
+    now = norm.running_mean.clone()
+    with average.applied():
+        torch.testing.assert_close(norm.running_mean, want)
+        norm.running_mean += 1
+    assert torch.equal(norm.running_mean, now)
+    with average.applied():
+        torch.testing.assert_close(norm.running_mean, want + 1)
+
+
 def test_a_lagged_state_goes_on_to_the_bit() -> None:
     def made(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
         model = network(seed=seed)

@@ -95,34 +95,37 @@ def adascale(
 
 
 class MovingAverage:
-    """An exponential average of weights; see `moving_average`."""
+    """An exponential average of weights and of batch statistics; see `moving_average`."""
 
     name = "average"
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        self._weights: list[Tensor] = list(model.parameters())
+        buffers = [each for each in model.buffers() if each.is_floating_point()]
+        self._followed: list[Tensor] = [*model.parameters(), *buffers]
         self._decay = decay
-        self._averages = [each.detach().clone() for each in self._weights]
+        self._averages = [each.detach().clone() for each in self._followed]
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Within it the model has the averages as its weights, as for evaluation."""
-        now = [each.detach().clone() for each in self._weights]
+        """Within it the model has the averages, as for evaluation; what is changed there, the averages keep."""
+        now = [each.detach().clone() for each in self._followed]
         with torch.no_grad():
-            torch._foreach_copy_(self._weights, self._averages)
+            torch._foreach_copy_(self._followed, self._averages)
         try:
             yield
         finally:
             with torch.no_grad():
-                torch._foreach_copy_(self._weights, now)
+                torch._foreach_copy_(self._averages, self._followed)
+                torch._foreach_copy_(self._followed, now)
 
     def before(self, step: StepContext) -> None:
         """There is nothing to do."""
 
     def after(self, step: StepContext, *, applied: bool) -> None:  # noqa: ARG002 -- as Stage
-        """Move towards the weights."""
+        """Move towards the weights, and the statistics."""
         if applied:
-            torch._foreach_lerp_(self._averages, self._weights, 1 - self._decay)
+            with torch.no_grad():
+                torch._foreach_lerp_(self._averages, self._followed, 1 - self._decay)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the averages."""
@@ -137,7 +140,9 @@ class MovingAverage:
 def moving_average(optimizer: torch.optim.Optimizer, model: nn.Module, decay: float = 0.999) -> MovingAverage:
     """Keep an exponential moving average of `model`'s weights, which moves with each step that had a gradient.
 
-    Batch statistics are the model's own. It is saved with the optimizer's state.
+    Running statistics of batch norms, and all other buffers of numbers with a fraction, are averaged alike: those of
+    today's weights do not fit an average. They are a rank's own, as the model's are. It is saved with the optimizer's
+    state, rank 0's for all.
 
     Raises:
         ArgumentError: `decay` is not from 0 to 1.
