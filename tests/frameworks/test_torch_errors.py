@@ -49,7 +49,7 @@ def differ(here: Here) -> None:
             (
                 lambda: wrap(parameters((3 if odd else 2,))),
                 MismatchError,
-                rf"first at 2 of 2: rank 1: a, float32 of shape \(3,\).*; {tail}",
+                rf"the ranks differ in item 2 of 2: rank 1: a, float32 of shape \(3,\).*; {tail}",
             ),
             (
                 lambda: wrap(parameters((2,), dtype=torch.float64 if odd else None)),

@@ -41,6 +41,8 @@ VALUES = {
     "MULTIRING_TIMELINE_MARK_CYCLES": ("1", True, ["", "often"]),
     "MULTIRING_BENCH_PEERS": ("/opt/peers", "/opt/peers", []),
     "MULTIRING_DATA_CACHE": ("/nvme/cache", "/nvme/cache", []),
+    "MULTIRING_DATA_MEMORY": ("0", 0, ["-1", "1 GiB", "x"]),
+    "MULTIRING_DATA_SHARE": ("1", True, ["", "maybe"]),
     "MULTIRING_READ_PEERS": ("no", False, ["never"]),
 }
 

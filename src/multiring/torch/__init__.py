@@ -65,7 +65,7 @@ from multiring.torch.around import gather as gather
 from multiring.torch.around import load as load
 from multiring.torch.around import save as save
 from multiring.torch.around import seed_everything as seed_everything
-from multiring.torch.balance import balance as balance
+from multiring.torch.balance_line import balance as balance
 from multiring.torch.c10d import registration as registration
 from multiring.torch.c10d.monitored import monitored_barrier as monitored_barrier
 from multiring.torch.collectives.allgather import allgather as allgather

@@ -31,8 +31,9 @@ class EventLog:
     def __init__(self, take: Callable[[], list[Raw]]) -> None:
         self._take = take
         self._lock = threading.Lock()
-        self._first = EventReader(self)
-        self._readers: weakref.WeakSet[EventReader] = weakref.WeakSet([self._first])
+        # No reader of its own: the two would keep each other, and the context, until garbage is collected.
+        self._kept: deque[Raw] = deque(maxlen=_MOST)
+        self._readers: weakref.WeakSet[EventReader] = weakref.WeakSet()
 
     def reader(self) -> EventReader:
         """Return a new reader, of what is recorded from now on."""
@@ -44,17 +45,21 @@ class EventLog:
 
     def take(self) -> list[Raw]:
         """Return what was recorded since the last call of this, oldest first."""
-        return self._first.take()
+        return self._drained(self._kept)
 
     def taken_for(self, reader: EventReader) -> list[Raw]:
         """Return what `reader` has not been given."""
+        return self._drained(reader.kept)
+
+    def _drained(self, kept: deque[Raw]) -> list[Raw]:
         with self._lock:
             self._pass_on()
-            found = list(reader.kept)
-            reader.kept.clear()
+            found = list(kept)
+            kept.clear()
         return found
 
     def _pass_on(self) -> None:
         fresh = self._take()
+        self._kept.extend(fresh)
         for each in self._readers:
             each.kept.extend(fresh)
