@@ -60,7 +60,7 @@ def differ(here: Here) -> None:
             (
                 lambda: wrap(parameters((2,), *[(1,)] * odd)),
                 MismatchError,
-                "first at 3 of 3: rank 1: b, .*; ranks 0, 2: nothing more",
+                "the ranks differ in item 3 of 3: rank 1: b, .*; ranks 0, 2: nothing more",
             ),
             (
                 lambda: wrap([nn.Parameter(torch.ones(2, 3) if odd else torch.ones(3, 2).t())]),
