@@ -86,9 +86,7 @@ def tried(framework: Framework) -> Column:
         report = report_of(jobs.be_interrupted, 2, module, f"{folder}/over", home=home, deadline_s=_PATIENCE_S)
     _note(found, "Ctrl-C", [report.outcomes[0].value])
     start = time.monotonic()
-    out = run_ranks(
-        jobs.digits, 2, module, framework.example, None, home=framework.home_of_digits, deadline_s=_PATIENCE_S
-    )
+    out = run_ranks(jobs.digits, 2, module, framework.example, None, home=framework.home, deadline_s=_PATIENCE_S)
     elapsed_s = time.monotonic() - start
     losses, found.accuracy = out[0]
     found.speed = len(losses) * 96 / elapsed_s

@@ -1,7 +1,6 @@
 """Where the ranks of each framework are at home, and what its module here is."""
 
 import importlib.util
-import platform
 import shutil
 import sys
 from dataclasses import dataclass, replace
@@ -26,7 +25,6 @@ class Framework:
     environment: tuple[tuple[str, str], ...] = ()
     recipe: str = ""  # of an environment of its own
     path: tuple[str, ...] = ()  # of what it needs besides
-    digits: tuple[tuple[str, str], ...] = ()  # what its digits' environment has in place of that of the suite
 
     @property
     def example(self) -> str:
@@ -47,14 +45,6 @@ class Framework:
             imports=(self.module,),
         )
 
-    @property
-    def home_of_digits(self) -> Home:
-        """Where its digits are learnt."""
-        if not self.digits:
-            return self.home
-        variables = dict(self.environment) | dict(self.digits)
-        return replace(self.home, name=f"{self.name}-digits", environment=tuple(sorted(variables.items())))
-
     def missing(self) -> str:
         """Why it cannot be tried here; else ""."""
         lacking = [each for each in self.wants if importlib.util.find_spec(each) is None]
@@ -72,13 +62,11 @@ def environment_of(recipe: str) -> Path:
     return install(recipe, lambda _: None)
 
 
-def _device_of_tinygrad() -> tuple[tuple[str, str], ...]:
-    """Return how tinygrad trains here: by clang, its own assembler, or its interpreter, a thousand times slower."""
+def _tinygrad_environment() -> dict[str, str]:
+    """Return by what tinygrad computes: clang; else it interprets, and gcc compiles what its CPU device starts by."""
     if shutil.which("clang"):
-        return (("DEV", "CPU"),)
-    if shutil.which("gcc") and platform.machine() == "x86_64":
-        return (("CC", str(Path(__file__).with_name("gcc_as_clang.sh"))), ("DEV", "CPU:X86"))
-    return (("DEV", "PYTHON"),)
+        return {"DEV": "CPU"}
+    return {"DEV": "PYTHON", "CC": str(Path(__file__).with_name("gcc_as_clang.sh"))}
 
 
 def _of(name: str, wants: tuple[str, ...] = (), module: str = "", recipe: str = "", **environment: str) -> Framework:
@@ -98,10 +86,8 @@ FRAMEWORKS = {
         _of("jax", ("jax",)),
         _of("chainer", recipe="chainer"),
         replace(
-            # Its C compiler is clang; where there is none, the suite runs interpreted.
-            _of("tinygrad", ("tinygrad",), DEV="CPU" if shutil.which("clang") else "PYTHON", PARALLEL="0"),
+            _of("tinygrad", ("tinygrad",), PARALLEL="0", **_tinygrad_environment()),
             path=(str(ROOT / "examples"),),
-            digits=_device_of_tinygrad(),
         ),
         _of("caffe", ("caffe",)),
         replace(_of("caffe"), name="caffe-standin", path=(str(ROOT / "tests" / "frameworks" / "caffe_standin"),)),
