@@ -131,6 +131,59 @@ KERAS = """
     print("well")
 """
 
+SESSIONS = """
+    import numpy as np
+    import tensorflow.compat.v1 as tf
+    import horovod.tensorflow as hvd
+
+    tf.disable_eager_execution()
+    hvd.init()
+    size, rank = hvd.size(), hvd.rank()
+    random = np.random.default_rng(rank)
+    image = tf.placeholder(tf.float32, [None, 8], name="image")
+    label = tf.placeholder(tf.float32, [None, 1], name="label")
+    weights = tf.get_variable("weights", [8, 1], initializer=tf.random_normal_initializer(seed=rank))
+    loss = tf.reduce_mean(tf.square(image @ weights - label))
+    opt = hvd.DistributedOptimizer(tf.train.MomentumOptimizer(0.05, 0.5), op=hvd.Average,
+                                   gradient_predivide_factor=2.0)
+    global_step = tf.train.get_or_create_global_step()
+    train_op = opt.minimize(loss, global_step=global_step)
+    assert opt.get_slot_names() == ["momentum"] and opt.get_slot(weights, "momentum") is not None
+    mean = hvd.allreduce(loss)
+    gathered = hvd.allgather(tf.reshape(hvd.rank_op(), [1]))
+    sparse = hvd.allreduce(tf.IndexedSlices(tf.ones([1, 2]), tf.constant([rank]), tf.constant([4, 2])), op=hvd.Sum)
+    gradient = tf.gradients(hvd.allreduce(weights * (rank + 1.0), op=hvd.Sum), weights)[0]
+    asking = [gathered, hvd.size_op(), hvd.local_rank_op(), tf.convert_to_tensor(sparse), gradient]
+    initial, everybodys = tf.global_variables_initializer(), hvd.broadcast_global_variables(size - 1)
+    rows = hvd.allgather(tf.reshape(weights, [1, 8]))
+    hooks = [hvd.BroadcastGlobalVariablesHook(0), tf.train.StopAtStepHook(last_step=30),
+             tf.train.LoggingTensorHook({"loss": loss}, every_n_iter=10)]
+    losses = []
+    with tf.train.MonitoredTrainingSession(hooks=hooks) as session:
+        zeros = {image: np.zeros((1, 8)), label: np.zeros((1, 1))}  # hooks look at the loss in every run
+        asked = session.run(asking, zeros)
+        assert asked[0].tolist() == list(range(size)) and asked[1:3] == [size, rank]
+        assert asked[3].sum() == 2 * size and np.allclose(asked[4], (rank + 1.0) * size)
+        while not session.should_stop():
+            data = random.normal(size=(16, 8))
+            found = session.run([train_op, mean], {image: data, label: data.sum(1, keepdims=True)})
+            losses.append(float(found[1]))
+    assert len(losses) == 30 and losses[-1] < losses[0] / 2, losses
+    with tf.Session() as session:
+        session.run(initial)
+        session.run(everybodys)
+        value, every = session.run([weights, rows])
+        assert (every == value.reshape(1, 8)).all()
+        assert hvd.broadcast_object_fn(0, session)({"of": rank}) == {"of": 0}
+    try:
+        hvd.DistributedOptimizer(tf.train.GradientDescentOptimizer(0.1), backward_passes_per_step=2)
+    except Exception as error:
+        assert "tf.keras.optimizers" in str(error), error
+    else:
+        raise AssertionError("several passes of tf.compat.v1")
+    print("well")
+"""
+
 DROPPED = """
     import importlib
     import logging
@@ -171,7 +224,7 @@ DROPPED = """
 """
 
 
-@pytest.mark.parametrize("program", [TAPE, KERAS, DROPPED], ids=["tape", "keras", "dropped"])
+@pytest.mark.parametrize("program", [TAPE, KERAS, SESSIONS, DROPPED], ids=["tape", "keras", "sessions", "dropped"])
 def test_programs_for_horovod_run(program: str, tmp_path: Path) -> None:
     ran(tmp_path, 2, program)
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from multiring.frontend import object_collectives
@@ -131,6 +132,7 @@ def local_rank_op(name: str | None = None) -> Any:
 
 
 def _now(ask: Callable[[], int], name: str | None) -> Any:
-    found = tf.numpy_function(lambda: tf.constant(ask(), tf.int32).numpy(), [], tf.int32, stateful=True, name=name)
+    # NumPy's number: in a session of tf.compat.v1 a constant made here would be a graph's, without a value.
+    found = tf.numpy_function(lambda: np.int32(ask()), [], tf.int32, stateful=True, name=name)
     found.set_shape([])
     return found
