@@ -38,12 +38,18 @@ const DLPackExchange* exchange_of(PyTypeObject* type) {
 }
 
 // How large a type's objects are, 0 if it does not say: the stable ABI of Python 3.12 and later has no tp_basicsize.
+// A type is asked once in a row, as that takes as long as a small call should. The GIL is held; where another type has
+// come to the same address the hint is a wrong one, and no more.
 size_t bytes_of_each(const PyTypeObject* type) {
+  static const PyTypeObject* asked = nullptr;
+  static size_t answer = 0;
+  if (type == asked) return answer;
   auto* object = reinterpret_cast<PyObject*>(const_cast<PyTypeObject*>(type));
   const nb::object size = nb::steal(PyObject_GetAttrString(object, "__basicsize__"));
   const Py_ssize_t bytes = size.is_valid() ? PyLong_AsSsize_t(size.ptr()) : -1;
   if (bytes < 0) PyErr_Clear();
-  return bytes < 0 ? 0 : static_cast<size_t>(bytes);
+  asked = type;
+  return answer = bytes < 0 ? 0 : static_cast<size_t>(bytes);
 }
 
 // A list or a tuple; its items are borrowed.
@@ -63,12 +69,9 @@ class Sequence {
   // own memory is described. Also these are hints: nothing is read but the objects.
   void prefetch() const {
     for (size_t i = 0; i < size(); ++i) __builtin_prefetch((*this)[i]);
-    const PyTypeObject* type = nullptr;
-    size_t object_bytes = 0;
     for (size_t i = 0; i < size(); ++i) {
       PyObject* object = (*this)[i];
-      if (Py_TYPE(object) != type) object_bytes = bytes_of_each(type = Py_TYPE(object));
-      LineHints::fetch_behind(object, sizeof(PyObject), object_bytes);
+      LineHints::fetch_behind(object, sizeof(PyObject), bytes_of_each(Py_TYPE(object)));
     }
   }
 
