@@ -22,7 +22,7 @@ import threading
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,10 +32,13 @@ from benchmarks.evidence import commit, machine
 
 import multiring
 from multiring.data import Dataset, Loader
+from multiring.data.balance.decision import DISK, SOURCE
 from multiring.data.balance.watching import BalanceWatch
-from multiring.data.feeding.stages import DISK, SOURCE, StageClock
 from multiring.data.readers.storage import LocalStorage
 from multiring.settings import inherited_environment
+
+if TYPE_CHECKING:
+    from multiring.data.feeding.stages import StageClock
 
 BATCH, SAMPLES = 8, 4096
 STAGES = ("source", "disk", "decode", "compute", "wire", "workers")

@@ -152,10 +152,17 @@ def limited(storage: CachedStorage, folder: Path, share: float) -> CachedStorage
     return CachedStorage(storage.source, BlockCache(folder, part(storage, share)), memory_bytes=0)
 
 
-def read(loaders: list[Loader]) -> None:
-    """Read an epoch, the loaders by turns."""
-    for _ in zip(*loaders, strict=True):
-        pass
+def sent(source: Counted, loaders: list[Loader], epochs: int, data_bytes: int) -> list[float]:
+    """Read epochs, the loaders by turns, and close them; return the source's bytes beside the data's, by epoch."""
+    found = []
+    for _ in range(epochs):
+        before = source.read_bytes
+        for _ in zip(*loaders, strict=True):
+            pass
+        found.append((source.read_bytes - before) / data_bytes)
+    for each in loaders:
+        each.close()
+    return found
 
 
 def alone(url: str, folder: Path, shuffle: str, epochs: int, jobs: int = 1) -> list[float]:
@@ -167,14 +174,7 @@ def alone(url: str, folder: Path, shuffle: str, epochs: int, jobs: int = 1) -> l
         Loader(Dataset(storage, shuffle=Shuffle(shuffle, window=4), seed=job), BATCH)
         for job, storage in enumerate(storages)
     ]
-    found = []
-    for _ in range(epochs):
-        before = source.read_bytes
-        read(loaders)
-        found.append((source.read_bytes - before) / whole.manifest.size_bytes)
-    for each in loaders:
-        each.close()
-    return found
+    return sent(source, loaders, epochs, whole.manifest.size_bytes)
 
 
 def least_recent(url: str, shuffle: str, epochs: int) -> list[float]:
@@ -221,14 +221,7 @@ def together(url: str, folder: Path, shuffle: str, epochs: int, hosts: int = 4) 
             Loader(Dataset(storage, shuffle=Shuffle(shuffle, window=4)), BATCH, rank=rank, ranks=hosts)
             for rank, storage in enumerate(storages)
         ]
-        found = []
-        for _ in range(epochs):
-            before = source.read_bytes
-            read(loaders)
-            found.append((source.read_bytes - before) / whole.manifest.size_bytes)
-        for each in loaders:
-            each.close()
-    return found
+        return sent(source, loaders, epochs, whole.manifest.size_bytes)
 
 
 def main() -> int:

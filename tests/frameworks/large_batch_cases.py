@@ -147,3 +147,17 @@ def trained_adaptively(rank: int, ranks: int, parts: int, *, lag: int) -> list[T
         optimizer.step()
     assert 1 < rates.gain < 4
     return [*(each.detach().clone() for each in model.parameters()), torch.tensor(rates.position)]
+
+
+def scaled_and_lagged(optimizer: torch.optim.Optimizer, weight: Tensor, overflow: float) -> list[float]:
+    """Return how far SGD at rate 1 has come after each of five steps with a GradScaler, the second of `overflow`."""
+    mt.gradient_lag(optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+    seen = []
+    for factor in (1.0, overflow, 4.0, 8.0, 16.0):
+        optimizer.zero_grad()
+        backward(scaler.scale((weight * factor).sum()))
+        scaler.step(optimizer)
+        scaler.update()
+        seen.append(-weight[0].item())
+    return seen

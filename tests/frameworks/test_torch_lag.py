@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.frameworks.large_batch_cases import scaled_and_lagged
 from tests.frameworks.lossy import expect_same_bits, residuals
 from tests.frameworks.plain import backward, join, loss_of, network
 from tests.wire.faults import kill
@@ -180,16 +181,7 @@ def scale(here: Here) -> None:
     join(here)
     weight = nn.Parameter(torch.zeros(2))
     optimizer = mt.DistributedOptimizer(torch.optim.SGD([weight], 1.0), [("weight", weight)])
-    mt.gradient_lag(optimizer)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
-    seen = []
-    for factor in (1.0, math.inf if here.rank else 1.0, 4.0, 8.0, 16.0):
-        optimizer.zero_grad()
-        backward(scaler.scale((weight * factor).sum()))
-        scaler.step(optimizer)
-        scaler.update()
-        seen.append(-weight[0].item())
-    assert seen == [0.0, 1.0, 1.0, 5.0, 13.0]
+    assert scaled_and_lagged(optimizer, weight, math.inf if here.rank else 1.0) == [0.0, 1.0, 1.0, 5.0, 13.0]
 
 
 def test_lag_where_ranks_have_unlike_numbers_of_steps() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.frameworks.large_batch_cases import scaled_and_lagged
 from tests.frameworks.plain import backward, loss_of, network
 from tests.wire.ranks import Here, run_ranks
 from torch import Tensor, nn
@@ -401,16 +402,7 @@ def test_lag_and_a_grad_scaler() -> None:
     """A step whose gradient overflowed applies the one that waits, and drops its own alone."""
     weight = nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.SGD([weight], 1.0)
-    mt.gradient_lag(optimizer)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
-    seen = []
-    for factor in (1.0, float("inf"), 4.0, 8.0, 16.0):
-        optimizer.zero_grad()
-        backward(scaler.scale((weight * factor).sum()))
-        scaler.step(optimizer)
-        scaler.update()
-        seen.append(-weight[0].item())
-    assert seen == [0.0, 1.0, 1.0, 5.0, 13.0]
+    assert scaled_and_lagged(optimizer, weight, math.inf) == [0.0, 1.0, 1.0, 5.0, 13.0]
 
 
 def test_lag_refuses() -> None:

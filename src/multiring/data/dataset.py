@@ -8,12 +8,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from multiring.data.balance.decision import NETWORK, SOURCE
 from multiring.data.caching.blocks import BlockCache
 from multiring.data.caching.expecting import Expected
 from multiring.data.caching.storage import CachedStorage
 from multiring.data.decoding import decoded
 from multiring.data.eviction import Deal
-from multiring.data.feeding.stages import NETWORK, SOURCE, StageClock
+from multiring.data.feeding.stages import StageClock
 from multiring.data.orders import (
     ExactOrder,
     MixtureOrder,

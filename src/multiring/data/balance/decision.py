@@ -13,7 +13,7 @@ SOURCE, DISK, NETWORK, DECODE, COPY = ("source", "disk", "network", "decode", "c
 WORKERS, COMPUTE, WIRE = "workers", "compute", "wire"
 STAGES = (SOURCE, DISK, NETWORK, DECODE, COPY, COMPUTE, WIRE, WORKERS)
 NAMES = {COPY: "host-to-arena", WORKERS: "number of workers"}
-_REQUESTED = (SOURCE, DISK, NETWORK)
+REQUESTED = (SOURCE, DISK, NETWORK)  # stages that somebody else may be slow in
 _NORM = 8
 # Requests beside others take so much longer than ones alone where they are served in turn: half of it with two workers.
 _IN_TURN = 1.25
@@ -131,7 +131,7 @@ def balance_of(ranks: list[Counted]) -> Balance:
     model = model_of(slowest)
     gains = {stage: model.step_s / model.doubled(stage).step_s for stage in STAGES}
     wall = max(slowest.wall_s, 1e-12)
-    shares = {each: slowest.spent.get(each, 0.0) / wall / slowest.workers for each in (*_REQUESTED, DECODE, COPY)}
+    shares = {each: slowest.spent.get(each, 0.0) / wall / slowest.workers for each in (*REQUESTED, DECODE, COPY)}
     shares |= {
         COMPUTE: model.compute * slowest.steps / wall,
         WIRE: slowest.exposed_s / wall,
@@ -157,9 +157,9 @@ def model_of(counted: Counted) -> Model:
     cpu = {DECODE: min(workers_cpu, spent.get(DECODE, 0.0))}
     # What is read is copied too, out of the page cache; that goes with the copying.
     cpu |= {COPY: workers_cpu - cpu[DECODE], COMPUTE: max(0.0, counted.cpu_s - workers_cpu)}
-    stages = {name: spent.get(name, 0.0) for name in (*_REQUESTED, DECODE, COPY)}
+    stages = {name: spent.get(name, 0.0) for name in (*REQUESTED, DECODE, COPY)}
     in_turn = {}
-    for name in _REQUESTED:
+    for name in REQUESTED:
         alone = _mean(spent, f"{name} alone")
         beside = _mean(spent, f"{name} beside")
         requests = spent.get(f"{name} alone requests", 0) + spent.get(f"{name} beside requests", 0)

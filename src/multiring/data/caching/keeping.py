@@ -9,10 +9,10 @@ import secrets
 import struct
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from multiring.data.caching.blocks import READERS, BlockCache, stored_bytes
 from multiring.data.eviction import NEVER, LeastRecent, NextUse, Policy, Times, Uses
@@ -52,7 +52,7 @@ class Keeping:
         self._look_at = 0.0
         self._accepted: dict[int, int] = {}  # blocks that are being fetched to be kept, and what goes for each
         self._parted = np.zeros(len(sizes), dtype=np.bool_)  # blocks of which samples use parts
-        self._mine: Callable[[int], bool] | None = None
+        self._mine: NDArray[np.bool_] | None = None
 
     def expect(self, uses: Uses) -> None:
         """Keep by when `uses` needs blocks next, from here on."""
@@ -70,8 +70,8 @@ class Keeping:
         """Return whether it is known what comes next."""
         return self._uses is not None
 
-    def only(self, mine: Callable[[int], bool]) -> None:
-        """Keep those blocks alone on the disk for which `mine` is true: other hosts keep the others."""
+    def only(self, mine: NDArray[np.bool_]) -> None:
+        """Keep those blocks alone on the disk, bool (blocks,): other hosts keep the others."""
         self._mine = mine
 
     def advance(self, now: int) -> None:
@@ -156,7 +156,7 @@ class Keeping:
             number: which.
             paid: how many uses more it takes until fetching all of it costs no more than fetching what is used.
         """
-        if self._mine is not None and not self._mine(number):
+        if self._mine is not None and not self._mine[number]:
             return False
         with self._lock:
             self._parted[number] |= paid > 0
@@ -178,7 +178,7 @@ class Keeping:
                 self._blocks[number] = data
                 for each in evicted:
                     self._blocks.pop(each, None)
-            if on_disk or (self._mine is not None and not self._mine(number)):
+            if on_disk or (self._mine is not None and not self._mine[number]):
                 return
             rarest = self._accepted.pop(number, None)
             if self._uses is not None and not self._cache.has_room(len(data)):

@@ -68,15 +68,14 @@ class CachedStorage:
     def _kept(self) -> Keeping:
         sizes = [self.end_of(shard, block) - block * BLOCK_BYTES for shard, block in self.each_block()]
         made = Keeping(self.cache, self.key, sizes, self._memory_bytes)
-        owned = self.owned
-        if owned is not None:
-            made.only(lambda number: bool(owned[number]))
+        if self.owned is not None:
+            made.only(self.owned)
         return made
 
     def keep_only(self, owned: NDArray[np.bool_]) -> None:
         """Keep on the disk those blocks alone, bool (blocks,): other hosts keep the others."""
         self.owned = owned
-        self.keeping.only(lambda number: bool(owned[number]))
+        self.keeping.only(owned)
 
     def __getstate__(self) -> dict[str, Any]:
         # Another process has its own memory, and says itself what it needs.

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from multiring.data.balance.decision import COPY, DECODE, REQUESTED
 from multiring.data.dataset import Samples
-from multiring.data.feeding.stages import COPY, DECODE, REQUESTED
 from multiring.data.orders import MixtureOrder, WeightedOrder
 from multiring.data.permutation import Numbers
 from multiring.data.progress import Step

@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from multiring.data.balance.decision import DISK, REQUESTED, SOURCE
 from multiring.data.readers.storage import LocalStorage, RemoteStorage, Storage
-
-SOURCE, DISK, NETWORK, DECODE, COPY = ("source", "disk", "network", "decode", "copy")
-REQUESTED = (SOURCE, DISK, NETWORK)  # stages that somebody else may be slow in
 
 
 class StageClock:
