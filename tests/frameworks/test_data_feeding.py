@@ -1,6 +1,7 @@
 """Data sets fed to frameworks: the same samples, losses of one process on any number of ranks, and resumed anywhere."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -110,9 +111,19 @@ def test_torchs_own_loader_gives_the_same_whatever_its_workers(url: str) -> None
     assert len(own) == 3
 
 
-def test_jax_and_tensorflow_get_their_own_arrays(url: str) -> None:
-    jax = pytest.importorskip("jax")
-    mj = pytest.importorskip("multiring.jax")
+@pytest.mark.parametrize("framework", ["jax", "tensorflow"])
+def test_frameworks_get_their_own_arrays(url: str, framework: str) -> None:
+    """In a process of its own: this one forks, which JAX does not bear once it has computed."""
+    if find_spec(framework) is None:
+        pytest.skip(f"`import {framework}` finds nothing here")
+    run_ranks({"jax": feed_jax, "tensorflow": feed_tensorflow}[framework], 1, url)
+
+
+def feed_jax(_: Here, url: str) -> None:
+    import jax  # noqa: PLC0415 -- see above
+
+    import multiring.jax as mj  # noqa: PLC0415
+
     data = Dataset(url, transform=noisy)
     loader = mt.DataLoader(data, 5)
     wanted = arrays(iter(loader))
@@ -124,9 +135,9 @@ def test_jax_and_tensorflow_get_their_own_arrays(url: str) -> None:
     assert all(np.array_equal(one, other) for one, other in zip(arrays(iter(batches)), wanted, strict=True))
 
 
-def test_tensorflow_gets_a_dataset(url: str) -> None:
-    pytest.importorskip("tensorflow")
-    mtf = pytest.importorskip("multiring.tensorflow")
+def feed_tensorflow(_: Here, url: str) -> None:
+    import multiring.tensorflow as mtf  # noqa: PLC0415 -- see above
+
     data = Dataset(url, transform=noisy)
     loader = mt.DataLoader(data, 5)
     wanted = arrays(iter(loader))
