@@ -14,8 +14,6 @@ from tests.wire.ranks import Here, report_of
 PATIENCE_S = 25.0  # the promise is five; a loaded machine takes longer
 BACKENDS = ("keras-tensorflow", "keras-torch", "keras-jax")
 pytestmark = pytest.mark.timeout(300)
-# JAX runs ahead, and Keras passes by what reading a loss raises: `fit` goes on, step after failed step.
-ON_JAX = pytest.mark.xfail(run=False, reason="on JAX fit goes on after another rank's error until a value is read")
 
 
 def in_fit(here: Here, kind: str, over: str) -> float:
@@ -38,9 +36,7 @@ def told(name: str, kind: str, folder: Path, ranks: int = 2, fails: int | None =
     return [each.value for each in others]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=ON_JAX) if each == "keras-jax" else each for each in BACKENDS]
-)
+@pytest.mark.parametrize("name", BACKENDS)
 def test_failures_in_fit_are_told(name: str, tmp_path: Path) -> None:
     for kind, ranks in (("with_an_exception", 3), ("with_a_lost_rank", 3), ("interrupted", 2)):
         assert all(0 <= each < PATIENCE_S for each in told(name, kind, tmp_path, ranks)), kind

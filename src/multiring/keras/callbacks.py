@@ -10,13 +10,15 @@ import numpy as np
 from multiring.errors import ArgumentError
 from multiring.frontend.evaluation import mean
 from multiring.frontend.lifecycle import rank, size
-from multiring.keras.values import broadcast_variables, settled
+from multiring.keras.values import broadcast_variables, raise_failed, settled
 
 _log = logging.getLogger("multiring")
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
     """Gives all ranks rank `root_rank`'s model and optimizer before the first step, or after it where that builds them.
+
+    On JAX it also sees to it that `fit` raises in the step in which a collective has failed.
 
     Args:
         root_rank: whose.
@@ -43,8 +45,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Broadcast, where that could not be done before."""
-        del batch, logs
+        """Broadcast, where that could not be done before; raise what the step has failed by."""
+        del batch
+        raise_failed(logs)
         if not self.broadcast_done:
             self._broadcast()
 

@@ -11,6 +11,7 @@ from multiring.frontend import array_collectives
 from multiring.frontend.object_collectives import allgather_object, broadcast_object
 from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
 from multiring.frontend.reduce_ops import LINEAR, Average, chosen_op, combination
+from multiring.frontend.requests.interrupts import has_cancelled
 from multiring.keras.backends import Compression, wire_of
 
 
@@ -101,6 +102,25 @@ def settled(model: Any) -> None:
     sync = getattr(model, "jax_state_sync", None)
     if sync is not None:
         sync()
+
+
+def raise_failed(logs: Any) -> None:
+    """Raise what a step has failed by: JAX tells of it when a value is read, and Keras, which reads the logs, drops it.
+
+    Args:
+        logs: what Keras gives a callback at a batch's end: numbers, but for those that could not be read.
+
+    Raises:
+        KeyboardInterrupt: it failed because of Ctrl-C.
+    """
+    try:
+        for value in (logs or {}).values():
+            if not isinstance(value, int | float):
+                _plain(value)
+    except Exception as error:
+        if has_cancelled():  # Keras has dropped that, too
+            raise KeyboardInterrupt from error
+        raise
 
 
 def broadcast_global_variables(root_rank: int) -> None:

@@ -23,6 +23,7 @@ class _Now:
     """The descriptor of this process, once there is one."""
 
     pid = 0
+    has_cancelled = False
     handlers: tuple[object, ...] = (signal.default_int_handler,)  # which leave it to this module
 
 
@@ -45,6 +46,15 @@ def fail_at_interrupts(undisturbed: Collection[str] = ()) -> None:
     former = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     _Now.pid = os.getpid()
     threading.Thread(target=_watch, args=(read, former), name="multiring-requests-interrupts", daemon=True).start()
+
+
+def has_cancelled() -> bool:
+    """Return whether Ctrl-C has failed what was in flight since this was asked last.
+
+    For whoever is told of that failure where another library has dropped the KeyboardInterrupt.
+    """
+    found, _Now.has_cancelled = _Now.has_cancelled, False
+    return found
 
 
 def _handler(undisturbed: Collection[str]) -> Callable[[int, FrameType | None], None]:
@@ -71,4 +81,5 @@ def _watch(read: int, former: int) -> None:
                 os.write(former, numbers)
         if signal.SIGINT in numbers and signal.getsignal(signal.SIGINT) in _Now.handlers:
             time.sleep(_PATIENCE_S)
+            _Now.has_cancelled = True
             cancel_all()
