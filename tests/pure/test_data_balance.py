@@ -113,6 +113,22 @@ def test_requests_that_are_served_at_once_are_no_bound_of_more_workers() -> None
     assert balance_of([counted(spent=spent)]).bound == "workers"
 
 
+def test_workers_that_wait_for_a_core_gain_nothing_by_more_workers() -> None:
+    # Two workers decode all the time, each by 0.8 of a core: other processes have the rest.
+    shared: dict[str, Any] = {
+        "spent": {"decode": 1.8, "cpu": 1.6},
+        "cpu_s": 1.65,
+        "waited_s": 0.8,
+        "exposed_s": 0.1,
+        "wire_s": 0.1,
+    }
+    assert balance_of([counted(**shared)]).gains["workers"] > 1.3  # as if cores were left
+    shared["spent"] |= {"queued": 0.4}
+    balance = balance_of([counted(**shared)])
+    assert balance.bound == "decode"
+    assert balance.gains["workers"] < 1.15
+
+
 def test_the_line_has_all_of_it() -> None:
     line = str(balance_of([counted(**LIMITED["compute"])]))
     for word in ("bounded by compute", "source", "disk", "network", "decode", "host-to-arena", "compute", "wire"):

@@ -18,6 +18,7 @@ _NORM = 8
 # Requests beside others take so much longer than ones alone where they are served in turn: half of it with two workers.
 _IN_TURN = 1.25
 _BUSY = 0.9  # of the cores: beyond it a worker's clock counts its waiting for one
+_QUEUED = 0.05  # of the time in which workers could compute, waited for a core: more of them would not have more cores
 _FEW = 8  # requests alone: fewer of them tell nothing
 
 
@@ -35,7 +36,8 @@ class Counted:
         cpu_s: of this process's threads together.
         workers: how many.
         cores: that this rank may use.
-        spent: seconds by stage, "cpu" (workers' threads), and by "STAGE alone", "STAGE beside" how long requests took.
+        spent: seconds by stage, "cpu" (workers' threads), "queued" (when those could have run, but had no core), and by
+            "STAGE alone", "STAGE beside" how long requests took.
     """
 
     wall_s: float
@@ -153,7 +155,13 @@ def model_of(counted: Counted) -> Model:
     """Return the model of a rank's step."""
     steps, spent = counted.steps, counted.spent
     is_full = counted.cpu_s > _BUSY * counted.cores * counted.wall_s
-    workers_cpu = spent.get("cpu", 0.0)
+    workers_cpu, queued = spent.get("cpu", 0.0), spent.get("queued", 0.0)
+    cores = counted.cores
+    if queued > _QUEUED * (workers_cpu + queued):
+        # Others compute on these cores too: they are as many as workers and the training's threads had when they ran.
+        is_full = True
+        had = counted.workers * workers_cpu / (workers_cpu + queued) + (counted.cpu_s - workers_cpu) / counted.wall_s
+        cores = min(cores, max(had, counted.cpu_s / counted.wall_s))
     cpu = {DECODE: min(workers_cpu, spent.get(DECODE, 0.0))}
     # What is read is copied too, out of the page cache; that goes with the copying.
     cpu |= {COPY: workers_cpu - cpu[DECODE], COMPUTE: max(0.0, counted.cpu_s - workers_cpu)}
@@ -177,7 +185,7 @@ def model_of(counted: Counted) -> Model:
         in_turn={name: each / steps for name, each in in_turn.items()},
         cpu={name: each / steps for name, each in cpu.items()},
         workers=counted.workers,
-        cores=counted.cores,
+        cores=cores,
         compute=max(0.0, compute) / steps,
         exposed=counted.exposed_s / steps,
         wire=max(counted.wire_s, counted.exposed_s) / steps,

@@ -100,7 +100,8 @@ def fill(samples: Samples, layout: Layout, rows: Mapping[str, Array], first: int
         at(wanted.epoch, wanted.begin)
     direct = getattr(samples, "fills", None)
     clock = getattr(samples, "clock", None)
-    began, began_cpu, copied, made = time.perf_counter(), time.thread_time(), 0.0, 0
+    began, began_cpu, began_queued = time.perf_counter(), time.thread_time(), queued_s()
+    copied, made = 0.0, 0
     if clock is not None:
         clock.take()  # what was read in between is none of this batch's
     at_once = _filled_at_once(samples, layout, rows, first, wanted)
@@ -125,8 +126,18 @@ def fill(samples: Samples, layout: Layout, rows: Mapping[str, Array], first: int
     read = sum(spent.get(stage, 0.0) for stage in REQUESTED)
     rest = time.perf_counter() - began - read - copied
     # What is read straight into the batch is not decoded.
-    spent |= {COPY: copied if made else rest, DECODE: rest if made else 0.0, "cpu": time.thread_time() - began_cpu}
+    spent |= {COPY: copied if made else rest, DECODE: rest if made else 0.0}
+    spent |= {"cpu": time.thread_time() - began_cpu, "queued": queued_s() - began_queued}
     return Filled(lists=lists, failures=failures, spent=spent)
+
+
+def queued_s() -> float:
+    """Return the seconds in which this thread could have run, but had no core; 0 where the system does not say."""
+    try:
+        with open("/proc/thread-self/schedstat", "rb") as file:  # noqa: PTH123 -- with every batch
+            return int(file.read().split()[1]) * 1e-9
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 def _filled_at_once(
