@@ -45,8 +45,7 @@ def segmenting(name: str, model: str, share: int) -> Iterator[Claim]:
         data = Path(home) / "fields"
         climate_generator.generate(data, {"train": 1}, HEIGHT, WIDTH)
         (data / "train" / "data-000001.h5").hardlink_to(data / "train" / "data-000000.h5")
-        # To count FLOP computes a step in float32 on each rank: minutes here, and more memory than training.
-        words = (*WORDS, f"--model={model}", "--batch=2", "--no-peak")
+        words = (*WORDS, f"--model={model}", "--batch=2")
         name = f"{name}, {HEIGHT} x {WIDTH} x 16"
         yield one(name, "climate", data, Path(home) / model, words, max(STEPS // share, 1))
 

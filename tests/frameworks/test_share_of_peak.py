@@ -29,6 +29,23 @@ def test_flop_are_those_of_the_products() -> None:
         training_flop(nn.PReLU(), lambda plain: plain(torch.ones(1, 16)).sum())
 
 
+def test_flop_are_counted_of_shapes_and_of_a_step_that_needs_values() -> None:
+    seen: list[int] = []
+
+    class Layer(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            seen.append(self.weight.untyped_storage().data_ptr() if type(self.weight.data) is Tensor else 0)
+            return super().forward(inputs)
+
+    model = nn.Sequential(nn.BatchNorm1d(16), Layer(16, 32))
+    flop = training_flop(model, loss_of)
+    assert seen == [0]  # tensors without values
+    assert model[0].num_batches_tracked == 0
+    assert training_flop(model, lambda plain: plain(torch.ones(8, 16))[torch.ones(8) > 0].sum()) == flop
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        training_flop(model[1], lambda plain: plain(torch.ones(1, 17)).sum())
+
+
 def test_peaks_are_measured_on_this_machine() -> None:
     found = measured_peak(sizes=(32, 64), channels=8, seconds=0.001)
     assert list(found) == ["matrix 32", "matrix 64", "convolution 8"]
