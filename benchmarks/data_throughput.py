@@ -40,20 +40,14 @@ from multiring.settings import Settings, cache_folder, inherited_environment
 
 LOADERS = Path(__file__).with_name("data_throughput_loaders.py")
 # What pip installs for each beside what this environment has; without dependencies where those pin other versions.
-PEERS = {
+PEERS: dict[str, tuple[str, ...]] = {
     "multiring": (),
     "torch": (),
-    "webdataset": ("webdataset", "braceexpand"),
+    "webdataset": ("webdataset braceexpand",),
     # It wants another torch, with gigabytes of libraries for GPUs, and clients of every cloud.
     "streaming": (
-        "--no-deps",
-        "mosaicml-streaming",
-        "brotli",
-        "catalogue",
-        "python-snappy",
-        "cramjam",
-        "xxhash",
-        "zstd",
+        "--no-deps mosaicml-streaming brotli catalogue python-snappy cramjam xxhash zstd",
+        "transformers<5",  # it imports its classes of batches
     ),
     "litdata": ("litdata",),
     "tfdata": (),
@@ -101,12 +95,12 @@ def installed(name: str) -> str | None:
         venv.create(folder, with_pip=True)
         (site,) = folder.glob("lib/python*/site-packages")
         (site / "torch.pth").write_text(sysconfig.get_path("purelib"))
-    done = subprocess.run(  # noqa: S603 -- our own command
-        [python, "-m", "pip", "install", "-q", *PEERS[name]], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        print(f"{name}: pip install {' '.join(PEERS[name])} failed:\n\n    {done.stderr.strip()[-500:]}\n", flush=True)
-        return None
+    for words in PEERS[name]:
+        command = [str(python), "-m", "pip", "install", "-q", *words.split()]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 -- our own command
+        if done.returncode:
+            print(f"{name}: pip install {words} failed:\n\n    {done.stderr.strip()[-500:]}\n", flush=True)
+            return None
     return str(python)
 
 

@@ -126,11 +126,25 @@ def streaming(case: str, place: Path, workers: int) -> Iterator[int]:
             for file in files(place):
                 writer.write({"x": file.read_bytes()})
 
-    class Data(StreamingDataset):  # type: ignore[misc]  # it may ship no types
-        def __getitem__(self, number: int) -> Any:
-            return np.ascontiguousarray(sample_of(super().__getitem__(number)["x"], case, number))
+    data = _sampled(StreamingDataset)(local=str(folder), shuffle=True, batch_size=BATCH)
+    data.case = case
+    return batches_of(data, workers)
 
-    return batches_of(Data(local=str(folder), shuffle=True, batch_size=BATCH), workers)
+
+def _sampled(base: Any) -> Any:
+    """Return a data set's class whose items are samples; worker processes find it in this module."""
+
+    class Sampled(base):  # type: ignore[misc]  # as is told of `base`
+        case = ""
+
+        def __getitem__(self, number: Any) -> Any:
+            found = super().__getitem__(number)
+            data = found["x"] if isinstance(found, dict) else found
+            return np.ascontiguousarray(sample_of(data, self.case, int(getattr(number, "index", number))))
+
+    Sampled.__qualname__ = "Sampled"
+    globals()["Sampled"] = Sampled
+    return Sampled
 
 
 def litdata(case: str, place: Path, workers: int) -> Iterator[int]:
@@ -141,11 +155,9 @@ def litdata(case: str, place: Path, workers: int) -> Iterator[int]:
     if not folder.exists():
         optimize(Path.read_bytes, files(place), output_dir=str(folder), chunk_bytes="64MB", num_workers=1)
 
-    class Data(StreamingDataset):  # type: ignore[misc]  # it may ship no types
-        def __getitem__(self, number: Any) -> Any:
-            return np.ascontiguousarray(sample_of(super().__getitem__(number), case, getattr(number, "index", 0)))
-
-    loader = StreamingDataLoader(Data(str(folder), shuffle=True), batch_size=BATCH, num_workers=workers)
+    data = _sampled(StreamingDataset)(str(folder), shuffle=True)
+    data.case = case
+    loader = StreamingDataLoader(data, batch_size=BATCH, num_workers=workers)
     while True:
         for batch in loader:
             yield len(batch)

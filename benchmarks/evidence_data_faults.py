@@ -448,13 +448,23 @@ def ground_and_folder() -> Iterator[tuple[Ground, Path]]:
 CLAIMS = {"kills": kills, "calls": calls, "bits": bits, "disk": disk, "source": source, "peers": peers}
 
 
+@contextlib.contextmanager
+def loaded() -> Iterator[dict[str, str] | None]:
+    """Give the environment in which the library is loaded before libc; None: it is."""
+    if hasattr(ctypes.CDLL(None), "fault_arm"):
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "faults.so"
+        words = ["cc", "-O1", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-ldl", "-pthread"]
+        subprocess.run(words, check=True)  # noqa: S603 -- our own words
+        yield {**inherited_environment(), "LD_PRELOAD": str(library)}
+
+
 def main() -> int:
     """Have the library loaded, and print every claim."""
-    if not hasattr(ctypes.CDLL(None), "fault_arm"):
-        with tempfile.TemporaryDirectory() as folder:
-            library = Path(folder) / "faults.so"
-            subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-ldl"], check=True)  # noqa: S603, S607
-            environment = {**inherited_environment(), "LD_PRELOAD": str(library)}
+    with loaded() as environment:
+        if environment is not None:
             return subprocess.run([sys.executable, *sys.argv], env=environment, check=False).returncode  # noqa: S603
     return report(CLAIMS, __doc__ or "")
 

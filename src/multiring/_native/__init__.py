@@ -32,5 +32,6 @@ from multiring._native._core import end_without_mpi as end_without_mpi
 from multiring._native._core import force_isa as force_isa
 from multiring._native._core import hmac_sha256 as hmac_sha256
 from multiring._native._core import make_program as make_program
+from multiring._native._core import read_rows as read_rows
 from multiring._native._core import round_trip as round_trip
 from multiring._native._core import view as view

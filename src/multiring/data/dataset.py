@@ -208,6 +208,11 @@ class Dataset:
                 self.storage.expect(self._expected.uses(epoch, samples))
             self.storage.keeping.advance(self._expected.deal.use(epoch, samples))
 
+    @property
+    def is_only_read(self) -> bool:
+        """Return whether samples go into a batch as they are stored, many at a time."""
+        return self._transform is None and hasattr(self.source, "rows_into")
+
     def fills(self, number: int, out: Mapping[str, Any]) -> bool:
         """Read a sample straight into `out`, arrays by field; False where that cannot be, and nothing was read."""
         into = getattr(self.source, "record_into", None)

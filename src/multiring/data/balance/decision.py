@@ -18,7 +18,7 @@ _NORM = 8
 # Requests beside others take so much longer than ones alone where they are served in turn: half of it with two workers.
 _IN_TURN = 1.25
 _BUSY = 0.9  # of the cores: beyond it a worker's clock counts its waiting for one
-_QUEUED = 0.05  # of the time in which workers could compute, waited for a core: more of them would not have more cores
+_QUEUED = 0.05  # of workers' time, waited for a core: beyond it more of them would not have more cores
 _FEW = 8  # requests alone: fewer of them tell nothing
 
 
@@ -157,11 +157,10 @@ def model_of(counted: Counted) -> Model:
     is_full = counted.cpu_s > _BUSY * counted.cores * counted.wall_s
     workers_cpu, queued = spent.get("cpu", 0.0), spent.get("queued", 0.0)
     cores = counted.cores
-    if queued > _QUEUED * (workers_cpu + queued):
-        # Others compute on these cores too: they are as many as workers and the training's threads had when they ran.
+    if queued > _QUEUED * sum(spent.get(name, 0.0) for name in (*REQUESTED, DECODE, COPY)):
+        # Others compute on these cores too, and have what is missing of each.
         is_full = True
-        had = counted.workers * workers_cpu / (workers_cpu + queued) + (counted.cpu_s - workers_cpu) / counted.wall_s
-        cores = min(cores, max(had, counted.cpu_s / counted.wall_s))
+        cores = max(cores * workers_cpu / (workers_cpu + queued), counted.cpu_s / counted.wall_s)
     cpu = {DECODE: min(workers_cpu, spent.get(DECODE, 0.0))}
     # What is read is copied too, out of the page cache; that goes with the copying.
     cpu |= {COPY: workers_cpu - cpu[DECODE], COMPUTE: max(0.0, counted.cpu_s - workers_cpu)}

@@ -21,6 +21,7 @@ from multiring.errors import DataError
 Array = NDArray[Any]
 Allocate = Callable[[tuple[int, ...], Any], Array]
 _ALIGNMENT = 64
+_PIECE = 1 << 20  # bytes of a batch that are worth a worker's turn, where nothing is decoded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,6 +132,12 @@ def fill(samples: Samples, layout: Layout, rows: Mapping[str, Array], first: int
     return Filled(lists=lists, failures=failures, spent=spent)
 
 
+def pieces_of(samples: Samples, layout: Layout, rows: int, workers: int) -> int:
+    """Return in how many pieces workers make a batch: some for each, unless one has read all of it sooner."""
+    most = 2 * workers
+    return min(most, 1 + rows * layout.row_bytes // _PIECE) if getattr(samples, "is_only_read", False) else most
+
+
 def queued_s() -> float:
     """Return the seconds in which this thread could have run, but had no core; 0 where the system does not say."""
     try:
@@ -205,10 +212,10 @@ class Job:
     _done: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def cut(self, workers: int) -> list[tuple[int, int]]:
-        """Return its pieces, first and last row, some for each worker; to be called once."""
+    def cut(self, count: int) -> list[tuple[int, int]]:
+        """Return its pieces, first and last row, `count` of them or fewer; to be called once."""
         rows = len(self.wanted.numbers)
-        size = max(1, -(-rows // (2 * workers)))
+        size = max(1, -(-rows // count))
         pieces = [(begin, min(rows, begin + size)) for begin in range(0, rows, size)]
         self._left = len(pieces)
         if not pieces:

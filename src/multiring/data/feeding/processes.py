@@ -106,7 +106,7 @@ class ProcessWorkers:
             slot = self._free.popleft()
             views = self._start.layout.views(self._memory, slot * self._slot_bytes, len(wanted.numbers))
             job = Job(wanted=wanted, arrays=views, slot=slot)
-            self._waiting += [_Task(job, begin, end) for begin, end in job.cut(len(self._workers))]
+            self._waiting += [_Task(job, begin, end) for begin, end in job.cut(2 * len(self._workers))]
         self._wake.send_bytes(b"\0")
         return job
 

@@ -81,9 +81,9 @@ class TimedStorage:
         with self._clock.request(self._stage):
             self._storage.read_into(name, begin, out)
 
-    def _read_rows(self, name: str, begins: list[int], out: memoryview, tails: list[memoryview]) -> None:
+    def _read_rows(self, *what: Any) -> None:
         with self._clock.request(self._stage):
-            self._storage.read_rows(name, begins, out, tails)  # type: ignore[attr-defined]  # a local one has it
+            self._storage.read_rows(*what)  # type: ignore[attr-defined]  # a local one has it
 
     def __reduce__(self) -> Any:
         return TimedStorage, (self._storage, self._clock, self._stage)

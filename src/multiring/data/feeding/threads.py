@@ -7,10 +7,11 @@ import queue
 import threading
 import weakref
 from collections import deque
+from functools import partial
 from typing import Any
 
 from multiring.data.dataset import Samples
-from multiring.data.feeding.batches import Allocate, Array, Job, Layout, Wanted, fill
+from multiring.data.feeding.batches import Allocate, Array, Job, Layout, Wanted, fill, pieces_of
 
 _HUGE = 1 << 22  # bytes from which on large pages pay
 _Queue = queue.SimpleQueue[Any]
@@ -62,7 +63,7 @@ class ThreadWorkers:
         self, samples: Samples, layout: Layout, workers: int, allocate: Allocate | None, ahead: int = 2
     ) -> None:
         self._layout = layout
-        self._workers = workers
+        self._pieces = partial(pieces_of, samples, layout, workers=workers)
         self._allocate = allocate
         self._recycled = Recycled(layout, ahead + 2)
         self._tasks: _Queue = queue.SimpleQueue()
@@ -81,7 +82,7 @@ class ThreadWorkers:
         else:
             arrays = {name: self._allocate((rows, *s), dtype) for name, (s, dtype) in self._layout.arrays.items()}
         job = Job(wanted=wanted, arrays=arrays)
-        for begin, end in job.cut(self._workers):
+        for begin, end in job.cut(self._pieces(rows)):
             self._tasks.put((job, begin, end))
         return job
 

@@ -12,10 +12,9 @@ from multiring.data.permutation import Numbers
 from multiring.data.readers.arrays import array_of, bytes_in
 from multiring.data.readers.limits import damage_told, require_size
 from multiring.data.readers.source import Image, Numbering, Opening, Record
-from multiring.data.readers.storage import read
+from multiring.data.readers.storage import Tails, read
 
 _CLOSE = 4096  # bytes behind an array that are read with it
-_NOTHING = memoryview(bytearray())
 
 
 class PackedSource:
@@ -111,37 +110,43 @@ class PackedSource:
             return None
         if any(out[each.name].dtype != each.dtype for each, _ in self._fields if each.shape is not None):
             return None
-        shards, rows = self.numbering.shards_of(numbers), self._index[numbers]
+        rows = self._index[numbers]
         if any((rows[:, column + 1] < 0).any() for each, column in self._fields if each.kind != "number"):
             return None
-        # Runs of one shard: few where shards are read one after the other.
-        ends = [*(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(numbers)]
-        names = [self.shards[shards[end - 1]].name for end in ends]
         arrays = [(field, column) for field, column in self._fields if field.shape is not None]
         others = [(field, column) for field, column in self._fields if field.name not in self._fixed]
-        tails = self._tails(rows, arrays[-1:], others)
-        lists: dict[str, list[Any]] = {}
+        shards, files = np.unique(self.numbering.shards_of(numbers), return_inverse=True)
+        names = [self.shards[shard].name for shard in shards.tolist()]
+        nothing = Tails.of_sizes(np.zeros(len(rows), np.int64))
+        tails = Tails.of_sizes(self._tail_bytes(rows, arrays[-1:], others))
         for field, column in self._fields:
             if field.kind == "number":
                 out[field.name][...] = rows[:, column]
         for field, column in arrays:
-            memory, size = bytes_in(out[field.name]), out[field.name][0].nbytes
-            begins = (rows[:, column] + field.header_bytes).tolist()
-            behind = tails if field is arrays[-1][0] and tails else [_NOTHING] * len(numbers)
-            for name, first, end in zip(names, [0, *ends], ends, strict=False):
-                read_rows(name, begins[first:end], memory[first * size : end * size], behind[first:end])
+            memory = np.frombuffer(bytes_in(out[field.name]), np.uint8)
+            behind = tails if field is arrays[-1][0] else nothing
+            read_rows(names, files, rows[:, column] + field.header_bytes, memory, behind)
+        if not len(tails.memory):
+            return {
+                field.name: [self.value(number, field, column) for number in numbers.tolist()]
+                for field, column in others
+            }
+        data = tails.memory.tobytes()
+        lists: dict[str, list[Any]] = {}
         for field, column in others:
-            if not tails:
-                lists[field.name] = [self.value(number, field, column) for number in numbers.tolist()]
-                continue
-            begins, sizes = self._behind(rows, arrays[-1], column).tolist(), rows[:, column + 1].tolist()
-            lists[field.name] = [
-                self._value(
-                    f"{self._storage.url}: {field.name} of sample {number}", field, bytes(tail[begin : begin + size])
-                )
-                for number, tail, begin, size in zip(numbers.tolist(), tails, begins, sizes, strict=True)
-            ]
+            firsts = tails.places[:-1] + self._behind(rows, arrays[-1], column)
+            spans = zip(firsts.tolist(), (firsts + rows[:, column + 1]).tolist(), strict=True)
+            lists[field.name] = self._values(numbers, field, [data[first:end] for first, end in spans])
         return lists
+
+    def _values(self, numbers: Numbers, field: Field, each: list[bytes]) -> list[Any]:
+        if field.kind == "text":
+            try:
+                return [data.decode() for data in each]
+            except UnicodeDecodeError:
+                pass  # below it is told of by its sample's number
+        what = f"{self._storage.url}: {field.name} of sample"
+        return [self._value(f"{what} {number}", field, data) for number, data in zip(numbers, each, strict=True)]
 
     @staticmethod
     def _behind(rows: Numbers, array: tuple[Field, int], column: int) -> Numbers:
@@ -151,17 +156,15 @@ class PackedSource:
         found: Numbers = rows[:, column] - rows[:, place] - field.header_bytes - size
         return found
 
-    def _tails(
-        self, rows: Numbers, arrays: list[tuple[Field, int]], others: list[tuple[Field, int]]
-    ) -> list[memoryview]:
-        """Return memory for what follows an array in each sample, where the other fields stand close behind it."""
-        if not arrays or not others:
-            return []
-        begins = np.stack([self._behind(rows, arrays[0], column) for _, column in others])
-        ends = begins + np.stack([rows[:, column + 1] for _, column in others])
-        if begins.min() < 0 or ends.max() > _CLOSE:
-            return []
-        return [memoryview(bytearray(size)) for size in ends.max(0).tolist()]
+    def _tail_bytes(self, rows: Numbers, arrays: list[tuple[Field, int]], others: list[tuple[Field, int]]) -> Numbers:
+        """Return how many bytes behind an array hold each sample's other fields, (n,); 0 where they stand apart."""
+        if arrays and others:
+            begins = np.stack([self._behind(rows, arrays[0], column) for _, column in others])
+            ends = begins + np.stack([rows[:, column + 1] for _, column in others])
+            if begins.min() >= 0 and ends.max() <= _CLOSE:
+                found: Numbers = ends.max(0)
+                return found
+        return np.zeros(len(rows), np.int64)
 
     def record_into(self, number: int, out: dict[str, Any]) -> bool:
         """Fill `out`, arrays by field, with a sample; False where that cannot be, and nothing was read."""

@@ -5,16 +5,39 @@ import os
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
+from multiring._native import read_rows
+from multiring.data.permutation import Numbers
 from multiring.data.readers.limits import library, require_inside
 from multiring.errors import ArgumentError, DataError, SourceTimeoutError
 
 _OPEN_FILES = 128
 _READERS = 16
 _AT_ONCE = 1 << 30  # bytes that one system call moves
+_AT_A_TIME = 64  # files that are read by one call
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Tails:
+    """Memory for what follows rows: that of row i is `memory[places[i] : places[i + 1]]`; places int64 (n + 1,)."""
+
+    memory: Bytes
+    places: Numbers
+
+    @classmethod
+    def of_sizes(cls, sizes: Numbers) -> "Tails":
+        """Return memory for tails of these sizes, int64 (n,)."""
+        places = np.zeros(len(sizes) + 1, np.int64)
+        np.cumsum(sizes, out=places[1:])
+        return cls(np.empty(int(places[-1]), np.uint8), places)
 
 
 @runtime_checkable
@@ -118,26 +141,42 @@ class LocalStorage:
                 raise DataError(f"{self.path(name)} ends at {begin + done}; {begin} to {begin + len(out)} are wanted")
             done += got
 
-    def read_rows(self, name: str, begins: list[int], out: memoryview, tails: list[memoryview]) -> None:
-        """Fill rows of `out`, all of a size, with what begins at `begins`: one call for each, and no more.
+    def read_rows(self, names: Sequence[str], files: Numbers, begins: Numbers, rows: Bytes, tails: Tails) -> None:
+        """Fill rows, all of a size, with what begins at `begins`, and memory of their own with what follows each.
+
+        One native call for all: threads that take turns at Python's lock for each row wait longer than they read.
 
         Args:
-            name: the file's.
-            begins: of the rows.
-            out: for all of them.
-            tails: for each row what is filled with the bytes that follow it; may be empty.
+            names: of files.
+            files: for each row, which of them, (n,).
+            begins: of the rows, int64 (n,).
+            rows: memory for all of them.
+            tails: memory for what follows them.
 
         Raises:
-            DataError: the file ends before.
+            DataError: a file ends before.
         """
-        opened, preadv, place = self._opened(name), os.preadv, 0
-        number, row_bytes = opened.descriptor, len(out) // len(begins)
-        for begin, tail in zip(begins, tails, strict=True):
-            row = out[place : place + row_bytes]
-            if preadv(number, [row, tail], begin) != row_bytes + len(tail):
-                self.read_into(name, begin, row)  # in pieces, or its end is told of
-                self.read_into(name, begin + row_bytes, tail)
-            place += row_bytes
+        size = len(rows) // len(begins)
+        at_once = len(begins) if len(names) <= _AT_A_TIME else _AT_A_TIME
+        for first in range(0, len(begins), at_once):
+            here = slice(first, first + at_once)
+            used, which = np.unique(files[here], return_inverse=True)
+            opened = [self._opened(names[each]) for each in used.tolist()]  # nobody closes them meanwhile
+            descriptors = np.array([each.descriptor for each in opened], np.int32)[which]
+            places = tails.places[here.start : here.start + len(descriptors) + 1]
+            whole = read_rows(
+                descriptors,
+                begins[here],
+                rows[first * size : (first + len(descriptors)) * size],
+                np.diff(places),
+                tails.memory[places[0] : places[-1]],
+            )
+            if whole < len(descriptors):  # in pieces what is wrong is told of
+                row, name = first + whole, names[int(files[first + whole])]
+                self.read_into(name, int(begins[row]), rows[row * size : (row + 1) * size].data)
+                rest = tails.memory[tails.places[row] : tails.places[row + 1]]
+                self.read_into(name, int(begins[row]) + size, rest.data)
+                raise DataError(f"{self.path(name)} changes while it is read, at {int(begins[row])}")
 
     def _opened(self, name: str) -> "_Opened":
         found = self._files.get(name)
