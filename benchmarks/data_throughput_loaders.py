@@ -2,6 +2,7 @@
 
 import io
 import json
+import multiprocessing
 import sys
 import threading
 import time
@@ -132,7 +133,7 @@ def streaming(case: str, place: Path, workers: int) -> Iterator[int]:
 
 
 def _sampled(base: Any) -> Any:
-    """Return a data set's class whose items are samples; worker processes find it in this module."""
+    """Return a data set's class whose items are samples."""
 
     class Sampled(base):  # type: ignore[misc]  # as is told of `base`
         case = ""
@@ -142,8 +143,6 @@ def _sampled(base: Any) -> Any:
             data = found["x"] if isinstance(found, dict) else found
             return np.ascontiguousarray(sample_of(data, self.case, int(getattr(number, "index", number))))
 
-    Sampled.__qualname__ = "Sampled"
-    globals()["Sampled"] = Sampled
     return Sampled
 
 
@@ -152,8 +151,11 @@ def litdata(case: str, place: Path, workers: int) -> Iterator[int]:
     from litdata import StreamingDataLoader, StreamingDataset, optimize  # noqa: PLC0415 -- as above
 
     folder = place / "litdata"
-    if not folder.exists():
-        optimize(Path.read_bytes, files(place), output_dir=str(folder), chunk_bytes="64MB", num_workers=1)
+    if not folder.exists():  # in a process of its own, for all that it sets for processes to come
+        words = {"inputs": files(place), "output_dir": str(folder), "chunk_bytes": "64MB", "num_workers": 1}
+        made = multiprocessing.get_context("fork").Process(target=optimize, args=(Path.read_bytes,), kwargs=words)
+        made.start()
+        made.join()
 
     data = _sampled(StreamingDataset)(str(folder), shuffle=True)
     data.case = case

@@ -135,7 +135,9 @@ def precision(rounds: int) -> None:
     show("plain autocast / mixed_precision (above 1: ours is faster)", times[0], times[1])
     found = report.finish()
     mt.print_once(found)
-    mt.print_once("AMX" if "amx_bf16" in Path("/proc/cpuinfo").read_text() else "no AMX: bf16 is emulated here")
+    flags = Path("/proc/cpuinfo").read_text()
+    able = next((each for each in ("amx_bf16", "avx512_bf16") if each in flags), "none: bf16 is emulated here")
+    mt.print_once(f"instructions for bf16: {able}")
 
 
 def show(what: str, one: list[float], other: list[float]) -> None:

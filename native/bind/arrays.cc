@@ -86,7 +86,8 @@ size_t read_rows_into(const Descriptors& descriptors, const Numbers& begins, con
     behind += static_cast<size_t>(tail_bytes.data()[i]);
   }
   if (descriptors.size() != count || tail_bytes.size() != count || rows.size() % count || behind != tails.size()) {
-    throw nb::value_error("read_rows: want as many descriptors, rows and tails as there are begins, and memory of their sizes");
+    throw nb::value_error(
+        "read_rows: want as many descriptors, rows and tails as there are begins, and memory of their sizes");
   }
   const FileRows wanted{.descriptors = {descriptors.data(), count},
                         .begins = {begins.data(), count},
