@@ -66,7 +66,7 @@ pictures: build  ## Draw the pages' figures anew (as root, on a quiet machine: t
 # --- what has to pass ---
 
 .PHONY: check
-check: format-check lint types imports prose stubs native  ## Everything static, and the native tests
+check: format-check lint types imports prose stubs unity native  ## Everything static, and the native tests
 
 .PHONY: format-check lint types imports prose
 format-check: $(READY)
@@ -90,6 +90,11 @@ stubs: build  ## The compiled core's type stub is up to date
 	@python -m nanobind.stubgen --quiet -m multiring._native._core -o build/_core.pyi
 	@ruff format --quiet build/_core.pyi
 	@diff -u src/multiring/_native/_core.pyi build/_core.pyi || { echo "the stub is stale; run: make stub"; exit 1; }
+
+# A wheel compiles files together, where two files' own names may not be the same.
+.PHONY: unity
+unity: build/unity/build.ninja  ## What a wheel compiles, as a wheel compiles it
+	@flock build/unity/.lock cmake --build build/unity --target _core _tensorflow _jax
 
 .PHONY: native native-dev native-tsan native-asan
 native: native-dev native-tsan native-asan  ## The native tests: plain, under TSan, under ASan and UBSan

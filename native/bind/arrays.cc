@@ -13,7 +13,6 @@
 #include "core/codec.h"
 #include "core/combine.h"
 #include "core/digest.h"
-#include "core/file_rows.h"
 
 namespace nb = nanobind;
 
@@ -72,33 +71,6 @@ void round_trip(Wire wire, uintptr_t target, uintptr_t source, size_t count) {
   }
 }
 
-using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Numbers = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Descriptors = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-size_t read_rows_into(const Descriptors& descriptors, const Numbers& begins, const Bytes& rows,
-                      const Numbers& tail_bytes, const Bytes& tails) {
-  const size_t count = begins.size();
-  if (!count) return 0;
-  size_t behind = 0;
-  for (size_t i = 0; i < tail_bytes.size(); ++i) {
-    if (tail_bytes.data()[i] < 0) throw nb::value_error("read_rows: a tail of less than 0 bytes");
-    behind += static_cast<size_t>(tail_bytes.data()[i]);
-  }
-  if (descriptors.size() != count || tail_bytes.size() != count || rows.size() % count || behind != tails.size()) {
-    throw nb::value_error(
-        "read_rows: want as many descriptors, rows and tails as there are begins, and memory of their sizes");
-  }
-  const FileRows wanted{.descriptors = {descriptors.data(), count},
-                        .begins = {begins.data(), count},
-                        .row_bytes = rows.size() / count,
-                        .rows = reinterpret_cast<std::byte*>(rows.data()),
-                        .tail_bytes = {tail_bytes.data(), count},
-                        .tails = reinterpret_cast<std::byte*>(tails.data())};
-  const WithoutGil release;
-  return read_rows(wanted);
-}
-
 }  // namespace
 
 void bind_arrays(nb::module_& m) {
@@ -126,10 +98,6 @@ void bind_arrays(nb::module_& m) {
       "What `count` float32 are on the wire; for tests.");
   m.def("round_trip", &round_trip, nb::arg("wire"), nb::arg("target"), nb::arg("source"), nb::arg("count"),
         "What `count` float32 are behind the wire; addresses of host memory, which may be the same.");
-  m.def("read_rows", &read_rows_into, nb::arg("descriptors"), nb::arg("begins"), nb::arg("rows"),
-        nb::arg("tail_bytes"), nb::arg("tails"),
-        "Fill `rows`, all of a size, with files' bytes from `begins` on, and `tails` with what follows each. How many "
-        "came whole.");
   m.def("combine_isa", &combine_isa);
   m.def("force_isa", &force_isa, nb::arg("name"));
   m.def("hmac_sha256", [](const nb::bytes& key, const nb::bytes& message) {

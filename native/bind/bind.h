@@ -33,6 +33,7 @@ bool wait_for(Context& context, const std::shared_ptr<Operation>& operation, dou
 
 void bind_faults(nanobind::module_& m);
 void bind_arrays(nanobind::module_& m);
+void bind_file_rows(nanobind::module_& m);
 void bind_tensors(nanobind::module_& m);
 void bind_operations(nanobind::module_& m);
 void bind_repeats(nanobind::module_& m);

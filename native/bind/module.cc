@@ -11,6 +11,7 @@ NB_MODULE(_core, m) {
   m.attr("VERSION") = MULTIRING_VERSION;
   multiring::bind_faults(m);
   multiring::bind_arrays(m);
+  multiring::bind_file_rows(m);
   multiring::bind_tensors(m);
   multiring::bind_operations(m);
   multiring::bind_repeats(m);

@@ -98,6 +98,9 @@ def round_trip(wire: Wire, target: int, source: int, count: int) -> None:
     What `count` float32 are behind the wire; addresses of host memory, which may be the same.
     """
 
+def combine_isa() -> str: ...
+def force_isa(name: str) -> None: ...
+def hmac_sha256(arg0: bytes, arg1: bytes, /) -> bytes: ...
 def read_rows(
     descriptors: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
     begins: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)],
@@ -108,10 +111,6 @@ def read_rows(
     """
     Fill `rows`, all of a size, with files' bytes from `begins` on, and `tails` with what follows each. How many came whole.
     """
-
-def combine_isa() -> str: ...
-def force_isa(name: str) -> None: ...
-def hmac_sha256(arg0: bytes, arg1: bytes, /) -> bytes: ...
 
 class Footprint:
     @staticmethod
