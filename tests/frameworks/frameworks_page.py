@@ -84,7 +84,9 @@ def tried(framework: Framework) -> Column:
     with tempfile.TemporaryDirectory() as folder:
         report = report_of(jobs.be_interrupted, 2, module, f"{folder}/over", home=home, deadline_s=_PATIENCE_S)
     _note(found, "Ctrl-C", [report.outcomes[0].value])
-    out = run_ranks(jobs.timed_digits, 2, module, framework.example, None, home=framework.home, deadline_s=_PATIENCE_S)
+    out = run_ranks(
+        jobs.timed_digits, 2, module, framework.example, None, home=framework.digits_home, deadline_s=_PATIENCE_S
+    )
     _, found.accuracy, steps_a_second = out[0]
     found.speed = 96 * steps_a_second
     return found

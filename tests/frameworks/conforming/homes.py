@@ -1,6 +1,7 @@
 """Where the ranks of each framework are at home, and what its module here is."""
 
 import importlib.util
+import platform
 import shutil
 import sys
 from dataclasses import dataclass, replace
@@ -44,6 +45,14 @@ class Framework:
             environment=self.environment,
             imports=(self.module,),
         )
+
+    @property
+    def digits_home(self) -> Home:
+        """Where it learns the digits: tinygrad, where it would interpret them, by its assembler for x86-64."""
+        if dict(self.environment).get("DEV") != "PYTHON" or platform.machine() != "x86_64":
+            return self.home
+        environment = dict(self.environment) | {"DEV": "CPU:X86"}
+        return replace(self, name=f"{self.name}-x86", environment=tuple(sorted(environment.items()))).home
 
     def missing(self) -> str:
         """Why it cannot be tried here; else ""."""
