@@ -19,7 +19,7 @@ Progress = Callable[[int, int], None]  # bytes that are here, of how many
 _FETCHING = 4  # at a time, from the source
 _FEWEST, _MOST = 2, 16  # requests of a host that are under way at its source
 _CROWDED = 1.5  # times the least that a request took: more at a time gain nothing
-_ASKING = 8  # and of peers
+_ASKING = 32  # and of peers: few, and those that wait for what comes late keep the others from what is there
 
 
 @dataclass(slots=True)
