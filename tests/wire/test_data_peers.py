@@ -225,11 +225,32 @@ def test_who_knows_the_secret_may_ask_for_blocks_only(url: str, server: tuple[Tc
 @pytest.mark.parametrize(
     "message",
     [{}, {"pack": 1}, {"pack": "0" * 32, "shard": True, "block": 0}, {"pack": "0" * 32, "shard": 0, "block": -1},
-     {"pack": "0" * 32, "shard": 0, "block": 0, "path": "/etc/passwd"}, {"pack": "0" * 32, "shard": 0, "block": 1e3}],
+     {"pack": "0" * 32, "shard": 0, "block": 0, "path": "/etc/passwd"}, {"pack": "0" * 32, "shard": 0, "block": 1e3},
+     {"pack": "0" * 32, "shard": 0, "block": 0, "ready": 2},
+     {"pack": "0" * 32, "shard": 0, "block": 0, "ready": 1, "begin": 0, "end": 1}],
 )  # fmt: skip
 def test_a_request_is_numbers_and_nothing_else(message: dict[str, Any]) -> None:
     with pytest.raises(FrameError):
         request_of(message)
+
+
+@pytest.mark.parametrize("options", [{}, {"piece": (3, 9)}, {"waits_only": True}])
+def test_a_request_comes_as_it_went(options: dict[str, Any]) -> None:
+    request = Request("0" * 32, 1, 2, **options)
+    assert request_of(request.message()) == request
+
+
+def test_a_block_may_be_waited_for_without_its_bytes(url: str, tmp_path: Path) -> None:
+    told: list[str] = []
+    with hosts(url, tmp_path, 2, told) as (exchanges, servers, source):
+        storage = exchanges[0].storage
+        shard, block = next(each for each in storage.each_block() if exchanges[0].owns(*each))
+        peer = Peer(servers[0].address, SECRET, told.append)
+        assert peer.block(Request(storage.key, shard, block, waits_only=True)) == b""
+        assert storage.is_here(shard, block)
+        assert source.read_bytes == storage.end_of(shard, block) - storage.begin_of(block)
+        peer.close()
+    assert not told
 
 
 def test_there_is_no_server_without_a_secret() -> None:

@@ -132,9 +132,12 @@ class CachedStorage:
     def may_keep(self, shard: int, block: int, used: int) -> bool:
         """Return whether a block is here, or would be kept where `used` of its bytes are used now."""
         number = self._firsts[shard] + block
-        if self.keeping.in_memory(number) is not None or self.cache.holds(self.key, number):
-            return True
-        return self.keeping.takes(number, self._paid(shard, block, used))
+        return self.is_here(shard, block) or self.keeping.takes(number, self._paid(shard, block, used))
+
+    def is_here(self, shard: int, block: int) -> bool:
+        """Return whether this host keeps a block."""
+        number = self._firsts[shard] + block
+        return self.keeping.in_memory(number) is not None or self.cache.holds(self.key, number)
 
     def _paid(self, shard: int, block: int, used: int) -> int:
         """Return after how many more uses like this one a block was worth fetching as a whole."""

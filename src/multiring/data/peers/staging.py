@@ -19,7 +19,8 @@ Progress = Callable[[int, int], None]  # bytes that are here, of how many
 _FETCHING = 4  # at a time, from the source
 _FEWEST, _MOST = 2, 16  # requests of a host that are under way at its source
 _CROWDED = 1.5  # times the least that a request took: more at a time gain nothing
-_ASKING = 32  # and of peers: few, and those that wait for what comes late keep the others from what is there
+_ASKING = 32  # and of peers: few would all wait for what comes late, while other blocks are there
+_RECEIVING = 8  # of those that come, so that a slow link is not flooded
 
 
 @dataclass(slots=True)
@@ -88,7 +89,7 @@ class Exchange:
         self._tell = tell
         self.traffic = Traffic()
         self._lock = threading.Lock()
-        self._gate = Gate()
+        self._gate, self._receiving = Gate(), threading.Semaphore(_RECEIVING)
         self.server: Peer | None = None  # this host's own, for its other processes
 
     def __getstate__(self) -> dict[str, Any]:
@@ -99,6 +100,7 @@ class Exchange:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
         self.traffic, self._lock, self._gate, self.server = Traffic(), threading.Lock(), Gate(), None
+        self._receiving = threading.Semaphore(_RECEIVING)
 
     def fetch(self, shard: int, block: int) -> bytes:
         """Return a block's bytes: its owner's, or the source's where this host owns it or its owner fails."""
@@ -139,7 +141,8 @@ class Exchange:
             raise DataError(f"this host stages pack {self.storage.key}, not {request.pack}")
         self.storage.wanted(request.shard, request.block)
         if request.piece is None:
-            return self.storage.block(request.shard, request.block)
+            found = self.storage.block(request.shard, request.block)
+            return b"" if request.waits_only else found
         begin, end = request.piece
         if not self.storage.may_keep(request.shard, request.block, end - begin):
             return b""
@@ -192,6 +195,16 @@ class Exchange:
         shard, block = place
         return len(range(self.storage.begin_of(block), self.storage.end_of(shard, block)))
 
+    def _bring(self, shard: int, block: int) -> None:
+        """Have a block here; one that another host owns is asked for once that host has it."""
+        peer = self._peers[self.owner(shard, block)]
+        if peer is None or self.storage.is_here(shard, block):
+            self.storage.block(shard, block)
+            return
+        peer.block(Request(self.storage.key, shard, block, waits_only=True))  # one that fails is told of
+        with self._receiving:
+            self.storage.block(shard, block)
+
     def _work(self, queue: "deque[tuple[int, int]]", state: "_State") -> None:
         try:
             while not state.errors:
@@ -199,7 +212,7 @@ class Exchange:
                     shard, block = queue.popleft()
                 except IndexError:
                     return
-                self.storage.block(shard, block)
+                self._bring(shard, block)
                 state.done(self._bytes((shard, block)))
         except Exception as error:  # noqa: BLE001 -- raised by who staged
             state.errors.append(error)

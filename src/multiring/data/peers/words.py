@@ -1,7 +1,8 @@
 """What data peers say to each other, behind the runtime's handshake: one block asked for, one answer. No sockets here.
 
 A request is a sealed frame {"pack", "shard", "block"}: numbers in a manifest that both ends have, never a path or URL.
-With "begin" and "end" it is for a piece of the block, which comes without bytes where the other end does not keep it.
+With "begin" and "end" it is for a piece of the block, which comes without bytes where the other end does not keep it;
+with "ready", which is 1, it is answered without bytes once the block is there.
 An answer is a sealed frame {"bytes", "sha256"} and that many bytes behind it, or a sealed frame {"error"}.
 """
 
@@ -27,10 +28,13 @@ class Request:
     shard: int
     block: int
     piece: tuple[int, int] | None = None  # its first byte, and the one behind its last
+    waits_only: bool = False  # until the block is there, and wants no bytes
 
     def message(self) -> Message:
         """Return it as a message."""
         told: Message = {"pack": self.pack, "shard": self.shard, "block": self.block}
+        if self.waits_only:
+            return {**told, "ready": 1}
         return told if self.piece is None else {**told, "begin": self.piece[0], "end": self.piece[1]}
 
 
@@ -41,13 +45,16 @@ def request_of(message: Message) -> Request:
         FrameError: it is none.
     """
     pack = message.get("pack")
-    named, pieced = {"pack", "shard", "block"}, {"begin", "end"}
-    if set(message) not in (named, named | pieced) or not isinstance(pack, str) or not _DIGEST.fullmatch(pack):
+    named, pieced, ready = {"pack", "shard", "block"}, {"begin", "end"}, {"ready"}
+    if set(message) not in (named, named | pieced, named | ready) or not isinstance(pack, str) or not _DIGEST.fullmatch(pack):
         raise FrameError("it is no request for a block of a pack")
     piece = (_number(message, "begin"), _number(message, "end")) if pieced <= set(message) else None
     if piece is not None and not piece[0] < piece[1] <= BLOCK_BYTES:
         raise FrameError("it is no request for a piece of a block")
-    return Request(pack, _number(message, "shard"), _number(message, "block"), piece)
+    waits_only = "ready" in message
+    if waits_only and _number(message, "ready") != 1:
+        raise FrameError("its ready is not 1")
+    return Request(pack, _number(message, "shard"), _number(message, "block"), piece, waits_only)
 
 
 def _number(message: Message, name: str) -> int:
