@@ -85,6 +85,12 @@ prose: $(READY)  ## Spelling, and the prose of the pages
 oldest-torch: build  ## Some of torch's tests with the oldest torch that is taken (fetches it once)
 	.ci/oldest-torch
 
+.PHONY: conda-lint
+conda-lint: $(READY)  ## Read the conda recipe as rattler-build does (fetches it once)
+	test -x build/rattler/bin/python || .venv/bin/python -m venv build/rattler
+	PIP_CONSTRAINT= build/rattler/bin/python -m pip install --quiet py-rattler-build==0.73.0
+	build/rattler/bin/python packaging/conda/lint.py
+
 .PHONY: stubs
 stubs: build  ## The compiled core's type stub is up to date
 	@python -m nanobind.stubgen --quiet -m multiring._native._core -o build/_core.pyi
