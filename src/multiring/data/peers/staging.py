@@ -17,9 +17,10 @@ from multiring.errors import DataError
 Progress = Callable[[int, int], None]  # bytes that are here, of how many
 
 _FETCHING = 4  # at a time, from the source
-_FEWEST, _MOST = 2, 16  # blocks that come at a time, from the source and from peers
+_FEWEST, _MOST = 2, 16  # requests of a host that are under way at its source
 _CROWDED = 1.5  # times the least that a request took: more at a time gain nothing
 _ASKING = 32  # and of peers: few would all wait for what comes late, while other blocks are there
+_RECEIVING = 4  # of those, once they are there: more would flood a link that is slower than theirs
 
 
 @dataclass(slots=True)
@@ -31,10 +32,10 @@ class Traffic:
 
 
 class Gate:
-    """How many blocks of one kind come to a host at a time: more while they do not slow each other.
+    """How many requests of a host are under way at its source: more while they do not slow each other.
 
-    Those of the source that come one after the other are passed on while the next ones come; were all asked for at
-    once, all would come at the end. Those of peers would flood a link that is slower than theirs.
+    Blocks that come one after the other are passed on while the next ones come; were all asked for at once, all would
+    come at the end.
     """
 
     def __init__(self) -> None:
@@ -88,7 +89,7 @@ class Exchange:
         self._tell = tell
         self.traffic = Traffic()
         self._lock = threading.Lock()
-        self._gate, self._receiving = Gate(), Gate()  # at the source; and of blocks that come from peers
+        self._gate, self._receiving = Gate(), threading.Semaphore(_RECEIVING)
         self.server: Peer | None = None  # this host's own, for its other processes
 
     def __getstate__(self) -> dict[str, Any]:
@@ -99,7 +100,7 @@ class Exchange:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
         self.traffic, self._lock, self._gate, self.server = Traffic(), threading.Lock(), Gate(), None
-        self._receiving = Gate()
+        self._receiving = threading.Semaphore(_RECEIVING)
 
     def fetch(self, shard: int, block: int) -> bytes:
         """Return a block's bytes: its owner's, or the source's where this host owns it or its owner fails."""
@@ -202,9 +203,7 @@ class Exchange:
             return
         peer.block(Request(self.storage.key, shard, block, waits_only=True))  # one that fails is told of
         with self._receiving:
-            began = time.monotonic()
             self.storage.block(shard, block)
-            self._receiving.took(time.monotonic() - began)
 
     def _work(self, queue: "deque[tuple[int, int]]", state: "_State") -> None:
         try:
