@@ -46,7 +46,11 @@ def request_of(message: Message) -> Request:
     """
     pack = message.get("pack")
     named, pieced, ready = {"pack", "shard", "block"}, {"begin", "end"}, {"ready"}
-    if set(message) not in (named, named | pieced, named | ready) or not isinstance(pack, str) or not _DIGEST.fullmatch(pack):
+    if (
+        set(message) not in (named, named | pieced, named | ready)
+        or not isinstance(pack, str)
+        or not _DIGEST.fullmatch(pack)
+    ):
         raise FrameError("it is no request for a block of a pack")
     piece = (_number(message, "begin"), _number(message, "end")) if pieced <= set(message) else None
     if piece is not None and not piece[0] < piece[1] <= BLOCK_BYTES:
