@@ -165,12 +165,15 @@ def write_many(folder: Path, classes: int, count: int) -> None:
 def others(share: int) -> Iterator[Claim]:
     """Train with bf16, and from the middle on another number of ranks, beside float32 on two; compare accuracies."""
     seeds = max(SEEDS // share, 2)
-    words = (*SMALL, "--width=8", "--batch=20", "--epochs=8", "--rate=0.1", "--save-every=40", "--evaluate-every=100")
-    steps = 5 * 160 // 20 * 8
+    classes, images, batch, epochs = 10, 400, 32, 6
+    words: tuple[str, ...] = (*SMALL, "--width=16", f"--batch={batch}", f"--epochs={epochs}", "--optimizer=sgd")
+    words += ("--rate=0.2", "--momentum=0.9", "--weight-decay=1e-4", "--warmup=0.5", "--save-every=40")
+    words += ("--evaluate-every=100",)
+    steps = classes * images // batch * epochs
     found: dict[str, list[float]] = {"float32": [], "bf16": [], "3 ranks": []}
     with tempfile.TemporaryDirectory() as home:
         data = Path(home) / "images"
-        image_generator.generate(data, 5, {"train": 160, "val": 120, "shifted": 0}, size=SIDE)
+        image_generator.generate(data, classes, {"train": images, "val": 200, "shifted": 0}, size=SIDE)
         for seed in range(seeds):
             for name in ("float32", "bf16"):
                 run = Path(home) / f"{name}-{seed}"
@@ -192,7 +195,7 @@ def others(share: int) -> Iterator[Claim]:
         apart = [one - other for one, other in zip(found[name], found["float32"], strict=True)]
         mean, half = statistics.mean(apart), STUDENT_90[seeds] * statistics.stdev(apart) / seeds**0.5
         yield Claim(
-            text=f"images of 5 classes, {text} against float32 on 2 ranks, {seeds} seeds: 90 % interval of the "
+            text=f"images of {classes} classes, {text} against float32 on 2 ranks, {seeds} seeds: 90 % interval of the "
             f"difference of top-1 inside {POINTS:g} points",
             figure=f"{mean:+.2f} +- {half:.2f} points ({listed(found[name])} against {listed(found['float32'])})",
             holds=abs(mean) + half <= POINTS,

@@ -11,6 +11,7 @@ These are generated images. No figure got on them says anything about photograph
 """
 
 import argparse
+import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -169,7 +170,10 @@ def _write_class(folder: Path, counts: dict[str, int], size: int, label: int) ->
 def generate(folder: Path, classes: int, counts: dict[str, int], *, size: int = 64, processes: int = 2) -> None:
     """Write `counts` images of each class and split; more than 40 classes repeat the 40 under other numbers."""
     with ProcessPoolExecutor(processes) as pool:
-        list(pool.map(partial(_write_class, folder, counts, size), range(classes)))
+        made = pool.map(partial(_write_class, folder, counts, size), range(classes))
+        for number, _ in enumerate(made, 1):
+            if number % max(1, classes // 10) == 0:
+                print(f"{folder}: {number} of {classes} classes are drawn", file=sys.stderr, flush=True)
     names = [f"n{label:08d} {CLASSES[label % len(CLASSES)]}\n" for label in range(classes)]
     (folder / "classes.txt").write_text("".join(names), encoding="utf-8")
 
@@ -178,11 +182,11 @@ def main() -> None:
     """Generate."""
     parser = argparse.ArgumentParser(description="Generate images in ImageNet's layout.")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--classes", type=int, default=40)
-    parser.add_argument("--train", type=int, default=400, help="images of each class")
-    parser.add_argument("--val", type=int, default=50, help="images of each class; as many with the shift")
-    parser.add_argument("--size", type=int, default=64, help="pixels of a side")
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--classes", type=int, default=40, help="how many (40); beyond 40 they repeat")
+    parser.add_argument("--train", type=int, default=400, help="images of each class (400)")
+    parser.add_argument("--val", type=int, default=50, help="images of each class (50); as many with the shift")
+    parser.add_argument("--size", type=int, default=64, help="pixels of a side (64)")
+    parser.add_argument("--processes", type=int, default=2, help="that draw (2)")
     options = parser.parse_args()
     counts = {"train": options.train, "val": options.val, "shifted": options.val}
     generate(options.folder, options.classes, counts, size=options.size, processes=options.processes)

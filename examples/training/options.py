@@ -5,6 +5,8 @@ A program adds its own by deriving from `Options`. Every key and flag is a field
 
 import argparse
 import dataclasses
+import inspect
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,30 +29,30 @@ class Options:
 
     data: str = "data"  # the folder of the data set
     run: str = "run"  # the folder that the run is written to, and resumed from
-    epochs: int = 5
+    epochs: int = 5  # times that every sample is trained on
     minutes: float = 0.0  # training ends after so many, evaluation apart; 0 for no limit
     batch: int = 64  # samples a step
     micro_batch: int = 0  # samples that a rank computes at once; 0 for its whole part of the batch
     optimizer: str = "sgd"  # sgd, lars, larc, larc-adam, adamw or lamb
     rate: float = 0.1  # the learning rate at its highest
-    momentum: float = 0.9
+    momentum: float = 0.9  # of sgd, lars and larc
     weight_decay: float = 5e-5  # not on biases and norms
     trust: float = 0.001  # eta of LARS and LARC
     warmup: float = 0.5  # epochs in which the rate grows linearly
     decay: str = "cosine"  # cosine, or poly for a polynomial of power 2
-    end_rate: float = 0.0
+    end_rate: float = 0.0  # the learning rate at the end
     lag: int = 0  # steps by which gradients are applied late: 0 or 1
     clip: float = 0.0  # the gradient's norm, at most; 0 for no limit
     ema: float = 0.0  # of the weights, for evaluation; 0 for none
     precision: str = "float32"  # float32; bf16 for torch.autocast; float64 to compare runs to the last digits
     wire: str = ""  # the gradients' type between hosts: bf16, fp16, int8; as they are if empty
     workers: int = 1  # threads that read and decode, for each rank
-    seed: int = 0
+    seed: int = 0  # of the first weights, and of the data's order and augmentation
     deterministic: bool = False  # the same bits in every run, for some speed
-    evaluate_every: float = 1.0  # epochs
-    save_every: int = 200  # steps
-    keep: int = 2  # of the last checkpoints; the best one is kept besides
-    log_every: int = 10  # steps
+    evaluate_every: float = 1.0  # epochs between two evaluations
+    save_every: int = 200  # steps between two checkpoints
+    keep: int = 2  # so many of the last checkpoints; the best one besides
+    log_every: int = 10  # steps between two lines of the log
     noise: bool = True  # measure the gradient noise scale, and say which batch still pays
     peak: bool = True  # measure what share of this machine's peak the training reaches
     plain: bool = False  # without multiring, on one process, for comparison
@@ -77,17 +79,26 @@ class Options:
 Chosen = TypeVar("Chosen", bound=Options)
 
 
+def meanings(kind: type[Options]) -> dict[str, str]:
+    """Return what each option means: the comment behind it."""
+    found: dict[str, str] = {}
+    for each in reversed(kind.__mro__[:-1]):
+        found |= dict(re.findall(r"^    (\w+): [^#\n]*  # (.*)$", inspect.getsource(each), re.MULTILINE))
+    return found
+
+
 def parsed(kind: type[Chosen], words: Sequence[str] | None = None, description: str = "") -> Chosen:
     """Return the options of a command line; ends the program with a message where they are wrong."""
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
     parser.add_argument("--options", type=Path, help="a TOML file of these options; what the command line says wins")
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    for name, field in fields.items():
-        flag, default = "--" + name.replace("_", "-"), field.default
+    meant = meanings(kind)
+    for field in dataclasses.fields(kind):
+        flag, default = "--" + field.name.replace("_", "-"), field.default
+        text = f"{meant[field.name]} (default {default!r})".replace("%", "%%")
         if isinstance(default, bool):
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None)
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
         else:
-            parser.add_argument(flag, type=type(default), help=f"default {default!r}")
+            parser.add_argument(flag, type=type(default), help=text)
     found = vars(parser.parse_args(words))
     path = found.pop("options")
     try:

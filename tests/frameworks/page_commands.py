@@ -112,6 +112,14 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
             "examples/imagenet/small.toml"
         ),
     ): Read(PROGRAMS),
+    ("imagenet.md", "python -m examples.imagenet.generate few --train 100 --val 20"): Read(PROGRAMS),
+    (
+        "imagenet.md",
+        (
+            "multiring run -n 2 -- python -m examples.imagenet.train --data few --run few-run --options "
+            "examples/imagenet/small.toml --epochs 2"
+        ),
+    ): Read(PROGRAMS),
     ("imagenet.md", "xdg-open run/report.html"): Read("wants somebody who looks"),
     (
         "imagenet.md",

@@ -1,5 +1,6 @@
 """The two headline programs: their networks, generators and schedules, and short trainings that are resumed."""
 
+import dataclasses
 import hashlib
 import json
 import shutil
@@ -16,6 +17,7 @@ from examples.climate import generate as climate_generator
 from examples.climate.deeplab import DeepLabV3Plus
 from examples.climate.fields import Fields
 from examples.climate.tiramisu import Tiramisu
+from examples.climate.train import FieldOptions
 from examples.imagenet import generate as image_generator
 from examples.imagenet.train import ImageOptions
 from examples.training import options as options_file
@@ -131,6 +133,14 @@ def test_options_come_from_a_file_and_flags_and_unknown_ones_are_refused(
     with pytest.raises(SystemExit):
         parsed(Options, ["--lag", "2"])
     assert "lag is 0 or 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", [ImageOptions, FieldOptions])
+def test_every_option_says_what_it_means(kind: type[Options], capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(options_file.meanings(kind)) == {field.name for field in dataclasses.fields(kind)}
+    with pytest.raises(SystemExit):
+        parsed(kind, ["--help"])
+    assert "threads that read and decode" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")

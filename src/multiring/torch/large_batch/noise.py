@@ -74,7 +74,7 @@ class NoiseWatch:
     def report(self) -> str:
         """Return a line: the noise scale, or how many steps it still needs."""
         if len(self._known) < 8:
-            return f"noise scale: {len(self._known)} of at least 8 measurements"
+            return f"noise scale: {len(self._known)} of at least 8 measurements; a longer run tells it"
         left = self._known.steps_needed()
         more = "" if left == 0 else ", no end in sight" if left < 0 else f", to 25 % in {left * self._every} steps more"
         return f"noise scale {self.interval()} at batch {self._batch:,.0f}{more}"
