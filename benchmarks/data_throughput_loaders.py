@@ -127,21 +127,17 @@ def streaming(case: str, place: Path, workers: int) -> Iterator[int]:
             for file in files(place):
                 writer.write({"x": file.read_bytes()})
 
-    data = _sampled(StreamingDataset)(local=str(folder), shuffle=True, batch_size=BATCH)
-    data.case = case
-    return batches_of(data, workers)
+    return batches_of(_sampled(StreamingDataset, case)(local=str(folder), shuffle=True, batch_size=BATCH), workers)
 
 
-def _sampled(base: Any) -> Any:
+def _sampled(base: Any, case: str) -> Any:
     """Return a data set's class whose items are samples."""
 
     class Sampled(base):  # type: ignore[misc]  # as is told of `base`
-        case = ""
-
         def __getitem__(self, number: Any) -> Any:
             found = super().__getitem__(number)
             data = found["x"] if isinstance(found, dict) else found
-            return np.ascontiguousarray(sample_of(data, self.case, int(getattr(number, "index", number))))
+            return np.ascontiguousarray(sample_of(data, case, int(getattr(number, "index", number))))
 
     return Sampled
 
@@ -157,8 +153,7 @@ def litdata(case: str, place: Path, workers: int) -> Iterator[int]:
         made.start()
         made.join()
 
-    data = _sampled(StreamingDataset)(str(folder), shuffle=True)
-    data.case = case
+    data = _sampled(StreamingDataset, case)(str(folder), shuffle=True)
     loader = StreamingDataLoader(data, batch_size=BATCH, num_workers=workers)
     while True:
         for batch in loader:

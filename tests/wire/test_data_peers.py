@@ -253,6 +253,12 @@ def test_a_block_may_be_waited_for_without_its_bytes(url: str, tmp_path: Path) -
     assert not told
 
 
+@pytest.mark.parametrize(("count", "asked"), [(2, 32), (8, 32), (16, 16), (1000, 8)])
+def test_a_host_has_room_for_all_that_may_wait_for_one_block(url: str, tmp_path: Path, count: int, asked: int) -> None:
+    storage = CachedStorage(LocalStorage(url), BlockCache(tmp_path, QUOTA, print))
+    assert Exchange(storage, Owners([1.0] * count), 0, [None] * count, print)._asking() == asked
+
+
 def test_there_is_no_server_without_a_secret() -> None:
     with pytest.raises(ArgumentError, match="MULTIRING_SECRET_FILE"):
         BlockServer(b"", "127.0.0.1", lambda _: b"", print)

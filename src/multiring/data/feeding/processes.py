@@ -21,7 +21,7 @@ from multiprocessing.reduction import DupFd
 from typing import Any
 
 from multiring.data.dataset import Samples
-from multiring.data.feeding.batches import Allocate, Filled, Job, Layout, Wanted, fill
+from multiring.data.feeding.batches import Allocate, Filled, Job, Layout, Wanted, fill, pieces_of
 from multiring.errors import DataError
 
 # A piece whose workers die so often takes them along itself.
@@ -104,9 +104,11 @@ class ProcessWorkers:
             while not self._free:
                 self._lock.wait()
             slot = self._free.popleft()
-            views = self._start.layout.views(self._memory, slot * self._slot_bytes, len(wanted.numbers))
+            rows = len(wanted.numbers)
+            pieces = pieces_of(self._start.samples, self._start.layout, rows, len(self._workers))
+            views = self._start.layout.views(self._memory, slot * self._slot_bytes, rows)
             job = Job(wanted=wanted, arrays=views, slot=slot)
-            self._waiting += [_Task(job, begin, end) for begin, end in job.cut(2 * len(self._workers))]
+            self._waiting += [_Task(job, begin, end) for begin, end in job.cut(pieces)]
         self._wake.send_bytes(b"\0")
         return job
 

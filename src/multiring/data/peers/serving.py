@@ -16,7 +16,7 @@ from multiring.runtime.bootstrap.handshake import FrameError
 Give = Callable[[Request], bytes]
 Tell = Callable[[str], None]
 
-_CONNECTIONS = 256
+CONNECTIONS = 256
 _PROOF_S = 10.0  # until somebody has proven to know the secret
 _PEER_S = 60.0  # for a request to come, and for a block to go
 _IDLE_S = 3600.0
@@ -63,7 +63,7 @@ class BlockServer:
                 return  # closed
             line = Line(sock, _PROOF_S)
             with self._lock:
-                is_full = len(self._lines) >= _CONNECTIONS or self._closed
+                is_full = len(self._lines) >= CONNECTIONS or self._closed
                 if not is_full:
                     self._lines.add(line)
             if is_full:

@@ -10,7 +10,7 @@ from typing import Any
 from multiring.data.caching.storage import CachedStorage
 from multiring.data.packing.manifest import xxh3
 from multiring.data.peers.owners import Owners
-from multiring.data.peers.serving import Peer, Tell
+from multiring.data.peers.serving import CONNECTIONS, Peer, Tell
 from multiring.data.peers.words import Request
 from multiring.errors import DataError
 
@@ -19,7 +19,7 @@ Progress = Callable[[int, int], None]  # bytes that are here, of how many
 _FETCHING = 4  # at a time, from the source
 _FEWEST, _MOST = 2, 16  # requests of a host that are under way at its source
 _CROWDED = 1.5  # times the least that a request took: more at a time gain nothing
-_ASKING = 32  # and of peers: few would all wait for what comes late, while other blocks are there
+_FEWEST_ASKED, _MOST_ASKED = 8, 32  # of peers: few would all wait for what comes late, while others are there
 _RECEIVING = 4  # of those, once they are there: more would flood a link that is slower than theirs
 
 
@@ -180,7 +180,7 @@ class Exchange:
         state = _State(total=total, progress=progress)
         threads = [
             threading.Thread(target=self._work, args=(queue, state), daemon=True, name="multiring-stage")
-            for queue, count in ((own, _FETCHING), (others, _ASKING))
+            for queue, count in ((own, _FETCHING), (others, self._asking()))
             for _ in range(count)
         ]
         for each in threads:
@@ -194,6 +194,10 @@ class Exchange:
     def _bytes(self, place: tuple[int, int]) -> int:
         shard, block = place
         return len(range(self.storage.begin_of(block), self.storage.end_of(shard, block)))
+
+    def _asking(self) -> int:
+        """Return for how many blocks peers are asked at a time: all hosts may wait for one that is late."""
+        return max(_FEWEST_ASKED, min(_MOST_ASKED, CONNECTIONS // len(self._peers)))
 
     def _bring(self, shard: int, block: int) -> None:
         """Have a block here; one that another host owns is asked for once that host has it."""

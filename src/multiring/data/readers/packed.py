@@ -34,6 +34,7 @@ class PackedSource:
                 )
         self._index = load_index(opening.storage, self.manifest, opening.limits)
         self.shards = self.manifest.listed()
+        self._names = [each.name for each in self.shards]
         self.numbering = Numbering(self.shards)
         self.digest = self.manifest.digest[:16]
         columns = np.cumsum([0, *(each.columns for each in self.manifest.fields)]).tolist()
@@ -115,8 +116,7 @@ class PackedSource:
             return None
         arrays = [(field, column) for field, column in self._fields if field.shape is not None]
         others = [(field, column) for field, column in self._fields if field.name not in self._fixed]
-        shards, files = np.unique(self.numbering.shards_of(numbers), return_inverse=True)
-        names = [self.shards[shard].name for shard in shards.tolist()]
+        shards = self.numbering.shards_of(numbers)
         nothing = Tails.of_sizes(np.zeros(len(rows), np.int64))
         tails = Tails.of_sizes(self._tail_bytes(rows, arrays[-1:], others))
         for field, column in self._fields:
@@ -125,7 +125,7 @@ class PackedSource:
         for field, column in arrays:
             memory = np.frombuffer(bytes_in(out[field.name]), np.uint8)
             behind = tails if field is arrays[-1][0] else nothing
-            read_rows(names, files, rows[:, column] + field.header_bytes, memory, behind)
+            read_rows(self._names, shards, rows[:, column] + field.header_bytes, memory, behind)
         if not len(tails.memory):
             return {
                 field.name: [self.value(number, field, column) for number in numbers.tolist()]

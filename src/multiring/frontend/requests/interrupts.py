@@ -35,6 +35,7 @@ def fail_at_interrupts(undisturbed: Collection[str] = ()) -> None:
             that is raised there comes out as whatever that code makes of it (pybind11: a RuntimeError); so it is
             raised where the native code has returned.
     """
+    _Now.has_cancelled = False  # of a job that was joined before
     if threading.current_thread() is not threading.main_thread() or _Now.pid == os.getpid():
         return
     if undisturbed and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -49,7 +50,7 @@ def fail_at_interrupts(undisturbed: Collection[str] = ()) -> None:
 
 
 def has_cancelled() -> bool:
-    """Return whether Ctrl-C has failed what was in flight since this was asked last.
+    """Return whether Ctrl-C has failed what was in flight since the job was joined, and this was asked last.
 
     For whoever is told of that failure where another library has dropped the KeyboardInterrupt.
     """
@@ -81,5 +82,5 @@ def _watch(read: int, former: int) -> None:
                 os.write(former, numbers)
         if signal.SIGINT in numbers and signal.getsignal(signal.SIGINT) in _Now.handlers:
             time.sleep(_PATIENCE_S)
-            _Now.has_cancelled = True
-            cancel_all()
+            _Now.has_cancelled = True  # before somebody is told of the failure
+            _Now.has_cancelled = cancel_all() > 0
