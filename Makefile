@@ -81,9 +81,15 @@ prose: $(READY)  ## Spelling, and the prose of the pages
 	typos
 	python tests/prose.py
 
-.PHONY: oldest-torch
+# Two releases: the one that pyproject.toml takes, and the one from which on the backend of torch.distributed stands.
+OLD_TORCH_TESTS = test_torch_training test_torch_operations test_torch_distribute test_torch_accumulation test_torch_gradients \
+    test_torch_elastic test_torch_sync_batch_norm test_backend_old_torch
+.PHONY: oldest-torch oldest-backend
 oldest-torch: build  ## Some of torch's tests with the oldest torch that is taken (fetches it once)
-	.ci/oldest-torch
+	$(eval OLDEST := $(shell sed -n 's/^torch = \["torch>=\([0-9.]*\)"\]$$/\1/p' pyproject.toml))
+	.ci/with-torch $(OLDEST).0 $(OLD_TORCH_TESTS:%=tests/frameworks/%.py)
+oldest-backend: build  ## DDP with the oldest torch that the backend of torch.distributed takes (fetches it once)
+	.ci/with-torch 2.7.0 tests/frameworks/test_backend_ddp.py tests/frameworks/test_backend_old_torch.py
 
 .PHONY: conda-lint
 conda-lint: $(READY)  ## Read the conda recipe as rattler-build does (fetches it once)

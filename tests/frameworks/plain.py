@@ -19,15 +19,21 @@ FEATURES, CLASSES = 16, 5
 def join(here: Here) -> multiring.Group:
     """Return the group of all ranks, each of which computes with one thread and takes warnings for errors."""
     gc.freeze()  # or the collection at exit copies every page of torch's modules that the ranks were forked with
-    warnings.simplefilter("error")
+    take_warnings_for_errors()
     torch.set_num_threads(1)
     return here.join()
+
+
+def take_warnings_for_errors() -> None:
+    """Let every warning fail the rank, but what an older torch has to say of its own calls."""
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.")
 
 
 def enter(**options: Any) -> None:
     """As `join`, by `multiring.torch.init` and its options."""
     gc.freeze()
-    warnings.simplefilter("error")
+    take_warnings_for_errors()
     torch.set_num_threads(1)
     mt.init(**options)
 

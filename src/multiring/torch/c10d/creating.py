@@ -4,14 +4,20 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from multiring.errors import MultiringError
 from multiring.frontend.process_sets import close_sets
 from multiring.runtime import Group
 from multiring.runtime.job.job import leave
 from multiring.torch.c10d.arguments import timeout_of
-from multiring.torch.c10d.errors import torch_error
+from multiring.torch.c10d.errors import RefusedError, torch_error
 from multiring.torch.c10d.process_group import ProcessGroup
 from multiring.torch.c10d.store_rendezvous import Met, meet
+
+# torch's C++ holds a Work that Python has made from this release on (PyWorkHolder in torch/csrc/distributed/c10d/
+# PyProcessGroup.hpp); before, DDP waits for one that is gone, and the process dies of it.
+_OLDEST_TORCH = (2, 7)
 
 
 class _Now:
@@ -33,10 +39,11 @@ def create(options: Any, pg_options: Any) -> ProcessGroup:
         pg_options: none, or a Backend.Options, whose timeout wins.
 
     Raises:
-        RefusedError: `pg_options` are another backend's.
+        RefusedError: `pg_options` are another backend's, or torch is too old.
         DistBackendError: the ranks did not find each other.
         DistStoreError: ranks did not come in time.
     """
+    require_torch(torch.__version__)
     given_s = timeout_of("pg_options", pg_options)
     name, timeout_s = str(options.group_id), given_s or options.timeout.total_seconds()
     members = tuple(options.global_ranks_in_group)
@@ -45,6 +52,16 @@ def create(options: Any, pg_options: Any) -> ProcessGroup:
     except MultiringError as error:
         raise torch_error('process group of backend "multiring"', error) from error
     return ProcessGroup(group, store=options.store, name=name, timeout_s=timeout_s, on_end=on_end)
+
+
+def require_torch(version: str) -> None:
+    """Raise RefusedError where torch's `version` frees an operation that DDP still waits for."""
+    if tuple(int(number) for number in version.split(".")[:2]) < _OLDEST_TORCH:
+        raise RefusedError(
+            f'process group of backend "multiring": this is torch {version}, which frees operations of a backend in '
+            f"Python while DDP waits for them; want torch {'.'.join(map(str, _OLDEST_TORCH))} or newer. "
+            "multiring.torch.distribute and DistributedOptimizer need no process group, and take older ones"
+        )
 
 
 def _of_all(options: Any, timeout_s: float) -> tuple[Group, Callable[[str], None]]:
