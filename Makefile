@@ -81,15 +81,20 @@ prose: $(READY)  ## Spelling, and the prose of the pages
 	typos
 	python tests/prose.py
 
-# Two releases: the one that pyproject.toml takes, and the one from which on the backend of torch.distributed stands.
+# What pyproject.toml takes and nobody has here: the oldest torch, the first one that the backend of torch.distributed stands
+# on, and NumPy 1, which computes in other types where an array meets a number.
 OLD_TORCH_TESTS = test_torch_training test_torch_operations test_torch_distribute test_torch_accumulation test_torch_gradients \
     test_torch_elastic test_torch_sync_batch_norm test_backend_old_torch
-.PHONY: oldest-torch oldest-backend
+NUMPY_1_TESTS = $(filter-out tests/pure/test_prose.py tests/pure/test_words.py,$(wildcard tests/pure/test_*.py)) \
+    tests/wire/test_out_of_place.py tests/wire/test_rows.py tests/wire/test_data_loader.py tests/wire/test_toy_adapter.py
+.PHONY: oldest-torch oldest-backend numpy-1
 oldest-torch: build  ## Some of torch's tests with the oldest torch that is taken (fetches it once)
 	$(eval OLDEST := $(shell sed -n 's/^torch = \["torch>=\([0-9.]*\)"\]$$/\1/p' pyproject.toml))
-	.ci/with-torch $(OLDEST).0 $(OLD_TORCH_TESTS:%=tests/frameworks/%.py)
+	.ci/with torch==$(OLDEST).0 $(OLD_TORCH_TESTS:%=tests/frameworks/%.py)
 oldest-backend: build  ## DDP with the oldest torch that the backend of torch.distributed takes (fetches it once)
-	.ci/with-torch 2.7.0 tests/frameworks/test_backend_ddp.py tests/frameworks/test_backend_old_torch.py
+	.ci/with torch==2.7.0 tests/frameworks/test_backend_ddp.py tests/frameworks/test_backend_old_torch.py
+numpy-1: build  ## Tests of all that computes with NumPy, with the last release of NumPy 1 (fetches it once)
+	.ci/with 'numpy==1.26.4 ml_dtypes==0.4.0 pyarrow==17.0.0' $(NUMPY_1_TESTS)
 
 .PHONY: conda-lint
 conda-lint: $(READY)  ## Read the conda recipe as rattler-build does (fetches it once)

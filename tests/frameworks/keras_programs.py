@@ -12,6 +12,7 @@ from multiring.keras.values import settled
 
 keras.config.set_floatx("float64")
 ROWS = 50
+NO_RATE: Any = None
 
 
 def data() -> tuple[Any, Any]:
@@ -161,6 +162,13 @@ def mistaken(_folder: str) -> Any:
     images, labels = data()
     model.compile("sgd", "mse", jit_compile=False)
     told("rows", lambda: model.fit(images, labels[:3], verbose=0))
+    told("maximum", lambda: mk.reducescatter(np.ones(4), op=mk.Max))
+    told("rate", lambda: mk.callbacks.LearningRateScheduleCallback(NO_RATE, 0.5))
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf  # noqa: PLC0415
+
+        apart = tf.data.Dataset.from_tensor_slices((images + mk.rank(), labels)).batch(8)
+        told("data", lambda: model.fit(apart, verbose=0))
     return found
 
 

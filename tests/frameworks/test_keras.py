@@ -73,6 +73,9 @@ def test_mistakes_say_what_is_wanted(tmp_path: Path) -> None:
         "again": "one call of distribute",
         "jit": "want jit_compile=False",
         "rows": "[3, 50] rows",
+        "maximum": "want Average or Sum",
+        "rate": "initial_lr=None: want the learning rate",
+        "data": "the ranks' data sets differ in their first batch",
     }
     assert found.keys() == wanted.keys()
     for name, words in wanted.items():

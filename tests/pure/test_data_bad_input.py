@@ -16,6 +16,7 @@ import zstandard
 from tests.pure import data_sets
 from tests.pure.data_sets import MAKERS, opened
 
+from multiring.cli import main
 from multiring.data import Dataset
 from multiring.data.packing.casting import ChannelStatistics, HalfPrecision
 from multiring.data.packing.manifest import xxh3
@@ -275,3 +276,46 @@ def test_what_a_data_set_is_asked(tmp_path: Path) -> None:
         data[12]
     with pytest.raises(ArgumentError, match="with format='npy': want a pack, which has check sums"):
         Dataset(data_sets.npy(tmp_path / "e"), format="npy", cache=tmp_path / "cache")
+
+
+TOPOLOGY = '[[rails]]\ninterface = "eth0"\nbandwidth_mbit_per_s = 941\n[[hosts]]\nname = "a"\n'
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["bench", "DATA", "--seconds", "0"], "--seconds 0: want > 0"),
+        (["bench", "DATA", "--seconds", "nan"], "--seconds nan: want > 0"),
+        (["stage", "DATA", "--format", "npy"], "--format npy: packs are staged; make one with multiring data pack"),
+        (["stage", "DATA", "--quota=-1MB"], "'-1MB': want a size like 64MiB or 56.6MB"),
+        (["stage", "DATA", "--quota", "1 megabyte"], "'1 megabyte': want a size like 64MiB or 56.6MB"),
+        (
+            ["plan", "--topology", "EMPTY", "--samples", "9", "--sample-bytes", "9", "--source-rate", "9"],
+            "names no hosts",
+        ),
+        (
+            ["plan", "--topology", "TOML", "--samples", "0", "--sample-bytes", "9", "--source-rate", "9"],
+            "want more than 0",
+        ),
+        (
+            ["plan", "--topology", "TOML", "--samples", "9", "--sample-bytes", "9", "--source-rate", "0"],
+            "source=0.0: want a",
+        ),
+    ],
+)
+def test_what_a_command_is_asked(
+    words: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = {
+        "DATA": data_sets.npy(tmp_path / "d"),
+        "EMPTY": str(tmp_path / "e.toml"),
+        "TOML": str(tmp_path / "t.toml"),
+    }
+    Path(places["EMPTY"]).write_text("")
+    Path(places["TOML"]).write_text(TOPOLOGY)
+    try:
+        code = main(["data", *(places.get(word, word) for word in words)])
+    except SystemExit as exit_:
+        code = int(exit_.code or 0)
+    assert code == 2
+    assert text in capsys.readouterr().err

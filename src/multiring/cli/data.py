@@ -84,9 +84,12 @@ def size_of(text: str) -> int:
     """Return the bytes that `text`, like 64MiB or 56.6MB, stands for."""
     digits = text.rstrip("BkKMGTi")
     try:
-        return int(float(digits) * _UNITS[text[len(digits) :] or "B"])
+        size = int(float(digits) * _UNITS[text[len(digits) :] or "B"])
     except (KeyError, ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(f"{text!r}: want a size like 64MiB or 56.6MB") from None
+        size = -1
+    if size < 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: want a size like 64MiB or 56.6MB")
+    return size
 
 
 def run(arguments: argparse.Namespace) -> int:

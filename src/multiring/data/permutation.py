@@ -128,7 +128,7 @@ class Permutation:
                 column ^= mixed
                 continue
             self._mix(column, number, mixed, moved)
-            # In 0 ... rows - 1: the upper half of the product. NumPy 1 would compute it as wide as the value of rows is.
+            # In 0 ... rows - 1: the upper half of the product, which NumPy 1 would compute as wide as rows is.
             np.multiply(mixed, np.uint64(rows), out=wide, dtype=np.uint64, casting="unsafe")
             np.right_shift(wide, _WORD, out=wide)
             np.copyto(mixed, wide, casting="unsafe")

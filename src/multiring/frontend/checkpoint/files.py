@@ -124,6 +124,8 @@ def find(path: Path) -> tuple[Path, dict[str, Any]]:
             raise ArgumentError(f"checkpoint {place}: {_MANIFEST} cannot be read: {error}") from error
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
             raise ArgumentError(f"checkpoint {place} is not of format {FORMAT}; was it saved by a newer version?")
+        if not isinstance(manifest.get("token"), str) or not isinstance(manifest.get("ranks"), int):
+            raise ArgumentError(f"checkpoint {place}: {_MANIFEST} is damaged: it lacks a token, or the number of ranks")
         return place, manifest
     raise ArgumentError(
         f"no finished checkpoint at {path}: want the path that `save` was given; on a first run there is none yet, "
@@ -148,6 +150,8 @@ def read_part(place: Path, name: str, token: str) -> Part:
 def parsed(place: Path, name: str, token: str, read: tuple[Any, bytes]) -> Part:
     """Return a part of its JSON and its arrays' bytes; see `read_part`."""
     told, data = read
+    if not isinstance(told, dict) or not isinstance(told.get("tree"), dict):
+        raise ArgumentError(f"checkpoint {place}: {name}.json is damaged: it has no tree")
     if told.get("token") != token:
         raise ArgumentError(f"checkpoint {place}: {name} belongs to another one; want files of one save")
     if not data:

@@ -108,7 +108,8 @@ def unflattened(tree: Any, arrays: Arrays, stored: Mapping[str, Stored]) -> Any:
     """Return what `flattened` made `tree` and `stored` of.
 
     Raises:
-        ArgumentError: the tree names an array that is not stored, or says something that this version does not know.
+        ArgumentError: the tree names an array that is not stored, or says something that this version does not know; or
+            it is damaged.
     """
     if isinstance(tree, list):
         return [unflattened(each, arrays, stored) for each in tree]
@@ -117,7 +118,12 @@ def unflattened(tree: Any, arrays: Arrays, stored: Mapping[str, Stored]) -> Any:
     tag = next(iter(tree), "") if len(tree) == 1 else ""
     if not tag.startswith("$"):
         return {key: unflattened(each, arrays, stored) for key, each in tree.items()}
-    return _tagged(tag, tree[tag], arrays, stored)
+    try:
+        return _tagged(tag, tree[tag], arrays, stored)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, ArgumentError):
+            raise
+        raise ArgumentError(f"the checkpoint is damaged: {tag} of {str(tree[tag])[:40]}: {error}") from error
 
 
 def _tagged(tag: str, body: Any, arrays: Arrays, stored: Mapping[str, Stored]) -> Any:
