@@ -60,7 +60,7 @@ pictures: build  ## Draw the pages' figures anew (as root, on a quiet machine: t
 	multiring plan --hosts 4 --slots 2 --link 1gbit --sizes 32MiB --top 1 --draw docs/pictures/rings.svg
 	multiring run -n 2 --timeline build/digits.json examples/digits_torch.py --steps 30 --batch 512
 	multiring trace draw build/digits.json docs/pictures/timeline.svg
-	multiring bench all_reduce --against gloo --plot docs/pictures/bench.svg
+	multiring bench all_reduce --against gloo --pool-mib 0 --plot docs/pictures/bench.svg
 	python benchmarks/scaling_curve.py docs/pictures/scaling.svg
 
 # --- what has to pass ---

@@ -1,6 +1,6 @@
 """The law of large batches, drawn: epochs to a target over the batch, with its fit and what the noise scale foretold.
 
-    python examples/large_batch.py                 # large_batch.png, and the table, in some minutes
+    python examples/large_batch.py                 # large_batch.png, and the table, in half a minute
     python examples/large_batch.py --quick         # in seconds, with wide errors
 
 A small network learns handwritten digits with batches of 8 to 512, each with the best of several learning rates.

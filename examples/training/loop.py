@@ -293,7 +293,9 @@ class Run:
         if self._report is not None and progress.samples:
             found["peak"] = str(self._report.finish()).splitlines()
         if self._balance is not None and progress.samples:
-            found["balance"] = [str(self._balance.finish())]
+            balance = self._balance.finish()
+            found["balance"] = [str(balance)]
+            found["step"]["exposed communication, ms a step"] = 1e3 * balance.step_s * balance.shares["wire"]
         if noise is not None:
             found["advice"] = [noise.report()]
         return found

@@ -1,11 +1,15 @@
 """The balance line: each stage found by its counters, and spans of time put together rightly."""
 
+import os
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from multiring.data.balance.decision import STAGES, Counted, balance_of
 from multiring.data.balance.watching import common, length, merged, spans_of
+from multiring.data.feeding.batches import queued_s
 from multiring.runtime.events import Event
 from multiring.runtime.tracing.event_log import EventLog
 
@@ -164,3 +168,24 @@ def test_every_reader_gets_all_events() -> None:
     recorded += [4]
     found = (log.take(), log.take(), reader.take(), reader.take())
     assert found == ([4], [], [4], [])
+
+
+def test_waiting_for_a_core_is_counted_by_each_thread_and_leaves_no_file_open() -> None:
+    descriptors = Path("/proc/self/fd")
+    queued_s()
+    before = len(list(descriptors.iterdir()))
+    ended: list[float] = []
+    for _ in range(20):
+        thread = threading.Thread(target=lambda: ended.append(queued_s()))
+        thread.start()
+        thread.join()
+    assert len(ended) == 20
+    assert all(0 <= each < 60 for each in ended)
+    assert len(list(descriptors.iterdir())) <= before
+    # A forked process asks of itself, and closes nothing that is not its own.
+    file = os.open(os.devnull, os.O_RDONLY)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if queued_s() < 60 and os.fstat(file).st_rdev else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    os.close(file)

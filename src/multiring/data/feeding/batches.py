@@ -1,6 +1,7 @@
 """What a batch is made of, and the filling of its rows: the same in threads and in processes."""
 
 import math
+import os
 import threading
 import time
 from collections import defaultdict
@@ -138,11 +139,45 @@ def pieces_of(samples: Samples, layout: Layout, rows: int, workers: int) -> int:
     return min(most, 1 + rows * layout.row_bytes // _PIECE) if getattr(samples, "is_only_read", False) else most
 
 
+class _OwnFile:
+    """A thread's own /proc/thread-self/schedstat, kept open: opening it takes as long as a batch of small records."""
+
+    def __init__(self) -> None:
+        self.thread, self.file = -1, -1
+
+    def read(self) -> bytes:
+        """Return what it says now.
+
+        Raises:
+            OSError: there is none.
+        """
+        thread = threading.get_native_id()
+        if thread != self.thread:
+            # After a fork there is the other process's, under a number that may be anything's here: it is left alone.
+            self.file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+            self.thread = thread
+        return os.pread(self.file, 128, 0)
+
+    # Bound here: they may be gone when the interpreter ends.
+    def __del__(
+        self, close: Callable[[int], None] = os.close, own: Callable[[], int] = threading.get_native_id
+    ) -> None:
+        """Close it: the thread has ended."""
+        if self.file >= 0 and self.thread == own():
+            close(self.file)
+
+
+_own = threading.local()  # file: of each thread, and gone with it
+
+
 def queued_s() -> float:
     """Return the seconds in which this thread could have run, but had no core; 0 where the system does not say."""
     try:
-        with open("/proc/thread-self/schedstat", "rb") as file:  # noqa: PTH123 -- with every batch
-            return int(file.read().split()[1]) * 1e-9
+        file = _own.file
+    except AttributeError:
+        file = _own.file = _OwnFile()
+    try:
+        return int(file.read().split()[1]) * 1e-9
     except (OSError, IndexError, ValueError):
         return 0.0
 
