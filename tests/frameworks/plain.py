@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import multiring
 import multiring.torch as mt
+from multiring.frontend.requirements import is_older
 
 FEATURES, CLASSES = 16, 5
 
@@ -25,9 +26,10 @@ def join(here: Here) -> multiring.Group:
 
 
 def take_warnings_for_errors() -> None:
-    """Let every warning fail the rank, but what an older torch has to say of its own calls."""
+    """Let every warning fail the rank, but what a torch of before 2.7 has to say of its own calls."""
     warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.")
+    if is_older(torch.__version__, "2.7"):
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.")
 
 
 def enter(**options: Any) -> None:

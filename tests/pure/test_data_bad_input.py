@@ -3,7 +3,7 @@
 import json
 import struct
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -227,9 +227,6 @@ class Samples:
 
     def record(self, number: int) -> Record:
         return self._records[number]
-
-    def __iter__(self) -> Iterator[Record]:
-        return iter(self._records)
 
     def __len__(self) -> int:
         return len(self._records)

@@ -189,3 +189,9 @@ def test_waiting_for_a_core_is_counted_by_each_thread_and_leaves_no_file_open() 
         os._exit(0 if queued_s() < 60 and os.fstat(file).st_rdev else 1)
     assert os.waitpid(child, 0)[1] == 0
     os.close(file)
+
+
+def test_what_sleeps_is_no_computation_where_others_fill_the_cores() -> None:
+    spent = {"decode": 0.2, "copy": 0.004, "cpu": 0.008, "queued": 0.02}
+    one = Counted(wall_s=0.22, steps=12, waited_s=0.21, cpu_s=0.01, workers=1, cores=2.0, spent=spent)
+    assert balance_of([one]).bound == "workers"

@@ -25,8 +25,13 @@ def require_framework(module: str, title: str) -> None:
         if error.name != module:  # it is there, and lacks something itself
             raise
         raise ImportError(f"multiring.{module}: {title} is not installed; {wanted}", name=module) from error
-    if _numbers(found) < _numbers(oldest):
+    if is_older(found, oldest):
         raise ImportError(f"multiring.{module}: {title} {found} is too old; {wanted}", name=module)
+
+
+def is_older(version: str, oldest: str) -> bool:
+    """Return whether a version is older than another, by their first two numbers."""
+    return _numbers(version) < _numbers(oldest)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

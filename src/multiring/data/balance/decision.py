@@ -178,7 +178,8 @@ def model_of(counted: Counted) -> Model:
             # What a request took longer than alone it waited for others: a faster stage, or fewer workers, spare it.
             in_turn[name] = stages[name] = alone * requests
     if is_full:
-        stages[DECODE] = cpu[DECODE]
+        # Without its waiting for a core, as far as that is told; what sleeps in it would sleep on a free core, too.
+        stages[DECODE] = max(cpu[DECODE], stages[DECODE] - queued) if queued else cpu[DECODE]
     compute = counted.wall_s - counted.waited_s - counted.exposed_s - counted.peers_s
     return Model(
         stages={name: each / steps for name, each in stages.items()},

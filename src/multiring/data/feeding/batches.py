@@ -167,17 +167,20 @@ class _OwnFile:
             close(self.file)
 
 
-_own = threading.local()  # file: of each thread, and gone with it
+class _Own(threading.local):
+    """What each thread has of its own, made when it asks first, and gone with it."""
+
+    def __init__(self) -> None:
+        self.file = _OwnFile()
+
+
+_own = _Own()
 
 
 def queued_s() -> float:
     """Return the seconds in which this thread could have run, but had no core; 0 where the system does not say."""
     try:
-        file = _own.file
-    except AttributeError:
-        file = _own.file = _OwnFile()
-    try:
-        return int(file.read().split()[1]) * 1e-9
+        return int(_own.file.read().split()[1]) * 1e-9
     except (OSError, IndexError, ValueError):
         return 0.0
 

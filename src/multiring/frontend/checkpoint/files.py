@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from multiring.errors import ArgumentError, UnsupportedError
 from multiring.frontend.checkpoint.tree import Stored, array_of
@@ -139,12 +139,7 @@ def read_part(place: Path, name: str, token: str) -> Part:
     Raises:
         ArgumentError: it is damaged, or of another checkpoint.
     """
-    try:
-        told = json.loads((place / f"{name}.json").read_text("utf-8"))
-        data = (place / f"{name}.safetensors").read_bytes() if told["arrays"] else b""
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ArgumentError(f"checkpoint {place}: {name} cannot be read: {error}") from error
-    return parsed(place, name, token, (told, data))
+    return parsed(place, name, token, raw_part(place, name))
 
 
 def parsed(place: Path, name: str, token: str, read: tuple[Any, bytes]) -> Part:
@@ -171,9 +166,16 @@ def has_part(place: Path, name: str) -> bool:
 
 
 def raw_part(place: Path, name: str) -> tuple[Any, bytes]:
-    """Return a part's JSON and its arrays' bytes, for a rank whose disk has not got them."""
-    told = cast("dict[str, Any]", json.loads((place / f"{name}.json").read_text("utf-8")))
-    return told, (place / f"{name}.safetensors").read_bytes() if told["arrays"] else b""
+    """Return a part's JSON and its arrays' bytes, also for a rank whose disk has not got them.
+
+    Raises:
+        ArgumentError: they cannot be read.
+    """
+    try:
+        told = json.loads((place / f"{name}.json").read_text("utf-8"))
+        return told, (place / f"{name}.safetensors").read_bytes() if told["arrays"] else b""
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ArgumentError(f"checkpoint {place}: {name} cannot be read: {error}") from error
 
 
 def _write(file: Path, data: bytes) -> None:

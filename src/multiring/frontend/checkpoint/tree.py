@@ -120,9 +120,9 @@ def unflattened(tree: Any, arrays: Arrays, stored: Mapping[str, Stored]) -> Any:
         return {key: unflattened(each, arrays, stored) for key, each in tree.items()}
     try:
         return _tagged(tag, tree[tag], arrays, stored)
+    except ArgumentError:
+        raise
     except (TypeError, ValueError) as error:
-        if isinstance(error, ArgumentError):
-            raise
         raise ArgumentError(f"the checkpoint is damaged: {tag} of {str(tree[tag])[:40]}: {error}") from error
 
 

@@ -8,6 +8,7 @@ import torch
 
 from multiring.errors import MultiringError
 from multiring.frontend.process_sets import close_sets
+from multiring.frontend.requirements import is_older
 from multiring.runtime import Group
 from multiring.runtime.job.job import leave
 from multiring.torch.c10d.arguments import timeout_of
@@ -17,7 +18,7 @@ from multiring.torch.c10d.store_rendezvous import Met, meet
 
 # torch's C++ holds a Work that Python has made from this release on (PyWorkHolder in torch/csrc/distributed/c10d/
 # PyProcessGroup.hpp); before, DDP waits for one that is gone, and the process dies of it.
-_OLDEST_TORCH = (2, 7)
+_OLDEST_TORCH = "2.7"
 
 
 class _Now:
@@ -56,10 +57,10 @@ def create(options: Any, pg_options: Any) -> ProcessGroup:
 
 def require_torch(version: str) -> None:
     """Raise RefusedError where torch's `version` frees an operation that DDP still waits for."""
-    if tuple(int(number) for number in version.split(".")[:2]) < _OLDEST_TORCH:
+    if is_older(version, _OLDEST_TORCH):
         raise RefusedError(
             f'process group of backend "multiring": this is torch {version}, which frees operations of a backend in '
-            f"Python while DDP waits for them; want torch {'.'.join(map(str, _OLDEST_TORCH))} or newer. "
+            f"Python while DDP waits for them; want torch {_OLDEST_TORCH} or newer. "
             "multiring.torch.distribute and DistributedOptimizer need no process group, and take older ones"
         )
 
