@@ -1,0 +1,19 @@
+"""Random data sets, read by multiring and by the libraries that wrote them.
+
+See benchmarks/evidence_cases.py for the options.
+"""
+
+import sys
+
+from benchmarks.evidence_cases import Topic, main
+from benchmarks.evidence_data_files_running import RUNNING, SHOWS_RUNNING
+
+TOPIC = Topic(
+    name="data",
+    program="evidence_data_files.py",
+    families=(*RUNNING,),
+    shows={**SHOWS_RUNNING},
+)
+
+if __name__ == "__main__":
+    sys.exit(main(TOPIC))
