@@ -49,6 +49,7 @@ from benchmarks.two_commits_cells import (
     is_wide,
     run_again,
     verdict,
+    with_what_they_need,
 )
 from benchmarks.two_commits_tree import ROOT, Tree, TreeError, built, commit_of, has_changes
 
@@ -343,6 +344,8 @@ class Run:
         described = {
             "tree": str(tree.source),
             "workers": str(Path(workers.__file__).parent),
+            "tasks": str(WORKER.parent),
+            "adapter": job.adapter,
             "joined": str(joined),
             "cells": [
                 {"manner": each.cell.manner, "wire": each.cell.wire, "case": dataclasses.asdict(case)}
@@ -387,11 +390,14 @@ def _case(known: Known, side: str, out_dir: Path) -> Case:
     )
 
 
+_VARIABLES = {"OMP_NUM_THREADS": "1", "PYTHONPATH": "", "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
 def _start(tree: Tree, job: Job, case_file: Path) -> Start:
     python = str(tree.python)
     how = ("lab", *job.lab) if job.lab else ("run", "-n", str(job.ranks))
     command = (python, "-m", "multiring", *how, "--", python, str(WORKER), str(case_file))
-    return Start(command=command, variables={"OMP_NUM_THREADS": "1", "PYTHONPATH": ""})
+    return Start(command=command, variables=_VARIABLES)
 
 
 def _failure(cells: list[Known], cases: list[Case], text: str, *, has_joined: bool) -> CellError:
@@ -517,6 +523,14 @@ def without_labs(jobs: list[Job]) -> list[Job]:
     return jobs
 
 
+def without_frameworks(jobs: list[Job]) -> list[Job]:
+    """Return the jobs whose frameworks are installed; says how many cells are left out for the lack of which."""
+    able, left_out = with_what_they_need(jobs)
+    for module, names in left_out.items():
+        tell(f"left out: {len(names)} cells that need {module}, which is not installed: {', '.join(names)}")
+    return able
+
+
 def parsed() -> argparse.Namespace:
     """Return the command line's arguments; `jobs` are those that --only names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -574,7 +588,7 @@ def measured(args: argparse.Namespace, begun: float) -> int:
         tell(f"this checkout has changes that are not in {commits['new'][:12]}: they are NOT timed, commit them first")
     heading = {"kind": "run", **commits, "hardware": hardware(), "alternations": args.alternations}
     path = CACHE / f"{commits['base'][:12]}-{commits['new'][:12]}-{args.alternations}.jsonl"
-    known = [Known(job, cell) for job in without_labs(args.jobs) for cell in job.cells]
+    known = [Known(job, cell) for job in without_frameworks(without_labs(args.jobs)) for cell in job.cells]
     kept = Kept(path, heading, {each.name for each in known} if args.again else ())
     tell(f"{'kept in' if kept.is_new else f'going on, after {kept.spent_s / 60:.0f} minutes, with'} {path}")
     trees = {side: built(commit, CACHE) for side, commit in commits.items()}

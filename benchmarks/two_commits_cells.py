@@ -3,7 +3,8 @@
 A ratio is the base commit's seconds over the new one's: below 1 the new one is slower.
 """
 
-from collections.abc import Iterable, Sequence
+import importlib.util
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from multiring.bench.cases import Question
@@ -24,7 +25,8 @@ class Cell:
     """One operation at one size, as one kind of call; `name` is the job's with what tells it from the others there.
 
     manner: "sync" blocks; "async" starts and waits; "burst" starts `BURST` of them and waits for all; "named" and
-        "grouped" are those of multiring.torch, one tensor and `BURST` at once.
+        "grouped" are those of multiring.torch, one tensor and `BURST` at once; "adapter" blocks, by the eager
+        collective of the job's adapter. Any other is a task of two_commits_tasks.py: no collective but what it does.
     pool_bytes: 0 for one buffer, else calls rotate over so much memory.
     wire: what an all_reduce is coded as between hosts, "" for as it is.
     """
@@ -48,6 +50,7 @@ class Job:
     """Cells that one set of processes times one after the other.
 
     lab: options of `multiring lab`; none for one host.
+    adapter: of a framework, by which its ranks join; "" for none. `needs` are the modules that must be installed.
     timed_s, warm_s: what the timed calls of a cell are to take, and those before them.
     """
 
@@ -55,6 +58,8 @@ class Job:
     ranks: int
     cells: tuple[Cell, ...]
     lab: tuple[str, ...] = ()
+    adapter: str = ""
+    needs: tuple[str, ...] = ()
     timed_s: float = 0.3
     warm_s: float = 0.05
 
@@ -113,6 +118,23 @@ def _coded(wire: str) -> Cell:
     return Cell(name=f"all_reduce/8MiB/{wire}", collective="all_reduce", size_bytes=8 * MIB, wire=wire)
 
 
+def _task(name: str, manner: str) -> Cell:
+    return Cell(name=name, collective="barrier", size_bytes=0, manner=manner)
+
+
+def _adapter(adapter: str, *cells: Cell) -> Job:
+    first = Cell(name="all_reduce/1KiB", collective="all_reduce", size_bytes=KIB, manner="adapter", buffers="ordinary")
+    return Job(name=adapter, ranks=2, cells=(first, *cells), adapter=adapter, needs=ADAPTERS[adapter])
+
+
+# By an adapter's name: the modules without which it cannot be imported.
+ADAPTERS = {
+    "torch": ("torch",),
+    "tensorflow": ("tensorflow",),
+    "jax": ("jax",),
+    "keras": ("keras", "tensorflow"),
+    "chainer": ("chainer", "chainermn"),
+}
 OTHERS = ("reduce_scatter", "all_gather", "broadcast", "all_to_all")
 JOBS = (
     *(_one_host(collective) for collective in ("all_reduce", *OTHERS)),
@@ -143,6 +165,17 @@ JOBS = (
             _small("64KiB", "named", 64 * KIB),
             _small("grouped/4KiB", "grouped", 4 * KIB),
         ),
+        adapter="torch",
+        needs=ADAPTERS["torch"],
+    ),
+    _adapter("torch", _task("step", "step"), _task("save/64MiB", "save"), _task("load/64MiB", "load")),
+    _adapter("keras", _task("fit/distribute", "fit distribute"), _task("fit/optimizer", "fit optimizer")),
+    *(_adapter(each) for each in ("tensorflow", "jax", "chainer")),
+    Job(
+        name="loader",
+        ranks=2,
+        cells=(_task("threads", "loader threads"), _task("processes", "loader processes")),
+        timed_s=1.0,
     ),
     _lab("two", "--hosts 2 --slots 4 --link 1gbit", 8, *_reduced(4 * KIB, 8 * MIB, 32 * MIB)),
     _lab(
@@ -188,6 +221,26 @@ def chosen(patterns: Sequence[str], jobs: Iterable[Job] = JOBS) -> list[Job]:
     if unused:
         raise ValueError(f"no cell's name begins with {', '.join(sorted(unused))}; --list prints them")
     return found
+
+
+def is_installed(module: str) -> bool:
+    """Return whether this environment has a module of that name."""
+    return importlib.util.find_spec(module) is not None
+
+
+def with_what_they_need(
+    jobs: Iterable[Job], has: Callable[[str], bool] = is_installed
+) -> tuple[list[Job], dict[str, list[str]]]:
+    """Return the jobs whose modules are all installed, and the names of the cells of the others, by missing module."""
+    able: list[Job] = []
+    left_out: dict[str, list[str]] = {}
+    for job in jobs:
+        missing = [module for module in job.needs if not has(module)]
+        if missing:
+            left_out.setdefault(missing[0], []).extend(full_name(job, cell) for cell in job.cells)
+        else:
+            able.append(job)
+    return able, left_out
 
 
 # ---- what a ratio means ----

@@ -15,19 +15,24 @@ from typing import TYPE_CHECKING, Any
 
 JOB = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
 sys.path.append(JOB["workers"])
+sys.path.append(JOB["tasks"])
 
 import multiring  # noqa: E402 -- the commit's, from this Python's environment
 from multiring.settings import Settings  # noqa: E402
 
 if TYPE_CHECKING:
+    from benchmarks import two_commits_tasks as tasks
+
     from multiring.bench.workers import contract, multiring_worker
 else:
     import contract
     import multiring_worker
+    import two_commits_tasks as tasks
 
 Calls = Callable[[int], object]
 Pairs = list[tuple[contract.Array, contract.Array]]
 TORCHS = ("named", "grouped")
+COLLECTIVES = ("sync", "async", "burst", "adapter", *TORCHS)
 
 
 def coded_call(group: Any, pairs: Pairs, wire: str) -> Calls:
@@ -59,8 +64,10 @@ def torch_call(manner: str, pairs: Pairs) -> Calls:
     return lambda index: mt.synchronize(mt.allreduce_async_(tensors[index], name="named", op=mt.Sum))
 
 
-def call_of(cell: dict[str, Any], case: contract.Case, group: Any, pairs: Pairs) -> Calls:
+def call_of(cell: dict[str, Any], case: contract.Case, adapter: Any, group: Any, pairs: Pairs) -> Calls:
     """Return the cell's operation on the buffer of an index."""
+    if cell["manner"] == "adapter":
+        return tasks.adapter_call(JOB["adapter"], adapter, pairs)
     if cell["manner"] in TORCHS:
         return torch_call(cell["manner"], pairs)
     if cell["wire"]:
@@ -71,12 +78,18 @@ def call_of(cell: dict[str, Any], case: contract.Case, group: Any, pairs: Pairs)
     return multiring_worker.call_on(case, group, pairs)
 
 
-def time_cell(cell: dict[str, Any], case: contract.Case, group: Any) -> None:
+def time_cell(cell: dict[str, Any], case: contract.Case, adapter: Any, group: Any) -> None:
     """Verify and time one cell, and leave the answer."""
-    pairs = multiring_worker.buffers_of(case, group)
-    call = call_of(cell, case, group, pairs)
-    tolerance = contract.wire_tolerance(cell["wire"], group.size)
-    seconds = contract.verify_and_time(case, (group.rank, group.size), pairs, call, group.barrier, tolerance)
+    if cell["manner"] in COLLECTIVES:
+        pairs = multiring_worker.buffers_of(case, group)
+        call = call_of(cell, case, adapter, group, pairs)
+        tolerance = contract.wire_tolerance(cell["wire"], group.size)
+        seconds = contract.verify_and_time(case, (group.rank, group.size), pairs, call, group.barrier, tolerance)
+    else:
+        call, check = tasks.TASKS[cell["manner"]](adapter, group, Path(case.out_dir))
+        call(0)
+        contract.verify(case, group.rank, *check())
+        seconds = contract.time_calls(call, group.barrier, case)
     contract.write_result(case, group.rank, seconds, multiring.__version__, {})
 
 
@@ -87,16 +100,12 @@ def main() -> None:
         raise SystemExit(f"multiring is {found}, want that of {JOB['tree']}: the wrong commit would be timed")
     cases = [contract.Case(**{**cell["case"], "cores": tuple(cell["case"]["cores"])}) for cell in JOB["cells"]]
     contract.pin(cases[0], Settings.from_environment().rank or 0)
-    if any(cell["manner"] in TORCHS for cell in JOB["cells"]):
-        importlib.import_module("torch").set_num_threads(1)
-        importlib.import_module("multiring.torch").init()
-        group = multiring.world()
-    else:
-        group = multiring.init()
+    adapter = tasks.joined(JOB["adapter"]) if JOB["adapter"] else None
+    group = multiring.world() if adapter else multiring.init()
     if group.rank == 0:
         Path(JOB["joined"]).touch()
     for cell, case in zip(JOB["cells"], cases, strict=True):
-        time_cell(cell, case, group)
+        time_cell(cell, case, adapter, group)
     multiring.shutdown()
 
 

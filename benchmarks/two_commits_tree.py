@@ -15,6 +15,7 @@ from multiring.settings import inherited_environment
 
 ROOT = Path(__file__).parents[1]
 _BUILT = "built"
+_TARGETS = ("_core", "_tensorflow", "_jax")  # as `make build`
 
 
 class TreeError(RuntimeError):
@@ -75,7 +76,7 @@ def built(commit: str, cache: Path) -> Tree:
         TreeError: it cannot be built.
     """
     tree = Tree(commit, cache / commit[:12])
-    built_by = "\n".join((sys.version, sys.prefix, *(_said_by(each) for each in ("c++", "cmake", "ninja"))))
+    built_by = "\n".join((sys.version, sys.prefix, *_TARGETS, *(_said_by(each) for each in ("c++", "cmake", "ninja"))))
     stamp = tree.folder / _BUILT
     if stamp.exists() and stamp.read_text(encoding="utf-8") == built_by:
         return tree
@@ -94,7 +95,7 @@ def built(commit: str, cache: Path) -> Tree:
     words = [f"-D{name}={value}" for name, value in flags.items()]
     # The commit's own preset, the one that `make build` takes; relative paths are its own too.
     _run((_tool("cmake"), "--preset", "dev", *words), "cmake", tree.source)
-    _run((_tool("cmake"), "--build", "build/dev", "--target", "_core"), "the compiler", tree.source)
+    _run((_tool("cmake"), "--build", "build/dev", "--target", *_TARGETS), "the compiler", tree.source)
     make_environment(tree)
     stamp.write_text(built_by, encoding="utf-8")
     return tree

@@ -25,7 +25,9 @@ from benchmarks.two_commits_cells import (
     is_wide,
     run_again,
     verdict,
+    with_what_they_need,
 )
+from benchmarks.two_commits_tasks import TASKS
 from benchmarks.two_commits_tree import Tree, TreeError, commit_of, make_environment
 
 from multiring.bench.job import JobError, Start
@@ -108,6 +110,25 @@ def test_cells_are_chosen_by_whole_parts_of_their_names() -> None:
     assert {job.name for job in chosen(["hosts"])} == {job.name for job in JOBS if job.lab}
     with pytest.raises(ValueError, match="begins with hosts/tw;"):
         chosen(["one", "hosts/tw"])
+
+
+def test_cells_of_what_is_not_installed_are_left_out_and_named() -> None:
+    able, left_out = with_what_they_need(JOBS, lambda module: module not in {"chainermn", "tensorflow"})
+    assert {job.name for job in JOBS} - {job.name for job in able} == {"tensorflow", "keras", "chainer"}
+    assert left_out["chainermn"] == ["chainer/all_reduce/1KiB"]
+    assert sorted(left_out["tensorflow"]) == [
+        "keras/all_reduce/1KiB",
+        "keras/fit/distribute",
+        "keras/fit/optimizer",
+        "tensorflow/all_reduce/1KiB",
+    ]
+    assert with_what_they_need(JOBS, lambda _: True) == (list(JOBS), {})
+
+
+def test_every_cell_is_a_collective_or_a_task() -> None:
+    manners = {cell.manner for job in JOBS for cell in job.cells}
+    assert manners - {"sync", "async", "burst", "adapter", "named", "grouped"} == set(TASKS)
+    assert all(job.adapter for job in JOBS for cell in job.cells if cell.manner in {"adapter", "named", "grouped"})
 
 
 # ---- what is kept ----
