@@ -171,7 +171,7 @@ def _alike(adapter: Any, mine: Array) -> tuple[Array, Array]:
     return mine, np.where(np.isfinite(first), first, np.float32(0))
 
 
-# By a cell's manner: what its adapter's module, all ranks' group, and a folder that is the same on all ranks make of it.
+# By manner: what the adapter's module, the group of all ranks, and a folder that is the same on all ranks make of it.
 TASKS: dict[str, Callable[[Any, Any, Path], tuple[Call, Check]]] = {
     "save": lambda mt, _group, folder: saving(mt, folder),
     "load": lambda mt, _group, folder: loading(mt, folder),
