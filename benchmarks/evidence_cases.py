@@ -45,6 +45,11 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+# An in-place installation brings an import hook, which finds its own checkout's multiring whatever PYTHONPATH says.
+# Python imports this after such hooks are there: in each process of a turn, and in all that it starts.
+WITHOUT_HOOK = """import sys
+sys.meta_path[:] = [each for each in sys.meta_path if "editable" not in type(each).__module__]
+"""
 TURN_S = 15.0
 START_S = 90.0  # until the first case of a turn begins: imports on a full machine
 MOST_CASES = 200
@@ -227,8 +232,10 @@ class Run:
             **inherited_environment(),
             "OMP_NUM_THREADS": "1",
             **family.variables,
-            "PYTHONPATH": os.pathsep.join([str(self._tree / "src"), str(ROOT)]),
+            "PYTHONPATH": os.pathsep.join([str(self._tree / "src"), str(ROOT), str(folder / "hooks")]),
         }
+        (folder / "hooks").mkdir()
+        (folder / "hooks" / "sitecustomize.py").write_text(WITHOUT_HOOK, encoding="utf-8")
         with (folder / "output").open("w+") as output:
             process = subprocess.Popen(  # noqa: S603 -- our own
                 [sys.executable, *launcher, *program],

@@ -252,10 +252,15 @@ def pages(share: int) -> Iterator[Claim]:  # noqa: ARG001 -- as the others
             text = (Path(home) / each["page"]).read_text(encoding="utf-8")
             outside = re.findall(r"(?:src|href)=['\"](?!data:|#)([^'\"]+)", text)
             yield Claim(
-                text=f"report of {name} at {each['width']} px: no error in the console, no sideways scroll, nothing "
-                "from outside the file",
-                figure=f"{len(each['errors'])} errors, {max(0, each['wide'])} px too wide, {len(outside)} from outside",
-                holds=not each["errors"] and each["wide"] <= 0 and each["text"] > 50 and not outside,
+                text=f"report of {name} at {each['width']} px: no error in the console, no sideways scroll, no "
+                "table or picture that is cut off, nothing from outside the file",
+                figure=f"{len(each['errors'])} errors, {max(0, each['wide'])} px too wide, {each['cut']} cut off, "
+                f"{len(outside)} from outside",
+                holds=not each["errors"]
+                and each["wide"] <= 0
+                and not each["cut"]
+                and each["text"] > 50
+                and not outside,
             )
 
 

@@ -42,7 +42,9 @@ async function look(page, width) {
   const root = frame.contentDocument.documentElement, view = frame.contentWindow;
   const wide = [...frame.contentDocument.querySelectorAll("article *")].filter(
     each => each.getBoundingClientRect().right > root.clientWidth + 1 && !each.closest("table, pre, .highlight"));
-  const found = {page, width, errors: view.__errors, wide: root.scrollWidth - root.clientWidth,
+  const boxes = [...frame.contentDocument.querySelectorAll("body table, body svg, body img")];
+  const cut = boxes.filter(each => each.getBoundingClientRect().right > root.clientWidth + 1).length;
+  const found = {page, width, errors: view.__errors, wide: root.scrollWidth - root.clientWidth, cut,
     by: wide.slice(0, 3).map(each => each.outerHTML.slice(0, 120)), text: root.innerText.length};
   frame.remove();
   return found;

@@ -5,7 +5,8 @@
 Prints the IoU of each class and their mean for background everywhere; for logistic regression on a pixel's channels;
 and for gradient boosting on what lies within 15 x 15 pixels of it (mean, deviation, smallest and largest value of each
 channel) and on its latitude. Both learn from pixels drawn from `train`; how much more often storms are guessed
-than drawn is chosen on fields that are held back there, for the best mean IoU.
+than drawn is chosen on fields that are held back there, for the best mean IoU. Writes them beside the fields, too, so
+that the report of a training on these draws them.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+from examples.training.report import BASELINES
 from numpy.typing import NDArray
 from scipy import ndimage
 from sklearn.ensemble import HistGradientBoostingClassifier
@@ -140,6 +142,8 @@ def main() -> None:
         baseline = Baseline(model, describe)
         baseline.learn(paths["train"])
         rows[name] = {split: baseline.measure(paths[split]) for split in ("val", "shifted")}
+    named = {name: {f"{split} mean IoU": float(np.mean(row[split])) for split in row} for name, row in rows.items()}
+    (options.folder / BASELINES).write_text(json.dumps(named, indent=1), encoding="utf-8")
     if options.json:
         print(json.dumps(rows))
         return

@@ -8,6 +8,7 @@ Interrupted by SIGTERM it saves and ends; started again it goes on.
 """
 
 import sys
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +20,17 @@ from examples.climate.deeplab import DeepLabV3Plus
 from examples.climate.fields import CLASSES, Fields
 from examples.climate.tiramisu import Tiramisu
 from examples.training import report
+from examples.training.intervals import GROUPS, by_jackknife
 from examples.training.loop import Batch, Run, dtype_of, write_result
 from examples.training.options import Options, parsed
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import multiring.torch as mt
 
+SCORES = ("mean IoU", *CLASSES)
 MODELS = ("deeplabv3+", "tiramisu")
 COLOURS = np.array([[232, 238, 243], [178, 24, 43], [33, 102, 172]], np.uint8)  # of the classes, in pictures
 HATCH = 4  # pixels between the lines by which rivers are told from cyclones without colour
@@ -87,21 +91,36 @@ class ClimateFields:
 
     def losses(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return each field's weighted cross-entropy, the mean over its pixels."""
-        logits, labels = model(_input(batch, dtype_of(model))), torch.as_tensor(batch["labels"])
-        if logits.dtype != torch.float64:
-            logits = logits.float()
+        return self._losses(_logits(model, batch), torch.as_tensor(batch["labels"]))
+
+    def _losses(self, logits: Tensor, labels: Tensor) -> Tensor:
         return cross_entropy(logits, labels, self._weights.to(logits.dtype), reduction="none").mean((1, 2))
 
-    def count(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the confusion matrix of a batch's pixels."""
-        guesses, labels = model(_input(batch, dtype_of(model))).argmax(1), torch.as_tensor(batch["labels"])
-        return _confusion(labels, guesses)
+    def measure(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the fields' losses as training has them, and a confusion matrix of the pixels of each group of fields.
+
+        A field's group is drawn by its name, so that it is the same on any number of ranks.
+        """
+        labels, logits = torch.as_tensor(batch["labels"]), _logits(model, batch)
+        counts = torch.zeros(GROUPS, len(CLASSES) ** 2, dtype=torch.int64)
+        for name, truth, guess in zip(batch["name"], labels, logits.argmax(1), strict=True):
+            counts[zlib.crc32(str(name).encode()) % GROUPS] += _confusion(truth, guess).flatten()
+        return self._losses(logits, labels), counts.flatten()
 
     def scores(self, counts: Tensor) -> dict[str, float]:
         """Return the mean IoU, and each class's, in percent."""
-        hit = counts.diag()
-        each = 100 * hit / (counts.sum(0) + counts.sum(1) - hit).clamp(min=1)
-        return {"mean IoU": float(each.mean()), **{name: float(each[i]) for i, name in enumerate(CLASSES)}}
+        return dict(zip(SCORES, _shares(_groups(counts).sum(0)).tolist(), strict=True))
+
+    def intervals(self, counts: Tensor) -> dict[str, tuple[float, float]]:
+        """Return the jackknife's intervals over the fields: pixels of one field are not independent."""
+        return dict(zip(SCORES, by_jackknife(_groups(counts), _shares), strict=True))
+
+    def chance(self, counts: Tensor) -> dict[str, float]:
+        """Return the scores of background everywhere."""
+        matrix = _groups(counts).sum(0).reshape(len(CLASSES), -1)
+        everywhere = np.zeros_like(matrix)
+        everywhere[:, 0] = matrix.sum(1)
+        return dict(zip(SCORES, _shares(everywhere.ravel()).tolist(), strict=True))
 
     def pictures(self, model: nn.Module) -> Iterator[tuple[str, Image.Image]]:
         """Yield moisture, truth and prediction beside each other, for some fields that were not trained on."""
@@ -125,6 +144,24 @@ class ClimateFields:
 
 def _input(batch: Batch, dtype: torch.dtype) -> Tensor:
     return torch.as_tensor(batch["fields"]).to(dtype).contiguous(memory_format=torch.channels_last)
+
+
+def _logits(model: nn.Module, batch: Batch) -> Tensor:
+    logits: Tensor = model(_input(batch, dtype_of(model)))
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _groups(counts: Tensor) -> NDArray[np.int64]:
+    """Return the confusion matrix of each group of fields, flat: (GROUPS, classes * classes)."""
+    return counts.numpy().reshape(GROUPS, -1)
+
+
+def _shares(matrix: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the mean IoU and each class's, in percent, of a flat confusion matrix; of a class that is nowhere 0."""
+    square = matrix.reshape(len(CLASSES), -1)
+    hit = square.diagonal()
+    each = 100 * hit / np.maximum(square.sum(0) + square.sum(1) - hit, 1)
+    return np.array([each.mean(), *each])
 
 
 def _confusion(labels: Tensor, guesses: Tensor) -> Tensor:
@@ -159,8 +196,11 @@ def main(words: list[str] | None = None) -> None:
         classes = [
             (name, {f"{split}, IoU, %": row[name] for split, row in progress.scores.items()}) for name in CLASSES
         ]
-        about = {"program": task.name, "model": options.model, "about": task.about}
-        write_result(run.folder, {**about, **reached, "headline": headline, "classes": classes})
+        intervals = {
+            f"{name}, mean IoU, %": task.intervals(counts)["mean IoU"] for name, counts in progress.counts.items()
+        }
+        about = {"program": task.name, "model": options.model, "about": task.about, "classes": classes}
+        write_result(run.folder, {**about, **run.result(), **reached, "headline": headline, "intervals": intervals})
         print(report.write(run.folder))
 
 

@@ -4,7 +4,8 @@
 
 Prints top-1 of the largest class, of logistic regression on pixels, and of logistic regression on histograms of
 oriented gradients (Dalal, Triggs, CVPR 2005) and of colours; each learns from `train`, with its strength of
-regularisation chosen on a tenth of that, and is measured on `val` and `shifted`.
+regularisation chosen on a tenth of that, and is measured on `val` and `shifted`. Writes them beside the images, too,
+so that the report of a training on these draws them.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+from examples.training.report import BASELINES
 from numpy.typing import NDArray
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
@@ -98,6 +100,8 @@ def main() -> None:
     rows = {"majority": {split: 100 * float((labels[split] == largest).mean()) for split in SPLITS[1:]}}
     for name, describe in (("pixels", pixels), ("gradients and colours", descriptors)):
         rows[name] = regression({split: describe(images) for split, (images, _) in read_splits.items()}, labels)
+    named = {name: {f"{split} top-1": value for split, value in row.items()} for name, row in rows.items()}
+    (options.folder / BASELINES).write_text(json.dumps(named, indent=1), encoding="utf-8")
     if options.json:
         print(json.dumps(rows))
         return

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from examples.imagenet.images import EvaluationCrop, TrainingCrop, as_input
 from examples.training import report
+from examples.training.intervals import of_a_share
 from examples.training.loop import Batch, Run, dtype_of, write_result
 from examples.training.options import Options, parsed
 from examples.training.resnet import LAYERS, ResNet, zero_last_gammas
@@ -76,29 +77,44 @@ class Images:
     def losses(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the images' cross-entropies, with smoothed labels."""
         labels = torch.as_tensor(batch["label"])
-        logits = model(as_input(batch["image"], dtype_of(model)))
-        if logits.dtype != torch.float64:
-            logits = logits.float()
+        return self._losses(self._logits(model, batch), labels)
+
+    def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
+        logits: Tensor = model(as_input(batch["image"], dtype_of(model)))
+        return logits if logits.dtype == torch.float64 else logits.float()
+
+    def _losses(self, logits: Tensor, labels: Tensor) -> Tensor:
         return cross_entropy(logits, labels, reduction="none", label_smoothing=self._options.smoothing)
 
-    def count(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return how many images there are, how many have their class first, and how many among the first five.
+    def measure(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the images' losses as training has them, and three counts: images, first guesses right, among five.
 
         With few classes there follows, by their class and then by the guess, how many there are of each.
         """
         labels = torch.as_tensor(batch["label"])
-        best = model(as_input(batch["image"], dtype_of(model))).topk(min(TOP, len(self.classes)), 1).indices
+        logits = self._logits(model, batch)
+        losses, best = self._losses(logits, labels), logits.topk(min(TOP, len(self.classes)), 1).indices
         hit = best == labels[:, None]
         counts = torch.tensor([len(labels), int(hit[:, 0].sum()), int(hit.any(1).sum())])
         classes = len(self.classes)
         if classes > MOST_CONFUSED:
-            return counts
-        return torch.cat([counts, torch.bincount(labels * classes + best[:, 0], minlength=classes**2)])
+            return losses, counts
+        return losses, torch.cat([counts, torch.bincount(labels * classes + best[:, 0], minlength=classes**2)])
 
     def scores(self, counts: Tensor) -> dict[str, float]:
         """Return top-1 and top-5 in percent."""
         total, first, among = counts[:3].tolist()
         return {"top-1": 100 * first / total, "top-5": 100 * among / total}
+
+    def intervals(self, counts: Tensor) -> dict[str, tuple[float, float]]:
+        """Return Wilson's intervals of top-1 and top-5, over the images."""
+        total, first, among = counts[:3].tolist()
+        return {"top-1": of_a_share(first, total), "top-5": of_a_share(among, total)}
+
+    def chance(self, counts: Tensor) -> dict[str, float]:  # noqa: ARG002 -- alike for any counts
+        """Return how often a guess at random is right."""
+        classes = len(self.classes)
+        return {"top-1": 100 / classes, "top-5": 100 * min(TOP, classes) / classes}
 
     def confusion(self, counts: Tensor) -> list[list[int]]:
         """Return how many images of each class (rows) were taken for each; nothing where there are too many classes."""
@@ -117,12 +133,17 @@ def main(words: list[str] | None = None) -> None:
         headline: dict[str, Any] = {
             f"{name}, {key}, %": value for name, row in progress.scores.items() for key, value in row.items()
         }
+        intervals = {
+            f"{name}, {key}, %": value
+            for name, counts in progress.counts.items()
+            for key, value in task.intervals(counts).items()
+        }
         headline["images a second"] = progress.samples / max(progress.trained_s, 1e-9)
         headline["ranks"] = run.ranks
         about: dict[str, Any] = {"program": task.name, "model": options.model, "about": task.about}
         if "val" in progress.counts and (confusion := task.confusion(progress.counts["val"])):
             about["confusion"] = confusion
-        write_result(run.folder, {**about, **reached, "headline": headline})
+        write_result(run.folder, {**about, **run.result(), **reached, "headline": headline, "intervals": intervals})
         print(report.write(run.folder))
 
 

@@ -20,10 +20,11 @@ import numpy as np
 import torch
 from examples.training import options as options_file
 from examples.training.checkpoints import Checkpoints
+from examples.training.circumstances import circumstances
 from examples.training.evaluation import combine_statistics, counted
 from examples.training.options import Options
 from examples.training.recipe import recipe_of, steps_of_an_epoch
-from examples.training.report import METRICS, RESULT
+from examples.training.report import BASELINES, METRICS, RESULT
 from torch import Tensor, nn
 
 import multiring.torch as mt
@@ -59,12 +60,20 @@ class Task(Protocol):
         """Return the loss of each sample, (n,)."""
         ...
 
-    def count(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return int64 counts that add up over samples."""
+    def measure(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the loss of each sample, (n,), and int64 counts that add up over samples, from one forward."""
         ...
 
     def scores(self, counts: Tensor) -> dict[str, float]:
         """Return what the counts of a whole data set say, in percent; the first figure is the one to be high."""
+        ...
+
+    def intervals(self, counts: Tensor) -> dict[str, tuple[float, float]]:
+        """Return the 95 % interval of some scores, in percent, over the samples of the data set."""
+        ...
+
+    def chance(self, counts: Tensor) -> dict[str, float]:
+        """Return what some scores are without having learnt anything, in percent."""
         ...
 
 
@@ -76,8 +85,10 @@ class Progress:
     best: float = -math.inf
     trained_s: float = 0.0  # without evaluation and checkpoints
     waited_s: float = 0.0  # of that, for data
+    wall_s: float = 0.0  # with evaluation and checkpoints; of all processes of this run
     samples: int = 0  # of all ranks, since this process began
     scores: dict[str, dict[str, float]] = field(default_factory=dict)
+    losses: dict[str, float] = field(default_factory=dict)  # of each data set that is evaluated
     counts: dict[str, Tensor] = field(default_factory=dict)  # that the scores are of
 
 
@@ -115,6 +126,7 @@ class Run:
         self._report: Any = None
         self._balance: Any = None
         self._in_flight: tuple[Any, Tensor] | None = None
+        self._began = time.monotonic()  # as if all of this run's processes had followed each other without a break
 
     def train(self) -> Progress:
         """Train until the epochs, or the minutes, are over; resume where the folder holds a checkpoint.
@@ -140,6 +152,7 @@ class Run:
                 self.model, lambda plain: self.task.losses(plain, few).sum(), samples=2, dtype=dtype
             )
         self._balance = mt.balance(self.loader)
+        self._began = time.monotonic() - self.progress.wall_s
         with self._listening():
             stopped = self._epochs(checkpoints)
         self._settled()
@@ -231,6 +244,7 @@ class Run:
         self._record(
             kind="step",
             step=step,
+            wall_s=self._wall_s(),
             loss=loss,
             rate=self.recipe.optimizer.param_groups[0]["lr"],
             samples_a_second=progress.samples / seconds,
@@ -247,18 +261,27 @@ class Run:
         combine_statistics(self.model, self.ranks, self.recipe.average)
         began = time.monotonic()
         for name, samples in self.task.evaluations.items():
-            counts = counted(
+            found = counted(
                 self.model,
                 samples,
-                self.task.count,
+                self.task.measure,
                 batch=self.options.batch,
                 place=(self.rank, self.ranks),
                 recipe=self.recipe,
                 workers=self.options.workers,
             )
-            self.progress.counts[name], self.progress.scores[name] = counts, self.task.scores(counts)
-        named = {f"{name} {key}": value for name, row in self.progress.scores.items() for key, value in row.items()}
-        self._record(kind="evaluation", step=self.progress.step, seconds=time.monotonic() - began, **named)
+            self.progress.counts[name], self.progress.losses[name] = found.counts, found.loss
+            self.progress.scores[name] = self.task.scores(found.counts)
+        progress = self.progress
+        self._record(
+            kind="evaluation",
+            step=progress.step,
+            wall_s=self._wall_s(),
+            seconds=time.monotonic() - began,
+            intervals=_by_name({name: self.task.intervals(counts) for name, counts in progress.counts.items()}),
+            **{f"{name} loss": loss for name, loss in progress.losses.items()},
+            **_by_name(progress.scores),
+        )
         first = next(iter(self.progress.scores.values()))
         score = next(iter(first.values()))
         if score > self.progress.best:
@@ -300,8 +323,23 @@ class Run:
             found["advice"] = [noise.report()]
         return found
 
+    def result(self) -> dict[str, Any]:
+        """Return what the report says of where the run was made, and of what its scores are held against."""
+        chance = {name: self.task.chance(counts) for name, counts in self.progress.counts.items()}
+        return {
+            "circumstances": circumstances(self.ranks),
+            "chance": _by_name(chance),
+            "baselines": baselines_in(Path(self.options.data)),
+        }
+
+    def _wall_s(self) -> float:
+        self.progress.wall_s = time.monotonic() - self._began
+        return self.progress.wall_s
+
     def _saved_values(self) -> dict[str, Any]:
-        return {"best": self.progress.best, "trained_s": self.progress.trained_s, "waited_s": self.progress.waited_s}
+        progress = self.progress
+        times = {"trained_s": progress.trained_s, "waited_s": progress.waited_s, "wall_s": self._wall_s()}
+        return {"best": progress.best, **times}
 
     def _restore(self, values: dict[str, Any]) -> None:
         for name, value in values.items():
@@ -336,6 +374,17 @@ def _parts(batch: Batch, samples: int, passes: int) -> Iterator[Batch]:
     for number in range(min(passes, samples)):
         chosen = slice(number * samples // min(passes, samples), (number + 1) * samples // min(passes, samples))
         yield {name: value[chosen] for name, value in batch.items()}
+
+
+def _by_name(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the values of each data set's row under "DATA SET KEY"."""
+    return {f"{name} {key}": value for name, row in rows.items() for key, value in row.items()}
+
+
+def baselines_in(folder: Path) -> dict[str, dict[str, float]]:
+    """Return the scores of each method without a network, which `baselines` has written beside the data, if it has."""
+    path = folder / BASELINES
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def _collated(records: Sequence[dict[str, Any]]) -> Batch:

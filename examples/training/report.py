@@ -12,13 +12,14 @@ import html
 import io
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 if sys.version_info >= (3, 11):
@@ -27,7 +28,19 @@ else:
     import tomli as tomllib
 
 METRICS, RESULT, PAGE, PICTURES = "metrics.jsonl", "result.json", "report.html", "pictures"
+BASELINES = "baselines.json"  # beside the data: scores without a network, by method and name
+MOST_IN_A_TABLE = 5  # columns, so that a table fits a phone
 LINES = ("-", "--", ":", "-.")
+SHADES = ("0.35", "0.5", "0.65", "0.75")
+UNITS = {"step": "step", "seconds": "seconds", "wall_s": "s since the start"}  # of what is no score
+CURVES = (
+    "Scores are of the whole data set that is named. Shaded, and as bars: their 95 % intervals. Dotted and grey: "
+    "chance, and methods without a network, where they were measured."
+)
+INTERVALS = (
+    "The intervals are over the samples of the data set. They do not say how much the result of another seed would "
+    "differ."
+)
 STYLE = """
 :root { color-scheme: light; --ink: #1c2733; --soft: #5b6875; --rule: #d5dce3; --fill: #f5f7f9; }
 * { box-sizing: border-box; }
@@ -38,13 +51,16 @@ p { margin: .4rem 0; } .soft { color: var(--soft); }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .75rem; margin: 1.2rem 0; }
 .figure { background: var(--fill); border: 1px solid var(--rule); border-radius: .4rem; padding: .6rem .8rem; }
 .figure b { display: block; font-size: 1.35rem; line-height: 1.3; }
+.figure small { display: block; color: var(--soft); }
 .curves { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); gap: 1rem; }
 .curves svg, img { width: 100%; height: auto; display: block; }
 .pictures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 20rem), 1fr)); gap: 1rem; }
 figure { margin: 0; } figcaption { color: var(--soft); font-size: .9rem; margin-top: .25rem; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .92rem; }
-th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--rule); text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; } thead th { color: var(--soft); font-weight: 600; }
+table { border-collapse: collapse; font-size: .92rem; max-width: 100%; margin: .4rem 0; }
+th, td { padding: .25rem .5rem; border-bottom: 1px solid var(--rule); text-align: right; vertical-align: top; }
+.numbers td { white-space: nowrap; } .named td { overflow-wrap: anywhere; }
+th:first-child, td:first-child { text-align: left; overflow-wrap: normal; }
+thead th { color: var(--soft); font-weight: 600; } .named td:last-child { text-align: left; }
 """
 
 
@@ -82,8 +98,9 @@ def page(run: Run) -> str:
     parts = [
         f"<h1>{_text(title)}</h1>",
         f"<p class=soft>{_text(run.result.get('about', ''))}</p>",
-        _figures(run.result.get("headline", {})),
+        _figures(run.result.get("headline", {}), run.result.get("intervals", {})),
         "<h2>Curves</h2>",
+        f"<p class=soft>{_text(CURVES)}</p>",
         f"<div class=curves>{''.join(_curves(run))}</div>",
     ]
     if "classes" in run.result:
@@ -101,10 +118,10 @@ def page(run: Run) -> str:
         if run.result.get(key):
             parts += [f"<h2>{heading}</h2>", _said(run.result[key])]
     if run.evaluations:
-        names = [name for name in run.evaluations[-1] if name not in {"kind", "step"}]
-        rows = [[str(each["step"]), *(_number(each.get(name)) for name in names)] for each in run.evaluations]
-        parts += ["<h2>Evaluations</h2>", _table(["step", *names], rows)]
-    parts += ["<h2>Options</h2>", _table(["option", "value"], [[k, str(v)] for k, v in run.options.items()])]
+        parts += ["<h2>Evaluations</h2>", *_evaluations(run)]
+    if run.result.get("circumstances"):
+        parts += ["<h2>How it was made</h2>", _named(run.result["circumstances"])]
+    parts += ["<h2>Options</h2>", _named(run.options)]
     head = (
         "<meta charset=utf-8><meta name=viewport content='width=device-width, initial-scale=1'>"
         f"<title>{_text(title)}</title><style>{STYLE}</style>"
@@ -128,23 +145,49 @@ def _number(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _figures(named: dict[str, object]) -> str:
-    boxes = (f"<div class=figure><b>{_text(_number(value))}</b>{_text(name)}</div>" for name, value in named.items())
-    return f"<div class=figures>{''.join(boxes)}</div>"
+def _figures(named: dict[str, object], intervals: dict[str, list[float]]) -> str:
+    boxes = []
+    for name, value in named.items():
+        low_high = intervals.get(name)
+        beside = f"<small>95 % interval: {low_high[0]:.1f} to {low_high[1]:.1f}</small>" if low_high else ""
+        boxes.append(f"<div class=figure><b>{_text(_number(value))}</b>{_text(name)}{beside}</div>")
+    said = f"<p class=soft>{_text(INTERVALS)}</p>" if intervals else ""
+    return f"<div class=figures>{''.join(boxes)}</div>{said}"
+
+
+def _named(values: dict[str, Any]) -> str:
+    """Return a table of names and values, which are texts."""
+    return _table(["", ""], [[name, str(value)] for name, value in values.items()], kind="named")
+
+
+def _evaluations(run: Run) -> list[str]:
+    """Return tables of all evaluations, each with as many columns as fit a phone."""
+    names = [name for name in run.evaluations[-1] if name not in {"kind", "step", "intervals"}]
+    tables = []
+    for first in range(0, len(names), MOST_IN_A_TABLE - 1):
+        shown = names[first : first + MOST_IN_A_TABLE - 1]
+        rows = [[str(each["step"]), *(_number(each.get(name)) for name in shown)] for each in run.evaluations]
+        tables.append(_table(["step", *map(_with_unit, shown)], rows))
+    return tables
+
+
+def _with_unit(name: str) -> str:
+    """Return what a record calls a value, with its unit."""
+    return UNITS.get(name) or f"{name}, {'nats' if name.endswith(' loss') else '%'}"
 
 
 def _said(value: object) -> str:
     """Return a dict as a table, a list as paragraphs."""
     if isinstance(value, dict):
-        return _table(["", "value"], [[name, _number(each)] for name, each in value.items()])
+        return _table(["", "value"], [[name, _number(each)] for name, each in value.items()], kind="named")
     lines = value if isinstance(value, list) else [value]
     return "".join(f"<p>{_text(line)}</p>" for line in lines)
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "numbers") -> str:
     head = "".join(f"<th scope=col>{_text(each)}</th>" for each in heads)
     body = "".join("<tr>" + "".join(f"<td>{_text(each)}</td>" for each in row) + "</tr>" for row in rows)
-    return f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    return f"<table class={kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _class_rows(run: Run) -> list[list[str]]:
@@ -152,8 +195,8 @@ def _class_rows(run: Run) -> list[list[str]]:
 
 
 def _confusion(counts: list[list[int]]) -> str:
-    """Return a confusion matrix: as a table, or as a picture where it has more than a dozen classes."""
-    if len(counts) <= 12:
+    """Return a confusion matrix: as a table, or as a picture where that would not fit a phone."""
+    if len(counts) < MOST_IN_A_TABLE:
         names = [str(each) for each in range(len(counts))]
         rows = ([name, *map(str, row)] for name, row in zip(names, counts, strict=True))
         return _table(["true \\ guessed", *names], rows)
@@ -166,35 +209,89 @@ def _confusion(counts: list[list[int]]) -> str:
 
 
 def _curves(run: Run) -> list[str]:
-    drawn = []
-    names = sorted({name for line in run.evaluations for name in line} - {"kind", "step", "seconds"})
+    """Return a figure of the losses, of each data set's scores, and of the learning rate."""
+    # In the order of a task's scores: the first one of a data set is the one that counts.
+    found = dict.fromkeys(name for line in run.evaluations for name in line)
+    names = [name for name in found if name not in {*UNITS, "kind", "intervals"}]
+    losses = [name for name in names if name.endswith(" loss")]
     # A figure for each data set, by the first word of its scores: few lines, each of a style of its own.
     sets: dict[str, list[str]] = {}
     for name in names:
-        sets.setdefault(name.partition(" ")[0], []).append(name)
-    for heading, lines, keys in (
-        ("loss", run.steps, ["loss"]),
-        *((each, run.evaluations, keys) for each, keys in sorted(sets.items(), reverse=True)),
-        ("learning rate", run.steps, ["rate"]),
-    ):
-        figure = Figure((5.2, 3.2), layout="constrained")
-        axes = figure.add_subplot()
-        for style, key in zip(LINES * len(keys), keys, strict=False):
-            points = [(line["step"], line[key]) for line in lines if key in line]
-            if points:
-                axes.plot(
-                    *zip(*points, strict=True),
-                    style,
-                    color="black",
-                    label=key.partition(" ")[2],
-                    marker="." * (len(points) < 30),
-                )
-        axes.set(xlabel="step", title=heading)
-        axes.grid(visible=True, color="0.9")
-        if len(axes.lines) > 1:
-            figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize="small", handlelength=4)
-        drawn.append(_svg(figure, f"{heading} by step"))
-    return drawn
+        if name not in losses:
+            sets.setdefault(name.partition(" ")[0], []).append(name)
+    curves = [Curve("training", [(line["step"], line["loss"]) for line in run.steps])]
+    curves += [_curve(run, name, name.removesuffix(" loss")) for name in losses]
+    drawn = [_drawn(run, "loss", "nats a sample", curves)]
+    for heading, keys in sorted(sets.items(), reverse=True):
+        curves = [_curve(run, key, key.partition(" ")[2]) for key in keys]
+        drawn.append(_drawn(run, f"scores of {heading}", "%", curves, _levels(run, keys[0])))
+    rates = Curve("", [(line["step"], line["rate"]) for line in run.steps])
+    return [*drawn, _drawn(run, "learning rate", "learning rate", [rates])]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One line of a figure: values by step, and their intervals if they have any."""
+
+    label: str
+    points: list[tuple[int, float]]
+    intervals: list[tuple[float, float]] | None = None
+
+
+def _curve(run: Run, key: str, label: str) -> Curve:
+    """Return what all evaluations found of one score."""
+    lines = [line for line in run.evaluations if key in line]
+    found = [line.get("intervals", {}).get(key) for line in lines]
+    intervals = [(low, high) for low, high in filter(None, found)]
+    points = [(line["step"], line[key]) for line in lines]
+    return Curve(label, points, intervals if intervals and len(intervals) == len(points) else None)
+
+
+def _levels(run: Run, key: str) -> dict[str, float]:
+    """Return what a score is held against: chance, and the methods without a network that were measured."""
+    rows = {"chance": run.result.get("chance", {}), **run.result.get("baselines", {})}
+    return {f"{key.partition(' ')[2]}, {name}": row[key] for name, row in rows.items() if key in row}
+
+
+def _drawn(
+    run: Run, heading: str, unit: str, curves: Sequence[Curve], levels: Mapping[str, float] | None = None
+) -> str:
+    """Return a figure by step, with a second axis of the time that the run took up to each step."""
+    figure = Figure((5.2, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    for style, curve in zip(LINES * len(curves), curves, strict=False):
+        if not curve.points:
+            continue
+        marker = "." * (len(curve.points) < 30)
+        steps, values = zip(*curve.points, strict=True)
+        axes.plot(steps, values, style, color="black", label=curve.label, marker=marker)
+        if curve.intervals is not None:
+            low, high = zip(*curve.intervals, strict=True)
+            axes.fill_between(steps, low, high, color="black", alpha=0.12, linewidth=0)
+            axes.vlines(steps, low, high, color="black", alpha=0.3, linewidth=1)
+    for shade, (label, value) in zip(SHADES, (levels or {}).items(), strict=False):
+        axes.axhline(value, color=shade, linewidth=1.2, linestyle=(0, (1, 1)), label=f"{label} {value:.3g}")
+    last = max((line["step"] for line in (*run.steps, *run.evaluations)), default=1)
+    axes.set(xlabel="step", ylabel=unit, title=heading, xlim=(0, 1.03 * last))
+    axes.grid(visible=True, color="0.9")
+    _add_clock(axes, run)
+    if len(axes.lines) > 1:
+        figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize="small", handlelength=3)
+    return _svg(figure, f"{heading} by step")
+
+
+def _add_clock(axes: Axes, run: Run) -> None:
+    """Add an axis of minutes since the run began, without the breaks between its processes."""
+    timed = {line["step"]: line["wall_s"] / 60 for line in (*run.steps, *run.evaluations) if "wall_s" in line}
+    if not timed or max(timed.values()) <= 0:
+        return
+    last = max(timed)
+    # The axis ends a little after the last step: the clock goes on at the run's mean speed there.
+    timed[2 * last] = 2 * timed[last]
+    steps = np.array([0, *sorted(timed)])
+    minutes = np.maximum.accumulate([0.0, *(timed[step] for step in sorted(timed))]) + 1e-9 * np.arange(len(steps))
+    both = (lambda at: np.interp(at, steps, minutes), lambda at: np.interp(at, minutes, steps))
+    axes.secondary_xaxis("top", functions=both).set_xlabel("minutes, with evaluation and checkpoints", fontsize="small")
 
 
 def _svg(figure: Figure, label: str) -> str:

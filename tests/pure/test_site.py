@@ -113,6 +113,12 @@ def test_every_public_name_has_a_docstring_and_stands_in_the_reference() -> None
             assert documentation_of(module, name), f"{module}.{name} has no docstring"
 
 
+def test_the_menu_names_each_page_once() -> None:
+    entries = re.findall(r"^      - (\S+)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(entries) > 30
+    assert len(entries) == len(set(entries)), sorted(each for each in entries if entries.count(each) > 1)
+
+
 def test_the_site_has_every_page() -> None:
     told = (ROOT / "mkdocs.yml").read_text()
     for path in DOCS.glob("*.md"):

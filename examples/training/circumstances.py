@@ -1,0 +1,45 @@
+"""When, where and by what a run was made: what the report says so that somebody else can repeat it."""
+
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import multiring
+from multiring.bench.machine import hardware
+
+ROOT = Path(__file__).parents[2]
+
+
+def circumstances(ranks: int) -> dict[str, str]:
+    """Return the end's date, the command of a rank, the commit, the versions and the processor of this host."""
+    versions = {
+        "multiring": multiring.__version__,
+        "PyTorch": torch.__version__,
+        "NumPy": np.__version__,
+        "Python": platform.python_version(),
+    }
+    return {
+        "ended": time.strftime("%Y-%m-%d %H:%M %z"),
+        "command of each rank": " ".join(sys.orig_argv),
+        "ranks": str(ranks),
+        "threads of a rank": str(torch.get_num_threads()),
+        "commit": commit(),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "processor of rank 0's host": hardware(),
+    }
+
+
+def commit() -> str:
+    """Return the commit of this checkout, marked where files differ from it; "unknown" outside a git checkout."""
+    git = shutil.which("git")
+    if git is None:
+        return "unknown"
+    command = [git, "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    found = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603 -- git itself
+    return found.stdout.strip() or "unknown"

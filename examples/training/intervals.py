@@ -1,0 +1,47 @@
+"""Confidence intervals of scores, over the samples of the data set that they were measured on."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Z_95 = 1.959964  # the 97.5 % quantile of the normal distribution
+# The 97.5 % quantile of Student's distribution with GROUPS - 1 degrees of freedom.
+GROUPS, T_95 = 20, 2.093024
+
+
+def of_a_share(hits: int, total: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share, in percent.
+
+    Args:
+        hits: samples that count.
+        total: all samples, at least one; they are taken to be independent.
+
+    Source: Wilson, "Probable inference, the law of succession, and statistical inference", JASA 22 (1927).
+    """
+    share, spread = hits / total, Z_95**2 / total
+    middle = (share + spread / 2) / (1 + spread)
+    half = Z_95 / (1 + spread) * math.sqrt(share * (1 - share) / total + spread / (4 * total))
+    return 100 * max(0.0, middle - half), 100 * min(1.0, middle + half)
+
+
+def by_jackknife(
+    groups: NDArray[np.int64], score: Callable[[NDArray[np.int64]], NDArray[np.float64]]
+) -> list[tuple[float, float]]:
+    """Return 95 % intervals of scores that are no shares of independent samples, by the delete-a-group jackknife.
+
+    Args:
+        groups: (GROUPS, n) counts, of groups of samples that were drawn at random and are of about the same size.
+        score: makes the scores (m,) of the sum of some groups' counts.
+
+    Returns:
+        m intervals, in the scores' unit.
+
+    Source: Kott, "The delete-a-group jackknife", Journal of Official Statistics 17 (2001).
+    """
+    whole = groups.sum(0)
+    without = np.stack([score(whole - each) for each in groups])
+    middle = score(whole)
+    half = T_95 * np.sqrt((GROUPS - 1) / GROUPS * ((without - without.mean(0)) ** 2).sum(0))
+    return [(float(low), float(high)) for low, high in zip(middle - half, middle + half, strict=True)]
