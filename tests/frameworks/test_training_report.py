@@ -17,7 +17,7 @@ from examples.training.intervals import GROUPS, by_jackknife, of_a_share
 from scipy import optimize, stats
 from torch import Tensor, nn
 
-from multiring.data.orders import SequentialOrder
+from multiring.data.orders import Order, SequentialOrder
 
 
 @pytest.mark.parametrize(("hits", "total"), [(0, 5), (1, 3), (17, 800), (400, 800), (799, 800), (7, 7)])
@@ -25,7 +25,7 @@ def test_an_interval_of_a_share_is_where_the_score_test_does_not_reject(hits: in
     share = hits / total
 
     def margin(true: float) -> float:
-        return abs(share - true) / math.sqrt(true * (1 - true) / total) - stats.norm.ppf(0.975)
+        return float(abs(share - true) / math.sqrt(true * (1 - true) / total) - stats.norm.ppf(0.975))
 
     low, high = of_a_share(hits, total)
     assert 0 <= low <= 100 * share + 1e-9
@@ -65,7 +65,8 @@ class Numbers:
     """Samples whose loss is known."""
 
     def __init__(self, losses: list[float]) -> None:
-        self.losses, self.order = losses, SequentialOrder(len(losses))
+        self.losses = losses
+        self.order: Order = SequentialOrder(len(losses))
         self.seed, self.digest = 0, "numbers"
 
     def sample(self, number: int, epoch: int = 0, draw: int = 0) -> dict[str, Any]:  # noqa: ARG002 -- the interface
