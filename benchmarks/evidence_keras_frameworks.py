@@ -1,4 +1,4 @@
-"""Random cases of the frameworks' adapters apart from Keras' `fit`: the families that benchmarks/evidence_keras.py adds."""
+"""Random cases of the adapters apart from Keras' `fit`: families that benchmarks/evidence_keras.py adds."""
 
 from collections.abc import Sequence
 
