@@ -2,7 +2,7 @@
 
 import math
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multiring.errors import ArgumentError
-from multiring.frontend.errors import HorovodInternalError
+from multiring.frontend.consistency_check import require_alike, told_to_others
+from multiring.frontend.errors import HorovodInternalError, internal_errors
 from multiring.frontend.handles import submit
 from multiring.frontend.object_collectives import allgather_object
 from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of
@@ -62,26 +63,68 @@ def mean(
     return found
 
 
-def gathered(outputs: Any, rows: Callable[[Any], Any | None]) -> Any:
+def gathered(outputs: Any, is_array: Callable[[Any], bool], rows: Callable[[Any], Any], process_set: ProcessSet) -> Any:
     """Return all ranks' outputs, by rank: of arrays the rows, of lists the elements; in dicts and tuples each.
 
     Args:
-        outputs: alike on all ranks, but for how many rows or elements there are.
-        rows: returns all ranks' rows of an array of the framework's; None where it is none.
+        outputs: alike on all ranks, but for how many rows or elements there are, and for the order of names in dicts.
+        is_array: tells the framework's arrays.
+        rows: returns all ranks' rows of one.
+        process_set: the ranks.
+
+    Raises:
+        ArgumentError: something is none of those.
+        HorovodInternalError: on every rank: outputs differ in names or kinds, or a rank is gone.
     """
-    if isinstance(outputs, Mapping):
-        return {name: gathered(each, rows) for name, each in outputs.items()}
-    if isinstance(outputs, tuple):
-        return tuple(gathered(each, rows) for each in outputs)
-    if isinstance(outputs, list):
-        return [each for part in allgather_object(outputs, name="gather") for each in part]
-    found = rows(outputs)
-    if found is None:
+    group = members_of(process_set).group
+    with internal_errors("gather"):
+        with told_to_others(group, "gather"):
+            lines = list(_lines_of(outputs, is_array, "outputs"))
+        require_alike(group, "gather", lines)
+    return _put_together(outputs, is_array, rows, process_set)
+
+
+def _lines_of(value: Any, is_array: Callable[[Any], bool], where: str) -> Iterator[str]:
+    """Yield what of the structure of `value` has to be the same on all ranks."""
+    if isinstance(value, Mapping):
+        names = _in_order(value)
+        yield f"{where} is a dict of {', '.join(map(repr, names))}"
+        for name in names:
+            yield from _lines_of(value[name], is_array, f"{where}[{name!r}]")
+    elif isinstance(value, tuple):
+        yield f"{where} is a tuple of {len(value)}"
+        for place, each in enumerate(value):
+            yield from _lines_of(each, is_array, f"{where}[{place}]")
+    elif isinstance(value, list):
+        yield f"{where} is a list"
+    elif is_array(value):
+        yield f"{where} is an array"
+    else:
         raise ArgumentError(
-            f"gather: a {type(outputs).__name__}; want arrays with a dimension of samples, lists, or dicts and tuples "
-            "of those"
+            f"gather: {where} is a {type(value).__name__}; want arrays with a dimension of samples, lists, or dicts "
+            "and tuples of those"
         )
-    return found
+
+
+def _put_together(
+    value: Any, is_array: Callable[[Any], bool], rows: Callable[[Any], Any], process_set: ProcessSet
+) -> Any:
+    """As `gathered`, of outputs that are known to be alike."""
+    if is_array(value):
+        return rows(value)
+    if isinstance(value, list):
+        parts = allgather_object(value, name="gather", process_set=process_set)
+        return [each for part in parts for each in part]
+    if isinstance(value, Mapping):
+        # In one order on all ranks; the result has this rank's own.
+        found = {name: _put_together(value[name], is_array, rows, process_set) for name in _in_order(value)}
+        return {name: found[name] for name in value}
+    each = [_put_together(part, is_array, rows, process_set) for part in value]
+    return type(value)(*each) if hasattr(value, "_fields") else tuple(each)  # a namedtuple stays one
+
+
+def _in_order(names: Mapping[Any, Any]) -> list[Any]:
+    return sorted(names, key=lambda name: (type(name).__name__, repr(name)))
 
 
 def checked(metrics: Any, weight: Any) -> list[NDArray[np.float64]]:

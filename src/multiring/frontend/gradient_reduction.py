@@ -22,7 +22,7 @@ class GradientReduction:
     groups: Any = None  # a number of collectives, or lists of variables whose gradients are one each
     process_set: ProcessSet = global_process_set
     scale_local: bool = True  # whether gradients that stay a rank's own are divided by the ranks
-    local: set[Any] = field(default_factory=set)  # references of variables whose gradients do
+    local: dict[Any, Any] = field(default_factory=dict)  # variables whose gradients do, by their references
 
     def __post_init__(self) -> None:
         """Check.
@@ -47,7 +47,7 @@ class GradientReduction:
 
     def keep_local(self, variable: Any) -> None:
         """Have the gradient of `variable` be this rank's own."""
-        self.local.add(reference_of(variable))
+        self.local[reference_of(variable)] = variable  # as long as it lives, nothing else has its identity
 
     def is_local(self, variable: Any) -> bool:
         """Return whether the gradient of `variable` is this rank's own."""

@@ -22,19 +22,22 @@ def gather(outputs: Any, process_set: ProcessSet = global_process_set) -> Any:
     """Return all ranks' outputs, by rank: of tensors the rows, of lists the elements; in dicts and tuples each.
 
     Every rank calls it, also one that had no samples, with tensors of no rows; so that evaluation is exact where the
-    last batches are uneven. No gradient comes back.
+    last batches are uneven. Dicts go by their names, in whatever order a rank has them. No gradient comes back.
 
     Raises:
         ArgumentError: something is neither.
-        HorovodInternalError: on every rank: tensors differ in more than their rows, or a rank is gone.
+        HorovodInternalError: on every rank: outputs differ in names or kinds, tensors differ in more than their rows,
+            or a rank is gone.
     """
 
-    def rows(value: Any) -> Tensor | None:
-        if not isinstance(value, Tensor):
-            return None
-        return allgather(value.detach(), process_set=process_set)
+    def rows(tensor: Tensor) -> Tensor:
+        return allgather(tensor.detach(), process_set=process_set)
 
-    return evaluation.gathered(outputs, rows)
+    return evaluation.gathered(outputs, _is_tensor, rows, process_set)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
 
 
 def seed_everything(seed: int | None = 0, *, differs: bool = False) -> int:

@@ -148,6 +148,53 @@ def in_one_piece(tensor: Tensor) -> Tensor:
     return found if is_one_piece(found) else found.resolve_conj().resolve_neg().contiguous()
 
 
+def is_same_memory(one: Tensor, other: Tensor) -> bool:
+    """Return whether the two dense tensors have the same elements, in the same order, in the same memory.
+
+    That they are one object says nothing: `x.data = ...`, `x.set_(...)` and `x.share_memory_()` give an object other
+    memory, and another object may be of the same memory.
+    """
+    return (
+        one.layout is other.layout is torch.strided
+        and one.data_ptr() == other.data_ptr()
+        and one.dtype is other.dtype
+        and one.shape == other.shape
+        and one.stride() == other.stride()
+        and one.is_conj() == other.is_conj()
+        and one.is_neg() == other.is_neg()
+    )
+
+
+def extent_of(tensor: Tensor) -> tuple[int, int]:
+    """Return where the memory of a dense `tensor` begins and ends; other tensors may lie in between."""
+    if not tensor.numel():
+        return 0, 0
+    elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + elements * tensor.element_size()
+
+
+def touches(one: Tensor, other: Tensor) -> bool:
+    """Return whether the two dense tensors may have memory in common."""
+    first, last = extent_of(one)
+    start, end = extent_of(other)
+    return first < end and start < last
+
+
+def apart(tensor: Tensor) -> Tensor:
+    """Return the memory of a dense `tensor` as one whose storage is its own.
+
+    Whoever gives the result other memory, as `share_memory_()` does to all tensors of a storage, leaves `tensor` as it
+    is. The result keeps the memory.
+    """
+    size_bytes = tensor.numel() * tensor.element_size()
+    if not size_bytes:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    flat = tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+    storage = torch.frombuffer(flat.numpy(), dtype=torch.uint8).untyped_storage()
+    found: Tensor = torch.empty(0, dtype=tensor.dtype).set_(storage, 0, tensor.shape, tensor.stride())
+    return found
+
+
 def note_change(tensor: Tensor) -> None:
     """Tell autograd that what it saved of `tensor` is no longer what it was."""
     if not tensor.is_inference():

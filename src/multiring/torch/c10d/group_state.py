@@ -262,15 +262,21 @@ class Coalesced(Done):
 
 
 class _Completer:
-    """A thread that sets futures as operations end.
+    """Threads that set futures as operations end, and so run their callbacks.
 
-    One for each group, whose operations every rank starts in the same order: waiting for the first of them never keeps
-    a later one from ending.
+    Every rank starts a group's operations in the same order: waiting for the first of them never keeps a later one from
+    ending. A callback may: it may wait for another collective, whose own future a callback waits for, and so on, as
+    torch's powerSGD_hook does. So one thread at least is always out of callbacks; whoever goes into one as the last
+    starts another.
     """
+
+    _SPARE = 2  # threads that stay, out of callbacks
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[tuple[OperationWork, Future[Any]] | None] = SimpleQueue()
-        threading.Thread(target=_complete, args=(self._queue,), name="multiring futures", daemon=True).start()
+        self._lock = threading.Lock()
+        self._free = 0  # threads out of callbacks
+        self._start_thread()
 
     def watch(self, work: OperationWork, future: "Future[Any]") -> None:
         self._queue.put((work, future))
@@ -278,11 +284,26 @@ class _Completer:
     def stop(self) -> None:
         self._queue.put(None)
 
+    def _start_thread(self) -> None:
+        self._free += 1
+        threading.Thread(target=self._run, name="multiring futures", daemon=True).start()
 
-def _complete(queue: "SimpleQueue[tuple[OperationWork, Future[Any]] | None]") -> None:
-    while (item := queue.get()) is not None:
-        _complete_one(*item)
-        del item  # or it would live until the next one comes
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            work, future = item
+            with suppress(Exception):  # the future raises it
+                work.wait()
+            with self._lock:
+                self._free -= 1
+                if not self._free:
+                    self._start_thread()
+            future.set_result(None)
+            del item, work, future  # or they would live until the next ones come
+            with self._lock:
+                if self._free >= self._SPARE:
+                    return
+                self._free += 1
+        self._queue.put(None)  # for the others
 
 
 def _complete_one(work: OperationWork, future: "Future[Any]") -> None:

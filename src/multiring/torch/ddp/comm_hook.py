@@ -60,6 +60,7 @@ class BucketSharing:
         self._in_arena: dict[int, int] = {}  # by a bucket's index, where it lies
         self._stateful: dict[tuple[int, ...], _Bucket] = {}  # by the `id` of its parameters
         self._states: dict[int, CompressionState] = {}  # of parameters that are in none of these yet
+        self._known: list[Tensor] = []  # those parameters: as long as they live, nothing else has their identity
         self._reduction_of: TensorReductionOf | None = None
 
     def start(self, bucket: GradBucket) -> Future[Tensor]:
@@ -144,7 +145,9 @@ class BucketSharing:
                 second = partial(self.group.twin_for, "second reductions of buckets")
                 self._reduction_of = tensor_reductions_of(self.group, second, self._options)
             for other in [each for each in self._stateful if not set(each).isdisjoint(key)]:
-                self._states |= self._stateful.pop(other).states()
+                former = self._stateful.pop(other)
+                self._states |= former.states()
+                self._known += former.parameters
             found = self._stateful[key] = _Bucket(parameters, self._reduction_of)
             found.load_states(self._states)
         return found
@@ -170,6 +173,7 @@ class BucketSharing:
         parameters = list(model.parameters())
         has_residual = [True] * len(parameters)  # all have use for one
         self._states = states_of(state, has_residual, parameters, self.group) if state else {}
+        self._known = list(parameters)
         for bucket in self._stateful.values():
             bucket.load_states(self._states)
 
@@ -195,7 +199,7 @@ class _Bucket:
     """A bucket of DistributedDataParallel's, and a reduction of the same parameters with places of its own."""
 
     def __init__(self, parameters: list[Tensor], reduction_of: TensorReductionOf) -> None:
-        self._parameters = parameters
+        self.parameters = parameters
         self.reduction = reduction_of(lay_out_one(specs_of(parameters)), parameters)
 
     def copy_in(self, buffer: Tensor) -> None:
@@ -205,7 +209,7 @@ class _Bucket:
                 place.copy_(part)
         flags = self.reduction.flags
         flags[:] = 0
-        flags[: len(self._parameters)] = 1
+        flags[: len(self.parameters)] = 1
 
     def copy_out(self, buffer: Tensor) -> None:
         """Put what is in the places into `buffer`."""
@@ -220,10 +224,10 @@ class _Bucket:
 
     def states(self) -> dict[int, CompressionState]:
         """Return what is carried on, by the parameters' `id`."""
-        return {id(each): self.reduction.state(member) for member, each in enumerate(self._parameters)}
+        return {id(each): self.reduction.state(member) for member, each in enumerate(self.parameters)}
 
     def load_states(self, states: Mapping[int, CompressionState]) -> None:
         """Carry on what `states` has for these parameters."""
-        for member, each in enumerate(self._parameters):
+        for member, each in enumerate(self.parameters):
             if id(each) in states:
                 self.reduction.load_state(member, states[id(each)])

@@ -4,7 +4,7 @@ from collections.abc import Sized
 from typing import Any, TypeVar, cast, overload
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataPipe
 
@@ -123,8 +123,7 @@ def distribute(  # noqa: PLR0913 -- what a script for one process does not say
     if size() > 1 and rules.check and not rules.sharded and not is_fed:
         require_same_samples(loader)
     if size() > 1:
-        tensors = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-        broadcast_parameters(tensors, root_rank=0)
+        broadcast_parameters(model, root_rank=0)
         broadcast_optimizer_state(optimizer, root_rank=0)
     rules.scale(optimizer, size())
     if setup_of(optimizer) is None:

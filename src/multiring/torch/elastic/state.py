@@ -5,12 +5,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from multiring.frontend.elastic.state import ObjectState
 from multiring.frontend.lifecycle import rank
 from multiring.frontend.object_collectives import allgather_object, broadcast_object
 from multiring.torch.elastic.sampler import ElasticSampler
+from multiring.torch.module_state import ModuleState, set_rest
 from multiring.torch.optimizer.optimizer import share_anew
 from multiring.torch.optimizer.parameters import broadcast_parameters
 from multiring.torch.optimizer.state import broadcast_optimizer_state
@@ -69,15 +70,29 @@ class StateDictHandler(StateHandler):
 
 
 class ModelStateHandler(StateDictHandler):
-    """A model's parameters and buffers."""
+    """A model's parameters and buffers, those that are not saved as well, and its extra state."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
+        self._unsaved = self._copied_unsaved()
+
+    def save(self) -> None:
+        """Keep the object as it is now."""
+        super().save()
+        self._unsaved = self._copied_unsaved()
+
+    def restore(self) -> None:
+        """Make the object what it was when it was kept last."""
+        super().restore()
+        set_rest(self.value, self._unsaved, {})
 
     def sync(self) -> None:
         """Make the object rank 0's on every rank, and keep it; in place."""
-        broadcast_parameters(self.value.state_dict(), root_rank=0)
+        broadcast_parameters(self.value, root_rank=0)
         self.save()
+
+    def _copied_unsaved(self) -> dict[str, Tensor]:
+        return {name: each.clone() for name, each in ModuleState.of(self.value).unsaved.items()}
 
 
 class OptimizerStateHandler(StateDictHandler):

@@ -100,23 +100,27 @@ class MovingAverage:
     name = "average"
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        buffers = [each for each in model.buffers() if each.is_floating_point()]
-        self._followed: list[Tensor] = [*model.parameters(), *buffers]
+        self._model = model
         self._decay = decay
-        self._averages = [each.detach().clone() for each in self._followed]
+        self._averages = [each.detach().clone() for each in self._followed()]
+
+    def _followed(self) -> list[Tensor]:
+        """Return the model's tensors as they are now: `model.half()`, or a forward, may put others in their places."""
+        numbers = [each for each in self._model.buffers() if each.is_floating_point() or each.is_complex()]
+        return [*(each.detach() for each in self._model.parameters()), *numbers]
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Within it the model has the averages, as for evaluation; what is changed there, the averages keep."""
-        now = [each.detach().clone() for each in self._followed]
+        now = [each.detach().clone() for each in self._followed()]
         with torch.no_grad():
-            torch._foreach_copy_(self._followed, self._averages)
+            torch._foreach_copy_(self._followed(), self._averages)
         try:
             yield
         finally:
             with torch.no_grad():
-                torch._foreach_copy_(self._averages, self._followed)
-                torch._foreach_copy_(self._followed, now)
+                torch._foreach_copy_(self._averages, self._followed())
+                torch._foreach_copy_(self._followed(), now)
 
     def before(self, step: StepContext) -> None:
         """There is nothing to do."""
@@ -125,7 +129,7 @@ class MovingAverage:
         """Move towards the weights, and the statistics."""
         if applied:
             with torch.no_grad():
-                torch._foreach_lerp_(self._averages, self._followed, 1 - self._decay)
+                torch._foreach_lerp_(self._averages, self._followed(), 1 - self._decay)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the averages."""

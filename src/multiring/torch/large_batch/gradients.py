@@ -28,6 +28,11 @@ def with_gradients(optimizer: str, group: dict[str, Any]) -> tuple[list[Tensor],
     return parameters, [each.grad for each in parameters]
 
 
+def as_real(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return views of `tensors` in which a complex number is two real ones, as torch's own Adam sees it."""
+    return [torch.view_as_real(each.resolve_conj()) if each.is_complex() else each for each in tensors]
+
+
 def norms_of(tensors: Sequence[Tensor]) -> NDArray[np.float64]:
     """Return |each|; shape (tensors,)."""
     if not tensors:

@@ -93,7 +93,10 @@ class GradientLag:
         on_its_way = optimizer.take_round() if isinstance(optimizer, Distributed) else None
         if on_its_way is not None and not step.is_dropped:
             return _Waiting(count, step.marks, on_its_way)
-        own = {number: each.grad.detach() for number, each in enumerate(step.parameters) if each.grad is not None}
+        # Copies: others may keep that memory and write to it, as DDP does with gradient_as_bucket_view.
+        own = {
+            number: each.grad.detach().clone() for number, each in enumerate(step.parameters) if each.grad is not None
+        }
         return _Waiting(count, step.marks, own)
 
     @property

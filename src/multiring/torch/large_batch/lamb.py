@@ -9,6 +9,7 @@ from torch import Tensor
 from multiring.errors import ArgumentError
 from multiring.optim.trust_ratios import lamb_ratios, require_number
 from multiring.torch.large_batch.gradients import (
+    as_real,
     buffers_of,
     evaluated,
     norms_of,
@@ -88,12 +89,13 @@ class LAMB(torch.optim.Optimizer):
 
     def _step_group(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]) -> None:
         # torch's own names of its operations on lists.
-        first, second = (buffers_of(self, parameters, name) for name in ("exp_avg", "exp_avg_sq"))
+        first, second = (as_real(buffers_of(self, parameters, name)) for name in ("exp_avg", "exp_avg_sq"))
+        steps = self._count(parameters)
+        parameters, gradients = as_real(parameters), as_real(gradients)
         beta1, beta2 = group["betas"]
         torch._foreach_lerp_(first, gradients, 1 - beta1)
         torch._foreach_mul_(second, beta2)
         torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
-        steps = self._count(parameters)
         corrects = group["bias_correction"]
         moved = list(torch._foreach_sqrt(second))  # noqa: SLF001
         torch._foreach_div_(moved, [(1 - beta2**step) ** 0.5 if corrects else 1.0 for step in steps])

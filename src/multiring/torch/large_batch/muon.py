@@ -96,7 +96,7 @@ class Muon(torch.optim.Optimizer):
             process_set: the ranks that divide the work.
 
         Raises:
-            ArgumentError: a number out of range, or a parameter of fewer than two dimensions.
+            ArgumentError: a number out of range, or a parameter of fewer than two dimensions, or of complex numbers.
         """
         for name, value in (("lr", lr), ("weight_decay", weight_decay)):
             require_number(name, value)
@@ -114,16 +114,20 @@ class Muon(torch.optim.Optimizer):
             "adjust_lr_fn": adjust_lr_fn,
         }
         super().__init__(params, defaults)
-        for group in self.param_groups:
-            for each in group["params"]:
-                if each.dim() < 2:
-                    raise ArgumentError(
-                        f"Muon of a parameter, {described(each)}: want matrices or filters; give biases and norms to "
-                        "another optimizer"
-                    )
         self._precision = chosen.precision
         self._process_set = process_set
         self._group: Group | None = None
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As in torch, of matrices of real numbers."""
+        super().add_param_group(param_group)
+        for each in self.param_groups[-1]["params"]:
+            if each.dim() < 2 or each.is_complex():
+                del self.param_groups[-1]
+                raise ArgumentError(
+                    f"Muon of a parameter, {described(each)}: want matrices or filters of real numbers; give biases, "
+                    "norms and complex ones to another optimizer, such as AdamW"
+                )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

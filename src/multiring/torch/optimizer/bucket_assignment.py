@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from multiring.gradients.buckets import SPARSE_FLAG, lay_out, lay_out_one
@@ -100,7 +101,8 @@ class BucketAssignment:
     def _settle(self, gradients: list[ParameterGradient], reduction: Reduction) -> Bucket:
         bucket = Bucket(reduction, gradients)
         for member, (entry, view) in enumerate(zip(gradients, reduction.places, strict=True)):
-            if entry.parameter.grad is entry.view:
-                entry.parameter.grad = view.copy_(entry.view)
+            gradient = entry.parameter.grad
+            if gradient is not None and gradient.layout is torch.strided and entry.lies_in_place(gradient):
+                entry.parameter.grad = entry.handed_out(view.copy_(entry.view))
             entry.view, entry.bucket, entry.member = view, bucket, member
         return bucket

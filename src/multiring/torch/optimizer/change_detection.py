@@ -47,12 +47,14 @@ class _Seen:
     that it does to look at some elements of a few.
     """
 
-    __slots__ = ("_elements", "_gradient", "_version", "entry")
+    __slots__ = ("_address", "_elements", "_gradient", "_in_place", "_version", "entry")
 
     def __init__(self, entry: ParameterGradient, gradient: Tensor, *, is_looked_at: bool) -> None:
         self.entry = entry
         self._gradient = gradient
         self._version = version_of(gradient)
+        self._address = gradient.data_ptr() if gradient.layout is torch.strided else None
+        self._in_place = self._address is not None and entry.lies_in_place(gradient)
         # Only where elements lie as in the bucket: else their memory may be of another extent.
         is_dense = gradient.layout is torch.strided and gradient.stride() == entry.view.stride()
         self._elements = _elements_of(gradient) if is_looked_at and is_dense else None
@@ -62,6 +64,12 @@ class _Seen:
         if now is None:
             return ""
         if now is not self._gradient:
+            return "replaced"
+        if self._in_place and not self.entry.lies_in_place(now):
+            # It got other memory, perhaps with the same contents, as by share_memory_(): the place kept what it was.
+            place = self.entry.view
+            return "" if now.dtype is place.dtype and torch.equal(now, place) else "replaced"
+        if self._address is not None and not self._in_place and now.data_ptr() != self._address:
             return "replaced"
         is_other = self._elements is not None and _elements_of(now) != self._elements
         return "changed in place" if is_other or version_of(now) != self._version else ""

@@ -12,6 +12,7 @@ gathered (`gathered`), unless dense was asked for.
 import weakref
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from multiring.errors import StateError, UnsupportedError
@@ -277,7 +278,7 @@ class GradientReducer:
             reduction.bring(gradient)
         elif gradient is None:
             entry.view.zero_()
-        elif gradient is not entry.view:
+        elif gradient.layout is not torch.strided or not entry.lies_in_place(gradient):
             entry.take_in(gradient, hands_out=not self.rounds.delays)
             if entry.came_sparse and self._options.is_lossy and not self._options.sparse_as_dense:
                 raise UnsupportedError(
@@ -308,8 +309,15 @@ class GradientReducer:
         self._order.wait()
         self.rounds.see_whole()
         for entry in self._gradients:
-            if entry.parameter.grad is None and entry.bucket.reduction.flags[entry.member]:
-                entry.parameter.grad = entry.view
+            gradient = entry.parameter.grad
+            if gradient is None and entry.bucket.reduction.flags[entry.member]:
+                entry.parameter.grad = entry.handed_out(entry.view)
+            elif gradient is not None and not entry.is_where_it_was_taken(gradient):
+                raise StateError(
+                    f"the gradient of {entry.name} was replaced while backward ran, after it was on its way to the "
+                    "other ranks, as by a hook of the program's: want that hook before the DistributedOptimizer is "
+                    "made, or the change after backward"
+                )
             entry.is_reduced = entry.parameter.grad is not None
         with internal_errors(_WHAT):
             found = self._assignment.learn_sparse()

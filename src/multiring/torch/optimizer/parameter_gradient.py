@@ -1,6 +1,10 @@
-"""One parameter's gradient, and the bucket it travels in."""
+"""One parameter's gradient, and the bucket it travels in.
 
-from dataclasses import dataclass
+The place of a gradient in its bucket is never handed out. `.grad` becomes another tensor of the same memory, and may
+be given other memory at any time: whether it still lies in its place is asked of the memory, each time.
+"""
+
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -8,7 +12,7 @@ from torch import Tensor
 from multiring.errors import StateError, UnsupportedError
 from multiring.gradients.buckets import SPARSE_FLAG, TRAINS_FLAG
 from multiring.gradients.reductions import Reduction
-from multiring.torch.interop import described
+from multiring.torch.interop import apart, described, is_same_memory, touches
 from multiring.torch.optimizer.sparse_rows import Gathered
 
 
@@ -18,7 +22,7 @@ class ParameterGradient:
 
     name: str
     parameter: Tensor
-    view: Tensor  # its place in the bucket, with the parameter's shape and order of strides
+    view: Tensor  # its place in the bucket, with the parameter's shape and order of strides; nobody else has it
     bucket: "Bucket"
     member: int  # its number in the bucket
     has_arrived: bool = False  # in the backward that is going on
@@ -28,10 +32,37 @@ class ParameterGradient:
     early_sum: Tensor | None = None  # what a reduction made of it before its group of backwards was complete
     rows: Tensor | None = None  # the sparse tensor that the last reduction made `.grad`
     brought: Tensor | None = None  # `.grad`, a copy of which is on its way, where nobody waits for that yet
+    _out: dict[int, Tensor] = field(default_factory=dict)  # what was handed out last, by the address of the place
+
+    def handed_out(self, place: Tensor) -> Tensor:
+        """Return what may be `.grad`, of the memory of `place`, which is this parameter's in some bucket."""
+        found = self._out.get(place.data_ptr())
+        if found is None or not is_same_memory(found, place):
+            if len(self._out) > 1:  # a bucket and its twin have one each; others are of buckets that are no more
+                self._out.clear()
+            found = self._out[place.data_ptr()] = apart(place)
+        return found
+
+    def lies_in_place(self, gradient: Tensor) -> bool:
+        """Return whether `gradient`, a dense one, is in the memory that the ranks reduce."""
+        return is_same_memory(gradient, self.view)
+
+    def is_where_it_was_taken(self, gradient: Tensor) -> bool:
+        """Return whether `gradient` is `.grad` as it was left when it was taken; of a gathered one nobody knows."""
+        if isinstance(self.bucket.reduction, Gathered):
+            return True
+        return gradient.layout is torch.strided and self.lies_in_place(gradient)
 
     def holds(self, gradient: Tensor | None) -> bool:
-        """Return whether `gradient` is what a reduction made `.grad`, or has been added to that."""
-        return gradient is not None and (gradient is self.view or gradient is self.rows)
+        """Return whether `gradient` is what a reduction made `.grad`, or has been added to that.
+
+        It is so also where the program has given that tensor other memory since, as by `p.grad.data = ...`.
+        """
+        if gradient is None:
+            return False
+        if gradient is self.rows or any(gradient is each for each in self._out.values()):
+            return True
+        return gradient.layout is torch.strided and self.lies_in_place(gradient)
 
     def take_in(self, gradient: Tensor, *, hands_out: bool) -> None:
         """Put a gradient that is not in its place yet there, and with `hands_out` make that place `.grad`.
@@ -45,9 +76,11 @@ class ParameterGradient:
             gradient = gradient.to_dense()
             if not self.is_sparse:
                 self.came_sparse = self.bucket.has_news = True
+        elif touches(gradient, self.view):  # as one that was transposed in its place
+            gradient = gradient.resolve_conj().resolve_neg().clone()
         self.view.copy_(gradient)
         if hands_out:
-            self.parameter.grad = self.view
+            self.parameter.grad = self.handed_out(self.view)
 
     def hand_out_rows(self) -> None:
         """Make `.grad` sparse, of a reduced gradient that came as one."""

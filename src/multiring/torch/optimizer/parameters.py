@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from multiring.errors import ArgumentError
 from multiring.frontend.consistency_check import require_alike, told_to_others
@@ -12,22 +12,28 @@ from multiring.frontend.errors import internal_errors
 from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of, world_rank_in
 from multiring.runtime import Group
 from multiring.torch.interop import bytes_of, described, note_change, refuse_elsewhere
+from multiring.torch.module_state import ModuleState, broadcast_rest
+
+_EXTRA_STATE = "_extra_state"  # torch's own ending of its name
 
 
 def broadcast_parameters(
-    params: Mapping[str, Any] | Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set
+    params: nn.Module | Mapping[str, Any] | Sequence[Any],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
 ) -> None:
     """Overwrite every rank's tensors with rank `root_rank`'s, in place.
 
     Args:
-        params: `model.state_dict()`, or a list: of tensors, or of (name, tensor) as `list(model.named_parameters())`
-            is one; the same names, shapes and types on all ranks.
+        params: a model, of which buffers that are not saved and `get_extra_state` go along; or `model.state_dict()`, or
+            a list: of tensors, or of (name, tensor) as `list(model.named_parameters())` is one; the same names, shapes
+            and types on all ranks.
         root_rank: as ranks are numbered in the whole job.
         process_set: by default all ranks.
 
     Raises:
-        ArgumentError: `params` is of another kind, such as a generator, or has something that is no tensor, or the set
-            has no such rank.
+        ArgumentError: `params` is of another kind, such as a generator, or has something that is no tensor, or is a
+            state_dict with extra state, of which it has a copy only; or the set has no such rank.
         HorovodInternalError: on every rank: the ranks differ in names, shapes or types; or one is gone.
         UnsupportedError: a tensor is not in host memory, or not dense.
     """
@@ -39,16 +45,26 @@ def broadcast_parameters(
         lines = [f"root_rank={root_rank}", *(f"{name}, {described(tensor)}" for name, tensor in named)]
         require_alike(members.group, "broadcast_parameters", lines)
         broadcast_tensors(members.group, [tensor for _, tensor in named], root)
+    if isinstance(params, nn.Module):
+        broadcast_rest(params, root_rank, process_set)
 
 
 def _named(params: Any) -> list[tuple[str, Tensor]]:
-    if isinstance(params, Mapping):
+    if isinstance(params, nn.Module):
+        named: list[tuple[str, Any]] = list(ModuleState.of(params).tensors.items())
+    elif isinstance(params, Mapping):
         named = list(params.items())
+        extra = next((name for name, _ in named if name.endswith(_EXTRA_STATE)), None)
+        if extra is not None:
+            raise ArgumentError(
+                f"{extra} is a copy that get_extra_state made, and the module would not see what is written into it: "
+                "pass the model itself, as in broadcast_parameters(model, root_rank=0)"
+            )
     elif isinstance(params, list | tuple):
         named = [each if isinstance(each, tuple) else (str(index), each) for index, each in enumerate(params)]
     else:
         raise ArgumentError(
-            f"invalid params of type: {type(params).__name__}; want a state_dict, or a list such as "
+            f"invalid params of type: {type(params).__name__}; want a model, a state_dict, or a list such as "
             "list(model.named_parameters())"
         )
     for name, tensor in named:

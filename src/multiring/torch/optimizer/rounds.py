@@ -249,4 +249,4 @@ def _outcome(entry: ParameterGradient, view: Tensor, reduction: Reduction, membe
         return reduction.gradient
     if not reduction.flags[member]:
         return None
-    return view.to_sparse(1) if entry.is_sparse else view
+    return view.to_sparse(1) if entry.is_sparse else entry.handed_out(view)

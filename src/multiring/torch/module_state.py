@@ -1,0 +1,72 @@
+"""All that a module is: parameters, buffers whether they are saved or not, and state that is no tensor."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from multiring.frontend.consistency_check import told_to_others
+from multiring.frontend.errors import internal_errors
+from multiring.frontend.object_collectives import broadcast_object
+from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleState:
+    """The state of a module, in the tensors that it works with.
+
+    tensors: parameters, and buffers that its state_dict has.
+    unsaved: buffers that its state_dict leaves out (`persistent=False`).
+    extra: what else its state_dict has, as by `get_extra_state`.
+    """
+
+    tensors: dict[str, Tensor]
+    unsaved: dict[str, Tensor]
+    extra: dict[str, Any]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> "ModuleState":
+        """Return the state of `module` as it is now."""
+        state = module.state_dict()
+        parameters = dict(module.named_parameters(remove_duplicate=False))
+        buffers = dict(module.named_buffers(remove_duplicate=False))
+        known = parameters | buffers
+        return cls(
+            tensors=parameters | {name: each for name, each in buffers.items() if name in state},
+            unsaved={name: each for name, each in buffers.items() if name not in state},
+            extra={name: value for name, value in state.items() if name not in known},
+        )
+
+
+def broadcast_rest(module: nn.Module, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
+    """Give every rank's `module` what of rank `root_rank`'s is no parameter, and no buffer that is saved.
+
+    Raises:
+        HorovodInternalError: on every rank: one is gone; on the others: one's state cannot be had, or be pickled.
+    """
+    members = members_of(process_set)
+    with internal_errors("broadcast_parameters"), told_to_others(members.group, "broadcast_parameters"):
+        state = ModuleState.of(module)
+    unsaved, extra = broadcast_object(
+        (state.unsaved, state.extra), root_rank, name="broadcast_parameters.rest", process_set=process_set
+    )
+    if unsaved is not state.unsaved:
+        set_rest(module, unsaved, extra)
+
+
+def set_rest(module: nn.Module, unsaved: Mapping[str, Tensor], extra: Mapping[str, Any]) -> None:
+    """Let `module` have these buffers that are not saved, and this state that is no tensor of its own."""
+    with torch.no_grad():
+        for name, value in unsaved.items():
+            owner, _, leaf = name.rpartition(".")
+            holder = module.get_submodule(owner)
+            own = holder._buffers.get(leaf)  # noqa: SLF001 -- torch has no other way to a buffer that may be None
+            if own is not None and own.shape == value.shape and own.dtype is value.dtype:
+                own.copy_(value)
+            else:  # a cache, say, that the forward makes anew
+                holder._buffers[leaf] = value.clone()  # noqa: SLF001 -- as above
+    if extra:
+        module.load_state_dict({**module.state_dict(), **copy.deepcopy(dict(extra))})
