@@ -79,7 +79,7 @@ CHANGES: dict[str, Change] = {
     "gradient shared": each_gradient(lambda _, g: share(g)),
     "model shared": lambda model: model.share_memory(),
     "bfloat16 and back": there_and_back,
-    "parameter's data replaced": lambda model: ([setattr(p, "data", p.data.clone()) for p in model.parameters()]),
+    "parameter's data replaced": replace_data,
     "changed in place": each_gradient(lambda _, g: g.mul_(0.5)),
 }
 
