@@ -309,16 +309,7 @@ class GradientReducer:
         self._order.wait()
         self.rounds.see_whole()
         for entry in self._gradients:
-            gradient = entry.parameter.grad
-            if gradient is None and entry.bucket.reduction.flags[entry.member]:
-                entry.parameter.grad = entry.handed_out(entry.view)
-            elif gradient is not None and not entry.is_where_it_was_taken(gradient):
-                raise StateError(
-                    f"the gradient of {entry.name} was replaced while backward ran, after it was on its way to the "
-                    "other ranks, as by a hook of the program's: want that hook before the DistributedOptimizer is "
-                    "made, or the change after backward"
-                )
-            entry.is_reduced = entry.parameter.grad is not None
+            entry.come_out()
         with internal_errors(_WHAT):
             found = self._assignment.learn_sparse()
         for entry in self._assignment.sparse:

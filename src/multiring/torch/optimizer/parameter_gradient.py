@@ -47,12 +47,6 @@ class ParameterGradient:
         """Return whether `gradient`, a dense one, is in the memory that the ranks reduce."""
         return is_same_memory(gradient, self.view)
 
-    def is_where_it_was_taken(self, gradient: Tensor) -> bool:
-        """Return whether `gradient` is `.grad` as it was left when it was taken; of a gathered one nobody knows."""
-        if isinstance(self.bucket.reduction, Gathered):
-            return True
-        return gradient.layout is torch.strided and self.lies_in_place(gradient)
-
     def holds(self, gradient: Tensor | None) -> bool:
         """Return whether `gradient` is what a reduction made `.grad`, or has been added to that.
 
@@ -81,6 +75,27 @@ class ParameterGradient:
         self.view.copy_(gradient)
         if hands_out:
             self.parameter.grad = self.handed_out(self.view)
+
+    def come_out(self) -> None:
+        """Make what the reduction left in the place `.grad`, where any rank has such a gradient.
+
+        Raises:
+            StateError: `.grad` has been replaced since it was taken, so that it is this rank's own.
+        """
+        gradient = self.parameter.grad
+        if gradient is None and self.bucket.reduction.flags[self.member]:
+            self.parameter.grad = self.handed_out(self.view)
+        elif (
+            gradient is not None
+            and not isinstance(self.bucket.reduction, Gathered)
+            and (gradient.layout is not torch.strided or not self.lies_in_place(gradient))
+        ):
+            raise StateError(
+                f"the gradient of {self.name} was replaced while backward ran, after it was on its way to the other "
+                "ranks, as by a hook of the program's: want that hook before the DistributedOptimizer is made, or the "
+                "change after backward"
+            )
+        self.is_reduced = self.parameter.grad is not None
 
     def hand_out_rows(self) -> None:
         """Make `.grad` sparse, of a reduced gradient that came as one."""
