@@ -72,6 +72,16 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
     ("chainer.md", "pip install --no-build-isolation chainer==7.8.1"): Read("the same"),
     ("climate.md", "pip install torch --index-url https://download.pytorch.org/whl/cpu"): Read(SHELL),
     ("climate.md", "pip install '.[torch,data,checkpoint,bench]' scikit-learn tomli-w tomli"): Read(SHELL),
+    ("climate.md", "python -m examples.climate.generate few-fields --train 100 --val 20"): Read(PROGRAMS),
+    (
+        "climate.md",
+        (
+            "multiring run -n 2 -- python -m examples.climate.train --data few-fields --run few-run --options "
+            "examples/climate/small.toml"
+        ),
+    ): Read(PROGRAMS),
+    ("climate.md", "xdg-open few-run/report.html"): Read("wants somebody who looks"),
+    ("climate.md", "python -m examples.climate.baselines fields"): Read("takes minutes"),
     ("climate.md", "python -m examples.climate.generate fields"): Read(PROGRAMS),
     (
         "climate.md",
