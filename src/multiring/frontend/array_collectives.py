@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from multiring.frontend.dtype_conversion import dtype_conversion
+from multiring.frontend.dtype_conversion import converted, converted_back, dtype_conversion
 from multiring.frontend.handles import Pending, submit
 from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of, world_rank_in
 from multiring.frontend.reduce_ops import Average, chosen_op, name_of
@@ -56,22 +56,15 @@ def start_allreduce(
     process_set: ProcessSet | Members = global_process_set,
 ) -> Pending:
     """Start an `allreduce`; `wait` of what comes back returns the new array. `array` is free at once."""
-    members, number, given = members_of(process_set), chosen_op(op), np.asarray(array)
+    members, number, given = members_of(process_set), chosen_op(op), _native(array)
     conversion = dtype_conversion(given.dtype.name, number, 1.0, members.size)
-    out = np.array(given, order="C")  # a copy: row-major, and nobody else's
-    if conversion.is_complex:
-        out = out.reshape(-1).view(conversion.dtype)
-    elif out.dtype.name != conversion.dtype:
-        out = out.astype(conversion.dtype)
+    out = np.array(converted(given, conversion), order="C")  # a copy: row-major, and nobody else's
 
     def start(group: Group, label: str) -> Handle:
         return group.all_reduce_async(out, conversion.op, wire=wire, label=label)
 
     def finish(_: Any) -> Array:
-        found = out if conversion.divisor == 1 else np.trunc(out / conversion.divisor)
-        if conversion.is_complex:
-            return found.view(given.dtype).reshape(given.shape)
-        return found.astype(given.dtype, copy=False)
+        return converted_back(out, conversion, given.dtype)
 
     signature = allreduce_signature(given.dtype.name, given.shape, name_of(number), (1.0, 1.0), wire)
     return submit(members, name, signature, start, finish)
@@ -82,7 +75,7 @@ def broadcast(
 ) -> Array:
     """Return rank `root`'s array, as ranks are numbered in the whole job; otherwise as `allreduce`."""
     members = members_of(process_set)
-    own_root, out = world_rank_in(members, root), np.array(array, order="C")
+    own_root, out = world_rank_in(members, root), np.array(_native(array), order="C")
 
     def start(group: Group, label: str) -> Handle:
         return group.broadcast_async(out, own_root, label=label)
@@ -97,7 +90,7 @@ def broadcast(
 
 def allgather(array: Any, *, name: str | None = None, process_set: ProcessSet | Members = global_process_set) -> Array:
     """Return every rank's rows of `array`, of at least one dimension; ranks may differ in rows; as `allreduce`."""
-    rows = np.ascontiguousarray(array)
+    rows = np.ascontiguousarray(_native(array))
 
     def start(group: Group, label: str) -> Handle:
         return group.all_gather_async(rows, label=label, waits=True)
@@ -108,3 +101,9 @@ def allgather(array: Any, *, name: str | None = None, process_set: ProcessSet | 
     signature = rows_signature(ALLGATHER, rows.dtype.name, rows.shape)
     found: Array = submit(members_of(process_set), name, signature, start, finish).wait()
     return found
+
+
+def _native(array: Any) -> Array:
+    """Return `array` as NumPy's, in the machine's byte order."""
+    found = np.asarray(array)
+    return found.astype(found.dtype.newbyteorder("="), copy=False)

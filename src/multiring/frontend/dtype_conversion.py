@@ -5,8 +5,10 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from multiring.errors import ArgumentError
+from multiring.frontend.integers import average_of_halves, halves, scaled_integers
 from multiring.frontend.reduce_ops import LINEAR, Adasum, Average, Min, Product, name_of
 from multiring.runtime.arrays import numpy_dtype
 
@@ -22,16 +24,23 @@ class DtypeConversion:
     """How arrays of a type are combined.
 
     Complex numbers are summed as pairs of real ones. An average of signed integers is a sum of 64-bit integers, which
-    is divided here, as a Group would round it towards minus infinity and Horovod truncates; one that is scaled
-    afterwards is divided and scaled in one, as it would be truncated twice.
+    is divided here: a Group rounds towards minus infinity, and Horovod truncates. An average that is scaled afterwards
+    is divided and scaled at once, as it would be truncated twice otherwise. The halves of 64-bit integers are summed
+    apart: the sum may have more bits than 64, but its average does not.
     """
 
     dtype: str  # in which a Group combines them, by NumPy's name
     op: str  # by which it does
     is_complex: bool  # there is one dimension more, of 2
+    is_split: bool = False  # the same, for the halves of integers
     divisor: int = 1  # of results, truncating
     factor: float = 1.0  # by which results are multiplied
     is_plain: bool = False  # nothing of that: arrays are just what a Group takes, and gives
+
+    @property
+    def more(self) -> tuple[int, ...]:
+        """The dimensions that a Group's arrays have behind those of the caller's."""
+        return (2,) if self.is_complex or self.is_split else ()
 
 
 @lru_cache(maxsize=1024)
@@ -51,13 +60,56 @@ def dtype_conversion(dtype: str, op: int, postscale: float, ranks: int) -> Dtype
         raise ArgumentError("average of bool: want Sum or Max (any), Product or Min (all), or numbers")
     if op == Adasum and dtype not in _FLOATS:
         raise ArgumentError(f"adasum of {dtype}: want floating-point numbers, for they are scaled")
-    if op == Average and real in _SIGNED | _UNSIGNED:
-        if postscale != 1.0:
-            return DtypeConversion("int64", "sum", is_complex=False, factor=postscale / ranks)
-        if dtype in _SIGNED:
-            return DtypeConversion("int64", "sum", is_complex=False, divisor=ranks)
+    if op == Average and (real in _SIGNED or (real in _UNSIGNED and (postscale != 1.0 or real == "uint64"))):
+        is_split = real in {"int64", "uint64"}
+        return DtypeConversion("int64", "sum", is_complex=False, is_split=is_split, divisor=ranks, factor=postscale)
     is_plain = real == dtype and postscale == 1.0
     return DtypeConversion(real, name_of(op), is_complex=real != dtype, factor=postscale, is_plain=is_plain)
+
+
+def converted(array: NDArray[Any], conversion: DtypeConversion, prescale: float = 1.0) -> NDArray[Any]:
+    """Return what a Group is to combine for `array`; it may share the array's memory."""
+    found = scaled(array, prescale)
+    if conversion.is_split:
+        return halves(found)
+    kind = numpy_dtype(conversion.dtype)
+    if conversion.is_complex:
+        return np.ascontiguousarray(found).reshape(-1).view(kind).reshape(*array.shape, 2)
+    return found.astype(kind, copy=False)
+
+
+def converted_back(combined: NDArray[Any], conversion: DtypeConversion, dtype: "np.dtype[Any]") -> NDArray[Any]:
+    """Return the result of type `dtype` for what a Group combined; it may share that memory.
+
+    Args:
+        combined: of the caller's shape, and `conversion.more` behind it.
+        conversion: how it was combined.
+        dtype: of the caller's arrays.
+    """
+    if conversion.is_split:
+        return average_of_halves(combined, conversion.divisor, conversion.factor, dtype)
+    if conversion.is_complex:
+        return scaled(combined.reshape(-1).view(dtype).reshape(combined.shape[:-1]), conversion.factor)
+    if conversion.divisor != 1 and conversion.factor != 1.0:
+        return average_of_halves(halves(combined), conversion.divisor, conversion.factor, dtype)
+    if conversion.divisor != 1:
+        # Exact: `//` rounds towards minus infinity, and one less than the opposite is what truncates.
+        found = np.where(combined < 0, -(-combined // conversion.divisor), combined // conversion.divisor)
+        return found.astype(dtype)
+    return scaled(combined, conversion.factor).astype(dtype, copy=False)
+
+
+def scaled(array: NDArray[Any], factor: float) -> NDArray[Any]:
+    """Return `array` times `factor`: integers are truncated; 16-bit floats are multiplied in float32."""
+    if factor == 1.0:
+        return array
+    kind = array.dtype
+    if kind.name in {"float16", "bfloat16"}:
+        return (array.astype(np.float32) * np.float32(factor)).astype(kind)
+    if kind.kind in "fc":
+        found: NDArray[Any] = array * kind.type(factor)
+        return found
+    return scaled_integers(array, factor)
 
 
 def neutral_array(conversion: DtypeConversion, elements: int) -> "np.ndarray[Any, np.dtype[Any]]":

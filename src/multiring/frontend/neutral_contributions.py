@@ -45,7 +45,7 @@ def neutral_contribution(signature: Signature) -> Start:
         if operation == GROUPED_ALLREDUCE:
             shape = [int(known[ELEMENTS])]
         else:
-            shape = [int(each) for each in numbers_in(known[SHAPE])] + [2] * conversion.is_complex
+            shape = [int(each) for each in numbers_in(known[SHAPE])] + list(conversion.more)
         array = neutral_array(conversion, math.prod(shape)).reshape(shape)
         return group.all_reduce_async(array, conversion.op, wire=wire, label=label)
 

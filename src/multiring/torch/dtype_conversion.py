@@ -2,11 +2,14 @@
 
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from multiring.errors import ArgumentError
 from multiring.frontend.dtype_conversion import DtypeConversion, dtype_conversion
+from multiring.frontend.dtype_conversion import converted_back as array_converted_back
+from multiring.frontend.integers import halves, scaled_integers
 from multiring.torch.interop import dtype_name, dtype_of
 
 
@@ -23,6 +26,8 @@ def converted(tensor: Tensor, conversion: DtypeConversion, prescale: float) -> T
     found = scaled(tensor, prescale)
     if conversion.is_complex:
         return torch.view_as_real(found.resolve_conj())
+    if conversion.is_split:
+        return torch.from_numpy(halves(found.numpy()))
     return found.to(dtype_of(conversion.dtype))
 
 
@@ -30,14 +35,15 @@ def converted_back(combined: Tensor, conversion: DtypeConversion, dtype: torch.d
     """Return the result of type `dtype` for what a Group combined: `combined` itself where nothing has to be done."""
     if conversion.is_plain:
         return combined
+    if conversion.is_split or conversion.divisor != 1:
+        whole = array_converted_back(combined.numpy(), conversion, np.dtype(dtype_name(dtype)))
+        return torch.from_numpy(np.ascontiguousarray(whole).reshape(whole.shape))
     found = torch.view_as_complex(combined) if conversion.is_complex else combined
-    if conversion.divisor != 1:
-        found = torch.div(found, conversion.divisor, rounding_mode="trunc")
     return scaled(found, conversion.factor).to(dtype)
 
 
 def scaled(tensor: Tensor, factor: float) -> Tensor:
-    """Return `tensor` times `factor`: integers by way of float64, and truncated; 16-bit floats by way of float32.
+    """Return `tensor` times `factor`: integers are truncated; 16-bit floats are multiplied in float32.
 
     Raises:
         ArgumentError: a tensor of bools.
@@ -49,4 +55,4 @@ def scaled(tensor: Tensor, factor: float) -> Tensor:
         return (tensor.float() * factor).to(dtype) if dtype.itemsize == 2 else tensor * factor
     if dtype is torch.bool:
         raise ArgumentError(f"a factor of {factor} for a tensor of bool: want tensor.float(), or no factor")
-    return (tensor.double() * factor).to(dtype)
+    return torch.from_numpy(scaled_integers(tensor.numpy(), factor))

@@ -38,7 +38,10 @@ def _has_meaning(dtype: str, op: str) -> bool:
 
 
 def _values(dtype: str, op: str, rank: int) -> Array:
-    """Return 35 elements whose results every type has exactly, but averages of integers, which are truncated."""
+    """Return 35 elements whose results every type has exactly, but averages of integers, which are truncated.
+
+    Integers that are averaged reach to the limits of their type, where a sum needs more bits, and float64 rounds.
+    """
     numbers: Array = (np.arange(35) + 7 * rank).reshape(7, 5)
     if dtype == "bool":
         return np.asarray(numbers % (3 + rank) == 0)
@@ -47,7 +50,13 @@ def _values(dtype: str, op: str, rank: int) -> Array:
     small: Array = numbers % 9 - (0 if dtype.startswith("u") else 4)
     if dtype.startswith("complex"):
         return np.asarray(3 * small + 3j * (small - 1), dtype)
-    return np.asarray(small if "int" in dtype else 3 * small, numpy_dtype(dtype))
+    found = np.asarray(small if "int" in dtype else 3 * small, numpy_dtype(dtype))
+    if op == "average" and "int" in dtype:
+        limits = np.iinfo(dtype)
+        near = [limits.max, limits.min, limits.max // 2, limits.max // 1024, limits.min // 3]
+        for column, each in enumerate(near):
+            found[-2:, column] = [each + (-1) ** (each > 0) * rank, each // (rank + 1)]
+    return found
 
 
 def _combined(every: list[Array], op: str) -> Array:
@@ -55,6 +64,11 @@ def _combined(every: list[Array], op: str) -> Array:
     if dtype == np.bool_:
         found: Array = np.logical_or.reduce(every) if op in {"sum", "max"} else np.logical_and.reduce(every)
         return found
+    if op == "average" and dtype.kind in "iu":
+        sums = np.stack(every).astype(object).sum(0)
+        return np.asarray([abs(each) // len(every) * (-1 if each < 0 else 1) for each in sums.flat], dtype).reshape(
+            sums.shape
+        )
     wide = np.stack(every).astype(np.complex128 if dtype.kind == "c" else np.float64)
     found = {
         "sum": lambda: wide.sum(0),
@@ -63,7 +77,7 @@ def _combined(every: list[Array], op: str) -> Array:
         "max": lambda: wide.max(0),
         "product": lambda: wide.prod(0),
     }[op]()
-    return (np.trunc(found) if dtype.kind in "iu" else found).astype(dtype)
+    return np.asarray(found.astype(dtype))
 
 
 def shapes(here: Rank) -> None:

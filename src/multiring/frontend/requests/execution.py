@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from multiring._native import Request
 from multiring.errors import ArgumentError, Signature
-from multiring.frontend.dtype_conversion import DtypeConversion, dtype_conversion
+from multiring.frontend.dtype_conversion import DtypeConversion, converted, converted_back, dtype_conversion
 from multiring.frontend.errors import RefusedInternalError
 from multiring.frontend.handles import Name, Repeat, submit
 from multiring.frontend.process_sets import Members, world_rank_in
-from multiring.frontend.reduce_ops import LINEAR, Adasum, name_of
+from multiring.frontend.reduce_ops import LINEAR, Adasum, Average, name_of
 from multiring.frontend.signatures import (
     ALLGATHER,
     ALLREDUCE,
@@ -223,7 +223,7 @@ class _Whole:
                 parts = np.split(sent, np.cumsum(self._counts)[:-1]) if len(self._counts) > 1 else [sent]
                 return start_adasum(group, parts, label=label)
             # One array has its shape: a rank that has joined contributes one of that shape.
-            shape = (*wanted.shapes[0], *([2] * conversion.is_complex)) if len(wanted.shapes) == 1 else (-1,)
+            shape = (*wanted.shapes[0], *conversion.more) if len(wanted.shapes) == 1 else (-1,)
             return group.all_reduce_async(
                 sent.reshape(shape), conversion.op, wire=_wire(wanted), label=label, waits=waits
             )
@@ -242,20 +242,14 @@ class _Whole:
 
     def _converted(self, packed: NDArray[Any]) -> NDArray[Any]:
         """Return what a Group is to combine."""
-        conversion = self._conversion
-        found = scaled(packed, self._wanted.prescale)
-        kind = numpy_dtype(conversion.dtype)
-        found = found.view(kind) if conversion.is_complex else found.astype(kind, copy=False)
-        memory = self._members.group.allocate(found.size, kind)
+        found = converted(packed, self._conversion, self._wanted.prescale).reshape(-1)
+        memory = self._members.group.allocate(found.size, found.dtype)
         memory[...] = found
         return memory
 
     def _converted_back(self, combined: NDArray[Any]) -> NDArray[Any]:
-        conversion = self._conversion
-        found = combined.view(self._wanted.kind) if conversion.is_complex else combined
-        if conversion.divisor != 1:
-            found = np.trunc(found / conversion.divisor)
-        return np.ascontiguousarray(scaled(found, conversion.factor).astype(self._wanted.kind, copy=False))
+        shaped = combined.reshape(sum(self._counts), *self._conversion.more)
+        return np.ascontiguousarray(converted_back(shaped, self._conversion, self._wanted.kind))
 
 
 class _Rows:
@@ -322,9 +316,7 @@ class _Rows:
         source = _view(request.input(part), shape, wanted.kind)
         sent: NDArray[Any] = source
         if not conversion.is_plain or wanted.prescale != 1.0:
-            sent = scaled(source, wanted.prescale)
-            kind = numpy_dtype(conversion.dtype)
-            sent = sent.view(kind).reshape(*shape, 2) if conversion.is_complex else sent.astype(kind, copy=False)
+            sent = np.ascontiguousarray(converted(source, conversion, wanted.prescale))
 
         def start(group: Group, label: str) -> Handle:
             own = _buffer(sent.ctypes.data, sent.shape, conversion.dtype, sent)
@@ -336,10 +328,7 @@ class _Rows:
         def finish(asking: Request) -> None:
             found = pending.wait()
             if not conversion.is_plain:
-                found = found.view(wanted.kind).reshape(-1, *shape[1:]) if conversion.is_complex else found
-                if conversion.divisor != 1:
-                    found = np.trunc(found / conversion.divisor)
-                found = np.ascontiguousarray(scaled(found, conversion.factor).astype(wanted.kind, copy=False))
+                found = np.ascontiguousarray(converted_back(found, conversion, wanted.kind))
             _put(asking.output(part, found.shape), found)
 
         return finish
@@ -356,21 +345,6 @@ class _Rows:
                 f"{shape[0]} rows"
             )
         return list(splits)
-
-
-def scaled(array: NDArray[Any], factor: float) -> NDArray[Any]:
-    """Return `array` times `factor`: integers by way of float64, and truncated; 16-bit floats by way of float32."""
-    if factor == 1.0:
-        return array
-    kind = array.dtype
-    found: NDArray[Any]
-    if kind.name in {"float16", "bfloat16"}:
-        found = (array.astype(np.float32) * np.float32(factor)).astype(kind)
-    elif kind.kind in "fc":
-        found = array * kind.type(factor)
-    else:
-        found = np.trunc(array.astype(np.float64) * factor).astype(kind)
-    return found
 
 
 def _check_factors(wanted: Wanted) -> None:
@@ -426,7 +400,10 @@ def _whole_signature(wanted: Wanted) -> Signature:
     )
     if single:
         return ((OPERATION, ALLREDUCE), *how)
-    total = sum(math.prod(shape) for shape in wanted.shapes) * (2 if wanted.dtype.startswith("complex") else 1)
+    is_split = wanted.op == Average and wanted.dtype in {"int64", "uint64"}
+    total = sum(math.prod(shape) for shape in wanted.shapes) * (
+        2 if is_split or wanted.dtype.startswith("complex") else 1
+    )
     return (
         (OPERATION, GROUPED_ALLREDUCE),
         (TENSORS, str(len(wanted.shapes))),
