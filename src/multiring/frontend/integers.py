@@ -69,7 +69,7 @@ def _scaled_sums(upper: NDArray[np.int64], lower: NDArray[np.int64], exact: Frac
 
 
 def _wrapped(whole: NDArray[np.float64], dtype: "np.dtype[Any]") -> NDArray[Any]:
-    """Return a row of whole numbers as integers; the conversion of a float beyond the type's limits is undefined in C."""
+    """Return a row of whole numbers as integers; C leaves conversions beyond the limits of a type undefined."""
     is_small = np.abs(whole) < 2.0**63
     found = np.where(is_small, whole, 0.0).astype(np.int64)
     for at in np.flatnonzero(~is_small & np.isfinite(whole)):
