@@ -105,11 +105,8 @@ def scaled(array: NDArray[Any], factor: float) -> NDArray[Any]:
         return array
     kind = array.dtype
     if kind.name in {"float16", "bfloat16"}:
-        return (array.astype(np.float32) * np.float32(factor)).astype(kind)
-    if kind.kind in "fc":
-        found: NDArray[Any] = array * kind.type(factor)
-        return found
-    return scaled_integers(array, factor)
+        return np.asarray((array.astype(np.float32) * np.float32(factor)).astype(kind))
+    return np.asarray(array * kind.type(factor)) if kind.kind in "fc" else scaled_integers(array, factor)
 
 
 def neutral_array(conversion: DtypeConversion, elements: int) -> "np.ndarray[Any, np.dtype[Any]]":

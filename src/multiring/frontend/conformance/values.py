@@ -50,7 +50,7 @@ def _values(dtype: str, op: str, rank: int) -> Array:
     small: Array = numbers % 9 - (0 if dtype.startswith("u") else 4)
     if dtype.startswith("complex"):
         return np.asarray(3 * small + 3j * (small - 1), dtype)
-    found = np.asarray(small if "int" in dtype else 3 * small, numpy_dtype(dtype))
+    found: Array = np.asarray(small if "int" in dtype else 3 * small, numpy_dtype(dtype))
     if op == "average" and "int" in dtype:
         limits = np.iinfo(dtype)
         near = [limits.max, limits.min, limits.max // 2, limits.max // 1024, limits.min // 3]
