@@ -66,9 +66,8 @@ def _combined(every: list[Array], op: str) -> Array:
         return found
     if op == "average" and dtype.kind in "iu":
         sums = np.stack(every).astype(object).sum(0)
-        return np.asarray([abs(each) // len(every) * (-1 if each < 0 else 1) for each in sums.flat], dtype).reshape(
-            sums.shape
-        )
+        whole = [abs(each) // len(every) * (-1 if each < 0 else 1) for each in sums.flat]
+        return np.asarray(np.array(whole, dtype).reshape(sums.shape))
     wide = np.stack(every).astype(np.complex128 if dtype.kind == "c" else np.float64)
     found = {
         "sum": lambda: wide.sum(0),
