@@ -160,7 +160,8 @@ def keep_states(here: Here) -> None:  # noqa: PLR0915 -- one job of ranks for al
     sampler.record_indices([10 + here.rank])
     state.commit()
     state.sync()
-    assert sampler.state_dict() == {"epoch": 0, "processed_num": 6, "processed_indices": [10, 11]}
+    done = {name: value for name, value in sampler.state_dict().items() if name != "order"}
+    assert done == {"epoch": 0, "processed_num": 6, "processed_indices": [10, 11]}
     assert len(sampler) == 4
     if here.rank == 1:
         state.on_hosts_updated(3.0, HostUpdateResult.added)

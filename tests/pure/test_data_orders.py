@@ -1,9 +1,15 @@
 """Orders of an epoch, and the steps that are cut from them: the same whoever asks, each sample once."""
 
+import inspect
 import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from multiring.data.orders import ExactOrder, MixtureOrder, Order, SequentialOrder, WeightedOrder, WindowedOrder
 from multiring.data.progress import Progress, steps
@@ -74,9 +80,97 @@ def test_a_mixture_goes_through_each_source_as_its_weight_says() -> None:
     found = np.concatenate([mixture.samples(epoch, np.arange(4_096)) for epoch in range(2)])
     of_second = found[found >= 3_000] - 3_000
     assert [int((each >= 3_000).sum()) for each in np.split(found, 2)] == [1_024, 1_024]
-    # Each pass of a source has each of its samples once, in some order of draws within a block of 4,096.
-    assert np.bincount(of_second, minlength=500).min() >= 4
-    assert np.bincount(found[found < 3_000], minlength=3_000).min() >= 2
+    assert np.array_equal(of_second[:1_000], np.concatenate([second.samples(each, np.arange(500)) for each in (0, 1)]))
+    of_first = found[found < 3_000]
+    assert np.array_equal(of_first[:6_000], np.concatenate([first.samples(each, np.arange(3_000)) for each in (0, 1)]))
+
+
+@given(
+    sizes=st.lists(st.integers(50, 3_000), min_size=1, max_size=4),
+    data=st.data(),
+    seed=st.integers(0, 9),
+    length=st.none() | st.integers(1, 6_000),
+)
+@settings(max_examples=25, deadline=None)
+def test_a_mixture_goes_through_each_source_in_its_own_order_and_as_its_weight_says(
+    sizes: list[int], data: st.DataObject, seed: int, length: int | None
+) -> None:
+    weights = data.draw(st.just(sizes) | st.lists(st.floats(0.01, 100), min_size=len(sizes), max_size=len(sizes)))
+    sources = [ExactOrder(size, number) for number, size in enumerate(sizes)]
+    mixture = MixtureOrder(sources, weights, seed, length)
+    firsts = np.concatenate([[0], np.cumsum(sizes)])
+    seen: list[list[int]] = [[] for _ in sizes]
+    for epoch in range(3):
+        found = mixture.samples(epoch, np.arange(mixture.length))
+        assert np.array_equal(found[::-1], mixture.samples(epoch, np.arange(mixture.length)[::-1]))
+        for number in range(len(sizes)):
+            own = found[(found >= firsts[number]) & (found < firsts[number + 1])] - firsts[number]
+            seen[number] += own.tolist()
+            share = weights[number] / sum(weights) * mixture.length * (epoch + 1)
+            assert abs(len(seen[number]) - share) < 2
+        if length is None and weights == sizes:
+            assert np.array_equal(np.sort(found), np.arange(sum(sizes))), "each sample once an epoch"
+    for number, source in enumerate(sources):
+        passes = -(-len(seen[number]) // sizes[number])
+        own_order = [each for one in range(passes) for each in source.samples(one, np.arange(sizes[number])).tolist()]
+        assert seen[number] == own_order[: len(seen[number])]
+
+
+KINDS: list[tuple[str, Callable[..., Order], dict[str, Any], dict[str, Any]]] = [
+    ("none", SequentialOrder, {"length": 9}, {"length": 10}),
+    ("exact", ExactOrder, {"length": 9, "seed": 1}, {"length": 10, "seed": 2}),
+    (
+        "windowed",
+        WindowedOrder,
+        {"shard_samples": [4, 5], "window": 1, "seed": 1},
+        {"shard_samples": [5, 4], "window": 2, "seed": 2},
+    ),
+    (
+        "weighted",
+        WeightedOrder,
+        {"weights": [1.0, 2.0], "length": 9, "seed": 1},
+        {"weights": [1.0, 2.5], "length": 10, "seed": 2},
+    ),
+    (
+        "mixture",
+        MixtureOrder,
+        {"sources": [ExactOrder(3, 1)] * 2, "weights": [1, 2], "seed": 1, "length": 9, "numbered": [3, 3]},
+        {
+            "sources": [ExactOrder(3, 1), ExactOrder(3, 2)],
+            "weights": [1, 3],
+            "seed": 2,
+            "length": 10,
+            "numbered": [4, 3],
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "make", "first", "others"), KINDS, ids=[each[0] for each in KINDS])
+def test_a_digest_changes_with_everything_that_decides_an_order(
+    kind: str, make: Callable[..., Order], first: dict[str, Any], others: dict[str, Any]
+) -> None:
+    digest = make(**first).digest
+    assert make(**first).digest == digest, "the same in another process"
+    found = {digest, *(make(**{**first, name: value}).digest for name, value in others.items())}
+    assert len(found) == 1 + len(others), kind
+    assert first.keys() == others.keys() == {*inspect.signature(make).parameters}, "each argument is tried"
+
+
+def test_no_two_kinds_of_order_have_one_digest() -> None:
+    assert len({make(**first).digest for _, make, first, _ in KINDS}) == len(KINDS)
+
+
+def test_a_state_says_of_which_order_it_is() -> None:
+    progress = Progress(seed=1, digest="abc", order="def")
+    state = replace(progress, samples=3).state_dict()
+    assert progress.resumed(state, 10).samples == 3
+    with pytest.raises(ArgumentError, match="state of order def, but this one is 123"):
+        replace(progress, order="123").resumed(state, 10)
+    with pytest.raises(ArgumentError, match="order is None"):
+        progress.resumed({name: value for name, value in state.items() if name != "order"}, 10)
+    older = {name: value for name, value in state.items() if name != "order"} | {"format": 1}
+    assert progress.resumed(older, 10).samples == 3
 
 
 @pytest.mark.parametrize(
@@ -92,7 +186,7 @@ def test_a_mixture_goes_through_each_source_as_its_weight_says() -> None:
         lambda: WeightedOrder([1, float("nan")], 1, 1),
         lambda: MixtureOrder([], [], 1),
         lambda: MixtureOrder([ExactOrder(1, 1)], [1, 2], 1),
-        lambda: MixtureOrder([ExactOrder(1, 1)] * 2, [1, 1e-9], 1),
+        lambda: MixtureOrder([ExactOrder(1, 1)] * 2, [1, 0], 1),
     ],
 )
 def test_an_order_of_nothing_is_refused(make: "type[Order]") -> None:
@@ -148,7 +242,7 @@ GOOD = Progress(seed=1, epoch=2, samples=3, digest="abc").state_dict()
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"format": 2}, "format 2"),
+        ({"format": 3}, "format 3"),
         ({"seed": 2}, "seed 2"),
         ({"dataset": "abd"}, "data set abd"),
         ({"samples": 11}, "want 0 to 10"),

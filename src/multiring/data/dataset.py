@@ -23,6 +23,7 @@ from multiring.data.orders import (
     Shuffle,
     WeightedOrder,
     WindowedOrder,
+    digest_of_order,
 )
 from multiring.data.peers.job import Sharing, told_once
 from multiring.data.permutation import Numbers, keyed_words
@@ -43,7 +44,7 @@ class Samples(Protocol):
     Attributes:
         order: of each epoch.
         seed: of its order and augmentation.
-        digest: of what the order is an order of.
+        digest: of what the order is an order of: which shards there are, and how many samples each has.
     """
 
     order: Order
@@ -292,11 +293,11 @@ class Mixture:
         self, datasets: Sequence[Dataset], weights: Sequence[float], *, seed: int = 0, length: int | None = None
     ) -> None:
         self._datasets = tuple(datasets)
-        self.order: Order = MixtureOrder([each.order for each in datasets], weights, seed, length)
+        counts = [len(each) for each in datasets]
+        self.order: Order = MixtureOrder([each.order for each in datasets], weights, seed, length, counts)
         self.seed = seed
-        self._firsts = np.concatenate([[0], np.cumsum([len(each) for each in datasets])])
-        told = [f"{each.digest}:{weight!r}" for each, weight in zip(datasets, weights, strict=True)]
-        self.digest = f"{int(keyed_words(1, 'mixture', *told)[0]):016x}"
+        self._firsts = np.concatenate([[0], np.cumsum(counts)])
+        self.digest = digest_of_order("mixture of", [each.digest for each in datasets])
 
     def sample(self, number: int, epoch: int = 0, draw: int = 0) -> Record:
         """Return a sample, by its number through the data sets."""

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any
 
+from multiring.data.orders import digest_of_order
 from multiring.errors import ArgumentError
 
 
@@ -99,21 +100,36 @@ class ElasticOrder:
         return self.indices[batch_idx * batch_size : (batch_idx + 1) * batch_size]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is done: "epoch", "processed_num" and, where they are recorded, "processed_indices"."""
-        state: dict[str, Any] = {"epoch": self.epoch, "processed_num": self.processed_num}
+        """Return what is done: "epoch", "processed_num" and, where they are recorded, "processed_indices".
+
+        "order" is a digest of what decides where samples stand: how many there are, whether they are shuffled, and the
+        seed.
+        """
+        state: dict[str, Any] = {"epoch": self.epoch, "processed_num": self.processed_num, "order": self._digest()}
         if self.records_indices:
             state["processed_indices"] = sorted(self.processed_indices)
         return state
 
+    def _digest(self) -> str:
+        return digest_of_order("elastic", len(self.dataset), bool(self.shuffle), repr(self.seed))
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` says is done, with the ranks there are now.
 
+        Horovod's states do not say of which order they are; theirs is taken to be this one.
+
         Raises:
-            ArgumentError: it says nothing of an epoch, or of more samples than there are.
+            ArgumentError: it says nothing of an epoch, or is of another order: of more or fewer samples, of another
+                seed, or shuffled where this one is not.
         """
         epoch, done = state_dict.get("epoch"), state_dict.get("processed_num", 0)
         if epoch is None or done < 0:
             raise ArgumentError(f"state of a sampler {dict(state_dict)}: want its epoch, and processed_num >= 0")
+        if state_dict.get("order", self._digest()) != self._digest():
+            raise ArgumentError(
+                f"state of the order {state_dict['order']} of a sampler, but this one, of {len(self.dataset)} samples, "
+                f"shuffle={self.shuffle} and seed={self.seed}, is {self._digest()}: want the one it was taken of"
+            )
         self.epoch = epoch
         self.processed_num = min(done, len(self.dataset))
         self.processed_indices = set(state_dict.get("processed_indices", ()))

@@ -4,8 +4,12 @@ An order knows no ranks, workers or hosts. It holds a few numbers for each shard
 beyond a table of 32 KiB where there are few.
 """
 
+import hashlib
+import json
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from fractions import Fraction
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -16,8 +20,9 @@ from multiring.errors import ArgumentError
 
 Value = TypeVar("Value")
 
-# A mixture's draws are dealt in blocks of so many: a source's part is a whole number of these.
+# A mixture's draws are shuffled in blocks of so many.
 _MIXTURE_BLOCK = 4096
+_HALF = Fraction(1, 2)
 _KINDS = ("exact", "windowed", "none")
 
 
@@ -72,13 +77,26 @@ class Order(Protocol):
 
     Attributes:
         length: how many samples an epoch has.
+        digest: 16 hexadecimal digits that change with everything that decides which sample stands where: the kind of
+            order, its length, seed, window, shards, weights and sources. See `digest_of_order`.
     """
 
     length: int
+    digest: str
 
     def samples(self, epoch: int, places: Any) -> Numbers:
         """Return the samples at `places` of an epoch: int64 of shape (k,), as `places`, integers from 0 on."""
         ...
+
+
+def digest_of_order(kind: str, *told: Any) -> str:
+    """Return 16 hexadecimal digits that change with the kind of an order and with each of the values it depends on.
+
+    Args:
+        kind: "exact", "windowed" and so on; also the version of the way in which it is computed.
+        told: what else decides where samples stand, as JSON can say it.
+    """
+    return hashlib.blake2b(json.dumps([kind, *told]).encode(), digest_size=8).hexdigest()
 
 
 def _within(places: Any, length: int) -> Numbers:
@@ -99,6 +117,7 @@ class SequentialOrder:
 
     def __init__(self, length: int) -> None:
         self.length = _require_length(length)
+        self.digest = digest_of_order("none", length)
 
     def samples(self, epoch: int, places: Any) -> Numbers:  # noqa: ARG002 -- an order's signature
         """Return the places themselves."""
@@ -114,6 +133,7 @@ class ExactOrder:
 
     def __init__(self, length: int, seed: int) -> None:
         self.length = _require_length(length)
+        self.digest = digest_of_order("exact", length, seed)
         self._seed = seed
         self._made: Recent[Permutation] = Recent(4)
 
@@ -149,6 +169,7 @@ class WindowedOrder:
         if window < 1 or not len(counts) or counts.min() < 1:
             raise ArgumentError(f"a window of {window} of {len(counts)} shards: want at least one, and no empty shard")
         self.length = int(counts.sum())
+        self.digest = digest_of_order("windowed", counts.tolist(), window, seed)
         self.window = window
         self._counts = counts
         self._firsts = np.concatenate([[0], np.cumsum(counts)])
@@ -229,6 +250,8 @@ class WeightedOrder:
         if shares.ndim != 1 or not np.isfinite(shares).all() or (shares < 0).any() or not shares.sum() > 0:
             raise ArgumentError("weights: want one finite number >= 0 for each sample, and one > 0 among them")
         self._edges = np.cumsum(shares / shares.sum())
+        told = hashlib.blake2b(self._edges.astype("<f8").tobytes(), digest_size=16).hexdigest()
+        self.digest = digest_of_order("weighted", told, length, seed)
         # What rounding left of 1 belongs to the last sample that has a weight.
         self._last = int(np.flatnonzero(shares)[-1])
         self._seed = seed
@@ -246,57 +269,92 @@ class WeightedOrder:
 class MixtureOrder:
     """Several data sets by weight: each is gone through in its own order, again and again, as fast as its weight says.
 
-    Samples are numbered through the data sets: those of the second follow those of the first. Of each 4,096 draws in a
-    row, counted over epochs, each data set has the same number, so that weights hold to 1/8,192.
+    Samples are numbered through the data sets: those of the second follow those of the first. At the end of every
+    4,096 draws of an epoch, and of the epoch, each data set has had what its weight says, as nearly as whole samples
+    can, counted from the first epoch on. Within 4,096 draws it is random which data set comes when. The samples of each
+    come in its own order all the same.
 
     Args:
         sources: their orders.
         weights: one for each, > 0; only their proportions count.
         seed: of the mixing.
         length: of an epoch, in samples; by default as many as all have together.
+        numbered: how many numbers each data set takes, where an order's epoch is not as long as its data set.
 
     Raises:
-        ArgumentError: no source, another number of weights, or a weight too small to have one draw of 4,096.
+        ArgumentError: no source, another number of weights, or one that is no number > 0.
     """
 
     def __init__(
-        self, sources: Sequence[Order], weights: Sequence[float], seed: int, length: int | None = None
+        self,
+        sources: Sequence[Order],
+        weights: Sequence[float],
+        seed: int,
+        length: int | None = None,
+        numbered: Sequence[int] | None = None,
     ) -> None:
-        if not sources or len(weights) != len(sources) or not all(0 < each < float("inf") for each in weights):
+        if not sources or len(weights) != len(sources) or not all(0 < each < math.inf for each in weights):
             raise ArgumentError(f"{len(sources)} data sets and weights {list(weights)}: want one > 0 for each")
         self.length = _require_length(sum(each.length for each in sources) if length is None else length)
         self._sources = tuple(sources)
-        exact = np.asarray(weights, dtype=np.float64) / sum(weights) * _MIXTURE_BLOCK
-        counts = np.floor(exact).astype(np.int64)
-        counts[np.argsort(counts - exact, kind="stable")[: _MIXTURE_BLOCK - int(counts.sum())]] += 1
-        if counts.min() < 1:
-            raise ArgumentError(f"weights {list(weights)}: the least has fewer than one of {_MIXTURE_BLOCK} draws")
-        self._counts = counts
-        self._ends = np.cumsum(counts)
-        self._firsts = np.concatenate([[0], np.cumsum([each.length for each in sources])])
+        # Exact, so that counts are the same on every machine.
+        exact = [Fraction(float(each)) for each in weights]
+        self._parts = [each / sum(exact) for each in exact]
+        counts = [each.length for each in sources] if numbered is None else list(numbered)
+        self._firsts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         self._seed = seed
-        self._blocks: Recent[Permutation] = Recent(8)
+        self._blocks: Recent[tuple[Numbers, Numbers]] = Recent(8)
+        told = [[each.digest, repr(float(weight)), n] for each, weight, n in zip(sources, weights, counts, strict=True)]
+        self.digest = digest_of_order("mixture 2", told, self.length, seed)
 
     def samples(self, epoch: int, places: Any) -> Numbers:
         """Return the samples at `places` of an epoch, numbered through the data sets."""
-        drawn = _within(places, self.length) + epoch * self.length
-        blocks, inner = np.divmod(drawn, _MIXTURE_BLOCK)
-        slots = np.empty_like(inner)
+        numbers = _within(places, self.length)
+        blocks, inner = np.divmod(numbers, _MIXTURE_BLOCK)
+        owners, turns = np.empty_like(inner), np.empty_like(inner)
         for block in np.unique(blocks):
             chosen = blocks == block
-            slots[chosen] = self._dealt(int(block))(inner[chosen])
-        owners = np.searchsorted(self._ends, slots, side="right")
-        result = np.empty_like(drawn)
+            of_block, turn_of = self._dealt(epoch, int(block))
+            owners[chosen], turns[chosen] = of_block[inner[chosen]], turn_of[inner[chosen]]
+        result = np.empty_like(numbers)
         for number, source in enumerate(self._sources):
             chosen = owners == number
-            turn = blocks[chosen] * self._counts[number] + slots[chosen] - (self._ends[number] - self._counts[number])
-            passes, within = np.divmod(turn, source.length)
-            found = np.empty_like(turn)
+            passes, within = np.divmod(turns[chosen], source.length)
+            found = np.empty_like(within)
             for one in np.unique(passes):
                 of_pass = passes == one
                 found[of_pass] = source.samples(int(one), within[of_pass])
             result[chosen] = found + self._firsts[number]
         return result
 
-    def _dealt(self, block: int) -> Permutation:
-        return self._blocks.get(block, lambda: Permutation(_MIXTURE_BLOCK, "mixture", self._seed, block))
+    def _drawn(self, draws: int) -> Numbers:
+        """Return how many of the first `draws` draws each source has, by Webster's method.
+
+        More draws never give a source fewer (Balinski & Young, "Fair Representation", 1982), so that every block has a
+        whole number of each source's draws, none of them below 0.
+        """
+        counts = [math.floor(each * draws + _HALF) for each in self._parts]
+        numbers = range(len(counts))
+        while (lacking := draws - sum(counts)) > 0:
+            counts[min(numbers, key=lambda each: ((counts[each] + _HALF) / self._parts[each], each))] += 1
+        while lacking < 0:
+            counts[max(numbers, key=lambda each: ((counts[each] - _HALF) / self._parts[each], each))] -= 1
+            lacking += 1
+        return np.array(counts, np.int64)
+
+    def _dealt(self, epoch: int, block: int) -> tuple[Numbers, Numbers]:
+        return self._blocks.get((epoch, block), lambda: self._deal(epoch, block))
+
+    def _deal(self, epoch: int, block: int) -> tuple[Numbers, Numbers]:
+        """Return for each draw of a block whose it is, and which of that source's samples, counted from epoch 0 on."""
+        begin = block * _MIXTURE_BLOCK
+        size = min(_MIXTURE_BLOCK, self.length - begin)
+        before = self._drawn(epoch * self.length + begin)
+        counts = self._drawn(epoch * self.length + begin + size) - before
+        shuffled = Permutation(size, "mixture", self._seed, epoch, block)(np.arange(size))
+        owners = np.searchsorted(np.cumsum(counts), shuffled, side="right").astype(np.int64)
+        # Draws of one source, in the order in which they come, take its next samples.
+        by_source = np.argsort(owners, kind="stable")
+        turns = np.empty(size, np.int64)
+        turns[by_source] = np.arange(size) - np.repeat(np.cumsum(counts) - counts - before, counts)
+        return owners, turns

@@ -16,23 +16,35 @@ from multiring.data.permutation import Numbers
 from multiring.data.shares import Share
 from multiring.errors import ArgumentError
 
-FORMAT = 1
+FORMAT = 2
+_FIRST = 1  # it did not say of which order it is
 _BLOCK = 8192  # samples that are looked up at once
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """How far a training is. As JSON about 100 bytes, however many samples, ranks and workers there are."""
+    """How far a training is. As JSON about 150 bytes, however many samples, ranks and workers there are.
+
+    A state belongs to a data set and to an order of it. `digest` says what the data set is, as far as an order depends
+    on it: the names, sizes and numbers of samples of its shards. `order` says everything that decides which sample
+    stands where. What samples contain is in neither.
+    """
 
     seed: int
     epoch: int = 0
     samples: int = 0  # of the epoch, by committed steps
     digest: str = ""  # of the data set: what its order is an order of
+    order: str = ""  # digest of the order
+
+    @classmethod
+    def beginning(cls, samples: Any) -> "Progress":
+        """Return the progress of a training that begins on `samples`, a Dataset, a Mixture or the like."""
+        return cls(seed=samples.seed, digest=samples.digest, order=samples.order.digest)
 
     def state_dict(self) -> dict[str, Any]:
         """Return it for a checkpoint."""
         told = {"epoch": self.epoch, "samples": self.samples, "seed": self.seed}
-        return {"format": FORMAT, **told, "dataset": self.digest}
+        return {"format": FORMAT, **told, "dataset": self.digest, "order": self.order}
 
     def resumed(self, state: Mapping[str, Any], length: int) -> "Progress":
         """Return what `state` says.
@@ -42,15 +54,17 @@ class Progress:
             length: of the data set's epoch, in samples.
 
         Raises:
-            ArgumentError: it is none, or of another data set or seed.
+            ArgumentError: it is none, or of another data set, order or seed.
         """
         wanted = {"format": int, "epoch": int, "samples": int, "seed": int, "dataset": str}
+        if state.get("format") == FORMAT:
+            wanted["order"] = str
         for name, kind in wanted.items():
             if not isinstance(state.get(name), kind):
                 raise ArgumentError(
                     f"state of a data set: {name} is {state.get(name)!r}, want what state_dict returned"
                 )
-        if state["format"] != FORMAT:
+        if state["format"] not in {_FIRST, FORMAT}:
             raise ArgumentError(f"state of a data set in format {state['format']}, want {FORMAT}: of another version?")
         if self.digest != state["dataset"]:
             raise ArgumentError(
@@ -59,6 +73,12 @@ class Progress:
             )
         if self.seed != state["seed"]:
             raise ArgumentError(f"state of an order with seed {state['seed']}, but this one has {self.seed}")
+        # What 0.2.0 saved does not say its order; a Mixture's, which was another then, has another data set's digest.
+        if self.order != state.get("order", self.order):
+            raise ArgumentError(
+                f"state of order {state['order']}, but this one is {self.order}: another shuffle, window, number of "
+                "samples or weights; want the order that the training began with"
+            )
         if state["epoch"] < 0 or not 0 <= state["samples"] <= length:
             raise ArgumentError(f"state of epoch {state['epoch']}, {state['samples']} samples: want 0 to {length}")
         return replace(self, epoch=state["epoch"], samples=state["samples"])

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -92,7 +93,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
         here, count = _job()
         self._samples, self._batch = samples, batch
         self._place = (here if rank is None else rank, count if ranks is None else ranks)
-        self._progress = Progress(seed=samples.seed, digest=samples.digest)
+        self._progress = Progress.beginning(samples)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches that this worker makes."""
@@ -111,13 +112,12 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch."""
-        self._progress = Progress(seed=self._samples.seed, digest=self._samples.digest, epoch=epoch)
+        self._progress = replace(Progress.beginning(self._samples), epoch=epoch)
 
     def state_after(self, batches: int) -> dict[str, Any]:
         """Return the state of a training that has used so many batches since this epoch began, or was resumed."""
         done = min(self._samples.order.length, self._progress.samples + batches * self._batch)
-        progress = self._progress
-        return Progress(seed=progress.seed, epoch=progress.epoch, samples=done, digest=progress.digest).state_dict()
+        return replace(self._progress, samples=done).state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken.

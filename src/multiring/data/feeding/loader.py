@@ -101,7 +101,7 @@ class Loader:
         self._place = (rank, ranks)
         self._crew_of = chosen
         self._drop_last, self._skip_bad, self._allocate = drop_last, skip_bad, allocate
-        self._progress = Progress(seed=samples.seed, digest=samples.digest)
+        self._progress = Progress.beginning(samples)
         self._share: Share | None = None
         self._workers: ThreadWorkers | ProcessWorkers | None = None
         self._layout: Layout | None = None
