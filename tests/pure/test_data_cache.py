@@ -252,7 +252,7 @@ class Pairs:
 
 def test_cached_gives_what_the_data_set_gives_and_reads_it_once(tmp_path: Path) -> None:
     inner = Pairs()
-    outer = cached(inner, tmp_path)
+    outer = cached(inner, tmp_path, key="pairs")
     for _ in range(2):
         for number in range(5):
             tensor, told, array, image, scalar = outer[number]
@@ -265,7 +265,7 @@ def test_cached_gives_what_the_data_set_gives_and_reads_it_once(tmp_path: Path) 
     assert inner.reads == 6 + 5, "6 of three samples that tell data sets apart"
     assert torch.equal(pickle.loads(pickle.dumps(outer))[4][0], outer[4][0])  # noqa: S301 -- its own
     again = Pairs()
-    assert cached(again, tmp_path)[1][1]["label"] == 1
+    assert cached(again, tmp_path, key="pairs")[1][1]["label"] == 1
     assert again.reads == 6
     with pytest.raises(IndexError):
         outer[5]
@@ -283,6 +283,7 @@ def test_cached_refuses_what_differs_each_time_and_what_only_a_pickle_holds(tmp_
 
 def test_fsspec_reads_through_the_cache(large: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MULTIRING_DATA_CACHE", str(tmp_path / "c"))
+    monkeypatch.setattr("multiring.data.caching.filesystem._FRESH_S", 0)  # the files were made just now
     fsspec.register_implementation("multiring", CachingFileSystem, clobber=True)
     content = Path(large, "shard-00000.tar").read_bytes()
     url = f"multiring::file://{large}/shard-00000.tar"

@@ -1,6 +1,7 @@
 """Images: from a file's bytes to an array, JPEG by simplejpeg (libjpeg-turbo), everything else by Pillow."""
 
 import io
+import re
 import warnings
 from typing import Any
 
@@ -14,11 +15,19 @@ _JPEG = b"\xff\xd8\xff"
 # What Pillow may open: nothing that starts a program, as Ghostscript is started for EPS.
 _FORMATS = ("PNG", "WEBP", "PPM", "BMP", "TIFF", "JPEG", "GIF")
 
-Pixels = NDArray[np.uint8]
+_DEEP = {"I": np.int32, "F": np.float32, "I;16": np.uint16, "I;16L": np.uint16, "I;16B": np.uint16}
+_PNG = b"\x89PNG\r\n\x1a\n"
+_PNG_DEPTH = 24  # where a PNG says its bits of each channel
+_PPM = re.compile(rb"P[36](?:\s+|\s*#[^\n]*\n)*\s*\d+(?:\s+|\s*#[^\n]*\n)+\d+(?:\s+|\s*#[^\n]*\n)+(\d+)")
+_TIFF_DEPTHS = 258
+
+Pixels = NDArray[Any]
 
 
 def decoded(what: str, data: bytes, limits: Limits) -> Pixels:
     """Return an image in colour, (height, width, 3); what its header claims is held against `limits` first.
+
+    It is uint8; a grey one of more than 8 bits keeps its type, uint16, int32 or float32, and its values.
 
     Args:
         what: its name, for errors.
@@ -26,7 +35,7 @@ def decoded(what: str, data: bytes, limits: Limits) -> Pixels:
         limits: of pixels.
 
     Raises:
-        DataError: it cannot be decoded, or is too large.
+        DataError: it cannot be decoded, or is too large, or has colours of more than 8 bits, which would be narrowed.
     """
     return _jpeg(what, data, limits) if data.startswith(_JPEG) else _other(what, data, limits)
 
@@ -59,6 +68,10 @@ def _other(what: str, data: bytes, limits: Limits) -> Pixels:
             warnings.simplefilter("ignore", image_library.DecompressionBombWarning)
             with image_library.open(io.BytesIO(data), formats=_FORMATS) as image:
                 _require_pixels(what, image.width, image.height, limits)
+                _require_depth(what, _depth(data, image), image.mode)
+                if image.mode in _DEEP:
+                    grey = np.array(image).astype(_DEEP[image.mode], copy=False)
+                    return np.repeat(grey[:, :, None], 3, axis=2)
                 return np.array(image.convert("RGB"))
     except DataError:
         raise
@@ -74,3 +87,21 @@ def _other(what: str, data: bytes, limits: Limits) -> Pixels:
         image_library.DecompressionBombError,
     ) as error:
         raise DataError(f"{what} cannot be decoded: {str(error)[:200] or type(error).__name__}") from error
+
+
+def _require_depth(what: str, depth: int, mode: str) -> None:
+    if depth > 8 and mode not in _DEEP:
+        raise DataError(
+            f"{what} has colours of {depth} bits, which Pillow narrows to 8: want decode=False and another library, or "
+            "images of 8 bits, or grey ones of 16"
+        )
+
+
+def _depth(data: bytes, image: Any) -> int:
+    """Return how many bits a channel has, by what the file says; 8 where its format has no more."""
+    if data.startswith(_PNG):
+        return data[_PNG_DEPTH]
+    if (found := _PPM.match(data[:1024])) is not None:
+        return int(found[1]).bit_length()
+    told = getattr(image, "tag_v2", {}).get(_TIFF_DEPTHS, 8)
+    return int(max(told)) if isinstance(told, tuple) else int(told)

@@ -8,6 +8,7 @@ import numpy as np
 
 from multiring.data.dataset import Samples
 from multiring.data.feeding.loader import Batch, Loader
+from multiring.errors import DataError
 from multiring.frontend.lifecycle import rank, size
 from multiring.runtime import is_initialized
 
@@ -34,6 +35,23 @@ class DataLoader(Loader):
         """Yield the batches that are left of the epoch; at its end, those of the next one."""
         for batch in super().__iter__():
             yield {
-                name: jax.device_put(value, self._device) if isinstance(value, np.ndarray) else value
+                name: jax.device_put(exact(name, value), self._device) if isinstance(value, np.ndarray) else value
                 for name, value in batch.items()
             }
+
+
+def exact(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return an array whose values JAX keeps, which without its 64-bit mode makes 32 bits of 64.
+
+    Floats are rounded as that mode says; whole numbers would wrap around.
+
+    Raises:
+        DataError: there is a whole number of more than 32 bits.
+    """
+    kept = jax.dtypes.canonicalize_dtype(array.dtype)
+    if array.dtype.kind in "iu" and kept != array.dtype and not np.array_equal(array.astype(kept), array):
+        raise DataError(
+            f"{name} has whole numbers of more than 32 bits, which JAX narrows to {kept}: want "
+            "jax.config.update('jax_enable_x64', True), or a transform that makes them smaller"
+        )
+    return array

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from multiring.data.dataset import Samples
 from multiring.data.feeding.loader import Batch, Loader
-from multiring.errors import ArgumentError
+from multiring.errors import ArgumentError, DataError
 from multiring.frontend.lifecycle import rank, size
 from multiring.runtime import is_initialized
 
@@ -44,6 +44,12 @@ class DataLoader(Loader):
         def batches() -> Iterator[Any]:
             for batch in self:
                 arrays: Batch = {name: value for name, value in batch.items() if isinstance(value, np.ndarray)}
+                for name, (_, dtype) in layout.arrays.items():
+                    if arrays[name].dtype != dtype:  # tf.data would narrow it
+                        raise DataError(
+                            f"{name} is {arrays[name].dtype} in a batch, and {dtype} in the data set's first sample, "
+                            "which tf.data's specification was made of: want a transform that gives one type"
+                        )
                 yield tuple(arrays[name] for name in fields) if fields else arrays
 
         signature = tuple(specs[name] for name in fields) if fields else specs

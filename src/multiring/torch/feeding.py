@@ -13,9 +13,10 @@ from multiring.data.dataset import Samples
 from multiring.data.feeding.batches import batch_of
 from multiring.data.feeding.loader import Batch, Loader
 from multiring.data.progress import Progress, steps
-from multiring.errors import ArgumentError
+from multiring.errors import ArgumentError, DataError
 from multiring.frontend.lifecycle import rank, size
 from multiring.runtime import is_initialized
+from multiring.torch.collectives.allgather import allgather
 from multiring.torch.collectives.allreduce import allreduce
 from multiring.torch.distributing.rules import Rules
 from multiring.torch.distributing.weighing import Weighing, scaled
@@ -27,8 +28,28 @@ def _job() -> tuple[int, int]:
 
 
 def tensors_of(batch: Batch) -> Batch:
-    """Return a batch with its arrays as tensors of the same memory."""
-    return {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}
+    """Return a batch with its arrays as tensors of the same memory.
+
+    Raises:
+        DataError: torch has no such type.
+    """
+    return {name: _tensor(name, value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}
+
+
+def _tensor(name: str, array: Any) -> Tensor:
+    try:
+        return torch.from_numpy(array)
+    except TypeError:
+        raise DataError(
+            f"{name} is an array of {array.dtype}, for which torch has no type: want a transform that gives numbers, "
+            "or leaves it out"
+        ) from None
+
+
+def _counted(samples: int) -> tuple[int, int]:
+    """Return how many samples all ranks have, and how many the rank has that has fewest."""
+    found = allgather(torch.tensor([samples]), name="distribute.samples")
+    return int(found.sum()), int(found.min())
 
 
 class DataLoader(Loader):
@@ -50,6 +71,7 @@ class DataLoader(Loader):
         """Be the loader of a distributed training: of this job's ranks, with gradients weighted."""
         self._rules, self._weighing, self._optimizer = rules, weighing, optimizer
         self.place(*_job())
+        self.count_by(_counted)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches that are left of the epoch; at its end, those of the next one."""

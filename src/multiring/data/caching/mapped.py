@@ -1,24 +1,23 @@
 """cached: any map-style data set, its samples kept on this host's disk from the first epoch on."""
 
-import io
-import json
-import struct
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import weakref
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from multiring.data.caching.blocks import QUOTA_BYTES, BlockCache
+from multiring.data.caching.samples import packed, unpacked
 from multiring.data.packing.manifest import xxh3
-from multiring.data.readers.arrays import array_of
-from multiring.data.readers.limits import Limits, damage_told, library
 from multiring.data.readers.opening import tell
-from multiring.errors import ArgumentError, DataError
+from multiring.errors import ArgumentError
 from multiring.settings import Settings
 from multiring.settings import cache_folder as users_cache
 
-_MODES = ("L", "RGB", "RGBA")  # whose arrays say the mode
-_COUNT = struct.Struct("<I")
+_OWN = re.compile(r"map-of-(?P<host>[0-9a-f]{16})-(?P<process>\d+)-(?P<began>\d+)-[0-9a-f]{16}")
 
 
 def cache_folder(settings: Settings | None = None) -> Path:
@@ -27,43 +26,57 @@ def cache_folder(settings: Settings | None = None) -> Path:
     return Path(chosen) if chosen else users_cache() / "data"
 
 
-def cached(dataset: Any, cache: str | Path | None = None, *, quota_bytes: int = QUOTA_BYTES) -> "CachedSamples":
+def cached(
+    dataset: Any, cache: str | Path | None = None, *, key: str | None = None, quota_bytes: int = QUOTA_BYTES
+) -> "CachedSamples":
     """Return a data set whose samples are read from this host's disk once they have been read.
 
     A script changes one line: `dataset = cached(dataset)`. What is kept is what the data set gives, so that random
     augmentation belongs on top of it: a data set that gives something else each time is refused.
 
+    Nobody can see from outside what a data set's samples depend on: its files, its labels, its program. So what is kept
+    belongs to this object, and to its copies in worker processes, and is removed with it, unless `key` names the
+    content.
+
     Args:
-        dataset: with a length, and samples by number: arrays, tensors, numbers, text, bytes, images of Pillow's, None,
-            and tuples, lists and dicts of those.
+        dataset: with a length, and samples by number: arrays, torch's tensors, numbers, text, bytes, images of
+            Pillow's, None, and tuples, lists and dicts of those. It is not changed while it is cached.
         cache: the folder; the user's own by default (MULTIRING_DATA_CACHE).
+        key: names what the samples are, for instance "cifar10 224px labels-v3": ranks, jobs and later runs that give
+            the same key share what is kept. Give another one whenever a sample changes. Also in the key are the data
+            set's type, its length, and its first, middle and last sample.
         quota_bytes: the most that the folder may hold.
 
     Raises:
         ArgumentError: it has no samples, or a sample is another one when it is read again.
         DataError: a sample holds what cannot be kept.
     """
-    return CachedSamples(dataset, Path(cache) if cache is not None else cache_folder(), quota_bytes)
+    return CachedSamples(dataset, Path(cache) if cache is not None else cache_folder(), quota_bytes, key)
 
 
 class CachedSamples:
     """A data set, its samples kept; see `cached`."""
 
-    def __init__(self, dataset: Any, folder: Path, quota_bytes: int) -> None:
+    def __init__(self, dataset: Any, folder: Path, quota_bytes: int, key: str | None = None) -> None:
         self.dataset = dataset
         self._made_of = (folder, quota_bytes)
         self._cache = BlockCache(folder, quota_bytes, tell)
-        self._key, self._models = self._identified()
+        identity = self._identified(key)
+        if key is not None:
+            self._key = f"map-{identity}"
+            return
+        remove_left(folder)
+        self._key = f"map-of-{_host()}-{os.getpid()}-{_began(os.getpid())}-{secrets.token_hex(8)}"
+        weakref.finalize(self, _remove, folder / self._key, os.getpid())
 
-    def _identified(self) -> tuple[str, dict[str, Any]]:
-        """Return what tells the data set from others: its type, its length, and three samples of it."""
+    def _identified(self, key: str | None) -> str:
+        """Return 16 digits that say the program's key, the data set's type and length, and three samples of it."""
         count = len(self.dataset)
         if not count:
             raise ArgumentError("a data set without samples cannot be cached")
-        models: dict[str, Any] = {}
         digests = []
         for number in sorted({0, count // 2, count - 1}):
-            first, again = (packed(self.dataset[number], models) for _ in range(2))
+            first, again = (packed(self.dataset[number]) for _ in range(2))
             if first != again:
                 raise ArgumentError(
                     f"sample {number} is another one each time it is read: random augmentation. Cache the data set "
@@ -71,7 +84,8 @@ class CachedSamples:
                 )
             digests.append(xxh3(first))
         kind = type(self.dataset)
-        return f"map-{xxh3(f'{kind.__module__}.{kind.__qualname__} {count} {digests}'.encode()):016x}", models
+        told = repr((key, kind.__module__, kind.__qualname__, count, digests))
+        return hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
 
     def __len__(self) -> int:
         """Return how many samples there are."""
@@ -80,97 +94,43 @@ class CachedSamples:
     def __getitem__(self, number: int) -> Any:
         """Return a sample, equal to what the data set gives."""
         place = range(len(self))[number]
-        data = self._cache.get(self._key, place, lambda: packed(self.dataset[place], self._models))
-        if not self._models and b'"like"' in data:
-            packed(self.dataset[place], self._models)  # what tensors are made like
-        return unpacked(data, self._models)
+        return unpacked(self._cache.get(self._key, place, lambda: packed(self.dataset[place])))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"dataset": self.dataset, "_made_of": self._made_of, "_key": self._key, "_models": self._models}
+        return {"dataset": self.dataset, "_made_of": self._made_of, "_key": self._key}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
         self._cache = BlockCache(*self._made_of, tell)
 
 
-def packed(sample: Any, models: dict[str, Any]) -> bytes:
-    """Return a sample's bytes: its structure as JSON, and its arrays and bytes behind that, each with its length.
-
-    Args:
-        sample: of the kinds that `cached` takes.
-        models: is given one tensor of each kind there is, by which tensors are made when it is read.
-
-    Raises:
-        DataError: it holds something else.
-    """
-    parts: list[bytes] = []
-    head = json.dumps(_taken_apart(sample, parts, models)).encode()
-    return b"".join(piece for each in (head, *parts) for piece in (_COUNT.pack(len(each)), each))
+def _remove(folder: Path, process: int) -> None:
+    if os.getpid() == process:  # a fork's copy leaves alone what others use
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def unpacked(data: bytes, models: dict[str, Any]) -> Any:
-    """Return the sample whose bytes these are."""
-    pieces = []
-    place = 0
-    while place < len(data):
-        (size,) = _COUNT.unpack_from(data, place)
-        pieces.append(memoryview(data)[place + _COUNT.size : place + _COUNT.size + size])
-        place += _COUNT.size + size
-    with damage_told("a cached sample", ValueError, KeyError, IndexError, TypeError):
-        return _put_together(json.loads(bytes(pieces[0])), pieces[1:], models)
+def remove_left(root: Path) -> None:
+    """Remove samples that ended processes of this host kept for themselves: some were killed before they could."""
+    for each in root.iterdir():
+        found = _OWN.fullmatch(each.name)
+        if found and found["host"] == _host() and _began(int(found["process"])) != int(found["began"]):
+            shutil.rmtree(each, ignore_errors=True)
 
 
-def _taken_apart(value: Any, parts: list[bytes], models: dict[str, Any]) -> Any:
-    """Return what JSON can say of a value, its arrays and bytes put behind the others in `parts`."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return {"plain": value}
-    if type(value) in {tuple, list}:
-        return {type(value).__name__: [_taken_apart(each, parts, models) for each in value]}
-    if isinstance(value, dict) and all(isinstance(each, str) for each in value):
-        return {"dict": {key: _taken_apart(each, parts, models) for key, each in value.items()}}
-    told = _part_of(value, models)
-    parts.append(told.pop("data"))
-    return told | {"part": len(parts) - 1}
+def _host() -> str:
+    """Return 16 digits that tell this host, since it was started, and container from others that use the folder."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        told = f"{boot} {Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:
+        told = secrets.token_hex(8)  # nobody else's, so that nobody removes it
+    return hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
 
 
-def _part_of(value: Any, models: dict[str, Any]) -> dict[str, Any]:
-    """Return the bytes of a value that is one piece of memory, and what kind it is of."""
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    if isinstance(value, bytes):
-        return {"kind": "bytes", "data": value}
-    if kind.startswith("PIL.") and value.mode in _MODES:
-        return {"kind": "image", "data": _npy(np.asarray(value))}
-    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
-        return {"kind": "scalar" if isinstance(value, np.generic) else "array", "data": _npy(np.asarray(value))}
-    if hasattr(value, "new_tensor") and hasattr(value, "numpy"):
-        models.setdefault(kind, value)
-        return {"kind": "tensor", "like": kind, "data": _npy(value.detach().numpy())}
-    raise DataError(f"a sample holds a {kind}, which cannot be kept without a pickle")
-
-
-def _put_together(told: dict[str, Any], parts: list[memoryview], models: dict[str, Any]) -> Any:
-    """Return the value that was taken apart."""
-    (name, found), *_ = told.items()
-    if name in {"tuple", "list"}:
-        made = [_put_together(each, parts, models) for each in found]
-        return tuple(made) if name == "tuple" else made
-    if name == "dict":
-        return {key: _put_together(each, parts, models) for key, each in found.items()}
-    if name == "plain":
-        return found
-    data = bytes(parts[told["part"]])
-    return data if found == "bytes" else _made(told, array_of("a cached sample", data, Limits()).copy(), models)
-
-
-def _made(told: dict[str, Any], array: Any, models: dict[str, Any]) -> Any:
-    if told["kind"] == "tensor":
-        return models[told["like"]].new_tensor(array)
-    if told["kind"] == "image":
-        return library("PIL.Image").fromarray(array)
-    return array[()] if told["kind"] == "scalar" else array
-
-
-def _npy(array: Any) -> bytes:
-    file = io.BytesIO()
-    np.lib.format.write_array(file, np.ascontiguousarray(array).reshape(array.shape), allow_pickle=False)
-    return file.getvalue()
+def _began(process: int) -> int:
+    """Return when a process began, in ticks of its host; 0 where there is none."""
+    try:
+        told = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0
+    return int(told.rpartition(")")[2].split()[19])

@@ -5,7 +5,7 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from multiring.data.balance.decision import COPY, DECODE, REQUESTED
 from multiring.data.dataset import Samples
+from multiring.data.feeding.widening import put_exactly, widened
 from multiring.data.orders import MixtureOrder, WeightedOrder
 from multiring.data.permutation import Numbers
 from multiring.data.progress import Step
@@ -53,13 +54,20 @@ class Layout:
             for name, (shape, dtype) in self.arrays.items()
         }
 
+    def widened(self, types: Mapping[str, np.dtype[Any]]) -> "Layout":
+        """Return the layout with wider types for some fields."""
+        found = {name: (shape, types.get(name, dtype)) for name, (shape, dtype) in self.arrays.items()}
+        return replace(self, arrays=found)
+
 
 def layout_of(record: Mapping[str, Any]) -> Layout:
-    """Return how records like this one lie in a batch."""
+    """Return how records like this one lie in a batch: numbers and arrays in arrays, text and the like in lists."""
     arrays: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
     lists = []
     for name, value in record.items():
-        if isinstance(value, bool | int | float | np.generic | np.ndarray):
+        if isinstance(value, bool | int | float | complex | np.generic | np.ndarray) and not isinstance(
+            value, str | bytes | np.ma.MaskedArray
+        ):
             array = np.asarray(value)
             if not array.dtype.hasobject:
                 arrays[name] = (array.shape, array.dtype.newbyteorder("="))
@@ -83,6 +91,7 @@ class Filled:
 
     lists: Mapping[str, list[Any]]
     failures: Sequence[Failure]
+    wider: Mapping[str, np.dtype[Any]] = field(default_factory=dict)  # types that the samples need; rows lack values
     spent: Mapping[str, float] = field(default_factory=dict)  # seconds of the worker, by stage
 
 
@@ -97,7 +106,8 @@ def fill(samples: Samples, layout: Layout, rows: Mapping[str, Array], first: int
         wanted: which samples.
     """
     lists: dict[str, list[Any]] = {name: [] for name in layout.lists}
-    failures = []
+    failures: list[Failure] = []
+    wider: dict[str, np.dtype[Any]] = {}
     if (at := getattr(samples, "at", None)) is not None:
         at(wanted.epoch, wanted.begin)
     direct = getattr(samples, "fills", None)
@@ -117,7 +127,7 @@ def fill(samples: Samples, layout: Layout, rows: Mapping[str, Array], first: int
             record = samples.sample(number, wanted.epoch, wanted.draw(row - first))
             before = time.perf_counter()
             made += 1
-            _put(record, layout, out, number)
+            _put(record, layout, out, number, wider)
             copied += time.perf_counter() - before
         except (DataError, OSError) as error:
             failures.append(Failure(row, number, str(error)))
@@ -130,7 +140,7 @@ def fill(samples: Samples, layout: Layout, rows: Mapping[str, Array], first: int
     # What is read straight into the batch is not decoded.
     spent |= {COPY: copied if made else rest, DECODE: rest if made else 0.0}
     spent |= {"cpu": time.thread_time() - began_cpu, "queued": queued_s() - began_queued}
-    return Filled(lists=lists, failures=failures, spent=spent)
+    return Filled(lists=lists, failures=failures, wider=wider, spent=spent)
 
 
 def pieces_of(samples: Samples, layout: Layout, rows: int, workers: int) -> int:
@@ -202,19 +212,53 @@ def _filled_at_once(
     return found if found is None or found.keys() == set(layout.lists) else None
 
 
-def _put(record: Mapping[str, Any], layout: Layout, out: Mapping[str, Array], number: int) -> None:
+def _put(
+    record: Mapping[str, Any],
+    layout: Layout,
+    out: Mapping[str, Array],
+    number: int,
+    wider: dict[str, np.dtype[Any]],
+) -> None:
+    """Write a sample's row; in place of a value for which a field's type is too narrow, note a wider one."""
     if record.keys() != layout.arrays.keys() | set(layout.lists):
         raise DataError(
             f"sample {number} has the fields {sorted(record)}, the first one {sorted({*layout.arrays, *layout.lists})}"
         )
     for name, (shape, dtype) in layout.arrays.items():
-        value = np.asarray(record[name])
-        if value.shape != shape or not np.can_cast(value.dtype, dtype, "same_kind"):
+        value = _as_array(record[name])
+        needed = widened(wider.get(name, dtype), value.dtype.newbyteorder("="))
+        if value.shape != shape or needed is None:
             raise DataError(
                 f"sample {number}: {name} is {value.dtype} {value.shape}, the first one's {dtype} {shape}; a batch "
                 "needs them alike: want a transform that crops or pads"
             )
-        out[name][...] = value
+        if needed != dtype:
+            wider[name] = needed
+        elif not put_exactly(out[name], value):
+            raise DataError(
+                f"sample {number}: {name} is {value.dtype}, others are {dtype}, which does not hold all its values "
+                "exactly: want a transform that gives them one type"
+            )
+
+
+def _as_array(value: Any) -> Array:
+    """Return a value as an array; one of objects where it is none."""
+    if isinstance(value, np.ndarray | np.generic | bool | int | float | complex):
+        return np.asarray(value)
+    try:
+        return np.asarray(value)
+    except ValueError:  # lists of unlike lengths
+        return np.empty((), object)
+
+
+def wider_of(pieces: Iterable[Filled]) -> dict[str, np.dtype[Any]]:
+    """Return the types that the samples of some pieces need together, where the layout's are too narrow."""
+    found: dict[str, np.dtype[Any]] = {}
+    for piece in pieces:
+        for name, dtype in piece.wider.items():
+            # There is one: only numbers, or only text, widen one type.
+            found[name] = widened(found.get(name, dtype), dtype) or dtype
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -273,6 +317,10 @@ class Job:
         self.error = error
         self._done.set()
 
+    def wider(self) -> dict[str, np.dtype[Any]]:
+        """Return the types that a finished batch's samples need, where its own are too narrow: it is made anew then."""
+        return wider_of(self._pieces.values())
+
     def is_done(self) -> bool:
         """Return whether nobody need wait."""
         return self._done.is_set()
@@ -319,11 +367,23 @@ def batch_of(samples: Samples, step: Step) -> dict[str, Any]:
     Raises:
         DataError: a sample cannot be read.
     """
-    wanted = wanted_by(samples, step)
+    return made_of(samples, wanted_by(samples, step))
+
+
+def made_of(samples: Samples, wanted: Wanted) -> dict[str, Any]:
+    """Return a batch of samples, made here and now.
+
+    Raises:
+        DataError: a sample cannot be read.
+    """
     layout = layout_of(samples.sample(int(wanted.numbers[0]), wanted.epoch, wanted.draw(0)))
     count = len(wanted.numbers)
-    arrays = {name: np.empty((count, *shape), dtype) for name, (shape, dtype) in layout.arrays.items()}
-    filled = fill(samples, layout, arrays, 0, wanted)
+    while True:
+        arrays = {name: np.empty((count, *shape), dtype) for name, (shape, dtype) in layout.arrays.items()}
+        filled = fill(samples, layout, arrays, 0, wanted)
+        if not filled.wider:
+            break
+        layout = layout.widened(filled.wider)
     if filled.failures:
         raise DataError(filled.failures[0].text)
     return {**arrays, **filled.lists}

@@ -9,10 +9,9 @@ from dataclasses import KW_ONLY, dataclass, replace
 from itertools import islice
 from typing import Any
 
-import numpy as np
-
 from multiring.data.dataset import Samples
-from multiring.data.feeding.batches import Allocate, Failure, Job, Layout, Wanted, layout_of, wanted_by
+from multiring.data.feeding.batches import Allocate, Job, Layout, Wanted, wanted_by
+from multiring.data.feeding.leaving_out import Count, LeavingOut, first_layout
 from multiring.data.feeding.processes import ProcessWorkers, Start
 from multiring.data.feeding.threads import ThreadWorkers
 from multiring.data.progress import Progress, Step, steps
@@ -67,6 +66,7 @@ class Loader:
         workers: how many threads read and decode; a `Workers` says more, for instance that they are processes.
         drop_last: whether an epoch's last step is left out where it has fewer samples than `batch`.
         skip_bad: whether samples that cannot be read are left out of their batch, and told of; else they are an error.
+            A batch of which nothing is left is passed over; 1,000 such samples one after the other are an error.
         allocate: gives the memory of batches, for instance `Group.allocate`.
 
     Raises:
@@ -93,14 +93,14 @@ class Loader:
         self.samples = samples
         self.batch = batch
         self.workers = chosen.count
-        self.skipped = 0
         self.waited_s = 0.0  # by who asked for batches
         self.batches = 0  # handed out
         self.spent: dict[str, float] = defaultdict(float)  # seconds of workers by stage: see StageClock
         self._attendant: Callable[[], None] | None = None
         self._place = (rank, ranks)
         self._crew_of = chosen
-        self._drop_last, self._skip_bad, self._allocate = drop_last, skip_bad, allocate
+        self._drop_last, self._allocate = drop_last, allocate
+        self._leaving_out = LeavingOut(samples) if skip_bad else None
         self._progress = Progress.beginning(samples)
         self._share: Share | None = None
         self._workers: ThreadWorkers | ProcessWorkers | None = None
@@ -125,6 +125,24 @@ class Loader:
         if self._share is None:
             raise StateError("no batch has been handed out, of which this could be the share")
         return self._share
+
+    @property
+    def skipped(self) -> int:
+        """Return how many samples have been left out of batches, with `skip_bad=True`."""
+        return self._leaving_out.skipped if self._leaving_out is not None else 0
+
+    def count_by(self, count: Count) -> None:
+        """Have ranks tell each other how many samples of each batch they could read, so that means are exact.
+
+        Without it, and on more ranks than one, `share.weight` with `skip_bad=True` is what samples count for in a batch
+        of which all can be read.
+
+        Args:
+            count: is given this rank's number, and returns the sum and the least of all ranks' numbers. It is called
+                with each batch, by the thread that asks for it, if the loader has `skip_bad=True`.
+        """
+        if self._leaving_out is not None:
+            self._leaving_out.count = count
 
     @property
     def is_at_end(self) -> bool:
@@ -210,10 +228,11 @@ class Loader:
                 if not under_way:
                     return
                 step, job = under_way.popleft()
-                batch = self._finished(job)
-                self._share = step.share
+                batch, share = self._finished(step, job, under_way)
                 self._progress = replace(self._progress, epoch=step.epoch, samples=step.end)
-                yield batch
+                if batch is not None:
+                    self._share = share
+                    yield batch
                 del batch, job
         finally:
             for _, job in under_way:
@@ -223,9 +242,12 @@ class Loader:
         wanted = wanted_by(self.samples, step)
         return self._crew(wanted).start(wanted)
 
-    def _finished(self, job: Job) -> Batch:
+    def _finished(self, step: Step, job: Job, under_way: "deque[tuple[Step, Job]]") -> tuple[Batch | None, Share]:
         began = time.monotonic()
         lists, failures = job.wait()
+        while job.wider():
+            job = self._begun_anew(step, job, under_way)
+            lists, failures = job.wait()
         batch: Batch = {**self._crew().hand_over(job), **lists}
         self.waited_s += time.monotonic() - began
         self.batches += 1
@@ -233,22 +255,24 @@ class Loader:
             self.spent[name] += each
         if self._attendant is not None:
             self._attendant()
-        return self._without(batch, failures, len(job.wanted.numbers)) if failures else batch
-
-    def _without(self, batch: Batch, failures: list[Failure], rows: int) -> Batch:
-        if not self._skip_bad:
+        if self._leaving_out is not None:
+            return self._leaving_out.rest(step, batch, failures)
+        if failures:
             raise DataError(f"{failures[0].text} (skip_bad=True leaves such samples out)")
-        for each in failures:
-            tell(f"left out: {each.text}")
-        self.skipped += len(failures)
-        keep = np.ones(rows, bool)
-        keep[[each.row for each in failures]] = False
-        if not keep.any():
-            raise DataError(f"not one of a batch's {rows} samples can be read; the first: {failures[0].text}")
-        return {
-            name: value[keep] if isinstance(value, np.ndarray) else [value[i] for i in np.flatnonzero(keep)]
-            for name, value in batch.items()
-        }
+        return batch, step.share
+
+    def _begun_anew(self, step: Step, job: Job, under_way: "deque[tuple[Step, Job]]") -> Job:
+        """Begin batches again with types that hold the values of all samples; return the first one's job."""
+        self._layout = self.layout().widened(job.wider())
+        crew = self._crew()
+        for each in (job, *(other for _, other in under_way)):
+            crew.drop(each)
+        self.close()
+        made = self._started(step)
+        later = [(other, self._started(other)) for other, _ in under_way]
+        under_way.clear()
+        under_way.extend(later)
+        return made
 
     # ---- workers ----
 
@@ -286,15 +310,7 @@ class Loader:
         return self._layout
 
     def _looked_at(self, wanted: Wanted) -> Layout:
-        failure: DataError | None = None
-        for index, number in enumerate(wanted.numbers.tolist()):
-            try:
-                return layout_of(self.samples.sample(number, wanted.epoch, wanted.draw(index)))
-            except DataError as error:
-                failure = failure or error
-                if not self._skip_bad:
-                    break
-        raise failure or DataError("a batch without samples")
+        return first_layout(self.samples, wanted, skip_bad=self._leaving_out is not None)
 
     def close(self) -> None:
         """End the workers; the next iteration begins new ones."""

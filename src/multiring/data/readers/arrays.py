@@ -78,6 +78,24 @@ def array_of(what: str, data: bytes | memoryview, limits: Limits) -> Array:
     return np.frombuffer(data, found.dtype, offset=found.begin).reshape(found.shape)
 
 
+def require_storable(what: str, array: Array) -> None:
+    """Raise DataError where a .npy file would not give an array back with its type and all its values."""
+    dtype = array.dtype
+    if isinstance(array, np.ma.MaskedArray):
+        raise DataError(f"{what} has an array with a mask, which no .npy file has: want one without")
+    if dtype.hasobject:
+        refuse_pickle(what, "its array of Python objects")
+    try:
+        back = np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(dtype))
+    except (ValueError, TypeError):
+        back = None
+    if back != dtype or back.type is not dtype.type:
+        raise DataError(
+            f"{what} has an array of {dtype}, for which .npy files have no type: want float32, or its bytes as uint8 "
+            "or uint16"
+        )
+
+
 def layout_in(storage: Storage, name: str, limits: Limits) -> Layout:
     """Return how the array in a file lies."""
     size = storage.size(name)

@@ -1,6 +1,7 @@
-"""Parquet and HDF5: columns of samples, read by pyarrow and h5py."""
+"""Parquet: columns of samples, read by pyarrow."""
 
 from collections import OrderedDict
+from collections.abc import Callable
 from threading import RLock
 from typing import Any
 
@@ -9,16 +10,22 @@ import numpy as np
 from multiring.data.readers.limits import Limits, damage_told, library, require_size
 from multiring.data.readers.source import Image, Numbering, Opening, Record, Shard, digest_of
 from multiring.data.readers.storage import StorageFile, with_endings
-from multiring.errors import DataError, UnsupportedError
+from multiring.errors import DataError
 
 _KEPT_GROUPS = 4
-_OPEN_FILES = 16
+_LEAST_ROWS, _MOST_ROWS = 64, 1 << 16  # that are unpacked at a time where a group may take more than it says
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
+_BOUNDED = {"PLAIN", "RLE", "BIT_PACKED", "DELTA_LENGTH_BYTE_ARRAY"}  # of bytes: they do not grow when unpacked
+
+Reads = Callable[[Any], Any]  # a scalar of pyarrow's to a field
 
 
 class ParquetSource:
     """Rows of Parquet files; a shard is a row group, which is read as a whole.
 
-    A column that is a struct of `bytes` and `path`, as Hugging Face's data sets have them, is an image.
+    A field has its column's type: numbers are NumPy's scalars, lists of numbers arrays of the same type; lists of
+    anything else, and maps, are Python's lists. A column that is a struct of `bytes` and `path`, as Hugging Face's data
+    sets have them, is an image.
     """
 
     format = "parquet"
@@ -66,43 +73,43 @@ class ParquetSource:
                     self.shards.append(shard)
 
     def record(self, number: int) -> Record:
-        """Return a row's columns: lists of numbers as arrays."""
+        """Return a row's columns.
+
+        Raises:
+            DataError: a value cannot be read, or has no type here.
+        """
         shard, row = self.numbering.place(number)
-        table = self._table(shard)
+        table, reads = self._table(shard)
+        name, group = self._groups[shard]
         found: Record = {}
-        for name, column in zip(table.column_names, table.columns, strict=True):
-            value = column[row].as_py()
-            if isinstance(value, dict) and set(value) == {"bytes", "path"} and value["bytes"] is not None:
-                value = Image(value["bytes"])
-            elif isinstance(value, list):
-                value = np.asarray(value)
-                if value.dtype.hasobject:
-                    raise UnsupportedError(f"{self._storage.url}: column {name} has lists of unlike or missing values")
-            found[name] = value
+        for column, values, read in zip(table.column_names, table.columns, reads, strict=True):
+            what = f"{self._storage.url}/{name}: row {row} of group {group}: column {column}"
+            with damage_told(what, *_arrows_errors()):
+                found[column] = read(values[row])
         return found
 
-    def _table(self, shard: int) -> Any:
+    def _table(self, shard: int) -> tuple[Any, list[Reads]]:
         with self._lock:
-            table = self._kept.get(shard)
-            if table is None:
+            found = self._kept.get(shard)
+            if found is None:
                 name, number = self._groups[shard]
                 with damage_told(f"{self._storage.url}/{name}: row group {number}", *_arrows_errors()):
-                    table = self._file(name).read_row_group(number, use_threads=False)
+                    table = _unpacked(self._file(name), number, self._limits)
                     table.validate()
                 if table.num_rows != self.shards[shard].samples:
                     raise DataError(f"{self._storage.url}/{self.shards[shard].name} has {table.num_rows} rows")
-                self._kept[shard] = table
+                found = self._kept[shard] = (table, [_reads(each.type) for each in table.schema])
             self._kept.move_to_end(shard)
             while len(self._kept) > _KEPT_GROUPS:
                 self._kept.popitem(last=False)
-            return table
+            return found
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_kept": None, "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
-        self._kept: OrderedDict[int, Any] = OrderedDict()
+        self._kept: OrderedDict[int, tuple[Any, list[Reads]]] = OrderedDict()
         self._lock = RLock()
 
 
@@ -110,90 +117,116 @@ def _arrows_errors() -> tuple[type[BaseException], ...]:
     return (library("pyarrow").ArrowException, OSError, ValueError, OverflowError, KeyError, TypeError)
 
 
-class Hdf5Source:
-    """Data sets of HDF5 files, at their roots, of which the first axis numbers the samples: one a field."""
+def _unpacked(file: Any, number: int, limits: Limits) -> Any:
+    """Return a row group as a table, which takes no more memory than a group may.
 
-    format = "hdf5"
-    reads_records = True
+    A few bytes can stand for any number of values: of columns in a dictionary, or of repeated numbers. Where what a
+    group may take is more than the limit, it is read in pieces, and given up once they are too large.
 
-    def __init__(self, opening: Opening) -> None:
-        self._storage, self._limits = opening.storage, opening.limits
-        self.__setstate__({})
-        names = with_endings(opening.names, ".h5", ".hdf5") or ([""] if opening.names == ("",) else [])
-        counts = [(name, self._count(name)) for name in names]
-        self.shards = [
-            Shard(name=name, size_bytes=self._storage.size(name), samples=count) for name, count in counts if count
-        ]
-        if not self.shards:
-            raise DataError(f"{opening.storage.url} has no HDF5 file with samples")
-        fields = {name: set(self._fields(name)) for name in (each.name for each in self.shards)}
-        if len({frozenset(each) for each in fields.values()}) > 1:
-            raise DataError(f"{opening.storage.url}: its files have unlike data sets: {fields}")
-        self.numbering = Numbering(self.shards)
-        self.digest = digest_of(self.format, self.shards)
-
-    def _count(self, name: str) -> int:
-        counts = {field: each.shape[0] for field, each in self._fields(name).items()}
-        if len(set(counts.values())) > 1:
-            raise DataError(f"{self._storage.url}/{name}: its data sets have unlike numbers of samples: {counts}")
-        return int(next(iter(counts.values()), 0))
-
-    def _fields(self, name: str) -> dict[str, Any]:
-        """Return a file's data sets, each held against the limits."""
-        with self._lock:
-            found = self._files.get(name)
-            if found is None:
-                h5py = library("h5py")
-                what = f"{self._storage.url}/{name}"
-                with damage_told(what, OSError, ValueError, KeyError, RuntimeError, TypeError, OverflowError):
-                    file = h5py.File(StorageFile(self._storage, name), "r")
-                    found = {field: _checked(what, file, field, self._limits) for field in sorted(file)}
-                self._files[name] = found
-            self._files.move_to_end(name)
-            while len(self._files) > _OPEN_FILES:
-                self._files.popitem(last=False)
-            return found
-
-    def record(self, number: int) -> Record:
-        """Return a sample of each data set."""
-        shard, row = self.numbering.place(number)
-        name = self.shards[shard].name
-        kinds = (OSError, ValueError, KeyError, RuntimeError, TypeError)
-        with self._lock, damage_told(f"{self._storage.url}/{name}: sample {row}", *kinds):
-            values = {field: each[row] for field, each in self._fields(name).items()}
-        return {
-            field: value.decode() if isinstance(value, bytes) else value.tobytes() if _is_bytes(value) else value
-            for field, value in values.items()
-        }
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_files": None, "_lock": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ |= state
-        self._files: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        self._lock = RLock()  # HDF5's library has one of its own, which Python's threads may not wait for
+    Raises:
+        ValueError: it takes more.
+    """
+    group = file.metadata.row_group(number)
+    columns = [group.column(each) for each in range(group.num_columns)]
+    if sum(map(_most_bytes, columns)) <= limits.group_bytes:
+        return file.read_row_group(number, use_threads=False)
+    largest = max(1, *(each.total_uncompressed_size for each in columns))
+    rows = min(max(limits.group_bytes // largest, _LEAST_ROWS), _MOST_ROWS)
+    pieces, taken = [], 0
+    for batch in file.iter_batches(batch_size=rows, row_groups=[number], use_threads=False):
+        taken += batch.nbytes
+        if taken > limits.group_bytes:
+            raise ValueError(f"it takes more than {limits.group_bytes} bytes, the limit of a row group")
+        pieces.append(batch)
+    return library("pyarrow").Table.from_batches(pieces, schema=file.schema_arrow)
 
 
-def _is_bytes(value: Any) -> bool:
-    return isinstance(value, np.void)
+def _most_bytes(column: Any) -> int:
+    """Return how many bytes a column's chunk may take once it is unpacked."""
+    width = _WIDTHS.get(column.physical_type)
+    if width is not None:
+        return int(column.num_values * width + column.total_uncompressed_size)
+    if set(column.encodings) <= _BOUNDED:
+        return int(8 * column.num_values + column.total_uncompressed_size)
+    return int(column.num_values * column.total_uncompressed_size)
 
 
-def _checked(what: str, file: Any, field: str, limits: Limits) -> Any:
-    """Return a data set of an HDF5 file, unless reading it could lead elsewhere or take more than it says."""
-    h5py = library("h5py")
-    if not isinstance(file.get(field, getlink=True), h5py.HardLink):
-        raise DataError(f"{what}: {field} is a link; want data sets that are in the file")
-    found = file[field]
-    if not isinstance(found, h5py.Dataset) or not found.shape:
-        raise DataError(f"{what}: {field} is no data set with an axis of samples")
-    if found.is_virtual or found.external:
-        raise DataError(f"{what}: {field} is stored in other files; want data sets that are in the file")
-    if found.dtype.hasobject and h5py.check_string_dtype(found.dtype) is None:
-        raise DataError(f"{what}: {field} has references or lists of varying length; want numbers or text")
-    row = found.dtype.itemsize * int(np.prod(found.shape[1:], dtype=object))
-    require_size(f"{what}: a sample of {field}", row, limits.record_bytes, "the limit of a record")
-    if found.chunks:
-        chunk = found.dtype.itemsize * int(np.prod(found.chunks, dtype=object))
-        require_size(f"{what}: a chunk of {field}", chunk, limits.record_bytes, "the limit of a record")
-    return found
+def _reads(kind: Any) -> Reads:
+    """Return what reads a field of a column of this type."""
+    pyarrow: Any = library("pyarrow")
+    types: Any = library("pyarrow.types")
+    if types.is_dictionary(kind):
+        return _within(_reads(kind.value_type))
+    if isinstance(kind, pyarrow.FixedShapeTensorType):
+        return lambda scalar: scalar.to_numpy() if scalar.is_valid else None
+    if isinstance(kind, pyarrow.BaseExtensionType):
+        return _within(_reads(kind.storage_type))
+    number = _number_of(kind)
+    if number is not None:
+        return lambda scalar: _scalar(scalar, number)
+    is_list = _depth_and_leaf(kind) is not None
+    return _list if is_list else _struct if types.is_struct(kind) else lambda scalar: scalar.as_py()
+
+
+def _within(read: Reads) -> Reads:
+    return lambda scalar: read(scalar.value) if scalar.is_valid else None
+
+
+def _number_of(kind: Any) -> Any:
+    """Return NumPy's type of a column of numbers or points in time; None for anything else."""
+    types: Any = library("pyarrow.types")
+    if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
+        return np.dtype(kind.to_pandas_dtype())
+    if (types.is_timestamp(kind) and kind.tz is None) or types.is_duration(kind):
+        return np.dtype(f"{'M' if types.is_timestamp(kind) else 'm'}8[{kind.unit}]")
+    return None
+
+
+def _scalar(scalar: Any, dtype: np.dtype[Any]) -> Any:
+    if not scalar.is_valid:
+        return None
+    if dtype.kind in "mM":
+        return dtype.type(scalar.value, np.datetime_data(dtype)[0])
+    return dtype.type(scalar.as_py())
+
+
+def _struct(scalar: Any) -> Any:
+    value = scalar.as_py()
+    if isinstance(value, dict) and set(value) == {"bytes", "path"} and value["bytes"] is not None:
+        return Image(value["bytes"])
+    return value
+
+
+def _depth_and_leaf(kind: Any) -> tuple[int, np.dtype[Any]] | None:
+    """Return how deep lists are nested, and the type of the numbers in them; None where it is no list of numbers."""
+    types: Any = library("pyarrow.types")
+    depth = 0
+    while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        depth, kind = depth + 1, kind.value_type
+    leaf = _number_of(kind)
+    return None if not depth or leaf is None else (depth, leaf)
+
+
+def _list(scalar: Any) -> Any:
+    """Return a list of numbers as an array of their type; lists of lists of unlike lengths as a list of arrays.
+
+    Raises:
+        ValueError: a number is missing.
+    """
+    if not scalar.is_valid:
+        return None
+    values = scalar.values
+    if values.null_count:
+        raise ValueError("it has a list with missing values, which no array has: want a column without them")
+    leaf = _number_of(values.type)
+    if leaf is not None:
+        if leaf.kind == "b":
+            return np.array(values.to_pylist(), leaf)
+        return np.array(values.to_numpy(zero_copy_only=False)).astype(leaf, copy=False)
+    found = [_list(each) for each in values]
+    if not found:
+        found_depth = _depth_and_leaf(scalar.type)
+        depth, kind = found_depth if found_depth is not None else (1, np.dtype(float))
+        return np.empty((0,) * depth, kind)
+    is_regular = all(isinstance(each, np.ndarray) and each.shape == found[0].shape for each in found)
+    return np.stack(found) if is_regular else found

@@ -6,15 +6,17 @@ from typing import Any
 
 from multiring.data.packing.manifest import MANIFEST
 from multiring.data.readers.arrays import NpyFilesSource, NpySource
-from multiring.data.readers.columns import Hdf5Source, ParquetSource
+from multiring.data.readers.columns import ParquetSource
 from multiring.data.readers.folder import ENDINGS, FolderSource
+from multiring.data.readers.hdf5 import Hdf5Source
 from multiring.data.readers.limits import Limits
 from multiring.data.readers.mds import INDEX, MdsSource
 from multiring.data.readers.packed import PackedSource
 from multiring.data.readers.source import Opening
 from multiring.data.readers.storage import Storage
+from multiring.data.readers.tar import ENDINGS as TARS
 from multiring.data.readers.tar import TarSource
-from multiring.data.readers.tfrecord import TfRecordSource
+from multiring.data.readers.tfrecord import TfRecordSource, is_tfrecord
 from multiring.errors import ArgumentError, DataError
 
 READERS: dict[str, Callable[[Opening], Any]] = {
@@ -29,7 +31,7 @@ READERS: dict[str, Callable[[Opening], Any]] = {
     "tfrecord": TfRecordSource,
 }
 _BY_ENDING = {
-    ".tar": "tar",
+    **dict.fromkeys(TARS, "tar"),
     ".parquet": "parquet",
     ".h5": "hdf5",
     ".hdf5": "hdf5",
@@ -50,7 +52,7 @@ def format_of(storage: Storage, names: list[str]) -> str:
         return "mds"
     shown = [name or storage.url for name in names]
     found = {kind for name in shown for ending, kind in _BY_ENDING.items() if name.lower().endswith(ending)}
-    found |= {"tfrecord" for name in shown if "tfrecord" in name.rpartition("/")[2].lower()}
+    found |= {"tfrecord" for name in shown if is_tfrecord(name)}
     if len(found) != 1:
         raise DataError(
             f"{storage.url} has {len(names)} files, by whose names it is "

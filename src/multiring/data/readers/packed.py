@@ -109,7 +109,7 @@ class PackedSource:
         read_rows = getattr(self._storage, "read_rows", None)
         if read_rows is None or not self._is_plain or out.keys() != self._fixed:
             return None
-        if any(out[each.name].dtype != each.dtype for each, _ in self._fields if each.shape is not None):
+        if not self._fits(out):
             return None
         rows = self._index[numbers]
         if any((rows[:, column + 1] < 0).any() for each, column in self._fields if each.kind != "number"):
@@ -166,9 +166,17 @@ class PackedSource:
                 return found
         return np.zeros(len(rows), np.int64)
 
+    def _fits(self, out: Mapping[str, Any]) -> bool:
+        """Return whether arrays have the types that the pack has: else values have to be compared one by one."""
+        return all(
+            out[each.name].dtype == (each.dtype or np.int64)
+            for each, _ in self._fields
+            if each.kind == "number" or each.shape is not None
+        )
+
     def record_into(self, number: int, out: dict[str, Any]) -> bool:
         """Fill `out`, arrays by field, with a sample; False where that cannot be, and nothing was read."""
-        if not self._is_fixed or any(out[each.name].dtype != each.dtype for each, _ in self._fields if each.dtype):
+        if not self._is_fixed or out.keys() != self._fixed or not self._fits(out):
             return False
         shard, _ = self.numbering.place(number)
         name = self.shards[shard].name

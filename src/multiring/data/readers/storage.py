@@ -4,6 +4,7 @@ import io
 import os
 import re
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from multiring._native import read_rows
 from multiring.data.permutation import Numbers
 from multiring.data.readers.limits import library, require_inside
+from multiring.data.readers.retrying import ShortAnswerError, asked_again, redacted, secrets_of, without_secrets
 from multiring.errors import ArgumentError, DataError, SourceTimeoutError
 
 _OPEN_FILES = 128
@@ -94,7 +96,7 @@ def storage_of(url: str, *, timeout_s: float = 60.0, readers: int = _READERS, **
     Raises:
         ArgumentError: no such place or protocol, or options for a path, which has none.
     """
-    if re.match(r"[a-z][a-z0-9+.]*:", url) is None or url.startswith("file:"):
+    if re.match(r"[A-Za-z][A-Za-z0-9+.\-]*:(//|:)", url) is None or url.startswith("file:"):
         if options:
             raise ArgumentError(f"{url} is a path: want none of {', '.join(options)}, which are for URLs")
         return LocalStorage(url.removeprefix("file:").removeprefix("//"))
@@ -226,16 +228,20 @@ class RemoteStorage:
 
     def _open(self, url: str, timeout_s: float, readers: int, options: dict[str, Any]) -> None:
         # Who has the URL may have the password in it; errors and manifests do not.
-        self.url = re.sub(r"//[^/@]*@", "//", url.partition("?")[0])
+        self.url = without_secrets(url)
+        self._secrets = secrets_of(url, options)
         self._made_of: dict[str, Any] = {"url": url, "timeout_s": timeout_s, "readers": readers, "options": options}
         self._timeout_s = timeout_s
         self._sizes: dict[str, int] = {}
         self._turn = threading.BoundedSemaphore(readers)
         fsspec = library("fsspec")
+        failure = ""
         try:
             self._system, root = fsspec.core.url_to_fs(url, **options)
         except (ImportError, ValueError) as error:
-            raise ArgumentError(f"{self.url}: {error}") from error
+            failure = redacted(str(error), self._secrets)
+        if failure:
+            raise ArgumentError(f"{self.url}: {failure}")
         self._root = root.rstrip("/")
 
     def _path(self, name: str) -> str:
@@ -261,23 +267,29 @@ class RemoteStorage:
     def read_into(self, name: str, begin: int, out: memoryview) -> None:
         """Fill `out` by one request."""
         end = begin + len(out)
-        data: bytes = self._asked(name, lambda: self._system.cat_file(self._path(name), start=begin, end=end))
-        if len(data) != len(out):
-            raise DataError(f"{self.url}: {name} gave {len(data)} bytes for {begin} to {end}: it was cut short")
-        out[:] = data
+
+        def ask() -> bytes:
+            data: bytes = self._system.cat_file(self._path(name), start=begin, end=end)
+            if len(data) != len(out):
+                raise ShortAnswerError(f"it gave {len(data)} bytes for {begin} to {end}: it was cut short")
+            return data
+
+        out[:] = self._asked(name, ask)
 
     def _asked(self, what: str, ask: Any) -> Any:
-        """Return what the source says, or raise where it does not within the time.
+        """Return what the source says, asked again where it fails for a moment, or raise once the time is over.
 
-        The request is another thread's, which cannot be ended: it goes with the process.
+        The requests are another thread's, which cannot be ended: it goes with the process.
         """
         answer: list[Any] = []
+        until = time.monotonic() + self._timeout_s
 
         def run() -> None:
             try:
-                answer.append((ask(), None))
+                answer.append((asked_again(ask, until), ""))
             except Exception as error:  # noqa: BLE001 -- raised by who asked
-                answer.append((None, error))
+                notes = "".join(f", {each}" for each in getattr(error, "__notes__", ()))
+                answer.append((None, f"{type(error).__name__}: {redacted(str(error), self._secrets)}{notes}"))
 
         if not self._turn.acquire(timeout=self._timeout_s):
             raise SourceTimeoutError(
@@ -291,9 +303,10 @@ class RemoteStorage:
             self._turn.release()
         if not answer:
             raise SourceTimeoutError(f"{self.url}: the source has not sent {what} within {self._timeout_s:g} s")
-        value, error = answer[0]
-        if error is not None:
-            raise DataError(f"{self.url}: {what} cannot be read: {type(error).__name__}: {error}") from error
+        value, failure = answer[0]
+        if failure:
+            # Without its cause, whose text and variables have the URL as it was given.
+            raise DataError(f"{self.url}: {what or 'it'} cannot be read: {failure}")
         return value
 
     def __getstate__(self) -> dict[str, Any]:

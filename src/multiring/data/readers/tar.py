@@ -1,13 +1,16 @@
 """Tar shards in WebDataset's layout: files that have a name's part before its first dot in common are a sample.
 
 What a file is, its ending says: .jpg, .png, .webp an image, .cls and .id a number, .txt text, .json JSON, .npy an
-array; anything else is bytes. The ending is the field's name.
+array; anything else is bytes. The ending is the field's name. Files whose names have no ending, or nothing before it,
+belong to no sample, nor do those named __like this__ at the top. A shard may be compressed as a whole.
 
-Source of the layout: github.com/webdataset/webdataset, README.
+Source of the layout: github.com/webdataset/webdataset, tariterators.py (base_plus_ext, group_by_keys) and
+autodecode.py.
 """
 
 import io
 import json
+import re
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,10 +27,17 @@ from multiring.data.readers.limits import (
 )
 from multiring.data.readers.source import Image, Numbering, Opening, Record, Shard, digest_of
 from multiring.data.readers.storage import Storage, StorageFile, read, with_endings
+from multiring.data.readers.unpacking import UnpackedStorage, codec_of
 from multiring.errors import DataError
 
 IMAGES = frozenset({"jpg", "jpeg", "png", "ppm", "bmp", "pgm", "tif", "tiff", "webp"})
-_NUMBERS = frozenset({"cls", "id", "index"})
+ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst")
+_NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
+_TEXTS = frozenset({"txt", "text", "transcript"})
+_JSON = frozenset({"json", "jsn"})
+_NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")
+_NO_SAMPLE = re.compile(r"__[^/]*__($|/)")
+_USTAR = slice(257, 262)  # where a tar that is not compressed says that it is one
 _READ_AHEAD = 1 << 16
 _RECORD = 512  # a tar's headers and contents begin at multiples of it
 
@@ -41,11 +51,13 @@ class Member:
     size: int
 
 
-def split_name(name: str) -> tuple[str, str]:
-    """Return a member's sample and field: its name up to the first dot of its last part, and what follows."""
-    folder, slash, last = name.rpartition("/")
-    stem, _, field = last.partition(".")
-    return f"{folder}{slash}{stem}", field.lower()
+def split_name(name: str) -> tuple[str, str] | None:
+    """Return a member's sample and field: its name up to the first dot of its last part, and what follows.
+
+    None where it belongs to no sample.
+    """
+    found = None if _NO_SAMPLE.match(name) else _NAME.fullmatch(name)
+    return None if found is None else (found[1], found[2].lower())
 
 
 def members(storage: Storage, name: str) -> Iterator[Member]:
@@ -85,17 +97,23 @@ def samples_in(storage: Storage, name: str, limits: Limits) -> list[list[Member]
     """Return a tar's samples, each with its files, which stand one after the other."""
     found: list[list[Member]] = []
     last = ""
+    fields: set[str] = set()
     for member in members(storage, name):
-        key, field = split_name(member.name)
+        split = split_name(member.name)
+        if split is None:
+            continue
+        key, field = split
         if field.rpartition(".")[2] in PICKLES:
             refuse_pickle(f"{storage.url}/{name}", member.name)
         require_size(f"{storage.url}/{name}: {member.name}", member.size, limits.record_bytes, "the limit of a record")
         if found and key == last:
-            if any(split_name(each.name)[1] == field for each in found[-1]):
+            if field in fields:
                 raise DataError(f"{storage.url}/{name}: {member.name!r} is there twice in a sample")
             found[-1].append(member)
         else:
             found.append([member])
+            fields = set()
+        fields.add(field)
         last = key
     return found
 
@@ -109,23 +127,30 @@ def value_of(what: str, field: str, data: memoryview, limits: Limits) -> Any:
         return array_of(what, data, limits)
     with damage_told(what, ValueError, RecursionError):
         if ending in _NUMBERS:
-            return int(bytes(data[:32]))
-        if ending == "txt":
+            return int(bytes(data))
+        if ending in _TEXTS:
             return bytes(data).decode()
-        if ending == "json":
+        if ending in _JSON:
             return json.loads(bytes(data))
     return bytes(data)
+
+
+def _codec_of(storage: Storage, name: str) -> str | None:
+    head = read(storage, name, 0, min(storage.size(name), 512))
+    return None if head[_USTAR] == b"ustar" else codec_of(head)
 
 
 class TarSource:
     """Samples in tar shards."""
 
     format = "tar"
-    reads_records = True
 
     def __init__(self, opening: Opening) -> None:
-        self._storage, self._limits = opening.storage, opening.limits
-        names = with_endings(opening.names, ".tar") or ([""] if opening.names == ("",) else [])
+        self._limits = opening.limits
+        names = with_endings(opening.names, *ENDINGS) or ([""] if opening.names == ("",) else [])
+        codecs = {name: codec for name in names if (codec := _codec_of(opening.storage, name)) is not None}
+        self._storage = UnpackedStorage(opening.storage, codecs, opening.limits) if codecs else opening.storage
+        self.reads_records = not codecs
         if not names:
             raise DataError(f"{opening.storage.url} has no .tar file")
         indices = [(name, samples_in(self._storage, name, opening.limits)) for name in names]
@@ -134,10 +159,12 @@ class TarSource:
                 opening.report(f"{opening.storage.url}/{name} has no samples")
         self._samples = [index for _, index in indices if index]
         self.shards = [
-            Shard(name=name, size_bytes=self._storage.size(name), samples=len(index))
+            Shard(name=name, size_bytes=opening.storage.size(name), samples=len(index))
             for name, index in indices
             if index
         ]
+        if not self.shards:
+            raise DataError(f"{opening.storage.url} has no samples in its .tar files")
         self.numbering = Numbering(self.shards)
         self.digest = digest_of(self.format, self.shards)
 
@@ -150,9 +177,10 @@ class TarSource:
             f"{self._storage.url}/{name}: {found[0].name}", end - begin, self._limits.record_bytes, "the limit"
         )
         data = memoryview(read(self._storage, name, begin, end))
-        record: Record = {"key": split_name(found[0].name)[0]}
+        record: Record = {}
         for each in found:
-            field = split_name(each.name)[1] or "data"
+            key, field = split_name(each.name) or ("", "")
+            record.setdefault("key", key)
             what = f"{self._storage.url}/{name}: {each.name}"
             record[field] = value_of(
                 what, field, data[each.begin - begin : each.begin - begin + each.size], self._limits

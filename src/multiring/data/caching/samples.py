@@ -1,0 +1,155 @@
+"""A sample of any map-style data set as bytes, and back: what comes back has the same types and values.
+
+Whatever could not be given back as it is, is refused when it is written, by name.
+"""
+
+import io
+import json
+import math
+import re
+import struct
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from multiring.data.readers.arrays import array_of, require_storable
+from multiring.data.readers.limits import Limits, damage_told, library
+from multiring.errors import DataError
+
+_MODES = ("L", "RGB", "RGBA")  # whose arrays say the mode
+_COUNT = struct.Struct("<I")
+_PLAIN = frozenset({bool, int, float, str})
+_TENSOR_TYPE = re.compile(r"(bool|bfloat16|(u?int|float|complex)\d+\w*)")
+_TENSORS = "torch.Tensor"
+
+
+def packed(sample: Any) -> bytes:
+    """Return a sample's bytes: its structure as JSON, and its arrays and bytes behind that, each with its length.
+
+    Args:
+        sample: of the kinds that `cached` takes.
+
+    Raises:
+        DataError: it holds something else, or more than can be read back.
+    """
+    parts: list[bytes] = []
+    try:
+        head = json.dumps(_taken_apart(sample, parts)).encode()
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"a sample cannot be kept: {str(error) or type(error).__name__}") from error
+    for each in (head, *parts):
+        if len(each) > Limits().record_bytes:
+            raise DataError(
+                f"a sample has a part of {len(each)} bytes: want at most {Limits().record_bytes} to keep it"
+            )
+    return b"".join(piece for each in (head, *parts) for piece in (_COUNT.pack(len(each)), each))
+
+
+def unpacked(data: bytes) -> Any:
+    """Return the sample whose bytes these are."""
+    pieces = []
+    place = 0
+    with damage_told("a cached sample", ValueError, KeyError, IndexError, TypeError, AttributeError, struct.error):
+        while place < len(data):
+            (size,) = _COUNT.unpack_from(data, place)
+            pieces.append(memoryview(data)[place + _COUNT.size : place + _COUNT.size + size])
+            place += _COUNT.size + size
+        return _put_together(json.loads(bytes(pieces[0])), pieces[1:])
+
+
+def _taken_apart(value: Any, parts: list[bytes]) -> Any:
+    """Return what JSON can say of a value, its arrays and bytes put behind the others in `parts`."""
+    # By the very type: a subclass would come back as something else, as NumPy's float64 as Python's float.
+    kind: Any = type(value)
+    if value is None or kind in _PLAIN:
+        return {"plain": value}
+    if kind in {tuple, list}:
+        return {kind.__name__: [_taken_apart(each, parts) for each in value]}
+    if kind is dict and all(type(each) is str for each in value):
+        return {"dict": {key: _taken_apart(each, parts) for key, each in value.items()}}
+    told = _part_of(value)
+    parts.append(told.pop("data"))
+    return told | {"part": len(parts) - 1}
+
+
+def _part_of(value: Any) -> dict[str, Any]:
+    """Return the bytes of a value that is one piece of memory, and what kind it is of."""
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    if type(value) is bytes:
+        return {"kind": "bytes", "data": value}
+    # As arrays their zeros at the end would be lost.
+    if type(value) is np.bytes_:
+        return {"kind": "numpy bytes", "data": bytes(value)}
+    if type(value) is np.str_:
+        return {"kind": "numpy text", "data": str(value).encode("utf-8", "surrogatepass")}
+    if kind.startswith("PIL.") and getattr(value, "mode", "") in _MODES:
+        return {"kind": "image", "data": _npy(np.asarray(value))}
+    if isinstance(value, np.generic) or type(value) in {np.ndarray, np.memmap}:
+        require_storable("a sample", np.asarray(value))
+        return {"kind": "scalar" if isinstance(value, np.generic) else "array", "data": _npy(np.asarray(value))}
+    if kind == _TENSORS:
+        return _tensor_part(value)
+    mode = f" of mode {value.mode}" if kind.startswith("PIL.") and hasattr(value, "mode") else ""
+    raise DataError(f"a sample holds a {kind}{mode}, which cannot be kept without a pickle")
+
+
+def _tensor_part(value: Any) -> dict[str, Any]:
+    """Return a tensor's bytes, whatever its type is."""
+    torch = import_module("torch")  # which is there, as the data set has a tensor
+    name = str(value.dtype).removeprefix("torch.")
+    if value.layout != torch.strided or value.device.type != "cpu" or not _TENSOR_TYPE.fullmatch(name):
+        raise DataError(
+            f"a sample holds a tensor of {name}, {value.layout}, on {value.device}, which cannot be kept: want a dense "
+            "one in the CPU's memory"
+        )
+    plain = value.detach().resolve_conj().resolve_neg().contiguous()
+    data = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+    told = {"kind": "tensor", "type": name, "shape": list(value.shape), "gradient": value.requires_grad}
+    return told | {"data": data}
+
+
+def _put_together(told: dict[str, Any], parts: list[memoryview]) -> Any:
+    """Return the value that was taken apart."""
+    (name, found), *_ = told.items()
+    if name in {"tuple", "list"}:
+        made = [_put_together(each, parts) for each in found]
+        return tuple(made) if name == "tuple" else made
+    if name == "dict":
+        return {key: _put_together(each, parts) for key, each in found.items()}
+    if name == "plain":
+        return found
+    return _made(told, bytes(parts[told["part"]]))
+
+
+def _made(told: dict[str, Any], data: bytes) -> Any:
+    kind = told["kind"]
+    if kind in {"bytes", "numpy bytes"}:
+        return data if kind == "bytes" else np.bytes_(data)
+    if kind == "numpy text":
+        return np.str_(data.decode("utf-8", "surrogatepass"))
+    if kind == "tensor":
+        return _tensor_of(told, data)
+    array = array_of("a cached sample", data, Limits()).copy()
+    if kind == "image":
+        return library("PIL.Image").fromarray(array)
+    return array[()] if kind == "scalar" else array
+
+
+def _tensor_of(told: dict[str, Any], data: bytes) -> Any:
+    if not _TENSOR_TYPE.fullmatch(told["type"]):
+        raise ValueError(f"a tensor of {told['type']!r}")
+    torch = import_module("torch")
+    dtype, shape = getattr(torch, told["type"]), [int(each) for each in told["shape"]]
+    if not math.prod(shape):
+        return torch.empty(shape, dtype=dtype, requires_grad=told["gradient"])
+    made = torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
+    return made.requires_grad_() if told["gradient"] else made
+
+
+def _npy(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array(file, np.ascontiguousarray(array).reshape(array.shape), allow_pickle=False)
+    return file.getvalue()

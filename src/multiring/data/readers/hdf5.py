@@ -1,0 +1,177 @@
+"""HDF5: data sets of numbers, text and records at a file's root, read by h5py."""
+
+import atexit
+import contextlib
+import threading
+import weakref
+from collections import OrderedDict
+from threading import RLock
+from typing import Any
+
+import numpy as np
+
+from multiring.data.readers.limits import Limits, damage_told, library, require_size
+from multiring.data.readers.source import Numbering, Opening, Record, Shard, digest_of
+from multiring.data.readers.storage import StorageFile, with_endings
+from multiring.errors import DataError, StateError
+
+_OPEN_FILES = 16
+_END_S = 10.0  # for a read that is under way when the process ends
+_ERRORS = (OSError, ValueError, KeyError, RuntimeError, TypeError, OverflowError)
+
+
+class _Ending:
+    """Closes files before the process ends.
+
+    HDF5's library closes what is left open after Python has ended, and would call Python to do it.
+    """
+
+    def __init__(self) -> None:
+        self.has_begun = False
+        self._sources: weakref.WeakSet[Hdf5Source] = weakref.WeakSet()
+        self._lock = threading.Lock()
+
+    def watch(self, source: "Hdf5Source") -> None:
+        """Have a source's files closed at the end."""
+        with self._lock:
+            if not len(self._sources):
+                atexit.unregister(self._close)
+                atexit.register(self._close)  # now, so that it runs before what was registered earlier
+            self._sources.add(source)
+
+    def _close(self) -> None:
+        self.has_begun = True  # a thread that goes on reading opens nothing any more
+        for each in list(self._sources):
+            each.close()
+
+
+_ending = _Ending()
+
+
+class Hdf5Source:
+    """Data sets of HDF5 files, at their roots, of which the first axis numbers the samples: one a field.
+
+    Text is decoded as UTF-8. Records (compound types) come as h5py gives them, opaque values as bytes.
+    """
+
+    format = "hdf5"
+    reads_records = True
+
+    def __init__(self, opening: Opening) -> None:
+        self._storage, self._limits = opening.storage, opening.limits
+        self.__setstate__({})
+        names = with_endings(opening.names, ".h5", ".hdf5") or ([""] if opening.names == ("",) else [])
+        counts = [(name, self._count(name)) for name in names]
+        self.shards = [
+            Shard(name=name, size_bytes=self._storage.size(name), samples=count) for name, count in counts if count
+        ]
+        if not self.shards:
+            raise DataError(f"{opening.storage.url} has no HDF5 file with samples")
+        fields = {name: set(self._fields(name)) for name in (each.name for each in self.shards)}
+        if len({frozenset(each) for each in fields.values()}) > 1:
+            raise DataError(f"{opening.storage.url}: its files have unlike data sets: {fields}")
+        self.numbering = Numbering(self.shards)
+        self.digest = digest_of(self.format, self.shards)
+
+    def _count(self, name: str) -> int:
+        counts = {field: each.shape[0] for field, each in self._fields(name).items()}
+        if len(set(counts.values())) > 1:
+            raise DataError(f"{self._storage.url}/{name}: its data sets have unlike numbers of samples: {counts}")
+        return int(next(iter(counts.values()), 0))
+
+    def _fields(self, name: str) -> dict[str, Any]:
+        """Return a file's data sets, each held against the limits."""
+        with self._lock:
+            found = self._files.get(name)
+            if found is None:
+                if _ending.has_begun:
+                    raise StateError(f"{self._storage.url}/{name} is read while the process ends")
+                h5py = library("h5py")
+                what = f"{self._storage.url}/{name}"
+                with damage_told(what, *_ERRORS):
+                    file = h5py.File(StorageFile(self._storage, name), "r")
+                    try:
+                        fields = {field: _checked(what, file, field, self._limits) for field in sorted(file)}
+                    except BaseException:
+                        file.close()
+                        raise
+                found = self._files[name] = (file, fields)
+                _ending.watch(self)
+            self._files.move_to_end(name)
+            while len(self._files) > _OPEN_FILES:
+                _, (oldest, _) = self._files.popitem(last=False)
+                oldest.close()
+            return found[1]
+
+    def record(self, number: int) -> Record:
+        """Return a sample of each data set.
+
+        Raises:
+            DataError: it cannot be read, or a text is not UTF-8.
+        """
+        shard, row = self.numbering.place(number)
+        name = self.shards[shard].name
+        what = f"{self._storage.url}/{name}: sample {row}"
+        with self._lock, damage_told(what, *_ERRORS):
+            values = {field: each[row] for field, each in self._fields(name).items()}
+        found: Record = {}
+        for field, value in values.items():
+            with damage_told(f"{what}: {field}", ValueError):
+                found[field] = _plain(value)
+        return found
+
+    def close(self) -> None:
+        """Close the files that are open; the next read opens them again."""
+        # A read may hang with its source, and the process is to end all the same.
+        if not self._lock.acquire(timeout=_END_S):
+            return
+        try:
+            while self._files:
+                _, (file, _) = self._files.popitem()
+                with contextlib.suppress(*_ERRORS):
+                    file.close()
+        finally:
+            self._lock.release()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_files": None, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self._files: OrderedDict[str, tuple[Any, dict[str, Any]]] = OrderedDict()
+        self._lock = RLock()  # HDF5's library has one of its own, which Python's threads may not wait for
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of h5py's: text as str, arrays of text as lists of it, opaque values as bytes."""
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, np.void) and value.dtype.names is None:
+        return value.tobytes()
+    if isinstance(value, np.ndarray) and value.dtype.kind in "OS":
+        return _texts(value.tolist())
+    return value
+
+
+def _texts(value: Any) -> Any:
+    return [_texts(each) for each in value] if isinstance(value, list) else _plain(value)
+
+
+def _checked(what: str, file: Any, field: str, limits: Limits) -> Any:
+    """Return a data set of an HDF5 file, unless reading it could lead elsewhere or take more than it says."""
+    h5py = library("h5py")
+    if not isinstance(file.get(field, getlink=True), h5py.HardLink):
+        raise DataError(f"{what}: {field} is a link; want data sets that are in the file")
+    found = file[field]
+    if not isinstance(found, h5py.Dataset) or not found.shape:
+        raise DataError(f"{what}: {field} is no data set with an axis of samples")
+    if found.is_virtual or found.external:
+        raise DataError(f"{what}: {field} is stored in other files; want data sets that are in the file")
+    if found.dtype.hasobject and h5py.check_string_dtype(found.dtype) is None:
+        raise DataError(f"{what}: {field} has references or lists of varying length; want numbers or text")
+    row = found.dtype.itemsize * int(np.prod(found.shape[1:], dtype=object))
+    require_size(f"{what}: a sample of {field}", row, limits.record_bytes, "the limit of a record")
+    if found.chunks:
+        chunk = found.dtype.itemsize * int(np.prod(found.chunks, dtype=object))
+        require_size(f"{what}: a chunk of {field}", chunk, limits.record_bytes, "the limit of a record")
+    return found

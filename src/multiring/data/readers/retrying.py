@@ -1,0 +1,128 @@
+"""Sources that fail for a moment are asked again, and what they say is told without what is secret in it."""
+
+import random
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+Answer = TypeVar("Answer")
+
+TRIES = 6
+_FIRST_S, _LONGEST_S = 0.1, 5.0
+# Too many requests, too early, and a server that is overloaded, restarted or behind something that is.
+_PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
+_PASSING_KINDS = (ConnectionError, TimeoutError, EOFError)
+_SCHEME = r"[A-Za-z][A-Za-z0-9+.\-]*"
+_HOST = re.compile(r"[A-Za-z0-9._\-\[\]:]*")
+_HIDING = re.compile(r"pass|secret|token|key|signature|credential|auth|sas|user", re.IGNORECASE)
+_LEAST = 4  # characters: shorter texts stand everywhere
+
+
+class ShortAnswerError(OSError):
+    """A source that sent other than the bytes that were asked for."""
+
+
+def is_passing(error: BaseException) -> bool:
+    """Return whether an error of a source may be gone when it is asked again."""
+    status = next(
+        (code for name in ("status", "status_code", "code") if type(code := getattr(error, name, None)) is int), None
+    )
+    if status is not None and status >= 100:
+        return status in _PASSING
+    # Of aiohttp and others: a connection that was cut, or that nobody answered.
+    is_cut = type(error).__module__.partition(".")[0] in {
+        "aiohttp",
+        "requests",
+        "urllib3",
+        "botocore",
+        "httpx",
+    } and any(
+        word in type(error).__name__
+        for word in ("Connect", "Disconnect", "Payload", "Timeout", "Protocol", "Incomplete")
+    )
+    return is_cut or isinstance(error, (*_PASSING_KINDS, ShortAnswerError))
+
+
+def asked_again(
+    ask: Callable[[], Answer], until: float, sleep: Callable[[float], None] = time.sleep, tries: int = TRIES
+) -> Answer:
+    """Return what `ask` returns; ask again, later and later, where it fails for what may pass.
+
+    Args:
+        ask: asks a source.
+        until: when to give up, in `time.monotonic`'s seconds.
+        sleep: for some seconds.
+        tries: how often to ask at most.
+
+    Raises:
+        Exception: the last answer's, with `tried` saying how often it was asked.
+    """
+    for tried in range(1, tries + 1):
+        try:
+            return ask()
+        except Exception as error:
+            # Chance keeps the ranks of a job from coming back all at once.
+            pause = min(_LONGEST_S, _FIRST_S * 2**tried) * (0.5 + random.random() / 2)  # noqa: S311 -- no secret
+            if tried == tries or not is_passing(error) or time.monotonic() + pause >= until:
+                error.add_note(f"asked {tried} times") if hasattr(error, "add_note") and tried > 1 else None
+                raise
+            sleep(pause)
+    raise AssertionError("a source is asked once at least")
+
+
+def without_secrets(url: str) -> str:
+    """Return a URL without user, password, query and fragment: what errors and logs may show."""
+    return "::".join(_bare(part) for part in re.split(r"[?#]", url, maxsplit=1)[0].split("::"))
+
+
+def _bare(url: str) -> str:
+    scheme, slashes, rest = url.partition("://")
+    if not slashes or not re.fullmatch(_SCHEME, scheme):
+        return url
+    host, slash, path = rest.partition("/")
+    if "@" in host:
+        host = host.rpartition("@")[2]
+    elif "@" in path and ":" in host and not re.fullmatch(r"[^:]*:\d*", host) and not host.startswith("["):
+        # A password with a slash in it, which no URL may have.
+        host, slash, path = f"{host}{slash}{path}".rpartition("@")[2].partition("/")
+    return f"{scheme}://{host}{slash}{path}"
+
+
+def secrets_of(url: str, options: Mapping[str, Any] | None = None) -> list[str]:
+    """Return the texts that are secret in a URL, and in options of a file system."""
+    found: list[str] = []
+    for part in url.split("::"):
+        _, slashes, rest = part.partition("://")
+        if slashes and "@" in rest and without_secrets(part) != part:
+            user = rest.partition("?")[0].rpartition("@")[0] or rest.rpartition("@")[0]
+            found += [user, *user.split(":", 1)]
+        _, _, query = part.partition("?")
+        found += [query, *(each.partition("=")[2] for each in re.split(r"[&;#]", query))]
+    found += _hidden_in(options or {})
+    found += [unquote(each) for each in found]
+    return sorted({each for each in found if len(each) >= _LEAST}, key=len, reverse=True)
+
+
+def _hidden_in(options: Mapping[str, Any]) -> list[str]:
+    found: list[str] = []
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            found += _hidden_in(value)
+        elif isinstance(value, str | bytes) and _HIDING.search(str(name)):
+            found.append(value if isinstance(value, str) else value.decode("utf-8", "replace"))
+    return found
+
+
+def redacted(text: str, secret: list[str]) -> str:
+    """Return a text without secrets, and its URLs without users, passwords and queries.
+
+    Args:
+        text: what a library says.
+        secret: texts that may not stand in it.
+    """
+    bare = re.sub(rf"{_SCHEME}://[^\s'\"<>)]+", lambda found: without_secrets(found[0]), text)
+    for each in secret:
+        bare = bare.replace(each, "***")
+    return bare

@@ -1,0 +1,151 @@
+"""Compressed files, unpacked within limits: what a file claims of its size is not believed."""
+
+import bz2
+import gzip
+import io
+import lzma
+import zlib
+from collections import OrderedDict
+from collections.abc import Mapping
+from threading import Lock
+from typing import Any
+
+from multiring.data.readers.limits import Limits, damage_told, library, require_size
+from multiring.data.readers.storage import Storage, read
+from multiring.errors import DataError
+
+_MAGICS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_PIECE = 1 << 20
+_MEMORY = 1 << 27  # that an unpacking itself may need, beside what it gives
+_KEPT = 4  # unpacked files
+HEAD_BYTES = 6
+
+
+def codec_of(head: bytes) -> str | None:
+    """Return how a file is compressed, by its first six bytes; None where it is not."""
+    found = next((name for magic, name in _MAGICS.items() if head.startswith(magic)), None)
+    if found is None and len(head) >= 2 and head[0] & 15 == 8 and (head[0] << 8 | head[1]) % 31 == 0:
+        return "zlib"
+    return found
+
+
+def unpacked(what: str, data: bytes, codec: str, most: int) -> bytes:
+    """Return what a compressed file holds.
+
+    Raises:
+        DataError: it is damaged or cut short, or holds more than `most` bytes.
+    """
+    errors = [OSError, EOFError, ValueError, zlib.error, lzma.LZMAError]
+    if codec == "zstd":
+        errors.append(library("zstandard").ZstdError)
+    pieces, taken = [], 0
+    with damage_told(what, *errors):
+        stream = _stream(data, codec)
+        while piece := stream.read(_PIECE):
+            taken += len(piece)
+            if taken > most:
+                raise DataError(f"{what} unpacks to more than {most} bytes, the limit of what is unpacked at once")
+            pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _stream(data: bytes, codec: str) -> Any:
+    file = io.BytesIO(data)
+    if codec == "gzip":
+        return gzip.GzipFile(fileobj=file)
+    if codec == "bzip2":
+        return bz2.BZ2File(file)
+    if codec == "xz":
+        return _Pieces(lzma.LZMADecompressor(memlimit=_MEMORY), data)
+    if codec == "zstd":
+        zstandard = library("zstandard")
+        return zstandard.ZstdDecompressor(max_window_size=_MEMORY).stream_reader(file, read_across_frames=True)
+    return _Pieces(zlib.decompressobj(), data)
+
+
+class _Pieces:
+    """Gives what a decompressor of Python's library makes, a piece at a time."""
+
+    def __init__(self, decompressor: Any, data: bytes) -> None:
+        self._decompressor, self._rest = decompressor, data
+
+    def read(self, most: int) -> bytes:
+        """Return the next piece; nothing at the end.
+
+        Raises:
+            EOFError: the data end before it.
+        """
+        while not self._decompressor.eof:
+            found: bytes = self._decompressor.decompress(self._rest, most)
+            self._rest = getattr(self._decompressor, "unconsumed_tail", b"")
+            if found:
+                return found
+            if not self._rest and getattr(self._decompressor, "needs_input", True) and not self._decompressor.eof:
+                raise EOFError("it ends before its end is marked")
+        return b""
+
+
+class UnpackedStorage:
+    """A storage of which some files are compressed, and come unpacked; each is unpacked as a whole.
+
+    Args:
+        storage: where they are.
+        codecs: of those that are compressed, by name.
+        limits: what they may unpack to.
+    """
+
+    def __init__(self, storage: Storage, codecs: Mapping[str, str], limits: Limits) -> None:
+        self.url = storage.url
+        self._storage, self._codecs, self._limits = storage, dict(codecs), limits
+        self._sizes: dict[str, int] = {}
+        self.__setstate__({})
+
+    def names(self) -> list[str]:
+        """Return all files."""
+        return self._storage.names()
+
+    def size(self, name: str) -> int:
+        """Return a file's bytes, unpacked."""
+        if name not in self._codecs:
+            return self._storage.size(name)
+        if name not in self._sizes:
+            self._data(name)
+        return self._sizes[name]
+
+    def read_into(self, name: str, begin: int, out: memoryview) -> None:
+        """Fill `out` with a file's bytes from `begin` on.
+
+        Raises:
+            DataError: it is damaged, too large, or ends before.
+        """
+        if name not in self._codecs:
+            self._storage.read_into(name, begin, out)
+            return
+        data = self._data(name)
+        if begin + len(out) > len(data):
+            raise DataError(f"{self.url}/{name} ends at {len(data)}; {begin} to {begin + len(out)} are wanted")
+        out[:] = memoryview(data)[begin : begin + len(out)]
+
+    def _data(self, name: str) -> bytes:
+        with self._lock:
+            found = self._kept.get(name)
+            if found is not None:
+                self._kept.move_to_end(name)
+                return found
+        what = f"{self.url}/{name}"
+        size = require_size(what, self._storage.size(name), self._limits.group_bytes, "the limit of a compressed file")
+        found = unpacked(what, read(self._storage, name, 0, size), self._codecs[name], self._limits.group_bytes)
+        with self._lock:
+            self._sizes[name] = len(found)
+            self._kept[name] = found
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_kept": None, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self._lock = Lock()
