@@ -185,8 +185,8 @@ def test_samples_that_cannot_be_read_are_named_or_left_out(tmp_path: Path, capfd
         loader = Loader(data, 4, workers=Workers(1, processes=processes))
         with pytest.raises(DataError, match=r"007\.npy is damaged.*skip_bad=True"):
             list(loader)
-        loader._skip_bad = True
-        loader.load_state_dict(Loader(data, 4).state_dict())
+        loader.close()
+        loader = Loader(data, 4, workers=Workers(1, processes=processes), skip_bad=True)
         assert sorted(name for batch in loader for name in batch["name"]) == sorted(
             f"{number:03}.npy" for number in range(COUNT) if number != 7
         )
