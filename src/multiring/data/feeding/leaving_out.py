@@ -35,7 +35,7 @@ class LeavingOut:
         self.skipped = 0
         self.count: Count | None = None
         self._samples = samples
-        self._stand_in: Batch | None = None
+        self._substitute: Batch | None = None
         self._in_a_row = 0
 
     def rest(self, step: Step, batch: Batch, failures: Sequence[Failure]) -> tuple[Batch | None, Share]:
@@ -60,7 +60,7 @@ class LeavingOut:
             batch = self._without(batch, failures)
         if left or not failures:
             self._in_a_row = 0
-            self._stand_in = {name: value[:1].copy() for name, value in batch.items()}
+            self._substitute = {name: value[:1].copy() for name, value in batch.items()}
         else:
             self._in_a_row += len(failures)
             if self._in_a_row >= MOST:
@@ -71,7 +71,7 @@ class LeavingOut:
         if not total:
             return None, step.share
         if not left and failures:
-            batch = self._stand_in = self._stand_in or self._found(step)
+            batch = self._substitute = self._substitute or self._found(step)
         return batch, replace(step.share, samples=left, total=total, least=least)
 
     @staticmethod
