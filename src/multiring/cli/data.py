@@ -29,6 +29,7 @@ from multiring.errors import ArgumentError, DataError
 from multiring.runtime import init, shutdown
 
 _DAMAGED = 1
+_TOLD = 20  # samples that were left out, by number
 _SHOWN_S = 0.5
 
 
@@ -42,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     packing.add_argument("--channel-axis", type=int, default=0, metavar="AXIS", help="of those channels (default 0)")
     packing.add_argument("--shuffle", type=int, metavar="SEED", help="store the samples in an exact order of that seed")
     packing.add_argument("--skip-bad", action="store_true", help="leave out samples that cannot be read, and say which")
+    packing.add_argument("--no-decode", action="store_true", help="store images without decoding them first")
     _action(actions, "verify", "find what is damaged")
     plan = _action(actions, "plan", "say what reading will cost", optional=True)
     plan.add_argument("--cache", type=size_of, metavar="SIZE", help="what each host keeps")
@@ -142,11 +144,13 @@ def _pack(arguments: argparse.Namespace) -> int:
         channel_axis=arguments.channel_axis,
         order=order,
         on_bad=skip if arguments.skip_bad else None,
+        check=None if arguments.no_decode else data.require_decodable,
     )
     made = pack(data.source, len(data), arguments.target, options, lambda done, _: bar(done, len(data)))
     show(f"{made.samples} samples in {len(made.shards)} shards, {made.size_bytes} bytes: {made.digest}")
     if skipped:
-        show(f"left out: {len(skipped)} samples")
+        shown = ", ".join(map(str, skipped[:_TOLD]))
+        show(f"left out: {len(skipped)} of {len(data)} samples: {shown}{', ...' if len(skipped) > _TOLD else ''}")
     for field in made.fields:
         if field.statistics:
             worst, rms = max(field.statistics["worst_loss"]), max(field.statistics["rms_loss"])
@@ -157,13 +161,16 @@ def _pack(arguments: argparse.Namespace) -> int:
 
 def _verify(arguments: argparse.Namespace) -> int:
     data = _opened(arguments)
-    bar = _Bar("B" if data.source.format == "pack" else "samples")
+    is_pack = data.source.format == "pack"
+    bar = _Bar("B" if is_pack else "samples")
     count = 0
     for each in damages(data, bar):
         show(f"{each.where}: {each.text}")
         count += 1
-    sort = "check sums" if data.source.format == "pack" else "every sample read"
+    sort = ("check sums" if count else "check sums, and every sample read") if is_pack else "every sample read"
     show(f"{len(data)} samples in {len(data.shards)} shards: {f'{count} damaged' if count else 'whole'} ({sort})")
+    if is_pack and (left_out := data.source.manifest.note.partition("; ")[2]):
+        show(f"when it was made: {left_out}")
     return _DAMAGED if count else 0
 
 

@@ -165,9 +165,7 @@ class Dataset:
         """
         record: Record = self.source.record(number)
         if self._decode:
-            for name, value in record.items():
-                if isinstance(value, Image):
-                    record[name] = decoded(self._named(number, record, name), value.data, self.limits)
+            record |= self._decoded(number, record)
         if self._transform is None:
             return record
         try:
@@ -176,6 +174,17 @@ class Dataset:
             raise DataError(
                 f"{self._named(number, record)}: the transform raised {type(error).__name__}: {error}"
             ) from error
+
+    def _decoded(self, number: int, record: Record) -> Record:
+        return {
+            name: decoded(self._named(number, record, name), value.data, self.limits)
+            for name, value in record.items()
+            if isinstance(value, Image)
+        }
+
+    def require_decodable(self, number: int, record: Record) -> None:
+        """Raise DataError where an image of a sample, as it is stored, cannot be decoded."""
+        self._decoded(number, record)
 
     def expect(self, batch: int, ranks: tuple[int, int], epoch: int, samples: int) -> None:
         """Have the cache keep what a loader needs soonest.

@@ -42,7 +42,7 @@ class Field:
 
     name: str
     kind: str
-    dtype: str = ""  # of an array, where all have one type and shape
+    dtype: str = ""  # of an array, where all have one type and shape; of a number, unless it is Python's int
     shape: tuple[int, ...] | None = None
     header_bytes: int = 0  # before such an array's numbers
     statistics: Mapping[str, Any] = field(default_factory=dict)
@@ -97,7 +97,11 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """Return what names the pack: 32 hexadecimal digits."""
+        """Return what names the pack: 32 hexadecimal digits, which change with any byte of it.
+
+        They are of the manifest, in which stand the fields and their types, and the check sums of every shard, of the
+        index, and of the blocks' check sums.
+        """
         return hashlib.blake2b(self.text().encode(), digest_size=16).hexdigest()
 
     def listed(self) -> list[Shard]:
@@ -130,6 +134,9 @@ def parsed(what: str, data: bytes) -> Manifest:
         )
         if not shards or len(shards) > _MOST_SHARDS or len({each.name for each in shards}) < len(shards):
             raise ValueError(f"{len(shards)} shards; want 1 to {_MOST_SHARDS}, of different names")
+        for each in fields:
+            if each.kind == "number" and each.dtype not in {"", "bool"} and np.dtype(each.dtype).kind not in "iub":
+                raise ValueError(f"numbers of type {each.dtype!r}")
         if not all(each.kind in KINDS and isinstance(each.name, str) for each in fields):
             raise ValueError(f"fields of kind {sorted({str(each.kind) for each in fields})}; want {KINDS}")
         return Manifest(

@@ -6,8 +6,8 @@ import os
 import secrets
 import shutil
 import tarfile
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,14 @@ import numpy as np
 
 from multiring.data.packing.casting import ChannelStatistics, HalfPrecision
 from multiring.data.packing.manifest import BLOCK_BYTES, BLOCKS, INDEX, MANIFEST, Field, Manifest, ShardEntry, xxh3
+from multiring.data.readers.arrays import require_storable
 from multiring.data.readers.limits import library
 from multiring.data.readers.source import Image, Record, Source
 from multiring.errors import ArgumentError, DataError
 
 SHARD_BYTES = 64 << 20
+_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
+_NOTED = 100  # samples that were left out, by number
 _RECORD = 512
 _KEY_DIGITS = 10
 _ENDINGS = {"image": "img", "array": "npy", "number": "cls", "text": "txt", "json": "json", "bytes": "bin"}
@@ -38,6 +41,7 @@ class PackOptions:
     channel_axis: int = 0
     order: Sequence[int] | None = None  # of the samples, as they are stored; as they come by default
     on_bad: Callable[[int, DataError], None] | None = None  # is told of a sample that cannot be read, which is left out
+    check: Callable[[int, Record], None] | None = None  # raises DataError for a sample that no training could decode
 
 
 def kind_of(value: Any) -> str:
@@ -46,27 +50,65 @@ def kind_of(value: Any) -> str:
     for kind, name in kinds:
         if isinstance(value, kind):
             return name
-    if isinstance(value, bool | int | np.integer | np.bool_):
+    if isinstance(value, bool | int | np.integer | np.bool_) and _LEAST <= int(value) <= _MOST:
         return "number"
-    if isinstance(value, float | np.floating):
+    if isinstance(value, float | complex | np.generic):
         return "array"
-    raise DataError(f"a field holds a {type(value).__name__}, which no pack has; want arrays, numbers, text, bytes")
+    told = f"{type(value).__name__} of more than 64 bits" if isinstance(value, int) else type(value).__name__
+    raise DataError(f"a field holds a {told}, which no pack has; want arrays, numbers, text, bytes")
 
 
-def encoded(kind: str, value: Any) -> bytes:
-    """Return a field's bytes in its shard."""
+def encoded(what: str, kind: str, value: Any) -> bytes:
+    """Return a field's bytes in its shard.
+
+    Args:
+        what: the field's name, for errors.
+        kind: as `kind_of` says.
+        value: the field.
+
+    Raises:
+        DataError: reading the bytes would give another value, or another type.
+    """
     if kind == "image":
         data: bytes = value.data
         return data
-    if kind == "array":
-        file = io.BytesIO()
-        np.lib.format.write_array(file, np.asarray(value, order="C"), version=(1, 0), allow_pickle=False)
-        return file.getvalue()
-    if kind == "number":
-        return str(int(value)).encode()
-    if kind == "json":
-        return json.dumps(value, allow_nan=False).encode()
-    return value.encode() if isinstance(value, str) else bytes(value)
+    with _told(what):
+        if kind == "array":
+            array = np.ma.asanyarray(value) if isinstance(value, np.ma.MaskedArray) else np.asarray(value, order="C")
+            require_storable(what, array)
+            file = io.BytesIO()
+            np.lib.format.write_array(file, array, version=(1, 0), allow_pickle=False)
+            return file.getvalue()
+        if kind == "number":
+            return str(int(value)).encode()
+        if kind == "json":
+            text = json.dumps(value, allow_nan=False)
+            if not _alike(json.loads(text), value):
+                raise ValueError("JSON has no type for what is in it, such as tuples, or keys that are no text")
+            return text.encode()
+        return value.encode() if isinstance(value, str) else bytes(value)
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Raise DataError, with `what` in it, for a value that cannot be kept."""
+    try:
+        yield
+    except DataError:
+        raise
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise DataError(f"{what} cannot be packed: {type(error).__name__}: {str(error)[:300]}") from error
+
+
+def _alike(first: Any, second: Any) -> bool:
+    """Return whether two values are equal and of the same types, to their innermost parts."""
+    if type(first) is not type(second):
+        return False
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(_alike(value, second[key]) for key, value in first.items())
+    if isinstance(first, list):
+        return len(first) == len(second) and all(map(_alike, first, second))
+    return bool(first == second)
 
 
 class _ShardWriter:
@@ -116,6 +158,21 @@ class _ShardWriter:
         return ShardEntry(name=self._name, size_bytes=self.size, samples=self.samples, xxh3=digest)
 
 
+def _number_type(value: Any) -> str:
+    """Return a number's type as the manifest says it: nothing for Python's int."""
+    if isinstance(value, bool):
+        return "bool"
+    return value.dtype.str if isinstance(value, np.generic) else ""
+
+
+def _ending(field: Field, data: bytes) -> str:
+    """Return what follows a sample's key in a file's name: the field, and what it holds."""
+    ending = _ENDINGS[field.kind]
+    if field.kind == "image":
+        ending = next((end for magic, end in _MAGICS.items() if data.startswith(magic)), ending)
+    return field.name if field.name == ending else f"{field.name}.{ending}"
+
+
 class _Packer:
     """Takes records, and writes shards of them."""
 
@@ -141,37 +198,48 @@ class _Packer:
             raise DataError(
                 f"{what} has the fields {kinds}, the first sample {[each.kind for each in self._fields.values()]}"
             )
+        # All of it first: a sample that cannot be packed leaves no file behind in the shard.
+        made = {name: self._made(f"{what}: {name}", name, kind, record[name]) for name, kind in kinds.items()}
         shard = self._opened()
         key = f"{len(self._rows):0{_KEY_DIGITS}d}"
         row: list[int] = []
-        for name, kind in kinds.items():
-            value = record[name]
-            if name in self._halves:
-                value = self._halves[name].cast(f"{what}: {name}", value)
-            data = encoded(kind, value)
-            field = self._fields[name]
-            if field.shape is not None and (value.shape != field.shape or value.dtype.str != field.dtype):
-                self._fields[name] = replace(field, shape=None, dtype="", header_bytes=0)
-            ending = (
-                next((end for magic, end in _MAGICS.items() if data.startswith(magic)), "img")
-                if kind == "image"
-                else _ENDINGS[kind]
-            )
-            begin = shard.add(f"{key}.{name if name == ending else f'{name}.{ending}'}", data)
-            row += [int(value)] if kind == "number" else [begin, len(data)]
+        # In the first sample's order: that of another one may differ.
+        for name, field in self._fields.items():
+            value, data = made[name]
+            begin = shard.add(f"{key}.{_ending(field, data)}", data)
+            row += [int(value)] if field.kind == "number" else [begin, len(data)]
         shard.samples += 1
         self._rows.append(row)
         if shard.size >= self._options.shard_bytes:
             self._close()
 
+    def _made(self, what: str, name: str, kind: str, value: Any) -> tuple[Any, bytes]:
+        """Return a value as it is packed, and its bytes; note where a field has no one type or shape."""
+        if name in self._halves:
+            value = self._halves[name].cast(what, value)
+        data = encoded(what, kind, value)
+        field = self._fields[name]
+        if field.shape is not None and (value.shape != field.shape or value.dtype.str != field.dtype):
+            self._fields[name] = replace(field, shape=None, dtype="", header_bytes=0)
+        if kind == "number" and field.dtype and _number_type(value) != field.dtype:
+            raise DataError(
+                f"{what} is a {_number_type(value) or 'Python int'}, the first sample's a {field.dtype}: want one type"
+            )
+        if kind == "number" and not field.dtype and _number_type(value):
+            raise DataError(f"{what} is a {_number_type(value)}, the first sample's a Python int: want one type")
+        return value, data
+
     def _field(self, name: str, kind: str, value: Any) -> Field:
         if "." in name or "/" in name or not name:
             raise DataError(f"a field is named {name!r}: want a name without dots and slashes")
-        if kind != "array" or not isinstance(value, np.ndarray):
+        if kind == "number":
+            return Field(name=name, kind=kind, dtype=_number_type(value))
+        # A type whose name is not all of it, as one of several columns, stands in each array's own header.
+        if kind != "array" or not isinstance(value, np.ndarray) or np.dtype(value.dtype.str) != value.dtype:
             return Field(name=name, kind=kind)
         if name in self._halves:
             value = np.empty(value.shape, np.float16)
-        header = len(encoded(kind, value)) - value.nbytes
+        header = len(encoded(name, kind, value)) - value.nbytes
         return Field(name=name, kind=kind, dtype=value.dtype.str, shape=value.shape, header_bytes=header)
 
     def _opened(self) -> _ShardWriter:
@@ -197,8 +265,8 @@ class _Packer:
         if not self._entries:
             raise DataError("no sample to pack")
         fields = tuple(replace(each, statistics=statistics.get(name, {})) for name, each in self._fields.items())
-        index = encoded("array", np.array(self._rows, np.int64).reshape(len(self._rows), -1))
-        blocks = encoded("array", np.array(self._blocks, np.uint64))
+        index = encoded(INDEX, "array", np.array(self._rows, np.int64).reshape(len(self._rows), -1))
+        blocks = encoded(BLOCKS, "array", np.array(self._blocks, np.uint64))
         manifest = Manifest(
             fields=fields,
             shards=tuple(self._entries),
@@ -238,13 +306,13 @@ def pack(source: Source, samples: int, target: Path, options: PackOptions, progr
         halves = {name: HalfPrecision(each, options.channel_axis) for name, each in statistics.items()}
         packer = _Packer(folder, options, halves)
         opened.callback(packer.close)
+        left_out: list[int] = []
         for done, number in enumerate(order, 1):
-            record = _read(source, int(number), options)
-            if record is not None:
-                packer.add(f"sample {number}", record)
+            if not _packed(packer, source, int(number), options):
+                left_out.append(int(number))
             progress(done, packer.written)
         told = {name: each.told() | halves[name].told() for name, each in statistics.items()}
-        manifest = packer.finish(f"of {source.format} {source.digest}", told)
+        manifest = packer.finish(f"of {source.format} {source.digest}{_note_of(left_out)}", told)
         _sync(folder)
         folder.rename(target)
         _sync(target.parent)
@@ -253,6 +321,29 @@ def pack(source: Source, samples: int, target: Path, options: PackOptions, progr
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return manifest
+
+
+def _packed(packer: _Packer, source: Source, number: int, options: PackOptions) -> bool:
+    """Pack a sample; return False where it is left out, as it cannot be read, decoded or packed."""
+    try:
+        record = source.record(number)
+        if options.check is not None:
+            options.check(number, record)
+        packer.add(f"sample {number}", record)
+    except DataError as error:
+        if options.on_bad is None:
+            raise
+        options.on_bad(number, error)
+        return False
+    return True
+
+
+def _note_of(left_out: Sequence[int]) -> str:
+    """Return what a manifest says of the samples that were left out."""
+    if not left_out:
+        return ""
+    shown = ", ".join(map(str, left_out[:_NOTED]))
+    return f"; left out {len(left_out)} samples: {shown}{', ...' if len(left_out) > _NOTED else ''}"
 
 
 def _read(source: Source, number: int, options: PackOptions) -> Record | None:

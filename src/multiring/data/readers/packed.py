@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from multiring.data.packing.blocks import Blocks
 from multiring.data.packing.manifest import Field, load_index, load_manifest
 from multiring.data.permutation import Numbers
 from multiring.data.readers.arrays import array_of, bytes_in
@@ -15,6 +16,13 @@ from multiring.data.readers.source import Image, Numbering, Opening, Record
 from multiring.data.readers.storage import Tails, read
 
 _CLOSE = 4096  # bytes behind an array that are read with it
+
+
+def _number(field: Field, value: int) -> Any:
+    """Return a number with the type that was packed."""
+    if not field.dtype:
+        return value
+    return bool(value) if field.dtype == "bool" else np.dtype(field.dtype).type(value)
 
 
 class PackedSource:
@@ -33,6 +41,9 @@ class PackedSource:
                     f"{opening.storage.url}/{shard.name} has {size} bytes, its manifest says {shard.size_bytes}"
                 )
         self._index = load_index(opening.storage, self.manifest, opening.limits)
+        # A cache verifies blocks itself; of what is read by the piece from afar, no check sum is.
+        is_local = hasattr(opening.storage, "read_rows")
+        self._blocks = Blocks(opening.storage, self.manifest, opening.limits) if is_local else None
         self.shards = self.manifest.listed()
         self._names = [each.name for each in self.shards]
         self.numbering = Numbering(self.shards)
@@ -52,10 +63,11 @@ class PackedSource:
         shard, _ = self.numbering.place(number)
         name = self.shards[shard].name
         row = self._index[number].tolist()
+        self._verify(np.array([number]))
         found: Record = {}
         for field, column in self._fields:
             if field.kind == "number":
-                found[field.name] = row[column]
+                found[field.name] = _number(field, row[column])
                 continue
             begin, size = row[column], row[column + 1]
             if size < 0:
@@ -72,6 +84,7 @@ class PackedSource:
         """Return what a field of a sample holds, which is no array of a fixed shape."""
         name = self.shards[self.numbering.place(number)[0]].name
         begin, size = self._index[number, column : column + 2].tolist()
+        self._verify(np.array([number]))
         what = f"{self._storage.url}/{name}: {field.name} of sample {number}"
         require_size(what, size, self._limits.record_bytes, "the limit of a record")
         return self._value(what, field, read(self._storage, name, begin, begin + size))
@@ -112,6 +125,7 @@ class PackedSource:
         if not self._fits(out):
             return None
         rows = self._index[numbers]
+        self._verify(numbers)
         if any((rows[:, column + 1] < 0).any() for each, column in self._fields if each.kind != "number"):
             return None
         arrays = [(field, column) for field, column in self._fields if field.shape is not None]
@@ -166,10 +180,14 @@ class PackedSource:
                 return found
         return np.zeros(len(rows), np.int64)
 
+    def _verify(self, numbers: Numbers) -> None:
+        if self._blocks is not None and not self._blocks.are_all_verified:
+            self._blocks.verify(*self.spans(numbers))
+
     def _fits(self, out: Mapping[str, Any]) -> bool:
         """Return whether arrays have the types that the pack has: else values have to be compared one by one."""
         return all(
-            out[each.name].dtype == (each.dtype or np.int64)
+            out[each.name].dtype == (np.dtype(each.dtype or np.int64))
             for each, _ in self._fields
             if each.kind == "number" or each.shape is not None
         )
@@ -181,6 +199,7 @@ class PackedSource:
         shard, _ = self.numbering.place(number)
         name = self.shards[shard].name
         row = self._index[number].tolist()
+        self._verify(np.array([number]))
         for field, column in self._fields:
             if field.kind == "number":
                 out[field.name][...] = row[column]

@@ -1,0 +1,64 @@
+"""A local pack's blocks, each held against its check sum before the first of its bytes is used."""
+
+from typing import Any
+
+import numpy as np
+
+from multiring.data.packing.manifest import BLOCK_BYTES, Manifest, load_blocks, xxh3
+from multiring.data.readers.limits import Limits
+from multiring.data.readers.storage import Storage, read
+from multiring.errors import DataError
+
+
+class Blocks:
+    """Which blocks of a pack were verified by this process; another one verifies them again.
+
+    Args:
+        storage: where the pack is.
+        manifest: the pack's.
+        limits: of the table of check sums.
+
+    Raises:
+        DataError: the table is damaged.
+    """
+
+    def __init__(self, storage: Storage, manifest: Manifest, limits: Limits) -> None:
+        self._storage, self._manifest = storage, manifest
+        self._wanted = load_blocks(storage, manifest, limits)
+        self._firsts = np.cumsum([0, *(each.blocks for each in manifest.shards)])
+        self._verified = np.zeros(len(self._wanted), np.bool_)
+        self.are_all_verified = False
+
+    def verify(self, shards: Any, first: Any, last: Any) -> None:
+        """Verify the blocks in which samples lie.
+
+        Args:
+            shards: of the samples, (n,).
+            first: bytes of the samples in their shards, (n,).
+            last: bytes, (n,); -1 of a sample that has none.
+
+        Raises:
+            DataError: a block has other bytes than were packed.
+        """
+        there = last >= 0
+        lowest = self._firsts[shards[there]] + first[there] // BLOCK_BYTES
+        highest = self._firsts[shards[there]] + last[there] // BLOCK_BYTES
+        if self._verified[lowest].all() and self._verified[highest].all() and (highest - lowest).max(initial=0) < 2:
+            return
+        for begin, end in zip(lowest.tolist(), highest.tolist(), strict=True):
+            for number in range(begin, end + 1):
+                if not self._verified[number]:
+                    self._verify(number)
+        self.are_all_verified = bool(self._verified.all())
+
+    def _verify(self, number: int) -> None:
+        shard = int(np.searchsorted(self._firsts, number, side="right")) - 1
+        entry = self._manifest.shards[shard]
+        begin = (number - int(self._firsts[shard])) * BLOCK_BYTES
+        end = min(begin + BLOCK_BYTES, entry.size_bytes)
+        if xxh3(read(self._storage, entry.name, begin, end)) != self._wanted[number]:
+            raise DataError(
+                f"{self._storage.url}/{entry.name} has other bytes than were packed, at {begin} to {end}: want the "
+                "pack made anew, or `multiring data verify` to say what else is damaged"
+            )
+        self._verified[number] = True
