@@ -59,7 +59,7 @@ def weights_of(run: Path) -> str:
     """Return a digest of the weights, and all else that is saved of all ranks, in the last checkpoint of a run."""
     last = max((run / "checkpoints").glob("step-????????"))
     digest = hashlib.sha256(last.name.encode())
-    for name, value in sorted(load_file(last / "shared.safetensors").items()):
+    for name, value in sorted(load_file(next(last.rglob("shared.safetensors"))).items()):
         digest.update(name.encode() + value.contiguous().numpy().tobytes())
     return digest.hexdigest()
 

@@ -173,7 +173,7 @@ def losses(run: Path) -> list[float]:
 
 def weights_digest(checkpoint: Path) -> str:
     digest = hashlib.sha256()
-    for path in sorted(checkpoint.glob("shared.safetensors")):
+    for path in sorted(checkpoint.rglob("shared.safetensors")):
         for name, value in sorted(load_file(path).items()):
             digest.update(name.encode() + value.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

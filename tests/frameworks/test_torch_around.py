@@ -173,10 +173,11 @@ def test_training_goes_on_to_the_bit(tmp_path: Path) -> None:
     undisturbed = run_ranks(save_once, 2, str(tmp_path), engine="tcp")
     assert run_ranks(resume, 2, str(tmp_path), 2, engine="tcp") == undisturbed
     assert names_in(tmp_path) == ["last"]
-    assert names_in(tmp_path / "last") == [
-        "manifest.json",
+    data, manifest = names_in(tmp_path / "last")
+    assert manifest == "manifest.json"
+    assert names_in(tmp_path / "last" / data) == [
         *("rank-00000.json", "rank-00000.safetensors", "rank-00001.json", "rank-00001.safetensors"),
-        *("shared.json", "shared.safetensors"),
+        *("save.json", "shared.json", "shared.safetensors"),
     ]
     # On other numbers of ranks too: the same weights everywhere.
     for ranks in (1, 3):
@@ -216,14 +217,14 @@ def misuse(here: Here, folder: str) -> None:
         mt.load(path, optimizer=torch.optim.Adam([nn.Parameter(torch.ones(1))]))
     mt.barrier()
     if here.rank == 0:  # of another save
-        shared = Path(path, "shared.json")
+        (shared,) = Path(path).rglob("shared.json")
         shared.write_text(json.dumps({**json.loads(shared.read_text()), "token": "another"}))
     mt.barrier()
     with pytest.raises(ArgumentError, match="shared belongs to another one"):
         mt.load(path)
     mt.barrier()
     if here.rank == 0:
-        Path(path, "shared.json").write_text("{")
+        next(Path(path).rglob("shared.json")).write_text("{")
     mt.barrier()
     with pytest.raises(ArgumentError, match="shared cannot be read"):
         mt.load(path)

@@ -62,12 +62,12 @@ from multiring.gradients.options import PowerSGD as PowerSGD
 from multiring.torch import elastic as elastic
 from multiring.torch import timeline as timeline
 from multiring.torch.around import gather as gather
-from multiring.torch.around import load as load
-from multiring.torch.around import save as save
 from multiring.torch.around import seed_everything as seed_everything
 from multiring.torch.balance_line import balance as balance
 from multiring.torch.c10d import registration as registration
 from multiring.torch.c10d.monitored import monitored_barrier as monitored_barrier
+from multiring.torch.checkpoint.saving import load as load
+from multiring.torch.checkpoint.saving import save as save
 from multiring.torch.collectives.allgather import allgather as allgather
 from multiring.torch.collectives.allgather import allgather_async as allgather_async
 from multiring.torch.collectives.allgather import grouped_allgather as grouped_allgather

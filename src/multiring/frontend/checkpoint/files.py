@@ -1,37 +1,35 @@
-"""A checkpoint's files: a folder that is there as a whole or not at all.
+"""A checkpoint's parts, each of a file in JSON and one of arrays; folder.py says where they lie."""
 
-    manifest.json                     how many ranks saved it; written last
-    shared.json, .safetensors         what is the same on all ranks, by rank 0
-    rank-00000.json, .safetensors     what is each rank's own
-
-It is written beside its place, and put there by renaming; the one that was there goes only then. So a reader, or
-whoever comes after a power cut, finds the old one or the new one.
-"""
-
+import errno
+import hashlib
 import json
-import os
-import shutil
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from multiring.errors import ArgumentError, UnsupportedError
-from multiring.frontend.checkpoint.tree import Stored, array_of
+from multiring.errors import ArgumentError
+from multiring.frontend.checkpoint.array_file import ArrayFile, Entry, entries_in, header_of
+from multiring.frontend.checkpoint.array_file import write as _write
+from multiring.frontend.checkpoint.arrays import Buffer, Outgoing, WordSum, pieces_of
+from multiring.frontend.checkpoint.folder import (
+    BEFORE,
+    FORMAT,
+    SAVER,
+    data_folder,
+    manifest_in,
+    places_of_before,
+    publish,
+)
+from multiring.frontend.checkpoint.tree import resolved
 
-FORMAT = 1
-_MANIFEST = "manifest.json"
-# What safetensors calls types, in what it gives and takes.
-_GIVEN = {
-    "BOOL": "bool",
-    "BF16": "bfloat16",
-    "F16": "float16",
-    "F32": "float32",
-    "F64": "float64",
-    "C64": "complex64",
-    **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
-    **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
-}
+Part = tuple[Any, dict[str, Outgoing]]  # a tree, and its arrays
+READ_BYTES = 4 << 20
+_PAUSE_S = 0.01
 
-Part = tuple[Any, dict[str, Stored]]  # a tree, and its arrays
+
+class VanishedError(ArgumentError):
+    """A save is not there any more, as the next one has replaced it; or never was, on this disk."""
 
 
 def shared_name() -> str:
@@ -44,68 +42,62 @@ def own_name(rank: int) -> str:
     return f"rank-{rank:05d}"
 
 
-def place_beside(path: Path) -> Path:
-    """Return where a checkpoint is written that shall be at `path`."""
-    return path.with_name(f".{path.name}.new")
-
-
-def _place_behind(path: Path) -> Path:
-    return path.with_name(f".{path.name}.old")
-
-
-def require_folder(path: Path) -> None:
-    """Raise ArgumentError where something that is no folder is at `path`: a save would replace it."""
-    if path.exists() and not path.is_dir():
-        raise ArgumentError(f"{path} is a file, which a checkpoint, a folder, would replace: want another path")
-
-
-def clear(path: Path) -> None:
-    """Remove what an unfinished save to `path` left."""
-    shutil.rmtree(place_beside(path), ignore_errors=True)
-
-
 def write_part(path: Path, name: str, token: str, part: Part) -> None:
-    """Write a part of the checkpoint that shall be at `path`; it is on the disk when this returns.
+    """Write a part of a save to `path`; it is on the disk when this returns.
 
     Raises:
-        OSError: it cannot be written.
-        ArgumentError: safetensors has no such type of array.
+        OSError: it cannot be written. Arrays that all ranks gather were gathered all the same.
     """
-    tree, stored = part
-    folder = place_beside(path)
-    folder.mkdir(parents=True, exist_ok=True)
-    if stored:
-        safetensors = _safetensors()
+    tree, arrays = part
+    folder = data_folder(path, token)
+    total = WordSum()
+    if arrays:
+        waiting = [each for each in arrays.values() if each.gathers]
         try:
-            data = safetensors.numpy.save({key: array_of(each) for key, each in stored.items()})
-        except (TypeError, ValueError, KeyError, safetensors.SafetensorError) as error:
-            text = f"checkpoint {path}: {name} has arrays that safetensors cannot hold: {error}"
-            raise ArgumentError(text) from error
-        _write(folder / f"{name}.safetensors", data)
-    text = json.dumps({"token": token, "arrays": bool(stored), "tree": tree}, indent=1, allow_nan=False)
-    _write(folder / f"{name}.json", text.encode())
+            _write(
+                folder / f"{name}.safetensors",
+                [[header_of(arrays)], *(_summed(each, total, waiting) for each in arrays.values())],
+            )
+        finally:
+            gather(waiting)
+    told = {
+        "token": token,
+        "arrays": bool(arrays),
+        "sum": total.value(),
+        "digest": _digest(tree),
+        "tree": tree,
+    }
+    _write(folder / f"{name}.json", [[json.dumps(told, indent=1, allow_nan=False).encode()]])
+
+
+def gather(waiting: Iterable[Outgoing]) -> None:
+    """Take part in gathering these arrays, for a rank that does not write them."""
+    for array in list(waiting):
+        for _ in array.pieces():
+            pass
+
+
+def _summed(array: Outgoing, total: WordSum, waiting: list[Outgoing]) -> Iterator[Buffer]:
+    if array.gathers:
+        waiting.remove(array)
+    for piece in array.pieces():
+        for each in pieces_of(memoryview(piece), READ_BYTES):
+            total.add(each)
+            yield each
 
 
 def finish(path: Path, token: str, ranks: int, parts: list[str]) -> None:
-    """Put the checkpoint that is written in its place.
+    """Have a save count that is written, in place of the one that did.
 
     Raises:
-        OSError: it cannot be put there.
+        OSError: that is not possible.
     """
-    beside, behind = place_beside(path), _place_behind(path)
-    told = {"format": FORMAT, "token": token, "ranks": ranks, "parts": parts}
-    _write(beside / _MANIFEST, json.dumps(told, indent=1).encode())
-    _sync(beside)
-    shutil.rmtree(behind, ignore_errors=True)
-    if path.exists():
-        path.rename(behind)
-    beside.rename(path)
-    _sync(path.parent)
-    shutil.rmtree(behind, ignore_errors=True)
+    told = {"format": FORMAT, "saver": SAVER, "token": token, "ranks": ranks, "parts": parts}
+    publish(path, told, _write)
 
 
 def find(path: Path) -> tuple[Path, dict[str, Any]]:
-    """Return where the last complete checkpoint of `path` is, and its manifest.
+    """Return where the files of the last complete save to `path` are, and its manifest.
 
     Raises:
         ArgumentError: there is none, or it is of a newer version.
@@ -115,49 +107,115 @@ def find(path: Path) -> tuple[Path, dict[str, Any]]:
             f"{path} is a file, and a checkpoint of multiring's is a folder; if torch.save wrote it, torch.load reads "
             "it, and mt.save to another path makes a checkpoint of it"
         )
-    for place in (path, _place_behind(path)):  # the latter where a power cut came between two renamings
+    token = None
+    while True:
+        found = _found(path)
+        if found is None:
+            raise ArgumentError(
+                f"no finished checkpoint at {path}: want the path that `save` was given; on a first run there is none "
+                "yet, which `is_saved(path)` tells"
+            )
+        place, manifest = found
+        if manifest["format"] == BEFORE or place.is_dir():
+            return place, manifest
+        if manifest["token"] == token:
+            raise ArgumentError(f"checkpoint {path} is damaged: {place.name}, which has its data, is not there")
+        token = manifest["token"]  # replaced just now, so that the manifest names the next one; or damaged
+        time.sleep(_PAUSE_S)
+
+
+def _found(path: Path) -> tuple[Path, dict[str, Any]] | None:
+    for place in places_of_before(path):
         try:
-            manifest = json.loads((place / _MANIFEST).read_text("utf-8"))
+            manifest = manifest_in(place)
         except FileNotFoundError:
             continue
-        except (ValueError, OSError) as error:
-            raise ArgumentError(f"checkpoint {place}: {_MANIFEST} cannot be read: {error}") from error
-        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-            raise ArgumentError(f"checkpoint {place} is not of format {FORMAT}; was it saved by a newer version?")
-        if not isinstance(manifest.get("token"), str) or not isinstance(manifest.get("ranks"), int):
-            raise ArgumentError(f"checkpoint {place}: {_MANIFEST} is damaged: it lacks a token, or the number of ranks")
-        return place, manifest
-    raise ArgumentError(
-        f"no finished checkpoint at {path}: want the path that `save` was given; on a first run there is none yet, "
-        "which `is_saved(path)` tells"
-    )
+        if manifest["format"] == BEFORE:
+            return place, manifest
+        if place == path:
+            return data_folder(path, manifest["token"]), manifest
+    return None
 
 
-def read_part(place: Path, name: str, token: str) -> Part:
-    """Return a part of the checkpoint at `place`.
+class OpenPart:
+    """A part of a checkpoint whose files are open.
+
+    tree: what it says.
+    entries: its arrays, in the order of their bytes.
+    header: as bytes, for a rank that has not got the file.
+    total: the sum of the arrays' bytes, "" where it is not known.
+    """
+
+    def __init__(self, tree: Any, total: str, file: ArrayFile | None, header: bytes = b"", what: str = "") -> None:
+        self.tree = tree
+        self.total = total
+        self.file = file
+        self.header = file.header if file is not None else header
+        self.what = file.what if file is not None else what
+        self.entries: dict[str, Entry] = {}
+        if file is not None:
+            self.entries = file.entries
+        elif header:
+            self.entries = entries_in(header, None, what)
+
+    def close(self) -> None:
+        """Close the files."""
+        if self.file is not None:
+            self.file.close()
+
+
+def open_part(place: Path, name: str, token: str) -> OpenPart:
+    """Return a part of the checkpoint whose files are at `place`.
 
     Raises:
-        ArgumentError: it is damaged, or of another checkpoint.
+        VanishedError: it is not there, or was replaced by the next save's.
+        ArgumentError: it is damaged.
     """
-    return parsed(place, name, token, raw_part(place, name))
+    try:
+        told = _part_in(place, name, token)
+        if not told["arrays"]:
+            return OpenPart(told["tree"], "", None)
+        opened = (place / f"{name}.safetensors").open("rb", buffering=0)
+        try:
+            file = ArrayFile(opened, f"checkpoint {place}: {name}.safetensors")
+        except BaseException:
+            opened.close()
+            raise
+        tree = told["tree"] if "digest" in told else _resolved(told["tree"], file)
+        return OpenPart(tree, str(told.get("sum", "")), file)
+    except ArgumentError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        kind = VanishedError if is_vanished(error) else ArgumentError
+        raise kind(f"checkpoint {place}: {name} cannot be read: {error}") from error
 
 
-def parsed(place: Path, name: str, token: str, read: tuple[Any, bytes]) -> Part:
-    """Return a part of its JSON and its arrays' bytes; see `read_part`."""
-    told, data = read
+def _part_in(place: Path, name: str, token: str) -> dict[str, Any]:
+    """Return what a part's file in JSON says."""
+    told = json.loads((place / f"{name}.json").read_text("utf-8"))
     if not isinstance(told, dict) or not isinstance(told.get("tree"), dict):
         raise ArgumentError(f"checkpoint {place}: {name}.json is damaged: it has no tree")
     if told.get("token") != token:
-        raise ArgumentError(f"checkpoint {place}: {name} belongs to another one; want files of one save")
-    if not data:
-        return told["tree"], {}
-    try:
-        found = _safetensors().deserialize(data)
-    except _safetensors().SafetensorError as error:
-        raise ArgumentError(f"checkpoint {place}: {name}.safetensors is damaged: {error}") from error
-    return told["tree"], {
-        key: Stored(_GIVEN.get(each["dtype"], each["dtype"]), tuple(each["shape"]), each["data"]) for key, each in found
-    }
+        raise VanishedError(f"checkpoint {place}: {name} belongs to another one; want files of one save")
+    if "digest" in told and told["digest"] != _digest(told["tree"]):
+        raise ArgumentError(f"checkpoint {place}: {name}.json is damaged: its values are not those that were saved")
+    return told
+
+
+def _resolved(tree: Any, file: ArrayFile) -> Any:
+    """Return a tree of multiring 0.2 with the types and shapes of its arrays."""
+
+    def described(name: Any) -> tuple[str, tuple[int, ...]]:
+        if not isinstance(name, str) or name not in file.entries:
+            raise ArgumentError(f"the checkpoint's array {name!r} is named, and not there; want all of its files")
+        return file.entries[name].kind, file.entries[name].shape
+
+    return resolved(tree, described)
+
+
+def is_vanished(error: BaseException) -> bool:
+    """Return whether a file was removed, here or by another host of a shared file system."""
+    return isinstance(error, OSError) and error.errno in {errno.ENOENT, errno.ESTALE}
 
 
 def has_part(place: Path, name: str) -> bool:
@@ -165,39 +223,5 @@ def has_part(place: Path, name: str) -> bool:
     return (place / f"{name}.json").exists()
 
 
-def raw_part(place: Path, name: str) -> tuple[Any, bytes]:
-    """Return a part's JSON and its arrays' bytes, also for a rank whose disk has not got them.
-
-    Raises:
-        ArgumentError: they cannot be read.
-    """
-    try:
-        told = json.loads((place / f"{name}.json").read_text("utf-8"))
-        return told, (place / f"{name}.safetensors").read_bytes() if told["arrays"] else b""
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ArgumentError(f"checkpoint {place}: {name} cannot be read: {error}") from error
-
-
-def _write(file: Path, data: bytes) -> None:
-    with file.open("wb") as opened:
-        opened.write(data)
-        opened.flush()
-        os.fsync(opened.fileno())
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _safetensors() -> Any:
-    try:
-        import safetensors.numpy  # noqa: PLC0415 -- an extra
-    except ImportError:
-        raise UnsupportedError(
-            "checkpoints need safetensors, which is not installed: pip install safetensors"
-        ) from None
-    return safetensors
+def _digest(tree: Any) -> str:
+    return hashlib.sha256(json.dumps(tree, allow_nan=False).encode()).hexdigest()

@@ -1,169 +1,367 @@
 """Nested values as JSON and named arrays, and back; nothing of it is code that loading would run.
 
 In the JSON an object with one key that begins with "$" stands for what JSON has not: an array by the name under which
-it is stored, a tuple, a dict whose keys are no strings.
+it is stored, with its type and shape; a tuple; a dict whose keys are no strings. Names of arrays are for people: what
+belongs where, the tree alone says, so that no two keys can meet. What would come back as something else is refused.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+import struct
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
 
 from multiring.errors import ArgumentError
+from multiring.frontend.checkpoint.arrays import (
+    NUMPY,
+    Arrays,
+    Kind,
+    Outgoing,
+    numpy_kind,
+    scalar_bytes,
+    scalar_of,
+    shape_of,
+    shown,
+)
 
-ARRAY, NUMPY, TUPLE, ITEMS, FLOAT = "$array", "$numpy", "$tuple", "$items", "$float"
+ARRAY, NUMPY_ARRAY, SCALAR = "$array", "$numpy", "$scalar"
+TUPLE, ITEMS, ORDERED, STATE, COUNTER, DEFAULT, DEQUE = (
+    "$tuple",
+    "$items",
+    "$ordered",
+    "$state",
+    "$counter",
+    "$default",
+    "$deque",
+)
+FLOAT, INT, COMPLEX, BYTES, TEXT, SPECIAL = "$float", "$int", "$complex", "$bytes", "$text", "$special"
+MOST_DEEP = 100
+_JSON_INT = 1 << 63
+_NAME_LENGTH = 200
+_FACTORIES: dict[str, Callable[[], Any] | None] = {
+    "none": None,
+    **{each.__name__: each for each in (bool, dict, float, int, list, str, tuple)},
+}
+_WANTED = (
+    "want arrays, numbers, strings, booleans, None, and dicts, lists and tuples of these, or an object with state_dict "
+    "and load_state_dict"
+)
 
 
-class Stored(NamedTuple):
-    """An array as bytes."""
+class Special(NamedTuple):
+    """Values of one type of a framework's, as plain ones."""
 
-    dtype: str  # by NumPy's name
+    plain: Callable[[Any], Any]
+    value: Callable[[Any], Any]
+
+
+class Ref(NamedTuple):
+    """Where a tree names an array."""
+
+    name: str
+    is_numpy: bool
+    kind: Kind
     shape: tuple[int, ...]
-    data: Any  # bytes, or what is seen as such
 
 
-def array_of(stored: Stored) -> NDArray[Any]:
-    """Return NumPy's array of the stored bytes; it has their memory."""
-    kind = np.dtype(ml_dtypes.bfloat16 if stored.dtype == "bfloat16" else stored.dtype)
-    return np.frombuffer(stored.data, kind).reshape(stored.shape)
+class Flattener:
+    """Makes trees, and keeps the arrays that they name."""
+
+    def __init__(self, arrays: Arrays, special: Mapping[type, Special] | None = None) -> None:
+        self.arrays: dict[str, Outgoing] = {}
+        self._arrays = arrays
+        self._special = special or {}
+
+    def tree(self, value: Any, name: str, depth: int = 0) -> Any:
+        """Return `value` as JSON has it, and keep its arrays.
+
+        Args:
+            value: made of dicts, lists, tuples, arrays, numbers, strings, booleans and None.
+            name: what it is called in names and errors.
+            depth: how deep it lies.
+
+        Raises:
+            ArgumentError: something in it could not come back as it is.
+        """
+        if depth > MOST_DEEP:
+            raise ArgumentError(f"{shown(name)} lies deeper than {MOST_DEEP} levels, or contains itself: want less")
+        if isinstance(value, np.generic):
+            return {SCALAR: [numpy_kind(value.dtype, name), scalar_bytes(value).hex()]}
+        for known, tag in ((self._arrays, ARRAY), (NUMPY, NUMPY_ARRAY)):
+            if known.is_array(value):
+                return {tag: self._kept(known.outgoing(value, name), name)}
+        kind = type(value)
+        if kind in _PLAIN:
+            return _PLAIN[kind](value)
+        if kind in _CONTAINERS:
+            return _CONTAINERS[kind](self, value, name, depth)
+        if kind in self._special:
+            plain = self.tree(self._special[kind].plain(value), name, depth + 1)
+            return {SPECIAL: [kind.__name__, plain]}
+        near = next((each for each in (*_CONTAINERS, *_PLAIN) if isinstance(value, each)), None)
+        if near is not None or isinstance(value, Mapping):
+            raise ArgumentError(
+                f"{shown(name)} is a {kind.__name__}, which would come back as a {(near or dict).__name__}: want "
+                f"{(near or dict).__name__}(value)"
+            )
+        raise ArgumentError(f"{shown(name)} is a {kind.__name__}; {_WANTED}")
+
+    def _kept(self, outgoing: Outgoing, name: str) -> list[Any]:
+        key = free = _key_of(name)
+        number = 1
+        while free in self.arrays or free == "__metadata__":
+            number += 1
+            free = f"{key}#{number}"
+        self.arrays[free] = outgoing
+        return [free, outgoing.kind, list(outgoing.shape)]
+
+    def _each(self, values: Any, name: str, depth: int) -> list[Any]:
+        return [self.tree(each, f"{name}.{number}", depth + 1) for number, each in enumerate(values)]
+
+    def pairs(self, value: Mapping[Any, Any], name: str, depth: int) -> Any:
+        """Return a mapping as an object where its keys are plain strings, or else as a list of pairs."""
+        if all(type(key) is str and not key.startswith("$") and not _has_surrogates(key) for key in value):
+            return {key: self.tree(each, f"{name}.{key}", depth + 1) for key, each in value.items()}
+        return [
+            [self._key(key, name, depth + 1), self.tree(each, f"{name}.{_said(key)}", depth + 1)]
+            for key, each in value.items()
+        ]
+
+    def _key(self, key: Any, name: str, depth: int) -> Any:
+        for known in (self._arrays, NUMPY):
+            if known.is_array(key):
+                raise ArgumentError(f"{shown(name)} has an array among its keys; want numbers, strings or tuples")
+        return self.tree(key, f"{name}'s key {_said(key)}", depth)
+
+    def dict(self, value: dict[Any, Any], name: str, depth: int) -> Any:
+        """Return a dict."""
+        pairs = self.pairs(value, name, depth)
+        return pairs if isinstance(pairs, dict) else {ITEMS: pairs}
+
+    def ordered(self, value: "OrderedDict[Any, Any]", name: str, depth: int) -> Any:
+        """Return an OrderedDict, with the metadata that state_dicts of torch's modules carry."""
+        pairs = self.pairs(value, name, depth)
+        metadata = getattr(value, "_metadata", None)
+        if metadata is None:
+            return {ORDERED: pairs}
+        return {STATE: [pairs, self.tree(dict(metadata), f"{name}._metadata", depth + 1)]}
+
+    def defaults(self, value: "defaultdict[Any, Any]", name: str, depth: int) -> Any:
+        """Return a defaultdict of a built-in type."""
+        factory = next((key for key, each in _FACTORIES.items() if each is value.default_factory), None)
+        if factory is None:
+            raise ArgumentError(f"{shown(name)} is a defaultdict that calls {value.default_factory}: want dict(value)")
+        return {DEFAULT: [factory, self.pairs(value, name, depth)]}
+
+    def deque(self, value: "deque[Any]", name: str, depth: int) -> Any:
+        """Return a deque."""
+        return {DEQUE: [value.maxlen, self._each(value, name, depth)]}
 
 
-class Arrays(Protocol):
-    """What an adapter knows of its framework's arrays."""
-
-    def is_array(self, value: Any) -> bool:
-        """Return whether `value` is one of them."""
-
-    def dump(self, array: Any) -> Stored:
-        """Return an array's bytes, row by row."""
-
-    def make(self, stored: Stored) -> Any:
-        """Return an array of its own memory."""
+_CONTAINERS: dict[type, Callable[[Flattener, Any, str, int], Any]] = {
+    dict: Flattener.dict,
+    list: Flattener._each,  # noqa: SLF001 -- of this module
+    tuple: lambda made, value, name, depth: {TUPLE: made._each(value, name, depth)},  # noqa: SLF001
+    OrderedDict: Flattener.ordered,
+    Counter: lambda made, value, name, depth: {COUNTER: made.pairs(value, name, depth)},
+    defaultdict: Flattener.defaults,
+    deque: Flattener.deque,
+}
 
 
-class NumpyArrays:
-    """NumPy's own, which every adapter has beside its framework's."""
-
-    def is_array(self, value: Any) -> bool:
-        """Return whether `value` is one of them."""
-        return isinstance(value, np.ndarray)
-
-    def dump(self, array: Any) -> Stored:
-        """Return an array's bytes, row by row."""
-        return Stored(array.dtype.name, array.shape, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-
-    def make(self, stored: Stored) -> Any:
-        """Return an array of its own memory."""
-        return array_of(stored._replace(data=bytearray(stored.data)))
+def _flat_float(value: float) -> Any:
+    if math.isnan(value):
+        return {FLOAT: struct.pack("<d", value).hex()}  # with its bits
+    return value if math.isfinite(value) else {FLOAT: str(value)}
 
 
-_NUMPY = NumpyArrays()
+_PLAIN: dict[type, Callable[[Any], Any]] = {
+    type(None): lambda value: value,
+    bool: lambda value: value,
+    int: lambda value: value if -_JSON_INT <= value < _JSON_INT else {INT: hex(value)},
+    float: _flat_float,
+    str: lambda value: {TEXT: value.encode("utf-32-le", "surrogatepass").hex()} if _has_surrogates(value) else value,
+    complex: lambda value: {COMPLEX: struct.pack("<dd", value.real, value.imag).hex()},
+    bytes: lambda value: {BYTES: value.hex()},
+}
 
 
-def flattened(value: Any, name: str, arrays: Arrays, stored: dict[str, Stored]) -> Any:
-    """Return `value` as JSON has it, and put its arrays into `stored`.
-
-    Args:
-        value: made of dicts, lists, tuples, arrays, numbers, strings, booleans and None.
-        name: what it is called in names and errors.
-        arrays: of the framework.
-        stored: by name; what is put in lies below `name`.
-
-    Raises:
-        ArgumentError: something in it is none of these.
-    """
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is None or isinstance(value, bool | str | int):
-        return value
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else {FLOAT: str(value)}
-    for kind, tag in ((arrays, ARRAY), (_NUMPY, NUMPY)):
-        if kind.is_array(value):
-            stored[name] = kind.dump(value)
-            return {tag: name}
-    if isinstance(value, Mapping | list | tuple):
-        return _flat_container(value, name, arrays, stored)
-    raise ArgumentError(
-        f"{name} is a {type(value).__name__}; want arrays, numbers, strings, booleans, None, and dicts, lists and "
-        "tuples of these, or an object with state_dict and load_state_dict"
-    )
-
-
-def _flat_container(value: Any, name: str, arrays: Arrays, stored: dict[str, Stored]) -> Any:
-    pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
-    found = [(key, flattened(each, f"{name}.{key}", arrays, stored)) for key, each in pairs]
-    if isinstance(value, list | tuple):
-        flat = [each for _, each in found]
-        return flat if isinstance(value, list) else {TUPLE: flat}
-    if all(isinstance(key, str) and not key.startswith("$") for key in value):
-        return dict(found)
-    return {ITEMS: [[flattened(key, f"{name}'s keys", arrays, stored), each] for key, each in found]}
-
-
-def unflattened(tree: Any, arrays: Arrays, stored: Mapping[str, Stored]) -> Any:
-    """Return what `flattened` made `tree` and `stored` of.
-
-    Raises:
-        ArgumentError: the tree names an array that is not stored, or says something that this version does not know; or
-            it is damaged.
-    """
-    if isinstance(tree, list):
-        return [unflattened(each, arrays, stored) for each in tree]
-    if not isinstance(tree, dict):
-        return tree
-    tag = next(iter(tree), "") if len(tree) == 1 else ""
-    if not tag.startswith("$"):
-        return {key: unflattened(each, arrays, stored) for key, each in tree.items()}
+def _has_surrogates(text: str) -> bool:
+    """Return whether a text has halves of characters, two of which JSON would make one of."""
     try:
-        return _tagged(tag, tree[tag], arrays, stored)
-    except ArgumentError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise ArgumentError(f"the checkpoint is damaged: {tag} of {str(tree[tag])[:40]}: {error}") from error
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
-def _tagged(tag: str, body: Any, arrays: Arrays, stored: Mapping[str, Stored]) -> Any:
-    if tag in {ARRAY, NUMPY}:
-        if body not in stored:
-            raise ArgumentError(f"the checkpoint's array {body!r} is named, and not there; want all of its files")
-        return (arrays if tag == ARRAY else _NUMPY).make(stored[body])
-    if tag == TUPLE:
-        return tuple(unflattened(each, arrays, stored) for each in body)
-    if tag == ITEMS:
-        return {_hashable(unflattened(key, arrays, stored)): unflattened(each, arrays, stored) for key, each in body}
-    if tag == FLOAT:
-        return float(body)
-    raise ArgumentError(f"the checkpoint has {tag!r}, which this version does not know; was it saved by a newer one?")
+def _said(key: Any) -> str:
+    return key if isinstance(key, str) else repr(key)[:_NAME_LENGTH]
 
 
-def names_in(tree: Any) -> Iterator[str]:
-    """Yield the names of a tree's arrays, in its order."""
+def _key_of(name: str) -> str:
+    """Return the name for an array, without what other readers of the file may not take."""
+    if len(name) > _NAME_LENGTH:
+        name = f"{name[: _NAME_LENGTH - 40]}...{name[-37:]}"
+    return name if name.isprintable() else "".join(each if each.isprintable() else "?" for each in name)
+
+
+def refs_in(tree: Any, depth: int = 0) -> Iterator[Ref]:
+    """Yield where a tree names arrays, in its order.
+
+    Raises:
+        ArgumentError: the tree is damaged.
+    """
+    if depth > 4 * MOST_DEEP:
+        raise ArgumentError("the checkpoint is damaged: its values lie too deep")
     if isinstance(tree, list):
         for each in tree:
-            yield from names_in(each)
-    elif isinstance(tree, dict):
-        for key, each in tree.items():
-            if key in {ARRAY, NUMPY}:
-                yield each
-            else:
-                yield from names_in(each)
+            yield from refs_in(each, depth + 1)
+        return
+    if not isinstance(tree, dict):
+        return
+    for key, each in tree.items():
+        if len(tree) == 1 and key in {ARRAY, NUMPY_ARRAY}:
+            yield ref_of(key, each)
+        elif len(tree) == 1 and key == SCALAR:
+            continue
+        else:
+            yield from refs_in(each, depth + 1)
 
 
-def first_difference(saved: Mapping[str, Stored], own: Mapping[str, Stored]) -> str:
-    """Return how the arrays of a model's checkpoint differ from its own, by the first that does; "" if none does."""
-    for key, mine in own.items():
-        if key not in saved:
-            return f"{key} is not in the checkpoint"
-        theirs = saved[key]
-        if theirs.shape != mine.shape:
-            return f"{key} is of shape {theirs.shape} in the checkpoint, and of shape {mine.shape} here"
-    more = next((key for key in saved if key not in own), None)
-    return "" if more is None else f"{more} is in the checkpoint, and not here"
+def ref_of(tag: str, body: Any) -> Ref:
+    """Return where a tree names an array, of what comes behind its tag; raise ArgumentError where it is damaged."""
+    try:
+        name, kind, shape = body
+        if not isinstance(name, str) or not isinstance(kind, str | list):
+            raise TypeError(f"{name!r} of type {kind!r}")  # noqa: TRY301 -- as the lines around it
+        return Ref(name, tag == NUMPY_ARRAY, kind, shape_of(shape))
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"the checkpoint is damaged: {tag} of {str(body)[:40]}: {error}") from error
+
+
+def resolved(tree: Any, described: Callable[[Any], tuple[Kind, tuple[int, ...]]]) -> Any:
+    """Return a tree of multiring 0.2, whose arrays have only names, with their types and shapes."""
+    if isinstance(tree, list):
+        return [resolved(each, described) for each in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if len(tree) == 1 and next(iter(tree)) in {ARRAY, NUMPY_ARRAY}:
+        ((tag, name),) = tree.items()
+        kind, shape = described(name)
+        return {tag: [name, kind, list(shape)]}
+    return {key: resolved(each, described) for key, each in tree.items()}
+
+
+def entries_of(tree: Any) -> dict[Any, Any]:
+    """Return what a tree that stands for a mapping with plain strings as keys has under each; else nothing."""
+    if not isinstance(tree, dict):
+        return {}
+    if len(tree) == 1:
+        (tag,) = tree
+        if tag == STATE and isinstance(tree[tag], list) and tree[tag]:
+            return tree[tag][0] if isinstance(tree[tag][0], dict) else {}
+        if tag == ORDERED:
+            return tree[tag] if isinstance(tree[tag], dict) else {}
+        if tag.startswith("$"):
+            return {}
+    return tree
+
+
+class Builder:
+    """Makes values of trees again.
+
+    Args:
+        made: the arrays by name.
+        special: types of the framework's.
+    """
+
+    def __init__(self, made: Mapping[str, Any], special: Mapping[type, Special] | None = None) -> None:
+        self._made = made
+        self._special = {kind.__name__: each for kind, each in (special or {}).items()}
+
+    def value(self, tree: Any) -> Any:
+        """Return what the tree was made of.
+
+        Raises:
+            ArgumentError: the tree names an array that is not there, or says something that this version does not
+                know; or it is damaged.
+        """
+        if isinstance(tree, list):
+            return [self.value(each) for each in tree]
+        if not isinstance(tree, dict):
+            return tree
+        tag = next(iter(tree), "") if len(tree) == 1 else ""
+        if not tag.startswith("$"):
+            return {key: self.value(each) for key, each in tree.items()}
+        try:
+            return self._tagged(tag, tree[tag])
+        except ArgumentError:
+            raise
+        except (TypeError, ValueError, KeyError, AttributeError, struct.error) as error:
+            raise ArgumentError(f"the checkpoint is damaged: {tag} of {str(tree[tag])[:40]}: {error}") from error
+
+    def _tagged(self, tag: str, body: Any) -> Any:
+        if tag in {ARRAY, NUMPY_ARRAY}:
+            ref = ref_of(tag, body)
+            if ref.name not in self._made:
+                raise ArgumentError(
+                    f"the checkpoint's array {ref.name!r} is named, and not there; want all of its files"
+                )
+            return self._made[ref.name]
+        if tag == SPECIAL:
+            name, plain = body
+            return self._special[name].value(self.value(plain))
+        read = _READ.get(tag)
+        if read is None:
+            raise ArgumentError(
+                f"the checkpoint has {tag!r}, which this version does not know; was it saved by a newer one?"
+            )
+        return read(self, body)
+
+    def pairs(self, body: Any) -> Iterator[tuple[Any, Any]]:
+        """Yield the keys and values of a mapping."""
+        if isinstance(body, dict):
+            for key, each in body.items():
+                yield key, self.value(each)
+            return
+        for key, each in body:
+            yield _hashable(self.value(key)), self.value(each)
+
+    def state(self, body: Any) -> "OrderedDict[Any, Any]":
+        """Return a state_dict with its metadata."""
+        pairs, metadata = body
+        found: OrderedDict[Any, Any] = OrderedDict(self.pairs(pairs))
+        vars(found)["_metadata"] = OrderedDict(self.value(metadata))  # torch's own place for it
+        return found
+
+
+_READ: dict[str, Callable[[Builder, Any], Any]] = {
+    TUPLE: lambda made, body: tuple(made.value(each) for each in body),
+    ITEMS: lambda made, body: dict(made.pairs(body)),
+    ORDERED: lambda made, body: OrderedDict(made.pairs(body)),
+    STATE: Builder.state,
+    COUNTER: lambda made, body: Counter(dict(made.pairs(body))),
+    DEFAULT: lambda made, body: defaultdict(_FACTORIES[body[0]], made.pairs(body[1])),
+    DEQUE: lambda made, body: deque((made.value(each) for each in body[1]), body[0]),
+    SCALAR: lambda _, body: scalar_of(body[0], bytes.fromhex(body[1])),
+    FLOAT: lambda _, body: _float_of(body),
+    INT: lambda _, body: int(body, 16),
+    COMPLEX: lambda _, body: complex(*struct.unpack("<dd", bytes.fromhex(body))),
+    BYTES: lambda _, body: bytes.fromhex(body),
+    TEXT: lambda _, body: bytes.fromhex(body).decode("utf-32-le", "surrogatepass"),
+}
+
+
+def _float_of(text: str) -> float:
+    if len(text) == 16:  # the bits of one that is not a number
+        (value,) = struct.unpack("<d", bytes.fromhex(text))
+        return float(value)
+    return float(text)
 
 
 def _hashable(key: Any) -> Any:
-    return tuple(map(_hashable, key)) if isinstance(key, Sequence) and not isinstance(key, str) else key
+    """Return a key of a checkpoint of multiring 0.2, whose tuples may have been lists."""
+    return tuple(map(_hashable, key)) if isinstance(key, list) else key

@@ -1,0 +1,267 @@
+"""Arrays on their way into a checkpoint and out of it: their types by name, and their bytes row by row.
+
+A type is told by its name, by NumPy's description where that says more than the name (byte order, fields, units), and
+by nothing else. An array whose type or kind cannot come back as it was is refused when it is saved.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from multiring.errors import ArgumentError
+
+# A copy of an array that does not lie row by row is made in blocks of this size.
+BLOCK_BYTES = 16 << 20
+
+# What safetensors calls the types that it has. Arrays of other types are stored as bytes.
+SAFETENSORS = {
+    "bool": "BOOL",
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+    "complex64": "C64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
+}
+BYTES = "U8"
+
+# What describes a type: a name, or NumPy's description of fields.
+Kind: TypeAlias = "str | list[Any]"
+Buffer: TypeAlias = "bytes | memoryview"
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """An array that is to be written.
+
+    kind: its type.
+    itemsize: bytes of an element.
+    pieces: yields its bytes row by row, from the array's own memory where that is possible.
+    gathers: whether `pieces` is a collective, which every rank has to call.
+    """
+
+    kind: Kind
+    shape: tuple[int, ...]
+    itemsize: int
+    pieces: Callable[[], Iterator[Buffer]]
+    gathers: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        """Return how many bytes `pieces` yields."""
+        return math.prod(self.shape) * self.itemsize
+
+
+class Arrays(Protocol):
+    """What an adapter knows of its framework's arrays."""
+
+    def is_array(self, value: Any) -> bool:
+        """Return whether `value` is one of them, also one that cannot be saved."""
+
+    def outgoing(self, array: Any, name: str) -> Outgoing:
+        """Return what is to be written of an array; raise ArgumentError, with `name`, where it could not come back."""
+
+    def empty(self, kind: Kind, shape: tuple[int, ...]) -> Any:
+        """Return a new array of undefined contents; raise ArgumentError where there is no such type."""
+
+    def memory(self, array: Any) -> "memoryview | None":
+        """Return the bytes of an array, row by row, to be written to; None where they do not lie so."""
+
+
+class NumpyArrays:
+    """NumPy's own, which every adapter has beside its framework's."""
+
+    def is_array(self, value: Any) -> bool:
+        """Return whether `value` is one of them."""
+        return isinstance(value, np.ndarray)
+
+    def outgoing(self, array: NDArray[Any], name: str) -> Outgoing:
+        """Return what is to be written of an array."""
+        if type(array) is not np.ndarray and type(array) is not np.memmap:
+            raise ArgumentError(
+                f"{shown(name)} is a {type(array).__name__}, which would come back as a plain array: want "
+                "np.asarray(value), and what it knows besides as a value of its own"
+            )
+        return Outgoing(numpy_kind(array.dtype, name), array.shape, array.dtype.itemsize, lambda: _pieces(array))
+
+    def empty(self, kind: Kind, shape: tuple[int, ...]) -> NDArray[Any]:
+        """Return a new array of undefined contents."""
+        return np.empty(shape, numpy_dtype(kind))
+
+    def memory(self, array: NDArray[Any]) -> "memoryview | None":
+        """Return the bytes of an array, to be written to."""
+        if not array.flags.c_contiguous or not array.flags.writeable:
+            return None
+        return _bytes_of(array)
+
+
+NUMPY = NumpyArrays()
+
+
+def numpy_kind(dtype: np.dtype[Any], name: str) -> Kind:
+    """Return what describes a type of NumPy's or ml_dtypes'; raise ArgumentError where it could not come back."""
+    if dtype.hasobject or dtype.kind == "T":
+        raise ArgumentError(
+            f"{shown(name)} is an array of {'objects' if dtype.kind != 'T' else 'strings of any length'}, whose memory "
+            "holds pointers: want numbers, or a list of strings"
+        )
+    if dtype.type in {np.longdouble, np.clongdouble}:
+        raise ArgumentError(
+            f"{shown(name)} is of type {dtype.name}, which has other bits on other processors: want "
+            f"{'float64' if dtype.kind == 'f' else 'complex128'}"
+        )
+    kind: Kind = dtype.name
+    if not _is_named(dtype):
+        kind = json.loads(json.dumps(np.lib.format.dtype_to_descr(dtype)))
+    try:
+        found: np.dtype[Any] | None = numpy_dtype(kind)
+    except ArgumentError:
+        found = None
+    if found != dtype:
+        raise ArgumentError(
+            f"{shown(name)} is of type {dtype}, which cannot be described: want plain fields and numbers"
+        )
+    return kind
+
+
+def _is_named(dtype: np.dtype[Any]) -> bool:
+    """Return whether the type's name tells everything of it."""
+    if isinstance(getattr(ml_dtypes, dtype.name, None), type):
+        return bool(_of_ml_dtypes(dtype.name) == dtype)
+    return dtype.kind in "biufc" and dtype.isnative
+
+
+def numpy_dtype(kind: Kind) -> np.dtype[Any]:
+    """Return the type that `numpy_kind` describes so; raise ArgumentError where this version has none."""
+    try:
+        if isinstance(kind, str) and isinstance(getattr(ml_dtypes, kind, None), type):
+            return _of_ml_dtypes(kind)
+        found = np.dtype(kind) if isinstance(kind, str) else np.dtype(_fields(kind))
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise ArgumentError(
+            f"the checkpoint has arrays of type {str(kind)[:80]!r}, which NumPy {np.__version__} does not know: want "
+            "the versions that saved it"
+        ) from error
+    if found.hasobject:
+        raise ArgumentError(f"the checkpoint is damaged: arrays of type {str(kind)[:80]!r} cannot be stored")
+    return found
+
+
+def _of_ml_dtypes(kind: str) -> np.dtype[Any]:
+    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, kind))
+    return found
+
+
+def _fields(told: Any) -> Any:
+    """Return NumPy's description of fields, of which JSON has made lists."""
+    if isinstance(told, str):
+        return told
+    fields = []
+    for name, inner, *shape in told:
+        title = tuple(name) if isinstance(name, list) else name
+        fields.append((title, _fields(inner), *map(tuple, shape)))
+    return fields
+
+
+def blocks_of(array: Any, itemsize: int) -> Iterator[Any]:
+    """Yield parts of an array, in the order of its rows, of at most BLOCK_BYTES; of NumPy's arrays or torch's."""
+    shape = tuple(array.shape)
+    size_bytes = math.prod(shape) * itemsize
+    if not size_bytes:
+        return
+    if size_bytes <= BLOCK_BYTES or not shape:
+        yield array
+        return
+    row_bytes = size_bytes // shape[0]
+    if row_bytes > BLOCK_BYTES:
+        for row in array:
+            yield from blocks_of(row, itemsize)
+        return
+    rows = BLOCK_BYTES // row_bytes
+    for first in range(0, shape[0], rows):
+        yield array[first : first + rows]
+
+
+def _pieces(array: NDArray[Any]) -> Iterator[Buffer]:
+    if array.flags.c_contiguous:
+        if array.nbytes:
+            yield _bytes_of(array)
+        return
+    for block in blocks_of(array, array.dtype.itemsize):
+        yield _bytes_of(np.ascontiguousarray(block))
+
+
+def _bytes_of(array: NDArray[Any]) -> memoryview:
+    if not array.nbytes:
+        return memoryview(bytearray())
+    return array.reshape(-1).view(np.uint8).data
+
+
+def scalar_bytes(value: np.generic) -> bytes:
+    """Return the bytes of a scalar of NumPy's."""
+    return np.asarray(value, value.dtype).tobytes()
+
+
+def scalar_of(kind: Kind, data: bytes) -> Any:
+    """Return a scalar of NumPy's; raise ValueError where these are not its bytes."""
+    array = np.empty(1, numpy_dtype(kind))
+    if array.nbytes != len(data):
+        raise ValueError(f"{len(data)} bytes of a {kind}")
+    memory = _bytes_of(array)
+    memory[:] = data
+    return array[0]
+
+
+def shown(name: str) -> str:
+    """Return a name as errors have it: not too long, and of printable letters."""
+    cut = name if len(name) <= 120 else f"{name[:80]}...{name[-30:]}"
+    return cut if cut.isprintable() else ascii(cut)
+
+
+class WordSum:
+    """The sum of bytes as little-endian words of 64 bits, which tells damage at the speed of memory."""
+
+    def __init__(self) -> None:
+        self._total = 0
+        self._left = b""  # less than a word
+
+    def add(self, data: Buffer) -> None:
+        """Go on with these bytes."""
+        view = memoryview(data).cast("B") if not isinstance(data, bytes) else memoryview(data)
+        if self._left:
+            taken = min(8 - len(self._left), len(view))
+            self._left += bytes(view[:taken])
+            view = view[taken:]
+            if len(self._left) < 8:
+                return
+            self._total += int.from_bytes(self._left, "little")
+        whole = len(view) & ~7
+        if whole:
+            self._total += int(np.frombuffer(view[:whole], "<u8").sum(dtype=np.uint64))
+        self._left = bytes(view[whole:])
+
+    def value(self) -> str:
+        """Return the sum of all bytes so far, in hexadecimal."""
+        return f"{(self._total + int.from_bytes(self._left, 'little')) % (1 << 64):016x}"
+
+
+def pieces_of(view: memoryview, size_bytes: int) -> Iterator[memoryview]:
+    """Yield a buffer in pieces."""
+    for first in range(0, len(view), size_bytes):
+        yield view[first : first + size_bytes]
+
+
+def shape_of(told: Sequence[Any]) -> tuple[int, ...]:
+    """Return a shape from JSON; raise ValueError where it is none."""
+    if any(type(each) is not int or each < 0 for each in told):
+        raise ValueError(f"shape {told!r}")
+    return tuple(told)

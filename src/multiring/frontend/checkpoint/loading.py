@@ -1,0 +1,340 @@
+"""Loading: what all ranks share by each of them, what is a rank's own by that rank."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from multiring.errors import ArgumentError, MultiringError
+from multiring.frontend.checkpoint.agreeing import NAME, agreed, target_of
+from multiring.frontend.checkpoint.array_file import Entry
+from multiring.frontend.checkpoint.arrays import BYTES, NUMPY, SAFETENSORS, WordSum, pieces_of
+from multiring.frontend.checkpoint.files import (
+    READ_BYTES,
+    OpenPart,
+    VanishedError,
+    find,
+    has_part,
+    is_vanished,
+    open_part,
+    own_name,
+    shared_name,
+)
+from multiring.frontend.checkpoint.folder import BEFORE
+from multiring.frontend.checkpoint.framework import Framework, State
+from multiring.frontend.checkpoint.tree import Builder, Ref, refs_in
+from multiring.frontend.lifecycle import rank, size
+from multiring.frontend.object_collectives import allgather_object, broadcast_object
+
+_log = logging.getLogger("multiring")
+OWN, RANDOM, PARTS, BESIDE = "own", "$random", "parts", "beside"
+# For how long a load beside saves looks for one that stays until its files are open.
+_TRIES_FOR_S = 60.0
+_SENT_BYTES = 16 << 20
+
+
+def is_saved(path: str | os.PathLike[str]) -> bool:
+    """Return whether there is a complete checkpoint at `path`, as rank 0 sees it; every rank calls it."""
+    with agreed(f"is_saved of {os.fspath(path)!r}"):
+        target = target_of(path, "is_saved")
+    found = _found(target) if rank() == 0 else None
+    return bool(broadcast_object(not isinstance(found, str), name=f"{NAME}.is_saved"))
+
+
+class _Found(NamedTuple):
+    """What a checkpoint has.
+
+    parts, beside: trees, by the names of parts.
+    build: makes values of them.
+    own: this rank's own values.
+    ranks: how many saved it.
+    """
+
+    parts: dict[str, Any]
+    beside: dict[str, Any]
+    build: Callable[[Any], Any]
+    own: dict[str, Any]
+    ranks: int
+
+
+class _Opened(NamedTuple):
+    """The checkpoint as this rank has it.
+
+    place: where its files are.
+    shared: what all ranks share, perhaps only as rank 0 will tell it.
+    is_here: whether this rank has the file.
+    """
+
+    manifest: dict[str, Any]
+    place: Path
+    shared: OpenPart
+    is_here: bool
+    own: OpenPart | None
+
+
+def load(
+    path: str | os.PathLike[str], framework: Framework, parts: Mapping[str, Any], *, randomness: bool = True
+) -> dict[str, Any]:
+    """Load the last complete checkpoint of `path` into `parts`; return the other values. Every rank calls it.
+
+    On another number of ranks than saved it, what is a rank's own is dropped, and the log says so: what it owed of its
+    gradients, its random numbers, its `own`. Nothing is unpickled.
+
+    Args:
+        path: what `save` was given.
+        framework: whose arrays there are.
+        parts: objects with load_state_dict, by the names under which they were saved.
+        randomness: whether the generators of random numbers go on from where they were.
+
+    Returns:
+        What is not among `parts`, by name; and under "own" what this rank saved as its own, or None.
+
+    Raises:
+        ArgumentError: on every rank: there is no checkpoint, or a part is not in it. On this one: it is damaged, or of
+            another model, whose first difference is named.
+        MismatchError: on the other ranks: one could not load.
+    """
+    doing = f"load of {os.fspath(path)!r}"
+    with agreed(doing):
+        target = target_of(path, "load")
+    until = time.monotonic() + _TRIES_FOR_S
+    found: _Found | str = ""
+    while isinstance(found, str):
+        with ExitStack() as files:
+            opened = _open(target, files)
+            found = opened if isinstance(opened, str) else _read_all(doing, framework, parts, target, opened)
+        if isinstance(found, str) and broadcast_object(time.monotonic() > until, name=f"{NAME}.until"):
+            raise ArgumentError(f"{doing}: {found}; it is replaced faster than it can be read")
+    with agreed(doing):
+        private = found.own.get(PARTS, {})
+        for name, value in parts.items():
+            beside = found.build(found.beside[name]) if name in found.beside else None
+            _load_part(framework, name, value, State(found.build(found.parts[name]), private.get(name), beside))
+        values = {name: found.build(each) for name, each in found.parts.items() if name not in parts}
+    if found.ranks != size() and rank() == 0:
+        _log.warning(
+            "load: %s was saved by %d ranks, there are %d: what was each rank's own is dropped (random numbers, "
+            "what was owed of gradients, `own`)",
+            *(target, found.ranks, size()),
+        )
+    if randomness and found.own.get(RANDOM) is not None:
+        framework.set_random_state(found.own[RANDOM])
+    return {**values, OWN: found.own.get(OWN)}
+
+
+def _found(target: Path) -> dict[str, Any] | str:
+    """Return the manifest of the checkpoint, or why there is none."""
+    try:
+        return find(target)[1]
+    except MultiringError as error:
+        return str(error)
+
+
+def _open(target: Path, files: ExitStack) -> _Opened | str:
+    """Open the save that counts; return why not where it was replaced before all ranks had opened it."""
+    manifest: Any = broadcast_object(_found(target) if rank() == 0 else None, name=f"{NAME}.manifest")
+    if isinstance(manifest, str):
+        raise ArgumentError(manifest)
+    with agreed(f"load of {str(target)!r}"):
+        place, shared, own, why = _files(target, manifest, files)
+    # Whether it counts yet: then a rank that has not got it has a disk of its own, and rank 0's file is damaged.
+    now = _found(target) if rank() == 0 else None
+    told = (shared is not None, isinstance(now, dict) and now["token"] == manifest["token"], why)
+    is_open, counts, reason = broadcast_object(told, name=f"{NAME}.counts")
+    if not is_open and counts:
+        raise ArgumentError(reason)
+    if not is_open:
+        return str(reason)
+    has_all = all(allgather_object(shared is not None, name=f"{NAME}.opened"))
+    if not has_all and not counts:
+        return f"checkpoint {target} was replaced while it was opened"
+    if has_all and shared is not None:
+        return _Opened(manifest, place, shared, is_here=True, own=own)
+    sent = (shared.tree, shared.total, shared.header) if rank() == 0 and shared is not None else None
+    tree, total, header = broadcast_object(sent, name=f"{NAME}.shared")
+    what = f"checkpoint {target}: {shared_name()}.safetensors, as rank 0 has it,"
+    is_here = shared is not None
+    return _Opened(manifest, place, shared or OpenPart(tree, total, None, header, what), is_here=is_here, own=own)
+
+
+def _files(
+    target: Path, manifest: Mapping[str, Any], files: ExitStack
+) -> tuple[Path, OpenPart | None, OpenPart | None, str]:
+    """Open this rank's files of a save; return where they are, what is shared, its own, and why there is nothing."""
+    shared = own = None
+    try:
+        place, here = find(target)
+    except ArgumentError as error:
+        if rank() == 0:
+            raise
+        return target, None, None, str(error)
+    if here["token"] != manifest["token"]:
+        return place, None, None, f"checkpoint {target} was replaced by another save"
+    try:
+        shared = files.enter_context(closing(open_part(place, shared_name(), manifest["token"])))
+        if manifest["ranks"] == size():
+            if has_part(place, own_name(rank())):
+                own = files.enter_context(closing(open_part(place, own_name(rank()), manifest["token"])))
+            elif find(target)[1]["token"] != manifest["token"]:
+                return place, None, None, f"checkpoint {target} was replaced by another save"
+            else:
+                _log.warning("load: %s has nothing of rank %d's own: it goes on without", target, rank())
+    except VanishedError as error:
+        return place, None, None, str(error)
+    return place, shared, own, ""
+
+
+def _trees(opened: _Opened, target: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what the checkpoint has of each part, and beside it."""
+    tree = opened.shared.tree
+    if opened.manifest["format"] == BEFORE:
+        return tree, {}
+    if not isinstance(tree.get(PARTS), dict) or not isinstance(tree.get(BESIDE), dict):
+        raise ArgumentError(f"checkpoint {target}: {shared_name()}.json is damaged: it has no parts")
+    return tree[PARTS], tree[BESIDE]
+
+
+def _places(framework: Framework, parts: Mapping[str, Any], trees: Mapping[str, Any], target: Path) -> dict[str, Any]:
+    """Return the arrays that the file's may be read into, by their names in the file, after all parts were compared."""
+    places: dict[str, Any] = {}
+    for name, value in parts.items():
+        if name not in trees:
+            raise ArgumentError(f"load: {name} is not in the checkpoint {target}, which has {', '.join(trees)}")
+        if not callable(getattr(value, "load_state_dict", None)):
+            raise ArgumentError(
+                f"load: {name} is a {type(value).__name__}, which has no load_state_dict; leave it out, and take the "
+                "value that `load` returns"
+            )
+        places |= framework.places(name, value, trees[name])
+    return places
+
+
+def _read_all(
+    doing: str, framework: Framework, parts: Mapping[str, Any], target: Path, opened: _Opened
+) -> _Found | str:
+    """Read what the checkpoint has; return why not where it was replaced meanwhile, and its files removed."""
+    with agreed(doing):
+        trees, beside = _trees(opened, target)
+        places = _places(framework, parts, trees, target)
+        shared = Reading(framework, opened.shared, [trees, beside], places)
+        own = None if opened.own is None else Reading(framework, opened.own, opened.own.tree, {})
+    sends = not all(allgather_object(opened.is_here, name=f"{NAME}.places"))
+    gone = ""
+    mine: Any = {}
+    with agreed(doing):
+        try:
+            shared.read(sends=sends)
+            if own is not None and opened.own is not None:
+                own.read(sends=False)
+                mine = Builder(own.made, framework.special).value(opened.own.tree)
+                if not isinstance(mine, dict) or not isinstance(mine.get(PARTS, {}), dict):
+                    raise ArgumentError(f"checkpoint {target}: {own_name(rank())}.json is damaged: it has no parts")
+        except VanishedError as error:
+            gone = str(error)
+    reasons: list[str] = [each for each in allgather_object(gone, name=f"{NAME}.gone") if each]
+    if reasons:
+        return reasons[0]
+    build = Builder(shared.made, framework.special).value
+    return _Found(trees, beside, build, mine, opened.manifest["ranks"])
+
+
+class Reading:
+    """The arrays of a part, which are read into the memory where they are to be.
+
+    made: by name; their contents are defined after `read`.
+    """
+
+    def __init__(self, framework: Framework, part: OpenPart, tree: Any, places: Mapping[str, Any]) -> None:
+        """Find the memory of each array.
+
+        Args:
+            framework: whose arrays they are.
+            part: where they are read from.
+            tree: what names them.
+            places: arrays whose memory is written to in place of new ones.
+
+        Raises:
+            ArgumentError: the part is damaged.
+        """
+        self.made: dict[str, Any] = {}
+        self._part = part
+        self._memories: dict[str, memoryview] = {}
+        for ref in refs_in(tree):
+            entry = part.entries.get(ref.name)
+            if entry is None:
+                raise ArgumentError(
+                    f"the checkpoint's array {ref.name!r} is named, and not there; want all of its files"
+                )
+            if ref.name in self.made:
+                raise ArgumentError(
+                    f"the checkpoint has two values under the name {ref.name!r}, of which multiring 0.2 kept one: the "
+                    "other is lost; want a checkpoint of this version"
+                )
+            self.made[ref.name], self._memories[ref.name] = _memory(framework, ref, entry, places.get(ref.name))
+        if len(self.made) != len(part.entries):
+            raise ArgumentError(f"{part.what} is damaged: it has arrays that no value names")
+
+    def read(self, *, sends: bool) -> None:
+        """Read the bytes; with `sends` rank 0 does, and sends them to all ranks.
+
+        Raises:
+            VanishedError: the file was removed.
+            ArgumentError: they cannot be read, or are damaged.
+        """
+        total = WordSum()
+        for name, entry in self._part.entries.items():
+            for piece in _pieces(self._part, entry, self._memories[name], sends=sends):
+                total.add(piece)
+        if self._part.total and self._part.total != total.value():
+            raise ArgumentError(f"{self._part.what} is damaged: its arrays are not those that were saved")
+
+
+def _memory(framework: Framework, ref: Ref, entry: Entry, place: Any) -> tuple[Any, memoryview]:
+    """Return an array for an entry of the file, and its bytes."""
+    arrays = NUMPY if ref.is_numpy else framework.arrays
+    native = isinstance(ref.kind, str) and ref.kind in SAFETENSORS
+    stored = (SAFETENSORS[str(ref.kind)], ref.shape) if native else (BYTES, (*ref.shape, *entry.shape[-1:]))
+    if stored != (entry.dtype, entry.shape):
+        raise ArgumentError(
+            f"the checkpoint is damaged: {ref.name!r} is said to be {ref.kind} of shape {ref.shape}, and is stored as "
+            f"{entry.dtype} of shape {entry.shape}"
+        )
+    array = arrays.empty(ref.kind, ref.shape) if place is None else place
+    memory = arrays.memory(array)
+    if memory is None or len(memory) != entry.end - entry.begin:
+        raise ArgumentError(f"the checkpoint is damaged: {ref.name!r} has another number of bytes than its type says")
+    return array, memory
+
+
+def _pieces(part: OpenPart, entry: Entry, memory: memoryview, *, sends: bool) -> Iterator[memoryview]:
+    """Read an array, or get it from rank 0, and yield it in pieces."""
+    done = 0
+    for piece in pieces_of(memory, _SENT_BYTES if sends else READ_BYTES):
+        failure: Exception | None = None
+        if part.file is not None and (not sends or rank() == 0):
+            try:
+                part.file.read_into(entry, done, piece)
+            except OSError as error:
+                failure = VanishedError(str(error)) if is_vanished(error) else ArgumentError(f"{part.what}: {error}")
+        if sends:
+            sent = (str(failure) if failure else "", bytes(piece)) if rank() == 0 else None
+            text, data = broadcast_object(sent, name=f"{NAME}.piece")
+            if text:
+                raise ArgumentError(text)
+            piece[:] = data
+        elif failure is not None:
+            raise failure
+        done += len(piece)
+        yield piece
+
+
+def _load_part(framework: Framework, name: str, value: Any, state: State) -> None:
+    try:
+        framework.load(name, value, state)
+    except ArgumentError:
+        raise
+    except (KeyError, ValueError, RuntimeError, TypeError, IndexError, AttributeError) as error:
+        raise ArgumentError(f"load: {name} does not take what the checkpoint has of it: {error}") from error

@@ -1,0 +1,193 @@
+"""torch's modules and optimizers in checkpoints: what belongs to them, and how a file's names meet theirs."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from multiring.errors import ArgumentError
+from multiring.frontend.checkpoint.framework import State
+from multiring.frontend.checkpoint.tree import ARRAY, Flattener, Ref, entries_of, ref_of, refs_in
+from multiring.torch.checkpoint.tensors import (
+    TensorArrays,
+    is_distributed,
+    is_plain_memory,
+    is_uninitialized,
+    placed_as,
+    widens,
+)
+
+_ARRAYS = TensorArrays()
+_BUFFERS, _EXTRA = "buffers", "_extra_state"
+# What torch.compile, DistributedDataParallel, activation checkpointing and FSDP put before the names of what they wrap.
+WRAPPERS = frozenset({"_orig_mod", "module", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
+
+
+def unwrapped(name: str) -> str:
+    """Return the name of a tensor or module without those of wrappers around it."""
+    return ".".join(each for each in name.split(".") if each not in WRAPPERS)
+
+
+def matched(own: Iterable[str], saved: Iterable[str]) -> dict[str, str]:
+    """Return by own name the saved one; they differ where one of both models was wrapped and the other was not."""
+    mine, theirs = list(own), list(saved)
+    same = {name: name for name in mine}
+    if set(mine) == set(theirs):
+        return same
+    plain, found = ({unwrapped(name): name for name in names} for names in (mine, theirs))
+    if len(plain) != len(set(mine)) or len(found) != len(set(theirs)) or set(plain) != set(found):
+        return same
+    return {name: found[short] for short, name in plain.items()}
+
+
+def state_of_module(module: nn.Module) -> State:
+    """Return what is saved of a module; running statistics, such as BatchNorm's, are of each rank's samples."""
+    state = module.state_dict()
+    buffers = {name: each for name, each in module.named_buffers(remove_duplicate=False) if not is_distributed(each)}
+    # The author of a module keeps these out of its state_dict; training goes on to the bit only if they are there.
+    beside = {name: each for name, each in buffers.items() if name not in state and is_plain_memory(each)}
+    own = {name: state[name] for name in buffers if name in state} | beside
+    return State(state, own or None, {_BUFFERS: beside} if beside else None)
+
+
+def places_in_module(name: str, module: nn.Module, tree: Any) -> dict[str, Tensor]:
+    """Return a module's tensors by the names under which the file has what they are to be.
+
+    Raises:
+        ArgumentError: the file is another model's.
+    """
+    own = {key: each for key, each in module.state_dict().items() if isinstance(each, Tensor)}
+    own = {key: each for key, each in own.items() if not key.endswith(_EXTRA)}
+    saved = _tensors_in(tree)
+    names = matched(own, saved)
+    places = {}
+    for key, mine in own.items():
+        ref = saved.get(names[key])
+        if is_uninitialized(mine):
+            continue
+        difference = _difference(ref, mine)
+        if ref is None or difference:
+            raise ArgumentError(f"load: the checkpoint is another model's: {name}.{key} {difference}")
+        if is_plain_memory(mine) and ref.kind == str(mine.dtype).removeprefix("torch.") and _ARRAYS.memory(mine):
+            places[ref.name] = mine
+    known = {names[key] for key in own}
+    more = [key for key in saved if key not in known]
+    if more:
+        raise ArgumentError(
+            f"load: the checkpoint is another model's: {name}.{more[0]} is in the checkpoint, and not here"
+        )
+    return places
+
+
+def _tensors_in(tree: Any) -> dict[str, Ref]:
+    """Return the tensors of a module's state, as a tree has it, by their names in the module."""
+    found = {}
+    for key, each in entries_of(tree).items():
+        if isinstance(each, dict) and list(each) == [ARRAY] and not key.endswith(_EXTRA):
+            found[key] = ref_of(ARRAY, each[ARRAY])
+    return found
+
+
+def _difference(ref: Ref | None, mine: Tensor) -> str:
+    """Return how what the file has differs from a tensor that it is to be loaded into; "" where it does not."""
+    if ref is None:
+        return "is not in the checkpoint"
+    if ref.shape != tuple(mine.shape):
+        return f"is of shape {ref.shape} in the checkpoint, and of shape {tuple(mine.shape)} here"
+    if not widens(ref.kind, mine.dtype):
+        dtype = str(mine.dtype).removeprefix("torch.")
+        return (
+            f"is {ref.kind} in the checkpoint, and {dtype} here, which would round it: want a model of that type, or "
+            "the value that `load` returns without this part, converted"
+        )
+    return ""
+
+
+def load_module(module: nn.Module, state: State) -> None:
+    """Load what `state_of_module` returned, perhaps of the same model in other wrappers."""
+    own, shared = module.state_dict(), dict(state.shared)
+    names = matched(own, shared)
+    back = {saved: name for name, saved in names.items()}
+
+    def here(saved: str) -> str:
+        return back.get(saved, saved)
+
+    loaded: OrderedDict[str, Any] = OrderedDict()
+    loaded.update({here(key): each for key, each in shared.items()})
+    mine = {here(key): each for key, each in (state.own or {}).items()}
+    loaded.update((key, each) for key, each in mine.items() if key in loaded)
+    for key, each in loaded.items():
+        if isinstance(each, Tensor) and key in own and is_distributed(own[key]):
+            loaded[key] = placed_as(each, own[key])
+    metadata = getattr(state.shared, "_metadata", None)
+    if metadata is not None:
+        paths = matched(getattr(own, "_metadata", {}), metadata)
+        vars(loaded)["_metadata"] = {path: metadata[saved] for path, saved in paths.items() if saved in metadata}
+    module.load_state_dict(loaded)
+    beside = dict((state.beside or {}).get(_BUFFERS, {}))
+    beside.update((key, each) for key, each in (state.own or {}).items() if key not in shared)
+    _load_beside(module, own, beside)
+
+
+def _load_beside(module: nn.Module, own: Mapping[str, Any], saved: Mapping[str, Tensor]) -> None:
+    """Give buffers that are not in the state_dict what they had, where they are what they were."""
+    buffers = {name: each for name, each in module.named_buffers(remove_duplicate=False) if name not in own}
+    names = matched(buffers, saved)
+    with torch.no_grad():
+        for name, each in buffers.items():
+            value = saved.get(names[name])
+            if value is not None and value.shape == each.shape and value.dtype == each.dtype:
+                each.copy_(value)
+
+
+def places_in_optimizer(state: Any, tree: Any) -> dict[str, Tensor]:
+    """Return the tensors of an optimizer's own state by the file's names, where it has all that the file has."""
+    flat = Flattener(_ARRAYS)
+    if _skeleton(flat.tree(state, "optimizer")) != _skeleton(tree):
+        return {}
+    refs, own = list(refs_in(tree)), list(_tensors_of(state))
+    if len(refs) != len(own):
+        return {}
+    return {ref.name: each for ref, each in zip(refs, own, strict=True) if not ref.is_numpy and _ARRAYS.memory(each)}
+
+
+def _skeleton(tree: Any) -> Any:
+    """Return a tree without the names of its arrays and without its numbers."""
+    if isinstance(tree, list):
+        return [_skeleton(each) for each in tree]
+    if isinstance(tree, dict):
+        if list(tree) == [ARRAY]:
+            ref = ref_of(ARRAY, tree[ARRAY])
+            return ref.kind, ref.shape
+        return {key: _skeleton(each) for key, each in tree.items()}
+    return type(tree) if isinstance(tree, float) else tree if isinstance(tree, str) else None
+
+
+def _tensors_of(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _tensors_of(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors_of(each)
+
+
+def laid_out(optimizer: torch.optim.Optimizer, state: Any) -> Any:
+    """Return an optimizer's state with what belongs to DTensors laid out over the ranks as they are."""
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    if not isinstance(state, Mapping) or not any(map(is_distributed, parameters)):
+        return state
+    by_parameter = {}
+    for number, kept in dict(state.get("state", {})).items():
+        like = parameters[number] if isinstance(number, int) and number < len(parameters) else None
+        by_parameter[number] = kept
+        if like is not None and is_distributed(like) and isinstance(kept, Mapping):
+            by_parameter[number] = {
+                key: placed_as(each, like) if isinstance(each, Tensor) and each.shape == like.shape else each
+                for key, each in kept.items()
+            }
+    return {**state, "state": by_parameter}

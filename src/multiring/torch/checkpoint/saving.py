@@ -1,0 +1,150 @@
+"""Saving and loading what a training script has: its models, optimizers and values."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from multiring.errors import ArgumentError
+from multiring.frontend.checkpoint import saving
+from multiring.frontend.checkpoint.framework import Framework, State
+from multiring.frontend.checkpoint.tree import Special
+from multiring.gradients.compression_state import KEY
+from multiring.torch.checkpoint.modules import (
+    laid_out,
+    load_module,
+    places_in_module,
+    places_in_optimizer,
+    state_of_module,
+)
+from multiring.torch.checkpoint.tensors import TensorArrays
+from multiring.torch.interop import dtype_name, dtype_of
+from multiring.torch.large_batch.stages import KEY as STAGES
+
+
+class _Torch(Framework):
+    arrays = TensorArrays()
+    special: Mapping[type, Special] = {
+        torch.Size: Special(list, torch.Size),
+        torch.device: Special(str, torch.device),
+        torch.dtype: Special(dtype_name, dtype_of),
+    }
+
+    def state(self, name: str, value: Any) -> State:  # noqa: ARG002 -- as below
+        if isinstance(value, nn.Module):
+            return state_of_module(value)
+        state = value.state_dict()
+        carried = state.get(KEY) if isinstance(state, Mapping) else None
+        if not carried:
+            return State(state)
+        own = {key: carried[key] for key in ("rank", "size", "residuals")}
+        return State({**state, KEY: {"queries": carried["queries"]}}, own)
+
+    def places(self, name: str, value: Any, tree: Any) -> dict[str, Any]:
+        if isinstance(value, nn.Module):
+            return dict(places_in_module(name, value, tree))
+        if isinstance(value, torch.optim.Optimizer):
+            return dict(places_in_optimizer(self.state(name, value).shared, tree))
+        return {}
+
+    def load(self, name: str, value: Any, state: State) -> None:  # noqa: ARG002 -- as Framework has it
+        if isinstance(value, nn.Module):
+            load_module(value, state)
+            return
+        shared = state.shared
+        if isinstance(value, torch.optim.Optimizer):
+            _require_own_options(value, shared)
+            shared = laid_out(value, shared)
+        if state.own is not None:
+            shared = {**shared, KEY: {**shared[KEY], **state.own}}
+        value.load_state_dict(shared)
+
+    def random_state(self) -> dict[str, Any]:
+        return {**super().random_state(), "torch": torch.get_rng_state()}
+
+    def set_random_state(self, state: Mapping[str, Any]) -> None:
+        super().set_random_state(state)
+        torch.set_rng_state(state["torch"])
+
+
+def _require_own_options(optimizer: torch.optim.Optimizer, state: Any) -> None:
+    """Raise ArgumentError where `state` is of another kind of optimizer: torch would take it, and fail in a step."""
+    groups = state.get("param_groups") if isinstance(state, Mapping) else None
+    if not groups or not optimizer.param_groups:
+        return
+    found, wanted = set(groups[0]), set(optimizer.param_groups[0])
+    # Versions of torch add an option now and then; another optimizer's differ both ways.
+    if found - wanted and wanted - found:
+        raise ArgumentError(
+            f"load: the checkpoint is another optimizer's: it has {', '.join(sorted(found - wanted))}, and "
+            f"{type(optimizer).__name__} has {', '.join(sorted(wanted - found))}"
+        )
+    stages = state.get(STAGES)
+    if stages and "_multiring_stages" not in vars(optimizer):
+        raise ArgumentError(
+            f"load: the checkpoint's optimizer has stages ({', '.join(stages)}), and this one has none; attach them "
+            "first, as by gradient_lag or mixed_precision"
+        )
+
+
+def save(path: str | os.PathLike[str], *unnamed: Any, own: Any = None, randomness: bool = True, **parts: Any) -> None:
+    """Save models, optimizers, schedulers and plain values to the folder `path`, in place of what is there.
+
+    Every rank calls it, and the checkpoint is complete when it returns; what was there before stays until then. Rank 0
+    writes what is equal, each rank what is its own: random numbers, a model's running statistics, what compression
+    owes of its gradients, `own`.
+    Arrays are safetensors, the rest is JSON.
+
+        mt.save("run/last", model=model, optimizer=optimizer, epoch=epoch)
+
+    Args:
+        path: the same on all ranks; on a file system that they share, or on each host's own.
+        own: a plain value of this rank's own.
+        randomness: whether the states of the generators of random numbers are saved.
+        unnamed: nothing; whatever is there is refused, with how it is meant.
+        parts: objects with state_dict and load_state_dict, or numbers, strings, tensors, and dicts and lists of those.
+
+    Raises:
+        ArgumentError: a part is neither; nothing was saved.
+        MismatchError: on the other ranks: one could not save.
+        OSError: this rank could not write.
+        UnsupportedError: safetensors is not installed.
+    """
+    _refuse_unnamed("save", path, unnamed)
+    saving.save(path, _Torch(), parts, own=own, randomness=randomness)
+
+
+def load(path: str | os.PathLike[str], *unnamed: Any, randomness: bool = True, **parts: Any) -> dict[str, Any]:
+    """Load the last complete checkpoint of `path` into these models, optimizers and so on; return the other values.
+
+    Every rank calls it; on any number of ranks. Nothing is unpickled.
+
+        epoch = mt.load("run/last", model=model, optimizer=optimizer)["epoch"]
+
+    Args:
+        path: what `save` was given.
+        randomness: whether the generators of random numbers go on from where they were, where there are as many ranks.
+        unnamed: nothing; whatever is there is refused, with how it is meant.
+        parts: what to load into, by the names under which it was saved.
+
+    Returns:
+        The values that are not among `parts`, by name; and under "own" what this rank saved so, or None on another
+        number of ranks.
+
+    Raises:
+        ArgumentError: on every rank: there is no checkpoint, or a part is not in it; or it is damaged, or of another
+            model, whose first difference is named.
+        MismatchError: on the other ranks: one could not load.
+        UnsupportedError: safetensors is not installed.
+    """
+    _refuse_unnamed("load", path, unnamed)
+    return saving.load(path, _Torch(), parts, randomness=randomness)
+
+
+def _refuse_unnamed(what: str, path: Any, unnamed: tuple[Any, ...]) -> None:
+    """Raise ArgumentError where something came without a name, or no path did, as in torch.save."""
+    if unnamed or not isinstance(path, str | os.PathLike):
+        order = "" if isinstance(path, str | os.PathLike) else f"; the path comes first, not a {type(path).__name__}"
+        raise ArgumentError(f'mt.{what}: want a path, and parts by name: mt.{what}("run/last", model=model){order}')

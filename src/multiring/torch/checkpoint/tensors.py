@@ -1,0 +1,149 @@
+"""torch's tensors in checkpoints: their bytes on the way out and in, and which of them cannot be kept."""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from multiring.errors import ArgumentError
+from multiring.frontend.checkpoint.arrays import Buffer, Kind, Outgoing, blocks_of, shown
+from multiring.torch.interop import dtype_name, is_one_piece
+
+_PLAIN = {Tensor, nn.Parameter, nn.Buffer} if hasattr(nn, "Buffer") else {Tensor, nn.Parameter}
+_WIDER = {  # what holds every value of a type
+    "bfloat16": {"float32", "float64"},
+    "float16": {"float32", "float64"},
+    "float32": {"float64"},
+    "complex64": {"complex128"},
+    "complex32": {"complex64", "complex128"},
+    "bool": {"uint8", "int8", "int16", "int32", "int64"},
+    "uint8": {"int16", "int32", "int64"},
+    "int8": {"int16", "int32", "int64"},
+    "int16": {"int32", "int64"},
+    "int32": {"int64"},
+}
+
+
+def widens(kind: Any, dtype: torch.dtype) -> bool:
+    """Return whether a tensor of `dtype` holds every value of the file's type."""
+    name = dtype_name(dtype)
+    return bool(kind == name or name in _WIDER.get(str(kind), ()))
+
+
+class TensorArrays:
+    """torch's tensors, in checkpoints."""
+
+    def is_array(self, value: Any) -> bool:
+        """Return whether `value` is a tensor of any kind."""
+        return isinstance(value, Tensor)
+
+    def outgoing(self, array: Tensor, name: str) -> Outgoing:
+        """Return what is to be written of a tensor; raise ArgumentError where it could not come back."""
+        whole = is_distributed(array)
+        if not whole:
+            _refuse(array, name)
+        kind, size = _kind(array.dtype, name), array.dtype.itemsize
+        if whole:
+            return Outgoing(kind, tuple(array.shape), size, lambda: _pieces(_gathered(array)), gathers=True)
+        return Outgoing(kind, tuple(array.shape), size, lambda: _pieces(array))
+
+    def empty(self, kind: Kind, shape: tuple[int, ...]) -> Tensor:
+        """Return a new tensor of undefined contents."""
+        dtype = getattr(torch, kind, None) if isinstance(kind, str) else None
+        if not isinstance(dtype, torch.dtype):
+            raise ArgumentError(
+                f"the checkpoint has tensors of type {str(kind)[:80]!r}, which torch {torch.__version__} does not "
+                "know: want the version that saved it"
+            )
+        return torch.empty(shape, dtype=dtype)
+
+    def memory(self, array: Tensor) -> "memoryview | None":
+        """Return the bytes of a tensor, to be written to; None where they do not lie row by row."""
+        if not is_plain_memory(array) or not is_one_piece(array):
+            return None
+        return _bytes_of(array)
+
+
+def is_distributed(tensor: Tensor) -> bool:
+    """Return whether a tensor is a DTensor, of which each rank may hold a part."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def is_plain_memory(tensor: Tensor) -> bool:
+    """Return whether a tensor is dense memory of the host."""
+    return type(tensor) in _PLAIN and tensor.layout == torch.strided and tensor.device.type == "cpu"
+
+
+def placed_as(whole: Tensor, like: Tensor) -> Tensor:
+    """Return a tensor that every rank has, laid out over the ranks as the DTensor `like` is; nothing is sent."""
+    from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415 -- it takes a second to import
+
+    placed: Tensor = distribute_tensor(
+        whole.to(like.dtype),
+        like.device_mesh,  # type: ignore[attr-defined]
+        like.placements,  # type: ignore[attr-defined]
+        src_data_rank=None,
+    )
+    return placed
+
+
+def _gathered(array: Any) -> Tensor:
+    whole: Tensor = array.detach().full_tensor()
+    return whole.cpu()
+
+
+def _refuse(array: Tensor, name: str) -> None:
+    """Raise ArgumentError unless a tensor is one whose elements can be kept."""
+    kind, told = type(array), shown(name)
+    if is_uninitialized(array):
+        raise ArgumentError(f"{told} has no shape yet, as no batch went through its module: want a forward first")
+    if kind not in _PLAIN:
+        raise ArgumentError(
+            f"{told} is a {kind.__name__}, a kind of tensor of its own, which would come back as a plain one: want "
+            "the tensors that it is made of"
+        )
+    if array.is_nested:
+        raise ArgumentError(f"{told} is a nested tensor: want its tensors, as in value.unbind()")
+    if array.layout != torch.strided:
+        layout = str(array.layout).removeprefix("torch.")
+        raise ArgumentError(f"{told} is {layout}: want its indices and values, or value.to_dense()")
+    if array.is_quantized:
+        raise ArgumentError(f"{told} is quantized: want value.int_repr(), its scale and its zero point")
+    if array.is_meta:
+        raise ArgumentError(f"{told} is on meta and has no values: want to_empty(device='cpu'), and values")
+    if torch._C._functorch.is_functorch_wrapped_tensor(array):  # noqa: SLF001 -- the only way to ask
+        raise ArgumentError(f"{told} is a tensor inside a transformation such as vmap: want to save outside of it")
+
+
+def _kind(dtype: torch.dtype, name: str) -> str:
+    kind = dtype_name(dtype)
+    if getattr(torch, kind, None) is not dtype or kind.startswith(("bits", "quint", "qint")):
+        raise ArgumentError(f"{shown(name)} is of type {kind}, whose elements cannot be kept: want another type")
+    return kind
+
+
+def _pieces(array: Tensor) -> Iterator[Buffer]:
+    with torch.no_grad():
+        array = array.detach()
+        if array.device.type == "cpu" and is_one_piece(array):
+            if array.numel():
+                yield _bytes_of(array)
+            return
+        for block in blocks_of(array, array.dtype.itemsize):
+            yield _bytes_of(block.cpu().resolve_conj().resolve_neg().contiguous())
+
+
+def _bytes_of(array: Tensor) -> memoryview:
+    if not array.numel():
+        return memoryview(bytearray())
+    # A tensor of one element may have any stride, which a view as bytes would not take.
+    flat = array.detach().as_strided((array.numel(),), (1,))
+    return flat.view(torch.uint8).numpy().data
+
+
+def is_uninitialized(tensor: Tensor) -> bool:
+    """Return whether a tensor of a lazy module has no shape yet."""
+    return isinstance(tensor, nn.parameter.UninitializedParameter | nn.parameter.UninitializedBuffer)
