@@ -129,6 +129,16 @@ class Settings:
     job: str | None = _setting(
         "MULTIRING_JOB", str, None, "any text", "name of the job; ranks of another job are refused at the rendezvous"
     )
+    rank_process: str | None = _setting(
+        "MULTIRING_RANK_PROCESS", str, None, "set by init", "which process is the rank, for what that starts"
+    )
+    launched_in: str | None = _setting(
+        "MULTIRING_LAUNCHED_IN",
+        str,
+        None,
+        "set by multiring run",
+        "other launchers' variables at that time: a rank that finds others was started by a launcher within the job",
+    )
     engine: str = _setting(
         "MULTIRING_ENGINE",
         _engine,
@@ -322,6 +332,16 @@ def withhold_secret() -> None:
         _withheld[_SECRET] = secret
 
 
+def leave_mark(text: str) -> None:
+    """Set MULTIRING_RANK_PROCESS for what this process starts from now on."""
+    os.environ.update(environment_of(rank_process=text))
+
+
+def inherited_mark() -> str | None:
+    """Return MULTIRING_RANK_PROCESS as it is now; None where it is not set."""
+    return os.environ.get("MULTIRING_RANK_PROCESS")
+
+
 def _with_what_was_withheld() -> Mapping[str, str]:
     if _SECRET in os.environ or _SECRET_FILE in os.environ:
         return os.environ
@@ -393,6 +413,15 @@ def foreign_environment(environment: Mapping[str, str] | None = None) -> dict[st
     """Return those of `FOREIGN_VARIABLES` that `environment` (default: this process's) sets to something."""
     source = os.environ if environment is None else environment
     return {name: source[name] for name in FOREIGN_VARIABLES if source.get(name)}
+
+
+_PLACES = ("TORCHELASTIC_", "MPI_LOCAL", "PMI_", "PMIX_RANK", "OMPI_", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID")
+
+
+def places_told(environment: Mapping[str, str]) -> str:
+    """Return what launchers other than `multiring run` say in `environment`, and no program sets by itself."""
+    said = {name: text for name, text in environment.items() if name in FOREIGN_VARIABLES and name.startswith(_PLACES)}
+    return ";".join(f"{name}={text}" for name, text in said.items())
 
 
 def cache_folder(environment: Mapping[str, str] | None = None) -> Path:

@@ -16,6 +16,8 @@ VALUES = {
     "MULTIRING_SECRET": ("hush", "hush", []),
     "MULTIRING_SECRET_FILE": ("/run/secret", "/run/secret", []),
     "MULTIRING_JOB": ("job-7", "job-7", []),
+    "MULTIRING_RANK_PROCESS": ("{}", "{}", []),
+    "MULTIRING_LAUNCHED_IN": ("PMI_RANK=0", "PMI_RANK=0", []),
     "MULTIRING_ENGINE": ("tcp", "tcp", ["TCP", "nccl", ""]),
     "MULTIRING_INTERFACE": ("eth0", "eth0", []),
     "MULTIRING_TOPOLOGY": ("topology.toml", "topology.toml", []),

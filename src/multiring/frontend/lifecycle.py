@@ -8,7 +8,8 @@ from multiring import runtime
 from multiring.errors import ArgumentError, MultiringError
 from multiring.frontend.horovod_words import speaks_horovod
 from multiring.frontend.mpi_communicators import is_communicator, ranks_of, require_job_is_world
-from multiring.frontend.process_sets import close_sets, know_sets, open_sets, world_now
+from multiring.frontend.process_sets import close_sets, know_sets, open_sets, place_now, world_now
+from multiring.runtime.job.job import is_rank
 from multiring.runtime.job.world import World
 from multiring.settings import Settings
 
@@ -44,11 +45,13 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         if isinstance(process_sets, str) and process_sets.lower() != _DYNAMIC:
             raise ArgumentError(f"process_sets={process_sets!r}: want ProcessSet objects, or {_DYNAMIC!r}")
         sets = [] if by_name or process_sets is None else list(process_sets)
-        if runtime.is_initialized():
+        if is_rank():
             know_sets(sets)
             return
         settings = Settings.from_environment(horovod=True)
         runtime.init(settings)
+        if not is_rank():  # a multiprocessing worker of one
+            return
         try:
             if by_mpi:
                 require_job_is_world(rank(), size())
@@ -68,28 +71,28 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Return whether this process is in a job now."""
+    """Return whether this process is in a job now, or is a multiprocessing worker of one that is."""
     return runtime.is_initialized()
 
 
 def rank() -> int:
     """Return this process's rank, 0 to size() - 1; ValueError outside `init` and `shutdown`, as of all below."""
-    return world_now().membership.rank
+    return place_now().rank
 
 
 def size() -> int:
     """Return how many ranks the job has."""
-    return world_now().membership.size
+    return place_now().size
 
 
 def local_rank() -> int:
     """Return this process's rank among those of its host."""
-    return world_now().local_rank
+    return place_now().local_rank
 
 
 def local_size() -> int:
     """Return how many ranks this host has."""
-    return world_now().local_size
+    return place_now().local_size
 
 
 def cross_rank() -> int:
@@ -127,7 +130,7 @@ def mpi_threads_supported() -> bool:
 
 def mpi_enabled() -> bool:
     """Return whether MPI carries bytes between hosts in this job."""
-    return runtime.is_initialized() and world_now().engine is not None
+    return is_rank() and world_now().engine is not None
 
 
 def mpi_built() -> bool:

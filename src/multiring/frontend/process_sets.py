@@ -13,7 +13,9 @@ from multiring.frontend.horovod_words import speaks_horovod
 from multiring.frontend.mpi_communicators import is_communicator, ranks_of, require_job_is_world
 from multiring.frontend.neutral_contributions import neutral_contribution
 from multiring.runtime import Group
-from multiring.runtime.job.job import current, is_initialized, was_left
+from multiring.runtime.bootstrap.rank_process import Place
+from multiring.runtime.job.job import current, is_rank, place, was_left
+from multiring.runtime.job.rank_or_worker import WorkerError
 from multiring.runtime.job.world import World
 from multiring.runtime.named.named import NamedOperations
 
@@ -246,7 +248,7 @@ def know_sets(process_sets: Iterable[ProcessSet]) -> None:
 
 def close_sets() -> None:
     """Forget the process sets, before the job is left."""
-    sets = current().belongings.take(_Sets) if is_initialized() else None
+    sets = current().belongings.take(_Sets) if is_rank() else None
     if sets is not None:
         sets.close()
 
@@ -372,6 +374,20 @@ def world_now() -> World:
     """
     try:
         return current()
+    except WorkerError:
+        raise
+    except StateError as error:
+        raise not_initialized(error, was_before=was_left()) from error
+
+
+def place_now() -> Place:
+    """Return where this process, or the rank whose multiprocessing worker it is, is in its job.
+
+    Raises:
+        NotInitializedError: before `init`, after `shutdown`, or in another fork of a rank.
+    """
+    try:
+        return place()
     except StateError as error:
         raise not_initialized(error, was_before=was_left()) from error
 

@@ -107,5 +107,5 @@ def _ours(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _without_rank(environment: Mapping[str, str]) -> dict[str, str]:
     """Return `environment` less what an outer job's rank is told of its own place."""
-    place = environment_of(rank=0, size=1, local_rank=0, local_size=1)
+    place = environment_of(rank=0, size=1, local_rank=0, local_size=1, rank_process="", launched_in="")
     return {name: text for name, text in without_position(environment).items() if name not in place}

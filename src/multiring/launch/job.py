@@ -27,7 +27,7 @@ from multiring.launch.leftovers import signal_group
 from multiring.launch.memory_limit import group_here, killed_for_memory, limit_bytes
 from multiring.launch.output import LineTagger, Outlet, RankStream
 from multiring.launch.signals import StopSignals
-from multiring.settings import environment_of
+from multiring.settings import environment_of, places_told
 
 _SETTLE_S = 1.0
 _GRACE_S = 2.0  # from asking the processes to stop to killing them, where one of them failed
@@ -86,9 +86,9 @@ def check_command(program: str, environment: Mapping[str, str]) -> None:
 def environment_of_process(environment: Mapping[str, str], threads: int, **settings: object) -> dict[str, str]:
     """Return `environment` for a process that computes with `threads` and reads `settings`, given by field name."""
     made = {"PYTHONUNBUFFERED": "1", **without_position(environment), **thread_variables(environment, threads)}
-    for name in environment_of(secret_file=""):
+    for name in environment_of(secret_file="", rank_process=""):
         made.pop(name, None)  # an outer job's; this one's secret is given in full
-    return made | environment_of(**settings)
+    return made | environment_of(launched_in=places_told(environment), **settings)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,28 +4,28 @@ import os
 
 from multiring.runtime.events import Event
 from multiring.runtime.group.group import Group
-from multiring.runtime.job.job import current
+from multiring.runtime.job.job import current, place
 from multiring.runtime.tracing.event_log import EventReader
 
 
 def rank() -> int:
     """Return this process's rank, 0 to size() - 1."""
-    return current().membership.rank
+    return place().rank
 
 
 def size() -> int:
     """Return how many ranks the job has."""
-    return current().membership.size
+    return place().size
 
 
 def local_rank() -> int:
     """Return this process's rank among those of its host, 0 to local_size() - 1."""
-    return current().local_rank
+    return place().local_rank
 
 
 def local_size() -> int:
     """Return how many ranks this host has."""
-    return current().local_size
+    return place().local_size
 
 
 def world() -> Group:

@@ -10,14 +10,16 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from multiring.errors import ArgumentError, LaunchError, MultiringError
 from multiring.runtime.bootstrap.addresses import LocalAddress, TcpAddress, host_id, listen, own_address, parse_address
 from multiring.runtime.bootstrap.handshake import SECRET_BYTES
+from multiring.runtime.bootstrap.rank_process import Place, launch_root
 from multiring.runtime.engines.mpi_library import check_place, load_mpi
-from multiring.settings import TORCH_PLACE, Settings
+from multiring.settings import TORCH_PLACE, Settings, environment_of, places_told
 
 _ALONE_JOB = "alone"
 # Slurm's batch script and interactive shell are steps with reserved numbers (slurm.h: SLURM_BATCH_SCRIPT,
@@ -38,6 +40,7 @@ class Identity:
     `secret` may be empty at an abstract socket, where the kernel vouches for the peer's user: rank 0 then draws one and
     hands it over there, see `Rendezvous.secret`.
     `local_rank` and `local_size` are None where the launcher does not say. `source` names the launcher.
+    `told` has the variables that say so, for errors.
     `listener` is set on rank 0 where its address was chosen, not given: the socket is already bound to it.
     """
 
@@ -49,6 +52,7 @@ class Identity:
     secret: bytes = field(repr=False)
     job: str
     source: str
+    told: str = field(default="", compare=False)
     listener: socket.socket | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -68,9 +72,73 @@ def identify(settings: Settings, foreign: Mapping[str, str]) -> Identity:
         ArgumentError: a variable's value makes no sense, or half of what is needed is missing.
         LaunchError: the launcher's ranks cannot meet as things are; the text says what to set or install.
     """
-    if any(part is not None for part in (settings.rank, settings.size, settings.local_rank, settings.local_size)):
-        return _from_settings(settings)
-    return _source_of(foreign)(settings, foreign)
+    inner = innermost(settings, foreign)
+    known = _from_settings(inner) if _is_placed(inner) else _source_of(foreign)(inner, foreign)
+    return replace(known, told=told_by(inner, foreign))
+
+
+def innermost(settings: Settings, foreign: Mapping[str, str]) -> Settings:
+    """Return `settings`, less what an outer `multiring run` says of this process where another launcher started it.
+
+    Such a launcher, torchrun within a rank for example, sets variables that were not there when `multiring run` began.
+    """
+    if settings.launched_in is None or set(places_told(foreign).split(";")) <= set(settings.launched_in.split(";")):
+        return settings
+    placeless = replace(settings, rank=None, size=None, local_rank=None, local_size=None)
+    return replace(placeless, rendezvous=None, secret=None, secret_file=None, job=None)
+
+
+def launch_key(settings: Settings, foreign: Mapping[str, str]) -> str | None:
+    """Return what is equal for all processes that one launcher's variables for one rank have reached.
+
+    None where no launcher says who this process is, or it says that there is one rank, whose programs may be several.
+    """
+    inner = innermost(settings, foreign)
+    met_at = (inner.job, inner.rendezvous)
+    if _is_placed(inner):
+        return None if inner.rendezvous is None else repr((*met_at, inner.rank, inner.size))
+    source = _source_of(foreign)
+    names = _NAMES.get(source)
+    if names is None:
+        return None
+    said = [(name, foreign[name]) for name in names if name in foreign]
+    if source is _from_torchrun or source is _from_torch_variables:
+        return repr((*met_at, *said))
+    size = next((text for name, text in said if name.endswith(("_SIZE", "TASKS"))), "1")
+    if size == "1":
+        return None
+    # mpiexec's variables do not tell two jobs of one host apart; the process that it started does.
+    root = launch_root(*next(each for each in said if each[0].endswith("RANK"))) if source is _from_mpi else ""
+    return repr((*met_at, *said, root))
+
+
+def told_by(settings: Settings, foreign: Mapping[str, str]) -> str:
+    """Return the variables that say who this process is, as NAME=VALUE with commas between."""
+    if _is_placed(settings):
+        values = {"rank": settings.rank, "size": settings.size, "rendezvous": settings.rendezvous}
+        said = environment_of(**{name: value for name, value in values.items() if value is not None})
+    else:
+        said = {name: foreign[name] for name in _NAMES.get(_source_of(foreign), ()) if name in foreign}
+    return ", ".join(f"{name}={text}" for name, text in said.items())
+
+
+def place_told(settings: Settings, foreign: Mapping[str, str]) -> Place:
+    """Return the place that the variables name, without asking anybody; local numbers default to those of the job."""
+    inner = innermost(settings, foreign)
+    local_rank, local_size = inner.local_rank, inner.local_size
+    rank, size = inner.rank, inner.size
+    if not _is_placed(inner):
+        rank = _first_number(foreign, "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+        size = _first_number(foreign, "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+        local_rank = _first_number(foreign, "LOCAL_RANK", *_LOCAL_RANKS, "SLURM_LOCALID")
+        local_size = _first_number(foreign, "LOCAL_WORLD_SIZE", *_LOCAL_SIZES)
+    rank, size = rank or 0, size or 1
+    return Place(rank, size, rank if local_rank is None else local_rank, size if local_size is None else local_size)
+
+
+def _is_placed(settings: Settings) -> bool:
+    parts = (settings.rank, settings.size, settings.local_rank, settings.local_size)
+    return any(part is not None for part in parts)
 
 
 def _source_of(foreign: Mapping[str, str]) -> Callable[[Settings, Mapping[str, str]], Identity]:
@@ -86,7 +154,11 @@ def _source_of(foreign: Mapping[str, str]) -> Callable[[Settings, Mapping[str, s
         return _from_mpi
     if "RANK" in foreign or "WORLD_SIZE" in foreign:
         return _from_torch_variables
-    return lambda _settings, _foreign: _alone("none")
+    return _from_nobody
+
+
+def _from_nobody(_settings: Settings, _foreign: Mapping[str, str]) -> Identity:
+    return _alone("none")
 
 
 def _alone(source: str) -> Identity:
@@ -306,6 +378,22 @@ def _secret(settings: Settings) -> bytes | None:
     if not secret:
         raise ArgumentError("the job's secret is empty; want some text that nobody can guess")
     return secret
+
+
+# What a reader goes by.
+_TORCH_NAMES = (
+    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+)  # fmt: skip
+_NAMES: Mapping[Callable[[Settings, Mapping[str, str]], Identity], tuple[str, ...]] = MappingProxyType(
+    {
+        _from_torchrun: _TORCH_NAMES,
+        _from_torch_variables: _TORCH_NAMES,
+        _from_srun: ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+        _from_mpi: (
+            "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "PMIX_RANK",
+        ),
+    }
+)  # fmt: skip
 
 
 def _check_rendezvous_point(source: str, what: str, rank: int, size: int) -> None:

@@ -5,20 +5,21 @@ import os
 import platform
 import sys
 import threading
-from typing import Any
+from typing import Any, cast
 
-from multiring.errors import StateError, UnsupportedError
+from multiring.errors import StateError
 from multiring.runtime.bootstrap.launchers import Identity
+from multiring.runtime.bootstrap.rank_process import Place
 from multiring.runtime.engines.mpi_library import end_despite_mpi
 from multiring.runtime.group.group import Group
 from multiring.runtime.job.joining import join_job
 from multiring.runtime.job.membership import Membership
+from multiring.runtime.job.rank_or_worker import Attempt, Worker, WorkerGroup, refuse_other_systems, worker_here
 from multiring.runtime.job.world import World
 from multiring.settings import JobNews, Settings, withhold_secret
 
 # At exit, operations in flight get this long: those that tell others of a wrong argument need it.
 _EXIT_GRACE_S = 2.0
-_MACHINES = ("x86_64", "aarch64")
 
 
 class _Current:
@@ -27,6 +28,7 @@ class _Current:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.world: World | None = None
+        self.worker: Worker | None = None  # as `init` found it to be
         self.others: list[World] = []  # that are nobody's `current`
         self.exit_handler_set = False
         self.was_left = False  # whether there was a world before
@@ -41,12 +43,16 @@ def init(settings: Settings | None = None, **changes: Any) -> Group:
     Who this process is comes from what started it: `multiring run`, mpiexec, torchrun or srun; without any of them
     the job has one rank. Blocks until every rank has called it.
 
+    In a multiprocessing worker of a rank it does nothing: `rank` and `size` return what they return in the rank, and
+    collectives raise StateError.
+
     Args:
         settings: by default the environment's.
         changes: single settings by name that win over `settings`, such as `stall_timeout_s=20`.
 
     Raises:
-        StateError: called twice without `shutdown` in between, or in a fork of a rank.
+        StateError: called twice without `shutdown` in between, in a fork of a rank, or in another process that has the
+            variables of a rank which lives.
         RendezvousError: the ranks did not find each other; every rank that could be reached raises the same.
         ArgumentError: a setting or a launcher's variable makes no sense; the timeline it asks for cannot be written.
         LaunchError: the launcher's ranks cannot meet as things are; the text says what to set or install.
@@ -55,13 +61,21 @@ def init(settings: Settings | None = None, **changes: Any) -> Group:
     refuse_other_systems(platform.system(), platform.machine())
     chosen = (Settings.from_environment() if settings is None else settings).changed(**changes)
     with _current.lock:
+        _current.worker = _worker_now()
+        if _current.worker is not None:
+            return cast("Group", WorkerGroup(_current.worker))
         _refuse_fork(_current.world)
         if _current.world is not None:
             raise StateError(
                 "multiring.init() was called twice: this process has joined a job already, and is in it. Call it once; "
                 "to leave this job and join one anew, call multiring.shutdown() first, on every rank"
             )
+        attempt = Attempt(chosen)
+        _current.worker = attempt.become_rank()
+        if _current.worker is not None:
+            return cast("Group", WorkerGroup(_current.worker))
         _current.world = _entered(chosen, None)
+        attempt.mark(_current.world.place)
         return _current.world.group
 
 
@@ -81,6 +95,7 @@ def enter(identity: Identity, settings: Settings, *, is_current: bool) -> World:
         world = _entered(settings, identity)
         if is_current:
             _current.world = world
+            Attempt(settings).note(world.place)
         else:
             _current.others.append(world)
         return world
@@ -125,10 +140,23 @@ def current() -> World:
         StateError: before `init`, after `shutdown`, or in a fork of a rank.
     """
     world = _current.world
-    if world is None:
-        raise StateError("multiring is not initialised; call multiring.init() first")
+    if world is not None and world.pid == os.getpid():
+        return world
+    worker = _worker_now()
+    if worker is not None:
+        raise worker.refusal()
     _refuse_fork(world)
-    return world
+    raise StateError("multiring is not initialised; call multiring.init() first")
+
+
+def place() -> Place:
+    """Return where this process is in its job; in a multiprocessing worker of a rank, where the rank is.
+
+    Raises:
+        StateError: before `init`, after `shutdown`, or in another fork of a rank.
+    """
+    worker = None if is_rank() else _worker_now()
+    return current().place if worker is None else worker.place
 
 
 def was_left() -> bool:
@@ -151,6 +179,7 @@ def move_on(membership: Membership) -> World:
                 f"generation {membership.number} of the job: it is in {world.membership.number}; want a later one"
             )
         _current.world = world.in_generation(membership)
+        Attempt(world.settings).note(_current.world.place)
         return _current.world
 
 
@@ -162,15 +191,22 @@ def note_progress() -> None:
 
 
 def is_initialized() -> bool:
-    """Return whether this process is in a job now."""
+    """Return whether this process is in a job now, or is a multiprocessing worker of one that is."""
+    return is_rank() or _worker_now() is not None
+
+
+def is_rank() -> bool:
+    """Return whether this process is in a job now, and communicates."""
     world = _current.world
     return world is not None and world.pid == os.getpid()
 
 
-def refuse_other_systems(system: str, machine: str) -> None:
-    """Raise UnsupportedError unless multiring runs on this system and processor."""
-    if system != "Linux" or machine not in _MACHINES:
-        raise UnsupportedError(f"multiring runs on Linux, x86-64 or aarch64; this is {system} on {machine}")
+def _worker_now() -> Worker | None:
+    """Return what this process is, where it is a multiprocessing worker of a rank."""
+    world = _current.world
+    if world is not None:
+        return None if world.pid == os.getpid() else worker_here(world.rank_process)
+    return _current.worker or worker_here(None)
 
 
 def _refuse_fork(world: World | None) -> None:

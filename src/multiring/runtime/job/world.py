@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from multiring._native import Context
 from multiring.runtime.bootstrap.launchers import Identity
+from multiring.runtime.bootstrap.rank_process import Place, RankProcess
 from multiring.runtime.engines.mpi import MpiEngine
 from multiring.runtime.engines.mpi_library import end_despite_mpi
 from multiring.runtime.events import Event, event_of
@@ -84,6 +85,16 @@ class World:
     def local_size(self) -> int:
         """How many ranks its host has."""
         return len(self.membership.local_ranks)
+
+    @property
+    def place(self) -> Place:
+        """Where this rank is, as `rank()` and the like return it."""
+        return Place(self.membership.rank, self.membership.size, self.local_rank, self.local_size)
+
+    @property
+    def rank_process(self) -> RankProcess:
+        """The process that is this rank: another one than this, in a fork."""
+        return RankProcess(self.pid, self.place)
 
     def in_generation(self, membership: Membership) -> "World":
         """Return the job with other ranks, on the same connections and memory; every one of them does the same.

@@ -17,7 +17,7 @@ from multiring.errors import LaunchError
 from multiring.runtime import Group
 from multiring.runtime.bootstrap.addresses import host_id
 from multiring.runtime.bootstrap.launchers import Identity, RendezvousPoint, choose_rendezvous_point
-from multiring.runtime.job.job import current, enter, is_initialized, leave
+from multiring.runtime.job.job import current, enter, is_rank, leave
 from multiring.runtime.job.world import World
 from multiring.settings import Settings
 from multiring.torch.c10d.stores import is_begun_here
@@ -75,7 +75,7 @@ def meet(store: Any, rank: int, size: int, timeout_s: float, *, is_default: bool
 
 def _joined(rank: int, size: int) -> World | None:
     """Return the job that this process is in already."""
-    if not is_initialized():
+    if not is_rank():
         return None
     world, here = current(), current().membership
     if (here.rank, here.size) != (rank, size):
