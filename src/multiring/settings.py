@@ -18,6 +18,7 @@ from multiring.errors import ArgumentError
 
 _PREFIX = "MULTIRING_"
 _BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+_SHOWN = 100  # characters of a wrong value
 _ENGINES = ("auto", "shm", "tcp", "mpi")
 
 
@@ -39,25 +40,43 @@ def _port_range(text: str) -> tuple[int, int]:
     return low, high
 
 
+NEVER_S = 1e9  # three decades; the native core counts nanoseconds in 64 bits
+_MOST_RANKS = 1 << 20
+_LEAST_SEGMENT, _MOST_SEGMENT = 1 << 12, 1 << 46  # bytes; a process addresses 2 ** 47
+_MOST_BYTES = 1 << 62
+
+
 def _positive(text: str) -> float:
     value = float(text)
     if not value > 0:
         raise ValueError(text)
-    return value
+    return min(value, NEVER_S)
 
 
 def _wire_timeout(text: str) -> float:
     value = float(text)
     if not value >= 3:  # kernels ask once a second at most
         raise ValueError(text)
-    return value
+    return min(value, NEVER_S)
 
 
 def _natural(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise ValueError(text)
-    return value
+    return _between(0, _MOST_BYTES)(text)
+
+
+def _between(least: int, most: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = int(text) if text.isascii() else least - 1
+        if not least <= value <= most:
+            raise ValueError(text)
+        return value
+
+    return parse
+
+
+_rank, _size = _between(0, _MOST_RANKS - 1), _between(1, _MOST_RANKS)
+_RANK, _SIZE = f"an integer, 0 to {_MOST_RANKS - 1}", f"an integer, 1 to {_MOST_RANKS}"
+_SECONDS = f"seconds > 0; {NEVER_S:.0f} and more mean never"
 
 
 TIMELINE_LATER = "DYNAMIC"
@@ -111,14 +130,12 @@ def _setting(name: str, parse: Callable[[str], Any], default: Any, wanted: str, 
 class Settings:
     """What the environment says; `None` where it says nothing and there is no default."""
 
-    rank: int | None = _setting("MULTIRING_RANK", _natural, None, "an integer >= 0", "this process's rank")
-    size: int | None = _setting("MULTIRING_SIZE", _natural, None, "an integer >= 0", "how many ranks the job has")
+    rank: int | None = _setting("MULTIRING_RANK", _rank, None, _RANK, "this process's rank")
+    size: int | None = _setting("MULTIRING_SIZE", _size, None, _SIZE, "how many ranks the job has")
     local_rank: int | None = _setting(
-        "MULTIRING_LOCAL_RANK", _natural, None, "an integer >= 0", "this process's rank among those of its host"
+        "MULTIRING_LOCAL_RANK", _rank, None, _RANK, "this process's rank among those of its host"
     )
-    local_size: int | None = _setting(
-        "MULTIRING_LOCAL_SIZE", _natural, None, "an integer >= 0", "how many ranks this host has"
-    )
+    local_size: int | None = _setting("MULTIRING_LOCAL_SIZE", _size, None, _SIZE, "how many ranks this host has")
     rendezvous: str | None = _setting(
         "MULTIRING_RENDEZVOUS", str, None, "host:port or @name", "where rank 0 listens during init"
     )
@@ -175,14 +192,14 @@ class Settings:
         "MULTIRING_RAIL_TIMEOUT_S",
         _positive,
         2.0,
-        "seconds > 0",
+        _SECONDS,
         "a rail over which nothing comes back for so long is given up, while another works",
     )
     wire_timeout_s: float = _setting(
         "MULTIRING_WIRE_TIMEOUT_S",
         _wire_timeout,
         60.0,
-        "seconds >= 3",
+        f"seconds >= 3; {NEVER_S:.0f} and more mean never",
         "a host from which nothing comes over the network, not even its kernel's answers, raises PeerLostError by "
         "then; one that is slow, or whose ranks compute, answers",
     )
@@ -190,19 +207,19 @@ class Settings:
         "MULTIRING_PORTS", _port_range, None, "FIRST-LAST, 0 to 65535", "ports the tcp engine may listen on"
     )
     init_timeout_s: float = _setting(
-        "MULTIRING_INIT_TIMEOUT_S", _positive, 300.0, "seconds > 0", "how long init waits for all ranks"
+        "MULTIRING_INIT_TIMEOUT_S", _positive, 300.0, _SECONDS, "how long init waits for all ranks"
     )
     stall_warn_s: float = _setting(
-        "MULTIRING_STALL_WARN_S", _positive, 60.0, "seconds > 0", "a silent peer is named in a warning after this"
+        "MULTIRING_STALL_WARN_S", _positive, 60.0, _SECONDS, "a silent peer is named in a warning after this"
     )
     stall_timeout_s: float = _setting(
-        "MULTIRING_STALL_TIMEOUT_S", _positive, 1800.0, "seconds > 0", "a silent peer raises StallError after this"
+        "MULTIRING_STALL_TIMEOUT_S", _positive, 1800.0, _SECONDS, "a silent peer raises StallError after this"
     )
     segment_bytes: int = _setting(
         "MULTIRING_SEGMENT_BYTES",
-        _natural,
+        _between(_LEAST_SEGMENT, _MOST_SEGMENT),
         1 << 36,
-        "bytes",
+        f"bytes, {_LEAST_SEGMENT} to {_MOST_SEGMENT}",
         "address space of one rank's shared memory; pages are only used once written",
     )
     lower: bool = _setting(
@@ -270,7 +287,7 @@ class Settings:
         "MULTIRING_DATA_MEMORY",
         _natural,
         128 << 20,
-        "bytes, an integer >= 0",
+        f"bytes, an integer, 0 to {_MOST_BYTES}",
         "blocks of data sets that a process keeps in memory, above the cache's folder",
     )
     data_share: bool = _setting(
@@ -366,7 +383,8 @@ def _parsed(setting: "Field[Any]", name: str, text: str) -> Any:
     try:
         return setting.metadata["parse"](text)
     except (ValueError, KeyError):
-        raise ArgumentError(f"{name}={text!r}: want {setting.metadata['wanted']}") from None
+        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+        raise ArgumentError(f"{name}={shown!r}: want {setting.metadata['wanted']}") from None
 
 
 def environment_of(**values: object) -> dict[str, str]:
@@ -471,8 +489,12 @@ class JobNews(Enum):
     PROGRESS = b"2"  # they have taken a step together, or saved
 
 
+# And what each rank tells it: that it is this process; that it has lost a rank.
+RANK_JOINS, RANK_LOST = b"J%d", b"L%d %d"
+
+
 def roll_address(rendezvous: str) -> str:
-    """Return the abstract socket at which rank 0 tells JobNews to the launcher of ranks that meet at `rendezvous`.
+    """Return the abstract socket at which ranks tell the launcher what they know, for ranks that meet at `rendezvous`.
 
     Args:
         rendezvous: "@name", an abstract socket too.
@@ -480,12 +502,11 @@ def roll_address(rendezvous: str) -> str:
     return f"\0{rendezvous[1:]}-met"
 
 
-_NEVER_S = 1e9  # three decades; the native core counts nanoseconds in 64 bits
 _Values = dict[str, Any]
 
 
 def _stall_check(text: str) -> _Values:
-    return {"stall_warn_s": _NEVER_S, "stall_timeout_s": _NEVER_S} if _boolean(text) else {}
+    return {"stall_warn_s": NEVER_S, "stall_timeout_s": NEVER_S} if _boolean(text) else {}
 
 
 def _seconds(setting: str) -> Callable[[str], _Values]:
@@ -493,7 +514,7 @@ def _seconds(setting: str) -> Callable[[str], _Values]:
 
 
 def _seconds_or_never(setting: str) -> Callable[[str], _Values]:
-    return lambda text: {setting: _natural(text) or _NEVER_S}
+    return lambda text: {setting: min(_natural(text) or NEVER_S, NEVER_S)}
 
 
 # What Horovod's variables mean here, for `Settings.from_environment(horovod=True)`; a later one wins.

@@ -1,13 +1,16 @@
 """The `multiring` command: one file a subcommand; the only printers."""
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from multiring.cli import bench, caffe, data, horovodrun, lab, plan, probe, run, settings, trace
+from multiring.cli.output import READER_GONE, ReaderGoneError
 from multiring.errors import MultiringError
+from multiring.launch.standard_streams import open_closed_streams
 from multiring.version import VERSION
 
 COMMANDS = {
@@ -24,6 +27,18 @@ COMMANDS = {
 }
 
 
+_INTERRUPTED = 128 + signal.SIGINT
+
+
+class _Parser(argparse.ArgumentParser):
+    """Takes options as they are written: -m is no short form of -machinefile."""
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        # A value may follow an option of one letter at once, as in -n2; argparse's other guesses are prefixes.
+        found: list[Any] = super()._get_option_tuples(option_string)
+        return [each for each in found if each[1] == option_string[:2] and len(option_string) > 2]
+
+
 def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
     """End with what is unknown, and which option was meant, if that can be told."""
     option = unknown[0].partition("=")[0]
@@ -36,7 +51,8 @@ def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return 0 done, 1 the answer is no, 2 your input is wrong, or what the command says."""
-    parser = argparse.ArgumentParser(
+    open_closed_streams()
+    parser = _Parser(
         prog="multiring", description="Data-parallel training over proven collectives.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"multiring {VERSION}")
@@ -51,6 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         _refuse(commands.choices[arguments.command], unknown)
     try:
         code: int = COMMANDS[arguments.command].run(arguments)
+    except ReaderGoneError:
+        return READER_GONE
+    except KeyboardInterrupt:  # what it started has heard of it, too
+        return _INTERRUPTED
     except MultiringError as error:
         print(f"multiring: {error}", file=sys.stderr)
         return 2

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from multiring.cli.horovodrun_options import SPELT, SWITCHES, VALUES, option_of, read_configuration
 from multiring.cli.run import program_of, start
-from multiring.errors import UnsupportedError
+from multiring.errors import ArgumentError, UnsupportedError
 from multiring.horovod.builds import ADAPTERS, extension_available
 from multiring.horovod.versions import HOROVOD_VERSION
 from multiring.launch import JobOptions, horovod_without_effect, parse_hostfile
@@ -115,6 +115,8 @@ def run(arguments: argparse.Namespace) -> int:
         read_configuration(arguments, arguments.config_file)
     if arguments.num_proc is None:
         arguments.refuse("how many ranks? say -np N")
+    if arguments.num_proc < 1:
+        arguments.refuse(f"-np {arguments.num_proc}: want an integer >= 1")
     if arguments.jsrun:
         raise UnsupportedError(
             "--jsrun: have jsrun start `python -m multiring.horovod script.py` itself, with a rank a task"
@@ -131,7 +133,7 @@ def run(arguments: argparse.Namespace) -> int:
         horovod=True,
         timeline=None if arguments.timeline_filename is None else file_path(arguments.timeline_filename),
         variables=variables,
-        mpiexec_words=tuple(shlex.split(arguments.mpi_args or "")),
+        mpiexec_words=_words_of(arguments.mpi_args or ""),
     )
     return start(program_of(arguments.program), arguments.num_proc, _hosts(arguments), options)
 
@@ -156,6 +158,13 @@ def variables_of(arguments: argparse.Namespace) -> dict[str, str]:
         named = ("HYDRA_LAUNCHER_EXTRA_ARGS", "PRTE_MCA_plm_ssh_args", "OMPI_MCA_plm_rsh_args")
         told |= dict.fromkeys(named, shlex.join(ssh))
     return told
+
+
+def _words_of(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise ArgumentError(f"--mpi-args {text!r}: {error}; want words as a shell takes them") from None
 
 
 def _hosts(arguments: argparse.Namespace) -> str | None:

@@ -43,6 +43,7 @@ _ELSEWHERE = {
     "--hostfile FILE": ("-hostfile", "--machinefile", "-machinefile", "-f"),
     "MULTIRING_RENDEZVOUS=HOST:PORT in its environment": ("--master-addr", "--master_addr", "--main_process_ip"),
     "--log-dir DIR": ("--output-filename", "--log_dir"),
+    "-- python -m MODULE, behind the options": ("-m", "--module"),
 }
 
 
@@ -136,8 +137,19 @@ def _with_file(arguments: argparse.Namespace) -> argparse.Namespace:
 
 def program_of(words: list[str]) -> list[str]:
     """Return the command that `words` mean: a Python file that is no command of its own runs by this Python."""
-    is_ours = bool(words) and words[0].endswith(".py") and shutil.which(words[0]) is None and Path(words[0]).is_file()
-    return [sys.executable, *words] if is_ours else words
+    if not words or not words[0].endswith(".py") or not Path(words[0]).is_file():
+        return words
+    found = shutil.which(words[0])
+    return words if found is not None and _names_interpreter(Path(found)) else [sys.executable, *words]
+
+
+def _names_interpreter(path: Path) -> bool:
+    """Return whether a file says what runs it, without which the system runs it by nothing."""
+    try:
+        with path.open("rb") as file:
+            return file.read(2) == b"#!"
+    except OSError:
+        return True  # the system says what is wrong
 
 
 def variables_of(words: list[str]) -> dict[str, str]:

@@ -27,8 +27,9 @@ from multiring.lab.namespaces import Space, inside
 from multiring.lab.pid_namespace import FORWARDED, run_in_pid_namespace
 from multiring.lab.plan import Plan
 from multiring.lab.topology_file import TOPOLOGY_FILE
+from multiring.launch.commands import check_can_run, check_command, environment_of_process
 from multiring.launch.cores import cores_of_cpus, share_cpus, threads_per_rank, usable_cpus
-from multiring.launch.job import Job, Member, Start, check_can_run, check_command, environment_of_process, log_files
+from multiring.launch.job import Job, Member, Start, log_files
 from multiring.launch.leftovers import signal_group
 from multiring.launch.local import job_name
 from multiring.launch.mpiexec import version_of_mpiexec

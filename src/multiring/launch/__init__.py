@@ -1,11 +1,11 @@
 """Start ranks on this machine, and leave none behind; on others, by the mpiexec that is there."""
 
+from multiring.launch.commands import CommandError as CommandError
 from multiring.launch.function import FunctionOptions as FunctionOptions
 from multiring.launch.function import run as run
 from multiring.launch.function import run_function as run_function
 from multiring.launch.horovod import horovod_without_effect as horovod_without_effect
 from multiring.launch.hosts import run_over_hosts as run_over_hosts
-from multiring.launch.job import CommandError as CommandError
 from multiring.launch.job import JobOptions as JobOptions
 from multiring.launch.local import die_with as die_with
 from multiring.launch.local import run_local as run_local

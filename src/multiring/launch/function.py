@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, TextIO, cast
 
 from multiring.errors import ArgumentError, LaunchError
+from multiring.launch.commands import refuse_places
 from multiring.launch.job import JobOptions
 from multiring.launch.pickled_call import CallFolder, Failure, Outcome, Returned
 from multiring.settings import inherited_environment
@@ -82,6 +83,7 @@ def run_function(
     count: object = ranks  # whatever a user gave
     if not isinstance(count, int) or count < 1:
         raise ArgumentError(f"ranks={ranks!r}: want an integer, at least 1")
+    refuse_places(options.job.variables, horovod=options.job.horovod, timeline=False)
     with tempfile.TemporaryDirectory(prefix="multiring-run-") as folder:
         call = CallFolder(Path(folder))
         call.send(function, tuple(args), dict(kwargs))

@@ -16,7 +16,7 @@ from multiring.settings import HOROVOD_PLACE, inherited_environment
 # Put first on a rank's PYTHONPATH, this folder makes `import horovod` mean multiring; it is on nobody else's path.
 PACKAGES = Path(__file__).parents[1] / "horovod" / "onpath"
 # Horovod's word for a controller that needs no MPI is gloo; there is no Gloo here, and none is claimed.
-_CARRIERS = MappingProxyType({"HOROVOD_CONTROLLER": "multiring", "HOROVOD_CPU_OPERATIONS": "multiring"})
+CARRIERS = MappingProxyType({"HOROVOD_CONTROLLER": "multiring", "HOROVOD_CPU_OPERATIONS": "multiring"})
 
 _PLANNER = "the planner chooses what is cheapest on the topology (docs/plan.md)"
 _NO_CYCLE = "operations start when they are submitted; there is no cycle, and what ranks agree on is not cached"
@@ -99,7 +99,7 @@ def positions_on(hosts: Sequence[tuple[str, int]]) -> list[HorovodPosition]:
 def horovod_environment(environment: Mapping[str, str], place: HorovodPosition) -> dict[str, str]:
     """Return what a rank needs besides `environment` to take multiring for Horovod."""
     told = {variable: str(getattr(place, name)) for name, variable in HOROVOD_PLACE.items()}
-    return {**told, **_CARRIERS, "PYTHONPATH": path_with_horovod(environment)}
+    return {**told, **CARRIERS, "PYTHONPATH": path_with_horovod(environment)}
 
 
 def path_with_horovod(environment: Mapping[str, str]) -> str:

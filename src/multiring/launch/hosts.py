@@ -5,9 +5,11 @@ import secrets
 from collections.abc import Mapping, Sequence
 
 from multiring.errors import ArgumentError
+from multiring.launch.commands import CommandError, check_can_run, check_command, refuse_places
 from multiring.launch.horovod import horovod_exec_command, without_position
-from multiring.launch.job import CommandError, Job, JobOptions, Start, check_can_run, check_command, log_files
+from multiring.launch.job import Job, JobOptions, Start, log_files
 from multiring.launch.mpiexec import Mpiexec, first_places, mpiexec_of, parse_hosts, placement, version_of_mpiexec
+from multiring.launch.standard_streams import open_closed_streams
 from multiring.settings import Settings, environment_of, inherited_environment
 
 # Below what Linux gives away by itself (32768 on), and where few services are.
@@ -42,6 +44,8 @@ def run_over_hosts(
         StateError: not called from the main thread.
     """
     options = options or JobOptions()
+    open_closed_streams()
+    refuse_places(options.variables, horovod=options.horovod, timeline=options.timeline is not None, one_host=False)
     places = first_places(parse_hosts(hosts), ranks)
     if options.stdin_rank not in (None, 0):
         raise ArgumentError(f"--stdin {options.stdin_rank}: on several hosts mpiexec gives it to rank 0 alone")

@@ -7,12 +7,11 @@ their failure is a consequence, and the cause gets a moment to come forward.
 
 import contextlib
 import os
+import re
 import selectors
-import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,20 +19,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, BinaryIO, cast
 
-from multiring.errors import ArgumentError, LaunchError, PeerLostError, RendezvousError, StateError, UnsupportedError
-from multiring.launch.cores import thread_variables
-from multiring.launch.horovod import without_position
+from multiring.errors import ArgumentError, LaunchError, PeerLostError, RendezvousError
+from multiring.launch.commands import CommandError
 from multiring.launch.leftovers import signal_group
 from multiring.launch.memory_limit import group_here, killed_for_memory, limit_bytes
-from multiring.launch.output import LineTagger, Outlet, RankStream
-from multiring.launch.signals import StopSignals
-from multiring.settings import environment_of, places_told
+from multiring.launch.output import RANKS_LINE_BYTES, LineTagger, RankStream, outlets
+from multiring.launch.signals import PASSED_ON, StopSignals
 
 _SETTLE_S = 1.0
+_CULPRIT_S = 5.0  # how long the end of a rank is waited for that others have lost
 _GRACE_S = 2.0  # from asking the processes to stop to killing them, where one of them failed
 _LONGEST_GRACE_S = 86_400.0
 _LEAST_GRACE_S = 0.3  # what processes found last are given
-_CONSEQUENCES = tuple(f"{kind.__module__}.{kind.__qualname__}".encode() for kind in (PeerLostError, RendezvousError))
+# The last line of a traceback; torch's own hook writes the rank before it.
+_CONSEQUENCES = re.compile(
+    rb"(?:\[rank\d+\]: )?"
+    + f"{PeerLostError.__module__}.(?:{PeerLostError.__name__}|{RendezvousError.__name__})".encode()
+)
 _HINTS = {  # last words of a rank, which have a remedy that is the launcher's
     b"No module named 'horovod'": "a program written for Horovod gets multiring under that name with --horovod: "
     "multiring run --horovod ... (docs/horovod.md)",
@@ -41,54 +43,6 @@ _HINTS = {  # last words of a rank, which have a remedy that is the launcher's
     "its environment, or name the script alone, as in `multiring run -n 2 script.py`, which takes that Python",
 }
 _BROKEN_PIPE_CODE = 128 + signal.SIGPIPE
-
-
-class CommandError(LaunchError):
-    """The command cannot be run; `exit_code` is what a shell would return: 127 not found, 126 not executable."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
-    def __reduce__(self) -> tuple[type["CommandError"], tuple[str, int]]:
-        return type(self), (str(self), self.exit_code)
-
-
-def check_can_run(what: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Raise unless `command` can be started from here with `environment`.
-
-    Raises:
-        ArgumentError: there is no command.
-        CommandError: it does not exist or cannot be executed.
-        UnsupportedError: this is not Linux.
-        StateError: not called from the main thread.
-    """
-    if not sys.platform.startswith("linux"):
-        raise UnsupportedError(f"{what} works on Linux only, this is {sys.platform}")
-    if threading.current_thread() is not threading.main_thread():
-        raise StateError(f"{what} must be called from the main thread: it handles signals")
-    if not command:
-        raise ArgumentError("no command to run: want what every rank runs, as in `multiring run -n 2 script.py`")
-    check_command(command[0], environment)
-
-
-def check_command(program: str, environment: Mapping[str, str]) -> None:
-    """Raise CommandError unless a shell with `environment` would find and execute `program`."""
-    path = environment.get("PATH", os.defpath)
-    if shutil.which(program, path=path) is not None:
-        return
-    if shutil.which(program, mode=os.F_OK, path=path) is None and not Path(program).is_dir():
-        where = "" if "/" in program else f" on PATH ({path})"
-        raise CommandError(f"command not found: {program!r}{where}", 127)
-    raise CommandError(f"cannot execute {program!r}: it is a directory, or not executable by this user", 126)
-
-
-def environment_of_process(environment: Mapping[str, str], threads: int, **settings: object) -> dict[str, str]:
-    """Return `environment` for a process that computes with `threads` and reads `settings`, given by field name."""
-    made = {"PYTHONUNBUFFERED": "1", **without_position(environment), **thread_variables(environment, threads)}
-    for name in environment_of(secret_file="", rank_process=""):
-        made.pop(name, None)  # an outer job's; this one's secret is given in full
-    return made | environment_of(launched_in=places_told(environment), **settings)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,7 +91,7 @@ class Member:
     @property
     def is_consequence(self) -> bool:
         """Whether it failed because it lost another rank, by its own last words."""
-        return self.has_failed and any(line.startswith(_CONSEQUENCES) for line in self.err.last_lines)
+        return self.has_failed and any(map(_CONSEQUENCES.match, self.err.last_lines))
 
     @property
     def exit_code(self) -> int:
@@ -210,7 +164,7 @@ class Job:
         self._starts = starts
         self._log_dir = log_dir
         self._grace_s = grace_s  # after a signal
-        self._out, self._err = Outlet(1), Outlet(2)
+        self._out, self._err = outlets()
         self._members: list[Member] = []
         self._failed: list[Member] = []  # in the order found
         self._patience_s = 0.0  # how long others may go on after a failure that is no consequence
@@ -254,6 +208,16 @@ class Job:
     def _end_leftovers(self, grace_s: float) -> None:
         """Leave nothing of what the processes started; give it `grace_s` seconds if it was asked already."""
 
+    def _lost_by(self, member: Member) -> set[Member] | None:
+        """Return whom a member says that it has lost; None where it does not know, or does not say."""
+        return None if member.is_consequence else set()
+
+    def _pass_on(self, number: int) -> None:
+        """Hand a signal on that asks for no end."""
+        for member in self._running():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(member.pid, number)
+
     def _conclude(self) -> None:
         """Say what there is to say of the job as a whole; every process has ended."""
 
@@ -291,7 +255,7 @@ class Job:
                 preexec_fn=start.prepare,  # noqa: PLW1509 -- this process has one thread
             )
         # Both are pipes, as asked for above.
-        taggers = [LineTagger(start.tag.encode(), is_live=start.has_stdin) for _ in logs]
+        taggers = [LineTagger(start.tag.encode(), is_live=start.has_stdin, line_bytes=RANKS_LINE_BYTES) for _ in logs]
         out = RankStream(cast("IO[bytes]", process.stdout), taggers[0], self._out, logs[0])
         err = RankStream(cast("IO[bytes]", process.stderr), taggers[1], self._err, logs[1])
         return Member(start.name, process, out, err)
@@ -341,7 +305,7 @@ class Job:
         """Move what can be moved, and return at the latest when `wake`, by the monotonic clock, has come."""
         with selectors.PollSelector() as poll:
             poll.register(self._signals.descriptor, selectors.EVENT_READ, self._signals.clear)
-            for outlet in (self._out, self._err):
+            for outlet in {id(each): each for each in (self._out, self._err)}.values():
                 if not outlet.is_empty:
                     poll.register(outlet.descriptor, selectors.EVENT_WRITE, outlet.write_some)
             for member in self._members:
@@ -384,13 +348,20 @@ class Job:
             self._judge()
 
     def _judge(self) -> None:
-        cause = next((member for member in self._failed if not member.is_consequence), None)
+        cause = next((member for member in self._failed if not self._is_consequence(member)), None)
         if not self._running():
             self._stop_because_of(cause or self._failed[0])
         elif cause is not None and not self._patience_s:
             self._stop_because_of(cause)
         elif self._settle_until is None:
-            self._settle_until = time.monotonic() + (self._patience_s or _SETTLE_S)
+            knows = any(self._lost_by(member) for member in self._failed)
+            self._settle_until = time.monotonic() + (self._patience_s or (_CULPRIT_S if knows else _SETTLE_S))
+
+    def _is_consequence(self, member: Member) -> bool:
+        """Return whether a failure may be another's: the member lost one that failed too, or has not ended yet."""
+        lost = self._lost_by(member)
+        others = [each for each in self._members if each is not member] if lost is None else lost
+        return any(each.code is None or each.has_failed for each in others)
 
     def _stop_because_of(self, cause: Member) -> None:
         self._say(f"{cause.name} (pid {cause.known_as or cause.pid}) failed: {cause.ending}")
@@ -417,6 +388,9 @@ class Job:
     # -- stopping the others
 
     def _on_signal(self, number: int) -> None:
+        if number in PASSED_ON:
+            self._pass_on(number)
+            return
         if self._kill_at is not None:
             self._kill_at = time.monotonic()  # asked twice
             return
@@ -430,7 +404,7 @@ class Job:
         running = self._running()
         if running:
             patience = f", which may take {grace_s:g} s; once more ends it now" if grace_s > _GRACE_S else ""
-            self._say(f"stopping {_text_of(running)}{patience}")
+            self._say(f"stopping {text_of(running)}{patience}")
         for member in running:
             signal_group(member.pid, number)
             signal_group(member.pid, signal.SIGCONT)  # a stopped process hears nothing
@@ -440,7 +414,7 @@ class Job:
         self._killed = True
         running = self._running()
         if running:
-            self._say(f"killing {_text_of(running)}, which did not stop")
+            self._say(f"killing {text_of(running)}, which did not stop")
         for member in running:
             signal_group(member.pid, signal.SIGKILL)
 
@@ -468,7 +442,8 @@ class Job:
             self._poll(None)
 
 
-def _text_of(members: Sequence[Member]) -> str:
+def text_of(members: Sequence[Member]) -> str:
+    """Return the names of members in few words: "rank 3", or "ranks 0, 1 and 20 more"."""
     kind, _, _ = members[0].name.partition(" ")
     if len(members) == 1:
         return members[0].name

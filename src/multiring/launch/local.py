@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import secrets
+import selectors
 import signal
 import socket
 import time
@@ -11,12 +12,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from multiring.errors import ArgumentError
+from multiring.launch.commands import check_can_run, environment_of_process, refuse_places
 from multiring.launch.cores import cores_of_cpus, share_cpus, thread_variables, threads_per_rank, usable_cpus
 from multiring.launch.horovod import horovod_environment, positions_on
-from multiring.launch.job import Job, JobOptions, Member, Start, check_can_run, environment_of_process
-from multiring.launch.leftovers import end_leftovers, job_processes, signal_processes
+from multiring.launch.job import Job, JobOptions, Member, Start, text_of
+from multiring.launch.leftovers import (
+    adopt_orphans,
+    children_here,
+    end_leftovers,
+    job_processes,
+    reap_adopted,
+    signal_processes,
+)
+from multiring.launch.rank_reports import ANY, RankReports, catches, lives, name_of
+from multiring.launch.standard_streams import open_closed_streams
 from multiring.launch.watchdog import Watchdog
-from multiring.settings import TORCH_PLACE, JobNews, Settings, inherited_environment, roll_address
+from multiring.settings import TORCH_PLACE, JobNews, Settings, inherited_environment
 
 _PR_SET_PDEATHSIG = 1
 _MOST_EARLY_FAILURES = 2
@@ -39,6 +50,8 @@ def run_local(command: Sequence[str], ranks: int, options: JobOptions | None = N
         StateError: not called from the main thread.
     """
     options = options or JobOptions()
+    open_closed_streams()
+    refuse_places(options.variables, horovod=options.horovod, timeline=options.timeline is not None)
     environment = inherited_environment() | dict(options.variables)
     if ranks < 1:
         raise ArgumentError(f"cannot run {ranks} ranks, want at least 1")
@@ -103,7 +116,7 @@ def _made(command: Sequence[str], ranks: int, options: JobOptions, environment: 
                 job=job,
                 **({} if options.timeline is None else {"timeline": options.timeline}),
             )
-            | torch_environment(rank, ranks, port)
+            | torch_environment(rank, ranks, port, options.variables)
             | (horovod_environment(environment, place) if options.horovod else {}),
             prepare=_preparation(die_with_us, cpus),
             has_stdin=rank == options.stdin_rank,
@@ -121,10 +134,13 @@ def _shares_told(ranks: int, cpus: int, threads: int) -> str:
     return f"{share}, and each computes with {many}; set OMP_NUM_THREADS for another number"
 
 
-def torch_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
-    """Return where a rank of this host is, for programs that only call `torch.distributed.init_process_group`."""
+def torch_environment(rank: int, ranks: int, port: int, chosen: Mapping[str, str]) -> dict[str, str]:
+    """Return where a rank of this host is, for programs that only call `torch.distributed.init_process_group`.
+
+    The address and the port of torch's store in `chosen` stand.
+    """
     place = {"rank": rank, "size": ranks, "local_rank": rank, "local_size": ranks, "address": "127.0.0.1", "port": port}
-    return {name: str(place[key]) for key, name in TORCH_PLACE.items()}
+    return {name: chosen.get(name, str(place[key])) for key, name in TORCH_PLACE.items()}
 
 
 def _free_port() -> int:
@@ -147,20 +163,24 @@ class _LocalJob(Job):
         self._name = name
         self._rendezvous = rendezvous
         self._said = said  # of the job, once
-        self._told: set[bytes] = set()  # by the ranks
+        self._held_back: dict[int, set[int]] = {}  # first process of a rank -> signals that wait until it has joined
         self._began_s = time.monotonic()
 
     @property
     def made_progress(self) -> bool:
         """Whether the ranks took a step, or saved, or worked long; once it is over."""
-        return JobNews.PROGRESS.value in self._told or time.monotonic() - self._began_s >= _LONG_S
+        return JobNews.PROGRESS.value in self._reports.news or time.monotonic() - self._began_s >= _LONG_S
 
     def _open(self, stack: contextlib.ExitStack) -> None:
-        self._roll = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK))
-        self._roll.bind(roll_address(self._rendezvous))
+        self._reports = RankReports(self._rendezvous)
+        stack.callback(self._reports.close)
         if self._said:
             self._say(self._said)
+        self._spared = set(children_here())  # whoever started us may have had children before
+        adopt_orphans(on=True)
+        stack.callback(adopt_orphans, on=False)
         self._watchdog = Watchdog(self._name)
+        self._spared.add(self._watchdog.pid)
         stack.callback(self._watchdog.dismiss)
 
     def _born(self, member: Member) -> None:
@@ -173,15 +193,53 @@ class _LocalJob(Job):
         signal_processes(set(job_processes(self._name)) - known, signal.SIGTERM)
 
     def _end_leftovers(self, grace_s: float) -> None:
-        end_leftovers(self._name, (), grace_s)
+        end_leftovers(self._name, (), grace_s, spared=self._spared)
+
+    def _watch_more(self, poll: selectors.BaseSelector) -> None:
+        poll.register(self._reports.descriptor, selectors.EVENT_READ, self._reports.hear)
+
+    def _do_more(self) -> None:
+        self._reports.hear()
+        reap_adopted({*self._spared, *(member.pid for member in self._members)})
+        for first, numbers in list(self._held_back.items()):
+            if self._ranks_in(first):
+                del self._held_back[first]
+                self._signal_ranks(first, numbers)
+
+    def _lost_by(self, member: Member) -> set[Member] | None:
+        self._reports.hear()
+        lost = self._reports.lost_by(member.pid)
+        if ANY in lost or (not lost and member.is_consequence):
+            return None
+        return {each for each in self._members if each.pid in lost}
+
+    def _pass_on(self, number: int) -> None:
+        """Signal the processes that are ranks, and not their workers and helpers, which would die of it."""
+        waiting = []
+        for member in self._running():
+            if self._ranks_in(member.pid):
+                self._signal_ranks(member.pid, {number})
+            elif catches(member.pid, number):
+                signal_processes([member.pid], number)
+            else:
+                self._held_back.setdefault(member.pid, set()).add(number)
+                waiting.append(member)
+        told = f"{name_of(number)} received, and handed on to the ranks"
+        later = f"; {text_of(waiting)}: as soon as multiring.init() is called there" if waiting else ""
+        self._say(told + later)
+
+    def _ranks_in(self, first: int) -> list[int]:
+        return [pid for pid in self._reports.rank_processes.get(first, ()) if lives(pid)]
+
+    def _signal_ranks(self, first: int, numbers: set[int]) -> None:
+        for number in numbers:
+            signal_processes(self._ranks_in(first), number)
 
     def _conclude(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                self._told.add(self._roll.recv(1))
+        self._reports.hear()
         if self._code or len(self._members) < 2:  # who failed may not have come to it
             return
-        if not self._told:
+        if not self._reports.news:
             self._say(
                 f"none of the {len(self._members)} ranks joined the job: as far as multiring knows, each of them ran "
                 "the whole program for itself. Want multiring.init() in it, or what calls that; or -n 1"

@@ -6,7 +6,8 @@ import re
 from collections import deque
 from typing import IO, BinaryIO
 
-_LINE_BYTES = 1 << 16  # a longer line is cut: nobody else's output must wait for its end
+_LINE_BYTES = 1 << 16
+RANKS_LINE_BYTES = 1 << 24  # a longer line of a rank is cut: memory is bounded, and docs/run.md says so
 _READ_BYTES = 1 << 16
 _DRAIN_READS = 64
 _WRITE_BYTES = 4096  # PIPE_BUF: what poll promises a pipe takes without blocking
@@ -24,10 +25,11 @@ class LineTagger:
     each, of a bar its last state.
     """
 
-    def __init__(self, tag: bytes, *, is_live: bool = False) -> None:
+    def __init__(self, tag: bytes, *, is_live: bool = False, line_bytes: int = _LINE_BYTES) -> None:
         self._tag = tag
+        self._line_bytes = line_bytes
         self._is_live = is_live
-        self._line = b""  # the last one, from its last carriage return on
+        self._line = bytearray()  # the last one, from its last carriage return on
         self._shown = 0  # bytes of it that were given out
         self._grows = is_live  # whether it is given out before its end
         self._ends_in_return = False  # which is one over the line, or belongs to a newline
@@ -35,7 +37,7 @@ class LineTagger:
         self.last_lines: deque[bytes] = deque(maxlen=_LAST_LINES)
 
     def feed(self, data: bytes) -> bytes:
-        """Return what is to be given out now; a line of more than 64 KiB is broken into several."""
+        """Return what is to be given out now; a line of more than `line_bytes` is broken into several."""
         out = bytearray()
         for token in _ENDS.split(data):
             if token == b"\n":
@@ -45,7 +47,7 @@ class LineTagger:
                 self._ends_in_return = False
                 self._show(out)
                 out += b"\r"
-                self._line, self._shown, self._grows = b"", 0, True
+                self._line, self._shown, self._grows = bytearray(), 0, True
             if token == b"\r":
                 self._ends_in_return = True
             else:
@@ -72,8 +74,8 @@ class LineTagger:
             self._shown = len(self._line)
 
     def _cut(self, out: bytearray) -> None:
-        while len(self._line) > _LINE_BYTES:
-            rest, self._line = self._line[_LINE_BYTES:], self._line[:_LINE_BYTES]
+        while len(self._line) > self._line_bytes:
+            rest, self._line = self._line[self._line_bytes :], self._line[: self._line_bytes]
             self._end_line(out)
             self._line = rest
 
@@ -81,15 +83,16 @@ class LineTagger:
         self._line += b"\r" if self._ends_in_return else b""
         if self._line or not self._was_interrupted:
             out += (self._line[self._shown :] if self._shown else self._tag + self._line) + b"\n"
-        self.last_lines.append(self._line[:_LAST_LINE_BYTES])
-        self._line, self._shown, self._grows = b"", 0, self._is_live
+        self.last_lines.append(bytes(self._line[:_LAST_LINE_BYTES]))
+        self._line, self._shown, self._grows = bytearray(), 0, self._is_live
         self._ends_in_return = self._was_interrupted = False
 
 
 class Outlet:
     """A queue before one of the launcher's own outputs, written when poll says that it takes more.
 
-    The file descriptor is not made non-blocking: it is shared with whoever started us.
+    The file descriptor is not made non-blocking: it is shared with whoever started us. Where standard output and error
+    are one file, pipe or terminal, one outlet serves both, so that neither's lines come into the other's.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -135,6 +138,14 @@ class Outlet:
             self.failure_to_report = error
             self._is_broken = True
             self._queue.clear()
+
+
+def outlets() -> tuple[Outlet, Outlet]:
+    """Return the outlets of standard output and standard error, which are one where both lead to the same place."""
+    out, err = os.fstat(1), os.fstat(2)
+    first = Outlet(1)
+    is_one = (out.st_dev, out.st_ino, out.st_rdev) == (err.st_dev, err.st_ino, err.st_rdev)
+    return first, first if is_one else Outlet(2)
 
 
 class RankStream:

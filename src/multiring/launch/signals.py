@@ -7,11 +7,12 @@ from types import FrameType, TracebackType
 from typing import Any, final
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # to the ranks, which may save their work: Slurm's --signal
 
 
 @final
 class StopSignals:
-    """While entered: SIGINT, SIGTERM and SIGHUP are kept for `take`, and these and SIGCHLD wake a poll.
+    """While entered: SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are kept for `take`; these and SIGCHLD wake a poll.
 
     A signal that is ignored on entry (nohup, a shell's background job) stays ignored. Main thread only.
     """
@@ -25,7 +26,7 @@ class StopSignals:
         os.set_blocking(self.descriptor, False)
         os.set_blocking(self._wakeup, False)
         self._former_wakeup = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
-        for number in _STOPPING:
+        for number in (*_STOPPING, *PASSED_ON):
             if signal.getsignal(number) != signal.SIG_IGN:
                 self._handle(number, self._catch)
         self._handle(signal.SIGCHLD, _wake_only)
@@ -41,7 +42,7 @@ class StopSignals:
         os.close(self._wakeup)
 
     def take(self) -> list[int]:
-        """Return the stop signals caught since the last call, oldest first."""
+        """Return the signals caught since the last call, oldest first."""
         caught, self._caught = self._caught, []
         return caught
 

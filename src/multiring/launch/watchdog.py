@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 from multiring.launch.leftovers import end_leftovers
+from multiring.launch.signals import PASSED_ON
 
 _GRACE_S = 2.0
 _ALL_IS_WELL = b"."
@@ -42,6 +43,11 @@ class Watchdog:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
 
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._pid
+
     def _say(self, words: bytes) -> None:
         with contextlib.suppress(BrokenPipeError):  # someone killed the guard; the job goes on without it
             os.write(self._pipe, words)
@@ -51,7 +57,7 @@ def _watch_launcher(job: str, watched: int) -> None:
     """Never returns: in this process the launcher's stack must not be unwound."""
     try:
         os.setsid()  # a signal to the launcher's group, even SIGKILL, must not reach the guard
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, *PASSED_ON):
             signal.signal(number, signal.SIG_IGN)
         signal.set_wakeup_fd(-1)
         # Whoever waits for the end of the launcher's output must not wait for the guard.

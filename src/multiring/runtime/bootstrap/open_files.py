@@ -1,7 +1,9 @@
-"""How many files this process may have open at a time: connections are files."""
+"""What the system's limits say of this process's files: how many there may be, and how large."""
 
 import resource
 from pathlib import Path
+
+from multiring.errors import LaunchError
 
 
 def make_room_for_files(more: int) -> None:
@@ -18,3 +20,14 @@ def make_room_for_files(more: int) -> None:
         wanted = min(wanted, hard)
     if wanted > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def refuse_small_limits(segment_bytes: int) -> None:
+    """Raise LaunchError where this process may not have its shared memory: a file, which it maps whole."""
+    for limit, flag, what in ((resource.RLIMIT_FSIZE, "-f", "files"), (resource.RLIMIT_AS, "-v", "address space")):
+        soft, _ = resource.getrlimit(limit)
+        if soft != resource.RLIM_INFINITY and soft < segment_bytes:
+            raise LaunchError(
+                f"this process's {what} may have {soft} bytes (ulimit {flag}), and its shared memory wants "
+                f"MULTIRING_SEGMENT_BYTES={segment_bytes}: raise the limit, or set MULTIRING_SEGMENT_BYTES to less"
+            )

@@ -24,6 +24,7 @@ from multiring.runtime.bootstrap.handshake import (
     shown,
 )
 from multiring.runtime.bootstrap.launchers import Identity
+from multiring.runtime.bootstrap.rendezvous_link import LONGEST_WAIT_S
 
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
@@ -61,7 +62,7 @@ class _Connection:
         return payload
 
     def _remaining_s(self) -> float:
-        return max(self.deadline - time.monotonic(), _FIRST_PAUSE_S)
+        return min(max(self.deadline - time.monotonic(), _FIRST_PAUSE_S), LONGEST_WAIT_S)
 
 
 class _Talk:
@@ -169,7 +170,7 @@ class Client:
         return f"{where} (last attempt: {reason}){hint}"
 
     def _dial(self) -> socket.socket:
-        remaining_s = max(self._deadline - time.monotonic(), _FIRST_PAUSE_S)
+        remaining_s = min(max(self._deadline - time.monotonic(), _FIRST_PAUSE_S), LONGEST_WAIT_S)
         if isinstance(self._address, TcpAddress):
             sock = socket.create_connection((self._address.host, self._address.port), min(remaining_s, _DIAL_S))
             try:

@@ -10,6 +10,7 @@ from itertools import islice
 from multiring.runtime.bootstrap.handshake import UNPROVEN_FRAME_BYTES, FrameReader, Seal, digest_of, new_nonce
 
 _PARTS_A_CALL = 16
+LONGEST_WAIT_S = 1e6  # of one call: what the system counts in milliseconds has 31 bits
 
 
 class Link:
@@ -59,7 +60,7 @@ def tell(links: Iterable[Link], payload: bytes, patience_s: float) -> list[int]:
             if link.send(link.seal.head(digest, len(payload)), payload):
                 writable.register(link.sock, selectors.EVENT_WRITE, link)
         while writable.get_map() and time.monotonic() < deadline:
-            for key, _ in writable.select(max(0.0, deadline - time.monotonic())):
+            for key, _ in writable.select(min(max(0.0, deadline - time.monotonic()), LONGEST_WAIT_S)):
                 if not key.data.send():
                     writable.unregister(key.fileobj)
         return sorted(key.data.rank for key in writable.get_map().values() if key.data.rank is not None)

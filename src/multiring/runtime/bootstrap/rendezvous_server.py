@@ -33,7 +33,7 @@ from multiring.runtime.bootstrap.handshake import (
 )
 from multiring.runtime.bootstrap.launchers import Identity
 from multiring.runtime.bootstrap.open_files import make_room_for_files
-from multiring.runtime.bootstrap.rendezvous_link import Link, tell
+from multiring.runtime.bootstrap.rendezvous_link import LONGEST_WAIT_S, Link, tell
 
 _MAX_PENDING_HANDSHAKES = 256  # connections that have proven nothing; one more waits, or takes the place of the oldest
 _HANDSHAKE_S = 10.0  # how long a connection may take to prove itself, and then to join
@@ -159,7 +159,7 @@ class Server:
         """Wait for something to happen, until `until` at most, and handle it."""
         ends = [next(iter(each)).until for each in (self._pending_handshakes, self._guests) if each]
         wake = min([until, *ends] if self._rests_until is None else [until, self._rests_until, *ends])
-        for key, _ in self._selector.select(max(0.0, wake - time.monotonic())):
+        for key, _ in self._selector.select(min(max(0.0, wake - time.monotonic()), LONGEST_WAIT_S)):
             if key.data is None:
                 self._accept()
             elif key.data.is_open:  # not dropped by what came before it in this turn

@@ -39,8 +39,9 @@ class Listener(Protocol):
 class Control:
     """The control thread of this rank."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, on_loss: Callable[[int], None] = lambda _rank: None) -> None:
         self._context = context
+        self._on_loss = on_loss
         self._lock = threading.Lock()
         self._listeners: dict[int, Listener] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
@@ -119,6 +120,7 @@ class Control:
     def _hand_on(self, notice: ControlMessage) -> None:
         if notice.kind is ControlMessageKind.LOSS:
             why = notice.payload.decode(errors="replace")
+            self._on_loss(notice.rank)
             for each in self._all():
                 _guarded(lambda each=each: each.lose(notice.rank, died=notice.died, why=why))  # type: ignore[misc]
             return

@@ -236,4 +236,4 @@ def _leave_at_exit() -> None:
     _current.world, _current.others = None, []
     for world in worlds:
         # An uncaught error is no leave-taking: the other ranks are to hear that this one died.
-        world.close(_EXIT_GRACE_S, announce=getattr(sys, "last_type", None) is None)
+        world.end(_EXIT_GRACE_S, announce=getattr(sys, "last_type", None) is None)

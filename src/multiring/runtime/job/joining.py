@@ -6,14 +6,15 @@ import os
 import time
 from collections.abc import Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from multiring._native import Context, ContextConfig, Holdings
-from multiring.errors import LaunchError, RendezvousError
+from multiring.errors import ArgumentError, LaunchError, RendezvousError
 from multiring.planner import Pins
 from multiring.runtime.bootstrap.addresses import host_id
 from multiring.runtime.bootstrap.launchers import Identity, identify
-from multiring.runtime.bootstrap.open_files import make_room_for_files
+from multiring.runtime.bootstrap.open_files import make_room_for_files, refuse_small_limits
 from multiring.runtime.bootstrap.rendezvous import Rendezvous
 from multiring.runtime.engines.mpi import MpiEngine, MpiHere, check_engines
 from multiring.runtime.failures.control_thread import Control
@@ -44,7 +45,14 @@ def join_job(settings: Settings, identity: Identity | None) -> World:
     """Return the world, with its timeline on where rank 0's settings want one; blocks until all ranks have come."""
     known = identity or identify(settings, foreign_environment())
     make_room_for_files(_FILES_A_RANK * known.size + _OTHER_FILES)
-    world, timeline = _join(settings, known)
+    news = LauncherNews(known.rank, settings.rendezvous or known.rendezvous)
+    news.tell_joining()
+    refuse_small_limits(settings.segment_bytes)
+    try:
+        world, timeline = _join(settings, known, news)
+    except RendezvousError:
+        news.tell_lost(-1)
+        raise
     world.news.tell(JobNews.MET)
     if timeline["path"]:
         try:
@@ -55,27 +63,11 @@ def join_job(settings: Settings, identity: Identity | None) -> World:
     return world
 
 
-def _join(settings: Settings, identity: Identity) -> tuple[World, dict[str, Any]]:
+def _join(settings: Settings, identity: Identity, news: LauncherNews) -> tuple[World, dict[str, Any]]:
     # And what rank 0 wants of a timeline.
     with Rendezvous(identity, timeout_s=settings.init_timeout_s) as rendezvous:
         mpi = MpiHere.find(identity) if settings.engine == "mpi" and identity.size > 1 else None
-        context = Context(
-            ContextConfig(
-                rank=identity.rank,
-                size=identity.size,
-                job=identity.job.encode(),
-                secret=rendezvous.secret(),
-                segment_bytes=settings.segment_bytes,
-                stall_warn_s=settings.stall_warn_s,
-                stall_timeout_s=settings.stall_timeout_s,
-                log_moves=settings.log_moves,
-                lower=settings.lower,
-                read_peers=settings.read_peers,
-                by_mpi=mpi is not None,
-                rail_timeout_s=settings.rail_timeout_s,
-                wire_timeout_s=settings.wire_timeout_s,
-            )
-        )
+        context = _context(settings, identity, rendezvous.secret(), by_mpi=mpi is not None)
         engine = None
         try:
             host = f"{host_id()} rank {identity.rank}" if settings.engine == "tcp" else host_id()
@@ -83,7 +75,7 @@ def _join(settings: Settings, identity: Identity) -> tuple[World, dict[str, Any]
             known = None if settings.topology is None else read_topology(settings.topology)
             peer_info = {"host": host, "name": os.uname().nodename, "handover": context.handover_name, "cores": cores}
             pins = None if settings.plan is None else read_pins(settings.plan)
-            files = {"topology": _digest_of(known), "plan": _digest_of(pins)}
+            files = {"topology": _digest_of(settings.topology), "plan": _digest_of(settings.plan)}
             engines = {"engine": settings.engine, "mpi": mpi and mpi.peer_info}
             peer_infos = rendezvous.exchange({**peer_info, **files, **engines, **_wishes(settings)})
             _refuse_other_files(peer_infos)
@@ -119,8 +111,37 @@ def _join(settings: Settings, identity: Identity) -> tuple[World, dict[str, Any]
             raise
     watch = RailWatch(context, identity.rank, rails, topology) if len(rails[identity.rank]) > 1 else None
     return _world(
-        (identity, settings), _membership(identity, peer_infos, topology), (context, engine, watch), (pins, spin_s)
+        (identity, settings, news),
+        _membership(identity, peer_infos, topology),
+        (context, engine, watch),
+        (pins, spin_s),
     ), peer_infos[0]["timeline"]
+
+
+def _context(settings: Settings, identity: Identity, secret: bytes, *, by_mpi: bool) -> Context:
+    """Return this rank's end of what the native core does."""
+    config = ContextConfig(
+        rank=identity.rank,
+        size=identity.size,
+        job=identity.job.encode(),
+        secret=secret,
+        segment_bytes=settings.segment_bytes,
+        stall_warn_s=settings.stall_warn_s,
+        stall_timeout_s=settings.stall_timeout_s,
+        log_moves=settings.log_moves,
+        lower=settings.lower,
+        read_peers=settings.read_peers,
+        by_mpi=by_mpi,
+        rail_timeout_s=settings.rail_timeout_s,
+        wire_timeout_s=settings.wire_timeout_s,
+    )
+    try:
+        return Context(config)
+    except ArgumentError as error:
+        rounded, comma, wanted = str(error).partition(", want ")
+        if not comma or not rounded.startswith("MULTIRING_SEGMENT_BYTES"):
+            raise
+        raise ArgumentError(f"MULTIRING_SEGMENT_BYTES={settings.segment_bytes}: want {wanted} bytes") from None
 
 
 def _membership(identity: Identity, peer_infos: list[dict[str, Any]], topology: Topology) -> Membership:
@@ -180,14 +201,14 @@ def _say_how_memory_moves(context: Context, own: int, local_ranks: tuple[int, ..
 
 
 def _world(
-    started: tuple[Identity, Settings],
+    started: tuple[Identity, Settings, LauncherNews],
     membership: Membership,
     carriers: tuple[Context, MpiEngine | None, RailWatch | None],
     planned: tuple[Pins | None, float],
 ) -> World:
-    identity, settings = started
+    identity, settings, news = started
     context, engine, rail_watch = carriers
-    control = Control(context) if membership.size > 1 else None
+    control = Control(context, news.tell_lost) if membership.size > 1 else None
     if rail_watch is not None:
         rail_watch.start()
     glossary = Glossary()
@@ -221,13 +242,13 @@ def _world(
         control=control,
         timelines=Timelines(membership, context, glossary, lambda name: group_named(name, services, membership)),
         events=EventLog(context.take_events),
-        news=LauncherNews(identity.rank, settings.rendezvous or identity.rendezvous),
+        news=news,
     )
 
 
-def _digest_of(value: Topology | Pins | None) -> str:
-    """Return what is equal for equal values; "" for none."""
-    return "" if value is None else hashlib.blake2b(repr(value).encode(), digest_size=16).hexdigest()
+def _digest_of(path: str | None) -> str:
+    """Return a digest of all bytes of the file at `path`, equal for equal files on every host; "" for no file."""
+    return "" if path is None else hashlib.blake2b(Path(path).read_bytes(), digest_size=16).hexdigest()
 
 
 def _refuse_other_files(peer_infos: list[dict[str, Any]]) -> None:

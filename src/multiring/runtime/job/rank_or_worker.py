@@ -1,7 +1,7 @@
 """Whether this process may become a rank, is a multiprocessing worker of one, or is some other process beside one."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 from multiring.errors import StateError, UnsupportedError
@@ -18,13 +18,15 @@ class Worker:
 
     rank: RankProcess
     place: Place
+    is_fork: bool = False
 
     def refusal(self) -> "WorkerError":
         """Return the error of what only the rank can do."""
+        began = "was forked from" if self.is_fork else "was started by"
         return WorkerError(
-            f"process {os.getpid()} is a multiprocessing worker of rank {self.place.rank}, {self.rank}: it knows "
-            "rank() and size(), and cannot communicate. Call collectives in the rank itself, and give the worker their "
-            "results"
+            f"process {os.getpid()} is a multiprocessing worker that {began} rank {self.place.rank}, {self.rank}: it "
+            "knows rank() and size(), and only the rank itself may communicate. Call collectives there, and give the "
+            "worker their results"
         )
 
 
@@ -99,7 +101,8 @@ def worker_here(fork_of: RankProcess | None) -> Worker | None:
         fork_of: the rank that this process is a fork of, where it is one.
     """
     if fork_of is not None:
-        return _worker_of(fork_of)
+        worker = _worker_of(fork_of)
+        return None if worker is None else replace(worker, is_fork=True)
     return None if inherited_mark() is None else Attempt(Settings.from_environment()).worker()
 
 

@@ -122,6 +122,20 @@ class World:
         """Return a reader of what is recorded from now on, which takes nothing from `take_events`."""
         return self.events.reader()
 
+    def end(self, grace_s: float, *, announce: bool) -> None:
+        """Leave the job as the process ends: like `close`, but nobody is waited for with the timeline.
+
+        On one host each rank leaves its part of the timeline, and the last one writes the file of all.
+        """
+        if len(self.membership.topology.hosts) > 1 or self.timelines.path is None:
+            self.close(grace_s, announce=announce)
+            return
+        merge_parts = self.timelines.leave_part()
+        try:
+            self._leave(grace_s, announce=announce)
+        finally:
+            merge_parts()
+
     def close(self, grace_s: float, *, announce: bool) -> None:
         """Leave the job once what is in flight has ended, after `grace_s` in any case. Ctrl-C ends the waiting."""
         patience_s = self.settings.stall_warn_s if announce else grace_s

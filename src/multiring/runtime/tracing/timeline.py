@@ -29,6 +29,7 @@ from multiring.runtime.events import NAMES, STEPS
 from multiring.runtime.group.group import Group
 from multiring.runtime.job.membership import Membership
 from multiring.runtime.tracing.clocks import Patience, ask_time, clock_name, tell_time
+from multiring.runtime.tracing.last_rank import merge_if_last
 from multiring.runtime.tracing.recording import Recording
 from multiring.trace import Glossary, Part, TraceFile, clear, file_path, part_path, read_part
 from multiring.version import VERSION
@@ -156,6 +157,21 @@ class Timelines:
             _log.warning("%s", self._left(running, "this rank ends before the others"))
         except (MultiringError, OSError) as error:
             _log.warning("%s", error)
+
+    def leave_part(self) -> Callable[[], None]:
+        """End the recording, and leave this rank's part on the disk; all ranks are on this host.
+
+        Returns:
+            What writes the timeline if this rank is the last one to end; to be called once it has left the job.
+        """
+        running = self._running
+        if running is None:
+            return lambda: None
+        self._running = None
+        running.recording.end()
+        running.recording.data()
+        running.recording.close()
+        return partial(merge_if_last, running.path, self._membership.size)
 
     def _begin(self, meeting: Group, peer_info: dict[str, Any]) -> Running:
         rank = self._membership.rank
