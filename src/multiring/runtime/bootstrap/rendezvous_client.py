@@ -25,6 +25,7 @@ from multiring.runtime.bootstrap.handshake import (
 )
 from multiring.runtime.bootstrap.launchers import Identity
 from multiring.runtime.bootstrap.rendezvous_link import LONGEST_WAIT_S
+from multiring.runtime.bootstrap.waiting_lines import WaitingLines, led_to, who_says_so
 
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
@@ -154,20 +155,26 @@ class Client:
 
     def _find(self) -> _Talk:
         pause_s = _FIRST_PAUSE_S
+        waiting = WaitingLines()
         while True:
             try:
                 return self._introduce(self._dial())
             except (OSError, _AttemptError) as error:
                 reason = getattr(error, "strerror", None) or str(error)
             if time.monotonic() + pause_s >= self._deadline:
-                raise RendezvousError(self._not_found_text(reason))
+                raise RendezvousError(self._not_found_text(f"within {self._timeout_s:g} s", reason))
+            waiting.say(lambda: self._not_found_text("yet", reason))  # noqa: B023 -- called now
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def _not_found_text(self, reason: str) -> str:
-        where = f"rank {self._identity.rank} found no rank 0 at {self._address} within {self._timeout_s:g} s"
-        hint = "; such an address is seen on one host only" if isinstance(self._address, LocalAddress) else ""
-        return f"{where} (last attempt: {reason}){hint}"
+    def _not_found_text(self, when: str, reason: str) -> str:
+        where = f"rank {self._identity.rank} found no rank 0 at {self._address} {when}"
+        hint = (
+            "; such an address is seen on one host only"
+            if isinstance(self._address, LocalAddress)
+            else led_to(self._address)
+        )
+        return f"{where} (last attempt: {reason}){hint}{who_says_so(self._identity)}"
 
     def _dial(self) -> socket.socket:
         remaining_s = min(max(self._deadline - time.monotonic(), _FIRST_PAUSE_S), LONGEST_WAIT_S)

@@ -34,6 +34,7 @@ from multiring.runtime.bootstrap.handshake import (
 from multiring.runtime.bootstrap.launchers import Identity
 from multiring.runtime.bootstrap.open_files import make_room_for_files
 from multiring.runtime.bootstrap.rendezvous_link import LONGEST_WAIT_S, Link, tell
+from multiring.runtime.bootstrap.waiting_lines import WaitingLines, led_to, who_says_so
 
 _MAX_PENDING_HANDSHAKES = 256  # connections that have proven nothing; one more waits, or takes the place of the oldest
 _HANDSHAKE_S = 10.0  # how long a connection may take to prove itself, and then to join
@@ -73,7 +74,7 @@ class Server:
             self._secret = secrets.token_bytes(SECRET_BYTES)
         make_room_for_files(identity.size + _MAX_PENDING_HANDSHAKES)
         self._listener = identity.listener or _listen_soon(address)
-        self._place = str(address)
+        self._place, self._address = str(address), address
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         self._rests_until: float | None = None  # the listener, while strangers have all places
@@ -88,11 +89,13 @@ class Server:
         if self._round > 1:
             now = time.monotonic()
             self._deadline = max(now + _LATE_S, (now if began is None else began) + self._timeout_s)
+        waiting = WaitingLines()
         while self._trouble is None and len(self._peer_infos) < self._identity.size:
+            waiting.say(self._waited_for_text)
             if time.monotonic() >= self._deadline:
                 self._trouble = self._missing_text()
                 self._end_in_trouble(linger_s=0.0)
-            self._serve(self._deadline)
+            self._serve(min(self._deadline, waiting.next_at))
         if self._trouble is not None:
             self._end_in_trouble(linger_s=_LINGER_S)
         payload = b'{"peer_infos":[' + b",".join(self._peer_infos[rank] for rank in range(self._identity.size)) + b"]}"
@@ -151,7 +154,17 @@ class Server:
         did_not = "arrive at" if self._round == 1 else "answer at"
         here = f"{len(self._peer_infos)} of {self._identity.size} did"
         refused = f"; refused meanwhile: {'; '.join(self._refusals)}" if self._refusals else ""
-        return f"{_ranks_text(missing)} did not {did_not} {self._place} within {self._timeout_s:g} s ({here}){refused}"
+        told = f"{refused}{led_to(self._address)}{who_says_so(self._identity)}"
+        return f"{_ranks_text(missing)} did not {did_not} {self._place} within {self._timeout_s:g} s ({here}){told}"
+
+    def _waited_for_text(self) -> str:
+        missing = [rank for rank in range(self._identity.size) if rank not in self._peer_infos]
+        refused = f"; refused meanwhile: {'; '.join(self._refusals)}" if self._refusals else ""
+        until = f"for at most {self._timeout_s:g} s (MULTIRING_INIT_TIMEOUT_S)"
+        return (
+            f"{_ranks_text(missing)} of {self._identity.size} did not come yet to {self._place}, where rank 0 listens "
+            f"{until}{refused}{led_to(self._address)}{who_says_so(self._identity)}"
+        )
 
     # -- the loop
 

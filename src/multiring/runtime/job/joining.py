@@ -16,6 +16,7 @@ from multiring.runtime.bootstrap.addresses import host_id
 from multiring.runtime.bootstrap.launchers import Identity, identify
 from multiring.runtime.bootstrap.open_files import make_room_for_files, refuse_small_limits
 from multiring.runtime.bootstrap.rendezvous import Rendezvous
+from multiring.runtime.bootstrap.waiting_lines import WaitingLines
 from multiring.runtime.engines.mpi import MpiEngine, MpiHere, check_engines
 from multiring.runtime.failures.control_thread import Control
 from multiring.runtime.failures.rank_status import RankStatus
@@ -25,6 +26,7 @@ from multiring.runtime.group.posting import ProcessServices, ranks_in_words
 from multiring.runtime.job.launcher_news import LauncherNews
 from multiring.runtime.job.membership import Endpoint, Membership
 from multiring.runtime.job.world import World, group_named
+from multiring.runtime.rails import reach
 from multiring.runtime.rails.select import RailEndpoint, RailWatch, agreed_rails, chosen_rails, topology_with
 from multiring.runtime.rails.topology_file import read_topology
 from multiring.runtime.tracing.event_log import EventLog
@@ -88,6 +90,7 @@ def _join(settings: Settings, identity: Identity, news: LauncherNews) -> tuple[W
             if len(hosts) > 1:
                 told = rendezvous.exchange({"rails": _listen(context, identity, settings, known)})
                 rails = agreed_rails([peer_info["rails"] for peer_info in told])
+                reach.refuse_shared_addresses(peer_infos, rails)
                 topology = topology_with(topology, rails)
             if pins is not None:
                 pins.refuse_other(topology)
@@ -172,11 +175,18 @@ def _connect(
 ) -> tuple[str | None, float]:
     """Connect with this host's ranks and the neighbours, `near`; return what went wrong, and when it began."""
     began = time.monotonic()
+    places = reach.places_text(peers)
+    waiting = WaitingLines()
+
+    def disturbed() -> bool:
+        waiting.say(lambda: f"not every rank that this one is to reach is connected{places}")
+        return rendezvous.disturbed()
+
     try:
-        if context.connect(peers, list(near[0]), list(near[1]), timeout_s, rendezvous.disturbed):
+        if context.connect(peers, list(near[0]), list(near[1]), timeout_s, disturbed):
             return None, began
     except (OSError, RuntimeError) as failure:
-        return f"{type(failure).__name__}: {failure}", began
+        return f"{type(failure).__name__}: {failure}{places}", began
     return "it gave up connecting because another rank had failed", began
 
 

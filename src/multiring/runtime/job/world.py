@@ -130,7 +130,7 @@ class World:
         if len(self.membership.topology.hosts) > 1 or self.timelines.path is None:
             self.close(grace_s, announce=announce)
             return
-        merge_parts = self.timelines.leave_part()
+        merge_parts = self.timelines.leave_part(is_wanted=announce or self.context.has_failed())
         try:
             self._leave(grace_s, announce=announce)
         finally:

@@ -158,8 +158,11 @@ class Timelines:
         except (MultiringError, OSError) as error:
             _log.warning("%s", error)
 
-    def leave_part(self) -> Callable[[], None]:
+    def leave_part(self, *, is_wanted: bool) -> Callable[[], None]:
         """End the recording, and leave this rank's part on the disk; all ranks are on this host.
+
+        Args:
+            is_wanted: as for `close`; where it is not, a line says where the part is.
 
         Returns:
             What writes the timeline if this rank is the last one to end; to be called once it has left the job.
@@ -171,6 +174,8 @@ class Timelines:
         running.recording.end()
         running.recording.data()
         running.recording.close()
+        if not is_wanted and self._membership.size > 1:
+            _log.warning("%s", self._left(running, "this rank ends before the others"))
         return partial(merge_if_last, running.path, self._membership.size)
 
     def _begin(self, meeting: Group, peer_info: dict[str, Any]) -> Running:
