@@ -82,7 +82,9 @@ def innermost(settings: Settings, foreign: Mapping[str, str]) -> Settings:
 
     Such a launcher, torchrun within a rank for example, sets variables that were not there when `multiring run` began.
     """
-    if settings.launched_in is None or set(places_told(foreign).split(";")) <= set(settings.launched_in.split(";")):
+    if not _is_placed(settings) or settings.launched_in is None:
+        return settings
+    if set(places_told(foreign).split(";")) <= set(settings.launched_in.split(";")):
         return settings
     placeless = replace(settings, rank=None, size=None, local_rank=None, local_size=None)
     return replace(placeless, rendezvous=None, secret=None, secret_file=None, job=None)
