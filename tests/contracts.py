@@ -29,6 +29,7 @@ LAYERS = (
     "topology",
     "_native",
     "settings",
+    "setting_values",
     "errors | version",
 )
 BUILDS_ON_OTHERS = "keras"  # its model runs on one of the other frameworks

@@ -5,7 +5,6 @@ over the environment, the environment over the default. A value that cannot be p
 """
 
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from difflib import get_close_matches
@@ -14,112 +13,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from multiring import setting_values as values
 from multiring.errors import ArgumentError
+from multiring.setting_values import NEVER_S, Rail
 
 _PREFIX = "MULTIRING_"
-_BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 _SHOWN = 100  # characters of a wrong value
-_ENGINES = ("auto", "shm", "tcp", "mpi")
-
-
-def _boolean(text: str) -> bool:
-    return _BOOLEANS[text.lower()]
-
-
-def _engine(text: str) -> str:
-    if text not in _ENGINES:
-        raise ValueError(text)
-    return text
-
-
-def _port_range(text: str) -> tuple[int, int]:
-    first, _, last = text.partition("-")
-    low, high = int(first), int(last or first)
-    if not 0 <= low <= high <= 65535:
-        raise ValueError(text)
-    return low, high
-
-
-NEVER_S = 1e9  # three decades; the native core counts nanoseconds in 64 bits
-_MOST_RANKS = 1 << 20
-_LEAST_SEGMENT, _MOST_SEGMENT = 1 << 12, 1 << 46  # bytes; a process addresses 2 ** 47
-_MOST_BYTES = 1 << 62
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise ValueError(text)
-    return min(value, NEVER_S)
-
-
-def _wire_timeout(text: str) -> float:
-    value = float(text)
-    if not value >= 3:  # kernels ask once a second at most
-        raise ValueError(text)
-    return min(value, NEVER_S)
-
-
-def _natural(text: str) -> int:
-    return _between(0, _MOST_BYTES)(text)
-
-
-def _between(least: int, most: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        value = int(text) if text.isascii() else least - 1
-        if not least <= value <= most:
-            raise ValueError(text)
-        return value
-
-    return parse
-
-
-_rank, _size = _between(0, _MOST_RANKS - 1), _between(1, _MOST_RANKS)
-_RANK, _SIZE = f"an integer, 0 to {_MOST_RANKS - 1}", f"an integer, 1 to {_MOST_RANKS}"
-_SECONDS = f"seconds > 0; {NEVER_S:.0f} and more mean never"
-
-
 TIMELINE_LATER = "DYNAMIC"
-
-
-def _timeline(text: str) -> str:
-    if not text:
-        raise ValueError(text)
-    return text
-
-
-_RATE = re.compile(r"(\d+(?:\.\d+)?)(k|m|g)?bit", re.ASCII)
-_PREFIXES = {None: 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
-
-
-@dataclass(frozen=True, slots=True)
-class Rail:
-    """An interface, by name or address, that carries bytes between hosts, and its rate where the user gave one."""
-
-    interface: str
-    bits_per_s: float | None
-
-    def __str__(self) -> str:
-        return self.interface if self.bits_per_s is None else f"{self.interface}:{self.bits_per_s:.12g}bit"
-
-
-def _rails(text: str) -> tuple[Rail, ...]:
-    rails = tuple(_rail(part.strip()) for part in text.split(","))
-    if len({rail.interface for rail in rails}) < len(rails):
-        raise ValueError(text)
-    return rails
-
-
-def _rail(text: str) -> Rail:
-    interface, colon, last = text.rpartition(":")
-    match = _RATE.fullmatch(last.lower())
-    if not colon or match is None:  # a colon may be an address's own
-        interface, bits_per_s = text, None
-    else:
-        bits_per_s = float(match[1]) * _PREFIXES[match[2]]
-    if not interface or bits_per_s == 0 or "bit" in interface.rpartition(":")[2]:
-        raise ValueError(text)
-    return Rail(interface, bits_per_s)
 
 
 def _setting(name: str, parse: Callable[[str], Any], default: Any, wanted: str, meaning: str) -> Any:
@@ -130,12 +30,14 @@ def _setting(name: str, parse: Callable[[str], Any], default: Any, wanted: str, 
 class Settings:
     """What the environment says; `None` where it says nothing and there is no default."""
 
-    rank: int | None = _setting("MULTIRING_RANK", _rank, None, _RANK, "this process's rank")
-    size: int | None = _setting("MULTIRING_SIZE", _size, None, _SIZE, "how many ranks the job has")
+    rank: int | None = _setting("MULTIRING_RANK", values.rank, None, values.RANK, "this process's rank")
+    size: int | None = _setting("MULTIRING_SIZE", values.size, None, values.SIZE, "how many ranks the job has")
     local_rank: int | None = _setting(
-        "MULTIRING_LOCAL_RANK", _rank, None, _RANK, "this process's rank among those of its host"
+        "MULTIRING_LOCAL_RANK", values.rank, None, values.RANK, "this process's rank among those of its host"
     )
-    local_size: int | None = _setting("MULTIRING_LOCAL_SIZE", _size, None, _SIZE, "how many ranks this host has")
+    local_size: int | None = _setting(
+        "MULTIRING_LOCAL_SIZE", values.size, None, values.SIZE, "how many ranks this host has"
+    )
     rendezvous: str | None = _setting(
         "MULTIRING_RENDEZVOUS", str, None, "host:port or @name", "where rank 0 listens during init"
     )
@@ -158,7 +60,7 @@ class Settings:
     )
     engine: str = _setting(
         "MULTIRING_ENGINE",
-        _engine,
+        values.engine,
         "auto",
         "auto, shm, tcp or mpi",
         "what carries bytes between hosts: auto takes sockets, mpi takes MPI; shm refuses several hosts; tcp takes "
@@ -175,14 +77,14 @@ class Settings:
     )
     replan: bool = _setting(
         "MULTIRING_REPLAN",
-        _boolean,
+        values.boolean,
         True,
         "0 or 1",
         "0 keeps plans that take longer than predicted, and measures nothing; the same on all ranks (docs/plan.md)",
     )
     rails: tuple[Rail, ...] | None = _setting(
         "MULTIRING_RAILS",
-        _rails,
+        values.rails,
         None,
         "different interface names or addresses with commas between, each with its :rate or without, "
         "like rail0:1gbit,rail1:250mbit",
@@ -190,65 +92,73 @@ class Settings:
     )
     rail_timeout_s: float = _setting(
         "MULTIRING_RAIL_TIMEOUT_S",
-        _positive,
+        values.positive,
         2.0,
-        _SECONDS,
+        values.SECONDS,
         "a rail over which nothing comes back for so long is given up, while another works",
     )
     wire_timeout_s: float = _setting(
         "MULTIRING_WIRE_TIMEOUT_S",
-        _wire_timeout,
+        values.wire_timeout,
         60.0,
         f"seconds >= 3; {NEVER_S:.0f} and more mean never",
         "a host from which nothing comes over the network, not even its kernel's answers, raises PeerLostError by "
         "then; one that is slow, or whose ranks compute, answers",
     )
     ports: tuple[int, int] | None = _setting(
-        "MULTIRING_PORTS", _port_range, None, "FIRST-LAST, 0 to 65535", "ports the tcp engine may listen on"
+        "MULTIRING_PORTS", values.port_range, None, "FIRST-LAST, 0 to 65535", "ports the tcp engine may listen on"
     )
     init_timeout_s: float = _setting(
-        "MULTIRING_INIT_TIMEOUT_S", _positive, 300.0, _SECONDS, "how long init waits for all ranks"
+        "MULTIRING_INIT_TIMEOUT_S", values.positive, 300.0, values.SECONDS, "how long init waits for all ranks"
     )
     stall_warn_s: float = _setting(
-        "MULTIRING_STALL_WARN_S", _positive, 60.0, _SECONDS, "a silent peer is named in a warning after this"
+        "MULTIRING_STALL_WARN_S",
+        values.positive,
+        60.0,
+        values.SECONDS,
+        "a silent peer is named in a warning after this",
     )
     stall_timeout_s: float = _setting(
-        "MULTIRING_STALL_TIMEOUT_S", _positive, 1800.0, _SECONDS, "a silent peer raises StallError after this"
+        "MULTIRING_STALL_TIMEOUT_S",
+        values.positive,
+        1800.0,
+        values.SECONDS,
+        "a silent peer raises StallError after this",
     )
     segment_bytes: int = _setting(
         "MULTIRING_SEGMENT_BYTES",
-        _between(_LEAST_SEGMENT, _MOST_SEGMENT),
+        values.between(values.LEAST_SEGMENT, values.MOST_SEGMENT),
         1 << 36,
-        f"bytes, {_LEAST_SEGMENT} to {_MOST_SEGMENT}",
+        f"bytes, {values.LEAST_SEGMENT} to {values.MOST_SEGMENT}",
         "address space of one rank's shared memory; pages are only used once written",
     )
     lower: bool = _setting(
         "MULTIRING_LOWER",
-        _boolean,
+        values.boolean,
         True,
         "0 or 1",
         "0 runs every schedule move by move, without fused kernels (for tests)",
     )
     read_peers: bool = _setting(
         "MULTIRING_READ_PEERS",
-        _boolean,
+        values.boolean,
         True,
         "0 or 1",
         "0 copies ordinary memory through shared memory although the kernel would let ranks read each other's",
     )
     log_moves: bool = _setting(
-        "MULTIRING_LOG_MOVES", _boolean, False, "0 or 1", "record every executed move (for tests)"
+        "MULTIRING_LOG_MOVES", values.boolean, False, "0 or 1", "record every executed move (for tests)"
     )
     dynamic_process_sets: bool = _setting(
         "MULTIRING_DYNAMIC_PROCESS_SETS",
-        _boolean,
+        values.boolean,
         False,
         "0 or 1",
         "1 lets programs with Horovod's interface add and remove process sets after init; the same on all ranks",
     )
     timeline: str | None = _setting(
         "MULTIRING_TIMELINE",
-        _timeline,
+        values.timeline,
         None,
         "a path, or DYNAMIC",
         "file for what all ranks do from init to shutdown (docs/timeline.md); rank 0's counts. DYNAMIC: none until "
@@ -256,14 +166,14 @@ class Settings:
     )
     timeline_mark_cycles: bool = _setting(
         "MULTIRING_TIMELINE_MARK_CYCLES",
-        _boolean,
+        values.boolean,
         False,
         "0 or 1",
         "1 marks in that file where an operation begins while none is in flight",
     )
     timeline_preview: bool = _setting(
         "MULTIRING_TIMELINE_PREVIEW",
-        _boolean,
+        values.boolean,
         False,
         "0 or 1",
         "1 has that file there from the beginning, with what rank 0 has done so far",
@@ -285,14 +195,14 @@ class Settings:
     )
     data_memory: int = _setting(
         "MULTIRING_DATA_MEMORY",
-        _natural,
+        values.natural,
         128 << 20,
-        f"bytes, an integer, 0 to {_MOST_BYTES}",
+        f"bytes, an integer, 0 to {values.MOST_BYTES}",
         "blocks of data sets that a process keeps in memory, above the cache's folder",
     )
     data_share: bool = _setting(
         "MULTIRING_DATA_SHARE",
-        _boolean,
+        values.boolean,
         False,
         "0 or 1",
         "whether hosts of a job pass blocks of cached data sets on to each other while they train (docs/data.md)",
@@ -506,21 +416,21 @@ _Values = dict[str, Any]
 
 
 def _stall_check(text: str) -> _Values:
-    return {"stall_warn_s": NEVER_S, "stall_timeout_s": NEVER_S} if _boolean(text) else {}
+    return {"stall_warn_s": NEVER_S, "stall_timeout_s": NEVER_S} if values.boolean(text) else {}
 
 
 def _seconds(setting: str) -> Callable[[str], _Values]:
-    return lambda text: {setting: _positive(text)}
+    return lambda text: {setting: values.positive(text)}
 
 
 def _seconds_or_never(setting: str) -> Callable[[str], _Values]:
-    return lambda text: {setting: min(_natural(text) or NEVER_S, NEVER_S)}
+    return lambda text: {setting: min(values.natural(text) or NEVER_S, NEVER_S)}
 
 
 # What Horovod's variables mean here, for `Settings.from_environment(horovod=True)`; a later one wins.
 _HOROVOD: Mapping[str, tuple[Callable[[str], _Values], str]] = MappingProxyType(
     {
-        "HOROVOD_DYNAMIC_PROCESS_SETS": (lambda text: {"dynamic_process_sets": _boolean(text)}, "0 or 1"),
+        "HOROVOD_DYNAMIC_PROCESS_SETS": (lambda text: {"dynamic_process_sets": values.boolean(text)}, "0 or 1"),
         "HOROVOD_GLOO_IFACE": (lambda text: {"interface": text}, "an interface name"),
         "HOROVOD_GLOO_TIMEOUT_SECONDS": (_seconds("init_timeout_s"), "seconds > 0"),
         "HOROVOD_STALL_CHECK_TIME_SECONDS": (_seconds("stall_warn_s"), "seconds > 0"),
@@ -528,7 +438,7 @@ _HOROVOD: Mapping[str, tuple[Callable[[str], _Values], str]] = MappingProxyType(
         "HOROVOD_STALL_CHECK_DISABLE": (_stall_check, "0 or 1"),
         # There the file grows as the job runs.
         "HOROVOD_TIMELINE": (lambda text: {"timeline": text, "timeline_preview": True}, "a path, or DYNAMIC"),
-        "HOROVOD_TIMELINE_MARK_CYCLES": (lambda text: {"timeline_mark_cycles": _boolean(text)}, "0 or 1"),
+        "HOROVOD_TIMELINE_MARK_CYCLES": (lambda text: {"timeline_mark_cycles": values.boolean(text)}, "0 or 1"),
     }
 )
 HOROVOD_READ = tuple(_HOROVOD)

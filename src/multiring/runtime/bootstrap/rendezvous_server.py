@@ -74,7 +74,7 @@ class Server:
             self._secret = secrets.token_bytes(SECRET_BYTES)
         make_room_for_files(identity.size + _MAX_PENDING_HANDSHAKES)
         self._listener = identity.listener or _listen_soon(address)
-        self._place, self._address = str(address), address
+        self._place = address
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         self._rests_until: float | None = None  # the listener, while strangers have all places
@@ -150,21 +150,20 @@ class Server:
         return text
 
     def _missing_text(self) -> str:
-        missing = [rank for rank in range(self._identity.size) if rank not in self._peer_infos]
         did_not = "arrive at" if self._round == 1 else "answer at"
-        here = f"{len(self._peer_infos)} of {self._identity.size} did"
-        refused = f"; refused meanwhile: {'; '.join(self._refusals)}" if self._refusals else ""
-        told = f"{refused}{led_to(self._address)}{who_says_so(self._identity)}"
-        return f"{_ranks_text(missing)} did not {did_not} {self._place} within {self._timeout_s:g} s ({here}){told}"
+        within = f"within {self._timeout_s:g} s ({len(self._peer_infos)} of {self._identity.size} did)"
+        return f"{self._absent()} did not {did_not} {self._place} {within}{self._tried()}"
 
     def _waited_for_text(self) -> str:
-        missing = [rank for rank in range(self._identity.size) if rank not in self._peer_infos]
-        refused = f"; refused meanwhile: {'; '.join(self._refusals)}" if self._refusals else ""
         until = f"for at most {self._timeout_s:g} s (MULTIRING_INIT_TIMEOUT_S)"
-        return (
-            f"{_ranks_text(missing)} of {self._identity.size} did not come yet to {self._place}, where rank 0 listens "
-            f"{until}{refused}{led_to(self._address)}{who_says_so(self._identity)}"
-        )
+        return f"{self._absent()} did not come yet to {self._place}, where rank 0 listens {until}{self._tried()}"
+
+    def _absent(self) -> str:
+        return _ranks_text([rank for rank in range(self._identity.size) if rank not in self._peer_infos])
+
+    def _tried(self) -> str:
+        refused = f"; refused meanwhile: {'; '.join(self._refusals)}" if self._refusals else ""
+        return f"{refused}{led_to(self._place)}{who_says_so(self._identity)}"
 
     # -- the loop
 
@@ -306,7 +305,7 @@ class Server:
         welcome: Message = {"remaining_s": self._deadline - time.monotonic(), "timeout_s": self._timeout_s}
         if not mine.secret:  # only ranks of this user, on this host, get here
             welcome["secret"] = self._secret.hex()
-        self._answer(link, {"welcome": welcome})
+        _answer(link, {"welcome": welcome})
 
     def _note(self, link: Link, message: Message) -> None:
         if link.rank is None:
@@ -324,17 +323,13 @@ class Server:
         if peer_info.get("error") is not None:
             self._blame(f"rank {rank}: {peer_info['error']}")
 
-    def _answer(self, link: Link, message: Message) -> None:
-        if link.seal is not None:
-            link.send(link.seal.close(encode(message)))
-
     # -- losing a connection
 
     def _refuse(self, link: Link, reason: str) -> None:
         if len(self._refusals) < _NAMED_RANKS:
             self._refusals.append(f"{link.origin}: {reason}")
         if link.seal is not None:
-            self._answer(link, {"refused": reason})
+            _answer(link, {"refused": reason})
         else:
             link.send(frame(encode({"refused": reason})))
         self._drop(link)
@@ -354,6 +349,11 @@ class Server:
             self._extras.remove(link)
         self._selector.unregister(link.sock)
         link.sock.close()
+
+
+def _answer(link: Link, message: Message) -> None:
+    if link.seal is not None:
+        link.send(link.seal.close(encode(message)))
 
 
 def _listen_soon(address: LocalAddress | TcpAddress) -> socket.socket:

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from multiring._native import Context
 from multiring.errors import LaunchError
 from multiring.runtime.bootstrap.addresses import address_of_rail, own_address
-from multiring.settings import Rail, Settings
+from multiring.setting_values import Rail
+from multiring.settings import Settings
 from multiring.topology import Link, OwnRails, Topology
 
 _log = logging.getLogger("multiring")
