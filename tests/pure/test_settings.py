@@ -5,7 +5,8 @@ from dataclasses import FrozenInstanceError, fields
 import pytest
 
 from multiring.errors import ArgumentError
-from multiring.settings import Rail, Settings, environment_of
+from multiring.setting_values import Rail
+from multiring.settings import Settings, environment_of
 
 VALUES = {
     "MULTIRING_RANK": ("3", 3, ["-1", "x", "", "1.5"]),
