@@ -13,7 +13,7 @@ from multiring.frontend.horovod_words import speaks_horovod
 from multiring.frontend.mpi_communicators import is_communicator, ranks_of, require_job_is_world
 from multiring.frontend.neutral_contributions import neutral_contribution
 from multiring.runtime import Group
-from multiring.runtime.bootstrap.rank_process import Place
+from multiring.runtime.bootstrap.rank_process import RankPosition
 from multiring.runtime.job.job import current, is_rank, place, was_left
 from multiring.runtime.job.rank_or_worker import WorkerError
 from multiring.runtime.job.world import World
@@ -380,7 +380,7 @@ def world_now() -> World:
         raise not_initialized(error, was_before=was_left()) from error
 
 
-def place_now() -> Place:
+def place_now() -> RankPosition:
     """Return where this process, or the rank whose multiprocessing worker it is, is in its job.
 
     Raises:

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from multiring.errors import ArgumentError, LaunchError, MultiringError
 from multiring.runtime.bootstrap.addresses import LocalAddress, TcpAddress, host_id, listen, own_address, parse_address
 from multiring.runtime.bootstrap.handshake import SECRET_BYTES
-from multiring.runtime.bootstrap.rank_process import Place, launch_root
+from multiring.runtime.bootstrap.rank_process import RankPosition, launch_root
 from multiring.runtime.engines.mpi_library import check_place, load_mpi
 from multiring.settings import TORCH_PLACE, Settings, environment_of, places_told
 
@@ -124,7 +124,7 @@ def told_by(settings: Settings, foreign: Mapping[str, str]) -> str:
     return ", ".join(f"{name}={text}" for name, text in said.items())
 
 
-def place_told(settings: Settings, foreign: Mapping[str, str]) -> Place:
+def place_told(settings: Settings, foreign: Mapping[str, str]) -> RankPosition:
     """Return the place that the variables name, without asking anybody; local numbers default to those of the job."""
     inner = innermost(settings, foreign)
     local_rank, local_size = inner.local_rank, inner.local_size
@@ -135,7 +135,9 @@ def place_told(settings: Settings, foreign: Mapping[str, str]) -> Place:
         local_rank = _first_number(foreign, "LOCAL_RANK", *_LOCAL_RANKS, "SLURM_LOCALID")
         local_size = _first_number(foreign, "LOCAL_WORLD_SIZE", *_LOCAL_SIZES)
     rank, size = rank or 0, size or 1
-    return Place(rank, size, rank if local_rank is None else local_rank, size if local_size is None else local_size)
+    return RankPosition(
+        rank, size, rank if local_rank is None else local_rank, size if local_size is None else local_size
+    )
 
 
 def _is_placed(settings: Settings) -> bool:

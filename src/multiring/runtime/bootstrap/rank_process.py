@@ -25,7 +25,7 @@ _PROC = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPosition:
     """A rank's place in its job, as `rank()` and the like return it."""
 
     rank: int
@@ -39,7 +39,7 @@ class RankProcess:
     """The process that is a rank. `place` is None where it has not left its mark, so that only its number is known."""
 
     pid: int
-    place: Place | None = None
+    place: RankPosition | None = None
 
     def __str__(self) -> str:
         command = _command_of(self.pid)
@@ -91,7 +91,7 @@ def claim(key: str) -> RankProcess | None:
     return None
 
 
-def mark(key: str, place: Place) -> None:
+def mark(key: str, place: RankPosition) -> None:
     """Let what this process starts from now on know that it is a rank, and which."""
     told = {"key": _short(key), "pid": os.getpid(), "began": _began(os.getpid()), "pids": _pid_space(), **asdict(place)}
     leave_mark(json.dumps(told, separators=(",", ":")))
@@ -108,7 +108,7 @@ def marked(text: str | None, key: str | None) -> RankProcess | None:
         return None
     try:
         told = json.loads(text)
-        place = Place(*(int(told[name]) for name in ("rank", "size", "local_rank", "local_size")))
+        place = RankPosition(*(int(told[name]) for name in ("rank", "size", "local_rank", "local_size")))
         pid, is_other = int(told["pid"]), key is not None and told["key"] not in ("", _short(key))
         if is_other or told["pids"] != _pid_space() or told["began"] != _began(pid):
             return None

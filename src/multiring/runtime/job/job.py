@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from multiring.errors import StateError
 from multiring.runtime.bootstrap.launchers import Identity
-from multiring.runtime.bootstrap.rank_process import Place
+from multiring.runtime.bootstrap.rank_process import RankPosition
 from multiring.runtime.engines.mpi_library import end_despite_mpi
 from multiring.runtime.group.group import Group
 from multiring.runtime.job.joining import join_job
@@ -149,7 +149,7 @@ def current() -> World:
     raise StateError("multiring is not initialised; call multiring.init() first")
 
 
-def place() -> Place:
+def place() -> RankPosition:
     """Return where this process is in its job; in a multiprocessing worker of a rank, where the rank is.
 
     Raises:

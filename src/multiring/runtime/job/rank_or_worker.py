@@ -6,7 +6,7 @@ from typing import Any, final
 
 from multiring.errors import StateError, UnsupportedError
 from multiring.runtime.bootstrap.launchers import innermost, launch_key, place_told, told_by
-from multiring.runtime.bootstrap.rank_process import Place, RankProcess, claim, is_worker_of, mark, marked
+from multiring.runtime.bootstrap.rank_process import RankPosition, RankProcess, claim, is_worker_of, mark, marked
 from multiring.settings import Settings, foreign_environment, inherited_mark
 
 _MACHINES = ("x86_64", "aarch64")
@@ -17,7 +17,7 @@ class Worker:
     """A multiprocessing worker of a rank: it knows the rank's place, and does not communicate."""
 
     rank: RankProcess
-    place: Place
+    place: RankPosition
     is_fork: bool = False
 
     def refusal(self) -> "WorkerError":
@@ -82,13 +82,13 @@ class Attempt:
             "own is started by `multiring run -n 1 PROGRAM`, or another launcher"
         )
 
-    def note(self, place: Place) -> None:
+    def note(self, place: RankPosition) -> None:
         """Make this process, which has joined otherwise than by a launcher's variables, the rank if it can be."""
         if self._key is not None:
             claim(self._key)
         self.mark(place)
 
-    def mark(self, place: Place) -> None:
+    def mark(self, place: RankPosition) -> None:
         """Let what this process starts know the rank's place."""
         if self._key is not None or place.size > 1:
             mark(self._key or "", place)

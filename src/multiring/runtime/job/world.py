@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from multiring._native import Context
 from multiring.runtime.bootstrap.launchers import Identity
-from multiring.runtime.bootstrap.rank_process import Place, RankProcess
+from multiring.runtime.bootstrap.rank_process import RankPosition, RankProcess
 from multiring.runtime.engines.mpi import MpiEngine
 from multiring.runtime.engines.mpi_library import end_despite_mpi
 from multiring.runtime.events import Event, event_of
@@ -87,9 +87,9 @@ class World:
         return len(self.membership.local_ranks)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> RankPosition:
         """Where this rank is, as `rank()` and the like return it."""
-        return Place(self.membership.rank, self.membership.size, self.local_rank, self.local_size)
+        return RankPosition(self.membership.rank, self.membership.size, self.local_rank, self.local_size)
 
     @property
     def rank_process(self) -> RankProcess:
