@@ -6,13 +6,16 @@ See benchmarks/evidence_cases.py for the options.
 import sys
 
 from benchmarks.evidence_cases import Topic, main
+from benchmarks.evidence_data_files_content import CONTENT, SHOWS_CONTENT
+from benchmarks.evidence_data_files_formats import FORMATS, SHOWS_FORMATS
+from benchmarks.evidence_data_files_left_out import LEFT_OUT, SHOWS_LEFT_OUT
 from benchmarks.evidence_data_files_running import RUNNING, SHOWS_RUNNING
 
 TOPIC = Topic(
     name="data",
     program="evidence_data_files.py",
-    families=(*RUNNING,),
-    shows={**SHOWS_RUNNING},
+    families=(*FORMATS, *CONTENT, *LEFT_OUT, *RUNNING),
+    shows={**SHOWS_FORMATS, **SHOWS_CONTENT, **SHOWS_LEFT_OUT, **SHOWS_RUNNING},
 )
 
 if __name__ == "__main__":

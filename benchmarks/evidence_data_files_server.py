@@ -1,0 +1,84 @@
+"""A small HTTP server for evidence about data sets: with ranges, validators as they are wanted, and failures."""
+
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+
+class Server(ThreadingHTTPServer):
+    """Serves a folder's files.
+
+    Attributes:
+        validators: "etag", "time", "both" or "none": by what files are told apart.
+        fails: how many of the next requests for bytes fail.
+        status: with which they do.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.root = root
+        self.validators = "both"
+        self.fails = 0
+        self.status = 503
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Server
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+    def do_HEAD(self) -> None:
+        """Describe a file."""
+        self._answer(has_body=False)
+
+    def do_GET(self) -> None:
+        """Send a file's bytes."""
+        if self.server.fails > 0:
+            self.server.fails -= 1
+            self.send_response(self.server.status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        self._answer(has_body=True)
+
+    def _answer(self, *, has_body: bool) -> None:
+        path = self.server.root / self.path.partition("?")[0].lstrip("/")
+        data = path.read_bytes()
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        begin, end = (int(asked[1]), int(asked[2] or len(data) - 1) + 1) if asked else (0, len(data))
+        end = min(end, len(data))
+        self.send_response(206 if asked else 200)
+        if asked:
+            self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(data)}")
+        self.send_header("Accept-Ranges", "bytes")
+        self.send_header("Content-Length", str(end - begin))
+        if self.server.validators in {"etag", "both"}:
+            self.send_header("ETag", f'"{len(data)}-{path.stat().st_mtime_ns}"')
+        if self.server.validators in {"time", "both"}:
+            self.send_header("Last-Modified", formatdate(path.stat().st_mtime, usegmt=True))
+        self.end_headers()
+        if has_body:
+            self.wfile.write(data[begin:end])
+
+
+@contextmanager
+def serving(root: Path) -> Iterator[Server]:
+    """Serve a folder at a loopback address."""
+    server = Server(root)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,115 @@
+"""Random values, types and records for evidence about data sets, and how two values are compared."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from benchmarks.evidence_cases import Random
+
+INTEGERS = ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")
+FLOATS = ("f2", "f4", "f8")
+NUMBERS = (*INTEGERS, *FLOATS, "?")
+WORDS = ("", "a", "zero\0end\0", "caf\u00e9", "\u4e2d\u6587", "\U0001f642", "line\nbreak", "\0", " x ")
+
+
+def chosen(random: Random, values: Any) -> Any:
+    """Return one of some values, as it is."""
+    return values[int(random.integers(len(values)))]
+
+
+def array_of(random: Random, dtype: Any, shape: tuple[int, ...]) -> Any:
+    """Return an array whose values reach to the ends of its type."""
+    # Of no axes NumPy makes scalars, which lose the order of bytes.
+    return np.asarray(_drawn(random, np.dtype(dtype), shape)).astype(dtype).reshape(shape)
+
+
+def _drawn(random: Random, kind: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+    if kind.names is not None:
+        found = np.empty(shape, kind)
+        for name in kind.names:
+            found[name] = array_of(random, kind[name], shape)
+        return found
+    if kind.kind == "b":
+        return random.integers(2, size=shape).astype(kind)
+    if kind.kind in "iu":
+        ends = np.iinfo(kind)
+        spread = random.integers(ends.min, ends.max, size=shape, dtype=kind.newbyteorder("="), endpoint=True)
+        small = np.minimum(spread.astype(np.uint64) & np.uint64(63), np.uint64(63)).astype(kind)
+        return np.where(random.random(shape) < 0.5, spread, small).astype(kind)
+    if kind.kind == "c":
+        part = np.dtype(f"f{kind.itemsize // 2}")
+        return (array_of(random, part, shape) + 1j * array_of(random, part, shape)).astype(kind)
+    with np.errstate(over="ignore"):
+        return (random.standard_normal(shape) * 10.0 ** random.integers(-3, 4)).astype(kind)
+
+
+def shape_of(random: Random, most: int = 3, longest: int = 4) -> tuple[int, ...]:
+    """Return a random shape."""
+    return tuple(random.integers(1, longest + 1, size=int(random.integers(most))).tolist())
+
+
+def text_of(random: Random) -> str:
+    """Return a random text."""
+    return "".join(chosen(random, WORDS) for _ in range(int(random.integers(3))))
+
+
+def bytes_of(random: Random, most: int = 9) -> bytes:
+    """Return random bytes, often with zeros at their end."""
+    data = random.integers(256, size=int(random.integers(most)), dtype=np.uint8).tobytes()
+    return data + b"\0" * int(random.integers(3))
+
+
+def same(found: Any, wanted: Any, *, types: bool = True) -> bool:
+    """Return whether two values are equal, and of equal types; numbers that are not a number equal each other."""
+    if types and type(found) is not type(wanted):
+        return False
+    if hasattr(wanted, "new_tensor"):
+        return same_tensors(found, wanted)
+    is_array = any(isinstance(each, np.ndarray | np.generic) for each in (found, wanted))
+    if is_array and not isinstance(wanted, str | bytes):
+        first, second = np.asarray(found), np.asarray(wanted)
+        has_type = first.dtype == second.dtype or not types
+        return has_type and first.shape == second.shape and same_numbers(first, second)
+    return _same_parts(found, wanted, types=types)
+
+
+def _same_parts(found: Any, wanted: Any, *, types: bool) -> bool:
+    if isinstance(wanted, dict):
+        return found.keys() == wanted.keys() and all(
+            same(found[key], each, types=types) for key, each in wanted.items()
+        )
+    if isinstance(wanted, list | tuple):
+        return len(found) == len(wanted) and all(
+            same(one, other, types=types) for one, other in zip(found, wanted, strict=True)
+        )
+    return bool(found == wanted or (found != found and wanted != wanted))  # noqa: PLR0124 -- not a number
+
+
+def same_numbers(first: Any, second: Any) -> bool:
+    """Return whether arrays have equal values, compared as Python's objects: exactly, whatever their types are."""
+    ones, others = first.reshape(-1).tolist(), second.reshape(-1).tolist()
+    return all(
+        one == other or (one != one and other != other)  # noqa: PLR0124 -- as above
+        for one, other in zip(ones, others, strict=True)
+    )
+
+
+def same_tensors(found: Any, wanted: Any) -> bool:
+    """Return whether two tensors have the same type, shape and bits."""
+    import torch  # noqa: PLC0415 -- few families need it
+
+    if type(found) is not type(wanted) or found.dtype != wanted.dtype or found.shape != wanted.shape:
+        return False
+    if not wanted.numel():
+        return True
+    one, other = (each.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8) for each in (found, wanted))
+    return bool(torch.equal(one, other))
+
+
+def told(value: Any) -> str:
+    """Return a value, short, with its type."""
+    kind = f"{value.dtype} " if hasattr(value, "dtype") else ""
+    return f"{type(value).__name__} {kind}{value!r}"[:160]
+
+
+Draw = Callable[[Random], Any]
