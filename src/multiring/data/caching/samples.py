@@ -84,7 +84,7 @@ def _part_of(value: Any) -> dict[str, Any]:
     if type(value) is np.bytes_:
         return {"kind": "numpy bytes", "data": bytes(value)}
     if type(value) is np.str_:
-        return {"kind": "numpy text", "data": str(value).encode("utf-8", "surrogatepass")}
+        return {"kind": "numpy text", "data": value.encode("utf-8", "surrogatepass")}
     if kind.startswith("PIL.") and getattr(value, "mode", "") in _MODES:
         return {"kind": "image", "data": _npy(np.asarray(value))}
     if isinstance(value, np.generic) or type(value) in {np.ndarray, np.memmap}:

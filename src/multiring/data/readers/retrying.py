@@ -84,9 +84,11 @@ def _bare(url: str) -> str:
     host, slash, path = rest.partition("/")
     if "@" in host:
         host = host.rpartition("@")[2]
-    elif "@" in path and ":" in host and not re.fullmatch(r"[^:]*:\d*", host) and not host.startswith("["):
+    elif "@" in path and ":" in host and not re.fullmatch(r"[^:]*:\d{0,5}", host) and not host.startswith("["):
         # A password with a slash in it, which no URL may have.
         host, slash, path = f"{host}{slash}{path}".rpartition("@")[2].partition("/")
+    if ":" in host and not host.startswith("[") and not re.fullmatch(r"[^:]*:\d{0,5}", host):
+        return f"{scheme}://***"  # the beginning of a password with a ? or a # in it
     return f"{scheme}://{host}{slash}{path}"
 
 
