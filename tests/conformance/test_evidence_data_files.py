@@ -6,9 +6,10 @@ import time
 from itertools import count
 from pathlib import Path
 
-from benchmarks.evidence_cases import ROOT, faults_of
+from benchmarks.evidence_cases import faults_of
 from benchmarks.evidence_data_files import TOPIC
 from benchmarks.evidence_data_files_running import RUNNING
+from benchmarks.evidence_job import ROOT
 
 SECONDS = 20.0
 HERE = [each for each in TOPIC.families if not each.ranks and each not in RUNNING]

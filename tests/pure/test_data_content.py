@@ -353,7 +353,7 @@ def test_a_pack_gives_back_values_and_types(value: Any, tmp_path: Path) -> None:
     "value",
     [
         *(2**63, [b"x"], [("k", 1)], {1: 2}, [float("nan")], "\ud800", None, np.array([{"a"}])),
-        *(np.ones(2, ml_dtypes.bfloat16), np.ones(2, ml_dtypes.float8_e4m3fn), np.ma.array([1, 2], mask=[0, 1])),
+        *(np.ones(2, ml_dtypes.bfloat16), np.ones(2, ml_dtypes.float8_e4m3fn), np.ma.array([1, 2], mask=[False, True])),
     ],
     ids=repr,
 )

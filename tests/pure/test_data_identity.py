@@ -160,7 +160,7 @@ def test_a_cached_sample_has_its_type_and_its_bits(value: Any) -> None:
         torch.nn.Parameter(torch.ones(1)),
         torch.ones(2).to_sparse(),
         torch.empty(2, device="meta"),
-        np.ma.array([1, 2], mask=[0, 1]),
+        np.ma.array([1, 2], mask=[False, True]),
         np.ones(2, dtype="O"),
         type("Named", (dict,), {})(),
         {1: "number for a key"},
@@ -289,7 +289,7 @@ def test_a_data_sets_digest_changes_with_its_format_and_its_shards() -> None:
     shard = {"name": "a", "size_bytes": 5, "samples": 2}
     base = digest_of("tar", [Shard(**shard)])  # type: ignore[arg-type]
     others: list[dict[str, Any]] = [{"name": "b"}, {"size_bytes": 6}, {"samples": 3}]
-    changed = [digest_of("tar", [Shard(**{**shard, **each})]) for each in others]  # type: ignore[arg-type]
+    changed = [digest_of("tar", [Shard(**{**shard, **each})]) for each in others]
     changed += [digest_of("mds", [Shard(**shard)]), digest_of("tar", [Shard(**shard)] * 2)]  # type: ignore[arg-type]
     assert len({base, *changed}) == 6
     assert {*shard} == {*Shard.__dataclass_fields__}, "each field is tried"

@@ -44,10 +44,10 @@ def test_each_sample_that_can_be_read_counts_once_and_alike(
         loader.close()
     found = sorted(value for each in weights.values() for value in each)
     assert found == sorted(set(range(count)) - bad)
-    for each in weights.values():
-        assert max(each.values()) - min(each.values()) < 1e-9
+    for counts in weights.values():
+        assert max(counts.values()) - min(counts.values()) < 1e-9
         if ranks == 1:
-            assert sum(each.values()) == pytest.approx(1)
+            assert sum(counts.values()) == pytest.approx(1)
 
 
 def test_ranks_that_tell_each_other_have_the_exact_mean(tmp_path: Path) -> None:
