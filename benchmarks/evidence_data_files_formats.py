@@ -68,7 +68,7 @@ def column_of(random: Random, rows: int) -> tuple[str, Any]:
         "fixed": ([array_of(random, kind, (2,)).tolist() for _ in range(rows)], pa.list_(arrow, 2)),
         "nested": ([[each, each[:1]] for each in numbers], pa.list_(pa.list_(arrow))),
         "map": ([[(f"k{number}", each) for number, each in enumerate(row)] for row in numbers], None),
-        "struct": ([{"x": row[0] if row else 0, "y": text_of(random)} for row in numbers], None),
+        "struct": ([{"x": row[0] if row else array_of(random, kind, ()).item(), "y": text_of(random)} for row in numbers], None),
     }
     made_of["map"] = (made_of["map"][0], pa.map_(pa.string(), arrow))
     made_of["struct"] = (made_of["struct"][0], pa.struct([("x", arrow), ("y", pa.string())]))
@@ -147,7 +147,7 @@ def hdf5(random: Random, folder: Path) -> Iterator[Fault]:
             words = [text_of(random).replace("\0", "").encode() for _ in range(rows)]
             if random.random() < 0.5:
                 for row in random.integers(rows, size=2).tolist():
-                    words[row] = b"caf\xe9" + bytes_of(random).replace(b"\0", b"")
+                    words[row] = b"caf\xff" + bytes_of(random).replace(b"\0", b"")
                     bad.add(row)
             kind = h5py.string_dtype(chosen(random, ("ascii", "utf-8")), 40 if sort == "fixed text" else None)
             file.create_dataset(name, data=words, dtype=kind)
