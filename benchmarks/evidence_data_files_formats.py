@@ -68,7 +68,10 @@ def column_of(random: Random, rows: int) -> tuple[str, Any]:
         "fixed": ([array_of(random, kind, (2,)).tolist() for _ in range(rows)], pa.list_(arrow, 2)),
         "nested": ([[each, each[:1]] for each in numbers], pa.list_(pa.list_(arrow))),
         "map": ([[(f"k{number}", each) for number, each in enumerate(row)] for row in numbers], None),
-        "struct": ([{"x": row[0] if row else array_of(random, kind, ()).item(), "y": text_of(random)} for row in numbers], None),
+        "struct": (
+            [{"x": row[0] if row else array_of(random, kind, ()).item(), "y": text_of(random)} for row in numbers],
+            None,
+        ),
     }
     made_of["map"] = (made_of["map"][0], pa.map_(pa.string(), arrow))
     made_of["struct"] = (made_of["struct"][0], pa.struct([("x", arrow), ("y", pa.string())]))
