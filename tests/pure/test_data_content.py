@@ -196,6 +196,22 @@ def test_hdf5s_texts_and_records(tmp_path: Path) -> None:
     assert batch["row"]["id"].tolist() == [1, 1]
 
 
+def test_a_chunk_that_unpacks_to_more_than_it_says_is_given_up(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        made = file.create_dataset("x", (4, 2), "f4", chunks=(2, 2), compression="gzip")
+        made[:] = 1
+        made.id.write_direct_chunk((2, 0), zlib.compress(bytes(50 << 20)))
+    data = Dataset(tmp_path, shuffle="none", limits=Limits(record_bytes=1 << 20))
+    assert data[1]["x"].tolist() == [1, 1]
+    with pytest.raises(DataError, match=r"a\.h5: sample 2: x has a chunk that unpacks to more than its size"):
+        data[2]
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        large = np.random.default_rng(1).normal(size=(3, 300, 300))
+        file.create_dataset("x", data=large, chunks=(2, 100, 300), compression="gzip")
+    data = Dataset(tmp_path, shuffle="none", limits=Limits(record_bytes=1 << 20))
+    assert all(np.array_equal(data[number]["x"], large[number]) for number in range(3))
+
+
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [
@@ -335,7 +351,17 @@ def test_fields_in_another_order_are_packed_under_their_own_names(tmp_path: Path
 @pytest.mark.parametrize(
     "value",
     [
-        *(True, 5, -(2**63), np.int8(-5), np.uint64(2**63 - 1), np.bool_(True)),
+        *(
+            True,
+            5,
+            -(2**63),
+            np.float32(0.1),
+            np.complex64(1j),
+            np.datetime64(5, "ns"),
+            np.int8(-5),
+            np.uint64(2**63 - 1),
+            np.bool_(True),
+        ),
         *(np.array([1, 2], ">i2"), np.array([1 + 2j], "c16"), np.array([(1, 2.0)], [("a", ">i2"), ("b", "f4")])),
         *(np.array(["2020-01-01"], "M8[D]"), np.array([0.1], "f2"), np.array(["ab", "c"])),
         *({"a": [1, 2.5, None, "\ud800"]}, "text\0", b"\0\0", Image(b"\x89PNG...")),

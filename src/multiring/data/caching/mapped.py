@@ -60,12 +60,13 @@ class CachedSamples:
     def __init__(self, dataset: Any, folder: Path, quota_bytes: int, key: str | None = None) -> None:
         self.dataset = dataset
         self._made_of = (folder, quota_bytes)
+        if key is None:
+            remove_left(folder)  # before it is counted what the folder holds
         self._cache = BlockCache(folder, quota_bytes, tell)
         identity = self._identified(key)
         if key is not None:
             self._key = f"map-{identity}"
             return
-        remove_left(folder)
         self._key = f"map-of-{_host()}-{os.getpid()}-{_began(os.getpid())}-{secrets.token_hex(8)}"
         weakref.finalize(self, _remove, folder / self._key, os.getpid())
 
@@ -111,7 +112,7 @@ def _remove(folder: Path, process: int) -> None:
 
 def remove_left(root: Path) -> None:
     """Remove samples that ended processes of this host kept for themselves: some were killed before they could."""
-    for each in root.iterdir():
+    for each in root.iterdir() if root.is_dir() else ():
         found = _OWN.fullmatch(each.name)
         if found and found["host"] == _host() and _began(int(found["process"])) != int(found["began"]):
             shutil.rmtree(each, ignore_errors=True)

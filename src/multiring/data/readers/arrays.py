@@ -2,8 +2,11 @@
 
 import io
 import math
+import struct
+import threading
 import tokenize
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -27,6 +30,7 @@ _HEADERS_ERRORS = (
     tokenize.TokenError,
 )
 Array = NDArray[Any]
+_one_at_a_time = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +54,46 @@ def layout_of(what: str, head: bytes, size: int, limits: Limits) -> Layout:
         DataError: it is none, has Python objects in it, is in Fortran's order, or says that it has other bytes.
     """
     with damage_told(what, *_HEADERS_ERRORS):
-        file = io.BytesIO(head)
-        version = np.lib.format.read_magic(file)
-        reads = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-        if version not in reads:
-            raise ValueError(f"version {version} of .npy")
-        shape, is_fortran, dtype = reads[version](file, max_header_size=_HEADER_BYTES)
+        shape, is_fortran, dtype, begin = _header(_header_bytes(head))
     if dtype.hasobject:
         refuse_pickle(what, "its array of Python objects")
     if is_fortran and len(shape) > 1:
         raise DataError(f"{what} is in Fortran's order, where no sample lies in one piece; save it in C's")
     if any(each < 0 for each in shape):
         raise DataError(f"{what} claims the shape {shape}")
-    found = Layout(dtype, tuple(shape), file.tell())
+    found = Layout(dtype, tuple(shape), begin)
     # Python's integers: a shape whose bytes no machine word holds is found too.
     require_size(what, found.size_bytes, size - found.begin, "which is all that the file has")
     if found.begin + found.size_bytes != size:
         raise DataError(f"{what} has {size} bytes, and its array ends at {found.begin + found.size_bytes}")
     require_size(what, found.size_bytes, limits.index_bytes << 20, "the limit")
     return found
+
+
+def _header_bytes(head: bytes) -> bytes:
+    """Return the beginning of a .npy file up to its numbers, as far as `head` has it."""
+    sizes = {1: (10, "<H"), 2: (12, "<I")}
+    size, form = sizes.get(head[6] if len(head) > 6 else 0, (0, ""))
+    if not size or len(head) < size:
+        return head
+    (length,) = struct.unpack_from(form, head, 8)
+    return head[: size + length]
+
+
+@lru_cache(maxsize=256)
+def _header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Return the shape, whether it is Fortran's order, the type, and where the numbers begin.
+
+    One thread at a time: NumPy reads a header as Python's source, and in Python 3.11 threads that do so at once confuse
+    each other's count of how deep they are (SystemError; python/cpython#106905).
+    """
+    with _one_at_a_time:
+        file = io.BytesIO(head)
+        version = np.lib.format.read_magic(file)
+        reads = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        if version not in reads:
+            raise ValueError(f"version {version} of .npy")
+        return (*reads[version](file, max_header_size=_HEADER_BYTES), file.tell())
 
 
 def array_of(what: str, data: bytes | memoryview, limits: Limits) -> Array:

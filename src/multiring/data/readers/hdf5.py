@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import threading
 import weakref
+import zlib
 from collections import OrderedDict
 from threading import RLock
 from typing import Any
@@ -16,8 +17,10 @@ from multiring.data.readers.storage import StorageFile, with_endings
 from multiring.errors import DataError, StateError
 
 _OPEN_FILES = 16
+_PIECE = 1 << 20
+_MOST_TIMES = 1032  # as large as what it is compressed to: more deflate cannot
 _END_S = 10.0  # for a read that is under way when the process ends
-_ERRORS = (OSError, ValueError, KeyError, RuntimeError, TypeError, OverflowError)
+_ERRORS = (OSError, ValueError, KeyError, RuntimeError, TypeError, OverflowError, zlib.error)
 
 
 class _Ending:
@@ -113,12 +116,31 @@ class Hdf5Source:
         name = self.shards[shard].name
         what = f"{self._storage.url}/{name}: sample {row}"
         with self._lock, damage_told(what, *_ERRORS):
-            values = {field: each[row] for field, each in self._fields(name).items()}
+            fields = self._fields(name)
+            for field, each in fields.items():
+                self._require_chunks(name, f"{what}: {field}", each, row)
+            values = {field: each[row] for field, each in fields.items()}
         found: Record = {}
         for field, value in values.items():
             with damage_told(f"{what}: {field}", ValueError):
                 found[field] = _plain(value)
         return found
+
+    def _require_chunks(self, name: str, what: str, data_set: Any, row: int) -> None:
+        """Raise DataError where a compressed chunk of a sample unpacks to more than a chunk: HDF5 would take it all."""
+        if data_set.compression != "gzip":
+            return
+        largest = max(self._limits.record_bytes, 1)
+        counts = [-(-size // chunk) for size, chunk in zip(data_set.shape[1:], data_set.chunks[1:], strict=True)]
+        for place in np.ndindex(*counts):
+            begin = (row, *(number * chunk for number, chunk in zip(place, data_set.chunks[1:], strict=True)))
+            told = data_set.id.get_chunk_info_by_coord(begin)
+            # What is small cannot unpack to much; what was unpacked once is known.
+            if told.byte_offset is None or told.size * _MOST_TIMES <= largest:
+                continue
+            if (name, told.byte_offset) not in self._unpacked:
+                _require_chunk(what, data_set, told.chunk_offset)
+                self._unpacked.add((name, told.byte_offset))
 
     def close(self) -> None:
         """Close the files that are open; the next read opens them again."""
@@ -134,12 +156,25 @@ class Hdf5Source:
             self._lock.release()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_files": None, "_lock": None}
+        return self.__dict__ | {"_files": None, "_unpacked": None, "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
         self._files: OrderedDict[str, tuple[Any, dict[str, Any]]] = OrderedDict()
+        self._unpacked: set[tuple[str, int]] = set()  # chunks, by their files and places
         self._lock = RLock()  # HDF5's library has one of its own, which Python's threads may not wait for
+
+
+def _require_chunk(what: str, data_set: Any, begin: tuple[int, ...]) -> None:
+    """Unpack a chunk within its size, and keep nothing of it."""
+    _, rest = data_set.id.read_direct_chunk(begin)
+    left = data_set.dtype.itemsize * int(np.prod(data_set.chunks, dtype=object))
+    decompressor = zlib.decompressobj()
+    while rest and not decompressor.eof:
+        left -= len(decompressor.decompress(rest, _PIECE))
+        if left < 0:
+            raise DataError(f"{what} has a chunk that unpacks to more than its size, {data_set.chunks}")
+        rest = decompressor.unconsumed_tail
 
 
 def _plain(value: Any) -> Any:

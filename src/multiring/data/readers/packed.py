@@ -93,7 +93,8 @@ class PackedSource:
         if field.kind == "image":
             return Image(data)
         if field.kind == "array":
-            return array_of(what, data, self._limits)
+            array = array_of(what, data, self._limits)
+            return array if array.ndim else array[()]  # a number; arrays without axes have a fixed shape
         with damage_told(what, ValueError, RecursionError):
             return data.decode() if field.kind == "text" else json.loads(data) if field.kind == "json" else data
 
