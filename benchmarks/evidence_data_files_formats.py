@@ -204,6 +204,7 @@ def member_of(random: Random, ending: str) -> tuple[bytes, Any]:
     if last == "npy":
         dtype = np.dtype(chosen(random, ("c8", "c16", *NUMBERS))).newbyteorder(chosen(random, "<>"))
         array = array_of(random, dtype, shape_of(random))
+        array = np.asfortranarray(array) if random.random() < 0.3 else array
         file = io.BytesIO()
         np.save(file, array)
         return file.getvalue(), array

@@ -88,6 +88,7 @@ def arrays_in(folder: Path, *values: Any) -> Dataset:
         ([np.bool_(True), np.uint16(40_000)], "u2"),
         ([np.array(1, ">i2"), np.array(2**31, ">u4")], "i8"),
         ([np.str_("ab"), np.str_("longer")], None),
+        ([np.asfortranarray(np.arange(6).reshape(2, 3)), np.arange(6).reshape(2, 3) * 2], "i8"),
         ([np.float32(1), np.complex64(1j)], "c8"),
     ],
 )
@@ -97,7 +98,7 @@ def test_a_batch_holds_its_samples_whatever_their_types(
 ) -> None:
     loader = Loader(arrays_in(tmp_path / "d", *values), batch, workers=1)
     found = [row for each in loader for row in np.asarray(each["array"]).tolist()]
-    assert found == [each.item() for each in values]
+    assert found == [each.tolist() for each in values]
     if dtype is not None and batch == 3:
         assert next(iter(loader))["array"].dtype == np.dtype(dtype)
 

@@ -202,6 +202,19 @@ def test_unlike_shapes_are_an_error_that_says_which(tmp_path: Path) -> None:
         list(Loader(Dataset(url, format="npy-files", shuffle="none"), 4))
 
 
+def test_processes_widen_a_batchs_type_too(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    values = [np.int8(1), np.int8(2), np.int64(2**40), np.float32(0.5), np.int8(3), np.uint16(60_000)]
+    for number, value in enumerate(values):
+        np.save(tmp_path / "d" / f"{number}.npy", np.full(3, value))
+    data = Dataset(str(tmp_path / "d"), format="npy-files", shuffle="none")
+    loader = Loader(data, 2, workers=Workers(2, processes=True))
+    batches = [each["array"] for each in loader]
+    assert [each[:, 0].tolist() for each in batches] == [[1, 2], [2**40, 0.5], [3, 60_000]]
+    assert [each.dtype for each in batches] == [np.int8, np.float64, np.float64]
+    loader.close()
+
+
 def test_a_mixture_draws_from_all_and_is_resumed(url: str) -> None:
     data = [Dataset(url, transform=noisy, seed=seed) for seed in (1, 2)]
     mixture = Mixture(data, [3, 1], seed=5, length=40)

@@ -40,6 +40,7 @@ class Layout:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     begin: int  # of its numbers, in bytes
+    is_fortran: bool = False  # whether the first axis is the one whose numbers lie beside each other
 
     @property
     def size_bytes(self) -> int:
@@ -51,17 +52,15 @@ def layout_of(what: str, head: bytes, size: int, limits: Limits) -> Layout:
     """Return how the array in a .npy file of `size` bytes lies, of which `head` is the beginning.
 
     Raises:
-        DataError: it is none, has Python objects in it, is in Fortran's order, or says that it has other bytes.
+        DataError: it is none, has Python objects in it, or says that it has other bytes.
     """
     with damage_told(what, *_HEADERS_ERRORS):
         shape, is_fortran, dtype, begin = _header(_header_bytes(head))
     if dtype.hasobject:
         refuse_pickle(what, "its array of Python objects")
-    if is_fortran and len(shape) > 1:
-        raise DataError(f"{what} is in Fortran's order, where no sample lies in one piece; save it in C's")
     if any(each < 0 for each in shape):
         raise DataError(f"{what} claims the shape {shape}")
-    found = Layout(dtype, tuple(shape), begin)
+    found = Layout(dtype, tuple(shape), begin, is_fortran and len(shape) > 1)
     # Python's integers: a shape whose bytes no machine word holds is found too.
     require_size(what, found.size_bytes, size - found.begin, "which is all that the file has")
     if found.begin + found.size_bytes != size:
@@ -100,7 +99,8 @@ def array_of(what: str, data: bytes | memoryview, limits: Limits) -> Array:
     """Return the array that is in a .npy file's bytes; it views them."""
     require_size(what, len(data), limits.record_bytes, "the limit of a record")
     found = layout_of(what, bytes(data[:_HEADER_BYTES]), len(data), limits)
-    return np.frombuffer(data, found.dtype, offset=found.begin).reshape(found.shape)
+    numbers = np.frombuffer(data, found.dtype, offset=found.begin)
+    return numbers.reshape(found.shape[::-1]).T if found.is_fortran else numbers.reshape(found.shape)
 
 
 def require_storable(what: str, array: Array) -> None:
@@ -144,6 +144,10 @@ class NpySource:
         if not names:
             raise DataError(f"{opening.storage.url} has no .npy file")
         self._layouts = [layout_in(self._storage, name, opening.limits) for name in names]
+        for name, each in zip(names, self._layouts, strict=True):
+            if each.is_fortran:
+                what = f"{opening.storage.url}/{name}"
+                raise DataError(f"{what} is in Fortran's order, where no sample lies in one piece; save it in C's")
         kinds = {(each.dtype, each.shape[1:]) for each in self._layouts}
         if len(kinds) > 1 or not self._layouts[0].shape:
             raise DataError(

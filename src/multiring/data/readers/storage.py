@@ -238,8 +238,8 @@ class RemoteStorage:
         failure = ""
         try:
             self._system, root = fsspec.core.url_to_fs(url, **options)
-        except (ImportError, ValueError) as error:
-            failure = redacted(str(error), self._secrets)
+        except (ImportError, ValueError, TypeError, OSError) as error:
+            failure = redacted(str(error), self._secrets) or type(error).__name__
         if failure:
             raise ArgumentError(f"{self.url}: {failure}")
         self._root = root.rstrip("/")

@@ -147,12 +147,16 @@ def _feature(data: bytes) -> Any:
             return texts
         if number not in {2, 3}:
             continue
-        if number == 2:
-            array = np.frombuffer(b"".join(_message(each) for each in inner), "<f4")
-        else:
-            array = np.concatenate([np.empty(0, np.int64), *map(_integers, inner)])
+        array = np.frombuffer(b"".join(_message(each) for each in inner), "<f4") if number == 2 else _whole(inner)
         return array[0] if len(array) == 1 else array
     return np.empty(0, np.float32)
+
+
+def _whole(inner: list[int | bytes]) -> np.ndarray[Any, Any]:
+    """Return whole numbers, each by itself or many in one piece, as int64."""
+    if all(isinstance(each, int) for each in inner):
+        return np.array(inner, np.uint64).view(np.int64)
+    return np.concatenate([_integers(each) for each in inner])
 
 
 def _integers(value: int | bytes) -> np.ndarray[Any, Any]:
