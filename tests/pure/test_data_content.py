@@ -151,13 +151,23 @@ def test_parquets_columns_keep_their_types(tmp_path: Path) -> None:
 
 
 def test_a_row_group_that_takes_more_than_it_says_is_given_up(tmp_path: Path) -> None:
-    long = "x" * 100_000
-    pq.write_table(pa.table({"s": [long] * 3000}), tmp_path / "a.parquet")
+    limits = Limits(group_bytes=50 << 20)
+    pq.write_table(pa.table({"n": np.zeros(10_000_000)}), tmp_path / "a.parquet", row_group_size=10_000_000)
     assert (tmp_path / "a.parquet").stat().st_size < 50_000
-    data = Dataset(tmp_path, shuffle="none", limits=Limits(group_bytes=50 << 20))
+    data = Dataset(tmp_path, shuffle="none", limits=limits)
     with pytest.raises(DataError, match="takes more than 52428800 bytes"):
         data[0]
-    assert len(Dataset(tmp_path, shuffle="none")[2999]["s"]) == len(long)
+    long = "x" * 100_000
+    table = pa.table({"s": [long, "y", long] * 1000, "n": np.arange(3000)})
+    pq.write_table(table, tmp_path / "a.parquet")
+    del table
+    before = pa.total_allocated_bytes()
+    data = Dataset(tmp_path, shuffle="none", limits=limits)
+    assert [len(data[number]["s"]) for number in (0, 1, 2999)] == [100_000, 1, 100_000]
+    assert pa.total_allocated_bytes() - before < 10 << 20, "values stay in their dictionary"
+    pq.write_table(pa.table({"s": [[long]] * 3000}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="takes more than 52428800 bytes"):
+        Dataset(tmp_path, shuffle="none", limits=limits)[0]
 
 
 FED = """

@@ -176,7 +176,7 @@ class NpySource:
 
 
 class NpyFilesSource:
-    """A file is a sample, in a field named `array`; those of a folder below have its number as their `label`."""
+    """A file is a sample, in a field named `array`."""
 
     format = "npy-files"
     reads_records = True

@@ -1,13 +1,13 @@
 """Parquet: columns of samples, read by pyarrow."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import RLock
 from typing import Any
 
 import numpy as np
 
-from multiring.data.readers.limits import Limits, damage_told, library, require_size
+from multiring.data.readers.limits import damage_told, library, require_size
 from multiring.data.readers.source import Image, Numbering, Opening, Record, Shard, digest_of
 from multiring.data.readers.storage import StorageFile, with_endings
 from multiring.errors import DataError
@@ -44,8 +44,13 @@ class ParquetSource:
         self.digest = digest_of(self.format, self.shards)
         self.__setstate__({})
 
-    def _file(self, name: str) -> Any:
-        """Return a file, its metadata read within limits: Thrift's, for what a header claims."""
+    def _file(self, name: str, dictionaries: Sequence[str] = ()) -> Any:
+        """Return a file, its metadata read within limits: Thrift's, for what a header claims.
+
+        Args:
+            name: the file's.
+            dictionaries: columns whose values stay in their dictionaries, each once.
+        """
         parquet = library("pyarrow.parquet")
         size = self._storage.size(name)
         most = min(size, self._limits.index_bytes)
@@ -55,6 +60,7 @@ class ParquetSource:
                 thrift_string_size_limit=max(most, 1),
                 thrift_container_size_limit=max(most, 1),
                 pre_buffer=False,
+                read_dictionary=list(dictionaries),
             )
 
     def _add(self, name: str) -> None:
@@ -94,7 +100,7 @@ class ParquetSource:
             if found is None:
                 name, number = self._groups[shard]
                 with damage_told(f"{self._storage.url}/{name}: row group {number}", *_arrows_errors()):
-                    table = _unpacked(self._file(name), number, self._limits)
+                    table = self._unpacked(name, number)
                     table.validate()
                 if table.num_rows != self.shards[shard].samples:
                     raise DataError(f"{self._storage.url}/{self.shards[shard].name} has {table.num_rows} rows")
@@ -103,6 +109,33 @@ class ParquetSource:
             while len(self._kept) > _KEPT_GROUPS:
                 self._kept.popitem(last=False)
             return found
+
+    def _unpacked(self, name: str, number: int) -> Any:
+        """Return a row group as a table, which takes no more memory than a group may.
+
+        A few bytes can stand for any number of values: of columns in a dictionary, or of repeated numbers. Where what a
+        group may take is more than the limit, values stay in their dictionaries, and the group is read in pieces and
+        given up once they are too large.
+
+        Raises:
+            ValueError: it takes more.
+        """
+        file, most = self._file(name), self._limits.group_bytes
+        group = file.metadata.row_group(number)
+        columns = [group.column(each) for each in range(group.num_columns)]
+        if sum(map(_most_bytes, columns)) <= most:
+            return file.read_row_group(number, use_threads=False)
+        kept = [each.path_in_schema for each in columns if each.physical_type == "BYTE_ARRAY"]
+        file = self._file(name, [path for path in kept if "." not in path])
+        largest = max(1, *(each.total_uncompressed_size for each in columns))
+        rows = min(max(most // largest, _LEAST_ROWS), _MOST_ROWS)
+        pieces, taken = [], 0
+        for batch in file.iter_batches(batch_size=rows, row_groups=[number], use_threads=False):
+            taken += sum(_taken_bytes(column) for column in batch.columns)
+            if taken > most:
+                raise ValueError(f"it takes more than {most} bytes, the limit of a row group")
+            pieces.append(batch)
+        return library("pyarrow").Table.from_batches(pieces, schema=file.schema_arrow)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_kept": None, "_lock": None}
@@ -117,28 +150,10 @@ def _arrows_errors() -> tuple[type[BaseException], ...]:
     return (library("pyarrow").ArrowException, OSError, ValueError, OverflowError, KeyError, TypeError)
 
 
-def _unpacked(file: Any, number: int, limits: Limits) -> Any:
-    """Return a row group as a table, which takes no more memory than a group may.
-
-    A few bytes can stand for any number of values: of columns in a dictionary, or of repeated numbers. Where what a
-    group may take is more than the limit, it is read in pieces, and given up once they are too large.
-
-    Raises:
-        ValueError: it takes more.
-    """
-    group = file.metadata.row_group(number)
-    columns = [group.column(each) for each in range(group.num_columns)]
-    if sum(map(_most_bytes, columns)) <= limits.group_bytes:
-        return file.read_row_group(number, use_threads=False)
-    largest = max(1, *(each.total_uncompressed_size for each in columns))
-    rows = min(max(limits.group_bytes // largest, _LEAST_ROWS), _MOST_ROWS)
-    pieces, taken = [], 0
-    for batch in file.iter_batches(batch_size=rows, row_groups=[number], use_threads=False):
-        taken += batch.nbytes
-        if taken > limits.group_bytes:
-            raise ValueError(f"it takes more than {limits.group_bytes} bytes, the limit of a row group")
-        pieces.append(batch)
-    return library("pyarrow").Table.from_batches(pieces, schema=file.schema_arrow)
+def _taken_bytes(column: Any) -> int:
+    # Batches of one group share the dictionary.
+    is_dictionary = library("pyarrow.types").is_dictionary(column.type)
+    return int(column.indices.nbytes if is_dictionary else column.nbytes)
 
 
 def _most_bytes(column: Any) -> int:
