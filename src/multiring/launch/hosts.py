@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from multiring.errors import ArgumentError
 from multiring.launch.commands import CommandError, check_can_run, check_command, refuse_places
 from multiring.launch.horovod import horovod_exec_command, without_position
+from multiring.launch.host_output import HostTagger
 from multiring.launch.job import Job, JobOptions, Start, log_files
 from multiring.launch.mpiexec import Mpiexec, first_places, mpiexec_of, parse_hosts, placement, version_of_mpiexec
 from multiring.launch.standard_streams import open_closed_streams
@@ -68,14 +69,19 @@ def run_over_hosts(
     handed_on = sorted({*told, *_ours(environment), *options.variables})
     spelt = ",".join(f"{name}:{count}" for name, count in places)
     program = horovod_exec_command(spelt, command) if options.horovod else command
+    token, is_live = secrets.token_hex(4), options.stdin_rank is not None
+    made = HostTagger(token, is_live=is_live), HostTagger(token, is_live=is_live)
+    taggers = made if kind is Mpiexec.HYDRA else None
+    pattern = None if taggers is None else taggers[0].pattern
     start = Start(
         name="mpiexec",
         tag="",
         log_files=log_files("mpiexec"),
-        command=tuple(command_line(kind, places, [*options.mpiexec_words, *program], handed_on, os.getcwd())),  # noqa: PTH109 -- as it is spelt here: hosts may know it by that name only
+        command=tuple(command_line(kind, places, [*options.mpiexec_words, *program], handed_on, os.getcwd(), pattern)),  # noqa: PTH109 -- as it is spelt here: hosts may know it by that name only
         environment={"PYTHONUNBUFFERED": "1", **_without_rank(environment), **told},
         prepare=lambda: None,
-        has_stdin=options.stdin_rank is not None,
+        has_stdin=is_live,
+        taggers=taggers,
     )
     return Job([start], options.log_dir, options.grace_s).run()
 
@@ -93,11 +99,20 @@ def rendezvous_of(settings: Settings, first_host: str) -> dict[str, str]:
 
 
 def command_line(
-    kind: Mpiexec, hosts: Sequence[tuple[str, int]], command: Sequence[str], handed_on: Sequence[str], folder: str
+    kind: Mpiexec,
+    hosts: Sequence[tuple[str, int]],
+    command: Sequence[str],
+    handed_on: Sequence[str],
+    folder: str,
+    pattern: str | None = None,
 ) -> list[str]:
-    """Return mpiexec's command line. It names variables and has no values of any: everybody can read command lines."""
+    """Return mpiexec's command line. It names variables and has no values of any: everybody can read command lines.
+
+    `pattern` is what Hydra puts before each piece of a rank's output.
+    """
     if kind is Mpiexec.HYDRA:
-        options = ["-genvall", "-prepend-rank", "-wdir", folder]
+        tags = ["-prepend-rank"] if pattern is None else ["-prepend-pattern", pattern]
+        options = ["-genvall", *tags, "-wdir", folder]
     else:
         options = ["--map-by", "slot", "--tag-output", "--wdir", folder]
         options += [word for name in handed_on for word in ("-x", name)]

@@ -23,7 +23,7 @@ from multiring.errors import ArgumentError, LaunchError, PeerLostError, Rendezvo
 from multiring.launch.commands import CommandError
 from multiring.launch.leftovers import signal_group
 from multiring.launch.memory_limit import group_here, killed_for_memory, limit_bytes
-from multiring.launch.output import RANKS_LINE_BYTES, LineTagger, RankStream, outlets
+from multiring.launch.output import RANKS_LINE_BYTES, LineTagger, RankStream, Tagger, outlets
 from multiring.launch.signals import PASSED_ON, StopSignals
 
 _SETTLE_S = 1.0
@@ -61,6 +61,7 @@ class Start:
     prepare: Callable[[], None]
     birthplace: Callable[[], AbstractContextManager[object]] = nullcontext
     has_stdin: bool = False
+    taggers: tuple[Tagger, Tagger] | None = None  # of its stdout and stderr, where `tag` does not say all
 
 
 @dataclass(slots=True, eq=False)
@@ -255,7 +256,9 @@ class Job:
                 preexec_fn=start.prepare,  # noqa: PLW1509 -- this process has one thread
             )
         # Both are pipes, as asked for above.
-        taggers = [LineTagger(start.tag.encode(), is_live=start.has_stdin, line_bytes=RANKS_LINE_BYTES) for _ in logs]
+        taggers = start.taggers or tuple(
+            LineTagger(start.tag.encode(), is_live=start.has_stdin, line_bytes=RANKS_LINE_BYTES) for _ in logs
+        )
         out = RankStream(cast("IO[bytes]", process.stdout), taggers[0], self._out, logs[0])
         err = RankStream(cast("IO[bytes]", process.stderr), taggers[1], self._err, logs[1])
         return Member(start.name, process, out, err)

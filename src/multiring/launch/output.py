@@ -4,7 +4,7 @@ import contextlib
 import os
 import re
 from collections import deque
-from typing import IO, BinaryIO
+from typing import IO, BinaryIO, Protocol
 
 _LINE_BYTES = 1 << 16
 RANKS_LINE_BYTES = 1 << 24  # a longer line of a rank is cut: memory is bounded, and docs/run.md says so
@@ -24,6 +24,8 @@ class LineTagger:
     grows, and so is every line where `is_live`. `last_lines` holds the latest ones, untagged and cut to 2000 bytes
     each, of a bar its last state.
     """
+
+    has_marks = False
 
     def __init__(self, tag: bytes, *, is_live: bool = False, line_bytes: int = _LINE_BYTES) -> None:
         self._tag = tag
@@ -88,6 +90,22 @@ class LineTagger:
         self._ends_in_return = self._was_interrupted = False
 
 
+class Tagger(Protocol):
+    """What makes a stream into tagged lines: LineTagger, or HostTagger for a stream of several ranks."""
+
+    has_marks: bool  # whether what it is fed has marks in it that are for nobody else
+    last_lines: deque[bytes]
+
+    def feed(self, data: bytes) -> bytes:
+        """Return what is to be given out now."""
+
+    def finish(self) -> bytes:
+        """Return what is left at the stream's end."""
+
+    def interrupt(self) -> None:
+        """Hear that another's line has come into the one that was given out last."""
+
+
 class Outlet:
     """A queue before one of the launcher's own outputs, written when poll says that it takes more.
 
@@ -100,9 +118,9 @@ class Outlet:
         self.failure_to_report: OSError | None = None
         self._is_broken = False
         self._queue = bytearray()
-        self._within: LineTagger | None = None  # whose unfinished line came last
+        self._within: Tagger | None = None  # whose unfinished line came last
 
-    def add(self, data: bytes, tagger: LineTagger | None = None) -> None:
+    def add(self, data: bytes, tagger: Tagger | None = None) -> None:
         """Queue `data`; dropped where the output is broken.
 
         Args:
@@ -111,7 +129,7 @@ class Outlet:
         """
         if self._is_broken or not data:
             return
-        if self._within not in (None, tagger):
+        if self._within is not None and self._within is not tagger:
             self._within.interrupt()
             if not data.startswith(b"\r"):  # a bar is written over the other one
                 self._queue += b"\n"
@@ -151,7 +169,7 @@ def outlets() -> tuple[Outlet, Outlet]:
 class RankStream:
     """One rank's stdout or stderr: read from its pipe, tagged into an outlet, raw into its log file."""
 
-    def __init__(self, pipe: IO[bytes], tagger: LineTagger, outlet: Outlet, log: BinaryIO | None) -> None:
+    def __init__(self, pipe: IO[bytes], tagger: Tagger, outlet: Outlet, log: BinaryIO | None) -> None:
         self._pipe = pipe
         self._tagger = tagger
         self._log = log
@@ -183,10 +201,11 @@ class RankStream:
         if not data:
             self.close()
             return False
-        self.outlet.add(self._tagger.feed(data), self._tagger)
+        made = self._tagger.feed(data)
+        self.outlet.add(made, self._tagger)
         if self._log is not None:
             try:
-                self._log.write(data)
+                self._log.write(made if self._tagger.has_marks else data)
             except OSError as error:
                 self.log_failure = error
                 self._close_log()

@@ -1,0 +1,67 @@
+"""Evidence of launching: random endings, outputs, surroundings and workers, against the bare program's code and bytes.
+
+    python benchmarks/evidence_launching.py [--seconds 1800] [--seed 1] [--only FAMILY,...] [--against CHECKOUT]
+
+evidence_cases.py says what the options are and what is recorded. Jobs run on this machine; `addresses` needs root, and
+`host_lines` MPICH's mpiexec, which `multiring bench --install mpich` brings: without them these two try nothing.
+"""
+
+import sys
+
+from benchmarks import evidence_launching_input as given
+from benchmarks import evidence_launching_jobs as jobs
+from benchmarks.evidence_cases import Family, Topic, main
+
+FAMILIES = (
+    Family(name="endings", run=jobs.endings, deadline_s=150.0),
+    Family(name="outputs", run=jobs.outputs),
+    Family(name="settings", run=given.settings, deadline_s=90.0),
+    Family(name="workers", run=jobs.workers, deadline_s=90.0),
+    Family(name="children", run=jobs.children, deadline_s=90.0),
+    Family(name="leftovers", run=jobs.leftovers),
+    Family(name="streams", run=given.streams),
+    Family(name="scripts", run=given.scripts),
+    Family(name="options", run=given.options),
+    Family(name="horovodrun", run=given.horovodrun),
+    Family(name="env_options", run=given.env_options),
+    Family(name="readers_gone", run=given.readers_gone),
+    Family(name="plans", run=given.plans, deadline_s=120.0),
+    Family(name="devices", run=given.devices, deadline_s=90.0),
+    Family(name="ignored_options", run=given.ignored_options, deadline_s=200.0),
+    Family(name="limits", run=given.limits, deadline_s=90.0),
+    Family(name="remains", run=given.remains, deadline_s=120.0),
+    Family(name="bars", run=jobs.bars),
+    Family(name="host_lines", run=given.host_lines, deadline_s=90.0),
+    Family(name="addresses", run=given.addresses, deadline_s=120.0),
+    Family(name="endings_torch", run=jobs.endings_torch, deadline_s=150.0),
+)
+SHOWS = {
+    "bug_08_ulimit_v.py": ["limit -f: not named"],
+    "bug_09_slurm_leftovers.py": ["remains: variables of srun --pty are not named"],
+    "bug_10_spawn_workers.py": ["workers join: spawn", "workers join: forkserver"],
+    "bug_11_child_programs.py": ["child joins:"],
+    "bug_13_addresses.py": ["addresses: a shared one is not named"],
+    "launch_01.sh": ["plan: a saved one is refused"],
+    "launch_02.py": ["victim named: torch's hook"],
+    "launch_03.py": ["lines mixed: one file"],
+    "launch_04.py": ["late end: timeline"],
+    "launch_05.py": ["left behind: without our variables"],
+    "launch_06.sh": ["closed stream: >&-", "closed stream: 2>&-"],
+    "launch_07.sh": ["script: executable, and names no interpreter"],
+    "launch_08.sh": ["option: another one is named"],
+    "launch_09.sh": ["setting MULTIRING_INIT_TIMEOUT_S:"],
+    "launch_10.sh": ["setting MULTIRING_SEGMENT_BYTES:"],
+    "launch_12.sh": ["hosts: lines mixed"],
+    "launch_16.sh": ["plan of data: an option is ignored"],
+    "launch_17.sh": ["reader gone: a word, or another code"],
+    "launch_18.sh": ["horovodrun: another option is named for -np", "horovodrun: a traceback of --mpi-args"],
+    "launch_19.sh": ["device: replaced by a timeline"],
+    "launch_20.py": ["victim named: catches, leaves and ends", "victim named: catches, says so and ends"],
+    "launch_21.sh": ["env: replaced without a word"],
+    "launch_23.py": ["bar and line in one line: on different streams"],
+    "launch_26.py": ["line cut: one file", "line cut: two files"],
+}
+TOPIC = Topic(name="launching", program="evidence_launching.py", families=FAMILIES, shows=SHOWS)
+
+if __name__ == "__main__":
+    sys.exit(main(TOPIC))
