@@ -315,9 +315,13 @@ def devices(random: Random, folder: Path) -> Iterator[Fault]:
 
 
 _PAPER = {
-    "--topology": ["/no/such/file", "/", "a.npy"], "--samples": ["-1", "0", "x", "10"],
-    "--source-rate": ["nan", "-1", "1"], "--ranks": ["-1", "0", "4"], "--sample-bytes": ["-5", "x", "100"], "--hosts": ["0", "-2", "3"],
-}  # fmt: skip
+    "--topology": ["/no/such/file", "/", "a.npy"],
+    "--samples": ["-1", "0", "x", "10"],
+    "--source-rate": ["nan", "-1", "1"],
+    "--ranks": ["-1", "0", "4"],
+    "--sample-bytes": ["-5", "x", "100"],
+    "--hosts": ["0", "-2", "3"],
+}
 
 
 def ignored_options(random: Random, folder: Path) -> Iterator[Fault]:

@@ -83,12 +83,19 @@ def claim(key: str) -> RankProcess | None:
         except OSError:
             holding.close()
             holder = _holder_of(name)
-            if holder is not None and _is_alive(holder):
+            if holder is not None and lives(holder):
                 return RankProcess(holder)
             continue  # it has ended, and something that it forked has the socket still; or it ends just now
         _claims.held[key] = holding
         return None
     return None
+
+
+def spawner() -> str:
+    """Return what names the process that started this one by multiprocessing; "" where none did."""
+    process = sys.modules.get("multiprocessing.process")
+    parent = None if process is None else process.parent_process()
+    return "" if parent is None else f"{_pid_space()} {parent.pid} {_began(parent.pid)}"
 
 
 def mark(key: str, place: RankPosition) -> None:
@@ -164,7 +171,7 @@ def _holder_of(name: str) -> int | None:
     return None
 
 
-def _is_alive(pid: int) -> bool:
+def lives(pid: int) -> bool:
     """Return whether a process is more than a zombie; one of another pid namespace, number 0, is taken to be."""
     return pid == 0 or _stat_of(pid)[:1] not in ([], ["Z"], ["X"])
 

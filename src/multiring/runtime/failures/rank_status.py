@@ -7,10 +7,11 @@ held up in code that does not let go of Python's lock, does not.
 import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from multiring._native import ControlMessage
 from multiring.errors import StateError
+from multiring.runtime.bootstrap.rank_process import lives
 from multiring.runtime.failures.control_thread import Control
 from multiring.runtime.failures.standoffs import Counted, Standoffs
 from multiring.runtime.group.handles import Lookout, Patience, Waiter
@@ -19,6 +20,7 @@ from multiring.runtime.job.threads import described, main_frame, thread_states
 _PATIENCE_S = 0.5  # an answer takes a millisecond; no error is to wait much longer for one that does not come
 _ADDRESS = 0  # of these notices; groups have random ones
 _ASK, _ANSWER = 0, 1
+_SIBLING_S, _SIBLING_PAUSE_S = 1.5, 0.01
 _FRESH_S = 60.0  # an older answer says nothing any more
 _NO_ANSWER = "does not answer: it is stopped, or held up outside Python"
 
@@ -30,9 +32,11 @@ class RankStatus(Lookout):
         control: what carries the questions.
         rank: this one.
         stall_warn_s: after so many seconds a silent rank is warned of.
+        siblings: the processes of ranks that one process has started by multiprocessing, as it has this one.
     """
 
-    def __init__(self, control: Control, rank: int, stall_warn_s: float) -> None:
+    def __init__(self, control: Control, rank: int, stall_warn_s: float, siblings: Mapping[int, int]) -> None:
+        self._siblings = siblings
         self._control = control
         self._rank = rank
         self.patience = Patience.of(stall_warn_s)
@@ -55,6 +59,16 @@ class RankStatus(Lookout):
     def seek(self, waiter: Waiter) -> None:
         """Find out whether those that this thread waits for in `waiter` wait for this rank; see standoffs.py."""
         self._standoffs.seek(waiter)
+
+    def let_end(self, rank: int) -> None:
+        """Wait a moment until a lost rank has ended, where one process started both by multiprocessing.
+
+        That process, as torch.multiprocessing.spawn, shows the error of whichever ends first: the cause has to.
+        """
+        pid = self._siblings.get(rank)
+        until = time.monotonic() + _SIBLING_S
+        while pid is not None and lives(pid) and time.monotonic() < until:
+            time.sleep(_SIBLING_PAUSE_S)
 
     def is_single(self) -> bool:
         """Return whether this process's program has one thread, and it waits for other ranks."""

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 import threading
 import time
 from collections import defaultdict
@@ -167,6 +168,9 @@ class Lookout:
     def is_single(self) -> bool:
         """Return whether this process's program has one thread, and it waits for other ranks."""
         return True
+
+    def let_end(self, rank: int) -> None:
+        """Wait a moment until this rank of the world, which was lost, has ended, where its error is to be shown."""
 
 
 NOBODY = Lookout()
@@ -397,6 +401,9 @@ class ChainedHandle(Waiter):
             raise TimeoutError(f"{self._title} is still in flight after {timeout:g} s") from None
 
 
+_LOST = re.compile(r"rank (\d+) ")  # how the native core's words of a lost rank begin
+
+
 def failure_of(
     operation: Operation, title: str, ranks: Sequence[int], lookout: Lookout, verdict: str = ""
 ) -> MultiringError:
@@ -406,6 +413,9 @@ def failure_of(
         text = f"{title}: the ranks do not agree: {told_apart(operation.descriptions)}; inputs are intact"
         return MismatchError(text, titles_of(operation, ranks))
     if operation.fault is FaultKind.PEER_LOST:
+        lost = _LOST.match(text)
+        if lost is not None:
+            lookout.let_end(int(lost[1]))
         return PeerLostError(f"{title}: {text}; the contents of its arrays are undefined")
     if operation.fault is FaultKind.STALL:
         where = verdict or (lookout.look([operation.culprit]) if operation.culprit >= 0 else "")

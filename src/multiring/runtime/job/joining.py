@@ -15,6 +15,7 @@ from multiring.planner import Pins
 from multiring.runtime.bootstrap.addresses import host_id
 from multiring.runtime.bootstrap.launchers import Identity, identify
 from multiring.runtime.bootstrap.open_files import make_room_for_files, refuse_small_limits
+from multiring.runtime.bootstrap.rank_process import spawner
 from multiring.runtime.bootstrap.rendezvous import Rendezvous
 from multiring.runtime.bootstrap.waiting_lines import WaitingLines
 from multiring.runtime.engines.mpi import MpiEngine, MpiHere, check_engines
@@ -75,7 +76,7 @@ def _join(settings: Settings, identity: Identity, news: LauncherNews) -> tuple[W
             host = f"{host_id()} rank {identity.rank}" if settings.engine == "tcp" else host_id()
             cores = sorted(os.sched_getaffinity(0))
             known = None if settings.topology is None else read_topology(settings.topology)
-            peer_info = {"host": host, "name": os.uname().nodename, "handover": context.handover_name, "cores": cores}
+            peer_info = {"host": host, "handover": context.handover_name, "cores": cores, **_process()}
             pins = None if settings.plan is None else read_pins(settings.plan)
             files = {"topology": _digest_of(settings.topology), "plan": _digest_of(settings.plan)}
             engines = {"engine": settings.engine, "mpi": mpi and mpi.peer_info}
@@ -118,6 +119,7 @@ def _join(settings: Settings, identity: Identity, news: LauncherNews) -> tuple[W
         _membership(identity, peer_infos, topology),
         (context, engine, watch),
         (pins, spin_s),
+        _siblings(peer_infos, identity.rank),
     ), peer_infos[0]["timeline"]
 
 
@@ -151,6 +153,17 @@ def _membership(identity: Identity, peer_infos: list[dict[str, Any]], topology: 
     """Return the first generation of the job."""
     endpoints = tuple(Endpoint(number, peer_info["name"]) for number, peer_info in enumerate(peer_infos))
     return Membership(job=identity.job, number=0, rank=identity.rank, endpoints=endpoints, topology=topology)
+
+
+def _process() -> dict[str, Any]:
+    return {"name": os.uname().nodename, "pid": os.getpid(), "spawner": spawner()}
+
+
+def _siblings(peer_infos: list[dict[str, Any]], own: int) -> dict[int, int]:
+    """Return the processes of the other ranks that one process has started by multiprocessing, as it has this one."""
+    own_spawner = peer_infos[own]["spawner"]
+    same = [rank for rank, peer_info in enumerate(peer_infos) if own_spawner and peer_info["spawner"] == own_spawner]
+    return {rank: int(peer_infos[rank]["pid"]) for rank in same if rank != own}
 
 
 def _places(topology: Topology) -> dict[int, str]:
@@ -215,6 +228,7 @@ def _world(
     membership: Membership,
     carriers: tuple[Context, MpiEngine | None, RailWatch | None],
     planned: tuple[Pins | None, float],
+    siblings: dict[int, int],
 ) -> World:
     identity, settings, news = started
     context, engine, rail_watch = carriers
@@ -228,7 +242,7 @@ def _world(
         world_rank=identity.rank,
         stall_warn_s=settings.stall_warn_s,
         stall_timeout_s=settings.stall_timeout_s,
-        lookout=NOBODY if control is None else RankStatus(control, identity.rank, settings.stall_warn_s),
+        lookout=NOBODY if control is None else RankStatus(control, identity.rank, settings.stall_warn_s, siblings),
         control=control,
         glossary=glossary,
         pins=planned[0],
