@@ -78,12 +78,14 @@ class Family:
     run: called with the case's own generator and an empty folder, which the ranks of a case share; yields the faults.
     ranks: how many ranks run each case together, under `multiring run`; 0 runs it in a process without a launcher.
     deadline_s: how long a case may take before it counts as a hang.
+    case_s: about how long a case takes, for the first turn; later ones go by what was seen.
     """
 
     name: str
     run: Callable[[Random, Path], Iterator[Fault]]
     ranks: int = 0
     deadline_s: float = 60.0
+    case_s: float = 1.0
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -168,7 +170,7 @@ class Run:
     def __init__(self, topic: Topic, families: Sequence[Family], arguments: argparse.Namespace) -> None:
         self._topic, self._families, self._arguments = topic, families, arguments
         self._tree: Path = (arguments.against or ROOT).resolve()
-        self._tallies = {each.name: Tally(arguments.seed) for each in families}
+        self._tallies = {each.name: Tally(arguments.seed, case_s=each.case_s) for each in families}
         self._spent_s = 0.0
         self._record = ROOT / "build" / "evidence" / f"{topic.name}-{commit_in(self._tree)}-{arguments.seed}.jsonl"
         self._record.parent.mkdir(parents=True, exist_ok=True)

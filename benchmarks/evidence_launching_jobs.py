@@ -76,7 +76,7 @@ def endings(random: Random, folder: Path, *, by_torch: bool = False) -> Iterator
     (folder / "ends.py").write_text(text, encoding="utf-8")
     options = ["--timeline", "trace.json"] if has_timeline else []
     began = time.monotonic()
-    done = ran([*MULTIRING, "run", "-n", str(ranks), *options, "ends.py"], folder, deadline_s=90.0)
+    done = ran([*MULTIRING, "run", "-n", str(ranks), *options, "ends.py"], folder, deadline_s=LATE_S + 5)
     took_s = time.monotonic() - began
     about = f"rank {culprit} of {ranks}, {last}: {way.format(code=code)}; the others: {victim}; timeline {has_timeline}"
     wanted = code if _WAYS[way] == "code" else _WAYS[way]
