@@ -8,6 +8,7 @@ the program imported that name.
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from multiring.errors import (
     DisagreementError,
@@ -32,28 +33,55 @@ class HorovodInternalError(RuntimeError):
     """A collective failed on every rank that took part; `elastic.run` restores the state and goes on."""
 
 
-class MismatchInternalError(MismatchError, HorovodInternalError):
+class _NamedForProgram:
+    """In a program that does not import `horovod`, an error goes by multiring's own name: `MismatchError` and so on."""
+
+    if not TYPE_CHECKING:  # what it returns is of the class that was called
+
+        def __new__(cls, *arguments: Any, **_named: Any) -> Any:
+            """Return one that goes by the name which the program knows."""
+            return super().__new__(_named_for_program(cls), *arguments)
+
+
+class MismatchInternalError(_NamedForProgram, MismatchError, HorovodInternalError):
     """The ranks submitted one operation with different arguments; inputs are intact."""
 
 
-class RefusedInternalError(UnsupportedError, HorovodInternalError):
+class RefusedInternalError(_NamedForProgram, UnsupportedError, HorovodInternalError):
     """All ranks asked for what cannot be done, such as an allgather beside a rank that has joined."""
 
 
-class PeerLostInternalError(PeerLostError, HorovodInternalError):
+class PeerLostInternalError(_NamedForProgram, PeerLostError, HorovodInternalError):
     """A rank died or left."""
 
 
-class StallInternalError(StallError, HorovodInternalError):
+class StallInternalError(_NamedForProgram, StallError, HorovodInternalError):
     """A rank did not take part in time."""
 
 
-class StateInternalError(StateError, HorovodInternalError):
+class StateInternalError(_NamedForProgram, StateError, HorovodInternalError):
     """The operation does not fit the moment, as after `shutdown`."""
 
 
 class NotInitializedError(StateInternalError, ValueError):
     """Before `init`, or after `shutdown`. Horovod's queries raise ValueError then, its operations its own error."""
+
+
+def _named_for_program(kind: Any) -> Any:
+    plain = next((theirs for theirs, ours in _KINDS.items() if ours is kind), None)
+    if plain is None or speaks_horovod():
+        return kind
+    if kind not in _plain_named:
+
+        def reduced(error: Exception) -> tuple[Any, ...]:  # in the other process `kind` may go by its own name
+            return kind, error.args, vars(error)
+
+        inside = {"__module__": plain.__module__, "__doc__": plain.__doc__, "__reduce__": reduced}
+        _plain_named[kind] = type(plain.__name__, (kind,), inside)
+    return _plain_named[kind]
+
+
+_plain_named: dict[Any, Any] = {}
 
 
 class LoopOrderError(StateError, AssertionError):

@@ -87,7 +87,7 @@ def _like_it(script: str) -> str:
     """Return the script in the same folder that was meant, if it can be told."""
     folder = Path(script).parent
     there = [each.name for each in folder.glob("*.py")] if folder.is_dir() else []
-    meant = get_close_matches(Path(script).name, there, n=1)
+    meant = get_close_matches(Path(script).name, there, n=1, cutoff=0.8)
     return f"; did you mean {str(folder / meant[0])!r}?" if meant else ""
 
 
