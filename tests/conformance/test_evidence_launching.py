@@ -1,0 +1,26 @@
+"""Twenty seconds of benchmarks/evidence_launching.py: random jobs, held against the bare program's code and bytes."""
+
+import time
+from itertools import cycle
+from pathlib import Path
+
+from benchmarks.evidence_cases import faults_of
+from benchmarks.evidence_launching import TOPIC
+
+SECONDS = 20.0
+SLOW_S = 8.0  # families whose cases take longer run by `make evidence` alone
+
+
+def test_random_jobs_end_as_the_bare_program_does(tmp_path: Path) -> None:
+    families = [each for each in TOPIC.families if each.case_s < SLOW_S]
+    until = time.monotonic() + SECONDS
+    tried = 0
+    for number, family in enumerate(cycle(families)):
+        if time.monotonic() > until and number >= len(families):
+            break
+        seed = 7_000 + number
+        folder = tmp_path / f"{family.name}-{seed}"
+        folder.mkdir()
+        assert not list(faults_of(family, seed, folder)), f"{family.name}, seed {seed}"
+        tried += 1
+    assert tried >= len(families), "each family has been tried"
