@@ -10,11 +10,12 @@ from benchmarks.evidence_data_files_content import CONTENT, SHOWS_CONTENT
 from benchmarks.evidence_data_files_formats import FORMATS, SHOWS_FORMATS
 from benchmarks.evidence_data_files_left_out import LEFT_OUT, SHOWS_LEFT_OUT
 from benchmarks.evidence_data_files_running import RUNNING, SHOWS_RUNNING
+from benchmarks.evidence_data_files_shards import SHARDS
 
 TOPIC = Topic(
     name="data",
     program="evidence_data_files.py",
-    families=(*FORMATS, *CONTENT, *LEFT_OUT, *RUNNING),
+    families=(*FORMATS, *SHARDS, *CONTENT, *LEFT_OUT, *RUNNING),
     shows={**SHOWS_FORMATS, **SHOWS_CONTENT, **SHOWS_LEFT_OUT, **SHOWS_RUNNING},
 )
 

@@ -226,6 +226,9 @@ def _put(
         )
     for name, (shape, dtype) in layout.arrays.items():
         value = _as_array(record[name])
+        if value.dtype == dtype and value.shape == shape:
+            out[name][...] = value  # nearly always
+            continue
         needed = widened(wider.get(name, dtype), value.dtype.newbyteorder("="))
         if value.shape != shape or needed is None:
             raise DataError(
@@ -243,8 +246,8 @@ def _put(
 
 def _as_array(value: Any) -> Array:
     """Return a value as an array; one of objects where it is none."""
-    if isinstance(value, np.ndarray | np.generic | bool | int | float | complex):
-        return np.asarray(value)
+    if isinstance(value, np.ndarray):
+        return value
     try:
         return np.asarray(value)
     except ValueError:  # lists of unlike lengths
