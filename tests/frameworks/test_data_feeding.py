@@ -13,7 +13,7 @@ from tests.wire.ranks import Here, run_ranks
 import multiring.torch as mt
 from multiring.data import Dataset
 from multiring.data.readers.source import Record
-from multiring.errors import ArgumentError
+from multiring.errors import ArgumentError, DataError
 
 SAMPLES = 12
 Curve = list[float]
@@ -133,6 +133,18 @@ def feed_jax(_: Here, url: str) -> None:
     of_jax.close()
     assert all(isinstance(each["array"], jax.Array) for each in batches)
     assert all(np.array_equal(one, other) for one, other in zip(arrays(iter(batches)), wanted, strict=True))
+    large = Dataset(url, transform=with_large_label)
+    with pytest.raises(DataError, match="label has whole numbers of more than 32 bits, which JAX narrows to int32"):
+        list(mj.DataLoader(large, 5))
+    with jax.enable_x64(True):
+        assert max(int(each["label"].max()) for each in mj.DataLoader(large, 5)) == 2**40
+
+
+def with_large_label(record: Record, generator: np.random.Generator) -> Record:
+    """Give a sample a label of another type than the others'."""
+    del generator
+    number = int(record["label"])
+    return {"label": np.int64(2**40) if number % 3 == 2 else np.int8(number % 3)}
 
 
 def feed_tensorflow(_: Here, url: str) -> None:
@@ -150,3 +162,21 @@ def feed_tensorflow(_: Here, url: str) -> None:
     with pytest.raises(ArgumentError, match="the arrays"):
         of_tensorflow.dataset("colour")
     of_tensorflow.close()
+    # tf.data would narrow it to the type of the first batch.
+    uneven = mtf.DataLoader(Dataset(url, transform=with_large_label, shuffle="none"), 2)
+    with pytest.raises(Exception, match="label is int64 in a batch, and int8 in the data set's first sample"):
+        list(uneven.dataset("label"))
+    uneven.close()
+
+
+def text_and_records(record: Record, generator: np.random.Generator) -> Record:
+    """Give a sample what torch has no type for."""
+    del record, generator
+    return {"row": np.array([(1, 2.0)], [("a", "i4"), ("b", "f4")])}
+
+
+def test_torch_has_no_type_for_records(url: str) -> None:
+    loader = mt.DataLoader(Dataset(url, transform=text_and_records), 5)
+    with pytest.raises(DataError, match=r"row is an array of .*, for which torch has no type"):
+        next(iter(loader))
+    loader.close()

@@ -79,7 +79,7 @@ class DataLoader(Loader):
             if self._weighing is not None and self._optimizer is not None:
                 self._weighing.set(self.share)
                 # With the last batch ends the last group of backwards, be it complete or not.
-                self._optimizer.reduce_early(early=self.is_at_end)
+                self._optimizer.reduce_early(early=self.may_be_last)
             yield tensors_of(batch)
         if self._weighing is not None and self._optimizer is not None:
             self._weighing.set(None)

@@ -150,6 +150,12 @@ class Loader:
         left = self.samples.order.length - self._progress.samples
         return left < (self.batch if self._drop_last else 1)
 
+    @property
+    def may_be_last(self) -> bool:
+        """Return whether the newest batch is the epoch's last, or only one follows, of which nothing may be left."""
+        left = self.samples.order.length - self._progress.samples
+        return self.is_at_end or (self._leaving_out is not None and left <= self.batch)
+
     def place(self, rank: int, ranks: int) -> None:
         """Be another rank of another number of ranks, from the next iteration on.
 
