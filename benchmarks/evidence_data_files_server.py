@@ -17,6 +17,7 @@ class Server(ThreadingHTTPServer):
         validators: "etag", "time", "both" or "none": by what files are told apart.
         fails: how many of the next requests for bytes fail.
         status: with which they do.
+        has_ranges: whether it sends pieces of files; without, whole ones, whatever it is asked for.
     """
 
     daemon_threads = True
@@ -27,6 +28,7 @@ class Server(ThreadingHTTPServer):
         self.validators = "both"
         self.fails = 0
         self.status = 503
+        self.has_ranges = True
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
@@ -54,7 +56,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, *, has_body: bool) -> None:
         path = self.server.root / self.path.partition("?")[0].lstrip("/")
         data = path.read_bytes()
-        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")) if self.server.has_ranges else None
         begin, end = (int(asked[1]), int(asked[2] or len(data) - 1) + 1) if asked else (0, len(data))
         end = min(end, len(data))
         self.send_response(206 if asked else 200)

@@ -150,6 +150,12 @@ def test_parquets_columns_keep_their_types(tmp_path: Path) -> None:
     assert (first["words"], first["null"], second["null"]) == ("a", None, 1)
 
 
+def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="several have one name"):
+        Dataset(tmp_path, shuffle="none")
+
+
 def test_a_row_group_that_takes_more_than_it_says_is_given_up(tmp_path: Path) -> None:
     limits = Limits(group_bytes=50 << 20)
     pq.write_table(pa.table({"n": np.zeros(10_000_000)}), tmp_path / "a.parquet", row_group_size=10_000_000)

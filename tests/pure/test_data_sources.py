@@ -143,6 +143,19 @@ def test_a_sources_error_has_no_secret_not_even_in_its_cause(form: str, status: 
     assert "hunter22" not in everything_in(none.value)
 
 
+def test_a_server_without_ranges_gives_the_piece_that_was_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(bytes(range(256)))
+    with serving(tmp_path) as server:
+        server.has_ranges = False
+        storage = storage_of(f"{server.url}/f")
+        assert storage.size("") == 256
+        out = bytearray(9)
+        storage.read_into("", 100, memoryview(out))
+        assert bytes(out) == bytes(range(100, 109))
+        system = CachingFileSystem(target_protocol="http", cache=str(tmp_path / "c"))
+        assert system.cat_file(f"{server.url}/f", 7, 12) == bytes(range(7, 12))
+
+
 def test_a_reading_outlives_some_errors_of_its_server(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"12345")
     fsspec.register_implementation("multiring", CachingFileSystem, clobber=True)

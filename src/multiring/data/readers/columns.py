@@ -66,7 +66,11 @@ class ParquetSource:
     def _add(self, name: str) -> None:
         what = f"{self._storage.url}/{name}"
         with damage_told(what, *_arrows_errors()):
-            told = self._file(name).metadata
+            file = self._file(name)
+            names = file.schema_arrow.names
+            if len(set(names)) < len(names):
+                raise ValueError(f"columns {sorted(names)}: several have one name, and a record has one field of each")
+            told = file.metadata
             for number in range(told.num_row_groups):
                 group = told.row_group(number)
                 where = f"{what}: row group {number}"

@@ -270,6 +270,8 @@ class RemoteStorage:
 
         def ask() -> bytes:
             data: bytes = self._system.cat_file(self._path(name), start=begin, end=end)
+            if len(data) == self._sizes.get(name) and end <= len(data):
+                return data[begin:end]  # of a server that gives whole files, whatever it is asked for
             if len(data) != len(out):
                 raise ShortAnswerError(f"it gave {len(data)} bytes for {begin} to {end}: it was cut short")
             return data
