@@ -1,5 +1,6 @@
 """An adapter whose framework is missing or too old says which to install."""
 
+import subprocess
 import sys
 from types import ModuleType
 
@@ -29,3 +30,14 @@ def test_a_missing_framework_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         ImportError, match=r"JAX is not installed; want JAX [\d.]+ or newer: pip install 'multiring\[jax\]'"
     ):
         require_framework("jax", "JAX")
+
+
+@pytest.mark.parametrize("module", OLDEST)
+def test_each_adapter_names_what_to_install(module: str) -> None:
+    """In a process of its own, where the framework cannot be imported."""
+    program = f"import sys; sys.modules[{module!r}] = None; import multiring.{module}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"ImportError: multiring.{module}: ")
+    assert " is not installed; want " in last
+    assert f"pip install 'multiring[{module}]'" in last or "docs/caffe.md" in last

@@ -185,6 +185,11 @@ class StepBench:
         self._tell = tell or (lambda _: None)
         self._number = 0
 
+    @property
+    def libraries(self) -> int:
+        """How many take part."""
+        return len(self._libraries)
+
     def compare(self, question: StepQuestion) -> StepComparison:
         """Return what all libraries need for `question`; every job verifies before it times.
 

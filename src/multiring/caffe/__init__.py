@@ -10,6 +10,11 @@
 test nor write snapshots. `multiring caffe train -n 2 --solver FILE` does all of it.
 """
 
+# ruff: noqa: E402 -- first of all, or an import below would only say that there is no module
+from multiring.frontend.requirements import require_framework
+
+require_framework("caffe", "Caffe")
+
 from multiring.caffe import elastic as elastic
 from multiring.caffe.joining import init as init
 from multiring.caffe.joining import shard as shard

@@ -9,6 +9,11 @@ in place of `import chainermn`; what is beside the communicator is ChainerMN's o
 starts it, without MPI.
 """
 
+# ruff: noqa: E402 -- first of all, or an import below would only say that there is no module
+from multiring.frontend.requirements import require_framework
+
+require_framework("chainer", "Chainer")
+
 from chainermn.communicators import CommunicatorBase as CommunicatorBase
 from chainermn.datasets import DataSizeError as DataSizeError
 from chainermn.datasets import scatter_dataset as scatter_dataset

@@ -19,6 +19,7 @@ from multiring.bench.plot import check_plot, plot
 from multiring.bench.records import Circumstances, lines_of, records_of, settings_lines
 from multiring.bench.workers.contract import COLLECTIVES, DTYPES, OPS
 from multiring.cli import bench_lab, bench_step
+from multiring.cli.forecast import Forecast
 from multiring.cli.output import READER_GONE, ReaderGoneError, show
 from multiring.errors import ArgumentError
 
@@ -118,7 +119,12 @@ def _bench(arguments: argparse.Namespace) -> int:
     wires = None if plan is None else bench_lab.wires_of(plan)
     made: list[Comparison] = []
     with jobs:
-        bench = Bench(jobs, chosen, manner, _tell if sys.stderr.isatty() else None)
+        rounds = 1 if arguments.together else len(cases)
+        forecast = Forecast(rounds * manner.alternations, _tell, _tell if sys.stderr.isatty() else None)
+        each_s = _START_S + _START_OF_RANK_S * ranks + (manner.warm_s + manner.seconds) * len(cases) / rounds
+        count = rounds * manner.alternations * len(chosen)
+        forecast.begin(count, count * each_s)
+        bench = Bench(jobs, chosen, manner, forecast.heed)
         for at, together in enumerate([cases] if arguments.together else [[case] for case in cases]):
             first = together[0][0]
             if not sys.stderr.isatty():  # there every step is told
@@ -132,6 +138,9 @@ def _bench(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         plot(made, arguments.plot)
     return 0
+
+
+_START_S, _START_OF_RANK_S = 1.0, 0.5  # of a job, on one core a rank
 
 
 def _title(together: list[tuple[Question, int]]) -> str:

@@ -10,6 +10,7 @@ from multiring.bench.step import OTHERS, PEERS, USUAL, StepBench, StepManner, St
 from multiring.bench.step_records import step_lines, step_records, step_settings_lines
 from multiring.bench.workers.step_case import DTYPES, INDEPENDENT, NETWORKS, OURS
 from multiring.cli import bench_lab
+from multiring.cli.forecast import Forecast
 from multiring.cli.output import show
 from multiring.errors import LaunchError
 
@@ -93,14 +94,16 @@ def run(arguments: argparse.Namespace) -> int:
         show("\n".join(circumstances.lines()))
     with jobs:
         launcher = None if plan is None else bench_lab.command_of(plan)("multiring")
+        forecast = Forecast(manner.alternations * len(questions), _tell, _tell if sys.stderr.isatty() else None)
         bench = StepBench(
             jobs,
             manner,
             against or (),
             leave_out=tuple(filter(None, arguments.leave_out.split(","))),
             launcher=launcher,
-            tell=_tell if sys.stderr.isatty() else None,
+            tell=forecast.heed,
         )
+        forecast.begin(manner.alternations * len(questions) * bench.libraries, None)
         for question in questions:
             comparison = bench.compare(question)
             lines = ["", *step_lines(comparison), *step_settings_lines(comparison)]

@@ -4,7 +4,9 @@ import importlib
 import re
 
 # The oldest versions that work, by module. TensorFlow's: benchmarks/tensorflow_versions.py.
-OLDEST = {"tensorflow": "2.17", "keras": "3.5", "jax": "0.10"}
+OLDEST = {"tensorflow": "2.17", "keras": "3.5", "jax": "0.10", "torch": "2.4", "chainer": "7.8", "caffe": "1.0"}
+# What no index has.
+_ELSEWHERE = {"caffe": "its Python folder on PYTHONPATH (docs/caffe.md)"}
 
 
 def require_framework(module: str, title: str) -> None:
@@ -18,9 +20,10 @@ def require_framework(module: str, title: str) -> None:
         ImportError: it is not installed, or older; says what to install.
     """
     oldest = OLDEST[module]
-    wanted = f"want {title} {oldest} or newer: pip install 'multiring[{module}]'"
+    by = _ELSEWHERE.get(module, f"pip install 'multiring[{module}]'")
+    wanted = f"want {title} {oldest} or newer: {by}"
     try:
-        found: str = importlib.import_module(module).__version__
+        found: str = getattr(importlib.import_module(module), "__version__", oldest)
     except ModuleNotFoundError as error:
         if error.name != module:  # it is there, and lacks something itself
             raise

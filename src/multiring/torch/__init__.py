@@ -11,6 +11,11 @@ Each rank then trains on its own samples; `loss.backward()` leaves the average o
 Names, parameters, their order and defaults are those of `horovod.torch` 0.28.1; what multiring adds comes behind them.
 """
 
+# ruff: noqa: E402 -- first of all, or an import below would only say that there is no module
+from multiring.frontend.requirements import require_framework
+
+require_framework("torch", "PyTorch")
+
 from multiring.frontend.checkpoint.saving import is_saved as is_saved
 from multiring.frontend.errors import HorovodInternalError as HorovodInternalError
 from multiring.frontend.evaluation import mean as mean
