@@ -37,7 +37,10 @@ FAMILIES = (
 )
 SHOWS = {
     "bug_08_ulimit_v.py": ["limit -f: not named"],
-    "bug_09_slurm_leftovers.py": ["remains: variables of srun --pty are not named"],
+    "bug_09_slurm_leftovers.py": [
+        "remains: variables of srun --pty are not named",
+        "remains: variables of torchrun are not named",
+    ],
     "bug_10_spawn_workers.py": ["workers join: spawn", "workers join: forkserver"],
     "bug_11_child_programs.py": ["child joins:"],
     "bug_13_addresses.py": ["addresses: a shared one is not named"],
