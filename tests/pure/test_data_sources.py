@@ -119,6 +119,13 @@ def test_what_is_not_secret_stays(url: str) -> None:
     assert without_secrets(url) == url
 
 
+@pytest.mark.parametrize("url", ["http:/user:hunter22@host/x", "http//host/x?sig=hunter22", "user:hunter22@host:x"])
+def test_a_mistyped_urls_secrets_are_not_shown(url: str) -> None:
+    with pytest.raises(ArgumentError, match="no data set at ") as caught:
+        storage_of(url)
+    assert "hunter22" not in str(caught.value)
+
+
 def everything_in(error: BaseException) -> str:
     return "".join(traceback.format_exception(error)) + repr(error.__cause__) + repr(error.__context__)
 

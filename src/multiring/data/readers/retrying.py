@@ -92,6 +92,11 @@ def _bare(url: str) -> str:
     return f"{scheme}://{host}{slash}{path}"
 
 
+def without_login(path: str) -> str:
+    """Return a path without what may be a mistyped URL's user, password and query."""
+    return re.sub(r"[^/\s]*:[^/\s]*@", "***@", re.sub(r"[?#].*=.*", "", path))
+
+
 def secrets_of(url: str, options: Mapping[str, Any] | None = None) -> list[str]:
     """Return the texts that are secret in a URL, and in options of a file system."""
     found: list[str] = []

@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 from multiring._native import read_rows
 from multiring.data.permutation import Numbers
 from multiring.data.readers.limits import library, require_inside
-from multiring.data.readers.retrying import ShortAnswerError, asked_again, redacted, secrets_of, without_secrets
+from multiring.data.readers.retrying import (
+    ShortAnswerError,
+    asked_again,
+    redacted,
+    secrets_of,
+    without_login,
+    without_secrets,
+)
 from multiring.errors import ArgumentError, DataError, SourceTimeoutError
 
 _OPEN_FILES = 128
@@ -98,7 +105,9 @@ def storage_of(url: str, *, timeout_s: float = 60.0, readers: int = _READERS, **
     """
     if re.match(r"[A-Za-z][A-Za-z0-9+.\-]*:(//|:)", url) is None or url.startswith("file:"):
         if options:
-            raise ArgumentError(f"{url} is a path: want none of {', '.join(options)}, which are for URLs")
+            raise ArgumentError(
+                f"{without_login(url)} is a path: want none of {', '.join(options)}, which are for URLs"
+            )
         return LocalStorage(url.removeprefix("file:").removeprefix("//"))
     return RemoteStorage(url, timeout_s=timeout_s, readers=readers, options=options)
 
@@ -109,7 +118,7 @@ class LocalStorage:
     def __init__(self, path: str | Path) -> None:
         self._root = Path(path).absolute()
         if not self._root.exists():
-            raise ArgumentError(f"no data set at {path}: there is no such file or folder")
+            raise ArgumentError(f"no data set at {without_login(str(path))}: there is no such file or folder")
         self.url = str(self._root)
         self._files: OrderedDict[str, _Opened] = OrderedDict()
         self._lock = threading.Lock()
