@@ -169,6 +169,28 @@ def feed_tensorflow(_: Here, url: str) -> None:
     uneven.close()
 
 
+def broken(record: Record, generator: np.random.Generator) -> Record:
+    """Fail at samples 0, 2, 4 and 5."""
+    del generator
+    if int(record["label"]) in {0, 2, 4, 5}:
+        raise ValueError("it is broken")
+    return {"label": record["label"]}
+
+
+def weighed(here: Here, url: str) -> list[tuple[int, float]]:
+    """Return how many samples a rank has of each batch, and what they count for."""
+    del here
+    loader = mt.DataLoader(Dataset(url, transform=broken, shuffle="none"), 4, skip_bad=True)
+    return [(loader.share.samples, loader.share.weight) for _ in loader]
+
+
+def test_ranks_of_a_job_weigh_what_all_have_left(url: str) -> None:
+    first, second = run_ranks(weighed, 2, url)
+    # Of 0 to 3 rank 0 has nothing left, of 4 to 7 each has one, of 8 to 11 each has two.
+    assert first == [(0, 0.0), (1, 1.0), (2, 1.0)]
+    assert second == [(2, 2.0), (1, 1.0), (2, 1.0)]
+
+
 def text_and_records(record: Record, generator: np.random.Generator) -> Record:
     """Give a sample what torch has no type for."""
     del record, generator

@@ -10,6 +10,7 @@ from multiring.data.dataset import Samples
 from multiring.data.feeding.loader import Batch, Loader
 from multiring.errors import DataError
 from multiring.frontend.lifecycle import rank, size
+from multiring.frontend.sample_counts import count_in_job
 from multiring.runtime import is_initialized
 
 
@@ -30,6 +31,8 @@ class DataLoader(Loader):
         here, ranks = (rank(), size()) if is_initialized() else (0, 1)
         super().__init__(samples, batch, **{"rank": here, "ranks": ranks, **options})
         self._device = device
+        if not options.keys() & {"rank", "ranks"}:
+            self.count_by(count_in_job)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches that are left of the epoch; at its end, those of the next one."""

@@ -10,6 +10,7 @@ from multiring.data.dataset import Samples
 from multiring.data.feeding.loader import Batch, Loader
 from multiring.errors import ArgumentError, DataError
 from multiring.frontend.lifecycle import rank, size
+from multiring.frontend.sample_counts import count_in_job
 from multiring.runtime import is_initialized
 
 
@@ -23,6 +24,8 @@ class DataLoader(Loader):
     def __init__(self, samples: Samples, batch: int, **options: Any) -> None:
         here, ranks = (rank(), size()) if is_initialized() else (0, 1)
         super().__init__(samples, batch, **{"rank": here, "ranks": ranks, **options})
+        if not options.keys() & {"rank", "ranks"}:
+            self.count_by(count_in_job)
 
     def dataset(self, *fields: str) -> Any:
         """Return a tf.data.Dataset of what is left of the epoch; each pass over it begins the next one.

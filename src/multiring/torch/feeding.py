@@ -15,8 +15,8 @@ from multiring.data.feeding.loader import Batch, Loader
 from multiring.data.progress import Progress, steps
 from multiring.errors import ArgumentError, DataError
 from multiring.frontend.lifecycle import rank, size
+from multiring.frontend.sample_counts import count_in_job
 from multiring.runtime import is_initialized
-from multiring.torch.collectives.allgather import allgather
 from multiring.torch.collectives.allreduce import allreduce
 from multiring.torch.distributing.rules import Rules
 from multiring.torch.distributing.weighing import Weighing, scaled
@@ -46,12 +46,6 @@ def _tensor(name: str, array: Any) -> Tensor:
         ) from None
 
 
-def _counted(samples: int) -> tuple[int, int]:
-    """Return how many samples all ranks have, and how many the rank has that has fewest."""
-    found = allgather(torch.tensor([samples]), name="distribute.samples")
-    return int(found.sum()), int(found.min())
-
-
 class DataLoader(Loader):
     """Batches of tensors of this rank's samples; see `multiring.data.Loader`, whose arguments it takes.
 
@@ -66,12 +60,14 @@ class DataLoader(Loader):
         self._weighing: Weighing | None = None
         self._rules: Rules | None = None
         self._optimizer: Distributed | None = None
+        if not options.keys() & {"rank", "ranks"}:
+            self.count_by(count_in_job)
 
     def attend(self, rules: Rules, weighing: Weighing, optimizer: Distributed) -> None:
         """Be the loader of a distributed training: of this job's ranks, with gradients weighted."""
         self._rules, self._weighing, self._optimizer = rules, weighing, optimizer
         self.place(*_job())
-        self.count_by(_counted)
+        self.count_by(count_in_job)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches that are left of the epoch; at its end, those of the next one."""
