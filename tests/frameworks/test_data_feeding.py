@@ -180,6 +180,7 @@ def broken(record: Record, generator: np.random.Generator) -> Record:
 def weighed(here: Here, url: str) -> list[tuple[int, float]]:
     """Return how many samples a rank has of each batch, and what they count for."""
     del here
+    mt.init()
     loader = mt.DataLoader(Dataset(url, transform=broken, shuffle="none"), 4, skip_bad=True)
     return [(loader.share.samples, loader.share.weight) for _ in loader]
 
