@@ -150,6 +150,15 @@ def test_a_sources_error_has_no_secret_not_even_in_its_cause(form: str, status: 
     assert "hunter22" not in everything_in(none.value)
 
 
+def test_an_error_says_how_often_its_source_was_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multiring.data.readers.retrying._FIRST_S", 0.001)
+    (tmp_path / "f").write_bytes(b"12345")
+    with serving(tmp_path) as server:
+        server.status, server.fails = 500, 99
+        with pytest.raises(DataError, match=f"ClientResponseError: 500, .*, asked {TRIES} times"):
+            storage_of(f"{server.url}/f").read_into("", 0, memoryview(bytearray(5)))
+
+
 def test_a_server_without_ranges_gives_the_piece_that_was_asked_for(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(bytes(range(256)))
     with serving(tmp_path) as server:

@@ -15,7 +15,6 @@ _FIRST_S, _LONGEST_S = 0.1, 5.0
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 _PASSING_KINDS = (ConnectionError, TimeoutError, EOFError)
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.\-]*"
-_HOST = re.compile(r"[A-Za-z0-9._\-\[\]:]*")
 _HIDING = re.compile(r"pass|secret|token|key|signature|credential|auth|sas|user", re.IGNORECASE)
 _LEAST = 4  # characters: shorter texts stand everywhere
 
@@ -57,7 +56,7 @@ def asked_again(
         tries: how often to ask at most.
 
     Raises:
-        Exception: the last answer's, with `tried` saying how often it was asked.
+        Exception: the last answer's.
     """
     for tried in range(1, tries + 1):
         try:
@@ -66,7 +65,6 @@ def asked_again(
             # Chance keeps the ranks of a job from coming back all at once.
             pause = min(_LONGEST_S, _FIRST_S * 2**tried) * (0.5 + random.random() / 2)  # noqa: S311 -- no secret
             if tried == tries or not is_passing(error) or time.monotonic() + pause >= until:
-                error.add_note(f"asked {tried} times") if hasattr(error, "add_note") and tried > 1 else None
                 raise
             sleep(pause)
     raise AssertionError("a source is asked once at least")

@@ -293,14 +293,19 @@ class RemoteStorage:
         The requests are another thread's, which cannot be ended: it goes with the process.
         """
         answer: list[Any] = []
+        asked: list[None] = []
         until = time.monotonic() + self._timeout_s
+
+        def counted() -> Any:
+            asked.append(None)
+            return ask()
 
         def run() -> None:
             try:
-                answer.append((asked_again(ask, until), ""))
+                answer.append((asked_again(counted, until), ""))
             except Exception as error:  # noqa: BLE001 -- raised by who asked
-                notes = "".join(f", {each}" for each in getattr(error, "__notes__", ()))
-                answer.append((None, f"{type(error).__name__}: {redacted(str(error), self._secrets)}{notes}"))
+                told = f"{type(error).__name__}: {redacted(str(error), self._secrets)}"
+                answer.append((None, f"{told}, asked {len(asked)} times" if len(asked) > 1 else told))
 
         if not self._turn.acquire(timeout=self._timeout_s):
             raise SourceTimeoutError(
