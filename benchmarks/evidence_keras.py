@@ -2,18 +2,170 @@
 
     python benchmarks/evidence_keras.py [--seconds 1800] [--seed 1] [--only FAMILY,...] [--again] [--against CHECKOUT]
 
-The families of the other frameworks' adapters are in benchmarks/evidence_keras_frameworks.py.
+A family is a kind of program on one of Keras' backends. Rank 0 asks a process without multiring what is right. A
+fault's sign names what differs, and which features of the program are out of the ordinary: so a fault of one feature
+alone can be told from others. The families of the other frameworks' adapters are in
+benchmarks/evidence_keras_frameworks.py.
 """
 
+import json
+import logging
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
 
-from benchmarks.evidence_cases import Family, Topic, main
+import numpy as np
+from benchmarks.evidence_cases import Family, Fault, Random, Topic, main
+from benchmarks.evidence_job import ROOT
 from benchmarks.evidence_keras_frameworks import FRAMEWORKS, SHOWS_FRAMEWORKS
 
-FAMILIES: list[Family] = [*FRAMEWORKS]
-SHOWS: dict[str, Sequence[str]] = {**SHOWS_FRAMEWORKS}
-TOPIC = Topic(name="keras", program="evidence_keras.py", families=FAMILIES, shows=SHOWS)
+from multiring.settings import inherited_environment
+
+TOLERANCE = 2e-4  # of float32, after some steps
+LAUNCHERS = ("MULTIRING_", "OMPI_", "PMI", "SLURM_")
+
+
+@cache
+def ready() -> Any:
+    """Join the job; return multiring.keras."""
+    import multiring.keras as mk  # noqa: PLC0415 -- slow, and for ranks alone
+
+    mk.init()
+    logging.getLogger("multiring").setLevel(logging.ERROR)
+    return mk
+
+
+@dataclass
+class Truth:
+    """The process that runs cases without multiring."""
+
+    process: "subprocess.Popen[str]"
+
+    def of(self, kind: str, entropy: list[int]) -> dict[str, Any]:
+        """Return what a case gives in one process."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(json.dumps([kind, entropy]), file=self.process.stdin, flush=True)
+        found: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return found
+
+
+@cache
+def truth() -> Truth:
+    """Return the process, started where this is called first."""
+    kept = {name: each for name, each in inherited_environment().items() if not name.startswith(LAUNCHERS)}
+    command = [sys.executable, str(ROOT / "benchmarks" / "evidence_keras_truth.py")]
+    process = subprocess.Popen(  # noqa: S603 -- our own
+        command, env=kept, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    return Truth(process)
+
+
+def case(kind: str, random: Random, folder: Path) -> Iterator[Fault]:
+    """Run a case on this rank, and compare it with one process's."""
+    mk = ready()
+    import keras  # noqa: PLC0415 -- slow, and for ranks alone
+    from benchmarks.evidence_keras_programs import Api  # noqa: PLC0415 -- as above
+    from benchmarks.evidence_keras_truth import drawn, result_of  # noqa: PLC0415 -- as above
+
+    entropy = random.integers(1 << 30, size=4).tolist()
+    if mk.rank() == 0:
+        truth()  # it starts meanwhile
+    draws, features = drawn(kind, entropy)
+    api = Api(mk.distribute, mk.allgather_object, mk.rank())
+    found = result_of(kind, draws, features, api, folder)
+    everybodys = mk.allgather_object(found)
+    keras.backend.clear_session()
+    wanted = mk.broadcast_object(truth().of(kind, entropy) if mk.rank() == 0 else None, 0)
+    if mk.rank() == 0:
+        yield from faults(kind, features, everybodys, wanted)
+
+
+def faults(
+    kind: str, features: Sequence[str], everybodys: Sequence[Mapping[str, Any]], wanted: Mapping[str, Any]
+) -> Iterator[Fault]:
+    """Yield how the ranks' results differ from one another, and from one process's."""
+    name = "+".join(features) or "plain"
+    raised = [each["raised"] for each in everybodys if "raised" in each]
+    if "raised" in wanted:
+        if len(raised) < len(everybodys):
+            yield Fault(f"{kind}: not raised: {name}", f"one process raised {wanted['raised']}")
+        return
+    if raised:
+        which = raised[0].partition(":")[0] if kind == "callbacks" else "raised"
+        where = next(each["where"] for each in everybodys if "raised" in each)
+        yield Fault(f"{kind}: {which}: {name}", f"{raised} {where}")
+        return
+    for rank, each in enumerate(everybodys):
+        if not alike(each["weights"], everybodys[0]["weights"], exact=True):
+            yield Fault(f"{kind}: replicas: {name}", f"rank {rank} has other weights than rank 0")
+    for what, value in wanted.items():
+        if not alike(everybodys[0][what], value):
+            sign = "unreadable" if "unreadable" in json.dumps(everybodys[0][what]) else what
+            yield Fault(f"{kind}: {sign}: {name}", f"{short(everybodys[0][what])}, in one process {short(value)}")
+
+
+def alike(one: Any, other: Any, *, exact: bool = False) -> bool:
+    """Return whether two results are the same, numbers up to rounding."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(alike(one[name], other[name], exact=exact) for name in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(alike(*pair, exact=exact) for pair in zip(one, other, strict=True))
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        return one == other if exact else bool(np.isclose(one, other, rtol=TOLERANCE, atol=TOLERANCE))
+    return bool(one == other)
+
+
+def short(value: Any) -> str:
+    """Return a result as text that is not too long."""
+    text = json.dumps(value)
+    return text if len(text) < 250 else text[:250] + "..."
+
+
+def families() -> Iterator[Family]:
+    """Yield the families of each backend."""
+    for backend, ranks in (("torch", 2), ("tensorflow", 2), ("jax", 2), ("torch", 3)):
+        for kind in ("training", "structures", "gans", "callbacks"):
+            if (kind == "gans" and backend == "jax") or (ranks == 3 and kind != "training"):
+                continue
+            yield Family(
+                name=f"{kind}-{backend}-{ranks}",
+                run=partial(case, kind),
+                ranks=ranks,
+                deadline_s=90.0,
+                variables={"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"},
+            )
+
+
+SHOWS: dict[str, Sequence[str]] = {
+    "fw_05_keras_checkpoint.py": (
+        "callbacks: BadZipFile:",
+        "callbacks: BlockingIOError:",
+        "callbacks: FileExistsError:",
+        "callbacks: unreadable:",
+    ),
+    "fw_06_keras_silent.py": ("training: weights: sum", "training: replicas: batch-norm", "gans: replicas: plain"),
+    "fw_07_keras_evaluate.py": ("training: evaluate: weighted-metrics", "training: evaluate: two-outputs"),
+    "fw_08_keras_refused.py": (
+        "training: raised: class-weight",
+        "training: raised: own-step",
+        "training: raised: generator",
+    ),
+    "fw_09_keras_vae.py": ("structures: structure: plain",),
+    "reader_03.py": ("training: weights: integer-weights",),
+    "reader_11.py": ("training: evaluate: pydataset",),
+    "bug_24_keras_corners.py": (
+        "training: raised: masks",
+        "training: raised: class-weight",
+        "training: history: plain",
+    ),
+    **SHOWS_FRAMEWORKS,
+}
+TOPIC = Topic(name="keras", program="evidence_keras.py", families=[*families(), *FRAMEWORKS], shows=SHOWS)
 
 if __name__ == "__main__":
     sys.exit(main(TOPIC))

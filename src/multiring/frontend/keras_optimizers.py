@@ -4,12 +4,17 @@ The object stays what it is and gets another class, so that its state stays, and
 Gradients are combined where Keras clips them: once for each update, after those of several batches were accumulated,
 before they are clipped and applied. A LossScaleOptimizer looks for infinities first: there they are combined before
 that, so that all ranks see the same.
+
+Under `distribute` ranks may have different numbers of samples of a batch. Each rank's loss, or its gradients, are then
+weighted by its share of the batch before they are accumulated or combined (see `multiring.frontend.keras_steps`).
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from multiring.errors import ArgumentError
+from multiring.errors import ArgumentError, UnsupportedError
+from multiring.frontend.keras_steps import current_step
 
 Reduce = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]  # gradients and variables -> gradients of all ranks
 
@@ -23,39 +28,98 @@ class _GradientReduction:
         self.reduce = reduce
         self.sums_passes = sums_passes  # rather than averages those that were accumulated
         self.variables: Sequence[Any] = ()  # of the gradients that are being applied
+        self.has_reduced = False  # in the `apply` that is under way
 
 
-class _Distributed:
+class _Weighting:
+    """Weights the loss, or the gradients, of a training step by this rank's share of the batch."""
+
+    def scale_loss(self, loss: Any) -> Any:
+        """Scale the loss as the optimizer does, and by this rank's share."""
+        found = super().scale_loss(loss)  # type: ignore[misc]
+        step = current_step()
+        return found if step is None or not step.scales_loss else step.weighted(found)
+
+
+def _weighted(gradients: Sequence[Any]) -> Sequence[Any]:
+    step = current_step()
+    if step is None or step.scales_loss:
+        return gradients
+    return [None if each is None else step.weighted(each) for each in gradients]
+
+
+class _Distributed(_Weighting):
     """What an optimizer becomes, beside what it was."""
 
     gradient_reduction: _GradientReduction
     gradient_accumulation_steps: int | None
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        """Apply gradients, weighted by this rank's share of the batch.
+
+        Raises:
+            UnsupportedError: the optimizer has an `apply` of its own, which does not clip, so nothing was combined.
+        """
+        self.gradient_reduction.has_reduced = False
+        super().apply(_weighted(grads), trainable_variables)  # type: ignore[misc]
+        if len(grads) and not self.gradient_accumulation_steps and not self.gradient_reduction.has_reduced:
+            raise UnsupportedError(
+                f"{type(self).__name__} applies gradients without Keras' _clip_gradients, so they were not combined "
+                "over the ranks: call super().apply in it, or combine them with multiring.keras.allreduce yourself"
+            )
 
     def _backend_apply_gradients(self, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> None:
         self.gradient_reduction.variables = trainable_variables
         super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
+        self.gradient_reduction.has_reduced = True
         found = list(self.gradient_reduction.reduce(grads, self.gradient_reduction.variables))
         if self.gradient_reduction.sums_passes and self.gradient_accumulation_steps:
             found = [None if each is None else each * self.gradient_accumulation_steps for each in found]
         return super()._clip_gradients(found)  # type: ignore[misc]
 
 
-class _DistributedScaling:
-    """The same, of an optimizer that scales losses."""
+class _DistributedOuter(_Weighting):
+    """The same, of an optimizer around others: it combines gradients before it scales or deals them."""
 
     gradient_reduction: _GradientReduction
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
-        """Combine the gradients, and apply them, or find that no rank can."""
+        """Combine the gradients, and apply them; one that scales losses may find that no rank can."""
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)  # type: ignore[attr-defined]
-        super().apply(self.gradient_reduction.reduce(list(grads), variables), trainable_variables)  # type: ignore[misc]
+        found = self.gradient_reduction.reduce(list(_weighted(list(grads))), variables)
+        super().apply(found, trainable_variables)  # type: ignore[misc]
+
+
+_INNER = "_multiring_is_inner"  # marks optimizers inside a distributed one, which apply what it has combined
 
 
 def is_distributed(optimizer: Any) -> bool:
     """Return whether `distributed` gave this optimizer."""
-    return isinstance(optimizer, _Distributed | _DistributedScaling)
+    return isinstance(optimizer, _Distributed | _DistributedOuter)
+
+
+def adopt_in_steps(base: Any) -> None:
+    """Make optimizers that are applied in a training step distributed, whoever made them.
+
+    Args:
+        base: the class of Keras that all its optimizers inherit from.
+    """
+    owner = next(each for each in base.__mro__ if "apply" in vars(each))
+    plain = owner.apply
+    if hasattr(plain, "multiring"):
+        return
+
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        step = current_step()
+        if step is None or is_distributed(self) or getattr(self, _INNER, False):
+            return plain(self, grads, trainable_variables)
+        step.adopt(self)
+        return self.apply(grads, trainable_variables)
+
+    apply.multiring = True  # type: ignore[attr-defined]
+    owner.apply = functools.wraps(plain)(apply)
 
 
 def distributed(optimizer: Any, reduce: Reduce, *, passes: int = 1, averages_passes: bool = False) -> Any:
@@ -82,10 +146,13 @@ def distributed(optimizer: Any, reduce: Reduce, *, passes: int = 1, averages_pas
         )
     if passes < 1:
         raise ArgumentError(f"backward_passes_per_step={passes}: want 1 or more")
-    scales = hasattr(optimizer, "inner_optimizer")
-    if passes > 1:
-        _accumulate(optimizer.inner_optimizer if scales else optimizer, passes)
-    base: Any = _DistributedScaling if scales else _Distributed
+    inner = _inner(optimizer)
+    for each in [one for one in inner if not _inner(one)] or [optimizer]:
+        if passes > 1:
+            _accumulate(each, passes)
+    for each in inner:
+        setattr(each, _INNER, True)
+    base: Any = _DistributedOuter if inner else _Distributed
     # In a file it is what Keras has by that name, so that it loads where there is no multiring.
     module = _KERAS if kind.__module__.startswith("keras.src.optimizers") else kind.__module__
     names: dict[str, Any] = {"__module__": module, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
@@ -93,6 +160,13 @@ def distributed(optimizer: Any, reduce: Reduce, *, passes: int = 1, averages_pas
     names["gradient_reduction"] = _GradientReduction(reduce, sums_passes=passes > 1 and not averages_passes)
     optimizer.__class__ = type(kind.__name__, (base, kind), names)
     return optimizer
+
+
+def _inner(optimizer: Any) -> list[Any]:
+    """Return the optimizers inside a LossScaleOptimizer or a MultiOptimizer, at any depth."""
+    direct = [optimizer.inner_optimizer] if hasattr(optimizer, "inner_optimizer") else []
+    direct += list(getattr(optimizer, "optimizers", ()))
+    return [one for each in direct for one in (each, *_inner(each))]
 
 
 def _accumulate(optimizer: Any, passes: int) -> None:

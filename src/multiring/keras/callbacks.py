@@ -9,8 +9,10 @@ import numpy as np
 
 from multiring.errors import ArgumentError
 from multiring.frontend.evaluation import mean
+from multiring.frontend.first_rank import on_first_rank
 from multiring.frontend.lifecycle import rank, size
-from multiring.keras.values import broadcast_variables, raise_failed, settled
+from multiring.frontend.object_collectives import broadcast_object
+from multiring.keras.values import broadcast_variables, is_shared, raise_failed, settled
 
 _log = logging.getLogger("multiring")
 
@@ -195,10 +197,61 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             _log.warning("epoch %d: finished gradual learning rate warmup to %g", epoch + 1, self.initial_lr)
 
 
+class OnFirstRank(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
+    """Calls another callback on rank 0 alone: for one that writes or sends something by itself.
+
+    Under `distribute` the ranks wait for each other behind the callbacks of an epoch, so that what it has written by
+    then can be read on all of them. Keras' own callbacks need no such wrapper there.
+
+    Args:
+        callback: of Keras.
+    """
+
+    def __init__(self, callback: Any) -> None:
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise ArgumentError(f"OnFirstRank: a {type(callback).__name__}; want one of keras.callbacks")
+        super().__init__()
+        self.callback = callback
+
+    def set_params(self, params: Any) -> None:
+        """Tell the callback, on rank 0."""
+        super().set_params(params)
+        self._call("set_params", params)
+
+    def set_model(self, model: Any) -> None:
+        """Tell the callback, on rank 0."""
+        super().set_model(model)
+        self._call("set_model", model)
+
+    def _call(self, name: str, *arguments: Any, **keywords: Any) -> None:
+        if rank() == 0:
+            getattr(self.callback, name)(*arguments, **keywords)
+
+
+def _forwarding(name: str) -> Callable[..., None]:
+    def hook(self: OnFirstRank, *arguments: Any, **keywords: Any) -> None:
+        self._call(name, *arguments, **keywords)
+
+    hook.__doc__ = f"Call the callback's {name}, on rank 0."
+    return hook
+
+
+for _hook in (
+    f"on_{kind}{what}_{when}"
+    for kind, what in (
+        *((kind, what) for kind in ("train", "test", "predict") for what in ("", "_batch")),
+        ("epoch", ""),
+    )
+    for when in ("begin", "end")
+):
+    setattr(OnFirstRank, _hook, _forwarding(_hook))
+
+
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc] # Keras has no types
     """Saves the model on rank 0 whenever what is monitored is better than ever; `filepath` may be set later.
 
-    To stand behind `MetricAverageCallback`, which gives all ranks the same metrics.
+    To stand behind `MetricAverageCallback`, which gives all ranks the same metrics. The other ranks wait until rank 0
+    has decided, and saved: then the file can be read on all of them.
     """
 
     def __init__(
@@ -221,6 +274,21 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
             save_freq=save_freq,
         )
 
-    def _save_model(self, epoch: int, batch: Any, logs: Any) -> None:
-        if rank() == 0:
-            super()._save_model(epoch, batch, logs)
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Save on rank 0 where it is due; every rank calls it."""
+        if is_shared(self.model):
+            super().on_train_batch_end(batch, logs)
+        elif self._should_save_on_batch(batch):
+            with on_first_rank() as is_first:
+                if is_first:
+                    self._save_model(epoch=self._current_epoch, batch=batch, logs=logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Save on rank 0 where it is due; every rank calls it."""
+        if is_shared(self.model):  # its own `save` is rank 0's
+            super().on_epoch_end(epoch, logs)
+        elif self.save_freq == "epoch":
+            with on_first_rank() as is_first:
+                if is_first:
+                    super().on_epoch_end(epoch, logs)
+            self.best: Any = broadcast_object(getattr(self, "best", None), name="BestModelCheckpoint")

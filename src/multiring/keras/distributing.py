@@ -3,41 +3,40 @@
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
+from types import GeneratorType
 from typing import Any
 
 import keras
 import numpy as np
+from keras.src.trainers.data_adapters import array_slicing
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from keras.src.trainers.epoch_iterator import EpochIterator
 
 from multiring.errors import ArgumentError, UnsupportedError
-from multiring.frontend.evaluation import mean
-from multiring.frontend.keras_optimizers import is_distributed
+from multiring.frontend.keras_optimizers import adopt_in_steps, is_distributed
 from multiring.frontend.lifecycle import rank, size
 from multiring.frontend.object_collectives import allgather_object, broadcast_object
-from multiring.keras.callbacks import BroadcastGlobalVariablesCallback
+from multiring.keras import loss_reductions, metric_states
+from multiring.keras.hooks import around
+from multiring.keras.loss_reductions import tell_once
+from multiring.keras.metric_states import MetricStates
 from multiring.keras.optimizer import DistributedOptimizer
-from multiring.keras.shards import (
-    ArrayShards,
-    BatchShards,
-    array_of,
-    dataset_shards,
-    is_dataset,
-    is_tensorflows,
-    mapped,
-    rows_in,
-)
-
-_BATCH = 32  # Keras' own
-_MARK = "_multiring_is_distributed"
+from multiring.keras.replicas import same_data, same_variables
+from multiring.keras.saving import SharedSaving
+from multiring.keras.shards import ArrayShards, Place, Shards, ShuffledBatches, unwrapped
+from multiring.keras.steps import Steps, overrides
+from multiring.keras.sync_batch_norm import synchronize
+from multiring.keras.values import MARK, is_shared
 
 
 def distribute(model: Any, *, compression: Any = None) -> Any:
     """Return `model`, whose `fit`, `evaluate` and `predict` are those of all ranks together; every rank calls them.
 
-    `fit` takes what it takes in one process, the same on all ranks: arrays, a PyDataset, or a tf.data.Dataset. Each
-    rank computes its part of every batch, so that batches, steps and the learning rate stay what they are, whatever
-    number of ranks there is. Rank 0's variables are everybody's; it alone shows progress. `evaluate` and `predict`
-    return on each rank what one process would.
+    `fit` takes what it takes in one process, the same on all ranks. Each rank computes its part of every batch, so that
+    batches, steps and the learning rate stay what they are, whatever number of ranks there is. Rank 0's variables are
+    everybody's; it alone shows progress, and writes what callbacks save. `evaluate` and `predict` return on each rank
+    what one process would. Layers of batch normalization normalize by the samples of all ranks.
 
     Args:
         model: compiled, or to be compiled.
@@ -48,148 +47,219 @@ def distribute(model: Any, *, compression: Any = None) -> Any:
     """
     if not isinstance(model, keras.Model):
         raise ArgumentError(f"distribute: a {type(model).__name__}; want a keras.Model")
-    if getattr(model, _MARK, False):
+    if is_shared(model):
         raise ArgumentError("this model is distributed already: want one call of distribute")
     size()  # NotInitializedError, where init was forgotten
-    plain = {name: getattr(model, name) for name in ("compile", "fit", "evaluate", "predict")}
-
-    @functools.wraps(plain["compile"])
-    def compile_(*arguments: Any, **keywords: Any) -> None:
-        plain["compile"](*arguments, **keywords)
-        _take_over(model, compression)
-
-    model.compile = compile_
-    model.fit = functools.wraps(plain["fit"])(functools.partial(_fit, plain["fit"]))
-    model.evaluate = functools.wraps(plain["evaluate"])(functools.partial(_evaluate, model, plain["evaluate"]))
-    model.predict = functools.wraps(plain["predict"])(functools.partial(_predict, plain["predict"]))
-    setattr(model, _MARK, True)
-    if model.compiled:
-        _take_over(model, compression)
+    loss_reductions.install()
+    metric_states.install()
+    adopt_in_steps(keras.optimizers.Optimizer)
+    _Distribution(model, compression)
+    setattr(model, MARK, True)
     return model
 
 
-def _take_over(model: Any, compression: Any) -> None:
-    if model.jit_compile and keras.backend.backend() == "tensorflow":
-        raise UnsupportedError(
-            "jit_compile=True on TensorFlow: XLA has no collectives of multiring; want jit_compile=False in compile"
+class _Distribution:
+    """What makes a model one of all ranks."""
+
+    def __init__(self, model: Any, compression: Any) -> None:
+        self._model = model
+        self._compression = compression
+        self._plain = {name: getattr(model, name) for name in ("compile", "fit", "evaluate", "predict")}
+        for name, found in (
+            ("compile", self.compile),
+            ("fit", self.fit),
+            ("evaluate", self.evaluate),
+            ("predict", self.predict),
+        ):
+            setattr(model, name, functools.wraps(self._plain[name])(functools.partial(found)))
+        self._states = MetricStates(model, Steps(model, self._adopt))
+        self._saving = SharedSaving(model)
+        if model.compiled:
+            self._take_over()
+
+    def compile(self, *arguments: Any, **keywords: Any) -> None:
+        """Compile, and distribute the optimizers."""
+        self._plain["compile"](*arguments, **keywords)
+        self._take_over()
+
+    def fit(self, *arguments: Any, **keywords: Any) -> Any:
+        """Fit, on this rank's part of every batch."""
+        given = inspect.signature(self._plain["fit"]).bind(*arguments, **keywords).arguments
+        x, y, weights = (given.pop(name, None) for name in ("x", "y", "sample_weight"))
+        batch_size, verbose, own = (
+            given.pop("batch_size", None),
+            given.pop("verbose", "auto"),
+            given.pop("callbacks", None),
         )
-    if not is_distributed(model.optimizer):
-        DistributedOptimizer(model.optimizer, compression=compression)
-
-
-class _Averaging(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
-    """Averages an epoch's metrics over the ranks, each rank's by its samples."""
-
-    def __init__(self, validation_rows: int) -> None:
-        super().__init__()
-        self._validation_rows = validation_rows
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Average, in place."""
-        del epoch
-        names = sorted(logs or ())
-        for prefix, rows in ((False, 1), (True, self._validation_rows)):
-            mine = {name: float(logs[name]) for name in names if name.startswith("val_") == prefix}
-            if mine:
-                logs |= mean(mine, rows)
-
-
-def _fit(plain: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-    given = inspect.signature(plain).bind(*arguments, **keywords).arguments
-    x, y, weights = (given.pop(name, None) for name in ("x", "y", "sample_weight"))
-    shuffle, batch_size = given.pop("shuffle", True), given.pop("batch_size", None)
-    verbose, callbacks = given.pop("verbose", "auto"), given.pop("callbacks", None)
-    validation_split, validation_data = given.pop("validation_split", 0.0), given.pop("validation_data", None)
-    if is_dataset(x):
-        training = _shards_of(x)
-        shuffle = shuffle and not isinstance(x, keras.utils.PyDataset)
-    else:
-        data = [mapped(array_of, each) for each in (x, y, weights)]
-        if validation_split and validation_data is None:
-            kept = int(rows_in(data) * (1.0 - validation_split))
-            validation_data = tuple(_cut(each, kept, None) for each in data)
-            data = [_cut(each, 0, kept) for each in data]
-        seed = broadcast_object(int(np.random.randint(2**31))) if shuffle else None  # noqa: NPY002 -- what Keras seeds
-        training = ArrayShards(data, batch_size or _BATCH, _place(), seed)
-        shuffle = False
-    validation, rows = _validation(validation_data)
-    own = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks
-    more = list(own) if isinstance(own, list | tuple) else [own] if own else []
-    return plain(
-        training,
-        verbose=verbose if rank() == 0 else 0,
-        callbacks=[BroadcastGlobalVariablesCallback(0), _Averaging(rows), *more],
-        validation_data=validation,
-        validation_batch_size=given.pop("validation_batch_size", None) or batch_size,
-        shuffle=shuffle,
-        **given,
-    )
-
-
-def _validation(data: Any) -> tuple[Any, int]:
-    """Return this rank's part of `data`, and how many samples it has."""
-    if data is None:
-        return None, 1
-    if is_dataset(data):
-        return _shards_of(data), 1
-    return _part([mapped(array_of, each) for each in (*data, None)[:3]])
-
-
-def _part(data: Sequence[Any]) -> tuple[Any, int]:
-    """Return this rank's rows, at least one, and how many they are."""
-    rows = rows_in(data)
-    own = np.array_split(np.arange(rows), size())[rank()]
-    first = int(own[0]) if len(own) else 0
-    return tuple(_cut(each, first, first + max(1, len(own))) for each in data if each is not None), len(own)
-
-
-def _evaluate(model: Any, plain: Callable[..., Any], x: Any = None, y: Any = None, **options: Any) -> Any:
-    if options.pop("_use_cached_eval_dataset", False):  # of fit, on this rank's part, whose metrics fit averages
-        return plain(x, y, _use_cached_eval_dataset=True, **options)
-    as_dict = options.pop("return_dict", False)
-    options["verbose"] = options.get("verbose", "auto") if rank() == 0 else 0
-    weights = options.pop("sample_weight", None)
-    if is_dataset(x):
-        found, rows = plain(_shards_of(x), return_dict=True, **options), 1
-    else:
-        data = [mapped(array_of, each) for each in (x, y, weights)]
-        part, rows = _part(data)
-        names = [name for name, each in zip(("x", "y", "sample_weight"), data, strict=True) if each is not None]
-        found = plain(**dict(zip(names, part, strict=True)), return_dict=True, **options)
-    whole = mean({name: float(value) for name, value in found.items()}, rows)
-    if as_dict:
-        return whole
-    # In the order that Keras has, which is not that of its dict.
-    return model._flatten_metrics_in_order(whole)  # noqa: SLF001 -- it has no other name
-
-
-def _predict(plain: Callable[..., Any], x: Any, **options: Any) -> Any:
-    options["verbose"] = options.get("verbose", "auto") if rank() == 0 else 0
-    if is_dataset(x):
-        return plain(x, **options)  # whose samples every rank has
-    part, rows = _part([mapped(array_of, x)])
-    found = keras.tree.map_structure(lambda array: array[:rows], plain(part[0], **options))
-    everybodys = allgather_object(found)
-    return keras.tree.map_structure(lambda *parts: np.concatenate(parts), *everybodys)
-
-
-def _shards_of(data: Any) -> Any:
-    if not is_tensorflows(data):
-        return BatchShards(data, _place())
-    firsts = allgather_object(
-        [array_of(leaf).tobytes() for each in itertools.islice(data, 1) for leaf in keras.tree.flatten(each)]
-    )
-    if any(first != firsts[0] for first in firsts):
-        raise ArgumentError(
-            "the ranks' data sets differ in their first batch: want the same on all ranks, in the same order: "
-            "keras.utils.set_random_seed before they are made, or shuffle(..., seed=...)"
+        split, validation = given.pop("validation_split", 0.0), given.pop("validation_data", None)
+        if split and validation is None:
+            (x, y, weights), validation = array_slicing.train_validation_split((x, y, weights), validation_split=split)
+        training = self._training(
+            x,
+            y,
+            weights,
+            batch_size=batch_size,
+            steps_per_epoch=given.get("steps_per_epoch"),
+            shuffle=given.pop("shuffle", True),
+            class_weight=given.pop("class_weight", None),
         )
-    return dataset_shards(data, _place())
+        if validation is not None:
+            each = (*validation, None, None)[:3] if isinstance(validation, tuple | list) else (validation, None, None)
+            most = given.pop("validation_steps", None)
+            size_ = given.pop("validation_batch_size", None) or batch_size
+            given["validation_data"] = self._evaluated(*each, batch_size=size_, steps=most)
+            given["validation_steps"] = _steps(most)
+        self._prepare(training)
+        listed = own.callbacks if isinstance(own, keras.callbacks.CallbackList) else own
+        listed = list(listed) if isinstance(listed, list | tuple) else [listed] if listed else []
+        return self._plain["fit"](
+            training,
+            verbose=verbose if rank() == 0 else 0,
+            callbacks=around(listed, self._states, self._saving),
+            shuffle=False,
+            **given,
+        )
+
+    def evaluate(self, x: Any = None, y: Any = None, **options: Any) -> Any:
+        """Evaluate, on this rank's batches."""
+        if options.get("_use_cached_eval_dataset"):  # of fit, which has its part
+            return self._plain["evaluate"](x, y, **options)
+        options["verbose"] = options.get("verbose", "auto") if rank() == 0 else 0
+        most = options.pop("steps", None)
+        weights, batch_size = options.pop("sample_weight", None), options.pop("batch_size", None)
+        data = self._evaluated(x, y, weights, batch_size=batch_size, steps=most)
+        self._synchronize()
+        same_variables(self._model)
+        return self._plain["evaluate"](data, steps=_steps(most), **options)
+
+    def predict(self, x: Any, **options: Any) -> Any:
+        """Predict: arrays in parts, anything else on every rank."""
+        options["verbose"] = options.get("verbose", "auto") if rank() == 0 else 0
+        same_variables(self._model)
+        leaves = [leaf for leaf in keras.tree.flatten(x) if leaf is not None]
+        if options.get("steps") or not all(array_slicing.can_slice_array(leaf) for leaf in leaves):
+            return self._plain["predict"](x, **options)
+        same_data([x])
+        rows = int(leaves[0].shape[0])
+        own = np.array_split(np.arange(rows), size())[rank()]
+        first = int(own[0]) if len(own) else 0
+        part = keras.tree.map_structure(
+            lambda leaf: None if leaf is None else leaf[first : first + max(1, len(own))], x
+        )
+        found = keras.tree.map_structure(lambda array: array[: len(own)], self._plain["predict"](part, **options))
+        return keras.tree.map_structure(lambda *parts: np.concatenate(parts), *allgather_object(found))
+
+    def _take_over(self) -> None:
+        model = self._model
+        if model.jit_compile and keras.backend.backend() == "tensorflow":
+            raise UnsupportedError(
+                "jit_compile=True on TensorFlow: XLA has no collectives of multiring; want jit_compile=False in compile"
+            )
+        for optimizer in _optimizers_of(model):
+            self._adopt(optimizer)
+
+    def _adopt(self, optimizer: Any) -> None:
+        if not is_distributed(optimizer):
+            DistributedOptimizer(optimizer, compression=self._compression)
+
+    def _synchronize(self) -> None:
+        """Have what is in the model by now be of all ranks: it may have got layers and optimizers since."""
+        for layer in self._model._flatten_layers():  # noqa: SLF001 -- Keras has no other name for it
+            synchronize(layer)
+        self._states.watch()
+
+    def _prepare(self, training: Any) -> None:
+        self._take_over()
+        self._synchronize()
+        model = self._model
+        if overrides(model, "train_step"):
+            tell_once(
+                f"{type(model).__name__} has a train_step of its own: gradients that it gives to optimizers are "
+                "averaged over the ranks by samples, which is right where they are of a mean over its samples, or of "
+                "a loss of keras.losses, and not of a sum that it makes by itself"
+            )
+        if not model.built and overrides(model, "call"):  # on TensorFlow, Keras would do so in the first step
+            _build(model, training)
+
+    def _training(self, x: Any, y: Any, weights: Any, *, shuffle: Any, **options: Any) -> Any:
+        seed = broadcast_object(int(np.random.randint(2**31))) if shuffle else 0  # noqa: NPY002 -- what Keras seeds
+        if isinstance(x, keras.utils.PyDataset) and shuffle and x.num_batches:
+            x, shuffle = ShuffledBatches(x, seed), False
+        adapter = _adapter(x, y, weights, shuffle=shuffle, **options)
+        place = Place(rank(), size(), whole_batches=False)
+        return (
+            ArrayShards(adapter, place, shuffle, seed)
+            if isinstance(adapter, ArrayDataAdapter)
+            else Shards(adapter, place)
+        )
+
+    def _evaluated(self, x: Any, y: Any, weights: Any, *, batch_size: Any, steps: int | None) -> Any:
+        adapter = _adapter(x, y, weights, batch_size=batch_size, steps_per_epoch=steps)
+        place = Place(rank(), size(), whole_batches=True, most_batches=steps)
+        return ArrayShards(adapter, place) if isinstance(adapter, ArrayDataAdapter) else Shards(adapter, place)
 
 
-def _place() -> tuple[int, int]:
-    return rank(), size()
+def _adapter(x: Any, y: Any, weights: Any, **options: Any) -> Any:
+    """Return Keras' own adapter of data that are the same on all ranks.
+
+    Raises:
+        ArgumentError: on every rank: they differ.
+    """
+    if isinstance(x, GeneratorType):
+        x = _compared(x)
+    elif not isinstance(x, keras.utils.PyDataset):
+        leaves = [leaf for leaf in keras.tree.flatten((x, y, weights)) if leaf is not None]
+        if all(array_slicing.can_slice_array(leaf) for leaf in leaves):
+            same_data([x, y, weights])
+        else:
+            same_data(list(itertools.islice(x, 1)) if hasattr(x, "__iter__") else [])
+    return EpochIterator(x=x, y=y, sample_weight=weights, **options).data_adapter
 
 
-def _cut(data: Any, start: int, end: int | None) -> Any:
-    return mapped(lambda array: array[start:end], data)
+def _compared(batches: Any) -> Any:
+    """Return a generator whose first batch was compared with the other ranks'."""
+    first = list(itertools.islice(batches, 1))
+    same_data(first)
+
+    def all_of_them() -> Iterator[Any]:
+        yield from first
+        yield from batches
+
+    return all_of_them()
+
+
+def _steps(most: int | None) -> int | None:
+    return None if most is None else -(-most // size())
+
+
+def _optimizers_of(model: Any) -> list[Any]:
+    """Return the optimizers that a model has as attributes, in lists and dicts too."""
+    found: dict[int, Any] = {}
+
+    def look(value: Any) -> None:
+        if isinstance(value, keras.optimizers.Optimizer):
+            found.setdefault(id(value), value)
+        elif isinstance(value, list | tuple):
+            for each in value:
+                look(each)
+        elif isinstance(value, dict):
+            for each in value.values():
+                look(each)
+
+    look(model.optimizer)
+    for name, value in vars(model).items():
+        if not name.startswith("_"):
+            look(value)
+    return [each for each in found.values() if not any(each in _within(other) for other in found.values())]
+
+
+def _within(optimizer: Any) -> list[Any]:
+    direct = [optimizer.inner_optimizer] if hasattr(optimizer, "inner_optimizer") else []
+    return [*direct, *getattr(optimizer, "optimizers", ())]
+
+
+def _build(model: Any, training: Any) -> None:
+    batch = next(iter(training.get_numpy_iterator()), None)
+    if batch is not None:
+        x = keras.utils.unpack_x_y_sample_weight(unwrapped(batch)[1])[0]
+        model(keras.tree.map_structure(lambda leaf: None if leaf is None else keras.ops.convert_to_tensor(leaf), x))

@@ -1,156 +1,337 @@
-"""The part of every batch that is a rank's: of arrays, PyDatasets, and tf.data.Datasets.
+"""What a rank gets of the data of `fit` and `evaluate`: its rows of every batch, or whole batches.
 
-A batch of n samples is that of all ranks together: rank r has its samples r, r + ranks, and so on. Where ranks have
-different numbers of them, samples are weighted, so that the average of the ranks' gradients is that of the whole batch;
-a rank that has none has one of weight 0.
+Keras reads the data as it does in one process, whatever they are: its own adapter weights classes, checks shapes and
+makes the structure that a step gets. Of what that adapter yields each rank takes its part. How many samples the part
+has travels beside the data, as `wrapped` puts it there, and never in them.
+
+- In training a batch is that of all ranks: rank r has its samples r, r + ranks, and so on. A rank without any has the
+  first one as a stand-in, and says that it has 0.
+- In evaluation each rank has whole batches: rank r has batch r, batch r + ranks, and so on. So a batch is computed as
+  in one process. All ranks make as many steps: one that has no batch for the last has another's, and says so.
 """
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 import numpy as np
+from keras.src.trainers.data_adapters import array_slicing
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from numpy.typing import NDArray
 
-from multiring.errors import ArgumentError
+from multiring.errors import UnsupportedError
+
+_PART, _DATA = "multiring.part", "multiring.data"
 
 
-class ArrayShards(keras.utils.PyDataset):  # type: ignore[misc] # Keras has no types
-    """A rank's part of every batch of arrays."""
+def wrapped(data: Any, rows: Any, batch_rows: Any) -> dict[str, Any]:
+    """Return a batch with this rank's part of it beside it."""
+    return {_DATA: data, _PART: (rows, batch_rows)}
 
-    def __init__(self, data: Sequence[Any], batch_size: int, place: tuple[int, int], seed: int | None) -> None:
-        """Be the part.
 
-        Args:
-            data: x, y and the samples' weights, each a structure of arrays of as many rows, or None.
-            batch_size: of all ranks together.
-            place: the rank, and how many there are.
-            seed: of the order, the same on all ranks; None: as it is.
-        """
-        super().__init__()
-        self._data = [mapped(array_of, each) for each in data]
-        self._batch_size = batch_size
-        self._rank, self._ranks = place
-        self.rows = rows_in(self._data)
-        self._random = None if seed is None else np.random.default_rng(seed)
-        self._order = np.arange(self.rows)
-        last = self.rows % batch_size
-        self._is_even = not (batch_size % self._ranks or last % self._ranks)
-        self.on_epoch_end()
+def unwrapped(batch: Any) -> tuple[Any, Any]:
+    """Return what `wrapped` put beside a batch, None where nothing is, and the batch."""
+    if isinstance(batch, dict) and batch.keys() == {_DATA, _PART}:
+        return batch[_PART], batch[_DATA]
+    return None, batch
 
-    def __len__(self) -> int:
-        """Return how many batches there are, the same on all ranks."""
-        return math.ceil(self.rows / self._batch_size)
 
-    def __getitem__(self, index: int) -> tuple[Any, ...]:
-        """Return this rank's part of a batch: x, y, and weights where they are needed."""
-        batch = self._order[index * self._batch_size : (index + 1) * self._batch_size]
-        own = batch[self._rank :: self._ranks]
-        weight = len(own) * self._ranks / len(batch)
-        own = own if len(own) else batch[:1]
-        x, y, weights = (mapped(lambda array: array[own], each) for each in self._data)
-        if weights is None and self._is_even:
-            return (x,) if y is None else (x, y)
-        given = np.ones(len(own), np.float32) if weights is None else weights
-        return x, y, mapped(lambda array: array * np.asarray(weight, array.dtype), given)
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which of the ranks this one is, and how batches are shared.
+
+    whole_batches: as in evaluation; else as in training.
+    most_batches: no more than so many are dealt; None: all.
+    """
+
+    rank: int
+    ranks: int
+    whole_batches: bool
+    most_batches: int | None = None
+
+    def steps(self, batches: int | None) -> int | None:
+        """Return how many steps this rank makes of so many batches."""
+        if batches is None:
+            return None
+        batches = min(batches, batches if self.most_batches is None else self.most_batches)
+        return -(-batches // self.ranks) if self.whole_batches else batches
+
+    def dealt(self, batches: Iterable[Any], part: Callable[[Any], Any]) -> Iterator[Any]:
+        """Yield this rank's part of what an adapter yields; `part` takes a rank's rows of a batch."""
+        batches = itertools.islice(batches, self.most_batches)
+        if not self.whole_batches:
+            yield from map(part, batches)
+            return
+        batches = iter(batches)
+        while group := list(itertools.islice(batches, self.ranks)):
+            is_own = self.rank < len(group)
+            yield wrapped(group[self.rank if is_own else 0], int(is_own), 1)
+
+
+class Shards(DataAdapter):  # type: ignore[misc] # Keras has no types
+    """This rank's part of what another adapter of Keras yields, which is the same on all ranks."""
+
+    def __init__(self, batches: Any, place: Place) -> None:
+        self._batches = batches
+        self._place = place
+
+    def get_numpy_iterator(self) -> Iterator[Any]:
+        """Return this rank's part of every batch, as arrays of NumPy."""
+        return self._place.dealt(self._batches.get_numpy_iterator(), self._rows)
+
+    def get_jax_iterator(self) -> Iterator[Any]:
+        """Return this rank's part of every batch, as what JAX takes."""
+        return self._place.dealt(self._batches.get_jax_iterator(), self._rows)
+
+    def get_torch_dataloader(self) -> Any:
+        """Return this rank's part of every batch, as tensors of torch."""
+        return iterable_loader(lambda: self._place.dealt(self._batches.get_torch_dataloader(), self._rows))
+
+    def get_tf_dataset(self) -> Any:
+        """Return this rank's part of every batch, as a tf.data.Dataset."""
+        dataset = self._batches.get_tf_dataset()
+        if self._place.most_batches is not None:
+            dataset = dataset.take(self._place.most_batches)
+        shared = _whole_batches(dataset, self._place) if self._place.whole_batches else _rows_of(dataset, self._place)
+        import tensorflow as tf  # noqa: PLC0415 -- Keras asks for this on TensorFlow alone
+
+        return shared.prefetch(tf.data.AUTOTUNE)
+
+    @property
+    def num_batches(self) -> int | None:
+        """How many steps this rank makes; None where nobody knows."""
+        return self._place.steps(self._batches.num_batches)
+
+    @property
+    def batch_size(self) -> None:
+        """Not known: a rank has parts of batches."""
+        return
+
+    has_partial_batch = False
+    partial_batch_size = None
+
+    def on_epoch_begin(self) -> None:
+        """Tell the other adapter, as Keras would."""
+        self._batches.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """Take another order for the next epoch, where there is to be one."""
-        if self._random is not None:
-            self._random.shuffle(self._order)
+        """Tell the other adapter, as Keras would."""
+        self._batches.on_epoch_end()
+
+    def _rows(self, batch: Any) -> Any:
+        total = rows_of(batch)
+        rows = len(range(self._place.rank, total, self._place.ranks))
+        first, step = (self._place.rank, self._place.ranks) if rows else (0, total)
+        data = keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[first::step], batch)
+        return wrapped(data, rows, total)
 
 
-class BatchShards(keras.utils.PyDataset):  # type: ignore[misc] # Keras has no types
-    """A rank's part of every batch of a PyDataset, which all ranks read in the same order."""
+class ArrayShards(DataAdapter):  # type: ignore[misc] # Keras has no types
+    """This rank's part of arrays, of which only its own rows are touched.
 
-    def __init__(self, batches: Any, place: tuple[int, int]) -> None:
+    Args:
+        arrays: Keras' adapter of them.
+        place: see `Place`.
+        shuffle: as of `fit`.
+        seed: of the order, the same on all ranks.
+    """
+
+    def __init__(self, arrays: ArrayDataAdapter, place: Place, shuffle: Any = False, seed: int = 0) -> None:
+        self._inputs = arrays._inputs  # noqa: SLF001 -- Keras has no other name for it
+        self._batch = int(arrays.batch_size)
+        self._rows = rows_of(self._inputs)
+        self._place, self._shuffle, self._seed = place, shuffle, seed
+        self._passes = itertools.count()
+
+    def plan(self) -> Iterator[tuple[NDArray[np.int64], int, int]]:
+        """Yield for each step of a pass which rows this rank has, how many of those count, and the batch's rows."""
+        random = np.random.default_rng((self._seed, next(self._passes)))
+        order = np.arange(self._rows)
+        if self._shuffle and self._shuffle != "batch":
+            random.shuffle(order)
+        batches = [order[start : start + self._batch] for start in range(0, self._rows, self._batch)]
+        if self._shuffle == "batch":
+            batches = [random.permutation(batch) for batch in batches]
+        for found in self._place.dealt(batches, self._part):
+            (rows, total), indices = unwrapped(found)
+            yield indices, rows, total
+
+    def _part(self, batch: NDArray[np.int64]) -> Any:
+        own = batch[self._place.rank :: self._place.ranks]
+        return wrapped(own if len(own) else batch[:1], len(own), len(batch))
+
+    def _iterate(self, backend: str, convert: Callable[[Any, Any], Any]) -> Iterator[Any]:
+        inputs = array_slicing.convert_to_sliceable(self._inputs, target_backend=backend)
+        for indices, rows, total in self.plan():
+            data = keras.tree.map_structure(
+                lambda leaf, indices=indices: None if leaf is None else convert(leaf, leaf[indices]), inputs
+            )
+            yield wrapped(data, rows, total)
+
+    def get_numpy_iterator(self) -> Iterator[Any]:
+        """Return this rank's part of every batch, as arrays of NumPy."""
+        return self._iterate("numpy", lambda leaf, rows: leaf.convert_to_numpy(rows))
+
+    def get_jax_iterator(self) -> Iterator[Any]:
+        """Return this rank's part of every batch, as what JAX takes."""
+        return self._iterate("jax", lambda leaf, rows: leaf.convert_to_jax_compatible(rows))
+
+    def get_torch_dataloader(self) -> Any:
+        """Return this rank's part of every batch, as tensors of torch."""
+
+        def convert(leaf: Any, rows: Any) -> Any:
+            return keras.ops.convert_to_tensor(leaf.convert_to_torch_compatible(rows))
+
+        return iterable_loader(lambda: self._iterate("torch", convert))
+
+    def get_tf_dataset(self) -> Any:
+        """Return this rank's part of every batch, as a tf.data.Dataset."""
+        import tensorflow as tf  # noqa: PLC0415 -- Keras asks for this on TensorFlow alone
+
+        inputs = keras.tree.lists_to_tuples(
+            array_slicing.convert_to_sliceable(self._inputs, target_backend="tensorflow")
+        )
+        kind = array_slicing.TensorflowSparseWrapper
+
+        def one_pass() -> Iterator[tuple[Any, Any, Any]]:
+            steps = list(self.plan())
+            yield np.concatenate([each[0] for each in steps]), [len(each[0]) for each in steps], [s[1:] for s in steps]
+
+        def by_step(rows: Any, lengths: Any, parts: Any) -> Any:
+            return tf.data.Dataset.from_tensor_slices((tf.RaggedTensor.from_row_lengths(rows, lengths), parts))
+
+        def taken(plan: tuple[Any, Any], data: Any) -> Any:
+            indices, part = plan
+
+            def one(leaf: Any) -> Any:
+                if isinstance(leaf, kind):
+                    return array_slicing.slice_tensorflow_sparse_wrapper(leaf, indices)
+                if isinstance(leaf, list | tuple | dict):
+                    return None  # look inside
+                return tf.gather(leaf, indices, axis=0) if tf.is_tensor(leaf) else leaf
+
+            return wrapped(keras.src.tree.traverse(one, data), part[0], part[1])
+
+        signature = (
+            tf.TensorSpec((None,), tf.int64),
+            tf.TensorSpec((None,), tf.int64),
+            tf.TensorSpec((None, 2), tf.int64),
+        )
+        plans = tf.data.Dataset.from_generator(one_pass, output_signature=signature).flat_map(by_step)
+        dataset = tf.data.Dataset.zip((plans, tf.data.Dataset.from_tensors(inputs).repeat()))
+        dataset = dataset.map(taken, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        options = tf.data.Options()  # as Keras': what rewrites graphs would copy the arrays
+        options.experimental_optimization.apply_default_optimizations = False
+        return dataset.with_options(options).prefetch(tf.data.AUTOTUNE)
+
+    @property
+    def num_batches(self) -> int | None:
+        """How many steps this rank makes."""
+        return self._place.steps(math.ceil(self._rows / self._batch))
+
+    @property
+    def batch_size(self) -> None:
+        """Not known: a rank has parts of batches."""
+        return
+
+    has_partial_batch = False
+    partial_batch_size = None
+
+
+class ShuffledBatches(keras.utils.PyDataset):  # type: ignore[misc] # Keras has no types
+    """A PyDataset whose batches come in another order in each epoch, the same on all ranks."""
+
+    def __init__(self, batches: Any, seed: int) -> None:
         super().__init__(
             workers=batches.workers,
             use_multiprocessing=batches.use_multiprocessing,
             max_queue_size=batches.max_queue_size,
         )
-        self._batches = batches
-        self._place = place
+        self._batches, self._seed, self._epoch = batches, seed, 0
+        self._shuffle()
+
+    def _shuffle(self) -> None:
+        random = np.random.default_rng((self._seed, self._epoch))
+        self._order = random.permutation(self._batches.num_batches)
 
     @property
-    def num_batches(self) -> int | None:
+    def num_batches(self) -> int:
         """How many batches there are."""
-        found: int | None = self._batches.num_batches
-        return found
+        return len(self._order)
 
-    def __getitem__(self, index: int) -> tuple[Any, ...]:
-        """Return this rank's part of a batch: x, y and weights."""
-        batch = self._batches[index]
-        parts = batch if isinstance(batch, tuple | list) else (batch,)
-        x, y, weights = (*parts, None, None)[:3]
-        rows = rows_in([x, y])
-        whole = ArrayShards([x, y, np.ones(rows, np.float32) if weights is None else weights], rows, self._place, None)
-        return whole[0]
+    def __getitem__(self, index: int) -> Any:
+        """Return a batch."""
+        return self._batches[int(self._order[index])]
 
     def on_epoch_begin(self) -> None:
         """As of the PyDataset within."""
         self._batches.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """As of the PyDataset within."""
+        """As of the PyDataset within; then take another order."""
         self._batches.on_epoch_end()
+        self._epoch += 1
+        self._shuffle()  # here, as processes that read batches are started before the next epoch begins
 
 
-def dataset_shards(dataset: Any, place: tuple[int, int]) -> Any:
-    """Return a tf.data.Dataset of this rank's part of every batch of one, which all ranks read in the same order."""
-    import tensorflow as tf  # noqa: PLC0415 -- whoever has a data set of it has it
+def iterable_loader(batches: Callable[[], Iterable[Any]]) -> Any:
+    """Return a DataLoader of torch of batches as they are; each pass calls `batches`."""
+    from torch.utils import data  # noqa: PLC0415 -- Keras asks for this on torch alone
 
-    rank, ranks = place
+    class Batches(data.IterableDataset):  # type: ignore[type-arg]
+        def __iter__(self) -> Iterator[Any]:
+            return iter(batches())
 
-    def part(*batch: Any) -> tuple[Any, ...]:
-        x, y, weights = (*batch, None, None)[:3]
-        rows = tf.shape(tf.nest.flatten(x)[0])[0]
-        own = tf.range(rank, rows, ranks)
-        weight = tf.cast(tf.size(own) * ranks / rows, tf.float32)
-        own = tf.cond(tf.size(own) > 0, lambda: own, lambda: tf.zeros([1], tf.int32))
-        x, y, weights = (
-            None if each is None else tf.nest.map_structure(lambda tensor: tf.gather(tensor, own), each)
-            for each in (x, y, weights)
-        )
-        given = tf.ones(tf.shape(own), tf.float32) if weights is None else weights
-        return x, y, tf.nest.map_structure(lambda tensor: tensor * tf.cast(weight, tensor.dtype), given)
+    return data.DataLoader(Batches(), batch_size=None, collate_fn=lambda batch: batch)
+
+
+def rows_of(batch: Any) -> int:
+    """Return how many samples a batch of arrays has."""
+    return int(next(leaf for leaf in keras.tree.flatten(batch) if leaf is not None).shape[0])
+
+
+def _rows_of(dataset: Any, place: Place) -> Any:
+    import tensorflow as tf  # noqa: PLC0415 -- as above
+
+    def taken(leaf: Any, own: Any) -> Any:
+        if isinstance(leaf, tf.experimental.Optional):
+            return leaf
+        if isinstance(leaf, tf.SparseTensor):
+            raise UnsupportedError(
+                "a tf.data.Dataset of sparse tensors cannot be shared among ranks by rows: make them dense "
+                "(tf.sparse.to_dense), or give fit the sparse arrays themselves"
+            )
+        return tf.gather(leaf, own)
+
+    def part(*batch: Any) -> Any:
+        data = batch if len(batch) > 1 or isinstance(dataset.element_spec, tuple) else batch[0]
+        leaf = next(each for each in tf.nest.flatten(data) if not isinstance(each, tf.experimental.Optional))
+        total = tf.cast(leaf.nrows() if isinstance(leaf, tf.RaggedTensor) else tf.shape(leaf)[0], tf.int64)
+        own = tf.range(place.rank, total, place.ranks, dtype=tf.int64)
+        rows = tf.size(own, out_type=tf.int64)
+        own = tf.cond(rows > 0, lambda: own, lambda: tf.zeros([1], tf.int64))
+        return wrapped(tf.nest.map_structure(lambda each: taken(each, own), data), rows, total)
 
     return dataset.map(part, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
-def is_dataset(data: Any) -> bool:
-    """Return whether `data` is a tf.data.Dataset, or a PyDataset."""
-    return isinstance(data, keras.utils.PyDataset) or is_tensorflows(data)
+def _whole_batches(dataset: Any, place: Place) -> Any:
+    import tensorflow as tf  # noqa: PLC0415 -- as above
 
+    def marked(is_own: int) -> Callable[..., Any]:
+        def mark(*batch: Any) -> Any:
+            data = batch if len(batch) > 1 or isinstance(dataset.element_spec, tuple) else batch[0]
+            return wrapped(data, tf.constant(is_own, tf.int64), tf.constant(1, tf.int64))
 
-def is_tensorflows(data: Any) -> bool:
-    """Return whether `data` is a tf.data.Dataset."""
-    return any(each.__module__.startswith("tensorflow.python.data") for each in type(data).__mro__)
+        return mark
 
+    def dealt(*group: Any) -> Any:
+        batches = tf.data.Dataset.zip(group if len(group) > 1 or isinstance(dataset.element_spec, tuple) else group[0])
+        own = batches.skip(place.rank).map(marked(1))
+        return own.concatenate(batches.take(1).map(marked(0))).take(1)
 
-def array_of(value: Any) -> NDArray[Any]:
-    """Return `value`, a tensor, an array or a table, as an array."""
-    return np.asarray(keras.ops.convert_to_numpy(value) if keras.ops.is_tensor(value) else value)
-
-
-def mapped(function: Callable[[Any], Any], structure: Any) -> Any:
-    """Return `structure` with the result of `function` for each of its arrays; None for None."""
-    return None if structure is None else keras.tree.map_structure(function, structure)
-
-
-def rows_in(data: Sequence[Any]) -> int:
-    """Return how many rows all arrays in these structures have.
-
-    Raises:
-        ArgumentError: they have different numbers, or there are none.
-    """
-    counts = {
-        np.shape(leaf)[0] if np.ndim(leaf) else 0
-        for each in data
-        if each is not None
-        for leaf in keras.tree.flatten(each)
-    }
-    if len(counts) != 1:
-        raise ArgumentError(f"arrays of {sorted(counts)} rows: want x, y and weights of as many samples")
-    return counts.pop()
+    return dataset.window(place.ranks).flat_map(dealt)

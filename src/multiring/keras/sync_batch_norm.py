@@ -1,11 +1,16 @@
-"""SyncBatchNormalization: Keras' batch normalization by the samples of all ranks, on any backend."""
+"""SyncBatchNormalization: Keras' batch normalization by the samples of all ranks, on any backend.
 
-from collections.abc import Sequence
+`distribute` gives a model's own layers of batch normalization this class (`synchronize`).
+"""
+
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
 from multiring.frontend.keras_batch_norm import moments
+from multiring.frontend.keras_steps import Step, current_step
 from multiring.frontend.process_sets import ProcessSet, global_process_set
 from multiring.frontend.reduce_ops import Sum
 
@@ -35,13 +40,45 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         self._process_set = process_set
 
     def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
-        def summed(values: list[Any]) -> Sequence[Any]:
-            return _summed(values, self._process_set)
+        step = current_step()
+        if step is None:
+            return moments(inputs, mask, self._reduction_axes, self.axis, keras.ops, self._summed)
+        if not isinstance(step.rows, int) or not step.rows:  # a stand-in for a sample does not count
+            mask = keras.ops.ones(keras.ops.shape(inputs)[:1], "bool") if mask is None else mask
+            mask = keras.ops.logical_and(mask, step.rows > 0)
+        both = functools.partial(by_shares, self._summed, step)
+        return moments(inputs, mask, self._reduction_axes, self.axis, keras.ops, both)
 
-        return moments(inputs, mask, self._reduction_axes, self.axis, keras.ops, summed)
+    def _summed(self, values: list[Any]) -> Sequence[Any]:
+        return summed(values, getattr(self, "_process_set", global_process_set))
 
 
-def _summed(values: list[Any], process_set: ProcessSet) -> Sequence[Any]:
+def synchronize(layer: Any) -> None:
+    """Have a layer that is keras.layers.BatchNormalization normalize by the samples of all ranks from now on."""
+    if type(layer) is keras.layers.BatchNormalization and not layer.synchronized:
+        layer.__class__ = SyncBatchNormalization
+
+
+def by_shares(plain: Callable[[list[Any]], Sequence[Any]], step: Step, values: list[Any]) -> Sequence[Any]:
+    """Return sums over the ranks; where gradients are weighted by shares afterwards, theirs are as if losses were.
+
+    What flows back into the sum is each rank's gradient of its own loss. It counts by that rank's share, and not by the
+    share of the rank that it flows to.
+    """
+    if step.scales_loss:
+        return plain(values)
+    found = plain([_backwards(value, step, inverse=True) for value in values])
+    return [_backwards(value, step, inverse=False) for value in found]
+
+
+def _backwards(value: Any, step: Step, *, inverse: bool) -> Any:
+    """Return `value`, whose gradient is multiplied by this rank's share, or divided by it."""
+    share = keras.ops.cast(step.weighted(keras.ops.ones((), "float32")), value.dtype)
+    scaled = value * (keras.ops.divide_no_nan(keras.ops.ones_like(share), share) if inverse else share)
+    return scaled + keras.ops.stop_gradient(value - scaled)
+
+
+def summed(values: list[Any], process_set: ProcessSet) -> Sequence[Any]:
     """Return sums over the ranks through which gradients flow."""
     found: Sequence[Any]
     if keras.backend.backend() == "tensorflow":

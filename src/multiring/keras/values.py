@@ -97,6 +97,14 @@ def broadcast_variables(
             variable.assign(value)
 
 
+MARK = "_multiring_is_distributed"  # of a model that `distribute` has taken
+
+
+def is_shared(model: Any) -> bool:
+    """Return whether `distribute` has taken this model."""
+    return bool(getattr(model, MARK, False))
+
+
 def settled(model: Any) -> None:
     """See to it that the variables of `model` are what they are: during `fit` on JAX they are elsewhere."""
     sync = getattr(model, "jax_state_sync", None)

@@ -1,0 +1,208 @@
+"""Callbacks of `fit` under `distribute`: all ranks call the same ones, see the same logs, and stop together.
+
+`around` puts one callback before the user's and one behind. What one process does for itself, such as writing a log, is
+done by rank 0 alone: its callbacks of those kinds are the only ones that are called (`on_one_rank`).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from multiring.errors import MismatchError
+from multiring.frontend.lifecycle import rank
+from multiring.frontend.object_collectives import allgather_object
+from multiring.keras.callbacks import BroadcastGlobalVariablesCallback, OnFirstRank
+from multiring.keras.metric_states import MetricStates
+from multiring.keras.replicas import digests
+from multiring.keras.saving import SharedSaving
+from multiring.keras.values import settled
+
+# What these do is of one process: they write files, or send them, without the model's own methods.
+_WRITERS = tuple(
+    getattr(keras.callbacks, name)
+    for name in ("BackupAndRestore", "CSVLogger", "OrbaxCheckpoint", "RemoteMonitor", "TensorBoard")
+    if hasattr(keras.callbacks, name)
+)
+_QUIET = (*_WRITERS, keras.callbacks.EarlyStopping, keras.callbacks.History, keras.callbacks.ProgbarLogger)
+
+
+def around(own: Sequence[Any], states: MetricStates, saving: SharedSaving) -> list[Any]:
+    """Return the callbacks of this rank for `fit`: the user's, between ours. Every rank calls it."""
+    wanted = (any(_acts_on_batches(each) for each in own), any(_restores(each) for each in own))
+    everybodys = allgather_object(wanted, name="keras.callbacks")
+    by_batch, restores = (any(each[place] for each in everybodys) for place in (0, 1))
+    kept = [each for each in own if rank() == 0 or not on_one_rank(each)]
+    first = _FirstOfBatches(states, saving) if by_batch else _First(saving)
+    last = (_LastOfBatches if by_batch else _Last)(saving, restores=restores)
+    return [Replicas(), first, *kept, last]
+
+
+def on_one_rank(callback: Any) -> bool:
+    """Return whether a callback is rank 0's alone."""
+    return isinstance(callback, (*_WRITERS, OnFirstRank))
+
+
+def _restores(callback: Any) -> bool:
+    return isinstance(getattr(callback, "callback", callback), keras.callbacks.BackupAndRestore)
+
+
+def _acts_on_batches(callback: Any) -> bool:
+    """Return whether a callback looks at logs, stops, or saves after a batch of training."""
+    if isinstance(callback, OnFirstRank):
+        return _acts_on_batches(callback.callback)
+    if isinstance(callback, keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore):
+        return bool(callback.save_freq != "epoch")
+    if isinstance(callback, _QUIET) or type(callback).__module__.startswith("multiring."):
+        return False
+    hooks = (callback.on_train_batch_end, callback.on_batch_end)
+    return not all(getattr(each, "_is_default", False) for each in hooks)
+
+
+class Replicas(BroadcastGlobalVariablesCallback):
+    """Gives all ranks rank 0's variables before the first step, and looks whether that one made others.
+
+    A layer that is built in the first step has variables that no broadcast could reach. Where they differ, that step
+    has averaged gradients of different models.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self._count = 0
+        self._is_first = True
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Broadcast what there is."""
+        super().on_train_begin(logs)
+        self._count = len(self.model.weights) if self.broadcast_done else 0
+        self._is_first = True
+        self.broadcast_done = True
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Compare variables that the first step has made.
+
+        Raises:
+            MismatchError: on every rank: they differ.
+        """
+        super().on_train_batch_end(batch, logs)
+        if not self._is_first:
+            return
+        self._is_first = False
+        if len(self.model.weights) != self._count:
+            settled(self.model)
+            everybodys = digests(self.model.weights)
+            if any(each != everybodys[0] for each in everybodys):
+                raise MismatchError(
+                    f"layers of {self.model.name} were built in the first step, with other weights on each rank: "
+                    "want keras.utils.set_random_seed before the model is made, or a model that is built before fit "
+                    "(call it on a batch, or give it keras.Input)"
+                )
+
+
+class _First(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
+    """Stands before the user's callbacks."""
+
+    def __init__(self, saving: SharedSaving) -> None:
+        super().__init__()
+        self._saving = saving
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Begin."""
+        del logs
+        self._saving.begin()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Begin."""
+        del logs
+        self._saving.begin()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Begin."""
+        del epoch, logs
+        self._saving.begin()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Begin."""
+        del epoch, logs
+        self._saving.begin()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Begin."""
+        del logs
+        self._saving.begin()
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """Begin."""
+        del logs
+        self._saving.begin()
+
+
+class _FirstOfBatches(_First):
+    """The same, where a callback looks at batches: it sees the logs of all ranks."""
+
+    def __init__(self, states: MetricStates, saving: SharedSaving) -> None:
+        super().__init__(saving)
+        self._states = states
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Make the logs those of all ranks, in place."""
+        del batch
+        if logs:
+            logs |= self._states.peeked(logs)
+        self._saving.begin()
+
+
+class _Last(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
+    """Stands behind the user's callbacks."""
+
+    def __init__(self, saving: SharedSaving, *, restores: bool) -> None:
+        super().__init__()
+        self._saving = saving
+        self._restores = restores
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Give all ranks what rank 0's callbacks have restored."""
+        del logs
+        told = self._saving.finish(self.model._initial_epoch)  # noqa: SLF001 -- Keras has no other name for it
+        self.model._initial_epoch = told[0]  # noqa: SLF001
+        if self._restores:
+            again = BroadcastGlobalVariablesCallback(0)
+            again.set_model(self.model)
+            again.on_train_begin()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Wait until all ranks' callbacks are done."""
+        del logs
+        self._saving.finish()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Wait until all ranks' callbacks are done."""
+        del epoch, logs
+        self._saving.finish()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Stop on all ranks where one wants to."""
+        del epoch, logs
+        self._stop()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Wait until all ranks' callbacks are done."""
+        del logs
+        self._saving.finish()
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """Wait until all ranks' callbacks are done."""
+        del logs
+        self._saving.finish()
+
+    def _stop(self) -> None:
+        self.model.stop_training = any(self._saving.finish(bool(self.model.stop_training)))
+
+
+class _LastOfBatches(_Last):
+    """The same, where a callback looks at batches."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Stop on all ranks where one wants to."""
+        del batch, logs
+        self._stop()

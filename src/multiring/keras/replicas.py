@@ -1,0 +1,98 @@
+"""Whether the ranks have the same model, and the same data."""
+
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+from multiring.errors import ArgumentError
+from multiring.frontend import array_collectives
+from multiring.frontend.object_collectives import allgather_object
+from multiring.frontend.reduce_ops import Average
+from multiring.keras.values import broadcast_variables, settled
+
+_MOST_BYTES = 16 << 20  # of an array, that are compared; of a larger one rows at even distances
+
+
+def digests(variables: Iterable[Any]) -> list[Any]:
+    """Return the digest of each rank's variables, by rank. Every rank calls it."""
+    return allgather_object([_digest(np.asarray(_plain(each.value))) for each in variables], name="keras.replicas")
+
+
+def same_variables(model: Any) -> None:
+    """Give all ranks rank 0's variables of a model that is built, where they differ. Every rank calls it."""
+    if not model.built:
+        return
+    settled(model)
+    everybodys = digests(model.variables)
+    if any(each != everybodys[0] for each in everybodys):
+        broadcast_variables(model.variables)
+
+
+def mean_states(model: Any) -> list[str]:
+    """Make weights that no gradient changes the mean of the ranks' where they differ; return which did.
+
+    Those that are not floating point become rank 0's.
+    """
+    variables = list(model.non_trainable_weights)
+    if not variables:
+        return []
+    settled(model)
+    everybodys = digests(variables)
+    names = []
+    for place, variable in enumerate(variables):
+        if all(each[place] == everybodys[0][place] for each in everybodys):
+            continue
+        value = np.asarray(_plain(variable.value))
+        names.append(variable.path)
+        if value.dtype.kind != "f":
+            broadcast_variables([variable])
+            continue
+        whole = array_collectives.allreduce(value.astype(np.float64), Average, name=f"keras.states.{place}")
+        variable.assign(whole.astype(value.dtype))
+    return names
+
+
+def same_data(data: Sequence[Any]) -> None:
+    """Check that all ranks have the same arrays. Every rank calls it.
+
+    Raises:
+        ArgumentError: on every rank: they differ.
+    """
+    leaves = [leaf for each in data if each is not None for leaf in keras.tree.flatten(each) if leaf is not None]
+    everybodys = allgather_object([_sample(leaf) for leaf in leaves], name="keras.data")
+    other = [number for number, each in enumerate(everybodys) if each != everybodys[0]]
+    if other:
+        raise ArgumentError(
+            f"the data of rank {other[0]} differ from rank 0's: distribute wants all of the data on every rank, and "
+            "deals them itself; where they are random, seed them alike (keras.utils.set_random_seed); where each rank "
+            "brings its own, use DistributedOptimizer without distribute"
+        )
+
+
+def _sample(leaf: Any) -> tuple[str, tuple[int, ...], int]:
+    plain: Any = _plain(leaf)
+    if hasattr(plain, "tocsr"):  # of scipy
+        sparse = plain.tocsr()
+        parts = [_digest(each) for each in (sparse.data, sparse.indices, sparse.indptr)]
+        return "sparse", tuple(sparse.shape), hash(tuple(parts))
+    if type(plain).__name__ in ("RaggedTensor", "SparseTensor"):
+        return type(plain).__name__, (int(plain.shape[0]),), 0
+    array = np.asarray(plain)
+    rows = len(array) if array.ndim else 1
+    every = max(1, -(-array.nbytes // _MOST_BYTES))
+    taken = array[:: min(every, rows)] if array.ndim and rows else array
+    return str(array.dtype), tuple(array.shape), _digest(taken)
+
+
+def _digest(array: NDArray[Any]) -> int:
+    if array.dtype.kind == "O":
+        return zlib.crc32(repr(array.tolist()).encode())
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+def _plain(value: Any) -> Any:
+    return keras.ops.convert_to_numpy(value) if keras.ops.is_tensor(value) else value

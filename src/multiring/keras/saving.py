@@ -1,0 +1,102 @@
+"""What a distributed model writes: by rank 0 alone while callbacks run, and whole files at all times.
+
+Ranks come to the same callbacks in the same order, but what a callback saves, on which ranks, is its own affair. So in
+a callback a rank that saves, and one whose callbacks are all done, takes part in a round, in which each rank says what
+it has done. Rank 0 says what it has saved. Another rank that wants to save goes through rounds until rank 0 has saved
+to that path, and then it goes on: the file is there, and whole. Where rank 0 comes to the end without it, the path is
+the rank's own, and it saves by itself. The last round is the one in which all ranks are done.
+"""
+
+import functools
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from multiring.errors import MismatchError
+from multiring.frontend.lifecycle import rank
+from multiring.frontend.object_collectives import allgather_object
+
+METHODS = ("save", "save_weights", "export")
+
+
+class SharedSaving:
+    """The saving of a model by all ranks together."""
+
+    def __init__(self, model: Any) -> None:
+        self._in_callbacks = False
+        self._saved: set[str] = set()  # by rank 0, since the callbacks began
+        for name in METHODS:
+            plain = getattr(model, name)
+            found = functools.wraps(plain)(functools.partial(self._save, name, plain))
+            setattr(model, name, found)
+
+    def begin(self) -> None:
+        """Begin a place at which all ranks call callbacks."""
+        self._in_callbacks = True
+        self._saved.clear()
+
+    def finish(self, told: Any = None) -> list[Any]:
+        """End a place at which all ranks call callbacks, when all of them have ended it; return what each told."""
+        try:
+            while True:
+                events = self._round({"done": told})
+                if all("done" in each for each in events):
+                    return [each["done"] for each in events]
+        finally:
+            self._in_callbacks = False
+
+    def _round(self, event: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        events: list[Mapping[str, Any]] = allgather_object(event, name="keras.callbacks")
+        if "failed" in events[0] and rank() != 0:
+            raise MismatchError(f"rank 0 could not save {events[0]['path']}: {events[0]['failed']}")
+        if "path" in events[0]:
+            self._saved.add(events[0]["path"])
+        return events
+
+    def _save(self, name: str, plain: Callable[..., Any], filepath: Any, *arguments: Any, **keywords: Any) -> Any:
+        def write() -> Any:
+            if name == "export":
+                return plain(filepath, *arguments, **keywords)
+            return _written_whole(plain, filepath, *arguments, **keywords)
+
+        if not isinstance(filepath, str | os.PathLike):  # a file that is open in this process
+            return plain(filepath, *arguments, **keywords)
+        path = os.fspath(filepath)
+        if not self._in_callbacks:
+            return write()
+        if rank() == 0:
+            try:
+                found = write()
+            except Exception as error:
+                self._round({"path": path, "failed": f"{type(error).__name__}: {error}"})
+                raise
+            self._round({"path": path})
+            return found
+        while path not in self._saved:
+            if "done" in self._round({"wants": path})[0]:
+                return write()
+        self._saved.discard(path)
+        return None
+
+
+def _written_whole(plain: Callable[..., Any], filepath: Any, *arguments: Any, **keywords: Any) -> Any:
+    """Save beside the path, and put what was saved in its place: a reader finds the old file, or all of the new one."""
+    path = Path(os.fspath(filepath))
+    overwrites = arguments[0] if arguments else keywords.get("overwrite", True)
+    if "://" in os.fspath(filepath) or path.is_dir() or (path.exists() and not overwrites):
+        return plain(filepath, *arguments, **keywords)  # Keras asks, or refuses
+    if not path.parent.is_dir():
+        return plain(filepath, *arguments, **keywords)
+    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        found = plain(
+            folder / path.name if isinstance(filepath, Path) else str(folder / path.name), *arguments, **keywords
+        )
+        for each in sorted(folder.iterdir(), key=lambda one: one.name == path.name):  # what the others belong to last
+            each.replace(path.parent / each.name)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return found

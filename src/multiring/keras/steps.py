@@ -1,0 +1,150 @@
+"""Steps of `fit` and `evaluate` on this rank's part of a batch.
+
+The part travels beside the user's data, and is taken off before the model's own `train_step` or `test_step` is called:
+that one gets exactly the structure that it gets in one process.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import keras
+
+from multiring.frontend.keras_steps import Step, entered
+from multiring.frontend.lifecycle import size
+from multiring.keras.shards import unwrapped
+
+OWN_ROWS = "multiring_rows"  # in the logs of a step, until the wrapper of the whole function takes it out
+
+
+def install(model: Any, adopt: Callable[[Any], None]) -> "Steps":
+    """Have `model` take this rank's part off its data.
+
+    Args:
+        model: of Keras.
+        adopt: see `multiring.frontend.keras_steps.Step`.
+    """
+    return Steps(model, adopt)
+
+
+class Steps:
+    """The steps of a model.
+
+    rows: how many samples this rank had in the last step of each kind; in `evaluate`, 1 for a batch of its own.
+    kind: of the last step, "train" or "test".
+    runs_user_code: whether the model's own step is being traced or run.
+    """
+
+    def __init__(self, model: Any, adopt: Callable[[Any], None]) -> None:
+        self._model = model
+        self._adopt = adopt
+        self._is_own = overrides(model, "train_step")
+        self.rows: dict[str, Any] = {}
+        self.kind = "train"
+        self.runs_user_code = False
+        for kind in ("train", "test"):
+            step = getattr(model, f"{kind}_step")
+            setattr(model, f"{kind}_step", functools.wraps(step)(functools.partial(self._step, kind, step)))
+            make = getattr(model, f"make_{kind}_function")
+            setattr(model, f"make_{kind}_function", functools.wraps(make)(functools.partial(self._make, kind, make)))
+            setattr(model, f"{kind}_function", None)  # one that was made before knows nothing of parts
+        build = model._symbolic_build  # noqa: SLF001 -- Keras has no other name for it
+        model._symbolic_build = functools.partial(_built, build)  # noqa: SLF001
+
+    def _step(self, kind: str, plain: Callable[..., Any], *arguments: Any) -> Any:
+        part, data = unwrapped(arguments[-1])
+        if part is None:  # of train_on_batch and its like: the ranks' own batches
+            return plain(*arguments)
+        rows, batch_rows = part[0], part[1]
+        before = None if keras.backend.backend() == "jax" else self._metric_values(rows)
+        self.runs_user_code = True
+        try:
+            with entered(self._of(rows, batch_rows)) if kind == "train" else nullcontext():
+                found = plain(*arguments[:-1], data)
+        finally:
+            self.runs_user_code = False
+        if keras.backend.backend() == "jax":
+            logs, state = found
+            kept = [_chosen(rows, new, old) for new, old in zip(state[-1], arguments[0][-1], strict=True)]
+            return self._marked(logs, rows), (*state[:-1], kept)
+        if before is not None:
+            for variable in self._model.metrics_variables:
+                old = before.get(id(variable))
+                now = keras.ops.copy(variable.value)
+                variable.assign(_chosen(rows, now, keras.ops.zeros_like(now) if old is None else old))
+        return self._marked(found, rows)
+
+    def _of(self, rows: Any, batch_rows: Any) -> Step:
+        def weighted(value: Any) -> Any:
+            if isinstance(rows, int):
+                share: Any = rows * size() / batch_rows
+                return value if share == 1.0 else value * share
+            share = keras.ops.cast(rows * size(), "float32") / keras.ops.cast(batch_rows, "float32")
+            if hasattr(value, "dense_shape"):  # IndexedSlices of TensorFlow
+                values = value.values * keras.ops.cast(share, value.dtype)
+                return type(value)(values, value.indices, value.dense_shape)
+            return value * keras.ops.cast(share, value.dtype)
+
+        return Step(
+            rows=rows,
+            batch_rows=batch_rows,
+            # The loss is weighted where Keras' own step shows it to the optimizer; a user's own need not.
+            scales_loss=not self._is_own,
+            weighted=weighted,
+            adopt=self._adopt,
+        )
+
+    def _metric_values(self, rows: Any) -> dict[int, Any] | None:
+        """Return the metrics' values before a step that may not count; None where it counts."""
+        if isinstance(rows, int) and rows:
+            return None
+        return {id(each): keras.ops.copy(each.value) for each in self._model.metrics_variables}
+
+    def _marked(self, logs: Any, rows: Any) -> Any:
+        return {**logs, OWN_ROWS: rows} if isinstance(logs, dict) else logs
+
+    def _make(self, kind: str, plain: Callable[..., Any], force: bool = False) -> Any:
+        if getattr(self._model, f"{kind}_function") is not None and not force:
+            return getattr(self._model, f"{kind}_function")
+        plain(force)
+        inner = getattr(self._model, f"{kind}_function")
+
+        @functools.wraps(inner)
+        def function(*arguments: Any) -> Any:
+            self.kind = kind
+            found = inner(*arguments)
+            logs = found[0] if keras.backend.backend() == "jax" else found
+            if isinstance(logs, dict) and OWN_ROWS in logs:
+                logs = dict(logs)
+                self.rows[kind] = logs.pop(OWN_ROWS)
+                return (logs, *found[1:]) if keras.backend.backend() == "jax" else logs
+            return found
+
+        setattr(self._model, f"{kind}_function", function)
+        return function
+
+
+def overrides(model: Any, name: str) -> bool:
+    """Return whether a model has a method of its own rather than that of keras.Model, or of Keras' other classes."""
+    found = next(each for each in type(model).__mro__ if name in vars(each))
+    return not found.__module__.startswith("keras.")
+
+
+def _chosen(rows: Any, new: Any, old: Any) -> Any:
+    """Return a metric's new value, or its old one where this rank had no sample of the batch."""
+    if isinstance(rows, int):
+        return new if rows else old
+    return keras.ops.where(rows > 0, new, old)
+
+
+def _built(plain: Callable[..., Any], iterator: Any = None, data_batch: Any = None) -> Any:
+    """Build a model by a batch without this rank's part beside it."""
+    batches = None if iterator is None else _without_parts(iterator)
+    return plain(iterator=batches, data_batch=data_batch)
+
+
+def _without_parts(iterator: Any) -> Iterator[tuple[Any, Any, list[Any]]]:
+    for begin, end, found in iterator:
+        batch = found[0] if isinstance(found, list | tuple) else next(found)
+        yield begin, end, [unwrapped(batch)[1]]
