@@ -72,10 +72,10 @@ def test_mistakes_say_what_is_wanted(tmp_path: Path) -> None:
         "model": "want a keras.Model",
         "again": "one call of distribute",
         "jit": "want jit_compile=False",
-        "rows": "[3, 50] rows",
+        "rows": "Data cardinality is ambiguous",
         "maximum": "want Average or Sum",
         "rate": "initial_lr=None: want the learning rate",
-        "data": "the ranks' data sets differ in their first batch",
+        "data": "the data of rank 1 differ from rank 0's",
     }
     assert found.keys() == wanted.keys()
     for name, words in wanted.items():
