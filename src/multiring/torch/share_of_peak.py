@@ -22,6 +22,7 @@ from multiring.frontend.joining import barrier
 from multiring.frontend.lifecycle import size
 from multiring.frontend.object_collectives import allgather_object
 from multiring.runtime import is_initialized
+from multiring.torch.parallelizing.held import held_of
 
 SIZES = (512, 1024, 2048, 4096)
 _CHANNELS = 512
@@ -40,6 +41,12 @@ def training_flop(model: nn.Module, step: Callable[[nn.Module], Tensor]) -> int:
     Raises:
         ArgumentError: `step` returns no loss to differentiate, or nothing is counted.
     """
+    held = held_of(model.parameters())
+    if held is not None and not held.is_whole:
+        raise ArgumentError(
+            f"training_flop of a model under {held.mix}: want the plain model as one process has it, for which one "
+            "that is not trained serves"
+        )
     # Of tensors without values shapes are enough: neither time nor memory of a step is taken.
     mode: Any = FakeTensorMode(allow_non_fake_inputs=True)
     try:

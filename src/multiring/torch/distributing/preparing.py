@@ -24,12 +24,17 @@ from multiring.torch.optimizer.optimizer import DistributedOptimizer
 from multiring.torch.optimizer.parameters import broadcast_parameters
 from multiring.torch.optimizer.setup import placed, require_optimizer
 from multiring.torch.optimizer.state import broadcast_optimizer_state
+from multiring.torch.parallelizing.held import held_of
 
 Model = TypeVar("Model", bound=nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 Batch = TypeVar("Batch")
 
 _WHAT = "distribute"
+_IS_PARALLEL = (
+    "model was put on the ranks by parallelize already, whose step() shares gradients; want a loader whose batches go "
+    "through its share(), and no distribute"
+)
 
 
 @overload
@@ -137,7 +142,12 @@ def distribute(  # noqa: PLR0913 -- what a script for one process does not say
 
 def _require_model(model: Any) -> None:
     if not isinstance(model, nn.Module):
+        if "multiring.torch.parallelizing" in type(model).__module__:
+            raise ArgumentError(_IS_PARALLEL)
         raise ArgumentError(f"model is a {type(model).__name__}; want a torch.nn.Module")
+    held = held_of(model.parameters())
+    if held is not None:
+        raise ArgumentError(_IS_PARALLEL)
     if isinstance(model, DistributedDataParallel):
         raise ArgumentError("model is a DistributedDataParallel, which shares gradients itself; want its `module`")
 

@@ -11,7 +11,7 @@ from multiring.errors import ArgumentError
 from multiring.optim.adascale import AdaScale
 from multiring.optim.rate_schedules import Schedule
 from multiring.optim.trust_ratios import require_number
-from multiring.torch.large_batch.gradients import norms_of
+from multiring.torch.large_batch.gradients import plain, scaled, square_of
 from multiring.torch.large_batch.noise import NoiseWatch
 from multiring.torch.large_batch.stages import StepContext, each_gradient, stages_of
 
@@ -105,22 +105,26 @@ class MovingAverage:
         self._averages = [each.detach().clone() for each in self._followed()]
 
     def _followed(self) -> list[Tensor]:
-        """Return the model's tensors as they are now: `model.half()`, or a forward, may put others in their places."""
+        """Return this rank's parts of the model's tensors, as they are now.
+
+        `model.half()`, or a forward, may put others in their places.
+        """
         numbers = [each for each in self._model.buffers() if each.is_floating_point() or each.is_complex()]
-        return [*(each.detach() for each in self._model.parameters()), *numbers]
+        return plain([*(each.detach() for each in self._model.parameters()), *numbers])
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Within it the model has the averages, as for evaluation; what is changed there, the averages keep."""
-        now = [each.detach().clone() for each in self._followed()]
+        followed = self._followed()
+        now = [each.detach().clone() for each in followed]
         with torch.no_grad():
-            torch._foreach_copy_(self._followed(), self._averages)
+            torch._foreach_copy_(followed, self._averages)
         try:
             yield
         finally:
             with torch.no_grad():
-                torch._foreach_copy_(self._averages, self._followed())
-                torch._foreach_copy_(self._followed(), now)
+                torch._foreach_copy_(self._averages, followed)
+                torch._foreach_copy_(followed, now)
 
     def before(self, step: StepContext) -> None:
         """There is nothing to do."""
@@ -141,7 +145,7 @@ class MovingAverage:
             own.copy_(kept)
 
 
-def moving_average(optimizer: torch.optim.Optimizer, model: nn.Module, decay: float = 0.999) -> MovingAverage:
+def moving_average(optimizer: torch.optim.Optimizer, model: Any, decay: float = 0.999) -> MovingAverage:
     """Keep an exponential moving average of `model`'s weights, which moves with each step that had a gradient.
 
     Running statistics of batch norms, and all other buffers of numbers with a fraction, are averaged alike: those of
@@ -152,6 +156,7 @@ def moving_average(optimizer: torch.optim.Optimizer, model: nn.Module, decay: fl
         ArgumentError: `decay` is not from 0 to 1.
     """
     require_number("decay", decay, below=1.0)
+    model = model if isinstance(model, nn.Module) else model.module  # what this rank holds of a ParallelModel
     found = MovingAverage(model, decay)
     stages_of(optimizer).add(found)
     return found
@@ -168,10 +173,10 @@ class Clipping:
 
     def before(self, step: StepContext) -> None:
         """Shorten the gradient."""
-        self.norm = float((norms_of(step.gradients) ** 2).sum() ** 0.5)
+        self.norm = square_of(step.parameters, step.gradients) ** 0.5
         if self.norm > self._limit:
             factor = self._limit / self.norm
-            each_gradient(step, lambda gradients: list(torch._foreach_mul(gradients, factor)))  # noqa: SLF001
+            each_gradient(step, lambda gradients: scaled(gradients, factor))
 
     def after(self, step: StepContext, *, applied: bool) -> None:
         """There is nothing to do."""

@@ -5,11 +5,13 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
 from multiring.errors import ArgumentError, UnsupportedError
 from multiring.torch.interop import described
+from multiring.torch.parallelizing.held import PartGradient, held_of, is_dtensor, locals_of, summed_over_parts
 
 
 def with_gradients(optimizer: str, group: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
@@ -33,12 +35,62 @@ def as_real(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [torch.view_as_real(each.resolve_conj()) if each.is_complex() else each for each in tensors]
 
 
-def norms_of(tensors: Sequence[Tensor]) -> NDArray[np.float64]:
-    """Return |each|; shape (tensors,)."""
+def norms_of(tensors: Sequence[Tensor], like: Sequence[Tensor] | None = None) -> NDArray[np.float64]:
+    """Return |each|; shape (tensors,). Of DTensors, every rank that holds a part calls it.
+
+    Args:
+        tensors: plain ones, or DTensors.
+        like: the DTensors of which `tensors` are this rank's parts.
+    """
     if not tensors:
         return np.empty(0)
-    found: NDArray[np.float64] = torch.stack(torch._foreach_norm(list(tensors))).double().numpy()  # noqa: SLF001 -- torch's name
+    whole = tensors if like is None else like
+    own = plain(tensors)
+    norms = torch.stack(torch._foreach_norm(own)).double()  # noqa: SLF001 -- torch's name
+    if any(map(is_dtensor, whole)):
+        norms = summed_over_parts(norms.square(), whole).sqrt()
+    found: NDArray[np.float64] = norms.numpy()
     return found
+
+
+def square_of(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> float:
+    """Return |g|^2 of all `gradients` together; of a pipeline those of all stages. Every rank calls it.
+
+    Args:
+        parameters: some of the model's, which say how it is spread.
+        gradients: this rank's.
+    """
+    found = float((norms_of(gradients) ** 2).sum())
+    held = held_of(parameters)
+    if held is None or held.stages is None:
+        return found
+    told = torch.tensor(found, dtype=torch.float64)
+    dist.all_reduce(told, group=held.stages)
+    return float(told)
+
+
+def are_finite(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> bool:
+    """Return whether every number of `gradients` is finite, on all ranks that hold some; each of them calls it."""
+    # Not by the sum of squares, which may overflow.
+    is_bad = not np.isfinite(norms_of(gradients)).all()
+    held = held_of(parameters)
+    if held is None or held.stages is None:
+        return not is_bad
+    told = torch.tensor(float(is_bad))
+    dist.all_reduce(told, dist.ReduceOp.MAX, group=held.stages)
+    return not told
+
+
+def plain(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return this rank's part of each of `tensors`, as torch's operations on lists want them: all of one kind."""
+    return [each.as_subclass(Tensor) if isinstance(each, PartGradient) else each for each in locals_of(tensors)]
+
+
+def scaled(tensors: Sequence[Tensor], factor: float) -> list[Tensor]:
+    """Return each of `tensors` times `factor`, of the kind that it is."""
+    if any(map(is_dtensor, tensors)):
+        return [each * factor for each in tensors]
+    return list(torch._foreach_mul(plain(tensors), factor))  # noqa: SLF001 -- torch's name
 
 
 def buffers_of(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], name: str) -> list[Tensor]:

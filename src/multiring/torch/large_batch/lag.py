@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from multiring.errors import ArgumentError, StateError
-from multiring.torch.large_batch.gradients import norms_of
+from multiring.torch.large_batch.gradients import are_finite
 from multiring.torch.large_batch.stages import Mark, StepContext, StepStages, stages_of
 from multiring.torch.optimizer.distributed import Distributed, delay_gradients
 from multiring.torch.optimizer.rounds import Round
@@ -112,7 +111,7 @@ class GradientLag:
         if (
             precision is not None
             and not precision.whole.skips
-            and not np.isfinite(norms_of(list(found.values()))).all()
+            and not are_finite(self._parameters, list(found.values()))
         ):
             # The next step will raise an error that asks to go on from this state: it is to be one that can.
             return {"pending": {}}

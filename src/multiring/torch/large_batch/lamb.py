@@ -14,6 +14,7 @@ from multiring.torch.large_batch.gradients import (
     evaluated,
     norms_of,
     number,
+    plain,
     require_groups,
     with_gradients,
 )
@@ -84,14 +85,14 @@ class LAMB(torch.optim.Optimizer):
         for group in self.param_groups:
             parameters, gradients = with_gradients("LAMB", group)
             if parameters:
-                self._step_group(group, parameters, gradients)
+                self._step_group(group, parameters, plain(gradients))
         return loss
 
-    def _step_group(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]) -> None:
+    def _step_group(self, group: dict[str, Any], spread: list[Tensor], gradients: list[Tensor]) -> None:
         # torch's own names of its operations on lists.
-        first, second = (as_real(buffers_of(self, parameters, name)) for name in ("exp_avg", "exp_avg_sq"))
-        steps = self._count(parameters)
-        parameters, gradients = as_real(parameters), as_real(gradients)
+        first, second = (as_real(plain(buffers_of(self, spread, name))) for name in ("exp_avg", "exp_avg_sq"))
+        steps = self._count(spread)
+        parameters, gradients = as_real(plain(spread)), as_real(gradients)
         beta1, beta2 = group["betas"]
         torch._foreach_lerp_(first, gradients, 1 - beta1)
         torch._foreach_mul_(second, beta2)
@@ -106,7 +107,9 @@ class LAMB(torch.optim.Optimizer):
         rate = number(group["lr"])
         factors = [-rate] * len(parameters)
         if group["trust_ratio"]:
-            ratios = lamb_ratios(norms_of(parameters), norms_of(directions), limits=group["limits"], clip=group["clip"])
+            ratios = lamb_ratios(
+                norms_of(parameters, spread), norms_of(directions, spread), limits=group["limits"], clip=group["clip"]
+            )
             factors = [-rate * ratio for ratio in ratios.tolist()]
         torch._foreach_mul_(directions, factors)
         torch._foreach_add_(parameters, directions)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from multiring.errors import ArgumentError, UnsupportedError
 from multiring.optim.trust_ratios import larc_ratios, lars_ratios, require_choice, require_number
-from multiring.torch.large_batch.gradients import norms_of, number
+from multiring.torch.large_batch.gradients import norms_of, number, plain
 from multiring.torch.large_batch.stages import StepContext, stages_of
 
 _MODES = ("clip", "scale")
@@ -40,10 +40,8 @@ class _AroundGradients:
             norms_of(having), norms_of(gradients), (), trust=self._trust, weight_decay=decay, eps=self._eps
         )
         factors = larc_ratios(ratios, number(group["lr"]), self._mode).tolist()
-        moved = torch._foreach_add(gradients, having, alpha=decay)  # noqa: SLF001 -- torch's name
-        torch._foreach_mul_(moved, factors)
-        for each, gradient in zip(having, moved, strict=True):
-            each.grad = gradient
+        for each, gradient, factor in zip(having, gradients, factors, strict=True):
+            each.grad = torch.add(gradient, each, alpha=decay).mul_(factor)
         group["weight_decay"] = 0.0
 
     def after(self, step: StepContext, *, applied: bool) -> None:  # noqa: ARG002 -- as Stage
@@ -75,16 +73,18 @@ class _AroundSteps:
         for group in step.optimizer.param_groups:
             having = [each for each in group["params"] if each.grad is not None]
             if having and group.get("trust_ratio", True):
-                self._before.append((number(group["lr"]), having, [each.detach().clone() for each in having]))
+                self._before.append((number(group["lr"]), having, [each.clone() for each in plain(having)]))
 
     def after(self, step: StepContext, *, applied: bool) -> None:  # noqa: ARG002 -- as Stage
         for rate, parameters, starts in self._before:
-            changes = torch._foreach_sub(parameters, starts)  # noqa: SLF001 -- torch's name
-            norms = norms_of(changes) / rate if rate else norms_of(changes)
-            ratios = lars_ratios(norms_of(starts), norms, (), trust=self._trust, eps=self._eps)
+            own = plain(parameters)
+            changes = torch._foreach_sub(own, starts)  # noqa: SLF001 -- torch's name
+            norms = norms_of(changes, parameters)
+            norms = norms / rate if rate else norms
+            ratios = lars_ratios(norms_of(starts, parameters), norms, (), trust=self._trust, eps=self._eps)
             torch._foreach_mul_(changes, larc_ratios(ratios, rate, self._mode).tolist())
             torch._foreach_add_(starts, changes)
-            torch._foreach_copy_(parameters, starts)
+            torch._foreach_copy_(own, starts)
         self._before = []
 
     def state_dict(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from multiring.torch.large_batch.gradients import (
     evaluated,
     norms_of,
     number,
+    plain,
     require_groups,
     with_gradients,
 )
@@ -84,18 +85,19 @@ class LARS(torch.optim.Optimizer):
         return loss
 
     def _step_group(self, group: dict[str, Any]) -> None:
-        parameters, gradients = with_gradients("LARS", group)
-        if not parameters:
+        spread, whole_gradients = with_gradients("LARS", group)
+        if not spread:
             return
+        parameters, gradients = plain(spread), plain(whole_gradients)
         rate, momentum = number(group["lr"]), group["momentum"]
         denominator, is_inside = LARS_FORMS[group["form"]]
         # torch's own names of its operations on lists.
         moved = torch._foreach_add(gradients, parameters, alpha=group["weight_decay"])  # noqa: SLF001
         if group["trust_ratio"]:
             ratios = lars_ratios(
-                norms_of(parameters),
-                norms_of(gradients),
-                norms_of(moved) if denominator == "sum" else (),
+                norms_of(parameters, spread),
+                norms_of(gradients, spread),
+                norms_of(moved, spread) if denominator == "sum" else (),
                 trust=group["trust_coefficient"],
                 weight_decay=group["weight_decay"],
                 eps=group["eps"],
@@ -105,7 +107,7 @@ class LARS(torch.optim.Optimizer):
             ratios = [1.0] * len(parameters)
         torch._foreach_mul_(moved, [ratio * (rate if is_inside else 1.0) for ratio in ratios])
         if momentum:
-            buffers = buffers_of(self, parameters, "momentum_buffer")
+            buffers = plain(buffers_of(self, spread, "momentum_buffer"))
             torch._foreach_mul_(buffers, momentum)
             torch._foreach_add_(buffers, moved)
             if group["nesterov"]:

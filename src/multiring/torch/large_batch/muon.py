@@ -17,13 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from multiring.errors import ArgumentError
+from multiring.errors import ArgumentError, UnsupportedError
 from multiring.frontend.errors import internal_errors
 from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
 from multiring.optim.trust_ratios import require_choice, require_number
 from multiring.runtime import Group, is_initialized
 from multiring.torch.interop import described
 from multiring.torch.large_batch.gradients import buffers_of, evaluated, number, with_gradients
+from multiring.torch.parallelizing.held import held_by, is_dtensor
 
 _RATES = ("original", "match_rms_adamw")
 
@@ -122,6 +123,11 @@ class Muon(torch.optim.Optimizer):
         """As in torch, of matrices of real numbers."""
         super().add_param_group(param_group)
         for each in self.param_groups[-1]["params"]:
+            if is_dtensor(each):
+                raise UnsupportedError(
+                    f"Muon of a parameter, {described(each)}, of which each rank has a part: it makes whole matrices "
+                    "orthogonal; want a data or pipeline axis, or another optimizer"
+                )
             if each.dim() < 2 or each.is_complex():
                 del self.param_groups[-1]
                 raise ArgumentError(
@@ -193,8 +199,9 @@ class Muon(torch.optim.Optimizer):
         )
 
     def _ranks(self) -> Group | None:
-        if not is_initialized() or not self._process_set.included():
-            return None
+        held = held_by(self)
+        if not is_initialized() or not self._process_set.included() or (held is not None and held.stages is not None):
+            return None  # the ranks of a pipeline have other matrices
         members = members_of(self._process_set).group
         if self._group is None or self._group.size != members.size:
             self._group = members.twin()

@@ -15,7 +15,7 @@ from multiring.optim.convergence_concerns import Facts, concerns
 from multiring.optim.critical_batch import Advice, advise
 from multiring.optim.noise_scale import Interval, NoiseSample, NoiseScale, sample_of_means
 from multiring.runtime import Group
-from multiring.torch.large_batch.gradients import norms_of
+from multiring.torch.large_batch.gradients import norms_of, square_of
 from multiring.torch.large_batch.stages import Mark, StepContext, stages_of
 from multiring.torch.optimizer.distributed import Distributed, setup_of
 
@@ -98,8 +98,8 @@ class NoiseWatch:
             return
         now = [each.grad for group in self._optimizer.param_groups for each in group["params"] if each.grad is not None]
         before = self._before if len(self._before) == len(now) else []
-        norms = norms_of(list(torch._foreach_sub(now, before)) if before else now)  # noqa: SLF001 -- torch's name
-        self._parts.append((float((norms**2).sum()), samples))
+        added = [each - earlier for each, earlier in zip(now, before, strict=True)] if before else now
+        self._parts.append((square_of(self._parameters, added), samples))
         self._before = [each.detach().clone() for each in now]
 
     # ---- as a stage ----
@@ -147,6 +147,10 @@ class NoiseWatch:
             self._adascale.load_state_dict(state["adascale"])
         self._begin()
 
+    @property
+    def _parameters(self) -> list[Tensor]:
+        return [each for group in self._optimizer.param_groups for each in group["params"]]
+
     def _is_due(self) -> bool:
         return self._steps % self._every == 0
 
@@ -162,7 +166,7 @@ class NoiseWatch:
         total = float(sum(samples for _, samples in self._parts))
         # A part's gradient is in the sum with its share of the samples.
         mean = sum(square * total / samples for square, samples in self._parts)
-        whole = float((norms_of(step.gradients) ** 2).sum())
+        whole = square_of(step.parameters, step.gradients)
         return {"batch": total, "mean": mean, "total": total, "parts": len(self._parts), "divisor": 1.0, "whole": whole}
 
     def _of_ranks(self, optimizer: Distributed, group: Group) -> Mark | None:
@@ -244,7 +248,8 @@ def facts_of(optimizer: torch.optim.Optimizer, batch: float, noise: Interval | N
     stages = stages_of(optimizer)
     precision: Any = stages.find("unscale")
     first = optimizer.param_groups[0]
-    gradients = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    gradients = [each.grad for each in parameters if each.grad is not None]
     return Facts(
         batch=batch,
         noise=noise,
@@ -253,7 +258,7 @@ def facts_of(optimizer: torch.optim.Optimizer, batch: float, noise: Interval | N
         wire=None if options is None else options.wire,
         has_feedback=options is not None and options.error_feedback,
         owed=owed,
-        gradient=float((norms_of(gradients) ** 2).sum() ** 0.5),
+        gradient=square_of(parameters, gradients) ** 0.5,
         shares=None if share is None else (share.least, -(-share.total // share.ranks)),
         steps=0 if precision is None else precision.whole.steps,
         skipped=0 if precision is None else precision.whole.skipped,

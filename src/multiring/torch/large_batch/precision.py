@@ -14,10 +14,11 @@ from multiring.frontend.errors import internal_errors
 from multiring.optim.loss_scale import LossScale
 from multiring.optim.trust_ratios import require_choice
 from multiring.torch.interop import described
-from multiring.torch.large_batch.gradients import norms_of
+from multiring.torch.large_batch.gradients import are_finite, scaled
 from multiring.torch.large_batch.lag import GradientLag
 from multiring.torch.large_batch.stages import Mark, StepContext, each_gradient, stages_of
 from multiring.torch.optimizer.distributed import Distributed
+from multiring.torch.parallelizing.held import held_by
 
 _TYPES = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -105,7 +106,7 @@ class MixedPrecision:
             step.drop()
         elif scale != 1.0:
             # By a power of two: nothing is rounded but what is too small for float32.
-            each_gradient(step, lambda gradients: list(torch._foreach_mul(gradients, 1.0 / scale)))  # noqa: SLF001
+            each_gradient(step, lambda gradients: scaled(gradients, 1.0 / scale))
 
     def _decided(self, step: StepContext) -> _Round:
         """Look at the gradients of all optimizers, and update the scale, once for all of them."""
@@ -113,7 +114,7 @@ class MixedPrecision:
         for optimizer in self._optimizers:
             if optimizer is not step.optimizer:
                 gradients += _coming(optimizer)
-        overflows = not np.isfinite(norms_of(gradients)).all()
+        overflows = not are_finite(step.parameters, gradients)
         if self._scale is None:
             if overflows:
                 raise self._failure(step, "")
@@ -231,6 +232,13 @@ def mixed_precision(
     if scale is not None and dtype != "fp16":
         raise ArgumentError(f"mixed_precision(dtype={dtype!r}, scale=...): want a scale for 'fp16' only")
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    held = next(filter(None, map(held_by, optimizers)), None)
+    if held is not None and dtype == "fp16":
+        raise ArgumentError(
+            f"mixed_precision(dtype='fp16') of a model that parallelize made ({held.mix}): its step() runs backward "
+            "itself, and would not scale the loss; want 'bf16', or torch.amp.GradScaler with "
+            "loss=lambda made, targets: scaler.scale(loss(made, targets))"
+        )
     for group in (group for each in optimizers for group in each.param_groups):
         for each in group["params"]:
             if each.dtype not in {torch.float32, torch.float64}:

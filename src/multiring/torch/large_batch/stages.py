@@ -210,4 +210,4 @@ def _take_from_scaler(step: StepContext) -> None:
     if bool(found_inf):
         step.drop()
     elif scale is not None:
-        each_gradient(step, lambda gradients: torch._foreach_div(gradients, float(scale)))  # noqa: SLF001 -- torch's name
+        each_gradient(step, lambda gradients: [each / float(scale) for each in gradients])

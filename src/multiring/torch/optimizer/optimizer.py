@@ -17,7 +17,8 @@ from multiring.gradients.options import Options
 from multiring.runtime import is_initialized
 from multiring.torch.compression import Compression, option_of
 from multiring.torch.optimizer.distributed import Distributed, share
-from multiring.torch.optimizer.setup import Setup, groups_from, named_from, require_names, require_optimizer
+from multiring.torch.optimizer.setup import Setup, groups_from, named_from, placed, require_names, require_optimizer
+from multiring.torch.parallelizing.held import refuse_held
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
@@ -77,6 +78,11 @@ def DistributedOptimizer(  # noqa: N802, PLR0913, PLR0917 -- Horovod's name and 
         groups = num_groups if groups is None else groups
     with _told_to_others(process_set):
         require_optimizer(optimizer)
+        refuse_held(
+            "DistributedOptimizer",
+            [parameter for _, parameter in placed(optimizer)],
+            "its step() shares gradients; want the optimizer as it is",
+        )
         if isinstance(optimizer, torch.optim.LBFGS):
             raise UnsupportedError(
                 "LBFGS decides by the loss, which each rank has its own of; want another optimizer, such as Adam"

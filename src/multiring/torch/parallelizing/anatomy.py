@@ -130,7 +130,7 @@ def _pairs(sequence: nn.Sequential) -> Iterator[tuple[Placed, Placed]]:
     """Yield two linear layers and their places, with nothing but elementwise ones between; none is in two pairs."""
     first: Placed | None = None
     for place, module in enumerate(sequence):
-        if type(module) is nn.Linear:
+        if type(module) is nn.Linear and _has_its_own(module):
             if first is not None:
                 yield first, (place, module)
             first = (place, module) if first is None else None
@@ -144,9 +144,16 @@ def _joined(path: str, place: int) -> str:
 
 def _bytes_of(module: nn.Module) -> int:
     """Return the bytes of what a layer that can be divided has; 0 of any other."""
-    if type(module) is nn.Linear or (type(module) is nn.Embedding and _is_plain(module)):
+    if (type(module) is nn.Linear or (type(module) is nn.Embedding and _is_plain(module))) and _has_its_own(module):
         return sum(each.nbytes for each in module.parameters(recurse=False))
     return 0
+
+
+def _has_its_own(module: nn.Module) -> bool:
+    """Return whether a layer computes by its weight and bias alone: older reparametrizations put others in place."""
+    return {name for name, _ in module.named_parameters(recurse=False)} <= {"weight", "bias"} and not (
+        module._forward_pre_hooks  # noqa: SLF001 -- torch has no other way to ask
+    )
 
 
 def _is_plain(module: nn.Embedding) -> bool:

@@ -1,13 +1,14 @@
 """A mix put to work by torch's own means: DistributedDataParallel, fully_shard, and plans of DTensors."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -18,6 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from multiring.planner.parallelism import Unit, gathered_together
 from multiring.torch.parallelizing.anatomy import Part, Split
+from multiring.torch.parallelizing.held import is_dtensor, local
+
+_SPARE = "_multiring_spare"
 
 
 def equalise(model: nn.Module) -> None:
@@ -33,7 +37,16 @@ def equalise(model: nn.Module) -> None:
 
 def replicated(model: nn.Module, group: dist.ProcessGroup) -> nn.Module:
     """Return the model with gradients averaged during backward."""
-    return DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
+    options: dict[str, Any] = {"process_group": group, "gradient_as_bucket_view": True}
+    if all(type(each).__module__.startswith("torch.nn.") for each in model.modules()):
+        return DistributedDataParallel(model, **options)
+    # A forward of a program's own may leave parameters out, each time and on each rank others. Of one that never does
+    # torch would complain, unless there is a parameter that nothing uses.
+    first = next(iter(model.parameters()))
+    model.register_parameter(_SPARE, nn.Parameter(torch.zeros(1, dtype=first.dtype)))
+    found = DistributedDataParallel(model, find_unused_parameters=True, **options)
+    delattr(model, _SPARE)
+    return found
 
 
 def sharded(model: nn.Module, parts: tuple[Part, ...], units: tuple[Unit, ...], mesh: DeviceMesh) -> nn.Module:
@@ -65,11 +78,18 @@ def _style(split: Split) -> ParallelStyle:
 def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
     """Average what this rank holds of all gradients over `group`, those of one type as one buffer.
 
-    Parameters without a gradient, the same ones on all ranks, are left out.
+    A parameter without a gradient counts as zero; where no rank has one, it stays without.
     """
+    trained = [each for each in parameters if each.requires_grad]
+    if not trained:
+        return
+    having = torch.tensor([each.grad is not None for each in trained], dtype=torch.int32)
+    dist.all_reduce(having, dist.ReduceOp.MAX, group=group)
     by_type: dict[torch.dtype, list[Tensor]] = {}
-    for parameter in parameters:
-        if parameter.requires_grad and parameter.grad is not None:
+    for parameter, has in zip(trained, having.tolist(), strict=True):
+        if has:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
             own = local(parameter.grad)
             by_type.setdefault(own.dtype, []).append(own)
     for gradients in by_type.values():
@@ -80,7 +100,9 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGro
             gradient.copy_(averaged.view_as(gradient))
 
 
-def local(tensor: Tensor) -> Tensor:
-    """Return what this rank holds of `tensor`."""
-    with torch.no_grad():
-        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+def settle_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Have each gradient lie as its parameter does: torch leaves some as sums that are still to be made."""
+    for each in parameters:
+        gradient = each.grad
+        if is_dtensor(each) and is_dtensor(gradient) and gradient.placements != each.placements:  # type: ignore[union-attr, attr-defined] # both are DTensors
+            each.grad = gradient.redistribute(placements=each.placements)  # type: ignore[union-attr, attr-defined] # the same

@@ -1,7 +1,8 @@
 """The whole way: from a model and a batch to the model on its mesh."""
 
 import sys
-from collections.abc import Mapping
+import warnings
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -20,12 +21,15 @@ from multiring.planner.parallelism import (
 )
 from multiring.topology import Topology
 from multiring.torch.parallelizing.anatomy import anatomy_of
+from multiring.torch.parallelizing.batch_norm import restore_batch_norms, synchronise_batch_norms
 from multiring.torch.parallelizing.building import divided, equalise, replicated, sharded
+from multiring.torch.parallelizing.held import held_of
 from multiring.torch.parallelizing.measuring import batch_of
 from multiring.torch.parallelizing.model import ParallelModel
 from multiring.torch.parallelizing.placing import mesh_of, topology_now
 from multiring.torch.parallelizing.profiling import Measured, measure
 from multiring.torch.parallelizing.staging import Cut, Stage
+from multiring.torch.parallelizing.trying import Outcome, tried
 
 Mesh = str | Mapping[str, int]
 
@@ -40,24 +44,70 @@ class Prospect:
     memory_bytes: float | None
     forecasts: list[Forecast]
 
-    def taken(self, mesh: Mesh) -> Parallelism:
+    def taken(self, mesh: Mesh, without: Collection[Parallelism] = ()) -> Parallelism:
         """Return the mix that `mesh` stands for, laid best.
+
+        Args:
+            mesh: "auto", or axes and sizes.
+            without: mixes that "auto" does not take.
 
         Raises:
             ArgumentError: it cannot be had; no mix fits.
         """
         if not isinstance(mesh, Mapping):
-            return chosen(self.forecasts, self.memory_bytes).parallelism
+            left = [each for each in self.forecasts if each.parallelism not in without]
+            return chosen(left, self.memory_bytes).parallelism
         return forecast(parallelism_of(mesh), self.measured.profile, self.topology, self.memory_bytes).parallelism
 
 
 def decide(model: nn.Module, mesh: Mesh, prospect: Prospect) -> ParallelModel:
-    """Take a mix, say so on rank 0, and build it."""
-    parallelism = prospect.taken(mesh)
+    """Take a mix, say so on rank 0, and build it.
+
+    Raises:
+        ArgumentError: no mix fits; the model does not run under the one that was asked for, or under any.
+    """
+    parallelism, outcomes = settled(model, mesh, prospect)
+    difference = outcomes[parallelism].difference
     if dist.get_rank() == 0:
-        sys.stdout.write(table(prospect.forecasts, parallelism, prospect.measured.profile, prospect.topology))
+        told = table(prospect.forecasts, parallelism, prospect.measured.profile, prospect.topology)
+        failed = [f"  not {mix}: {found.failure}\n" for mix, found in outcomes.items() if found.failure]
+        apart = [
+            f"  {mix} trains another function: {each.difference}\n" for mix, each in outcomes.items() if each.difference
+        ]
+        sys.stdout.write("".join((told, *failed, *apart)))
         sys.stdout.flush()
+        if difference:
+            warnings.warn(
+                f"parallelize: under {parallelism}, {difference}: the model does not treat each sample by itself, and "
+                "each rank computes with its own part of the batch. Training is not that of one process",
+                stacklevel=3,
+            )
     return build(model, parallelism, prospect)
+
+
+def settled(model: nn.Module, mesh: Mesh, prospect: Prospect) -> tuple[Parallelism, dict[Parallelism, Outcome]]:
+    """Return the mix to take, and what trials of it, and of better ones, came to. Every rank calls it.
+
+    "auto" takes the best one that runs and has the gradients of one process; where none has, the best one that runs.
+
+    Raises:
+        ArgumentError: no mix fits; the model does not run under the one that was asked for, or under any.
+    """
+    outcomes: dict[Parallelism, Outcome] = {}
+    fitting = [each.parallelism for each in prospect.forecasts if each.fits]
+    while isinstance(mesh, Mapping) or not outcomes or len(outcomes) < len(fitting):
+        parallelism = prospect.taken(mesh, outcomes)
+        found = tried(model, prospect.inputs, parallelism, prospect.measured, lambda m, p: build(m, p, prospect))
+        outcomes[parallelism] = found
+        if isinstance(mesh, Mapping) and found.failure:
+            raise ArgumentError(f"mesh={dict(mesh)}: the model does not run under {parallelism}: {found.failure}")
+        if isinstance(mesh, Mapping) or not (found.failure or found.difference):
+            return parallelism, outcomes
+    running = [mix for mix, found in outcomes.items() if not found.failure]
+    if not running:
+        reasons = "; ".join(f"{mix}: {found.failure}" for mix, found in outcomes.items())
+        raise ArgumentError(f"the model runs under no mix of {dist.get_world_size()} ranks: {reasons}")
+    return running[0], outcomes
 
 
 def look(
@@ -83,6 +133,10 @@ def look(
     placed = topology_now() if topology is None else topology
     if placed.ranks != dist.get_world_size():
         raise ArgumentError(f"topology of {placed.ranks} ranks: want one of all {dist.get_world_size()}")
+    held = held_of(model.parameters())
+    if held is not None and not held.is_whole:
+        raise ArgumentError(f"the model is on the ranks already ({held.mix}), each with a part; make it anew")
+    restore_batch_norms(model)
     equalise(model)
     measured = measure(model, inputs, anatomy_of(model, placed.ranks), optimizer_states, placed)
     return Prospect(
@@ -115,6 +169,8 @@ def build(model: nn.Module, parallelism: Parallelism, prospect: Prospect) -> Par
     anatomy = anatomy_of(model, parallelism.ranks)
     mesh = mesh_of(parallelism, prospect.topology)
     stage = None
+    parts = [axis for axis in (Axis.DATA, Axis.SHARD) if parallelism.size(axis) > 1]
+    synchronise_batch_norms(model, [mesh.get_group(axis.value) for axis in parts])
     if parallelism.size(Axis.SHARD) > 1:
         model = sharded(model, anatomy.parts, profile.units, mesh)
     elif parallelism.size(Axis.TENSOR) > 1:

@@ -1,5 +1,6 @@
 """What a model's step takes here: the whole of it for several batches, and its parts one by one."""
 
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -14,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from multiring.errors import ArgumentError
 from multiring.planner.parallelism import Compute
+from multiring.torch.parallelizing.remembering import recall, remembered
 
 Call = tuple[tuple[Any, ...], dict[str, Any], Any]  # what a module was given, and what it made of it
 _TURNS = 4  # of which the shortest counts: what else a machine does makes them longer
@@ -30,16 +33,36 @@ class Cost:
 
 
 @contextmanager
-def undone(model: nn.Module) -> Iterator[None]:
-    """Give the model back its buffers, and torch its random numbers, when all is measured; gradients are gone."""
-    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
+def fork_random_numbers() -> Iterator[None]:
+    """Give torch, NumPy and Python their random numbers back at the end."""
+    python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002 -- programs use it
     with torch.random.fork_rng(devices=[]):
         try:
             yield
         finally:
+            random.setstate(python)
+            np.random.set_state(arrays)  # noqa: NPY002 -- the same
+
+
+@contextmanager
+def undone(model: nn.Module) -> Iterator[None]:
+    """Give the model back what a forward changes, and random numbers, when all is measured; gradients are gone.
+
+    That is: parameters; buffers, also those that a forward assigns anew or adds; and plain attributes of modules, as
+    counters and caches are.
+    """
+    kept = [(module, remembered(module)) for module in model.modules()]
+    values = [(each, each.detach().clone()) for each in model.parameters()]
+    with fork_random_numbers():
+        try:
+            yield
+        finally:
             with torch.no_grad():
-                for buffer, before in kept:
-                    buffer.copy_(before)
+                for module, before in kept:
+                    recall(module, before)
+                for parameter, value in values:
+                    if not torch.equal(parameter, value):
+                        parameter.copy_(value)
             model.zero_grad(set_to_none=True)
 
 
@@ -53,7 +76,7 @@ def calls_of(model: nn.Module, inputs: tuple[Tensor, ...], modules: dict[str, nn
     handles = [module.register_forward_hook(hook(name), with_kwargs=True) for name, module in modules.items()]
     try:
         with torch.no_grad():
-            model(*inputs)
+            model(*(each.clone() for each in inputs))
     finally:
         for handle in handles:
             handle.remove()
@@ -130,7 +153,7 @@ def batch_of(inputs: tuple[Any, ...]) -> int:
 
 def _round(model: nn.Module, given: tuple[Tensor, ...]) -> tuple[float, float]:
     """Return the mean seconds of forward, and of backward, of turns that follow each other."""
-    turns = [_turn(model, given, {}) for _ in range(_TURNS_OF_ROUND)]
+    turns = [_turn(model, tuple(each.clone() for each in given), {}) for _ in range(_TURNS_OF_ROUND)]
     return fmean(turn.forward_s for turn in turns), fmean(turn.backward_s for turn in turns)
 
 
@@ -172,6 +195,7 @@ def _fresh(tree: Any, *, wants_gradient: bool) -> Any:
     def fresh(each: Any) -> Any:
         if not isinstance(each, Tensor):
             return each
-        return each.detach().clone().requires_grad_(wants_gradient and each.is_floating_point())
+        leaf = each.detach().clone().requires_grad_(wants_gradient and each.is_floating_point())
+        return leaf.clone()  # in a leaf a module that works in place could not write
 
     return tree_map(fresh, tree)

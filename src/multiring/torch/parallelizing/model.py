@@ -7,10 +7,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
 
-from multiring.errors import ArgumentError
+from multiring.errors import ArgumentError, UnsupportedError
 from multiring.planner.parallelism import Axis, Forecast, Parallelism
-from multiring.torch.parallelizing.building import average_gradients
+from multiring.torch.parallelizing.building import average_gradients, settle_gradients
+from multiring.torch.parallelizing.held import Held, as_part, is_dtensor, mark_held
 from multiring.torch.parallelizing.staging import Loss, Stage
 
 
@@ -41,11 +43,23 @@ class ParallelModel:
         self.data_rank = self._data_rank()
         self._samples = batch // parallelism.data_ranks
         self._stage = stage
+        self._held = Held(
+            mix=str(parallelism),
+            stages=mesh.get_group(Axis.PIPELINE.value) if parallelism.size(Axis.PIPELINE) > 1 else None,
+            is_sharded=parallelism.size(Axis.SHARD) > 1,
+            is_divided=parallelism.size(Axis.TENSOR) > 1,
+        )
+        mark_held(module.parameters(), self._held)
         # Where torch does not average by itself.
         by_hand = parallelism.size(Axis.DATA) > 1 and (
             parallelism.size(Axis.TENSOR) > 1 or parallelism.size(Axis.PIPELINE) > 1
         )
         self._averaged_over = mesh.get_group(Axis.DATA.value) if by_hand else None
+
+    @property
+    def plain_module(self) -> nn.Module:
+        """What this rank holds, with the names that parameters have in the whole model."""
+        return self.module.module if isinstance(self.module, DistributedDataParallel) else self.module
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield what this rank's optimizer is to update."""
@@ -60,7 +74,7 @@ class ParallelModel:
         if any(each.shape[0] % self.data_ranks for each in batch):
             raise ArgumentError(
                 f"{[each.shape[0] for each in batch]} samples: want a multiple of {self.data_ranks}, the ranks that "
-                "have samples of their own"
+                "have samples of their own; leave the last batch out where it is smaller (drop_last=True)"
             )
         return tuple(each.chunk(self.data_ranks)[self.data_rank] for each in batch)
 
@@ -72,8 +86,13 @@ class ParallelModel:
             targets: of these samples.
             loss: of the model's output and targets, the mean over samples; keep the same function from step to step.
 
+        Gradients add up from step to step, until the optimizer, or its `zero_grad`, ends that; divide the loss by the
+        number of steps then, as one process would.
+
         Raises:
-            ArgumentError: under a pipeline, another number of samples than the sample that the model was planned for.
+            ArgumentError: under a pipeline, another number of samples than the sample that the model was planned for;
+                on every rank: parts of the batch are not equal. Gradients are of no use then.
+            UnsupportedError: a stage of a pipeline has no gradient.
         """
         given = inputs if isinstance(inputs, tuple) else (inputs,)
         if self._stage is None:
@@ -85,15 +104,39 @@ class ParallelModel:
             own = self._stage.step(given, targets, loss)
         if self._averaged_over is not None:
             average_gradients(self.module.parameters(), self._averaged_over)
-        return self._mean(own)
+        told = self._mean(own, given[0].shape[0])
+        self._mark_gradients()
+        return told
 
-    def _mean(self, own: Tensor | None) -> Tensor:
+    def _mean(self, own: Tensor | None, samples: int) -> Tensor:
         """Return the mean of what ranks have of the loss; None on ranks that have none."""
-        told = torch.zeros(2, dtype=torch.float64)
+        is_idle = not any(each.grad is not None for each in self.module.parameters())
+        told = torch.tensor([0.0, 0.0, samples, samples**2, is_idle], dtype=torch.float64)
         if own is not None:
             told[0], told[1] = own.to(torch.float64), 1.0
         dist.all_reduce(told)
+        ranks = dist.get_world_size()
+        if ranks * told[3] != told[2] ** 2:
+            raise ArgumentError(
+                f"step with {samples} samples on rank {dist.get_rank()}, and {told[2] / ranks:g} on average: want "
+                "equally many on all ranks, as share() gives them; leave the last batch out where it is smaller "
+                "(drop_last=True)"
+            )
+        if self._held.stages is not None and told[4]:
+            raise UnsupportedError(
+                f"{self._held.mix}: {int(told[4])} ranks hold a stage without a gradient, whose norms the others would "
+                "wait for; want a parameter that is trained in each stage, or another mesh"
+            )
         return told[0] / told[1]
+
+    def _mark_gradients(self) -> None:
+        """Have gradients say of what they are a part, where torch's own functions would not know."""
+        settle_gradients(self.module.parameters())
+        if self._held.stages is None and not self._held.is_divided:
+            return
+        for each in self.module.parameters():
+            if each.grad is not None and not is_dtensor(each.grad):
+                each.grad = as_part(each.grad, self._held)
 
     def _refuse_other(self, samples: int) -> None:
         if samples != self._samples:

@@ -95,6 +95,9 @@ def _once(anatomy: Anatomy, calls: dict[str, list[Call]]) -> tuple[dict[str, Spl
     other = [name for name in anatomy.splits if len(calls[name]) != 1]
     if other:
         refused.setdefault("tensor", f"{other[0]} is called {len(calls[other[0]])} times in forward, want once")
+    named = [name for name in anatomy.splits if any(not args for args, _, _ in calls[name])]
+    if named:
+        refused.setdefault("tensor", f"{named[0]} is given its input by keyword, want it as the first argument")
     return dict(anatomy.splits), refused
 
 
@@ -147,7 +150,7 @@ def _exchanges(
                 gathers.append(out.nbytes)
             if splits[name] is Split.ROW:
                 sums.append(out.nbytes)
-            elif args[0].is_floating_point():  # of which there is a gradient, summed over the ranks
+            elif args and args[0].is_floating_point():  # of which there is a gradient, summed over the ranks
                 sums.append(args[0].nbytes)
     return gathers, sums
 

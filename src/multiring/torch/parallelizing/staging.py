@@ -1,5 +1,6 @@
 """A pipeline's stage of a model, and its schedule: torch.distributed.pipelining's 1F1B."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +43,7 @@ class Stage:
         if own[0]:
             given = (_like(cut, own[0] - 1, count),)
         self._stage = PipelineStage(
-            model,
+            Between(model, receives=own[0] > 0),
             cut.group.rank(),
             cut.group.size(),
             torch.device("cpu"),
@@ -59,9 +60,12 @@ class Stage:
         return bool(self._stage.is_last)
 
     def step(self, inputs: tuple[Tensor, ...], targets: Tensor, loss: Loss) -> Tensor | None:
-        """Run forward and backward of all microbatches; return the mean loss on the last stage, None on others."""
+        """Run forward and backward of all microbatches; return the mean loss on the last stage, None on others.
+
+        Gradients add up, from microbatch to microbatch and from step to step.
+        """
         if self._schedule is None or self._schedule[0] is not loss:
-            self._schedule = (loss, Schedule1F1B(self._stage, self._microbatches, loss_fn=loss))
+            self._schedule = (loss, self._scheduled(loss))
         schedule = self._schedule[1]
         losses: list[Tensor] = []
         if self._stage.is_first:
@@ -70,7 +74,35 @@ class Stage:
             schedule.step(target=targets, losses=losses, return_outputs=False)
         else:
             schedule.step(return_outputs=False)
-        return torch.stack([each.detach() for each in losses]).mean() if losses else None
+        return torch.stack([each.detach() for each in losses]).sum() if losses else None
+
+    def _scheduled(self, loss: Loss) -> Schedule1F1B:
+        count = self._microbatches
+
+        def part(made: Any, targets: Tensor) -> Tensor:
+            return loss(made, targets) / count
+
+        # Else torch divides all of `.grad` after each step, with what earlier steps have added up there. Before 2.5 it
+        # divided nothing.
+        divides = "scale_grads" in inspect.signature(Schedule1F1B.__init__).parameters
+        options: dict[str, Any] = {"scale_grads": False} if divides else {}
+        return Schedule1F1B(self._stage, count, loss_fn=part, **options)
+
+
+class Between(nn.Module):
+    """A stage as its neighbours need it: it changes nothing that it received, and sends dense tensors."""
+
+    def __init__(self, stage: nn.Module, *, receives: bool) -> None:
+        super().__init__()
+        self.stage = stage
+        self._receives = receives
+
+    def forward(self, *given: Tensor) -> Tensor:
+        """Run the stage. What it received is a leaf, in which a first operation in place may not write."""
+        made: Tensor = self.stage(*((each.clone() for each in given) if self._receives else given))
+        if torch.is_grad_enabled() and made.is_floating_point() and not made.requires_grad:
+            made.requires_grad_()  # torch sends gradients back to each stage, also where nothing before is trained
+        return made.contiguous()
 
 
 def _like(cut: Cut, index: int, count: int) -> Tensor:

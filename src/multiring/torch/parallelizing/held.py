@@ -1,0 +1,261 @@
+"""What a rank holds of a parallel model: what everything must know that takes norms, steps or checkpoints of it.
+
+Each parameter of a model that `parallelize` made carries a `Held`. A program's own `clip_grad_norm_` and `GradScaler`
+know nothing of that, so gradients whose others are on other ranks, or are DTensors, are `PartGradient`s: tensors as
+any, but what torch computes of all gradients together (their norm, whether they are finite) is of all ranks.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from multiring.errors import ArgumentError, UnsupportedError
+
+_KEY = "_multiring_held"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Held:
+    """How the model of a parameter is spread.
+
+    Attributes:
+        mix: the axes and their sizes, as text.
+        stages: the ranks that hold the other stages of a pipeline; None without one.
+        is_sharded: whether ranks hold parts of parameters, along a shard axis.
+        is_divided: whether ranks hold parts of parameters, along a tensor axis.
+    """
+
+    mix: str
+    stages: dist.ProcessGroup | None = None
+    is_sharded: bool = False
+    is_divided: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each rank holds the whole model."""
+        return self.stages is None and not self.is_sharded and not self.is_divided
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        """A pickled parameter is one of a model that is on no ranks."""
+        return _nothing, ()
+
+
+def _nothing() -> None:
+    """Return what a pickled `Held` becomes."""
+
+
+def mark_held(parameters: Iterable[Tensor], held: Held) -> None:
+    """Have each of `parameters` say how its model is spread."""
+    for each in parameters:
+        vars(each)[_KEY] = held
+
+
+def held_of(parameters: Iterable[Tensor]) -> Held | None:
+    """Return how the model of `parameters` is spread; None where `parallelize` did not make it."""
+    return next((found for each in parameters if (found := vars(each).get(_KEY)) is not None), None)
+
+
+def held_by(optimizer: torch.optim.Optimizer) -> Held | None:
+    """Return how the model is spread whose parameters `optimizer` updates; None where `parallelize` did not make it."""
+    return held_of(each for group in optimizer.param_groups for each in group["params"])
+
+
+def refuse_held(what: str, parameters: Iterable[Tensor], remedy: str) -> None:
+    """Raise ArgumentError where `parallelize` made the model of `parameters`.
+
+    Args:
+        what: the call that cannot take it.
+        parameters: of the model.
+        remedy: what to do instead.
+    """
+    held = held_of(parameters)
+    if held is not None:
+        raise ArgumentError(f"{what}: parallelize has put the model on the ranks already ({held.mix}); {remedy}")
+
+
+# ---- tensors of which this rank has a part ----
+
+
+def is_dtensor(value: Any) -> bool:
+    """Return whether `value` is a DTensor; does not import what makes them."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def local(tensor: Any) -> Tensor:
+    """Return what this rank holds of `tensor`."""
+    with torch.no_grad():
+        found: Tensor = tensor.to_local() if is_dtensor(tensor) else tensor
+        return found
+
+
+def whole(tensor: Any) -> Tensor:
+    """Return all of `tensor`, put together where ranks hold parts of it; each of them calls it."""
+    found: Tensor = tensor.full_tensor() if is_dtensor(tensor) else tensor
+    return found
+
+
+def locals_of(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return what this rank holds of each of `tensors`."""
+    return [local(each) for each in tensors]
+
+
+def summed_over_parts(squares: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+    """Return the sums of `squares`, one of each tensor, over the ranks that hold its parts. Each of them calls it.
+
+    Args:
+        squares: shape (tensors,), of what this rank holds.
+        tensors: of which some are DTensors.
+    """
+    lines: dict[int, tuple[dist.ProcessGroup, list[int]]] = {}
+    for number, each in enumerate(tensors):
+        if is_dtensor(each):
+            for dim, placement in enumerate(each.placements):  # type: ignore[attr-defined] # of a DTensor
+                if placement.is_shard():
+                    group = each.device_mesh.get_group(dim)  # type: ignore[attr-defined] # the same
+                    lines.setdefault(id(group), (group, []))[1].append(number)
+    for group, numbers in lines.values():
+        told = squares[numbers]
+        dist.all_reduce(told, group=group)
+        squares[numbers] = told
+    return squares
+
+
+# ---- gradients, as a program of its own sees them ----
+
+
+class PartGradient(Tensor):
+    """A gradient whose others are on other ranks, or are DTensors."""
+
+    _stages: dist.ProcessGroup | None = None
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Compute as of a plain tensor; the results are plain, but norms of this rank's part say so."""
+        del types
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 -- what torch documents for subclasses
+            return _computed(func, args, kwargs or {})
+
+
+class PartNorm(Tensor):
+    """The norm of a gradient; stacked with those of others, the norm of which is that of all ranks' gradients."""
+
+    _stages: dist.ProcessGroup | None = None
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Compute as of a plain tensor; a norm of norms is of all ranks'."""
+        del types
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 -- as above
+            stages = next((group for each in _leaves(args) if (group := _stages_of(each)) is not None), None)
+            found = func(*args, **(kwargs or {}))
+            if func in _KEEPS:
+                return _as_norm(found, stages)
+            if func in _NORMS:
+                return _over_stages(found, _order_of(args[1:], kwargs or {}), stages)
+            return found
+
+
+def as_part(gradient: Tensor, held: Held) -> Tensor:
+    """Return `gradient` as a PartGradient of the same memory."""
+    found = gradient.as_subclass(PartGradient)
+    found._stages = held.stages  # noqa: SLF001 -- of this module
+    return found
+
+
+def _computed(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    if func in _FINITE_CHECKS:
+        return _checked(func, *args)
+    name = getattr(func, "__name__", "")
+    if name.startswith("_foreach_") and any(map(is_dtensor, _leaves(args))):
+        found: Any = _one_by_one(func, args, kwargs)
+    else:
+        # A number made of DTensors, as the factor by which all gradients are clipped.
+        found = func(*(whole(each) if isinstance(each, Tensor) and not each.dim() else each for each in args), **kwargs)
+    if func is torch._foreach_norm:  # noqa: SLF001 -- torch's name
+        return [_as_norm(whole(norm), _stages_of(each)) for norm, each in zip(found, args[0], strict=True)]
+    if func in _NORMS:
+        return _as_norm(found, _stages_of(args[0]))
+    return found
+
+
+def _checked(func: Callable[..., Any], gradients: list[Tensor], found_inf: Tensor, inverse_scale: Tensor) -> None:
+    """Unscale `gradients`; let all ranks find what is not finite on any of them."""
+    func(locals_of(gradients), found_inf, inverse_scale)
+    groups = [group for each in gradients if (group := _stages_of(each)) is not None]
+    groups += [each.device_mesh.get_group(0) for each in gradients if is_dtensor(each)]  # type: ignore[attr-defined]
+    for group in {id(each): each for each in groups}.values():
+        dist.all_reduce(found_inf, dist.ReduceOp.MAX, group=group)
+
+
+def _one_by_one(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> list[Any]:
+    """Do to lists of tensors, of which some are DTensors, what `func` does to lists of one kind."""
+    count = len(args[0])
+    changes = func.__name__.endswith("_")  # element by element, so that this rank's part is all that it needs
+
+    def part(value: Any, at: int) -> Any:
+        if isinstance(value, list | tuple) and len(value) == count:
+            return [local(value[at]) if changes else value[at]]
+        return value.item() if isinstance(value, Tensor) and not value.dim() else value
+
+    found: list[Any] = []
+    for at in range(count):
+        made = func(*(part(each, at) for each in args), **{name: part(each, at) for name, each in kwargs.items()})
+        found.append(made[0] if made is not None else None)
+    return found
+
+
+def _as_norm(norm: Any, stages: dist.ProcessGroup | None) -> Any:
+    if stages is None or not isinstance(norm, Tensor):
+        return norm
+    found = norm.as_subclass(PartNorm)
+    found._stages = stages  # noqa: SLF001 -- of this module
+    return found
+
+
+def _over_stages(norm: Tensor, order: float, stages: dist.ProcessGroup | None) -> Tensor:
+    """Return the norm of what all stages have, given this stage's."""
+    if stages is None:
+        return norm
+    if math.isinf(order):
+        told = norm.clone()
+        dist.all_reduce(told, dist.ReduceOp.MAX if order > 0 else dist.ReduceOp.MIN, group=stages)
+        return told
+    if order == 0:
+        raise UnsupportedError("a norm of order 0 of a pipeline's gradients: want 1, 2, any other number, or inf")
+    told = norm**order
+    dist.all_reduce(told, group=stages)
+    return told ** (1.0 / order)
+
+
+def _order_of(args: Sequence[Any], kwargs: dict[str, Any]) -> float:
+    found = args[0] if args else kwargs.get("ord", kwargs.get("p", 2))
+    return 2.0 if found in {None, "fro"} else float(found)
+
+
+def _stages_of(value: Any) -> dist.ProcessGroup | None:
+    found: dist.ProcessGroup | None = getattr(value, "_stages", None) if isinstance(value, Tensor) else None
+    return found
+
+
+def _leaves(args: Any) -> Iterable[Any]:
+    for each in args:
+        if isinstance(each, list | tuple):
+            yield from each
+        else:
+            yield each
+
+
+_NORMS = {torch.linalg.vector_norm, torch.linalg.norm, torch.norm, Tensor.norm}
+_KEEPS = {torch.stack, Tensor.to}
+_FINITE_CHECKS = {torch._amp_foreach_non_finite_check_and_unscale_}  # what GradScaler calls
