@@ -12,12 +12,12 @@ from multiring.frontend.checkpoint.framework import State
 from multiring.frontend.checkpoint.tree import ARRAY, Flattener, Ref, entries_of, ref_of, refs_in
 from multiring.torch.checkpoint.tensors import (
     TensorArrays,
-    is_distributed,
     is_plain_memory,
     is_uninitialized,
     placed_as,
     widens,
 )
+from multiring.torch.parallelizing.held import is_dtensor
 
 _ARRAYS = TensorArrays()
 _BUFFERS, _EXTRA = "buffers", "_extra_state"
@@ -45,7 +45,7 @@ def matched(own: Iterable[str], saved: Iterable[str]) -> dict[str, str]:
 def state_of_module(module: nn.Module) -> State:
     """Return what is saved of a module; running statistics, such as BatchNorm's, are of each rank's samples."""
     state = module.state_dict()
-    buffers = {name: each for name, each in module.named_buffers(remove_duplicate=False) if not is_distributed(each)}
+    buffers = {name: each for name, each in module.named_buffers(remove_duplicate=False) if not is_dtensor(each)}
     # The author of a module keeps these out of its state_dict; training goes on to the bit only if they are there.
     beside = {name: each for name, each in buffers.items() if name not in state and is_plain_memory(each)}
     own = {name: state[name] for name in buffers if name in state} | beside
@@ -119,7 +119,7 @@ def load_module(module: nn.Module, state: State) -> None:
     mine = {here(key): each for key, each in (state.own or {}).items()}
     loaded.update((key, each) for key, each in mine.items() if key in loaded)
     for key, each in loaded.items():
-        if isinstance(each, Tensor) and key in own and is_distributed(own[key]):
+        if isinstance(each, Tensor) and key in own and is_dtensor(own[key]):
             loaded[key] = placed_as(each, own[key])
     metadata = getattr(state.shared, "_metadata", None)
     if metadata is not None:
@@ -179,13 +179,13 @@ def _tensors_of(value: Any) -> Iterator[Tensor]:
 def laid_out(optimizer: torch.optim.Optimizer, state: Any) -> Any:
     """Return an optimizer's state with what belongs to DTensors laid out over the ranks as they are."""
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    if not isinstance(state, Mapping) or not any(map(is_distributed, parameters)):
+    if not isinstance(state, Mapping) or not any(map(is_dtensor, parameters)):
         return state
     by_parameter = {}
     for number, kept in dict(state.get("state", {})).items():
         like = parameters[number] if isinstance(number, int) and number < len(parameters) else None
         by_parameter[number] = kept
-        if like is not None and is_distributed(like) and isinstance(kept, Mapping):
+        if like is not None and is_dtensor(like) and isinstance(kept, Mapping):
             by_parameter[number] = {
                 key: placed_as(each, like) if isinstance(each, Tensor) and each.shape == like.shape else each
                 for key, each in kept.items()

@@ -22,6 +22,7 @@ from multiring.torch.checkpoint.modules import (
 from multiring.torch.checkpoint.tensors import TensorArrays
 from multiring.torch.interop import dtype_name, dtype_of
 from multiring.torch.large_batch.stages import KEY as STAGES
+from multiring.torch.parallelizing.held import Held, held_by, held_of
 
 
 class _Torch(Framework):
@@ -33,6 +34,14 @@ class _Torch(Framework):
     }
 
     def state(self, name: str, value: Any) -> State:  # noqa: ARG002 -- as below
+        held = _in_stages(value)
+        if held is not None:
+            # Imported here: what it stands on takes half a second, and few programs need it.
+            from multiring.torch.parallelizing.checkpoints import whole_optimizer_state, whole_state  # noqa: PLC0415
+
+            if isinstance(value, nn.Module):
+                return State(whole_state(value, held))
+            return State(whole_optimizer_state(value, held, value.state_dict(), STAGES))
         if isinstance(value, nn.Module):
             return state_of_module(value)
         state = value.state_dict()
@@ -43,6 +52,8 @@ class _Torch(Framework):
         return State({**state, KEY: {"queries": carried["queries"]}}, own)
 
     def places(self, name: str, value: Any, tree: Any) -> dict[str, Any]:
+        if _in_stages(value) is not None:
+            return {}
         if isinstance(value, nn.Module):
             return dict(places_in_module(name, value, tree))
         if isinstance(value, torch.optim.Optimizer):
@@ -50,12 +61,20 @@ class _Torch(Framework):
         return {}
 
     def load(self, name: str, value: Any, state: State) -> None:  # noqa: ARG002 -- as Framework has it
+        held, shared = _in_stages(value), state.shared
+        if isinstance(value, torch.optim.Optimizer):
+            _require_own_options(value, shared)
+        if held is not None:
+            from multiring.torch.parallelizing.checkpoints import own_optimizer_state, own_state  # noqa: PLC0415 -- as above
+
+            is_model = isinstance(value, nn.Module)
+            own = own_state(value, held, shared) if is_model else own_optimizer_state(value, held, shared, STAGES)
+            value.load_state_dict(own)
+            return
         if isinstance(value, nn.Module):
             load_module(value, state)
             return
-        shared = state.shared
         if isinstance(value, torch.optim.Optimizer):
-            _require_own_options(value, shared)
             shared = laid_out(value, shared)
         if state.own is not None:
             shared = {**shared, KEY: {**shared[KEY], **state.own}}
@@ -67,6 +86,16 @@ class _Torch(Framework):
     def set_random_state(self, state: Mapping[str, Any]) -> None:
         super().set_random_state(state)
         torch.set_rng_state(state["torch"])
+
+
+def _in_stages(value: Any) -> Held | None:
+    """Return how the model of a module, or of an optimizer, is spread, where a rank holds a stage of it alone."""
+    held = None
+    if isinstance(value, nn.Module):
+        held = held_of(value.parameters())
+    elif isinstance(value, torch.optim.Optimizer):
+        held = held_by(value)
+    return None if held is None or held.stages is None else held
 
 
 def _require_own_options(optimizer: torch.optim.Optimizer, state: Any) -> None:

@@ -1,6 +1,5 @@
 """torch's tensors in checkpoints: their bytes on the way out and in, and which of them cannot be kept."""
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 from multiring.errors import ArgumentError
 from multiring.frontend.checkpoint.arrays import Buffer, Kind, Outgoing, blocks_of, shown
 from multiring.torch.interop import dtype_name, is_one_piece
+from multiring.torch.parallelizing.held import is_dtensor
 
 _PLAIN = {Tensor, nn.Parameter, nn.Buffer} if hasattr(nn, "Buffer") else {Tensor, nn.Parameter}
 _WIDER = {  # what holds every value of a type
@@ -41,7 +41,7 @@ class TensorArrays:
 
     def outgoing(self, array: Tensor, name: str) -> Outgoing:
         """Return what is to be written of a tensor; raise ArgumentError where it could not come back."""
-        whole = is_distributed(array)
+        whole = is_dtensor(array)
         if not whole:
             _refuse(array, name)
         kind, size = _kind(array.dtype, name), array.dtype.itemsize
@@ -64,12 +64,6 @@ class TensorArrays:
         if not is_plain_memory(array) or not is_one_piece(array):
             return None
         return _bytes_of(array)
-
-
-def is_distributed(tensor: Tensor) -> bool:
-    """Return whether a tensor is a DTensor, of which each rank may hold a part."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
 
 
 def is_plain_memory(tensor: Tensor) -> bool:

@@ -11,9 +11,11 @@ from multiring.errors import ArgumentError
 from multiring.optim.adascale import AdaScale
 from multiring.optim.rate_schedules import Schedule
 from multiring.optim.trust_ratios import require_number
+from multiring.torch.checkpoint.tensors import placed_as
 from multiring.torch.large_batch.gradients import plain, scaled, square_of
 from multiring.torch.large_batch.noise import NoiseWatch
 from multiring.torch.large_batch.stages import StepContext, each_gradient, stages_of
+from multiring.torch.parallelizing.held import as_spread, is_dtensor, local
 
 
 class RateSchedule:
@@ -137,12 +139,15 @@ class MovingAverage:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the averages."""
-        return {"averages": list(self._averages)}
+        likes = [*self._model.parameters()]
+        return {"averages": [as_spread(each, likes[n : n + 1]) for n, each in enumerate(self._averages)]}
 
-    def load_state_dict(self, state: dict[str, Any], parameters: list[Tensor]) -> None:  # noqa: ARG002 -- as Stage
+    def load_state_dict(self, state: dict[str, Any], parameters: list[Tensor]) -> None:
         """Go on from there."""
-        for own, kept in zip(self._averages, state["averages"], strict=True):
-            own.copy_(kept)
+        parameters = [*self._model.parameters()]
+        for number, (own, kept) in enumerate(zip(self._averages, state["averages"], strict=True)):
+            is_spread = number < len(parameters) and is_dtensor(parameters[number]) and not is_dtensor(kept)
+            own.copy_(local(placed_as(kept, parameters[number]) if is_spread else kept))
 
 
 def moving_average(optimizer: torch.optim.Optimizer, model: Any, decay: float = 0.999) -> MovingAverage:

@@ -83,7 +83,7 @@ def refuse_held(what: str, parameters: Iterable[Tensor], remedy: str) -> None:
 
 
 def is_dtensor(value: Any) -> bool:
-    """Return whether `value` is a DTensor; does not import what makes them."""
+    """Return whether `value` is a DTensor, of which each rank may hold a part; does not import what makes them."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
 
@@ -104,6 +104,17 @@ def whole(tensor: Any) -> Tensor:
 def locals_of(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Return what this rank holds of each of `tensors`."""
     return [local(each) for each in tensors]
+
+
+def as_spread(part: Tensor, likes: Sequence[Any]) -> Tensor:
+    """Return this rank's `part` as a DTensor where the one of `likes`, if there is one, is; nothing is sent."""
+    if not likes or not is_dtensor(likes[0]):
+        return part
+    like = likes[0]
+    found: Tensor = type(like.data).from_local(
+        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+    return found
 
 
 def summed_over_parts(squares: Tensor, tensors: Sequence[Tensor]) -> Tensor:

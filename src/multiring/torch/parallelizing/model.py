@@ -1,7 +1,7 @@
 """A model on many ranks, whichever mix it is under: one step is the same call everywhere."""
 
-from collections.abc import Iterator
-from typing import final
+from collections.abc import Iterator, Mapping
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from multiring.errors import ArgumentError, UnsupportedError
 from multiring.planner.parallelism import Axis, Forecast, Parallelism
 from multiring.torch.parallelizing.building import average_gradients, settle_gradients
+from multiring.torch.parallelizing.checkpoints import load_whole_state, whole_state
 from multiring.torch.parallelizing.held import Held, as_part, is_dtensor, mark_held
 from multiring.torch.parallelizing.staging import Loss, Stage
 
@@ -64,6 +65,18 @@ class ParallelModel:
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield what this rank's optimizer is to update."""
         yield from self.module.parameters()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the whole model, as one process has it. Every rank calls it."""
+        return whole_state(self.plain_module, self._held)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the state of the whole model, of which each rank takes its part. Every rank calls it.
+
+        Raises:
+            ArgumentError: it is another model's.
+        """
+        load_whole_state(self.plain_module, self._held, state)
 
     def share(self, *batch: Tensor) -> tuple[Tensor, ...]:
         """Return this rank's part of a batch of all ranks.

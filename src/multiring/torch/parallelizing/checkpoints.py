@@ -1,0 +1,184 @@
+"""The state of a parallel model, and of its optimizer, as one process would have it: for checkpoints of any mesh.
+
+Parameters are put together of the ranks' parts; of a pipeline all stages' are there, in the order of the model. An
+optimizer numbers its parameters as one of the whole model does whose groups list them in the model's order. Every rank
+calls each function.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import distribute_tensor
+from torch.utils._pytree import tree_map
+
+from multiring.errors import ArgumentError
+from multiring.torch.parallelizing.held import Held, is_dtensor, whole
+
+State = dict[str, Any]
+
+
+def whole_state(module: nn.Module, held: Held) -> State:
+    """Return the state of the whole model of which `module` is this rank's."""
+    own = {name: whole(value) for name, value in module.state_dict().items()}
+    return {name: value for part in _of_stages(own, held) for name, value in part.items()}
+
+
+def load_whole_state(module: nn.Module, held: Held, state: Mapping[str, Any]) -> None:
+    """Give `module` its part of the state of the whole model.
+
+    Raises:
+        ArgumentError: a name is missing or unknown, or a shape is another.
+    """
+    own = own_state(module, held, state)
+    with torch.no_grad():
+        for name, value in module.state_dict().items():
+            value.copy_(own[name].to(value.dtype))
+
+
+def own_state(module: nn.Module, held: Held, state: Mapping[str, Any]) -> State:
+    """Return the part of the state of the whole model that is of `module`.
+
+    Raises:
+        ArgumentError: a name is missing or unknown, or a shape is another.
+    """
+    own = module.state_dict()
+    known = {name for names in _of_stages(list(own), held) for name in names}
+    for what, names in (("lacks", known - set(state)), ("has the unknown", set(state) - known)):
+        if names:
+            raise ArgumentError(f"load: the state {what} {min(names)!r}; it is another model's")
+    for name, value in own.items():
+        given = state[name]
+        if tuple(given.shape) != tuple(value.shape):
+            raise ArgumentError(
+                f"load: {name} has shape {tuple(given.shape)} in the state, and {tuple(value.shape)} in the model"
+            )
+    return {name: _spread(state[name], value) for name, value in own.items()}
+
+
+def whole_optimizer_state(optimizer: torch.optim.Optimizer, held: Held, state: State, stages_key: str) -> State:
+    """Return the `state` of an optimizer of this rank's parameters as one of the whole model has it.
+
+    Raises:
+        ArgumentError: the stages' optimizers have unlike groups, or there is a moving average.
+    """
+    attached = dict(state.get(stages_key, {}))
+    if "average" in attached:
+        raise ArgumentError(
+            f"save: an optimizer with a moving average of a model under {held.mix}: a rank has its part of that alone; "
+            "save the model within average.applied(), and the optimizer before moving_average is attached"
+        )
+    numbers = _numbers(optimizer, held)
+    told: list[dict[int, Any]] = [
+        {numbers[number]: tree_map(whole, each) for number, each in state["state"].items()},
+        {numbers[int(n)]: whole(each) for n, each in attached.get("lag", {}).get("pending", {}).items()},
+    ]
+    kept: dict[int, Any] = {}
+    pending: dict[int, Any] = {}
+    for part_kept, part_pending in _of_stages(told, held):
+        kept.update(part_kept)
+        pending.update(part_pending)
+    if "lag" in attached:
+        attached["lag"] = {**attached["lag"], "pending": {str(n): each for n, each in sorted(pending.items())}}
+    groups = [
+        {**group, "params": members}
+        for group, members in zip(state["param_groups"], _members(optimizer, held), strict=True)
+    ]
+    found = {**state, "state": dict(sorted(kept.items())), "param_groups": groups}
+    return {**found, stages_key: attached} if stages_key in state else found
+
+
+def own_optimizer_state(optimizer: torch.optim.Optimizer, held: Held, state: State, stages_key: str) -> State:
+    """Return what this rank's `optimizer` is to load of the `state` of one of the whole model.
+
+    Raises:
+        ArgumentError: it is of another number of parameters.
+    """
+    members = _members(optimizer, held)
+    found = [len(group["params"]) for group in state["param_groups"]]
+    if found != [len(each) for each in members]:
+        raise ArgumentError(
+            f"load: the checkpoint's optimizer has groups of {found} parameters, and this one, all stages together, of "
+            f"{[len(each) for each in members]}"
+        )
+    by_number = {int(number): each for number, each in state["state"].items()}
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    numbers = _numbers(optimizer, held)
+    # What the state calls a parameter: its own numbers, in the order of the groups.
+    names = [int(name) for group in state["param_groups"] for name in group["params"]]
+    own: dict[int, Any] = {}
+    for place, parameter in enumerate(parameters):
+        kept = by_number.get(names[numbers[place]])
+        if kept is not None:
+            own[place] = tree_map(_spreads(parameter), kept)
+    groups, place = [], 0
+    for group, mine in zip(state["param_groups"], optimizer.param_groups, strict=True):
+        groups.append({**group, "params": list(range(place, place + len(mine["params"])))})
+        place += len(mine["params"])
+    result = {**state, "state": own, "param_groups": groups}
+    attached = dict(state.get(stages_key, {}))
+    if "lag" in attached:
+        waiting = attached["lag"].get("pending", {})
+        mine_waiting = {
+            str(place): _spreads(parameter)(waiting[str(numbers[place])])
+            for place, parameter in enumerate(parameters)
+            if str(numbers[place]) in waiting
+        }
+        result[stages_key] = {**attached, "lag": {**attached["lag"], "pending": mine_waiting}}
+    return result
+
+
+def _of_stages(own: Any, held: Held) -> list[Any]:
+    """Return what all stages of a pipeline have, in their order."""
+    if held.stages is None:
+        return [own]
+    found: list[Any] = [None] * held.stages.size()
+    dist.all_gather_object(found, own, group=held.stages)
+    return found
+
+
+def _counts(optimizer: torch.optim.Optimizer, held: Held) -> list[list[int]]:
+    """Return how many parameters each group of each stage has."""
+    counts: list[list[int]] = _of_stages([len(group["params"]) for group in optimizer.param_groups], held)
+    if len(set(map(len, counts))) > 1:
+        raise ArgumentError(
+            f"the stages' optimizers have {[len(each) for each in counts]} parameter groups: want equally many on all, "
+            "so that a checkpoint has one optimizer of the whole model"
+        )
+    return counts
+
+
+def _members(optimizer: torch.optim.Optimizer, held: Held) -> list[list[int]]:
+    """Return the numbers of the parameters of each group of an optimizer of the whole model."""
+    totals = [sum(each) for each in zip(*_counts(optimizer, held), strict=True)]
+    starts = [sum(totals[:at]) for at in range(len(totals))]
+    return [list(range(start, start + total)) for start, total in zip(starts, totals, strict=True)]
+
+
+def _numbers(optimizer: torch.optim.Optimizer, held: Held) -> list[int]:
+    """Return the number that each parameter of this rank's optimizer has in one of the whole model."""
+    counts = _counts(optimizer, held)
+    stage = 0 if held.stages is None else held.stages.rank()
+    found: list[int] = []
+    for at, members in enumerate(_members(optimizer, held)):
+        before = sum(each[at] for each in counts[:stage])
+        found += members[before : before + counts[stage][at]]
+    return found
+
+
+def _spread(value: Tensor, like: Any) -> Tensor:
+    """Return this rank's part of `value`, which all ranks have, as `like` is spread."""
+    if not is_dtensor(like):
+        return value
+    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def _spreads(parameter: Any) -> Callable[[Any], Any]:
+    def spread(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.dim() and tuple(value.shape) == tuple(parameter.shape):
+            return _spread(value, parameter)
+        return value
+
+    return spread
