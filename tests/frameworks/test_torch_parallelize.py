@@ -20,8 +20,8 @@ from multiring.planner.parallelism import Compute
 from multiring.topology import TCP, Topology
 from multiring.torch.parallelizing.anatomy import Split, anatomy_of
 from multiring.torch.parallelizing.building import equalise
-from multiring.torch.parallelizing.held import local
 from multiring.torch.parallelizing.deciding import build, look
+from multiring.torch.parallelizing.held import local
 from multiring.torch.parallelizing.measuring import ascending, calls_of, cost_of
 
 RANKS, BATCH, WORDS, CLASSES, STEPS = 4, 16, 4096, 5, 3
