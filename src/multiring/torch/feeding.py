@@ -75,11 +75,11 @@ class DataLoader(Loader):
             if self._weighing is not None and self._optimizer is not None:
                 self._weighing.set(self.share)
                 # With the last batch ends the last group of backwards, be it complete or not.
-                self._optimizer.reduce_early(early=self.may_be_last)
+                self._weighing.reduce_early(early=self.may_be_last)
             yield tensors_of(batch)
         if self._weighing is not None and self._optimizer is not None:
             self._weighing.set(None)
-            self._optimizer.reduce_early(early=False)
+            self._weighing.reduce_early(early=False)
 
     def global_loss(self, loss: Tensor) -> Tensor:
         """Return the loss of the newest global batch, given that of this rank's part; every rank has to call it.

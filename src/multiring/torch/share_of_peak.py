@@ -44,8 +44,8 @@ def training_flop(model: nn.Module, step: Callable[[nn.Module], Tensor]) -> int:
     held = held_of(model.parameters())
     if held is not None and not held.is_whole:
         raise ArgumentError(
-            f"training_flop of a model under {held.mix}: want the plain model as one process has it, for which one "
-            "that is not trained serves"
+            f"training_flop of a model under {held.parallelism}: want the plain model as one process has it, for which "
+            "one that is not trained serves"
         )
     # Of tensors without values shapes are enough: neither time nor memory of a step is taken.
     mode: Any = FakeTensorMode(allow_non_fake_inputs=True)

@@ -109,17 +109,17 @@ class DistributedLoader(DataLoader[Batch_co]):
         batches = together(counted) if self._rules.sharded else divided(counted, agree=self._order is None)
         checks = self._rules.check and size() > 1
         # With the last batch ends the last group of backwards, be it complete or not. Nobody else can know beforehand.
-        told = _with_the_last_told(batches) if self._optimizer.accumulates else ((each, False) for each in batches)
+        told = _with_the_last_told(batches) if self._weighing.accumulates else ((each, False) for each in batches)
         for (batch, share), is_last in told:
             if checks:
                 require_distinct(batch, share)
                 checks = False
             self._share = share
             self._weighing.set(share)
-            self._optimizer.reduce_early(early=is_last)
+            self._weighing.reduce_early(early=is_last)
             yield batch
         self._weighing.set(None)
-        self._optimizer.reduce_early(early=False)
+        self._weighing.reduce_early(early=False)
 
     def _draw_other_seeds(self) -> None:
         """Have the other ranks' workers get seeds of their own, which follow from what rank 0 draws its from."""

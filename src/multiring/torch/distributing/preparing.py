@@ -133,7 +133,7 @@ def distribute(  # noqa: PLR0913 -- what a script for one process does not say
     rules.scale(optimizer, size())
     if setup_of(optimizer) is None:
         DistributedOptimizer(optimizer, model.named_parameters(), op=rules.op)
-    weighing = Weighing(model, optimizer, rules.reduction)
+    weighing = Weighing(model, optimizer, rules.reduction, loader if is_fed else loader.dataset)
     if is_fed:
         loader.attend(rules, weighing, cast("Distributed", optimizer))
         return model, optimizer, loader

@@ -8,8 +8,11 @@ accumulate. A SyncBatchNorm, whose backward mixes all ranks' gradients, has to m
 without the weight again, as the layers below it expect.
 """
 
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,57 +20,190 @@ from torch import Tensor, nn
 from multiring.data import Share
 from multiring.errors import UnsupportedError
 from multiring.torch.nn.sync_batch_norm import SyncBatchNorm
+from multiring.torch.optimizer.distributed import Distributed
 
 
 class Weighing:
-    """Weights the gradients of an optimizer's parameters."""
+    """Weights gradients by the batches of one loader.
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, reduction: str) -> None:
+    Those of all models and optimizers that `distribute` was given: several optimizers may train on one loader's
+    batches, as Muon and AdamW do, or a generator and a discriminator. A gradient is of the batch that was handed out
+    last, whichever loader did.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, reduction: str, source: object = None
+    ) -> None:
         """Weigh nothing yet.
 
         Args:
             model: whose layers may be SyncBatchNorm.
             optimizer: its parameters, those it is given later too.
             reduction: "mean" or "sum", of the samples' losses.
+            source: what the loader reads; accumulated steps of all optimizers that train on it end with its passes.
         """
-        self._optimizer = optimizer
-        self._mixing = [layer for layer in model.modules() if isinstance(layer, SyncBatchNorm)]
-        self._reduction = reduction
-        self._hooks: list[Any] = []
+        self._model, self._optimizer = model, optimizer
+        self._reduction, self._source = reduction, source
+        self.handed_out = 0  # batches of this pass
+        earlier = vars(optimizer).get(_KEY)
+        if earlier is not None:
+            _batches.forget(earlier)
+        vars(optimizer)[_KEY] = self  # as long as the optimizer lives, whose loader may be another call's
+        _batches.known.append(weakref.ref(self))
+
+    @property
+    def parameters(self) -> Iterator[Tensor]:
+        """The optimizer's parameters, and then the model's, which may have others."""
+        for group in self._optimizer.param_groups:
+            yield from group["params"]
+
+    @property
+    def model_parameters(self) -> Iterator[Tensor]:
+        """The model's parameters, of which other optimizers may have some."""
+        yield from self._model.parameters()
+
+    @property
+    def mixing(self) -> list[nn.Module]:
+        """The layers whose backward mixes all ranks' gradients."""
+        return [layer for layer in self._model.modules() if isinstance(layer, SyncBatchNorm)]
+
+    @property
+    def optimizer(self) -> Distributed:
+        """Whose gradients are weighted."""
+        return cast("Distributed", self._optimizer)
 
     def factor_of(self, share: Share) -> float:
         """Return what a rank's loss counts for, in the ranks' average or sum, if it has this share of the batch."""
         return share.weight if self._reduction == "mean" else float(share.samples > 0)
 
     def set(self, share: Share | None) -> None:
-        """Weigh gradients by `share` from now on; None for all alike.
+        """Weigh gradients by `share` from now on; None where the pass is over.
 
         Raises:
-            UnsupportedError: on every rank: one of them has no samples, and would normalise others' a second time.
+            UnsupportedError: on every rank: one of them has no samples, and would normalise others' a second time; or
+                two loaders hand out batches by turns, of unlike parts, for one backward.
         """
+        if share is None:
+            self.handed_out = 0
+            _batches.end(self)
+            return
+        self.handed_out += 1
+        _batches.hand_out(self, share)
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether several backwards make a step of an optimizer that trains on this loader's batches."""
+        return any(each.optimizer.accumulates for each in self._companions())
+
+    def reduce_early(self, *, early: bool) -> None:
+        """Say whether the batch is the last of its pass, with which accumulated steps end."""
+        for each in self._companions():
+            each.optimizer.reduce_early(early=early)
+
+    def _companions(self) -> "list[Weighing]":
+        return [
+            each
+            for each in _batches.weighings()
+            if each is self or each._model is self._model or (self._source is not None and each._source is self._source)  # noqa: SLF001 -- of this class
+        ]
+
+
+@dataclass(slots=True)
+class _Last:
+    """The batch that was handed out last."""
+
+    weighing: Weighing
+    share: Share
+    backwards: int
+
+
+class _Batches:
+    """The batches that loaders of this process have handed out, and the hooks that weight their gradients."""
+
+    def __init__(self) -> None:
+        self.known: list[weakref.ref[Weighing]] = []
+        self._open: dict[int, tuple[weakref.ref[Weighing], Share]] = {}  # the last batch of each pass, newest last
+        self._last: _Last | None = None
+        self._hooks: list[Any] = []
+
+    def weighings(self) -> list[Weighing]:
+        """Return those that there are."""
+        self.known = [each for each in self.known if each() is not None]
+        return [found for each in self.known if (found := each()) is not None]
+
+    def forget(self, weighing: Weighing) -> None:
+        """Take out one whose optimizer has another now."""
+        self.known = [each for each in self.known if each() not in {None, weighing}]
+        self.end(weighing)
+
+    def hand_out(self, weighing: Weighing, share: Share) -> None:
+        """Weigh all gradients by `share`, which `weighing` has handed out."""
+        last, backwards = self._last, sum(each.optimizer.backwards for each in self.weighings())
+        if last is not None and last.weighing is not weighing and last.backwards == backwards:
+            self._refuse_two(last, weighing, share)
+        self._last = _Last(weighing, share, backwards)
+        self._open.pop(id(weighing), None)
+        self._open[id(weighing)] = (weakref.ref(weighing), share)
+        self._weigh(share)
+
+    def end(self, weighing: Weighing) -> None:
+        """Weigh by the batch of a pass around this one, if there is one: its backward may be to come."""
+        self._open.pop(id(weighing), None)
+        self._open = {key: each for key, each in self._open.items() if each[0]() is not None}
+        if self._last is not None and self._last.weighing is weighing:
+            self._last = None
+        self._weigh(next(reversed([share for _, share in self._open.values()]), None))
+
+    @staticmethod
+    def _refuse_two(last: _Last, weighing: Weighing, share: Share) -> None:
+        one, other = last.weighing.factor_of(last.share), weighing.factor_of(share)
+        if one != other and last.weighing.handed_out > 1:
+            raise UnsupportedError(
+                f"two loaders of distribute hand out batches for one backward, of {last.share.total} and {share.total} "
+                f"samples for {share.ranks} ranks: a gradient is weighted by one of them, and this rank's parts are "
+                "unlike. Want batches that all ranks divide evenly (drop_last=True), or a backward for each"
+            )
+
+    def _weigh(self, share: Share | None) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        vars(self._optimizer)["share_of_batch"] = share
-        if share is None:
-            return
-        if not share.least and self._mixing:
+        weighings = self.weighings()
+        for each in weighings:
+            each.optimizer.take_batch(share)
+        if share is not None:
+            seen = self._weigh_layers(weighings, share)
+            self._weigh_parameters(weighings, share, seen)
+
+    def _weigh_layers(self, weighings: list[Weighing], share: Share) -> set[int]:
+        """Weigh what SyncBatchNorms mix; return the `id` of their parameters, whose gradients are weighted then."""
+        mixing = {id(layer): (layer, each) for each in weighings for layer in each.mixing}
+        if not share.least and mixing:
             raise UnsupportedError(
                 f"a batch of {share.total} samples for {share.ranks} ranks, with SyncBatchNorm: a rank without samples "
                 "has none to normalise; want drop_last=True, or batches of at least as many samples as ranks"
             )
-        factor = self.factor_of(share)
-        if factor == 1.0:
-            return
-        for layer in self._mixing:
-            self._hooks.append(layer.register_forward_pre_hook(partial(_weigh_input, 1.0 / factor)))
-            self._hooks.append(layer.register_forward_hook(partial(_weigh_output, factor)))
-        # Of those layers' own parameters, gradients are weighted already.
-        weighted = {id(parameter) for layer in self._mixing for parameter in layer.parameters()}
-        for param_group in self._optimizer.param_groups:
-            for parameter in param_group["params"]:
-                if parameter.requires_grad and id(parameter) not in weighted:
-                    self._hooks.append(parameter.register_hook(partial(scaled, factor)))
+        for layer, each in mixing.values():
+            factor = each.factor_of(share)
+            if factor != 1.0:
+                self._hooks.append(layer.register_forward_pre_hook(partial(_weigh_input, 1.0 / factor)))
+                self._hooks.append(layer.register_forward_hook(partial(_weigh_output, factor)))
+        return {id(parameter) for layer, _ in mixing.values() for parameter in layer.parameters()}
+
+    def _weigh_parameters(self, weighings: list[Weighing], share: Share, seen: set[int]) -> None:
+        # An optimizer's own parameters first: it says how their losses are combined.
+        for name in ("parameters", "model_parameters"):
+            for each in weighings:
+                factor = each.factor_of(share)
+                for parameter in getattr(each, name):
+                    if parameter.requires_grad and id(parameter) not in seen:
+                        seen.add(id(parameter))
+                        if factor != 1.0:
+                            self._hooks.append(parameter.register_hook(partial(scaled, factor)))
+
+
+_KEY = "_multiring_weighing"
+_batches = _Batches()
 
 
 def scaled(factor: float, tensor: Tensor) -> Tensor:

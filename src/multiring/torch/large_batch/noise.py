@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
+from multiring.data import Share
 from multiring.errors import ArgumentError, StateError
 from multiring.frontend.errors import internal_errors
 from multiring.optim.adascale import AdaScale
@@ -18,6 +20,8 @@ from multiring.runtime import Group
 from multiring.torch.large_batch.gradients import norms_of, square_of
 from multiring.torch.large_batch.stages import Mark, StepContext, stages_of
 from multiring.torch.optimizer.distributed import Distributed, setup_of
+
+_SKETCH = 4096  # numbers: norms are then off by 2 %, each time another way
 
 
 class NoiseWatch:
@@ -156,7 +160,11 @@ class NoiseWatch:
 
     def _begin(self) -> None:
         """Have the next step watched, if it is its turn."""
-        self._observation, self._parts, self._before = _Observation() if self._is_due() else None, [], []
+        setup = setup_of(self._optimizer)
+        # What comes out of these is not the mean of what went in, step by step: they owe something to the next one.
+        is_altered = setup is not None and (setup.options.is_lossy or setup.options.translates)
+        self._observation = _Observation(_SKETCH if is_altered else 0, self._steps) if self._is_due() else None
+        self._parts, self._before = [], []
         if isinstance(self._optimizer, Distributed):
             self._optimizer.watch(self._observation)
 
@@ -173,7 +181,17 @@ class NoiseWatch:
         observation = self._observation
         if observation is None or not observation.has_begun:
             return None
-        share, setup = optimizer.share_of_batch, setup_of(optimizer)
+        setup = setup_of(optimizer)
+        passes = 1 if setup is None else setup.options.backward_passes_per_step
+        shares = optimizer.shares_of_step
+        if len({each.total for each in shares}) > 1 or (shares and 1 < passes != len(shares)):
+            return None  # batches of unlike sizes, or fewer of them than others: the sum of their means is no mean
+        share = None
+        if shares:
+            samples, total, least = (
+                sum(getattr(each, name) for each in shares) for name in ("samples", "total", "least")
+            )
+            share = Share(samples=samples, total=total, ranks=shares[0].ranks, least=least)
         own = self._samples if share is None else share.samples
         if own is None:
             raise StateError(
@@ -186,16 +204,19 @@ class NoiseWatch:
         square = observation.own / weight**2 if own else 0.0
         is_mean_of_means = share is None and not is_sum
         counted = [square * (1.0 if is_mean_of_means else own), own, 1.0 / own if own else 0.0, float(own > 0)]
-        told = np.array(counted)
+        told = np.concatenate([counted, observation.sketch])
         with internal_errors("noise_scale"):
             group.all_reduce(told)
-        mean, total, inverse, parts = told.tolist()
+        mean, total, inverse, parts = told[:4].tolist()
         if parts < 2:
             return None
+        whole = observation.whole
+        if len(observation.sketch):
+            whole = float((told[4:] ** 2).sum()) / (1.0 if is_sum else group.size**2)
         # Means of unlike numbers of samples count as their harmonic mean.
         by = parts if is_mean_of_means else total
         found = {"mean": mean / by, "total": parts**2 / inverse if is_mean_of_means else total, "parts": parts}
-        observation.mark = {**found, "batch": total, "divisor": total**2 if is_sum else 1.0, "whole": observation.whole}
+        observation.mark = {**found, "batch": total, "divisor": total**2 if is_sum else 1.0, "whole": whole}
         return observation.mark
 
     def _warn(self) -> None:
@@ -207,24 +228,56 @@ class NoiseWatch:
 
 
 class _Observation:
-    """What the reducer shows of one step's gradients."""
+    """What the reducer shows of one step's gradients.
 
-    def __init__(self) -> None:
+    Where compression alters the gradients' sum, the norms are of sketches: g's is S g, of a few thousand numbers, where
+    each number of g is added to one of S g with a random sign, the same on all ranks. Then E |S g|^2 = |g|^2, and the
+    sketch of a mean is the mean of sketches, which is small enough to be summed as it is.
+
+    Source: Charikar, Chen & Farach-Colton, "Finding frequent items in data streams", ICALP 2002.
+    """
+
+    def __init__(self, sketched: int, seed: int) -> None:
         self.has_begun = False
-        self.own = 0.0  # this rank's squared norm
+        self._own = 0.0
         self.whole: float | None = None  # all ranks', once it is known
         self.mark: Mark = {}  # what waits for that
+        self._seed = seed
+        self._signs = torch.Generator()
+        self._sketch = torch.zeros(sketched, dtype=torch.float64)
+
+    @property
+    def sketch(self) -> NDArray[np.float64]:
+        """Of this rank's gradients; empty where the norms themselves serve."""
+        found: NDArray[np.float64] = self._sketch.numpy()
+        return found
+
+    @property
+    def own(self) -> float:
+        """This rank's squared norm."""
+        return float(self._sketch.square().sum()) if len(self._sketch) else self._own
 
     def begin(self) -> None:
         """Look at a reduction from its begin."""
-        self.has_begun, self.own, self.whole = True, 0.0, None
+        self.has_begun, self._own, self.whole = True, 0.0, None
+        self._sketch.zero_()
+        self._signs.manual_seed(self._seed)
 
     def see_own(self, gradients: Sequence[Tensor]) -> None:
         """Count some of this rank's."""
-        self.own += float((norms_of(gradients) ** 2).sum())
+        if not len(self._sketch):
+            self._own += float((norms_of(gradients) ** 2).sum())
+            return
+        width = len(self._sketch)
+        for each in gradients:
+            flat = nn.functional.pad(each.reshape(-1), (0, -each.numel() % width))
+            signs = torch.randint(0, 2, flat.shape, generator=self._signs, dtype=torch.int8).mul_(2).sub_(1)
+            self._sketch += (flat * signs).view(-1, width).sum(0)
 
     def see_whole(self, gradients: Sequence[Tensor]) -> None:
         """Count all ranks'."""
+        if len(self._sketch):
+            return
         self.whole = float((norms_of(gradients) ** 2).sum())
         if self.mark:
             self.mark["whole"] = self.whole

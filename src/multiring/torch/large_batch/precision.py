@@ -235,8 +235,8 @@ def mixed_precision(
     held = next(filter(None, map(held_by, optimizers)), None)
     if held is not None and dtype == "fp16":
         raise ArgumentError(
-            f"mixed_precision(dtype='fp16') of a model that parallelize made ({held.mix}): its step() runs backward "
-            "itself, and would not scale the loss; want 'bf16', or torch.amp.GradScaler with "
+            f"mixed_precision(dtype='fp16') of a model that parallelize made ({held.parallelism}): its step() runs "
+            "backward itself, and would not scale the loss; want 'bf16', or torch.amp.GradScaler with "
             "loss=lambda made, targets: scaler.scale(loss(made, targets))"
         )
     for group in (group for each in optimizers for group in each.param_groups):

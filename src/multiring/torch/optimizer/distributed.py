@@ -54,6 +54,8 @@ class Distributed(torch.optim.Optimizer):
     _has_warned: bool = False  # of such
     _watching: GradientWatch | None = None  # see `watch`
     share_of_batch: Share | None = None  # this rank's part of the batch handed out last, by a loader of `distribute`
+    _shares: tuple[Share, ...] = ()  # of the batches whose backwards are in the gradients, but perhaps the last one
+    _seen_backwards: int = 0  # when the last batch was handed out
 
     def synchronize(self) -> None:
         """Return when the gradients are those of all ranks; nothing to do after a backward has ended."""
@@ -106,6 +108,27 @@ class Distributed(torch.optim.Optimizer):
         self.ends_early = early
         if self._reducer is not None:
             self._reducer.reduces_early = early
+
+    @property
+    def backwards(self) -> int:
+        """How many backwards have brought gradients so far; 0 where they are not shared."""
+        return 0 if self._reducer is None else self._reducer.backwards
+
+    def take_batch(self, share: Share | None) -> None:
+        """Take note that a loader has handed out a batch, of which this rank has `share`; None: its pass is over."""
+        self._count_batch()
+        vars(self)["share_of_batch"] = share
+
+    @property
+    def shares_of_step(self) -> tuple[Share, ...]:
+        """This rank's parts of the batches whose backwards make the gradients as they are now."""
+        self._count_batch()
+        return self._shares
+
+    def _count_batch(self) -> None:
+        if self.backwards > self._seen_backwards and self.share_of_batch is not None:
+            vars(self)["_shares"] = (*self._shares, self.share_of_batch)
+        vars(self)["_seen_backwards"] = self.backwards
 
     def be_lenient(self) -> None:
         """Warn, once, where a step finds gradients that were changed before they were reduced, instead of raising."""
@@ -177,6 +200,8 @@ class Distributed(torch.optim.Optimizer):
 
     def after_step(self, call: Any) -> None:
         """Take note that a step has used the gradients."""
+        self._count_batch()
+        vars(self)["_shares"] = ()
         if self._reducer is not None:
             self._reducer.use_up()
         if self._delta_reducer is not None:

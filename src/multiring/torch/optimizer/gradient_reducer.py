@@ -75,6 +75,7 @@ class GradientReducer:
         self._order = BucketOrder(_WHAT)
         self._passes_done = 0  # since the last reduction
         self._steps = 0
+        self.backwards = 0  # that brought gradients
         self._is_open = False  # a backward is going on, or broke off
         self._is_called_back = False  # at the end of it
         self._is_shared = False  # the gradients are the same on all ranks
@@ -228,6 +229,7 @@ class GradientReducer:
             self._is_shared = False
             raise LoopOrderError(_TOO_MANY.format(step=self._steps + 1, passes=self._passes))
         self._open()
+        self.backwards += 1
         self._is_unused = True
         self.is_synchronized = False
 

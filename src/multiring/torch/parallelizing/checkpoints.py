@@ -67,8 +67,8 @@ def whole_optimizer_state(optimizer: torch.optim.Optimizer, held: Held, state: S
     attached = dict(state.get(stages_key, {}))
     if "average" in attached:
         raise ArgumentError(
-            f"save: an optimizer with a moving average of a model under {held.mix}: a rank has its part of that alone; "
-            "save the model within average.applied(), and the optimizer before moving_average is attached"
+            f"save: an optimizer with a moving average of a model under {held.parallelism}: a rank has part of "
+            "that alone; save the model within average.applied(), and the optimizer before moving_average is attached"
         )
     numbers = _numbers(optimizer, held)
     told: list[dict[int, Any]] = [

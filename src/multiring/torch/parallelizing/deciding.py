@@ -135,7 +135,7 @@ def look(
         raise ArgumentError(f"topology of {placed.ranks} ranks: want one of all {dist.get_world_size()}")
     held = held_of(model.parameters())
     if held is not None and not held.is_whole:
-        raise ArgumentError(f"the model is on the ranks already ({held.mix}), each with a part; make it anew")
+        raise ArgumentError(f"the model is on the ranks already ({held.parallelism}), each with a part; make it anew")
     restore_batch_norms(model)
     equalise(model)
     measured = measure(model, inputs, anatomy_of(model, placed.ranks), optimizer_states, placed)

@@ -25,13 +25,13 @@ class Held:
     """How the model of a parameter is spread.
 
     Attributes:
-        mix: the axes and their sizes, as text.
+        parallelism: the axes and their sizes, as text.
         stages: the ranks that hold the other stages of a pipeline; None without one.
         is_sharded: whether ranks hold parts of parameters, along a shard axis.
         is_divided: whether ranks hold parts of parameters, along a tensor axis.
     """
 
-    mix: str
+    parallelism: str
     stages: dist.ProcessGroup | None = None
     is_sharded: bool = False
     is_divided: bool = False
@@ -76,7 +76,9 @@ def refuse_held(what: str, parameters: Iterable[Tensor], remedy: str) -> None:
     """
     held = held_of(parameters)
     if held is not None:
-        raise ArgumentError(f"{what}: parallelize has put the model on the ranks already ({held.mix}); {remedy}")
+        raise ArgumentError(
+            f"{what}: parallelize has put the model on the ranks already ({held.parallelism}); {remedy}"
+        )
 
 
 # ---- tensors of which this rank has a part ----

@@ -45,7 +45,7 @@ class ParallelModel:
         self._samples = batch // parallelism.data_ranks
         self._stage = stage
         self._held = Held(
-            mix=str(parallelism),
+            parallelism=str(parallelism),
             stages=mesh.get_group(Axis.PIPELINE.value) if parallelism.size(Axis.PIPELINE) > 1 else None,
             is_sharded=parallelism.size(Axis.SHARD) > 1,
             is_divided=parallelism.size(Axis.TENSOR) > 1,
@@ -137,8 +137,8 @@ class ParallelModel:
             )
         if self._held.stages is not None and told[4]:
             raise UnsupportedError(
-                f"{self._held.mix}: {int(told[4])} ranks hold a stage without a gradient, whose norms the others would "
-                "wait for; want a parameter that is trained in each stage, or another mesh"
+                f"{self._held.parallelism}: {int(told[4])} ranks hold a stage without a gradient, whose norms the "
+                "others would wait for; want a parameter that is trained in each stage, or another mesh"
             )
         return told[0] / told[1]
 
