@@ -1,8 +1,9 @@
 """How fast a training run is: samples and FLOP a second, and what share that is of what this machine can do.
 
-FLOP are those of torch's counter on a plain copy of the model without values, forward and backward, two for each
-multiplication with its addition; the peak is the highest rate of matrix products and of one convolution, measured here,
-on all ranks at once. Neither is from a data sheet.
+FLOP are those of products, convolutions, attention and recurrent layers, by torch's counter and `flop_formulas`, on a
+plain copy of the model without values, forward and backward, two for each multiplication with its addition; the peak is
+the highest rate of matrix products and of one convolution, measured here, on all ranks at once. Neither is from a data
+sheet.
 """
 
 import copy
@@ -22,6 +23,7 @@ from multiring.frontend.joining import barrier
 from multiring.frontend.lifecycle import size
 from multiring.frontend.object_collectives import allgather_object
 from multiring.runtime import is_initialized
+from multiring.torch.flop_formulas import FORMULAS
 from multiring.torch.parallelizing.held import held_of
 
 SIZES = (512, 1024, 2048, 4096)
@@ -60,7 +62,7 @@ def training_flop(model: nn.Module, step: Callable[[nn.Module], Tensor]) -> int:
 
 
 def _counted(plain: nn.Module, step: Callable[[nn.Module], Tensor]) -> int:
-    counter: Any = FlopCounterMode(display=False)
+    counter: Any = FlopCounterMode(display=False, custom_mapping=FORMULAS)
     with counter:
         loss = step(plain)
         if not loss.requires_grad:

@@ -26,9 +26,9 @@ from multiring.torch.optimizer.distributed import Distributed
 class Weighing:
     """Weights gradients by the batches of one loader.
 
-    Those of all models and optimizers that `distribute` was given: several optimizers may train on one loader's
-    batches, as Muon and AdamW do, or a generator and a discriminator. A gradient is of the batch that was handed out
-    last, whichever loader did.
+    Those of all optimizers that `distribute` was given with the same model, or for the same data: several may train on
+    one loader's batches, as Muon and AdamW do, or a generator and a discriminator. A gradient is of the batch that was
+    handed out last, whichever of their loaders did.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Weighing:
         if earlier is not None:
             _batches.forget(earlier)
         vars(optimizer)[_KEY] = self  # as long as the optimizer lives, whose loader may be another call's
-        _batches.known.append(weakref.ref(self))
+        _batches.add(self)
 
     @property
     def parameters(self) -> Iterator[Tensor]:
@@ -93,14 +93,15 @@ class Weighing:
     @property
     def accumulates(self) -> bool:
         """Whether several backwards make a step of an optimizer that trains on this loader's batches."""
-        return any(each.optimizer.accumulates for each in self._companions())
+        return any(each.optimizer.accumulates for each in self.companions())
 
     def reduce_early(self, *, early: bool) -> None:
         """Say whether the batch is the last of its pass, with which accumulated steps end."""
-        for each in self._companions():
+        for each in self.companions():
             each.optimizer.reduce_early(early=early)
 
-    def _companions(self) -> "list[Weighing]":
+    def companions(self) -> "list[Weighing]":
+        """Return those that train on this loader's batches: of the same model, or on the same data."""
         return [
             each
             for each in _batches.weighings()
@@ -121,30 +122,35 @@ class _Batches:
     """The batches that loaders of this process have handed out, and the hooks that weight their gradients."""
 
     def __init__(self) -> None:
-        self.known: list[weakref.ref[Weighing]] = []
+        self._known: list[weakref.ref[Weighing]] = []
         self._open: dict[int, tuple[weakref.ref[Weighing], Share]] = {}  # the last batch of each pass, newest last
         self._last: _Last | None = None
-        self._hooks: list[Any] = []
+        self._hooks: dict[int, list[Any]] = {}  # by the `id` of a parameter or layer
 
     def weighings(self) -> list[Weighing]:
         """Return those that there are."""
-        self.known = [each for each in self.known if each() is not None]
-        return [found for each in self.known if (found := each()) is not None]
+        self._known = [each for each in self._known if each() is not None]
+        return [found for each in self._known if (found := each()) is not None]
+
+    def add(self, weighing: Weighing) -> None:
+        """Know one more."""
+        self._known.append(weakref.ref(weighing))
 
     def forget(self, weighing: Weighing) -> None:
         """Take out one whose optimizer has another now."""
-        self.known = [each for each in self.known if each() not in {None, weighing}]
         self.end(weighing)
+        self._known = [each for each in self._known if each() is not weighing]
 
     def hand_out(self, weighing: Weighing, share: Share) -> None:
-        """Weigh all gradients by `share`, which `weighing` has handed out."""
-        last, backwards = self._last, sum(each.optimizer.backwards for each in self.weighings())
-        if last is not None and last.weighing is not weighing and last.backwards == backwards:
-            self._refuse_two(last, weighing, share)
+        """Weigh gradients of what trains on it by `share`, which `weighing` has handed out."""
+        companions = weighing.companions()
+        last, backwards = self._last, sum(each.optimizer.backwards for each in companions)
+        if last is not None and last.weighing is not weighing and last.weighing in companions:
+            self._refuse_two(last, weighing, share, backwards)
         self._last = _Last(weighing, share, backwards)
         self._open.pop(id(weighing), None)
         self._open[id(weighing)] = (weakref.ref(weighing), share)
-        self._weigh(share)
+        self._weigh(companions, share)
 
     def end(self, weighing: Weighing) -> None:
         """Weigh by the batch of a pass around this one, if there is one: its backward may be to come."""
@@ -152,28 +158,28 @@ class _Batches:
         self._open = {key: each for key, each in self._open.items() if each[0]() is not None}
         if self._last is not None and self._last.weighing is weighing:
             self._last = None
-        self._weigh(next(reversed([share for _, share in self._open.values()]), None))
+        companions = weighing.companions()
+        around = [share for found, share in self._open.values() if found() in companions]
+        self._weigh(companions, around[-1] if around else None)
 
     @staticmethod
-    def _refuse_two(last: _Last, weighing: Weighing, share: Share) -> None:
+    def _refuse_two(last: _Last, weighing: Weighing, share: Share, backwards: int) -> None:
         one, other = last.weighing.factor_of(last.share), weighing.factor_of(share)
-        if one != other and last.weighing.handed_out > 1:
+        if one != other and last.backwards == backwards and last.weighing.handed_out > 1:
             raise UnsupportedError(
                 f"two loaders of distribute hand out batches for one backward, of {last.share.total} and {share.total} "
                 f"samples for {share.ranks} ranks: a gradient is weighted by one of them, and this rank's parts are "
                 "unlike. Want batches that all ranks divide evenly (drop_last=True), or a backward for each"
             )
 
-    def _weigh(self, share: Share | None) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
-        weighings = self.weighings()
+    def _weigh(self, weighings: list[Weighing], share: Share | None) -> None:
         for each in weighings:
             each.optimizer.take_batch(share)
+            for one in (*each.mixing, *each.parameters, *each.model_parameters):
+                for hook in self._hooks.pop(id(one), ()):
+                    hook.remove()
         if share is not None:
-            seen = self._weigh_layers(weighings, share)
-            self._weigh_parameters(weighings, share, seen)
+            self._weigh_parameters(weighings, share, self._weigh_layers(weighings, share))
 
     def _weigh_layers(self, weighings: list[Weighing], share: Share) -> set[int]:
         """Weigh what SyncBatchNorms mix; return the `id` of their parameters, whose gradients are weighted then."""
@@ -186,8 +192,10 @@ class _Batches:
         for layer, each in mixing.values():
             factor = each.factor_of(share)
             if factor != 1.0:
-                self._hooks.append(layer.register_forward_pre_hook(partial(_weigh_input, 1.0 / factor)))
-                self._hooks.append(layer.register_forward_hook(partial(_weigh_output, factor)))
+                self._hooks[id(layer)] = [
+                    layer.register_forward_pre_hook(partial(_weigh_input, 1.0 / factor)),
+                    layer.register_forward_hook(partial(_weigh_output, factor)),
+                ]
         return {id(parameter) for layer, _ in mixing.values() for parameter in layer.parameters()}
 
     def _weigh_parameters(self, weighings: list[Weighing], share: Share, seen: set[int]) -> None:
@@ -199,7 +207,7 @@ class _Batches:
                     if parameter.requires_grad and id(parameter) not in seen:
                         seen.add(id(parameter))
                         if factor != 1.0:
-                            self._hooks.append(parameter.register_hook(partial(scaled, factor)))
+                            self._hooks[id(parameter)] = [parameter.register_hook(partial(scaled, factor))]
 
 
 _KEY = "_multiring_weighing"
