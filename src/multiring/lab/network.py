@@ -145,9 +145,11 @@ def _join(netlink: Any, bridge: int, core: int, name: str, rate: Rate | None) ->
 
 def _shape(netlink: Any, index: int, rate: Rate | None) -> None:
     """Let at most `rate` leave through an interface."""
+    # A bucket that is there goes, with what waits in it: of a smaller one a packet that waits may be larger than all of
+    # it, and would stop the link for good.
+    if any(qdisc.get_attr("TCA_KIND") == _BUCKET for qdisc in netlink.get_qdiscs(index=index)):
+        netlink.tc("del", index=index, parent=_ROOT)
     if rate is None:
-        if any(qdisc.get_attr("TCA_KIND") == _BUCKET for qdisc in netlink.get_qdiscs(index=index)):
-            netlink.tc("del", index=index, parent=_ROOT)
         return
     bytes_per_s = rate // 8
     least = _WHOLE_PACKET_BYTES if bytes_per_s * _WHOLE_PACKET_S >= _WHOLE_PACKET_BYTES else _LEAST_BURST_BYTES
