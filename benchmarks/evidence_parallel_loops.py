@@ -87,7 +87,7 @@ def loop_case(random: Random, folder: Path) -> Iterator[Fault]:
         one,
         list(one.parameters()),
         batches,
-        lambda x, y: LOSS(one(x), y).backward(),
+        lambda x, y: torch.autograd.backward([LOSS(one(x), y)]),
     )
     truth = dict(one.named_parameters())
     found = {name.removeprefix("module."): whole(each) for name, each in made.module.named_parameters()}
@@ -174,7 +174,7 @@ def two_optimizers(random: Random) -> Iterator[Fault]:
             for inputs, targets in data:
                 first.zero_grad()
                 second.zero_grad()
-                LOSS(model(inputs), targets).backward()  # type: ignore[no-untyped-call] # torch's own
+                torch.autograd.backward([LOSS(model(inputs), targets)])
                 first.step()
                 second.step()
         return model
@@ -201,7 +201,7 @@ def noise(random: Random) -> Iterator[Fault]:
         group = mt.accumulate(optimizer, count)
         for inputs, targets in loader:
             with group:
-                (LOSS(model(inputs), targets) / count).backward()
+                torch.autograd.backward([LOSS(model(inputs), targets) / count])
                 optimizer.step()
                 optimizer.zero_grad()
         found.append((watch.batch, watch.value))
