@@ -59,7 +59,8 @@ def endings(random: Random, folder: Path, *, by_torch: bool = False) -> Iterator
     last = str(random.choice(list(_CULPRITS)))
     if by_torch:
         way, victim, last = "raise ValueError('culprit')", "raises", "at once"
-    has_timeline = not by_torch and bool(random.random() < 0.4)
+    # A shutdown with a timeline on waits for the others' parts, as its docstring says: no end is held against it.
+    has_timeline = not by_torch and last != "having left the job" and bool(random.random() < 0.5)
     work = "dist.all_reduce(x)" if by_torch else "group.all_reduce(x)"
     start = (
         "import torch, torch.distributed as dist, multiring_torch\ndist.init_process_group('multiring')\n"

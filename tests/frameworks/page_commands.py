@@ -37,6 +37,9 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
     ("README.md", "multiring run -n 2 -- python program.py"): Run("[1] rank 1 of 2: [[1. 1. 1. 1. 1. 1. 1. 1.]]"),
     ("README.md", "multiring run --horovod -n 2 python train.py"): Run("[1] 1 of 2"),
     ("README.md", "pip install ."): Read(SHELL),
+    ("README.md", "pip install torch --index-url https://download.pytorch.org/whl/cpu"): Read(SHELL),
+    ("README.md", "uv pip install torch --index-url https://download.pytorch.org/whl/cpu"): Read(SHELL),
+    ("README.md", "uv pip install '.[torch]'"): Read(SHELL),
     **{
         ("README.md", f"pip install '.[{extra}]'"): Read(SHELL)
         for extra in ("torch", "checkpoint", "mpi", "lab", "horovod", "bench", "data")
