@@ -88,10 +88,12 @@ class MetricStates:
         names = self._names_of(own)
         self._combine()
         whole = self._whole()
-        if set(logs) == set(whole):
+        results = self._model.get_metrics_result()
+        if set(logs) == set(results):
             found = dict(self._plain(logs))
             return {**found, **{name: whole[name] for name in self._averaged_names() if name in found}}
-        return {**logs, **self._last(own), **{name: whole[metric] for name, metric in names.items()}}
+        arrays = {name: value for name, value in results.items() if name in logs and name not in whole}
+        return {**logs, **self._last(own), **{name: whole[metric] for name, metric in names.items()}, **arrays}
 
     def peeked(self, logs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the logs of a batch of all ranks; the metrics stay this rank's own."""

@@ -1,0 +1,236 @@
+"""What test_keras_trust.py runs on ranks: `distribute` held against the same program without it."""
+
+import functools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+import multiring.keras as mk
+from multiring.errors import ArgumentError
+from multiring.keras.shards import ArrayShards, Place
+
+ROWS = 23  # no batch of 8 divides it, and its last one is uneven on 2 ranks
+
+
+def data(seed: int = 0) -> tuple[Any, Any]:
+    random = np.random.default_rng(seed)
+    return random.normal(size=(ROWS, 4)).astype(np.float32), random.integers(0, 2, (ROWS, 3)).astype(np.float32)
+
+
+def network(outputs: int = 3, activation: str = "sigmoid") -> Any:
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(outputs, activation=activation)])
+    random = np.random.default_rng(1)
+    model.set_weights([random.normal(size=each.shape) * 0.5 for each in model.get_weights()])
+    return model
+
+
+def difference(make: Callable[[], Any], run: Callable[[Any], Any]) -> float | None:
+    """Return how far what `run` gives with and without distribute is apart; None where it raises without."""
+    try:
+        wanted = run(make())
+    except Exception:  # noqa: BLE001 -- of Keras: the data are not what a loss or a metric takes
+        return None
+    return apart(run(mk.distribute(make())), wanted)
+
+
+def fitted(model: Any, loss: Any, x: Any, y: Any, **options: Any) -> list[Any]:
+    model.compile(keras.optimizers.SGD(0.02), loss)
+    history = model.fit(x, y, batch_size=8, epochs=1, shuffle=False, verbose=0, **options)
+    return [history.history["loss"], *(each.tolist() for each in model.get_weights())]
+
+
+def apart(one: Any, other: Any) -> float:
+    leaves = zip(keras.tree.flatten(one), keras.tree.flatten(other), strict=True)
+    gaps = [np.where(np.isnan(a) & np.isnan(b), 0.0, np.abs(np.subtract(a, b)) / (1 + np.abs(b))) for a, b in leaves]
+    return max(float(np.max(each)) for each in gaps)
+
+
+def dealing(_folder: str) -> Any:
+    """Each row is dealt once, whatever the sizes; all ranks make as many steps; nothing else counts."""
+    random = np.random.default_rng(3)
+    adapter: Any = keras.src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter
+    for _ in range(60):
+        rows, batch, ranks = (int(random.integers(1, high)) for high in (40, 12, 6))
+        whole, shuffle = bool(random.random() < 0.5), bool(random.random() < 0.5)
+        x = np.arange(rows)
+        plans = []
+        for rank in range(ranks):
+            shards = ArrayShards(adapter(x, batch_size=batch), Place(rank, ranks, whole), shuffle, 7)
+            plans.append(list(shards.plan()))
+            assert len(plans[-1]) == shards.num_batches
+        assert len({len(each) for each in plans}) == 1
+        counted = [each[0] for plan in plans for each in plan if each[1]]
+        assert sorted(np.concatenate(counted).tolist()) == x.tolist()
+        if not whole:
+            assert all(sum(step[1] for step in steps) == steps[0][2] for steps in zip(*plans, strict=True))
+    return True
+
+
+LOSSES = sorted(
+    name
+    for name, each in vars(keras.losses).items()
+    if isinstance(each, type) and issubclass(each, keras.losses.Loss) and name not in ("Loss", "CTC")
+)
+
+
+def losses(_folder: str) -> Any:
+    """Every loss of Keras, by every reduction, plain or weighted, trains as without distribute."""
+    x, y = data()
+    found: dict[str, float | None] = {}
+    for place, name in enumerate(LOSSES):
+        for reduction in ("sum_over_batch_size", "sum", "mean_with_sample_weight"):
+            labels = y.argmax(1) if "Sparse" in name else y
+            weights = np.random.default_rng(place).integers(1, 5, ROWS) if reduction != "sum" or place % 2 else None
+
+            def run(model: Any, made: Any, weights: Any = weights, labels: Any = labels) -> Any:
+                return fitted(model, made(), x, labels, sample_weight=weights)
+
+            made = functools.partial(getattr(keras.losses, name), reduction=reduction)
+            how = difference(lambda: network(activation="softmax"), functools.partial(run, made=made))
+            found[f"{name} {reduction}"] = how
+    return found
+
+
+def metrics(_folder: str) -> Any:
+    """Every metric of Keras that takes such data is that of one process, after an epoch and of an evaluation."""
+    x, y = data()
+    found: dict[str, float | None] = {}
+    kinds = {name: each for name, each in vars(keras.metrics).items() if isinstance(each, type)}
+    special: dict[str, dict[str, Any]] = {
+        "MeanIoU": {"num_classes": 2},
+        "PrecisionAtRecall": {"recall": 0.5},
+        "RecallAtPrecision": {"precision": 0.5},
+        "SensitivityAtSpecificity": {"specificity": 0.5},
+        "SpecificityAtSensitivity": {"sensitivity": 0.5},
+        "IoU": {"num_classes": 2, "target_class_ids": [0]},
+        "OneHotIoU": {"num_classes": 3, "target_class_ids": [0]},
+        "OneHotMeanIoU": {"num_classes": 3},
+        "BinaryIoU": {"target_class_ids": [0, 1]},
+    }
+    without = {"Metric", "Mean", "Sum", "MeanMetricWrapper"}  # of numbers, not of labels and predictions
+    for name in sorted(set(kinds) - without):
+        labels = y.argmax(1) if "Sparse" in name else (y > 0) * 1.0
+
+        def run(model: Any, name: str = name, labels: Any = labels) -> Any:
+            metric = kinds[name](**special.get(name, {}), name="found")
+            model.compile(keras.optimizers.SGD(0.0), "mse" if "Sparse" not in name else None, weighted_metrics=[metric])
+            weights = np.linspace(0.1, 2.0, ROWS)
+            evaluated = model.evaluate(x, labels, batch_size=8, sample_weight=weights, verbose=0, return_dict=True)
+            history: Any = {}
+            if "Sparse" not in name:
+                history = model.fit(x, labels, sample_weight=weights, batch_size=8, verbose=0, shuffle=False).history
+            return [evaluated["found"], *history.get("found", ())]
+
+        found[name] = difference(network, run)
+    return found
+
+
+class Own(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        del logs
+        path = f"{self.folder}/own{epoch}.weights.h5"
+        self.model.save_weights(path)
+        self.model.load_weights(path)  # on every rank, at once
+        if mk.rank() == 0:
+            self.model.save(f"{self.folder}/guarded.keras")
+        self.model.save(f"{self.folder}/of-rank-{mk.rank()}.keras")
+
+
+class Text(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
+    """Writes by itself."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        with self.path.open("a") as file:
+            print(json.dumps([epoch, sorted(logs)]), file=file)
+
+
+def written(folder: str) -> Any:
+    """Keras' callbacks that write, a user's own, and one in the wrapper; each file is read on every rank."""
+    mk.barrier()
+    x, y = data()
+    model = mk.distribute(network())
+    model.compile(keras.optimizers.SGD(0.1, use_ema=True), "mse")
+    checkpoint = keras.callbacks.ModelCheckpoint
+    model.fit(
+        x,
+        y,
+        batch_size=8,
+        epochs=3,
+        verbose=0,
+        callbacks=[
+            checkpoint(f"{folder}/model.keras"),
+            checkpoint(f"{folder}/epoch-{{epoch}}.weights.h5", save_weights_only=True),
+            checkpoint(f"{folder}/batch-{{batch}}.weights.h5", save_weights_only=True, save_freq=2),
+            checkpoint(f"{folder}/best.keras", monitor="loss", save_best_only=True),
+            keras.callbacks.BackupAndRestore(f"{folder}/backup", delete_checkpoint=False),
+            keras.callbacks.CSVLogger(f"{folder}/log.csv"),
+            mk.callbacks.OnFirstRank(Text(Path(folder) / "text")),
+            Own(folder),
+        ],
+    )
+    names = sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*") if path.is_file())
+    for name in names:
+        if name.endswith(".weights.h5"):
+            network().load_weights(f"{folder}/{name}")
+        elif name.endswith(".keras"):
+            keras.models.load_model(f"{folder}/{name}")
+    assert len((Path(folder) / "log.csv").read_text().splitlines()) == 4
+    assert len((Path(folder) / "text").read_text().splitlines()) == 3
+    return [name for name in names if not name.startswith("of-rank-")]
+
+
+def restored(folder: str) -> Any:
+    """A training that BackupAndRestore continues does so on every rank, although rank 0 alone reads."""
+    x, y = data()
+    backup = f"{folder}/again"
+
+    class Stops(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            del logs
+            if epoch == 1 and mk.rank() == mk.size() - 1:
+                self.model.stop_training = True  # on one rank: all stop
+
+    for stops in ([Stops()], []):
+        model = mk.distribute(network())
+        model.compile("sgd", "mse")
+        kept = keras.callbacks.BackupAndRestore(backup, delete_checkpoint=not stops)
+        history = model.fit(x, y, batch_size=8, epochs=5, verbose=0, shuffle=False, callbacks=[kept, *stops])
+        assert len(history.epoch) == (2 if stops else 3)
+    return [each.tolist() for each in model.get_weights()]
+
+
+def mistaken(_folder: str) -> Any:
+    """Data that differ between ranks are refused, from every source; a batch-level loss is said once."""
+    x, y = data(mk.rank())
+
+    def batches() -> Iterator[Any]:
+        while True:
+            yield x, y
+
+    told = []
+    for given in ((x, y), (batches(),)):
+        model = mk.distribute(network())
+        model.compile("sgd", "mse")
+        try:
+            model.fit(*given, steps_per_epoch=2, verbose=0)
+        except ArgumentError as error:
+            told.append(str(error))
+    return told
+
+
+def found(folder: str, names: Sequence[str]) -> dict[str, Any]:
+    """Return what each program finds."""
+    mk.init()
+    return {name: globals()[name](folder) for name in names}

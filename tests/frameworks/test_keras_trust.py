@@ -1,0 +1,66 @@
+"""`keras.distribute` is one process: every loss and metric of Keras, every row once, every file whole."""
+
+import importlib
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+from tests.wire.ranks import Here, Process, run_ranks
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("keras") is None or find_spec("torch") is None, reason="Keras or torch is missing"),
+    pytest.mark.timeout(300),
+]
+NAMES = ("dealing", "losses", "metrics", "written", "restored", "mistaken")
+
+
+def found_here(_here: Here, folder: str, names: tuple[str, ...]) -> dict[str, Any]:
+    found: dict[str, Any] = importlib.import_module("tests.frameworks.keras_trust_programs").found(folder, names)
+    return found
+
+
+@pytest.fixture(scope="module")
+def by_rank(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("KERAS_BACKEND", "torch")
+        process = Process(nursery="keras-trust", beforehand=("tests.frameworks.keras_trust_programs",))
+        folder = str(tmp_path_factory.mktemp("written"))
+        found: list[dict[str, Any]] = run_ranks(found_here, 2, folder, NAMES, process=process, deadline_s=250.0)
+    return found
+
+
+def test_every_row_is_dealt_once(by_rank: list[dict[str, Any]]) -> None:
+    assert all(each["dealing"] for each in by_rank)
+
+
+def test_every_loss_trains_as_without_distribute(by_rank: list[dict[str, Any]]) -> None:
+    tried = {name: how for name, how in by_rank[0]["losses"].items() if how is not None}
+    far = {name: how for name, how in tried.items() if not how < 1e-4}
+    # These are one number for a batch, which is no mean over samples: that is said once.
+    assert {name.split()[0] for name in far} <= {"Dice", "Tversky"}, far
+    assert len(tried) > 50, by_rank[0]["losses"]
+
+
+def test_every_metric_is_that_of_one_process(by_rank: list[dict[str, Any]]) -> None:
+    tried = {name: how for name, how in by_rank[0]["metrics"].items() if how is not None}
+    assert not {name: how for name, how in tried.items() if not how < 1e-5}
+    assert len(tried) > 30, by_rank[0]["metrics"]
+
+
+def test_every_file_is_written_whole(by_rank: list[dict[str, Any]]) -> None:
+    wanted = ["backup/latest.weights.h5", "backup/training_metadata.json", "best.keras", "guarded.keras", "log.csv"]
+    wanted += ["model.keras", "text"]
+    wanted += [f"epoch-{epoch}.weights.h5" for epoch in (1, 2, 3)] + [f"own{epoch}.weights.h5" for epoch in range(3)]
+    names = by_rank[0]["written"]
+    assert {name for name in names if not name.startswith("batch-")} == set(wanted)
+    assert by_rank[1]["written"] == names
+
+
+def test_a_restored_training_goes_on_alike_on_every_rank(by_rank: list[dict[str, Any]]) -> None:
+    assert by_rank[0]["restored"] == by_rank[1]["restored"]
+
+
+def test_data_that_differ_between_ranks_are_refused(by_rank: list[dict[str, Any]]) -> None:
+    for each in by_rank:
+        assert len(each["mistaken"]) == 2
+        assert all("the data of rank 1 differ from rank 0's" in text for text in each["mistaken"])
