@@ -38,7 +38,7 @@ def test_every_loss_trains_as_without_distribute(by_rank: list[dict[str, Any]]) 
     far = {name: how for name, how in tried.items() if not how < 1e-4}
     # These are one number for a batch, which is no mean over samples: that is said once.
     assert {name.split()[0] for name in far} <= {"Dice", "Tversky"}, far
-    assert len(tried) > 50, by_rank[0]["losses"]
+    assert len(tried) > 35, by_rank[0]["losses"]
 
 
 def test_every_metric_is_that_of_one_process(by_rank: list[dict[str, Any]]) -> None:
