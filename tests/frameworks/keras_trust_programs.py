@@ -85,7 +85,9 @@ def losses(_folder: str) -> Any:
         # Each by its usual reduction or a sum, in turn, and by the mean that samples' weights divide.
         for reduction in (("sum_over_batch_size", "sum")[place % 2], "mean_with_sample_weight"):
             labels = y.argmax(1) if "Sparse" in name else y
-            weights = np.random.default_rng(place).integers(1, 5, ROWS) if reduction != "sum" or place % 4 == 1 else None
+            weights = (
+                np.random.default_rng(place).integers(1, 5, ROWS) if reduction != "sum" or place % 4 == 1 else None
+            )
 
             def run(model: Any, made: Any, weights: Any = weights, labels: Any = labels) -> Any:
                 return fitted(model, made(), x, labels, sample_weight=weights)
