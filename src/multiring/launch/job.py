@@ -25,6 +25,7 @@ from multiring.launch.leftovers import signal_group
 from multiring.launch.memory_limit import group_here, killed_for_memory, limit_bytes
 from multiring.launch.output import RANKS_LINE_BYTES, LineTagger, RankStream, Tagger, outlets
 from multiring.launch.signals import PASSED_ON, StopSignals
+from multiring.launch.tracebacks import TracebackFolder, Tracebacks
 
 _SETTLE_S = 1.0
 _CULPRIT_S = 5.0  # how long the end of a rank is waited for that others have lost
@@ -166,6 +167,7 @@ class Job:
         self._log_dir = log_dir
         self._grace_s = grace_s  # after a signal
         self._out, self._err = outlets()
+        self._tracebacks = Tracebacks()
         self._members: list[Member] = []
         self._failed: list[Member] = []  # in the order found
         self._patience_s = 0.0  # how long others may go on after a failure that is no consequence
@@ -259,8 +261,10 @@ class Job:
         taggers = start.taggers or tuple(
             LineTagger(start.tag.encode(), is_live=start.has_stdin, line_bytes=RANKS_LINE_BYTES) for _ in logs
         )
+        is_seen_live = start.has_stdin or start.taggers is not None
+        folder = None if is_seen_live else TracebackFolder(self._tracebacks, start.name)
         out = RankStream(cast("IO[bytes]", process.stdout), taggers[0], self._out, logs[0])
-        err = RankStream(cast("IO[bytes]", process.stderr), taggers[1], self._err, logs[1])
+        err = RankStream(cast("IO[bytes]", process.stderr), taggers[1], self._err, logs[1], folder)
         return Member(start.name, process, out, err)
 
     def _open_log(self, name: str) -> BinaryIO | None:

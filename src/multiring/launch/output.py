@@ -6,6 +6,8 @@ import re
 from collections import deque
 from typing import IO, BinaryIO, Protocol
 
+from multiring.launch.tracebacks import Piece, TracebackFolder
+
 _LINE_BYTES = 1 << 16
 RANKS_LINE_BYTES = 1 << 24  # a longer line of a rank is cut: memory is bounded, and docs/run.md says so
 _READ_BYTES = 1 << 16
@@ -169,7 +171,15 @@ def outlets() -> tuple[Outlet, Outlet]:
 class RankStream:
     """One rank's stdout or stderr: read from its pipe, tagged into an outlet, raw into its log file."""
 
-    def __init__(self, pipe: IO[bytes], tagger: Tagger, outlet: Outlet, log: BinaryIO | None) -> None:
+    def __init__(
+        self,
+        pipe: IO[bytes],
+        tagger: Tagger,
+        outlet: Outlet,
+        log: BinaryIO | None,
+        folder: TracebackFolder | None = None,
+    ) -> None:
+        self._folder = folder
         self._pipe = pipe
         self._tagger = tagger
         self._log = log
@@ -201,8 +211,7 @@ class RankStream:
         if not data:
             self.close()
             return False
-        made = self._tagger.feed(data)
-        self.outlet.add(made, self._tagger)
+        made = self._shown(data)
         if self._log is not None:
             try:
                 self._log.write(made if self._tagger.has_marks else data)
@@ -210,6 +219,20 @@ class RankStream:
                 self.log_failure = error
                 self._close_log()
         return True
+
+    def _shown(self, data: bytes) -> bytes:
+        """Hand `data` on; return what it was made into."""
+        made = b""
+        for piece in [Piece(data)] if self._folder is None else self._folder.feed(data):
+            lines = piece.data
+            if piece.whose:
+                self._tagger.last_lines.extend(lines.splitlines())
+                last = lines.splitlines(keepends=True)[-1]
+                lines = f"Traceback: as {piece.whose}'s, which is shown\n".encode() + last
+            given = self._tagger.feed(lines)
+            self.outlet.add(given, self._tagger)
+            made += given
+        return made
 
     def drain(self) -> None:
         """Read what its ended rank left in the pipe; whoever inherited the pipe may write on."""
@@ -220,7 +243,8 @@ class RankStream:
     def close(self) -> None:
         """Give out what is left and close; may be called twice."""
         if self.is_open:
-            self.outlet.add(self._tagger.finish(), self._tagger)
+            left = b"" if self._folder is None else self._folder.finish()
+            self.outlet.add(self._tagger.feed(left) + self._tagger.finish(), self._tagger)
             self._pipe.close()
             self._close_log()
 
