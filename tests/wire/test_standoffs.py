@@ -14,6 +14,7 @@ import multiring
 from multiring.errors import MultiringError, StallError
 from multiring.runtime.failures.standoffs import Standoffs
 from multiring.runtime.group.handles import Waiter
+from multiring.runtime.group.point_to_point import AnySourceMatching
 from multiring.runtime.named.named import NamedOperations
 
 # A twentieth of what users have: a warning after 0.2 s, an error after 0.5 s.
@@ -238,3 +239,89 @@ def test_a_rank_that_others_gave_up_on_does_not_ask_itself() -> None:
     blamed.standoffs = Standoffs(control, 1, SURE_S)  # type: ignore[arg-type]
     blamed.wait()
     assert control.asked == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "engine"), [("recv", 2, "shm"), ("recv", 4, "tcp"), ("any source", 2, "shm")]
+)
+def test_a_receive_that_faces_a_collective(kind: str, ranks: int, engine: str) -> None:
+    """A rank waits for a message from one that waits for it in a collective."""
+    texts = run_ranks(receive_or_reduce, ranks, kind, engine=engine)
+    receiver = ranks - 1
+    for rank, (text, seconds) in enumerate(texts):
+        assert text.startswith("StallError: "), texts
+        assert seconds < 20.0
+        if rank in {0, receiver}:
+            assert f"rank {receiver} is at test_standoffs.py:" in text, text
+            assert f"and waits for message from {'rank 0' if kind == 'recv' else 'any rank'}" in text, text
+            assert "rank 0 is at test_standoffs.py:" in text, text
+
+
+def receive_or_reduce(here: Here, kind: str) -> tuple[str, float]:
+    group = here.join(**SETTINGS)
+    matching = AnySourceMatching(group)
+    group.barrier()
+    began_s = time.monotonic()
+    try:
+        if here.rank < here.size - 1:
+            group.all_reduce(np.ones(4))
+        elif kind == "recv":
+            group.recv(np.ones(4), 0)
+        else:
+            matching.recv(np.ones(4)).wait()
+    except MultiringError as error:
+        time.sleep(1)  # others may be a moment later
+        return f"{type(error).__name__}: {error}", time.monotonic() - began_s
+    return "nothing", 0.0
+
+
+def test_messages_in_a_circle() -> None:
+    for text in run_ranks(receive_round, 3):
+        assert text.startswith("StallError"), text
+        assert all(f"rank {rank} is at test_standoffs.py" in text for rank in range(3)), text
+
+
+def receive_round(here: Here) -> str:
+    group = here.join(**SETTINGS)
+    group.barrier()
+    with pytest.raises(StallError) as raised:
+        group.recv(np.ones(4), (here.rank + 1) % 3)
+    return f"{type(raised.value).__name__}: {raised.value}"
+
+
+def test_every_rank_that_waits_is_in_the_verdict() -> None:
+    """Ranks come to two names at random moments; what is said counts all of them, in every order."""
+    for seed, texts in enumerate(zip(*run_ranks(wait_for_two_names, 4), strict=True)):
+        camps = camps_of(seed)
+        told = [
+            f"{ranks_in_words(camp)} {'waits' if len(camp) == 1 else 'wait'} for operation '{name}{seed}', to which "
+            f"{ranks_in_words(rest)} {'has' if len(rest) == 1 else 'have'} not come"
+            for name, camp, rest in (("P", camps[0], camps[1]), ("Q", camps[1], camps[0]))
+        ]
+        told.sort(key=lambda each: [int(digit) for digit in each.partition(" wait")[0] if digit.isdigit()])
+        for rank, text in enumerate(texts):
+            own = f"{'P' if rank in camps[0] else 'Q'}{seed}"
+            want = f"operation '{own}': the ranks wait for each other: {'; '.join(told)}; inputs are intact"
+            assert text == want
+
+
+def camps_of(seed: int) -> tuple[list[int], list[int]]:
+    first = [rank for rank in range(4) if (0b0101, 0b0001, 0b1110, 0b0110, 0b1100, 0b1011)[seed % 6] >> rank & 1]
+    return first, [rank for rank in range(4) if rank not in first]
+
+
+def ranks_in_words(ranks: list[int]) -> str:
+    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
+
+
+def wait_for_two_names(here: Here) -> list[str]:
+    group = here.join(**SETTINGS)
+    named = NamedOperations(group)
+    found = []
+    for seed in range(6):
+        submit(named, f"together {seed}").wait()
+        time.sleep(0.07 * ((here.rank * 7 + seed * 5) % 4))
+        with pytest.raises(StallError) as raised:
+            submit(named, f"{'P' if here.rank in camps_of(seed)[0] else 'Q'}{seed}").wait()
+        found.append(str(raised.value))
+    return found

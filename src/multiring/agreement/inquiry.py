@@ -16,6 +16,7 @@ class Own:
     pending: Mapping[str, Pending]
     joined: int  # places (see `Book`) that have joined
     blocked: str | None
+    waits: Sequence[str] = ()  # operations that it has come to, and that a thread waits for, for however short a time
 
 
 @dataclass(slots=True)
@@ -41,6 +42,8 @@ class Gathering:
             pending = own.pending.get(own.blocked)
             waits = found.blocked if pending is not None and pending.come & 1 else found.held
             waits[own.blocked] = [own.rank, own.rank + 1]
+        for name in own.waits:
+            found.waits[name] = [own.rank, own.rank + 1]
         for child in self.children:
             answer = self.answers.get(child.start)
             if answer is None:
@@ -49,7 +52,8 @@ class Gathering:
             add_runs(found.unjoined, answer.unjoined)
             found.joined += answer.joined
             found.silent += answer.silent
-            for into, told in ((found.blocked, answer.blocked), (found.held, answer.held)):
+            kinds = (found.blocked, answer.blocked), (found.held, answer.held), (found.waits, answer.waits)
+            for into, told in kinds:
                 for name, runs in told.items():
                     add_runs(into.setdefault(name, []), runs)
         names = {name for answer in self.answers.values() for name in answer.names}
@@ -88,7 +92,9 @@ class Gathering:
         rows = [missing_row(names, _by_name(shown), unjoined, sorted(answer.silent))]
         stuck = stuck_names(missing, blocked)
         if stuck:
-            waiting = {rank: name for rank, name in blocked.items() if name in stuck}
+            # Ranks that have not waited for long enough to count as blocked wait all the same.
+            waits = _by_rank({name: runs for name, runs in answer.waits.items() if name in stuck})
+            waiting = waits | {rank: name for rank, name in blocked.items() if name in stuck}
             rows.append(deadlock_row(_by_name(waiting), {name: runs for name, runs in names.items() if name in stuck}))
         return rows
 

@@ -1,6 +1,6 @@
 """One rank's part in the agreement of its group on the order of named operations."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from multiring.agreement.book import Book
 from multiring.agreement.decisions import Joined, Lost, Missing, Outcome, Silent
@@ -44,6 +44,8 @@ class Member:
         self._lost: Lost | None = None
         # Inquiries.
         self._blocked: str | None = None
+        # Returns the names of operations that threads of this rank wait for, when a question is answered.
+        self.waits: Callable[[], Sequence[str]] = tuple
         self._question = 0
         self._gathering: Gathering | None = None
         self._asked = False  # and no question has come since
@@ -261,7 +263,8 @@ class Member:
         if gathering is None or not (must_answer or gathering.is_complete()):
             return None
         self._gathering = None
-        return gathering, gathering.merged(Own(self.rank, self._book.pending, self._book.joined, self._blocked))
+        own = Own(self.rank, self._book.pending, self._book.joined, self._blocked, self.waits())
+        return gathering, gathering.merged(own)
 
     def _is_lost(self, outcome: Outcome) -> bool:
         if self._lost is not None:

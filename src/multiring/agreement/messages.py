@@ -11,7 +11,7 @@ of what was sent is found out. Upwards go reports, downwards orders, which every
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from multiring.agreement.decisions import Deadlock, Decision, Joined, Lost, Missing, Ready, Refused, Silent
@@ -46,6 +46,7 @@ class Answer:
     unjoined: Runs
     joined: int
     silent: list[int]  # ranks that did not answer
+    waits: dict[str, Runs] = field(default_factory=dict)  # ranks whose threads wait for an operation they have come to
 
 
 class Last(NamedTuple):
@@ -80,6 +81,7 @@ def encode_report(report: Report, below: int) -> bytes:
     if report.answer is not None:
         question, told = report.answer
         answer = [question, told.names, told.blocked, told.held, told.unjoined, told.joined, told.silent]
+        answer += [told.waits] if told.waits else []
     return _encode(["r", report.seen, arrivals, report.last, int(report.asks), answer]).encode()
 
 
@@ -219,7 +221,7 @@ def _voice(row: object, ranks: range) -> Voice:
 
 def _answer(row: object, below: range) -> tuple[int, Answer]:
     match row:
-        case [question, names, blocked, held, unjoined, joined, list(silent)]:
+        case [question, names, blocked, held, unjoined, joined, list(silent), *waits] if len(waits) <= 1:
             return _number(question), Answer(
                 names=_runs_by_name(names, below),
                 blocked=_runs_by_name(blocked, below),
@@ -227,6 +229,7 @@ def _answer(row: object, below: range) -> tuple[int, Answer]:
                 unjoined=_runs(unjoined, below),
                 joined=_number(joined),
                 silent=[_rank(rank, below) for rank in silent],
+                waits=_runs_by_name(waits[0] if waits else {}, below),
             )
     raise ValueError(f"want an answer, got {_shown(row)}")
 

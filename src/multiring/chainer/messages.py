@@ -60,14 +60,14 @@ class Messages:
 
     def _send(self, header: _Header, arrays: list[Any], dest: int) -> None:
         words = np.frombuffer(bytearray(pickle.dumps(header)), np.uint8)
-        with internal_errors(f"send to rank {dest}"):
+        with internal_errors(f"send to rank {self._group.ranks[dest]}"):
             self._group.send(np.array([len(words)]), dest)
             for each in (words, *arrays):
                 if each.size:
                     self._group.send(each, dest)
 
     def _next(self, source: int) -> tuple[_Header, Any]:
-        with internal_errors(f"recv from rank {source}"):
+        with internal_errors(f"recv from rank {self._group.ranks[source]}"):
             size = np.empty(1, np.int64)
             self._group.recv(size, source)
             words = np.empty(int(size[0]), np.uint8)

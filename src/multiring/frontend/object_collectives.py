@@ -73,7 +73,8 @@ def allgather_object(
         raise
     gathered, sizes = _allgather(members, data, name)
     if 0 in sizes:
-        raise MismatchInternalError(f"{name}: rank {list(sizes).index(0)} could not pickle its object, and raises why")
+        failed = members.group.ranks[list(sizes).index(0)]
+        raise MismatchInternalError(f"{name}: rank {failed} could not pickle its object, and raises why")
     return [_unpickled(part) for part in np.split(gathered, np.cumsum(sizes)[:-1])]
 
 

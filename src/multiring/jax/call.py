@@ -25,6 +25,7 @@ class Call:
     wire: str | None
     process_set: int
     name: str  # "": ranks match it by the order in which they come to it
+    is_inline: bool = False  # it runs on the thread that calls it
 
     @property
     def text(self) -> str:

@@ -14,11 +14,6 @@ TARGET = "multiring"
 ATTRIBUTE = "call"
 _FILE = "_jax.so"
 
-# XLA has as many threads for programs as there are CPUs, and a call that waits for other ranks holds one: were it to
-# run there, the calls of more threads would wait for each other. So each thread runs what it calls. JAX reads this when
-# it first computes.
-jax.config.update("jax_cpu_enable_async_dispatch", False)  # noqa: FBT003 -- JAX's
-
 
 def target() -> str:
     """Return the name by which programs call the handler.

@@ -15,12 +15,14 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src import effects
 from jax.extend import core
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import ad, batching, mlir, partial_eval
 
 from multiring.errors import ArgumentError, UnsupportedError
 from multiring.frontend.process_sets import members_of
+from multiring.frontend.requests import error_of
 from multiring.frontend.requests.text import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
 from multiring.jax.call import SMOOTH, Call, result_shape, sets
 from multiring.jax.library import ATTRIBUTE, TARGET, target
@@ -61,8 +63,16 @@ def _is_nested() -> bool:
 
 def _run(*arrays: Any, call: Call, keeps: bool) -> Any:
     del keeps
+    # XLA has as many threads for programs as there are CPUs, and a call that waits for other ranks holds one. So that
+    # threads whose calls are matched by name do not wait for each other, each runs its own.
+    called = replace(call, is_inline=bool(call.name))
     with jax.disable_jit(False):
-        return _compiled(call)(*arrays)
+        try:
+            return _compiled(called)(*arrays)
+        except ValueError as error:  # how JAX raises the failures of such a program
+            if error_of(error) is None:
+                raise
+            raise jax.errors.JaxRuntimeError(str(error)) from None
 
 
 collective.def_impl(_run)
@@ -76,7 +86,13 @@ def _compiled(call: Call) -> Callable[..., Any]:
 @cache
 def _effects() -> Any:
     """Return the effect of XLA's custom calls, which is one that JAX's loops and branches may have."""
-    return jax.make_jaxpr(jax.ffi.ffi_call(TARGET, (), has_side_effect=True))().effects
+    found = jax.make_jaxpr(jax.ffi.ffi_call(TARGET, (), has_side_effect=True))().effects
+    # JAX lets custom calls into loops and branches, not into jax.checkpoint and custom derivatives, and has no public
+    # way to. A call that is computed again is one on all ranks.
+    for each in found:
+        for allowed in (effects.remat_allowed_effects, effects.custom_derivatives_allowed_effects):
+            allowed.add_type(type(each))
+    return found
 
 
 def _results(*avals: Any, call: Call, keeps: bool) -> Any:
@@ -107,7 +123,7 @@ def _lower(context: Any, *operands: Any, call: Call, keeps: bool) -> Any:
             "rank has one device. Start as many ranks as there were to be devices (`multiring run -n`), and call it "
             "under a plain jit"
         )
-    token = jax.typeof(np.zeros(_FLOPS, np.uint8))
+    token = jax.typeof(np.zeros(1 if call.is_inline else _FLOPS, np.uint8))
     with_token = context.replace(avals_in=[*context.avals_in, token], avals_out=[*context.avals_out, token])
     lower = jax.ffi.ffi_lowering(TARGET, has_side_effect=True)
     found = lower(with_token, *operands, _token_before() or _first_token(token), **{ATTRIBUTE: call.text})

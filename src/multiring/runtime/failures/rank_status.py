@@ -15,7 +15,7 @@ from multiring.runtime.bootstrap.rank_process import lives
 from multiring.runtime.failures.control_thread import Control
 from multiring.runtime.failures.standoffs import Counted, Standoffs
 from multiring.runtime.group.handles import Lookout, Patience, Waiter
-from multiring.runtime.job.threads import described, main_frame, thread_states
+from multiring.runtime.job.threads import main_place, thread_states
 
 _PATIENCE_S = 0.5  # an answer takes a millisecond; no error is to wait much longer for one that does not come
 _ADDRESS = 0  # of these notices; groups have random ones
@@ -111,7 +111,7 @@ class RankStatus(Lookout):
         """Answer a question, or keep an answer."""
         question = int.from_bytes(notice.payload[:8], "little")
         if notice.tag == _ASK:
-            self._send(notice.rank, _ANSWER, notice.payload[:8] + described(main_frame()).encode())
+            self._send(notice.rank, _ANSWER, notice.payload[:8] + main_place().encode())
         elif notice.tag == _ANSWER:
             with self._heard:
                 if question in self._questions:

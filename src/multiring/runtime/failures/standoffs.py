@@ -26,7 +26,7 @@ from multiring._native import ControlMessage, ControlMessageKind
 from multiring.errors import StateError
 from multiring.runtime.failures.control_thread import Control
 from multiring.runtime.group.handles import Key, Waiter
-from multiring.runtime.job.threads import Blocked, described, thread_states
+from multiring.runtime.job.threads import Blocked, thread_states
 
 _log = logging.getLogger("multiring")
 _ADDRESS = 1  # of these notices; groups have random ones
@@ -207,14 +207,17 @@ class Standoffs:
             own.waiter.give_up(following.rank)
 
     def _hop(self, blocked: Blocked, key: Key) -> Hop:
-        return Hop(self._rank, described(blocked.frame), key)
+        return Hop(self._rank, blocked.where, key)
 
     def _has_come(self, key: Key) -> bool:
         kind, group, which = key
         if kind == "name":
             return self._control.has_come(group, str(which))
         known = self._groups.get(group)
-        return known is not None and known.last >= int(which)
+        if known is not None:
+            return known.last >= int(which)
+        # A message: whoever sends or receives it waits for the other rank alone.
+        return _blocked_on(thread_states().blocked, key) is not None
 
     def _send(self, rank: int, tag: int, question: Question) -> None:
         try:

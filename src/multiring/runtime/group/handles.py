@@ -97,7 +97,8 @@ class PostedOperation:
         ]
 
 
-# What is waited for, the same on all ranks: ("operation", a group's id, the number) or ("name", a set's id, the name).
+# What is waited for, the same on all ranks: ("operation", the id of a group or of a line of messages, the number), or
+# ("name", a set's id, the name).
 Key = tuple[str, int, int | str]
 
 
@@ -117,7 +118,7 @@ class Waiter:
 
     @property
     def key(self) -> Key | None:
-        """What is waited for; None where ranks do not come to it in an order, as to messages."""
+        """What is waited for; None where that is not known yet."""
         return None
 
     def give_up(self, silent: int) -> None:
@@ -210,7 +211,7 @@ class OperationHandle(Waiter):
         ranks: Sequence[int],
         result: Any,
         attention: Attention,
-        group: int | None,
+        line: int,
     ) -> None:
         """Handle `posted_operation`.
 
@@ -220,14 +221,14 @@ class OperationHandle(Waiter):
             ranks: of its group, in the world.
             result: what `wait` returns.
             attention: how it is waited for.
-            group: the group's id, where this is one of its operations that come in order.
+            line: what numbers it: the group, or the messages from one rank to another under a tag; by its id.
         """
         self._posted_operation = posted_operation
         self._title = title
         self._ranks = ranks
         self._result = result
         self._attention = attention
-        self._group = group
+        self._line = line
         self._warned = False
         self._ask_at_s = 0.0  # of quiet
         self._quiet_s = 0.0
@@ -240,13 +241,9 @@ class OperationHandle(Waiter):
         return f"{shown(self._title)} (operation {number} of the group of {len(self._ranks)})"
 
     @property
-    def key(self) -> Key | None:
-        """What is waited for; None where ranks do not come to it in an order, as to messages."""
-        return (
-            None
-            if self._group is None
-            else ("operation", self._group, self._posted_operation.operation.sequence // STEPS)
-        )
+    def key(self) -> Key:
+        """What is waited for, the same on all ranks."""
+        return "operation", self._line, self._posted_operation.operation.sequence // STEPS
 
     @property
     def operation(self) -> Operation:
@@ -300,7 +297,7 @@ class OperationHandle(Waiter):
         if quiet_s <= self._quiet_s or not self._ask_at_s:  # it has moved
             self._ask_at_s = lookout.patience.ask_s
         self._quiet_s = quiet_s
-        if self._group is not None and quiet_s >= self._ask_at_s:
+        if quiet_s >= self._ask_at_s:
             self._ask_at_s = lookout.patience.after(quiet_s)
             lookout.seek(self)
         if quiet_s >= self._attention.warn_s and not self._warned:

@@ -38,7 +38,7 @@ class AnySourceMatching:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self.rank = group.rank
+        self.rank, self.ranks = group.rank, group.calls.ranks
         services = group.calls.services
         self._patience = services.stall_warn_s, services.stall_timeout_s
         self._changed = threading.Condition(threading.RLock())

@@ -305,7 +305,7 @@ class Calls:
         memory = work.input, work.output
         operation = services.holdings.post(spec, waits, memory)
         self._latest = posted_operation = PostedOperation(services.context, services.holdings, operation)
-        handle = self._handle_of(posted_operation, title, work.result, in_order=call.key[0] == self.id)
+        handle = self._handle_of(posted_operation, title, work.result, call.key[0])
         if waits and work.repeated is not None:
             if self._watch is None:
                 handle.posted = Posted(spec, memory, title, work.result, self._edition)
@@ -324,7 +324,7 @@ class Calls:
         services = self.services
         posted_operation = PostedOperation(services.context, services.holdings, operation)
         self._latest = posted_operation
-        return self._handle_of(posted_operation, posted.title, posted.result)
+        return self._handle_of(posted_operation, posted.title, posted.result, self.id)
 
     def _forget(self) -> None:
         self.repeats.forget()
@@ -343,14 +343,10 @@ class Calls:
     def _resume(self, operation: Operation) -> OperationHandle:
         """Return the handle of a repeated call that is still in flight, or has failed."""
         posted_operation = PostedOperation(self.services.context, self.services.holdings, operation)
-        return self._handle_of(posted_operation, operation.title, None)
+        return self._handle_of(posted_operation, operation.title, None, self.id)
 
-    def _handle_of(
-        self, posted_operation: PostedOperation, title: str, result: Any, *, in_order: bool = True
-    ) -> OperationHandle:
-        return OperationHandle(
-            posted_operation, title, self.ranks, result, self._attention, self.id if in_order else None
-        )
+    def _handle_of(self, posted_operation: PostedOperation, title: str, result: Any, line: int) -> OperationHandle:
+        return OperationHandle(posted_operation, title, self.ranks, result, self._attention, line)
 
     @property
     def latest(self) -> PostedOperation:

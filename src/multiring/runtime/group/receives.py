@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from multiring.errors import MultiringError, StallError, StateError
-from multiring.runtime.group.handles import Handle, OperationHandle, Waiter
+from multiring.runtime.group.handles import Handle, Key, OperationHandle, Waiter
 
 
 class Post(Protocol):
     """What gives receives their messages."""
 
+    ranks: tuple[int, ...]  # of the group, in the world
     rank: int
 
     def await_match(self, receive: "PostedReceive", timeout: float | None) -> None:
@@ -42,8 +43,15 @@ class PostedReceive(Waiter):
     @property
     def title(self) -> str:
         """What is waited for, in words."""
-        sender = "any rank" if self.source is None else f"rank {self.source}"
-        return f"message from {sender} to rank {self._post.rank}, tag {self.tag}"
+        sender = "any rank" if self.source is None else f"rank {self._post.ranks[self.source]}"
+        return f"message from {sender} to rank {self._post.ranks[self._post.rank]}, tag {self.tag}"
+
+    @property
+    def key(self) -> Key | None:
+        """What is waited for; None where several ranks may send it, and where the message is in flight."""
+        if self.posted is not None or len(self._post.suspects(self)) != 1:
+            return None
+        return "receive", id(self), self._post.ranks[self._post.rank]
 
     def stalled_on(self) -> tuple[Sequence[int], float]:
         """Return the ranks of the world that are waited for, and for how many seconds nothing has moved."""
@@ -56,7 +64,7 @@ class PostedReceive(Waiter):
         if isinstance(self.posted, OperationHandle):
             self.posted.give_up(silent)
         else:
-            self._post.withdraw(self, StallError(f"{self.title}: rank {silent} has sent none"))
+            self._post.withdraw(self, StallError(f"{self.title}: rank {silent} has sent none{self.verdict}"))
 
     def abort(self, culprit: int) -> None:
         """Fail, as rank `culprit` of the world has aborted the group."""

@@ -43,7 +43,7 @@ def start_reduce(calls: Calls, array: Array, root: int, op: str, label: str, *, 
             keeps = calls.allocate(buffer.shape, buffer.dtype)
             buffer = calls.copied(array, keeps)
         request = Request(Collective.ALL_REDUCE, buffer.dtype, buffer.count, buffer.count, op)
-        title = f"reduce {op} to rank {root} {shown}"
+        title = f"reduce {op} to rank {calls.ranks[root]} {shown}"
         return calls.run(call, title, request, (None, buffer), None, waits=waits)
 
 
@@ -57,7 +57,7 @@ def start_broadcast(calls: Calls, array: Array, root: int, out: Array | None, la
         else:
             buffer = calls.copied(array, out, copies=calls.own == root)
         request = Request(Collective.BROADCAST, buffer.dtype, buffer.count, buffer.count, root=root)
-        title = f"broadcast from rank {root} {_shown(buffer)}"
+        title = f"broadcast from rank {calls.ranks[root]} {_shown(buffer)}"
         return calls.run(call, title, request, (None, buffer), out, waits=waits)
 
 
@@ -142,7 +142,8 @@ def start_message(calls: Calls, name: str, array: Array, peer: int, tag: int, *,
     with calls.telling(call):
         buffer = buffer_of(array, writes=name == "recv")
         program = calls.message_program(sender, receiver, buffer.count, buffer.dtype)
-        title = f"message from rank {sender} to rank {receiver}, tag {tag}, {_shown(buffer)}"
+        ends = f"from rank {calls.ranks[sender]} to rank {calls.ranks[receiver]}"  # of the world, as all that is said
+        title = f"message {ends}, tag {tag}, {_shown(buffer)}"
         work = Work(program=program, size_bytes=buffer.size_bytes, output=buffer)
         return calls.post(call, title, work, waits=waits)
 

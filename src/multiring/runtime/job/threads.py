@@ -1,9 +1,18 @@
-"""This process's threads: which wait for other ranks, at which of the program's lines, and which could do more."""
+"""This process's threads: which wait for other ranks, at which of the program's lines, and which could do more.
 
+A call that a framework makes in native code is waited for by a thread of multiring's, and by a thread of the program's
+that Python cannot see waiting. The kernel can: it sleeps on a futex, without a time-out. As long as nothing else of the
+process computes, nothing but the call can wake it.
+"""
+
+import platform
 import sys
 import sysconfig
 import threading
+import time
 import traceback
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -27,6 +36,8 @@ _SERVANTS = (
     ("_utils/pin_memory.py", "_pin_memory_loop"),
     ("tqdm/_monitor.py", "run"),
 )
+_FUTEX = {"x86_64": "202", "aarch64": "98"}  # the number of the system call
+_GLANCE_S = 0.01
 _LASTING_S = 60.0  # who waits no longer than this by its own will may go on, and do something else
 
 
@@ -34,8 +45,14 @@ class Blocked(NamedTuple):
     """A thread of the program that waits for other ranks."""
 
     waiter: Waiter  # the innermost that says for what
-    frame: FrameType
+    frame: FrameType  # of a request of native code: that of the program's thread
     is_lasting: bool  # until they have come, or something fails
+    title: str = ""  # of what is waited for, where the frame does not say
+
+    @property
+    def where(self) -> str:
+        """Where the program is, and what it waits for."""
+        return described(self.frame, self.title)
 
 
 class ThreadStates(NamedTuple):
@@ -57,6 +74,7 @@ def thread_states() -> ThreadStates:
     threads = {each.ident: each for each in threading.enumerate()}
     main = threading.main_thread().ident
     blocked: dict[int, Blocked] = {}
+    served: dict[int, Blocked] = {}  # for requests of native code
     others: set[int] = set()
     carriers: set[int | None] = set()  # threads of ours that a program's thread waits for: not threads of its own
     for ident, frame in frames.items():
@@ -73,17 +91,62 @@ def thread_states() -> ThreadStates:
             continue  # waits for a request of native code, whose caller counts
         if found is None:
             others.add(ident)
+        elif name.startswith(REQUESTS):
+            served[ident] = Blocked(found, frame, _is_lasting(frame), waiters[-1].title)
         else:
             blocked[ident] = Blocked(found, frame, _is_lasting(frame))
-    main_frame = frames.get(main or 0)
-    rests = main in blocked or (main_frame is not None and main_frame.f_code.co_filename == threading.__file__)
+    program = frames.get(main or 0)
+    rests = main in blocked or (program is not None and program.f_code.co_filename == threading.__file__)
+    if served and program is not None:
+        asleep = {ident for ident in others if _sleeps(threads.get(ident))}
+        rests |= main in asleep
+        callers = [frames[ident] for ident in sorted(asleep, key=lambda ident: ident != main)] or [program]
+        for ident, each in served.items():
+            blocked[ident] = each._replace(frame=callers[0])
+        others -= asleep
+        if _computes_natively(threads.values()):
+            others.add(0)
     ours = [each for ident, each in sorted(blocked.items(), key=lambda item: item[0] != main) if ident not in carriers]
     return ThreadStates(ours, len(others - carriers), rests)
 
 
-def main_frame() -> FrameType | None:
-    """Return the innermost frame of this process's main thread, as it is now."""
-    return sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 -- the only way
+def _sleeps(thread: threading.Thread | None) -> bool:
+    """Return whether a thread sleeps until another one wakes it; False where the kernel does not say."""
+    if thread is None or thread.native_id is None:
+        return False
+    try:
+        call = Path(f"/proc/self/task/{thread.native_id}/syscall").read_text(encoding="ascii").split()
+    except OSError:
+        return False
+    # The number of the call, and its arguments: the fourth is the time-out.
+    return len(call) > 4 and call[0] == _FUTEX.get(platform.machine()) and call[4] == "0x0"
+
+
+def _computes_natively(known: Iterable[threading.Thread]) -> bool:
+    """Return whether a thread that Python does not know keeps running, or waiting for a disk."""
+    ours = {str(each.native_id) for each in known}
+    busy = _busy_tasks() - ours
+    if busy:  # one that only looked after something sleeps again
+        time.sleep(_GLANCE_S)
+        busy &= _busy_tasks()
+    return bool(busy)
+
+
+def _busy_tasks() -> set[str]:
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError, IndexError):
+            state = (task / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
+            if state in {"R", "D"}:
+                found.add(task.name)
+    return found
+
+
+def main_place() -> str:
+    """Return where this process's main thread is now, and what it waits for."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 -- the only way
+    waits = next((each for each in thread_states().blocked if each.title and each.frame is frame), None)
+    return described(frame) if waits is None else waits.where
 
 
 def waiters_in(frame: FrameType | None) -> list[Waiter]:
@@ -97,17 +160,28 @@ def waiters_in(frame: FrameType | None) -> list[Waiter]:
     return found
 
 
-def described(frame: FrameType | None) -> str:
-    """Return where the thread of `frame` is, by the innermost of the program's lines, and what it waits for."""
+def described(frame: FrameType | None, title: str = "") -> str:
+    """Return where the thread of `frame` is, by the innermost of the program's lines, and what it waits for.
+
+    Args:
+        frame: the innermost.
+        title: of what it waits for in native code.
+    """
     summary = [] if frame is None else traceback.extract_stack(frame)
-    lines = [each for each in reversed(summary) if not each.filename.startswith((_OWN_CODE, "<frozen"))]
+    lines = [
+        each
+        for each in reversed(summary)
+        # TensorFlow makes functions of text for the operations of a library.
+        if not each.filename.startswith((_OWN_CODE, "<frozen")) and not each.name.startswith("multiring_")
+    ]
     own = [each for each in lines if not each.filename.startswith(_LIBRARIES)]
     shown = [
         f"{Path(each.filename).name}:{each.lineno} in {each.name}{f' ({each.line})' if each.line else ''}"
         for each in (own or lines)[:_LINES]
     ]
     waiters = waiters_in(frame)
-    waits = f", and waits for {waiters[-1].title}" if waiters else ""  # the outermost: what it was started as
+    found = waiters[-1].title if waiters else title  # the outermost: what it was started as
+    waits = f", and waits for {found}" if found else ""
     return f"at {', called at '.join(shown)[:_MOST_CHARACTERS] or 'no line of Python'}{waits}"
 
 

@@ -124,6 +124,7 @@ class Negotiation:
         self._owner.fill(posted)
         self._decided.filled = posted
         self._member = Member(self._channel.own, len(self._channel.ranks), RADIX)
+        self._member.waits = self._watched
         queue, self._queue = self._queue, []
         self.put(queue)
         unexpected, self._unexpected = self._unexpected, []
@@ -173,6 +174,10 @@ class Negotiation:
                 self.silent = rank
                 return
         self.moved_s = time.monotonic()
+
+    def _watched(self) -> list[str]:
+        """Return the names of operations without a place that a thread waits for."""
+        return [name for name, handle in self._undecided.items() if handle.watch is not None]
 
     def _fail(self, name: str, error: Exception) -> None:
         handle = self._undecided.pop(name, None)
