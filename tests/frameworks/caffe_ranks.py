@@ -1,6 +1,8 @@
 """What ranks do with multiring.caffe; `caffe` is pycaffe, or the stand-in."""
 
 import importlib
+import logging
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,8 @@ def everything(here: Here, folder: str) -> None:
     trains_as_one(caffe, mc, Path(folder), own)
     shares_weights(caffe, mc, own)
     tests_and_writes_on_the_first_rank(caffe, mc, Path(folder), own)
+    solves_and_knows_its_thread(caffe, mc, Path(folder), own)
+    warns_of_solvers_made_too_early(caffe, mc, Path(folder), own)
     mistakes(caffe, mc, own)
     mc.shutdown()
 
@@ -137,6 +141,54 @@ def tests_and_writes_on_the_first_rank(caffe: Any, mc: Any, folder: Path, own: P
     wanted = [f"kept_iter_{step}.{kind}" for step in (2, 4) for kind in ("caffemodel", "solverstate")]
     assert kept == (wanted if mc.rank() == 0 else []), kept
     assert len(solver.standin_tests) == 2 * (mc.rank() == 0)
+
+
+def solves_and_knows_its_thread(caffe: Any, mc: Any, folder: Path, own: Path) -> None:
+    net = (
+        NET.format(data=folder / "records.npz").replace('"Data"', '"HDF5Data"').replace("data_param", "hdf5_data_param")
+    )
+    lines = ("test_interval: 2", "test_iter: 1", f'snapshot_prefix: "{own / "solved"}"')
+    path = str(solver_file(own, "solving", net, *lines))
+    solver = mc.distribute(caffe.get_solver(path))
+    solver.solve()  # which Caffe refuses on every solver but the first
+    solver.step(1)
+    solver.snapshot()
+    kept = sorted(each.name for each in own.glob("solved_*.caffemodel"))
+    assert kept == (["solved_iter_6.caffemodel", "solved_iter_7.caffemodel"] if mc.rank() == 0 else []), kept
+    labels = mc.allgather(solver.net.blobs["label"].data[None])
+    assert (labels[0] != labels[1]).any(), "both ranks read the same rows"
+    refused: list[str] = []
+
+    def make_elsewhere() -> None:
+        with pytest.raises(
+            ArgumentError, match="Caffe counts 1 solvers on this thread, and there are 2 ranks"
+        ) as raised:
+            mc.distribute(caffe.get_solver(path))
+        refused.append(str(raised.value))
+        mc.shard()
+        mc.distribute(caffe.get_solver(path)).step(1)
+
+    thread = threading.Thread(target=make_elsewhere)
+    thread.start()
+    thread.join()
+    assert len(refused) == 1
+
+
+def warns_of_solvers_made_too_early(caffe: Any, mc: Any, folder: Path, own: Path) -> None:
+    net = NET.format(data=folder / "records.npz")
+    for count, rank, want in ((1, 0, mc.rank() == 0), (mc.size(), mc.rank(), False)):
+        caffe.set_solver_count(count)
+        caffe.set_solver_rank(rank)
+        solver = caffe.get_solver(str(solver_file(own, "early", net)))
+        mc.shard()
+        logged: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record, logged=logged: logged.append(record.getMessage())  # type: ignore[method-assign, misc]
+        logging.getLogger("multiring").addHandler(handler)
+        mc.distribute(solver).step(2)
+        logging.getLogger("multiring").removeHandler(handler)
+        assert [each for each in logged if "read the same records" in each] == logged
+        assert len(logged) == want, logged
 
 
 def mistakes(caffe: Any, mc: Any, own: Path) -> None:

@@ -45,7 +45,6 @@ def transform(here: Here) -> list[str]:  # noqa: C901 -- a table
         "branch": (lambda w: jax.lax.cond(w.sum() > -1e9, step, lambda w: w, w), 1),
         "inner jit": (jax.jit(step), 1),
         "static argument": (lambda w: jax.jit(lambda w, n: step(w) * n / n, static_argnums=1)(w, 3), 1),
-        "donation": (jax.jit(step, donate_argnums=0), 1),
     }
     at, wrong = jnp.arange(1.0, 4.0), []
 
@@ -82,6 +81,9 @@ def transform(here: Here) -> list[str]:  # noqa: C901 -- a table
 
     for name, (function, count) in times.items():
         compare(name, function, repeated(count))
+    given = jnp.array(at)
+    if not np.allclose(jax.jit(step, donate_argnums=0)(given), step(at), atol=1e-5):
+        wrong.append("donation")
     compare("custom_vjp", lambda w: by_vjp(jnp.sin(w)), lambda w: doubled(jnp.sin(w)))
     compare("custom_jvp", lambda w: by_jvp(jnp.sin(w)), lambda w: doubled(jnp.sin(w)))
     return wrong
@@ -111,13 +113,13 @@ def call_in_threads(here: Here, count: int) -> bool:
 
 def test_ranks_that_wait_for_each_other_are_told_in_time() -> None:
     """The wait begins in native code, and the program's thread is seen in it."""
-    for own, (text, seconds) in enumerate(run_ranks(wait_apart, 2)):
+    for own, (text, seconds) in enumerate(run_ranks(wait_apart, 2, stall_warn_s=3.0, stall_timeout_s=60.0)):
         assert 0.4 < seconds < 15.0
         assert f"operation 'allreduce.mine{own}': the ranks wait for each other: rank 0 waits for operation" in text
 
 
 def wait_apart(here: Here) -> tuple[str, float]:
-    mj.init(stall_warn_s=3.0, stall_timeout_s=60.0)
+    mj.init()
     mj.all_reduce(jnp.ones(3)).block_until_ready()
     began_s = time.monotonic()
     with pytest.raises(jax.errors.JaxRuntimeError) as raised:

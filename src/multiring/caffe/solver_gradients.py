@@ -1,16 +1,22 @@
 """distribute: a solver whose gradients are those of all ranks."""
 
+import hashlib
+import logging
 from typing import Any
+
+import caffe
 
 from multiring.errors import ArgumentError
 from multiring.frontend import array_collectives
 from multiring.frontend.consistency_check import require_alike
 from multiring.frontend.errors import internal_errors
+from multiring.frontend.object_collectives import allgather_object
 from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of
 from multiring.gradients.buckets import BUCKET_BYTES, GradientSpec
 from multiring.gradients.options import Options, WireOnly
 from multiring.gradients.reducer import GradientReducer
 
+_log = logging.getLogger("multiring")
 _MARK = "_multiring_gradients"
 
 
@@ -20,24 +26,67 @@ def distribute(solver: Any, *, wire: str | None = None, process_set: ProcessSet 
     The ranks get rank 0's parameters. What Caffe does after it has gradients (iter_size, clipping, regularization,
     momentum) it does with the average. Parameters that layers share are averaged once.
 
+    `solve` and `snapshot` abort the process in Caffe where its solver is not the first. The solver that is returned
+    takes the steps of `solve` there, and rank 0 alone writes.
+
+    At the first step the ranks compare what their data layers read. If all have read the same, as they do where the
+    solver was made before `init`, rank 0 warns of it.
+
     Args:
         solver: of pycaffe, on the CPU; made after `multiring.caffe.init`.
         wire: "fp16", "bf16" or "int8": how gradients travel between hosts.
         process_set: by default all ranks. See `shard`.
 
     Raises:
-        ArgumentError: no solver of pycaffe; it is distributed already; no such wire type.
+        ArgumentError: no solver of pycaffe; it is distributed already; no such wire type; Caffe was not told on this
+            thread which part of the data is this rank's.
         MismatchError: on every rank: their nets differ.
     """
     if not all(hasattr(solver, name) for name in ("add_callback", "net", "step")):
         raise ArgumentError(f"distribute takes a solver of pycaffe, as caffe.get_solver makes; got a {type(solver)}")
     if getattr(solver, _MARK, None) is not None:
         raise ArgumentError("this solver is distributed already; want one call of distribute")
+    members = members_of(process_set)
+    told = getattr(caffe, "solver_count", lambda: members.size)()
+    if told != members.size:
+        raise ArgumentError(
+            f"distribute: Caffe counts {told} solvers on this thread, and there are {members.size} ranks, so that all "
+            "would train on the same records. Call multiring.caffe.shard() on this thread, and make the solver then"
+        )
     shared_gradients = SolverGradients(solver, wire, process_set)
     shared_gradients.broadcast()
     solver.add_callback(shared_gradients.on_start, shared_gradients.on_gradients_ready)
     setattr(solver, _MARK, shared_gradients)  # Caffe keeps no reference of the callbacks' owner
+    solver.solve, solver.snapshot = _solve_of(solver, process_set), _snapshot_of(solver, process_set)
     return solver
+
+
+def _solve_of(solver: Any, process_set: ProcessSet) -> Any:
+    """Return what trains to the end on every rank; rank 0's solver also tests and writes snapshots."""
+    whole = solver.solve
+
+    def solve(resume_file: str | None = None) -> None:
+        """Train until max_iter; see `distribute`."""
+        if members_of(process_set).rank == 0:
+            whole(resume_file) if resume_file else whole()
+            return
+        if resume_file:
+            solver.restore(resume_file)
+        solver.step(max(0, solver.param.max_iter - solver.iter))
+
+    return solve
+
+
+def _snapshot_of(solver: Any, process_set: ProcessSet) -> Any:
+    """Return what writes a snapshot on rank 0, and nothing elsewhere."""
+    write = solver.snapshot
+
+    def snapshot() -> None:
+        """Write a snapshot on rank 0; see `distribute`."""
+        if members_of(process_set).rank == 0:
+            write()
+
+    return snapshot
 
 
 def parameters_of(net: Any) -> list[tuple[str, Any]]:
@@ -59,6 +108,7 @@ class SolverGradients:
 
     def __init__(self, solver: Any, wire: str | None, process_set: ProcessSet) -> None:
         """Share nothing yet; see `distribute`."""
+        self._has_compared = False
         self._net = solver.net
         self._compression = None if wire is None else WireOnly(wire)
         self._process_set = process_set
@@ -92,11 +142,34 @@ class SolverGradients:
             HorovodInternalError: on every rank: they disagree, or one is gone.
         """
         parameters = parameters_of(self._net)
+        if not self._has_compared:
+            self._has_compared = True
+            self._compare_records()
         reducer = self._reducer_now(parameters)
         shared = reducer.reduce([blob.diff for _, blob in parameters])
         for (_, blob), gradient in zip(parameters, shared, strict=True):
             if gradient is not None:
                 blob.diff[...] = gradient
+
+    def _compare_records(self) -> None:
+        """Warn where all ranks' data layers have read the same: what comes of no other layer, and is not constant."""
+        members = members_of(self._process_set)
+        if members.size == 1:
+            return
+        net = self._net
+        names = getattr(net, "_layer_names", ())
+        read = [top for name in names if not net.bottom_names[name] for top in net.top_names[name]]
+        digest = hashlib.blake2b(digest_size=16)
+        for name in read:
+            digest.update(net.blobs[name].data.tobytes())
+        with internal_errors("distribute"):
+            every = allgather_object(digest.digest() if read else None, "caffe.records", members)
+        if read and len(set(every)) == 1 and members.rank == 0:
+            _log.warning(
+                "all %d ranks have read the same records in their first step: make the solver after "
+                "multiring.caffe.init(), on the same thread; a layer in Python, or of images, is yours to shard",
+                members.size,
+            )
 
     def _reducer_now(self, parameters: list[tuple[str, Any]]) -> GradientReducer:
         """Return what reduces among the ranks that there are now."""

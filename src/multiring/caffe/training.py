@@ -8,7 +8,7 @@ import caffe
 from multiring.caffe.joining import init
 from multiring.caffe.solver_gradients import distribute
 from multiring.errors import ArgumentError
-from multiring.frontend.lifecycle import rank, shutdown
+from multiring.frontend.lifecycle import shutdown
 
 
 def train(
@@ -48,8 +48,6 @@ def train(
     distribute(solver, wire=wire)
     if iterations is not None:
         solver.step(iterations)
-    elif rank() == 0:
-        solver.solve()  # which ends with a snapshot and a test; both are rank 0's
     else:
-        solver.step(max(0, solver.param.max_iter - solver.iter))
+        solver.solve()  # which ends with a snapshot and a test; both are rank 0's
     shutdown()

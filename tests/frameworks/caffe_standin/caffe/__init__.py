@@ -6,7 +6,14 @@ has beyond pycaffe begins with `standin_`.
 
 from caffe.nets import Blob, Net
 from caffe.prototxt import read
-from caffe.settings import set_mode_cpu, set_multiprocess, set_solver_count, set_solver_rank
+from caffe.settings import (
+    set_mode_cpu,
+    set_multiprocess,
+    set_solver_count,
+    set_solver_rank,
+    solver_count,
+    solver_rank,
+)
 from caffe.solvers import SGDSolver, get_solver
 
 TRAIN, TEST = 0, 1
@@ -25,4 +32,6 @@ __all__ = [
     "set_multiprocess",
     "set_solver_count",
     "set_solver_rank",
+    "solver_count",
+    "solver_rank",
 ]

@@ -146,10 +146,17 @@ class Accuracy(Layer):
 
 
 class Data(Layer):
-    """Records of a database, here a file of NumPy's with `data` and `label`; of several solvers each has its own."""
+    """Records of a database, here a file of NumPy's with `data` and `label`; of several solvers each has its own.
+
+    The thread that reads ahead begins with the layer: what it is told of the solvers is what the thread knows by which
+    the layer is made.
+    """
+
+    param = "data_param"
 
     def set_up(self) -> list[Any]:
-        param = one(self.message, "data_param")
+        param = one(self.message, self.param)
+        self._count, self._rank = Place.count, Place.rank
         with np.load(one(param, "source")) as kept:
             self._records, self._labels = kept["data"], kept["label"]
         self._batch, self._offset = one(param, "batch_size"), 0
@@ -161,14 +168,20 @@ class Data(Layer):
 
     def forward(self) -> None:
         for place in range(self._batch):
-            while self.phase == 0 and self._offset % Place.count != Place.rank:
+            while self.phase == 0 and self._offset % self._count != self._rank:
                 self._offset += 1
             record = self._offset % len(self._labels)
             self.tops[0].data[place], self.tops[1].data[place] = self._records[record], self._labels[record]
             self._offset += 1
 
 
+class HDF5Data(Data):
+    """The same of an HDF5 file, of which Caffe skips the other solvers' rows, too."""
+
+    param = "hdf5_data_param"
+
+
 KINDS = {
     each.__name__: each
-    for each in (Input, Parameter, Eltwise, Reduction, InnerProduct, ReLU, SoftmaxWithLoss, Accuracy, Data)
+    for each in (Input, Parameter, Eltwise, Reduction, InnerProduct, ReLU, SoftmaxWithLoss, Accuracy, Data, HDF5Data)
 }

@@ -46,10 +46,16 @@ class Net:
         self.blobs: OrderedDict[str, Blob] = OrderedDict()
         self.params: OrderedDict[str, tuple[Blob, ...]] = OrderedDict()
         self.layers: list[Any] = []
+        self._layer_names: list[str] = []
+        self.bottom_names: dict[str, list[str]] = {}
+        self.top_names: dict[str, list[str]] = {}
         self.rates: list[tuple[Blob, float, float]] = []  # of those that learn: what multiplies rate and decay
         self._owners: dict[str, Blob] = {}
         for message in read(path).get("layer", []):
             if self._is_in(message, phase):
+                self._layer_names.append(one(message, "name"))
+                self.bottom_names[self._layer_names[-1]] = list(message.get("bottom", []))
+                self.top_names[self._layer_names[-1]] = list(message.get("top", []))
                 self._add(message, phase)
 
     @staticmethod

@@ -7,7 +7,7 @@ import numpy as np
 
 from caffe.nets import TEST, TRAIN, Net
 from caffe.prototxt import one, read
-from caffe.settings import Place
+from caffe.settings import Place, check_root_solver
 
 
 class SGDSolver:
@@ -47,8 +47,10 @@ class SGDSolver:
             if interval and self.iter % interval == 0 and Place.rank == 0:
                 self.snapshot()
 
-    def solve(self) -> None:
-        assert Place.rank == 0, "Check failed: Caffe::root_solver()"
+    def solve(self, resume_file: str | None = None) -> None:
+        check_root_solver()
+        if resume_file:
+            self.restore(resume_file)
         self.step(self.param.max_iter - self.iter)
         interval = one(self._message, "snapshot", 0)
         if one(self._message, "snapshot_after_train", default=True) and not (interval and self.iter % interval == 0):
@@ -57,6 +59,7 @@ class SGDSolver:
             self._test()
 
     def snapshot(self) -> None:
+        check_root_solver()
         name = f"{one(self._message, 'snapshot_prefix')}_iter_{self.iter}"
         self.net.save(f"{name}.caffemodel")
         with open(f"{name}.solverstate", "wb") as file:  # noqa: PTH123 -- or NumPy would change the name
