@@ -35,7 +35,9 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:  # ty
     return tensorflow.broadcast(tf.constant(value), root_rank, name=name)
 
 
-def reducescatter(value: Any, name: str | None = None, op: int | str = keras.Average) -> Any:
+def reducescatter(  # type: ignore[no-redef] # Horovod's result
+    value: Any, name: str | None = None, op: int | str = keras.Average
+) -> Any:
     """Return this rank's rows of the ranks' values combined, as a tensor."""
     return tensorflow.reducescatter(tf.constant(value), name=name, op=op)
 
