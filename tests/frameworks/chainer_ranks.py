@@ -133,6 +133,8 @@ def objects(comm: Any) -> None:
     assert comm.bcast_obj("of one" if comm.rank == 1 else None, root=1) == "of one"
     assert comm.gather_obj(comm.rank) == ([0, 1, 2] if comm.rank == 0 else None)
     assert comm.allreduce_obj([comm.rank]) == [0, 1, 2]
+    assert comm.batched_copy is comm.get_config("batched_copy") is True
+    assert not mc.create_communicator(batched_copy=False).batched_copy
     comm.set_config("batched_copy", False)
     assert comm.get_config("batched_copy") is False
     told(ArgumentError, lambda: comm.set_config("speed"), "Unknown config: speed")

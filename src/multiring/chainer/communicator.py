@@ -37,6 +37,7 @@ class Communicator(CommunicatorBase):  # type: ignore[misc] # Chainer has no typ
             ArgumentError: gradients of no type that they could travel as; this rank is not in the set.
         """
         super().__init__()
+        self.set_config("batched_copy")
         self._process_set = process_set
         self._by_members: weakref.WeakKeyDictionary[Members, _OfMembership] = weakref.WeakKeyDictionary()
         self._splits = 0
@@ -111,7 +112,7 @@ class Communicator(CommunicatorBase):  # type: ignore[misc] # Chainer has no typ
     def get_config(self, name: str | None = None) -> Any:
         """Return the option `name`, or all of them; see ChainerMN."""
         if name == "batched_copy":
-            return getattr(self, "batched_copy", True)
+            return self.batched_copy
         return super().get_config(name)
 
     # ---- arrays ----

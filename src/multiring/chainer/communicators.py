@@ -5,6 +5,7 @@ from typing import Any
 from chainermn.communicators import CommunicatorBase
 
 from multiring.chainer.communicator import Communicator
+from multiring.chainer.nccl import NcclRefusedError
 from multiring.errors import ArgumentError, UnsupportedError
 from multiring.frontend import lifecycle
 from multiring.frontend.process_sets import ProcessSet, global_process_set
@@ -29,14 +30,14 @@ def create_communicator(
         mpi_comm: only None.
         process_set: by default all ranks.
         kwargs: allreduce_grad_dtype: numpy.float16 for float32 gradients that travel between hosts as float16;
-            batched_copy: not used.
+            batched_copy: kept for `get_config`, and not used.
 
     Raises:
         UnsupportedError: a communicator that needs NCCL, or does not communicate; an MPI communicator.
         ArgumentError: no such communicator or option.
     """
     if communicator_name in _BY_NCCL:
-        raise UnsupportedError(
+        raise NcclRefusedError(
             f"create_communicator({communicator_name!r}) needs NCCL and GPUs, and multiring moves host memory: "
             "write create_communicator('flat')"
         )
@@ -53,9 +54,11 @@ def create_communicator(
             "ProcessSet([...]), or `split` of a communicator of all ranks"
         )
     gradient_dtype = kwargs.pop("allreduce_grad_dtype", None)
-    kwargs.pop("batched_copy", None)
+    batched_copy = kwargs.pop("batched_copy", True)
     if kwargs:
         raise ArgumentError(f"create_communicator: unknown options {sorted(kwargs)}; want allreduce_grad_dtype")
     if not lifecycle.is_initialized():
         lifecycle.init()
-    return Communicator(process_set, gradient_dtype)
+    communicator = Communicator(process_set, gradient_dtype)
+    communicator.set_config("batched_copy", batched_copy)
+    return communicator

@@ -11,7 +11,7 @@ from chainermn.links import (
 )
 
 from multiring.chainer.communicator import Communicator
-from multiring.errors import UnsupportedError
+from multiring.chainer.nccl import NcclRefusedError
 
 __all__ = ["MultiNodeBatchNormalization", "MultiNodeChainList", "create_mnbn_model", "create_multi_node_n_step_rnn"]
 
@@ -25,7 +25,7 @@ def _backend_of(comm: Any, communication_backend: str = "auto") -> Any:
     if communication_backend not in {"mpi", "nccl", "auto"}:
         raise ValueError(f"MultiNodeBatchNormalization does not support {communication_backend}.")
     if communication_backend == "nccl":
-        raise UnsupportedError("communication_backend='nccl': multiring moves host memory; want 'auto' or 'mpi'")
+        raise NcclRefusedError("communication_backend='nccl': multiring moves host memory; want 'auto' or 'mpi'")
     return "mpi"
 
 
