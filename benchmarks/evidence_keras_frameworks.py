@@ -207,9 +207,7 @@ def jax_threads(random: Random, _folder: Path) -> Iterator[Fault]:
 # ---- ranks that wait for each other in native code ----
 
 
-def apart(
-    random: Random, adapter: Any, call: Callable[[str], object], error_of: Callable[[Any], Any]
-) -> Iterator[Fault]:
+def apart(random: Random, adapter: Any, call: Callable[[str], object]) -> Iterator[Fault]:
     """Have each rank wait for a name of its own, or of its half; it is to be told in time, and of all ranks."""
     names = [str(each) for each in random.choice(["left", "right", "third"], adapter.size())]
     if len(set(names)) == 1:
