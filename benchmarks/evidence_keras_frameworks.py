@@ -109,7 +109,7 @@ def array_values(random: Random, _folder: Path) -> Iterator[Fault]:
     if random.random() < 0.3:
         own = own.astype(own.dtype.newbyteorder())
     if random.random() < 0.3:
-        own = np.asfortranarray(own)
+        own = np.array(own, order="F")
     found, want = arrays.allreduce(own, op.lower()), combined(every, op)
     if unlike(found.astype(found.dtype.newbyteorder("=")), want):
         yield Fault(f"arrays: {dtype} wrong", f"{op} of {own.dtype} {shape}: {found.tolist()}, want {want.tolist()}")

@@ -5,6 +5,7 @@ that Python cannot see waiting. The kernel can: it sleeps on a futex, without a 
 process computes, nothing but the call can wake it.
 """
 
+import os
 import platform
 import sys
 import sysconfig
@@ -112,10 +113,10 @@ def thread_states() -> ThreadStates:
 
 def _sleeps(thread: threading.Thread | None) -> bool:
     """Return whether a thread sleeps until another one wakes it; False where the kernel does not say."""
-    if thread is None or thread.native_id is None:
+    if thread is None:
         return False
     try:
-        call = Path(f"/proc/self/task/{thread.native_id}/syscall").read_text(encoding="ascii").split()
+        call = Path(f"/proc/self/task/{_task_of(thread)}/syscall").read_text(encoding="ascii").split()
     except OSError:
         return False
     # The number of the call, and its arguments: the fourth is the time-out.
@@ -124,12 +125,17 @@ def _sleeps(thread: threading.Thread | None) -> bool:
 
 def _computes_natively(known: Iterable[threading.Thread]) -> bool:
     """Return whether a thread that Python does not know keeps running, or waiting for a disk."""
-    ours = {str(each.native_id) for each in known}
+    ours = {str(_task_of(each)) for each in known}
     busy = _busy_tasks() - ours
     if busy:  # one that only looked after something sleeps again
         time.sleep(_GLANCE_S)
         busy &= _busy_tasks()
     return bool(busy)
+
+
+def _task_of(thread: threading.Thread) -> int | None:
+    """Return the kernel's number of a thread; in a fork Python has the parent's for the main thread."""
+    return os.getpid() if thread is threading.main_thread() else thread.native_id
 
 
 def _busy_tasks() -> set[str]:

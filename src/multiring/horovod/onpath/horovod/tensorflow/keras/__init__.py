@@ -18,11 +18,12 @@ def allreduce(  # type: ignore[no-redef] # Horovod's parameters
     postscale_factor: float = 1.0,
     op: int | str | None = None,
     compression: Any = keras.Compression.none,
+    process_set: Any = keras.global_process_set,
 ) -> Any:
     """Return every rank's `value` combined, as a tensor."""
     chosen = op if op is not None or average is None else keras.Average if average else keras.Sum
-    found = keras.allreduce(_plain(value), name, None, prescale_factor, postscale_factor, chosen, compression)
-    return tf.constant(found)
+    factors = prescale_factor, postscale_factor
+    return tf.constant(keras.allreduce(_plain(value), name, None, *factors, chosen, compression, process_set))
 
 
 def allgather(value: Any, name: str | None = None) -> Any:  # type: ignore[no-redef] # Horovod's result
