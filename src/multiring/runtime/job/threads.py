@@ -25,6 +25,7 @@ _MOST_CHARACTERS = 2000
 _OWN_CODE = str(Path(__file__).parents[2])
 # What a program calls, or is called by: its own lines say more.
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_PACKAGES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
 _OWN_THREADS = {"multiring control", "multiring timeline", "multiring rails", "multiring-mpi"}
 REQUESTS = "multiring-requests"  # begins the names of the threads that serve native code
 # Threads of libraries that call nothing of the program's: the end of a file's name, and the innermost function there.
@@ -99,7 +100,7 @@ def thread_states() -> ThreadStates:
     program = frames.get(main or 0)
     rests = main in blocked or (program is not None and program.f_code.co_filename == threading.__file__)
     if served and program is not None:
-        asleep = {ident for ident in others if _sleeps(threads.get(ident))}
+        asleep = {ident for ident in others if _sleeps(threads.get(ident), frames[ident])}
         rests |= main in asleep
         callers = [frames[ident] for ident in sorted(asleep, key=lambda ident: ident != main)] or [program]
         for ident, each in served.items():
@@ -111,8 +112,11 @@ def thread_states() -> ThreadStates:
     return ThreadStates(ours, len(others - carriers), rests)
 
 
-def _sleeps(thread: threading.Thread | None) -> bool:
-    """Return whether a thread sleeps until another one wakes it; False where the kernel does not say."""
+def _sleeps(thread: threading.Thread | None, frame: FrameType) -> bool:
+    """Return whether a thread sleeps until another one wakes it; False where the kernel does not say.
+
+    A framework may wake up now and then, to look for signals, and sleep again.
+    """
     if thread is None:
         return False
     try:
@@ -120,7 +124,8 @@ def _sleeps(thread: threading.Thread | None) -> bool:
     except OSError:
         return False
     # The number of the call, and its arguments: the fourth is the time-out.
-    return len(call) > 4 and call[0] == _FUTEX.get(platform.machine()) and call[4] == "0x0"
+    is_framework = frame.f_code.co_filename.startswith(_PACKAGES)
+    return len(call) > 4 and call[0] == _FUTEX.get(platform.machine()) and (is_framework or call[4] == "0x0")
 
 
 def _computes_natively(known: Iterable[threading.Thread]) -> bool:
