@@ -178,6 +178,9 @@ class Settings:
         "0 or 1",
         "1 has that file there from the beginning, with what rank 0 has done so far",
     )
+    check_first_steps: bool = _setting(
+        "MULTIRING_CHECK_FIRST_STEPS", _boolean, True, "0 or 1", "whether ranks compare first steps (docs/mistakes.md)"
+    )
     bench_peers: str | None = _setting(
         "MULTIRING_BENCH_PEERS",
         str,
@@ -185,7 +188,6 @@ class Settings:
         "a path",
         "folder of the libraries the bench measures against; peers in multiring's cache folder where not set",
     )
-
     data_cache: str | None = _setting(
         "MULTIRING_DATA_CACHE",
         str,

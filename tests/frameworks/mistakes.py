@@ -236,9 +236,27 @@ def _() -> object:
     return mt.broadcast(torch.ones(2), root_rank=2)
 
 
-@made_by(together, "`broadcast_parameters(model, ...)`")
+@made_by(together, "`broadcast_parameters(model.state_dict(), ...)` of a model with extra state")
 def _() -> object:
-    return mt.broadcast_parameters(network(), root_rank=0)
+    return mt.broadcast_parameters({"_extra_state": torch.ones(1)}, root_rank=0)
+
+
+@made_by(together, "no broadcast, so that each rank trains a model of its own")
+def _() -> object:
+    model = nn.Linear(2, 1)
+    with torch.no_grad():
+        model.weight.fill_(float(number()))
+    optimizer = mt.DistributedOptimizer(sgd(model), model.named_parameters())
+    for step in range(2):
+        optimizer.zero_grad()
+        model(torch.full((1, 2), 1.0 + step + number())).sum().backward()
+        optimizer.step()
+    return "trained"
+
+
+@made_by(together, "dicts of other names for `mt.gather`")
+def _() -> object:
+    return mt.gather({"guess" if number() else "label": torch.ones(2)})
 
 
 @made_by(together, "`process_set=[0, 1]`")

@@ -17,17 +17,19 @@ from multiring.frontend.requirements import is_older
 FEATURES, CLASSES = 16, 5
 
 
-def join(here: Here) -> multiring.Group:
+def join(here: Here, **settings: Any) -> multiring.Group:
     """Return the group of all ranks, each of which computes with one thread and takes warnings for errors."""
     gc.freeze()  # or the collection at exit copies every page of torch's modules that the ranks were forked with
     take_warnings_for_errors()
     torch.set_num_threads(1)
-    return here.join()
+    return here.join(**settings)
 
 
 def take_warnings_for_errors() -> None:
     """Let every warning fail the rank, but what a torch of before 2.7 has to say of its own calls."""
     warnings.simplefilter("error")
+    # Where it does not matter, tests hand all ranks the same samples; test_torch_first_steps.py is about this.
+    warnings.filterwarnings("ignore", "DistributedOptimizer: at the first step all")
     if is_older(torch.__version__, "2.7"):
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.")
 

@@ -130,7 +130,8 @@ def misuse_parameters(here: Here) -> None:
     here_only = [{"a": torch.ones(2)}, {"a": torch.ones(2)}, {"a": torch.ones(2), "b": torch.ones(1)}][here.rank]
     shapes = {"a": torch.ones(1), "b": torch.ones(2 + (here.rank == 1))}
     types = {"a": torch.ones(1, dtype=torch.float64 if here.rank == 0 else torch.float32)}
-    mixed: dict[str, Any] = {"a": torch.ones(1), "_extra_state": "text"}
+    mixed: dict[str, Any] = {"a": torch.ones(1), "b": "text"}
+    copied: dict[str, Any] = {"a": torch.ones(1), "layer._extra_state": torch.ones(1)}
     bad: list[tuple[Any, int, type[Exception], str]] = [
         (
             here_only,
@@ -142,8 +143,14 @@ def misuse_parameters(here: Here) -> None:
         (types, 0, MismatchError, r"rank 0: a, float64 of shape \(1,\); ranks 1, 2: a, float32"),
         ({}, here.rank, MismatchError, r"rank 0: root_rank=0; rank 1: root_rank=1; rank 2: root_rank=2"),
         ({}, 3, ArgumentError, r"root_rank=3: want one of the set's ranks, \[0, 1, 2\]"),
-        (mixed, 0, ArgumentError, "_extra_state is a str; want a tensor"),
-        ((each for each in ""), 0, ArgumentError, "invalid params of type: generator; want a state_dict, or a list"),
+        (mixed, 0, ArgumentError, "b is a str; want a tensor"),
+        (copied, 0, ArgumentError, "layer._extra_state is a copy .* pass the model itself"),
+        (
+            (each for each in ""),
+            0,
+            ArgumentError,
+            "invalid params of type: generator; want a model, a state_dict, or a list",
+        ),
         ({"a": torch.ones(1, device="meta")}, 0, UnsupportedError, "a is on meta"),
         ({"a": torch.eye(2).to_sparse()}, 0, UnsupportedError, "a is sparse_coo"),
     ]

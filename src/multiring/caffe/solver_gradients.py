@@ -177,7 +177,9 @@ class SolverGradients:
         if self._reducer is None or members is not self._members:
             specs = [(name, GradientSpec.row_major("float32", blob.diff.shape)) for name, blob in parameters]
             options = Options(op="average", bucket_bytes=BUCKET_BYTES, compression=self._compression)
-            self._reducer = GradientReducer(specs, members.group, options)
+            self._reducer = GradientReducer(
+                specs, members.group, options, parameters=lambda: [blob.data for _, blob in parameters_of(self._net)]
+            )
             members.reducers.add(self._reducer)
             self._members = members
         return self._reducer

@@ -41,9 +41,13 @@ class ModelGradients:
     def __init__(self, form: _Form, members: Members, compression: Any) -> None:
         specs = [(name, GradientSpec.row_major(dtype, shape)) for name, shape, dtype in form]
         options = Options(op="average", bucket_bytes=BUCKET_BYTES, compression=compression)
-        self._reducer = GradientReducer(specs, members.group, options)
+        self._reducer = GradientReducer(specs, members.group, options, parameters=self._values)
         members.reducers.add(self._reducer)
         self._has_started = False
+        self._model: Any = None  # whose gradients are being averaged
+
+    def _values(self) -> Sequence[Any] | None:
+        return None if self._model is None else [each.array for _, each in parameters_of(self._model)]
 
     def start(self, model: Any, *, zero_fill: bool) -> None:
         """Take the model's gradients as they are, and start to average them; they may be changed at once.
@@ -54,6 +58,7 @@ class ModelGradients:
                 has one.
         """
         self._has_started = True
+        self._model = model
         parameters = parameters_of(model)
         for index in reversed(range(len(parameters))):
             gradient = parameters[index][1].grad
@@ -69,7 +74,9 @@ class ModelGradients:
         if not self._has_started:
             return None
         self._has_started = False
-        return self._reducer.finish()
+        found = self._reducer.finish()
+        self._model = None
+        return found
 
 
 def give(model: Any, gradients: Sequence[Any]) -> None:

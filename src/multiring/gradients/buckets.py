@@ -16,7 +16,8 @@ ALIGNMENT_BYTES = 64
 # a first bucket of 1 MiB so that reducing starts early).
 BUCKET_BYTES = 25 << 20
 FIRST_BUCKET_BYTES = 1 << 20
-# Behind the members' flags there are two more; their places from the end.
+# Behind the members' flags there are three more; their places from the end.
+COMPARES_FLAG = -3
 SPARSE_FLAG = -2
 TRAINS_FLAG = -1
 
@@ -55,8 +56,9 @@ class BucketLayout:
     """The gradients of one bucket. Offsets and `count` are in elements of `dtype`.
 
     Behind the gradients is room for a flag for each: 1 where this rank has such a gradient, else 0. Reduced as well,
-    they tell a gradient that no rank has from one that is zero. Two more tell whether any rank's gradients came as
-    sparse ones that were not expected, and whether any rank still trains.
+    they tell a gradient that no rank has from one that is zero. Three more tell whether any rank wants to compare its
+    first steps, whether any rank's gradients came as sparse ones that were not expected, and whether any rank still
+    trains.
     """
 
     dtype: str  # by NumPy's name
@@ -67,7 +69,7 @@ class BucketLayout:
     @property
     def flags(self) -> int:
         """How many flags there are."""
-        return len(self.members) + 2
+        return len(self.members) + 3
 
     @property
     def count(self) -> int:

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from multiring.errors import ArgumentError, StateError
 from multiring.frontend.consistency_check import require_alike, told_to_others
 from multiring.frontend.errors import internal_errors
-from multiring.gradients.buckets import TRAINS_FLAG, GradientSpec, lay_out
+from multiring.frontend.first_steps import FirstSteps, Parameters
+from multiring.gradients.buckets import COMPARES_FLAG, TRAINS_FLAG, GradientSpec, lay_out
 from multiring.gradients.choice import ReductionOf, reductions_of
 from multiring.gradients.options import Options
 from multiring.gradients.reductions import CompressionState, Predivided, Reduction
@@ -77,6 +78,7 @@ class GradientReducer:
         group: Group,
         options: Options,
         together: Sequence[Sequence[int]] = (),
+        parameters: Parameters | None = None,
     ) -> None:
         """Give each gradient its place; all ranks do.
 
@@ -85,6 +87,7 @@ class GradientReducer:
             group: the ranks.
             options: what was asked for; op "adasum", compressors and sparse gradients are not for arrays.
             together: indices of gradients that are reduced in one bucket of their own.
+            parameters: returns the parameters' values now, which ranks compare before their second step.
 
         Raises:
             ArgumentError: `options` do not fit.
@@ -111,6 +114,7 @@ class GradientReducer:
                 reduction = Predivided(reduction, options.predivide, own.size)
             self._reductions.append(reduction)
             self._place |= {index: (number, member) for member, index in enumerate(layout.members)}
+        self._first_steps = FirstSteps(_WHAT, own, self._names, parameters)
         self._order = BucketOrder(_WHAT)
         self._came: set[int] = set()
         self._missing = [len(layout.members) for layout in self._layouts]
@@ -159,6 +163,7 @@ class GradientReducer:
             if index not in self._came:
                 self.bring(index, None)
         self._end()
+        self._first_steps.step()
         found: list[NDArray[Any] | None] = [None] * len(self._specs)
         for index, (number, member) in self._place.items():
             reduction = self._reductions[number]
@@ -183,7 +188,7 @@ class GradientReducer:
                     place[...] = 0
                 reduction.flags[:] = 0
                 self._order.start(reduction)
-            self._end()
+            self._end(trains=False)
             trains = bool(self._reductions[0].flags[TRAINS_FLAG])
 
     def states(self) -> list[CompressionState]:
@@ -199,12 +204,16 @@ class GradientReducer:
 
     def _start(self) -> None:
         reduction = self._reductions[self._order.started]
-        reduction.flags[-2:] = 0
+        reduction.flags[-3:] = 0
+        reduction.flags[COMPARES_FLAG] = self._first_steps.wants
         reduction.flags[TRAINS_FLAG] = 1
+        self._first_steps.see(reduction.places)
         self._order.start(reduction)
 
-    def _end(self) -> None:
+    def _end(self, *, trains: bool = True) -> None:
         self._order.wait()
         self._order.begin()
+        if any(reduction.flags[COMPARES_FLAG] for reduction in self._reductions):
+            self._first_steps.meet(self._first_steps.told() if trains else self._first_steps.told_nothing())
         self._came.clear()
         self._missing = [len(layout.members) for layout in self._layouts]

@@ -11,6 +11,8 @@ Each rank then trains on its own samples; `loss.backward()` leaves the average o
 Names, parameters, their order and defaults are those of `horovod.torch` 0.28.1; what multiring adds comes behind them.
 """
 
+import sys
+
 # ruff: noqa: E402 -- first of all, or an import below would only say that there is no module
 from multiring.frontend.requirements import require_framework
 
@@ -127,6 +129,7 @@ from multiring.torch.optimizer.state import broadcast_optimizer_state as broadca
 from multiring.torch.parallelizing.parallelize import parallelize as parallelize
 from multiring.torch.share_of_peak import measured_peak as measured_peak
 from multiring.torch.share_of_peak import training_report as training_report
+from multiring.torch.tracing import keep_untraced
 
 __all__ = [
     "LAMB",
@@ -244,3 +247,6 @@ __all__ = [
 def __dir__() -> list[str]:
     """Return the interface, without what it is made of."""
     return __all__
+
+
+keep_untraced("multiring.torch", sys.modules[__name__])

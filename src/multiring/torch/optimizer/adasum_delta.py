@@ -15,12 +15,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from multiring.frontend.errors import internal_errors
+from multiring.frontend.first_steps import FirstSteps
 from multiring.optim import start_adasum
 from multiring.runtime import Group
-from multiring.torch.interop import array_of
+from multiring.torch.interop import array_of, in_one_piece
 
 _WHAT = "DistributedOptimizer"
 
@@ -37,6 +39,8 @@ class DeltaReducer:
             compressor: changes their form on the way.
         """
         self._parameters = [parameter for _, parameter in parameters]
+        self._first_steps = FirstSteps(_WHAT, group, [name for name, _ in parameters], self._values)
+        self._told = self._first_steps.told_nothing()
         self._group = group
         self._compressor = compressor
         self._starts: list[Tensor] = []
@@ -71,6 +75,15 @@ class DeltaReducer:
                 # Optimizers that do not know what these are refuse them.
                 vars(optimizer).update(grad_scale=None, found_inf=None)
         self._starts = [parameter.detach().clone() for parameter in self._parameters]
+        if self._first_steps.wants:
+            gradients = [parameter.grad for parameter in self._parameters]
+            self._first_steps.see(
+                array_of(in_one_piece(each)) for each in gradients if each is not None and each.layout is torch.strided
+            )
+            self._told = self._first_steps.told()
+
+    def _values(self) -> list[NDArray[Any]]:
+        return [array_of(in_one_piece(each)) for each in self._starts or self._parameters]
 
     def after_step(self, call: FrameType) -> None:
         """Combine what the ranks' steps have changed since `before_step`, and let the parameters be that."""
@@ -87,6 +100,7 @@ class DeltaReducer:
             for (parameter, start), delta in zip(pairs, deltas, strict=True):
                 parameter.copy_(start + delta)
         self._starts = []
+        self._first_steps.step()
 
     def contribute_neutrally(self) -> None:
         """Take part in the other ranks' steps without changes of this rank's own, until no rank trains any more."""
@@ -107,11 +121,14 @@ class DeltaReducer:
 
     def _combine(self, deltas: list[Tensor], *, trains: bool) -> bool:
         """Combine every rank's `deltas` into all of them; return whether any rank trains."""
-        flag = np.array([trains], np.uint8)
+        told, self._told = self._told, self._first_steps.told_nothing()
+        flags = np.array([trains, told.any()], np.uint8)
         with internal_errors(_WHAT):
-            self._group.all_reduce(flag, "max")
-            if not flag[0]:
+            self._group.all_reduce(flags, "max")
+            if not flags[0]:
                 return False
+            if flags[1]:
+                self._first_steps.meet(told)
             pairs = [self._compressor.compress(delta) for delta in deltas]
             sent = [compressed.contiguous() for compressed, _ in pairs]
             for dtype in sorted({each.dtype for each in sent}, key=str):

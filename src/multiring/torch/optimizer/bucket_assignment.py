@@ -1,16 +1,23 @@
 """Where each gradient is reduced: its slot and its bucket, and how both change once it is known to be sparse."""
 
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from multiring.gradients.buckets import SPARSE_FLAG, lay_out, lay_out_one
+from multiring.errors import StateError
+from multiring.frontend.errors import internal_errors
+from multiring.frontend.first_steps import FirstSteps
+from multiring.gradients.buckets import COMPARES_FLAG, SPARSE_FLAG, lay_out, lay_out_one
 from multiring.gradients.options import Options
 from multiring.gradients.reductions import Reduction
 from multiring.runtime import Group
 from multiring.torch.bucket_tensors import TensorReductionOf, specs_of
+from multiring.torch.interop import array_of, in_one_piece
 from multiring.torch.optimizer.parameter_gradient import Bucket, ParameterGradient
 from multiring.torch.optimizer.sparse_rows import Gathered
 
@@ -40,8 +47,16 @@ class BucketAssignment:
                 bucket.gradients.append(ParameterGradient(name, parameter, view, bucket, member))
             self.buckets.append(bucket)
             self.gradients += bucket.gradients
+        self.first_steps = FirstSteps(
+            "DistributedOptimizer", group, [name for name, _ in parameters], lambda: self._values(parameters)
+        )
+        self._told: list[NDArray[np.int64]] = []  # by this rank, and not compared yet
         self.sparse: list[ParameterGradient] = []  # those that all ranks know to be
         self._moves: list[tuple[int, list[ParameterGradient]]] = []  # those to move out, from a round on
+
+    @staticmethod
+    def _values(parameters: Sequence[tuple[str, Tensor]]) -> list[NDArray[Any]]:
+        return [array_of(in_one_piece(parameter)) for _, parameter in parameters]
 
     def clear(self) -> None:
         """Let go of the parameters."""
@@ -53,6 +68,43 @@ class BucketAssignment:
     def learn_sparse(self) -> list[ParameterGradient]:
         """Return those whose gradients came as sparse ones, on any rank, and were not known to; all ranks know then."""
         return self._learned([bucket.reduction for bucket in self.buckets], self._group)
+
+    def look_at(self, bucket: Bucket) -> bool:
+        """Look at this rank's first gradients, in a bucket that is about to start; return whether ranks compare."""
+        if not self.first_steps.wants:
+            return False
+        if not isinstance(bucket.reduction, Gathered):
+            self.first_steps.see(array_of(in_one_piece(entry.view)) for entry in bucket.gradients)
+        return True
+
+    def note_wishes(self) -> None:
+        """Take note of what this rank tells, where any rank wants to compare, for `compare_noted`.
+
+        Not at once: at the end of a backward other sharings may wait for the ranks in another order.
+        """
+        if any(bucket.reduction.flags[COMPARES_FLAG] for bucket in self.buckets):
+            self._told.append(self.first_steps.told())
+
+    def compare_noted(self) -> None:
+        """Compare the ranks' first steps, where any rank wanted to.
+
+        Raises:
+            HorovodInternalError: on every rank: their parameters differ, or one is gone.
+        """
+        told, self._told = self._told, []
+        with suppress(StateError):  # the job whose ranks these were has been left
+            for each in told:
+                self._meet(each)
+
+    def compare(self, reductions: Sequence[Reduction], told: NDArray[np.int64]) -> None:
+        """As `compare_noted`, where any rank wanted to when these `reductions` were started."""
+        if any(reduction.flags[COMPARES_FLAG] for reduction in reductions):
+            self._meet(told)
+
+    def _meet(self, told: NDArray[np.int64]) -> None:
+        with internal_errors("DistributedOptimizer"):
+            # In an order of its own: one rank may compare before it starts the next round, and another after that.
+            self.first_steps.meet(told, self._group.twin_for("first steps"))
 
     def learn_later(self, number: int, reductions: Sequence[Reduction]) -> None:
         """Learn the same of the round `number`, which `reductions` were, while the next one may be on its way.

@@ -154,6 +154,7 @@ class GradientReducer:
             self._open()
             self._start_rest()
             self._end_reduction()
+        self._assignment.compare_noted()
         self._end_group()
         self._is_unused = False
 
@@ -169,6 +170,7 @@ class GradientReducer:
     def use_up(self) -> None:
         """Take note that the optimizer takes a step with the gradients as they are."""
         self._steps += 1
+        self._assignment.first_steps.step()
         self._end_group()
         self._is_shared = self._is_unused = self.is_synchronized = False
 
@@ -296,7 +298,7 @@ class GradientReducer:
 
     def _start(self) -> None:
         bucket = self._buckets[self._order.started]
-        bucket.mark(trains=True)
+        bucket.mark(trains=True, compares=self._assignment.look_at(bucket))
         self.rounds.see_own(bucket)
         self._order.start(bucket.reduction)
 
@@ -312,6 +314,7 @@ class GradientReducer:
         self.rounds.see_whole()
         for entry in self._gradients:
             entry.come_out()
+        self._assignment.note_wishes()
         with internal_errors(_WHAT):
             found = self._assignment.learn_sparse()
         for entry in self._assignment.sparse:

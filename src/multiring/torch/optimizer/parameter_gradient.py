@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from multiring.errors import StateError, UnsupportedError
-from multiring.gradients.buckets import SPARSE_FLAG, TRAINS_FLAG
+from multiring.gradients.buckets import COMPARES_FLAG, SPARSE_FLAG, TRAINS_FLAG
 from multiring.gradients.reductions import Reduction
 from multiring.torch.interop import apart, described, is_same_memory, touches
 from multiring.torch.optimizer.sparse_rows import Gathered
@@ -139,8 +139,9 @@ class Bucket:
         for entry in self.gradients:
             entry.view = self.reduction.places[entry.member]
 
-    def mark(self, *, trains: bool) -> None:
-        """Set the flags that are not one member's."""
+    def mark(self, *, trains: bool, compares: bool) -> None:
+        """Set the flags that are not one member's; `compares` says whether ranks are to compare their first steps."""
         flags = self.reduction.flags
+        flags[COMPARES_FLAG] = compares
         flags[SPARSE_FLAG] = self.has_news
         flags[TRAINS_FLAG] = trains

@@ -54,6 +54,7 @@ class Round:
         self._wait: Callable[[], None] | None = wait
         self._see_whole = see_whole
         self._reductions = [bucket.reduction for bucket in assignment.buckets]
+        self._told = assignment.first_steps.told()
         self._places = [(entry, entry.view, entry.bucket.reduction, entry.member) for entry in assignment.gradients]
         self._is_lost = False
 
@@ -70,6 +71,7 @@ class Round:
             self._see_whole([view for _, view, reduction, _ in self._places if not isinstance(reduction, Gathered)])
         with internal_errors(_WHAT):
             self._assignment.learn_later(self._number, self._reductions)
+            self._assignment.compare(self._reductions, self._told)
         self._wait = None
 
     def settle_or_lose(self) -> None:
@@ -233,9 +235,12 @@ class Rounds:
             order.begin()
             trains = bool(assignment.buckets[0].reduction.flags[TRAINS_FLAG])
             with internal_errors(_WHAT):
+                reductions = [bucket.reduction for bucket in assignment.buckets]
                 if self.delays:
-                    assignment.learn_later(self._number, [bucket.reduction for bucket in assignment.buckets])
+                    assignment.learn_later(self._number, reductions)
+                    assignment.compare(reductions, assignment.first_steps.told_nothing())
                 else:
+                    assignment.compare(reductions, assignment.first_steps.told_nothing())
                     assignment.move_out(assignment.learn_sparse())
 
     def _forget_own(self) -> None:

@@ -1,0 +1,59 @@
+"""Keep torch.compile out of what multiring does: a compiled function breaks its graph at each call, and goes on.
+
+What ranks do together cannot be traced: it waits for others. Nothing is wrapped, so that calls cost what they did: a
+function is marked for the compiler, which then calls it as it is, and its code for the interpreter's hook, which then
+leaves alone whatever it calls.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+_PACKAGE = str(Path(__file__).parents[1])
+_WHY = "multiring's ranks work together there, which cannot be traced"
+# Layers and optimizers' steps are arithmetic, which may be compiled; a layer that is not says so itself.
+_TRACED = ("multiring.torch.nn", "multiring.torch.large_batch", "multiring.torch.tracing")
+
+
+def keep_untraced(package: str, more: ModuleType) -> None:
+    """Have all functions and methods of a package's loaded modules, and those that `more` exports, called untraced."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith(package) and not name.startswith(_TRACED):
+            for value in list(vars(module).values()):
+                if getattr(value, "__module__", None) == name:
+                    _mark_all(value)
+    for name in getattr(more, "__all__", ()):
+        value = getattr(more, name)
+        if isinstance(value, FunctionType):
+            _mark(value)
+
+
+def _mark_all(value: Any) -> None:
+    if isinstance(value, FunctionType):
+        _mark(value)
+    elif isinstance(value, type):
+        for function in _functions_of(value):
+            _mark(function)
+
+
+def _functions_of(kind: type) -> Iterator[FunctionType]:
+    for member in list(vars(kind).values()):
+        plain = member.__func__ if isinstance(member, staticmethod | classmethod) else member
+        for each in (plain.fget, plain.fset) if isinstance(plain, property) else (plain,):
+            if isinstance(each, FunctionType):
+                yield each
+
+
+def _mark(function: FunctionType) -> None:
+    marked: Any = function
+    marked._torchdynamo_disable, marked._torchdynamo_disable_msg = True, _WHY  # noqa: SLF001 -- torch's
+    if not function.__code__.co_filename.startswith(_PACKAGE):  # a wrapper of the library's, which others share
+        return
+    hook = torch._C._dynamo.eval_frame  # noqa: SLF001 -- as above
+    if hasattr(hook, "set_code_exec_strategy"):
+        skip = hook._FrameAction.SKIP  # noqa: SLF001 -- as above
+        hook.set_code_exec_strategy(function.__code__, hook._FrameExecStrategy(skip, skip))  # noqa: SLF001 -- as above
