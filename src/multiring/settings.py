@@ -179,7 +179,12 @@ class Settings:
         "1 has that file there from the beginning, with what rank 0 has done so far",
     )
     check_first_steps: bool = _setting(
-        "MULTIRING_CHECK_FIRST_STEPS", _boolean, True, "0 or 1", "whether ranks compare first steps (docs/mistakes.md)"
+        "MULTIRING_CHECK_FIRST_STEPS",
+        values.boolean,
+        True,
+        "0 or 1",
+        "whether ranks compare an optimizer's gradients at the first step, and its parameters before the second one "
+        "(docs/mistakes.md)",
     )
     bench_peers: str | None = _setting(
         "MULTIRING_BENCH_PEERS",
@@ -188,6 +193,7 @@ class Settings:
         "a path",
         "folder of the libraries the bench measures against; peers in multiring's cache folder where not set",
     )
+
     data_cache: str | None = _setting(
         "MULTIRING_DATA_CACHE",
         str,
