@@ -197,8 +197,6 @@ class GradientReducer:
         for entry in self._gradients:
             entry.is_reduced = False
 
-    # ---- while backward runs ----
-
     def take(self, index: int) -> None:
         """Take the gradient that autograd just put into, or added to, a parameter's `.grad`."""
         entry = self._gradients[index]
@@ -335,8 +333,6 @@ class GradientReducer:
             for entry in self._gradients:
                 entry.early_sum = None
         self._passes_done = 0
-
-    # ---- sparse gradients, and ranks that have no more samples ----
 
     def contribute_neutrally(self) -> None:
         """Reduce along with the ranks that train on, without gradients of this rank's own; called by all in the end."""
