@@ -236,8 +236,8 @@ def mixed_precision(
     if held is not None and dtype == "fp16":
         raise ArgumentError(
             f"mixed_precision(dtype='fp16') of a model that parallelize made ({held.parallelism}): its step() runs "
-            "backward itself, and would not scale the loss; want 'bf16', or torch.amp.GradScaler with "
-            "loss=lambda made, targets: scaler.scale(loss(made, targets))"
+            "backward itself, and would not scale the loss; want 'bf16', or torch.amp.GradScaler as "
+            "docs/parallelize.md has it"
         )
     for group in (group for each in optimizers for group in each.param_groups):
         for each in group["params"]:

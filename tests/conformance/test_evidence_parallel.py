@@ -1,0 +1,47 @@
+"""Twenty seconds of benchmarks/evidence_parallel.py: random parallel models and loops beside one process."""
+
+import time
+from itertools import cycle, islice
+from pathlib import Path
+
+import pytest
+from benchmarks.evidence_cases import faults_of
+from benchmarks.evidence_parallel import TOPIC
+from tests.wire.ranks import Here, run_ranks
+
+from multiring.frontend.lifecycle import size
+from multiring.torch.collectives.allreduce import allreduce
+
+SECONDS = 20.0
+
+
+@pytest.mark.timeout(180)
+def test_random_parallel_models_train_as_one_process(tmp_path: Path) -> None:
+    for each in run_ranks(try_cases, 2, str(tmp_path), deadline_s=150.0):
+        assert not each["faults"]
+        assert each["tried"] >= len(TOPIC.families), "each family has been tried"
+
+
+def try_cases(here: Here, folder: str) -> dict[str, object]:
+    """Run cases of all families, as many on each rank."""
+    import torch  # noqa: PLC0415 -- in ranks alone
+    import torch.distributed as dist  # noqa: PLC0415 -- the same
+    from benchmarks import evidence_parallel_models  # noqa: PLC0415 -- the same
+    from tests.frameworks.plain import join  # noqa: PLC0415 -- the same
+
+    torch.set_num_threads(1)
+    join(here)
+    dist.init_process_group("multiring", init_method=f"file://{folder}/store", rank=here.rank, world_size=here.size)
+    assert evidence_parallel_models.joined() == here.rank
+    until, tried, faults = time.monotonic() + SECONDS, 0, []
+    for number, family in enumerate(islice(cycle(TOPIC.families), 1000)):
+        is_over = allreduce(torch.tensor(float(time.monotonic() > until)), name="is_over") > 0
+        if is_over and number >= len(TOPIC.families):
+            break
+        place = Path(folder) / f"{family.name}-{number}"
+        place.mkdir(exist_ok=True)
+        faults += [(family.name, 7_000 + number, *fault) for fault in faults_of(family, 7_000 + number, place)]
+        tried += 1
+    assert size() == here.size
+    dist.destroy_process_group()
+    return {"faults": faults, "tried": tried}
