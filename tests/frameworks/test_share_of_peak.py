@@ -93,3 +93,44 @@ def test_report_refuses() -> None:
         report.finish()
     with report.paused(), pytest.raises(StateError, match="within paused"), report.paused():
         pass
+
+
+def counted(model: nn.Module, *given: Tensor) -> int:
+    def step(plain: nn.Module) -> Tensor:
+        found = plain(*given)
+        return (found[0] if isinstance(found, tuple) else found).sum()  # type: ignore[no-any-return] # a tensor
+
+    return training_flop(model, step)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_flop_of_random_layers_are_those_of_the_published_formulas(seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    size = [int(each) for each in torch.randint(2, 7, (6,), generator=draw)]
+    rows, steps, width, groups = size[0], size[1] + 4, 8 * size[2], size[3]
+    # Each layer needs a gradient of its input, but the first: 2 products backward.
+    given = torch.randn(rows, steps, width)
+    assert counted(nn.LSTM(width, 16, batch_first=True), given) == 3 * 2 * rows * steps * (width + 16) * 4 * 16
+    channels = groups * 4
+    image = torch.randn(rows, channels, 9, 9)
+    first = nn.Conv2d(channels, channels, 1, bias=False)
+    grouped = nn.Conv2d(channels, 2 * channels, 3, groups=groups, bias=False)
+    wanted = 2 * 2 * rows * 81 * channels**2 + 3 * 2 * rows * 49 * 2 * channels * (channels // groups) * 9
+    assert counted(nn.Sequential(first, grouped), image) == wanted
+    turned = nn.ConvTranspose2d(channels, 2 * channels, 3, groups=groups, bias=False)
+    wanted = 2 * 2 * rows * 81 * channels**2 + 3 * 2 * rows * 81 * 2 * channels * (channels // groups) * 9
+    assert counted(nn.Sequential(first, turned), image) == wanted
+    heads = Heads(width, size[4])
+    assert counted(heads, given) == 2 * 2 * rows * steps * width * 3 * width + 3 * 4 * rows * steps**2 * width
+
+
+class Heads(nn.Module):
+    """Attention of one projection, of which the input needs no gradient."""
+
+    def __init__(self, width: int, causal: int) -> None:
+        super().__init__()
+        self.project, self.is_causal = nn.Linear(width, 3 * width), causal > 3
+
+    def forward(self, given: Tensor) -> Tensor:
+        parts = self.project(given).view(*given.shape[:2], 3, 8, -1).permute(2, 0, 3, 1, 4)
+        return nn.functional.scaled_dot_product_attention(*parts, is_causal=self.is_causal)
