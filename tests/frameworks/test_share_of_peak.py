@@ -132,5 +132,5 @@ class Heads(nn.Module):
         self.project, self.is_causal = nn.Linear(width, 3 * width), causal > 3
 
     def forward(self, given: Tensor) -> Tensor:
-        parts = self.project(given).view(*given.shape[:2], 3, 8, -1).permute(2, 0, 3, 1, 4)
-        return nn.functional.scaled_dot_product_attention(*parts, is_causal=self.is_causal)
+        query, key, value = self.project(given).view(*given.shape[:2], 3, 8, -1).permute(2, 0, 3, 1, 4)
+        return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=self.is_causal)

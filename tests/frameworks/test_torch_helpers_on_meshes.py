@@ -60,7 +60,8 @@ class Training:
 
     def backward(self, inputs: Tensor, targets: Tensor, loss: Any = LOSS) -> Tensor:
         if self.parallel is not None:
-            found: Tensor = self.parallel.step(*self.parallel.share(inputs, targets), loss)
+            own, labels = self.parallel.share(inputs, targets)
+            found: Tensor = self.parallel.step(own, labels, loss)
             return found
         made: Tensor = loss(self.module(inputs), targets)
         backward(made)
