@@ -17,7 +17,7 @@ from multiring.errors import ArgumentError, UnsupportedError
 from multiring.frontend.keras_optimizers import adopt_in_steps, is_distributed
 from multiring.frontend.lifecycle import rank, size
 from multiring.frontend.object_collectives import allgather_object, broadcast_object
-from multiring.keras import loss_reductions, metric_states
+from multiring.keras import loss_reductions, metric_states, shards
 from multiring.keras.hooks import around
 from multiring.keras.loss_reductions import tell_once
 from multiring.keras.metric_states import MetricStates
@@ -52,6 +52,7 @@ def distribute(model: Any, *, compression: Any = None) -> Any:
     size()  # NotInitializedError, where init was forgotten
     loss_reductions.install()
     metric_states.install()
+    shards.install()
     adopt_in_steps(keras.optimizers.Optimizer)
     _Distribution(model, compression)
     setattr(model, MARK, True)

@@ -10,6 +10,7 @@ has travels beside the data, as `wrapped` puts it there, and never in them.
   in one process. All ranks make as many steps: one that has no batch for the last has another's, and says so.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +22,7 @@ import numpy as np
 from keras.src.trainers.data_adapters import array_slicing
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+from keras.src.trainers.epoch_iterator import EpochIterator
 from numpy.typing import NDArray
 
 from multiring.errors import UnsupportedError
@@ -276,6 +278,23 @@ class ShuffledBatches(keras.utils.PyDataset):  # type: ignore[misc] # Keras has 
         self._batches.on_epoch_end()
         self._epoch += 1
         self._shuffle()  # here, as processes that read batches are started before the next epoch begins
+
+
+def install() -> None:
+    """Have `fit` take our adapters as its data, which the oldest releases of Keras that are served do not."""
+    plain = EpochIterator.__init__
+    if hasattr(plain, "multiring"):
+        return
+
+    @functools.wraps(plain)
+    def init(self: Any, x: Any, *arguments: Any, **keywords: Any) -> None:
+        is_ours = isinstance(x, Shards | ArrayShards)
+        plain(self, np.zeros((1, 1)) if is_ours else x, *arguments, **keywords)
+        if is_ours:
+            self.data_adapter, self._num_batches = x, x.num_batches
+
+    init.multiring = True  # type: ignore[attr-defined]
+    EpochIterator.__init__ = init
 
 
 def iterable_loader(batches: Callable[[], Iterable[Any]]) -> Any:

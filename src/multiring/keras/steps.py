@@ -140,11 +140,21 @@ def _chosen(rows: Any, new: Any, old: Any) -> Any:
 
 def _built(plain: Callable[..., Any], iterator: Any = None, data_batch: Any = None) -> Any:
     """Build a model by a batch without this rank's part beside it."""
-    batches = None if iterator is None else _without_parts(iterator)
+    batches = None if iterator is None else _WithoutParts(iterator)
     return plain(iterator=batches, data_batch=data_batch)
 
 
-def _without_parts(iterator: Any) -> Iterator[tuple[Any, Any, list[Any]]]:
-    for begin, end, found in iterator:
-        batch = found[0] if isinstance(found, list | tuple) else next(found)
-        yield begin, end, [unwrapped(batch)[1]]
+class _WithoutParts:
+    """An iterator of Keras over an epoch, whose batches have no part beside them."""
+
+    def __init__(self, iterator: Any) -> None:
+        self._iterator = iterator
+
+    def __iter__(self) -> Iterator[tuple[Any, Any, list[Any]]]:
+        for begin, end, found in self._iterator:
+            batch = found[0] if isinstance(found, list | tuple) else next(found)
+            yield begin, end, [unwrapped(batch)[1]]
+
+    def enumerate_epoch(self) -> Iterator[tuple[Any, Any, list[Any]]]:
+        """Iterate, under the name that older releases of Keras have for it."""
+        return iter(self)
