@@ -162,12 +162,15 @@ def bars(random: Random, folder: Path) -> Iterator[Fault]:
     """A progress bar of one rank, of random words and steps, and lines of another: each line stands by itself."""
     steps, words = int(random.integers(3, 8)), "".join(random.choice(list("abc%# "), 6))
     bar, line = (int(each) for each in random.integers(0, 2, 2))  # on which streams
-    at = sorted(random.choice(np_range(steps), int(random.integers(1, 3)), replace=False).tolist())
+    at = sorted(random.choice(np_range(steps - 1), int(random.integers(1, 3)), replace=False).tolist())
     text = f"""
         import os, sys, time
         rank = int(os.environ["MULTIRING_RANK"])
         streams = (sys.stdout, sys.stderr)
-        began = float(os.environ["BEGIN"])
+        open(f"ready{{rank}}", "w").close()
+        while not os.path.exists(f"ready{{1 - rank}}"):
+            time.sleep(0.01)
+        began = max(os.path.getmtime(f"ready{{each}}") for each in (0, 1)) + 0.1
         for step in range({steps}):
             time.sleep(max(0, began + 0.25 * step + (0.1 if rank == 0 else 0) - time.time()))
             if rank == 1:
@@ -178,8 +181,7 @@ def bars(random: Random, folder: Path) -> Iterator[Fault]:
             print(file=streams[{bar}])
     """
     (folder / "bars.py").write_text(textwrap.dedent(text), encoding="utf-8")
-    command = [*MULTIRING, "run", "-n", "2", "--env", f"BEGIN={time.time() + 2.5}", "bars.py"]
-    done = ran(command, folder, one_file=True)
+    done = ran([*MULTIRING, "run", "-n", "2", "bars.py"], folder, one_file=True)
     states = done.out.replace(b"\r", b"\n").split(b"\n")
     for step in at:
         if b"[0] line %d of rank 0" % step not in states:
