@@ -253,7 +253,7 @@ def send_nothing(here: Here) -> None:
 
 def test_bytes_are_those_of_the_wire() -> None:
     padded = 16 * (3 + 1 + 7 + 1)  # to 64 bytes each
-    flags = len(SHAPES) + 2
+    flags = len(SHAPES) + 3
     wanted = [2 * padded + flags, 2 * padded + flags, padded + 4 + flags]
     assert run_ranks(count_bytes, 2) == [wanted] * 2
 

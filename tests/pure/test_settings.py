@@ -42,6 +42,7 @@ VALUES = {
     "MULTIRING_TIMELINE": ("trace.json.gz", "trace.json.gz", [""]),
     "MULTIRING_TIMELINE_PREVIEW": ("1", True, ["", "maybe"]),
     "MULTIRING_TIMELINE_MARK_CYCLES": ("1", True, ["", "often"]),
+    "MULTIRING_CHECK_FIRST_STEPS": ("0", False, ["", "maybe"]),
     "MULTIRING_BENCH_PEERS": ("/opt/peers", "/opt/peers", []),
     "MULTIRING_DATA_CACHE": ("/nvme/cache", "/nvme/cache", []),
     "MULTIRING_DATA_MEMORY": ("0", 0, ["-1", "1 GiB", "x"]),

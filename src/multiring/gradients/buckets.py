@@ -17,6 +17,7 @@ ALIGNMENT_BYTES = 64
 BUCKET_BYTES = 25 << 20
 FIRST_BUCKET_BYTES = 1 << 20
 # Behind the members' flags there are three more; their places from the end.
+MORE_FLAGS = 3
 COMPARES_FLAG = -3
 SPARSE_FLAG = -2
 TRAINS_FLAG = -1
@@ -69,7 +70,7 @@ class BucketLayout:
     @property
     def flags(self) -> int:
         """How many flags there are."""
-        return len(self.members) + 3
+        return len(self.members) + MORE_FLAGS
 
     @property
     def count(self) -> int:

@@ -16,7 +16,7 @@ from multiring.errors import ArgumentError, StateError
 from multiring.frontend.consistency_check import require_alike, told_to_others
 from multiring.frontend.errors import internal_errors
 from multiring.frontend.first_steps import FirstSteps, Parameters
-from multiring.gradients.buckets import COMPARES_FLAG, TRAINS_FLAG, GradientSpec, lay_out
+from multiring.gradients.buckets import COMPARES_FLAG, MORE_FLAGS, TRAINS_FLAG, GradientSpec, lay_out
 from multiring.gradients.choice import ReductionOf, reductions_of
 from multiring.gradients.options import Options
 from multiring.gradients.reductions import CompressionState, Predivided, Reduction
@@ -204,7 +204,7 @@ class GradientReducer:
 
     def _start(self) -> None:
         reduction = self._reductions[self._order.started]
-        reduction.flags[-3:] = 0
+        reduction.flags[-MORE_FLAGS:] = 0
         reduction.flags[COMPARES_FLAG] = self._first_steps.wants
         reduction.flags[TRAINS_FLAG] = 1
         self._first_steps.see(reduction.places)

@@ -31,15 +31,20 @@ from multiring.torch.optimizer.sparse_rows import Gathered
 
 _WHAT = "DistributedOptimizer"
 _ANEW = "The ranks may be out of step; make the DistributedOptimizer anew on every rank"
+_OTHERS = (
+    "Count only backwards for this optimizer's own steps: around another network's, as a GAN's generator's through its "
+    "discriminator, freeze these parameters by requires_grad_(False), and thaw them after it (docs/torch_optimizer.md)"
+)
 # Both as Horovod says them: programs and tests look for these words.
 _TOO_MANY = (
     "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
     "backward_passes_per_step to accumulate gradients locally, or call optimizer.synchronize() in between. It "
-    "was before step {step} of this optimizer, with backward_passes_per_step={passes}."
+    "was before step {step} of this optimizer, with backward_passes_per_step={passes}. " + _OTHERS
 )
 _TOO_EARLY = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
-    "This is prohibited as it can cause a race condition. To drop gradients, call optimizer.synchronize() first."
+    "This is prohibited as it can cause a race condition. To drop gradients, call optimizer.synchronize() first. "
+    + _OTHERS
 )
 
 

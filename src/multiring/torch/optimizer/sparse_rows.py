@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from multiring.gradients.buckets import MORE_FLAGS
 from multiring.gradients.reductions import CompressionState
 from multiring.runtime import Group
 from multiring.torch.interop import allocate, array_of, tensor_of
@@ -26,7 +27,7 @@ class Gathered:
         self._group = group
         self._op = op
         self._parameter = parameter
-        self._flags = allocate(group, 3, torch.uint8)
+        self._flags = allocate(group, 1 + MORE_FLAGS, torch.uint8)
         self.flags = self._flags.array
         self.places = [torch.empty((), dtype=parameter.dtype).expand(parameter.shape)]
         self._own: Tensor | None = None
