@@ -102,7 +102,7 @@ def drawn_features(random: Random, backend: str) -> list[str]:
         KINDS,
         [each for each in OTHERS if each != "steps" or backend != "torch"],
     ]
-    count = int(random.choice([0, 1, 2, 3], p=[0.1, 0.5, 0.25, 0.15]))
+    count = int(random.choice([0, 1, 2, 3], p=[0.1, 0.6, 0.2, 0.1]))
     chosen = random.permutation(len(groups))[:count]
     found = sorted(str(random.choice(list(groups[place]))) for place in chosen)
     weighs = {"class-weight", "mean-weights", *WEIGHTS} & set(found)

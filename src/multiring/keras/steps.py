@@ -150,11 +150,12 @@ class _WithoutParts:
     def __init__(self, iterator: Any) -> None:
         self._iterator = iterator
 
-    def __iter__(self) -> Iterator[tuple[Any, Any, list[Any]]]:
-        for begin, end, found in self._iterator:
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        older = not hasattr(self._iterator, "__iter__")
+        for *steps, found in self._iterator.enumerate_epoch() if older else self._iterator:
             batch = found[0] if isinstance(found, list | tuple) else next(found)
-            yield begin, end, [unwrapped(batch)[1]]
+            yield (*steps, [unwrapped(batch)[1]])
 
-    def enumerate_epoch(self) -> Iterator[tuple[Any, Any, list[Any]]]:
+    def enumerate_epoch(self) -> Iterator[tuple[Any, ...]]:
         """Iterate, under the name that older releases of Keras have for it."""
         return iter(self)
