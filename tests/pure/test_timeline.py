@@ -3,6 +3,9 @@
 import gzip
 import json
 import os
+import socket
+import subprocess
+import sys
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -18,14 +21,17 @@ from multiring.cli import main
 from multiring.errors import ArgumentError, StateError
 from multiring.trace import (
     Alignment,
+    Claim,
     Glossary,
     Part,
     Reading,
+    TakenError,
     TraceFile,
     best_reading,
     clear,
     file_path,
     follow,
+    is_held,
     merge,
     part_path,
     parts_of,
@@ -479,3 +485,103 @@ def test_a_glossary_forgets_the_oldest() -> None:
     assert glossary.find(4999) == ("operation 4999", "")
     assert glossary.find(4998) == ("operation 4998", "4998")
     assert glossary.find(0) is None
+
+
+# ---- what is not ours, and what is in use
+
+
+def refused(path: Path, what: str) -> str:
+    with pytest.raises(ArgumentError, match=what) as error:
+        clear(path)
+    return str(error.value)
+
+
+def test_nothing_that_is_no_timeline_is_removed_or_replaced(tmp_path: Path) -> None:
+    """Whatever stands at the names that a timeline uses, and whether it is found before, or at the end."""
+    foreign = (b"weights", b"{}", b'{"traceEvents":[]}', b'{"traceEvents":[\n]}', b'{"block": "start"}')
+    for number, content in enumerate(foreign):
+        for name in ("trace.json", "trace.json.gz"):
+            path = tmp_path / str(number) / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(content)
+            assert str(path) in refused(path, "no timeline that multiring wrote; it was left as it is")
+            with pytest.raises(FileExistsError):
+                TraceFile(path)
+            part = part_path(path.parent / "other.json", number)
+            part.write_bytes(content)
+            refused(part.parent / "other.json", "is no part of a timeline")
+            with pytest.raises(ArgumentError, match="is no part of a timeline"):
+                Claim(part)
+            assert path.read_bytes() == part.read_bytes() == content
+    late = TraceFile(tmp_path / "late.json")
+    (tmp_path / "late.json").write_bytes(b"somebody was quicker")
+    with pytest.raises(FileExistsError):
+        late.close()
+    assert (tmp_path / "late.json").read_bytes() == b"somebody was quicker"
+    assert not list(tmp_path.glob("late.json.*"))
+
+
+def test_what_is_ours_is_removed_also_compressed_or_unfinished(tmp_path: Path) -> None:
+    for name in ("trace.json", "trace.json.gz"):
+        path = tmp_path / name
+        TraceFile(path).close()
+        os.close(Claim(part_path(path, 1)).take())
+        unfinished = TraceFile(path)
+        unfinished._file.write(unfinished._separator)
+        unfinished._file.flush()
+        assert len(list(tmp_path.iterdir())) == 3
+        unfinished._file.close()  # as a process that is killed does
+        clear(path)
+        assert not list(tmp_path.iterdir())
+        path.touch()
+        clear(path)
+        assert not path.exists()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device"])
+def test_what_is_no_file_is_refused_and_stays(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "trace.json"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(path))
+    else:
+        path = Path("/dev/null")
+    for act in (file_path, clear, Claim):
+        with pytest.raises(ArgumentError, match=f"is a {kind}"):
+            act(path)
+    assert path.exists()
+    assert not path.is_file()
+
+
+def test_a_link_is_followed_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    link = tmp_path / "trace.json"
+    link.symlink_to(tmp_path / "data" / "there.json")
+    TraceFile(file_path(link)).close()
+    assert link.is_symlink()
+    assert (tmp_path / "data" / "there.json").is_file()
+
+
+def test_a_timeline_that_another_process_records_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    program = (
+        "import sys; from pathlib import Path; from multiring.trace import Claim; "
+        "held = Claim(Path(sys.argv[1])); print(); sys.stdin.read()"
+    )
+    for rank in (0, 3):
+        part = part_path(path, rank)
+        command = [sys.executable, "-c", program, str(part)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+            assert other.stdout is not None
+            other.stdout.readline()
+            assert is_held(part)
+            with pytest.raises(TakenError, match="another job records its timeline there now"):
+                clear(path)
+            with pytest.raises(TakenError, match="another job records its timeline there now"):
+                Claim(part)
+            other.kill()
+        assert not is_held(part)
+        Claim(part).release()
+        assert not part.exists()

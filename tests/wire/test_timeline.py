@@ -241,6 +241,7 @@ def begin_wrongly(here: Here, folder: str) -> None:
     paths["part_path"] = true_path
     group.barrier()
     assert not list(Path(folder).iterdir())
+    group.barrier()  # rank 0 takes its part before it asks the others
     multiring.start_timeline(f"{folder}/x.json")
     with pytest.raises(StateError, match="a timeline is on already; "):
         multiring.start_timeline(f"{folder}/y.json")

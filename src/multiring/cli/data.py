@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from multiring.cli.data_paper import add_paper_arguments, on_paper
+import numpy as np
+
+from multiring.cli.data_paper import add_paper_arguments, on_paper, require_no_paper
 from multiring.cli.output import show
 from multiring.data.caching.blocks import BlockCache, clean
 from multiring.data.caching.mapped import cache_folder
@@ -28,7 +30,7 @@ from multiring.data.readers.storage import storage_of
 from multiring.errors import ArgumentError, DataError
 from multiring.runtime import init, shutdown
 
-_DAMAGED = 1
+_DAMAGED = _INCOMPLETE = 1
 _TOLD = 20  # samples that were left out, by number
 _SHOWN_S = 0.5
 
@@ -95,7 +97,7 @@ def size_of(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit with 1 where `verify` found damage."""
+    """Exit with 1 where `verify` found damage, or `stage` could not keep all blocks."""
     acts = {"pack": _pack, "verify": _verify, "plan": _plan, "bench": _bench, "stage": _stage, "clean": _clean}
     return acts[arguments.action](arguments)
 
@@ -179,6 +181,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         for line in on_paper(arguments):
             show(line)
         return 0
+    require_no_paper(arguments)
     data = _opened(arguments)
     size = sum(each.size_bytes for each in data.shards)
     usual, exact = Shuffle(), read_amplification(data.source)
@@ -232,18 +235,30 @@ def _stage(arguments: argparse.Namespace) -> int:
             if exchange is not None:
                 exchange.stage(_Bar("B"), own_only=arguments.spread)
         passed = time.monotonic() - began
+        lacking = 0
         if exchange is not None:
+            wanted = [each for each in storage.each_block() if not arguments.spread or exchange.owns(*each)]
+            lacking = sum(not cache.holds(storage.key, storage.number(*each)) for each in wanted)
             traffic, counts = exchange.traffic, storage.cache.counts
             show(
                 f"rank {group.rank}: {storage.manifest.size_bytes} bytes in {passed:.3f} s: {traffic.source} from the "
                 f"source, {traffic.peers} from peers, {counts.hits} blocks were here"
             )
+            if lacking:
+                show(
+                    f"rank {group.rank}: {lacking} of {len(wanted)} blocks are NOT kept in {cache.root}: want more "
+                    "room on its disk, a larger --quota, or --spread over more hosts"
+                )
+        # Every rank ends alike, so that what follows `&&` does not begin.
+        lacks = np.array([lacking], np.int64)
+        group.all_reduce(lacks)
     finally:
         shutdown()
-    return 0
+    return _INCOMPLETE if lacks[0] else 0
 
 
 def _clean(arguments: argparse.Namespace) -> int:
     done = clean(arguments.folder or cache_folder(), keep_bytes=arguments.keep, everything=arguments.all)
-    show(f"removed {done.removed} files, {done.removed_bytes} bytes; {done.left_bytes} bytes are left")
+    others = f"; {done.foreign} files are no cache's, and stay" if done.foreign else ""
+    show(f"removed {done.removed} files, {done.removed_bytes} bytes; {done.left_bytes} bytes are left{others}")
     return 0

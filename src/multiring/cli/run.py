@@ -10,6 +10,7 @@ On several hosts all that is mpiexec's business. With --horovod, a program that 
 import argparse
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from multiring.launch import (
     run_over_hosts,
 )
 from multiring.settings import inherited_environment
-from multiring.trace import clear, file_path, merge, part_path, parts_of
+from multiring.trace import TakenError, clear, file_path, is_held, merge, part_path, parts_of, unfinished_of
 
 # What others' launchers call what we call otherwise.
 _ELSEWHERE = {
@@ -108,8 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def start(command: list[str], ranks: int | None, hosts: str | None, options: JobOptions) -> int:
     """Run the job, and return its exit code."""
-    if options.timeline is not None:
-        clear(options.timeline)
+    options = _with_clear_timeline(options)
     try:
         if hosts is not None:
             return run_over_hosts(command, hosts, ranks, options)
@@ -120,6 +120,22 @@ def start(command: list[str], ranks: int | None, hosts: str | None, options: Job
     finally:
         if options.timeline is not None:
             _make_do_with_parts(options.timeline, is_here=hosts is None)
+
+
+def _with_clear_timeline(options: JobOptions) -> JobOptions:
+    """Return the options without their timeline where another job records it; else remove what is left of an old one.
+
+    Raises:
+        ArgumentError: something is there that is no timeline.
+    """
+    if options.timeline is None:
+        return options
+    try:
+        clear(options.timeline)
+    except TakenError as error:
+        print(f"multiring: no timeline of this job is recorded: {error}", file=sys.stderr)
+        return replace(options, timeline=None)
+    return options
 
 
 def _with_file(arguments: argparse.Namespace) -> argparse.Namespace:
@@ -173,9 +189,10 @@ def _make_do_with_parts(path: Path, *, is_here: bool) -> None:
 
     `is_here`: all ranks were on this machine.
     """
-    left = parts_of(path)
+    found = parts_of(path)
+    left = [each for each in found if not is_held(each)]  # a held one is of another job, which records there now
     if not left:
-        if is_here and not path.exists():
+        if is_here and not found and not path.exists():
             print(
                 f"multiring: nobody wrote the timeline {path}: the program did not join the job (multiring.init()), or "
                 "ended before it had",
@@ -191,7 +208,7 @@ def _make_do_with_parts(path: Path, *, is_here: bool) -> None:
     except (ArgumentError, OSError) as error:
         print(f"multiring: no timeline could be made of {names}: {error}", file=sys.stderr)
         return
-    for each in left:
+    for each in (*left, *(unfinished_of(path) if left == found else ())):
         each.unlink(missing_ok=True)
     lacks = f"; it lacks ranks {', '.join(map(str, missing))}" if missing else ""
     print(f"multiring: {path} is made of what the ranks had written before they ended{lacks}", file=sys.stderr)

@@ -9,16 +9,16 @@ import numpy as np
 from multiring.data.dataset import Samples
 from multiring.data.feeding.loader import Batch, Loader
 from multiring.errors import DataError
-from multiring.frontend.lifecycle import rank, size
+from multiring.frontend.job_place import job_place
 from multiring.frontend.sample_counts import count_in_job
-from multiring.runtime import is_initialized
 
 
 class DataLoader(Loader):
     """Batches of JAX's arrays of this rank's samples; see `multiring.data.Loader`, whose arguments it takes.
 
-    `rank` and `ranks` are the job's, where `init` was called before and they are not given. `loader.share.weight` is
-    what the mean of a rank's losses counts for, where the last batch of an epoch is divided unevenly.
+    `rank` and `ranks` are the job's where they are not given, as they are when an iteration begins.
+    `loader.share.weight` is what the mean of a rank's losses counts for, where the last batch of an epoch is divided
+    unevenly.
 
     Args:
         samples: a Dataset or a Mixture.
@@ -28,11 +28,11 @@ class DataLoader(Loader):
     """
 
     def __init__(self, samples: Samples, batch: int, *, device: Any = None, **options: Any) -> None:
-        here, ranks = (rank(), size()) if is_initialized() else (0, 1)
-        super().__init__(samples, batch, **{"rank": here, "ranks": ranks, **options})
-        self._device = device
+        super().__init__(samples, batch, **options)
         if not options.keys() & {"rank", "ranks"}:
+            self.follow(job_place)
             self.count_by(count_in_job)
+        self._device = device
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches that are left of the epoch; at its end, those of the next one."""

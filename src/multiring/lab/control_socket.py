@@ -9,6 +9,7 @@ import json
 import os
 import selectors
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import SubprocessError
@@ -22,6 +23,7 @@ _HOST_SOCKET = "\0multiring-lab"  # the same in rsh_agent.py
 _NAME_BYTES = 64
 _READ_BYTES = 1 << 16
 _MOST_DESCRIPTORS = 3
+_AGAIN_S = 0.05  # until a caller is tried to be accepted again
 _BACKLOG = 1024
 _ANSWER_S = 30.0
 
@@ -119,6 +121,9 @@ class ControlSocket:
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, ConnectionError):
+            return
+        except OSError:  # a full table of descriptors: the caller waits, and the lab goes on
+            time.sleep(_AGAIN_S)
             return
         if peer_credentials(connection).uid == os.geteuid():
             self._callers.append(Caller(connection))

@@ -9,22 +9,21 @@ import tensorflow as tf
 from multiring.data.dataset import Samples
 from multiring.data.feeding.loader import Batch, Loader
 from multiring.errors import ArgumentError, DataError
-from multiring.frontend.lifecycle import rank, size
+from multiring.frontend.job_place import job_place
 from multiring.frontend.sample_counts import count_in_job
-from multiring.runtime import is_initialized
 
 
 class DataLoader(Loader):
     """Batches of this rank's samples; see `multiring.data.Loader`, whose arguments it takes.
 
-    `rank` and `ranks` are the job's, where `init` was called before and they are not given. `dataset()` is what Keras
-    and tf.data take.
+    `rank` and `ranks` are the job's where they are not given, as they are when an iteration begins. `dataset()` is what
+    Keras and tf.data take.
     """
 
     def __init__(self, samples: Samples, batch: int, **options: Any) -> None:
-        here, ranks = (rank(), size()) if is_initialized() else (0, 1)
-        super().__init__(samples, batch, **{"rank": here, "ranks": ranks, **options})
+        super().__init__(samples, batch, **options)
         if not options.keys() & {"rank", "ranks"}:
+            self.follow(job_place)
             self.count_by(count_in_job)
 
     def dataset(self, *fields: str) -> Any:

@@ -14,17 +14,12 @@ from multiring.data.feeding.batches import batch_of
 from multiring.data.feeding.loader import Batch, Loader
 from multiring.data.progress import Progress, steps
 from multiring.errors import ArgumentError, DataError
-from multiring.frontend.lifecycle import rank, size
+from multiring.frontend.job_place import job_place
 from multiring.frontend.sample_counts import count_in_job
-from multiring.runtime import is_initialized
 from multiring.torch.collectives.allreduce import allreduce
 from multiring.torch.distributing.rules import Rules
 from multiring.torch.distributing.weighing import Weighing, scaled
 from multiring.torch.optimizer.distributed import Distributed
-
-
-def _job() -> tuple[int, int]:
-    return (rank(), size()) if is_initialized() else (0, 1)
 
 
 def tensors_of(batch: Batch) -> Batch:
@@ -49,14 +44,15 @@ def _tensor(name: str, array: Any) -> Tensor:
 class DataLoader(Loader):
     """Batches of tensors of this rank's samples; see `multiring.data.Loader`, whose arguments it takes.
 
-    `rank` and `ranks` are the job's, where `init` was called before and they are not given. `distribute` takes it in
-    place of torch's DataLoader: `batch` is then that of all ranks together, and gradients are weighted by each rank's
-    part of it.
+    `rank` and `ranks` are the job's where they are not given, as they are when an iteration begins. `distribute` takes
+    it in place of torch's DataLoader: `batch` is then that of all ranks together, and gradients are weighted by each
+    rank's part of it.
     """
 
     def __init__(self, samples: Samples, batch: int, **options: Any) -> None:
-        here, ranks = _job()
-        super().__init__(samples, batch, **{"rank": here, "ranks": ranks, **options})
+        super().__init__(samples, batch, **options)
+        if not options.keys() & {"rank", "ranks"}:
+            self.follow(job_place)
         self._weighing: Weighing | None = None
         self._rules: Rules | None = None
         self._optimizer: Distributed | None = None
@@ -66,7 +62,7 @@ class DataLoader(Loader):
     def attend(self, rules: Rules, weighing: Weighing, optimizer: Distributed) -> None:
         """Be the loader of a distributed training: of this job's ranks, with gradients weighted."""
         self._rules, self._weighing, self._optimizer = rules, weighing, optimizer
-        self.place(*_job())
+        self.follow(job_place)
         self.count_by(count_in_job)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -102,22 +98,31 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
     Args:
         samples: a Dataset or a Mixture.
         batch: samples of a step, on all ranks together.
-        rank: this one; the job's by default.
-        ranks: how many there are; the job's by default.
+        rank: this one; by default the job's, as it is when an iteration begins.
+        ranks: how many there are; by default the job's, as they are when an iteration begins.
     """
 
     def __init__(self, samples: Samples, batch: int, *, rank: int | None = None, ranks: int | None = None) -> None:
         super().__init__()
-        here, count = _job()
         self._samples, self._batch = samples, batch
-        self._place = (here if rank is None else rank, count if ranks is None else ranks)
+        self._rank, self._ranks = rank, ranks
+        job_place()  # from now on forked workers know the rank that they are of
         self._progress = Progress.beginning(samples)
+
+    def _place(self) -> tuple[int, int]:
+        here, ranks = job_place()
+        return (here if self._rank is None else self._rank, ranks if self._ranks is None else self._ranks)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker process that begins anew is in no job.
+        here, ranks = self._place()
+        return {**self.__dict__, "_rank": here, "_ranks": ranks}
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches that this worker makes."""
         told = torch.utils.data.get_worker_info()
         number, workers = (told.id, told.num_workers) if told is not None else (0, 1)
-        here, ranks = self._place
+        here, ranks = self._place()
         epoch, begin = self._progress.epoch, self._progress.samples
         made = steps(self._samples.order, self._batch, epoch=epoch, begin=begin, rank=here, ranks=ranks)
         for turn, step in enumerate(made):

@@ -1,5 +1,8 @@
 """Timelines: what every rank did when, as values, and as one file that Perfetto and chrome://tracing open."""
 
+from multiring.trace.claims import Claim as Claim
+from multiring.trace.claims import TakenError as TakenError
+from multiring.trace.claims import is_held as is_held
 from multiring.trace.clocks import Alignment as Alignment
 from multiring.trace.clocks import Reading as Reading
 from multiring.trace.clocks import best_reading as best_reading
@@ -9,6 +12,7 @@ from multiring.trace.file import file_path as file_path
 from multiring.trace.file import merge as merge
 from multiring.trace.file import part_path as part_path
 from multiring.trace.file import parts_of as parts_of
+from multiring.trace.file import unfinished_of as unfinished_of
 from multiring.trace.glossary import Glossary as Glossary
 from multiring.trace.part import Part as Part
 from multiring.trace.part import block as block
@@ -23,17 +27,20 @@ from multiring.trace.spans import stop_spans as stop_spans
 
 __all__ = [
     "Alignment",
+    "Claim",
     "Follower",
     "Glossary",
     "Part",
     "Reading",
     "Spans",
+    "TakenError",
     "TraceFile",
     "best_reading",
     "block",
     "clear",
     "file_path",
     "follow",
+    "is_held",
     "merge",
     "part_path",
     "parts_of",
@@ -42,4 +49,5 @@ __all__ = [
     "span",
     "start_spans",
     "stop_spans",
+    "unfinished_of",
 ]

@@ -1,16 +1,28 @@
 """The file of a timeline: all ranks' parts in one, written beside its place and put there whole."""
 
 import contextlib
+import errno
 import gzip
 import io
 import json
 import os
+import re
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from multiring.errors import ArgumentError
 from multiring.trace.chrome import events_of
+from multiring.trace.claims import (
+    HEAD,
+    TakenError,
+    is_held,
+    is_part,
+    is_unfinished,
+    require_file,
+    require_timeline,
+)
 from multiring.trace.part import Part, read_part
 from multiring.version import VERSION
 
@@ -26,10 +38,10 @@ _READ_ME = {
 
 
 def file_path(path: str | os.PathLike[str]) -> Path:
-    """Return `path` as the absolute path of a file that can be in its directory.
+    """Return `path` as the absolute path of a file that can be in its directory; a link's is that of its file.
 
     Raises:
-        ArgumentError: it is no path, or a directory, or in one that does not exist.
+        ArgumentError: it is no path, or a directory or device, or in a directory that does not exist.
     """
     try:
         text: Any = os.fspath(path)
@@ -38,10 +50,13 @@ def file_path(path: str | os.PathLike[str]) -> Path:
     if not isinstance(text, str) or not text or "\0" in text:
         raise ArgumentError(f"timeline={path!r}: want the path of a file")
     where = Path(text).absolute()
+    if where.is_symlink():
+        where = Path(os.path.realpath(where))
     if where.is_dir():
         raise ArgumentError(f"timeline={text!r} is a directory; want a file in it")
     if not where.parent.is_dir():
         raise ArgumentError(f"timeline={text!r}: there is no directory {os.fspath(where.parent)!r}; make it first")
+    require_file(where)
     return where
 
 
@@ -60,17 +75,42 @@ def parts_of(path: Path) -> list[Path]:
     return [entry for _, entry in sorted(found)]
 
 
-def clear(path: Path) -> None:
+def clear(path: Path, own: Path | None = None) -> None:
     """Remove the file of an earlier timeline and its parts: what is there later is of this one.
 
+    Args:
+        path: of the file.
+        own: a part that this process holds, and that stays.
+
     Raises:
-        ArgumentError: that cannot be done.
+        TakenError: another job records there now.
+        ArgumentError: one of them is no timeline or part, or it cannot be removed. Then nothing was removed.
     """
-    for each in (path, *parts_of(path)):
+    parts = [each for each in parts_of(path) if each != own]
+    for each in parts:
+        require_file(each)
+        if is_held(each):
+            raise TakenError(
+                f"another job records its timeline there now: {str(each)!r} is in use; want another name for this one"
+            )
+        if not is_part(each):
+            raise ArgumentError(
+                f"{str(each)!r} is no part of a timeline, but has the name of one; it was left as it is. Give the "
+                "timeline another name, or remove the file"
+            )
+    require_timeline(path)
+    for each in (path, *parts, *unfinished_of(path)):
         try:
             each.unlink(missing_ok=True)
         except OSError as error:
             raise ArgumentError(f"{each} cannot be removed for a new timeline: {error.strerror}") from None
+
+
+def unfinished_of(path: Path) -> list[Path]:
+    """Return what killed ranks left of the timeline `path` that they were writing."""
+    name = re.compile(re.escape(path.name) + r"\.[0-9a-f]{16}\.new")
+    found = [each for each in path.parent.iterdir() if name.fullmatch(each.name) and each.is_file()]
+    return [each for each in found if is_unfinished(each)]
 
 
 class TraceFile:
@@ -79,23 +119,31 @@ class TraceFile:
     Nothing is at `path` before `close`. Compressed where its name ends in .gz.
 
     Raises:
-        OSError: it cannot be written; so do `add` and `close`, and nothing is left of it.
+        OSError: it cannot be written, or something else is at `path`; so do `add` and `close`, and nothing is left of
+            what was written.
     """
 
     def __init__(self, path: Path, *, mark_cycles: bool = False) -> None:
         self._path = path
-        self._unfinished = path.with_name(f"{path.name}.new")
+        self._unfinished = path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
         self._mark_cycles = mark_cycles
         self._reference: str | None = None  # the name of rank 0's clock
         self._about: dict[str, Any] = {}
         self._ranks: dict[str, Any] = {}
-        self._separator = '{"traceEvents":[\n'
+        self._separator = HEAD
+        self._require_place()
         self._file = self._open()
+
+    def _require_place(self) -> None:
+        try:
+            require_timeline(self._path)
+        except ArgumentError as error:
+            raise FileExistsError(errno.EEXIST, str(error), str(self._path)) from None
 
     def _open(self) -> IO[str]:
         if self._path.name.endswith(".gz"):
-            return io.TextIOWrapper(gzip.open(self._unfinished, "wb", compresslevel=3), encoding="utf-8")
-        return self._unfinished.open("w", encoding="utf-8")
+            return io.TextIOWrapper(gzip.open(self._unfinished, "xb", compresslevel=3), encoding="utf-8")
+        return self._unfinished.open("x", encoding="utf-8")
 
     def add(self, part: Part) -> None:
         """Write a rank's events. Rank 0 comes first, if it comes: by its clock it is known whose is the same."""
@@ -139,6 +187,7 @@ class TraceFile:
         try:
             self._file.write(f'{start}\n],"displayTimeUnit":"ms","metadata":{json.dumps(metadata)}}}\n')
             self._file.close()
+            self._require_place()
             self._unfinished.replace(self._path)
         except BaseException:
             self.discard()

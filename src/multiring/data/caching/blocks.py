@@ -12,6 +12,7 @@ read instead, so that what a power cut left of it is found.
 
 import errno
 import os
+import re
 import secrets
 import stat
 import struct
@@ -34,7 +35,8 @@ READERS = "readers"  # the folder in which processes say what they need next
 _TEMPORARY = ".new-"
 _FOLDER = 1000  # blocks of one folder
 _STALE_S = 3600.0  # an unfinished block that has not grown for so long is nobody's
-_DISKS_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES}
+_DISKS_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EFBIG}
+_MOST_DAMAGED = 64 << 20  # bytes of a block of which no head is left
 _COUNTED_ANEW = 256  # written blocks after which others' are counted again
 
 Tell = Callable[[str], None]
@@ -308,25 +310,36 @@ class Cleaned:
     removed: int
     removed_bytes: int
     left_bytes: int
+    foreign: int = 0  # files that no cache has written, and that stay
 
 
 def clean(root: Path, *, keep_bytes: int | None = None, everything: bool = False) -> Cleaned:
     """Remove from a cache what nobody uses: what was left unfinished, what is in quarantine, and what is too much.
 
-    A process that reads from it meanwhile fetches what it misses.
+    A process that reads from it meanwhile fetches what it misses. Only files that a cache has written are removed:
+    their place, their name and their first bytes say so. Others stay, and are counted.
 
     Args:
         root: the folder.
         keep_bytes: the oldest blocks go until no more are left.
         everything: all blocks go.
+
+    Raises:
+        ArgumentError: the folder has files, but none that a cache has written.
     """
     now = time.time()
-    removed = removed_bytes = 0
+    removed = removed_bytes = foreign = 0
     left: list[tuple[float, int, Path]] = []
-    for path, size, written in files_in(root):
-        is_passing = path.name.startswith(_TEMPORARY) or path.parent.name == READERS
-        is_stale = is_passing and now - written > _STALE_S
-        if everything or is_stale or path.parent.name == _QUARANTINE:
+    found = [(path, size, written, _kind_of(path, root)) for path, size, written in files_in(root)]
+    if found and not any(kind for *_, kind in found):
+        raise ArgumentError(
+            f"{str(root)!r} is no cache of multiring's: none of its {len(found)} files is a block, and nothing was "
+            "removed; want --folder of a cache"
+        )
+    for path, size, written, kind in found:
+        if not kind:
+            foreign += 1
+        elif everything or kind == _QUARANTINE or (kind == _PASSING and now - written > _STALE_S):
             path.unlink(missing_ok=True)
             removed, removed_bytes = removed + 1, removed_bytes + size
         else:
@@ -337,4 +350,43 @@ def clean(root: Path, *, keep_bytes: int | None = None, everything: bool = False
             break
         path.unlink(missing_ok=True)
         removed, removed_bytes, total = removed + 1, removed_bytes + size, total - size
-    return Cleaned(removed=removed, removed_bytes=removed_bytes, left_bytes=total)
+    return Cleaned(removed=removed, removed_bytes=removed_bytes, left_bytes=total, foreign=foreign)
+
+
+_BLOCK, _PASSING = "block", "passing"
+_KEY = r"[0-9A-Za-z.-]+"
+_BLOCKS_PLACE = re.compile(rf"{_KEY}/([0-9]{{6,}})/(0|[1-9][0-9]*)")
+_NEW_PLACE = re.compile(rf"{_KEY}/[0-9]{{6,}}/{re.escape(_TEMPORARY)}[0-9a-f]{{16}}")
+_QUARANTINE_PLACE = re.compile(rf"{_QUARANTINE}/{_KEY}-[0-9]+-[0-9a-f]{{8}}")
+_READERS_PLACE = re.compile(rf"{READERS}/({re.escape(_TEMPORARY)})?{_KEY}-[0-9a-f]{{12}}")
+_READERS_MAGIC = b"MRU1"
+
+
+def _kind_of(path: Path, root: Path) -> str:
+    """Return what a cache has written a file as; "" where no cache has.
+
+    A block in quarantine, and one that was being written, may have lost some of its bytes, but has its place and name.
+    """
+    place = path.relative_to(root).as_posix()
+    try:
+        with path.open("rb") as file:
+            start = file.read(_HEAD.size)
+            size = os.fstat(file.fileno()).st_size
+    except OSError:
+        return ""
+    begins = _MAGIC.startswith(start[:4])
+    is_ours = {
+        _BLOCK: _is_block(place, start, size),
+        _PASSING: (_NEW_PLACE.fullmatch(place) and begins)
+        or (_READERS_PLACE.fullmatch(place) and _READERS_MAGIC.startswith(start[:4])),
+        _QUARANTINE: _QUARANTINE_PLACE.fullmatch(place) and (begins or size <= _MOST_DAMAGED),
+    }
+    return "" if path.is_symlink() else next((kind for kind, found in is_ours.items() if found), "")
+
+
+def _is_block(place: str, start: bytes, size: int) -> bool:
+    named = _BLOCKS_PLACE.fullmatch(place)
+    if named is None or int(named[2]) // _FOLDER != int(named[1]) or len(start) < _HEAD.size:
+        return False
+    magic, _, length, _ = _HEAD.unpack(start)
+    return bool(magic == _MAGIC and length >= size - _HEAD.size)  # what a power cut left may be shorter

@@ -50,6 +50,7 @@ class Keeping:
         self._others = _Others(cache.root, key, len(sizes))
         self._began = (time.monotonic(), 0)
         self._look_at = 0.0
+        self._looking = threading.Lock()
         self._accepted: dict[int, int] = {}  # blocks that are being fetched to be kept, and what goes for each
         self._parted = np.zeros(len(sizes), dtype=np.bool_)  # blocks of which samples use parts
         self._mine: NDArray[np.bool_] | None = None
@@ -63,7 +64,7 @@ class Keeping:
             for each in self._blocks:
                 kept.put(each)
             self._memory = kept
-            self._look()
+        self._look()
 
     @property
     def is_expecting(self) -> bool:
@@ -80,28 +81,45 @@ class Keeping:
             if self._uses is None:
                 return
             self._uses.advance(now)
-            if time.monotonic() > self._look_at:
-                self._look()
+        if time.monotonic() > self._look_at:
+            self._look()
 
     def _look(self) -> None:
-        """Tell others what is needed here, and see what they need and what is on the disk now."""
-        began = time.monotonic()
-        if self._uses is not None:
-            self._others.tell(self._uses.ahead() * self._pace())
-        self._others.look()
-        there = self._cache.numbers(self._key)
-        for number in np.flatnonzero(self._disk.held).tolist():
-            if number not in there:
-                self._disk.drop(number)
-        for number in there:
-            if number < len(self._sizes):
-                self._disk.put(number)
-        # What else is in the folder takes room too.
-        others = max(0, self._cache.recount() - self._disk.used_bytes)
-        self._disk.capacity_bytes = max(0, self._cache.quota_bytes - others)
-        # Of a large folder this takes long: a twentieth of the time at most.
-        now = time.monotonic()
-        self._look_at = now + max(_TELL_S, 20 * (now - began))
+        """Tell others what is needed here, and see what they need and what is on the disk now.
+
+        One thread at a time looks, and holds the lock that readers need only while it takes in what it has seen: the
+        folder may be large, and its disk slow.
+        """
+        if not self._looking.acquire(blocking=False):
+            return
+        try:
+            began = time.monotonic()
+            with self._lock:
+                told = None if self._uses is None else self._uses.ahead() * self._pace()
+                held = self._disk.held.copy()
+            if told is not None:
+                self._others.tell(told)
+            seen = self._others.seen()
+            there = np.zeros(len(self._sizes), dtype=np.bool_)
+            numbers = np.asarray(self._cache.numbers(self._key), dtype=np.int64)
+            there[numbers[numbers < len(there)]] = True
+            used = self._cache.recount()
+            with self._lock:
+                self._others.take(seen)
+                # What has changed here meanwhile is newer than what was seen.
+                for number in np.flatnonzero(held & ~there & self._disk.held).tolist():
+                    self._disk.drop(number)
+                for number in np.flatnonzero(~held & there & ~self._disk.held).tolist():
+                    if self._cache.holds(self._key, number):
+                        self._disk.put(number)
+                # What else is in the folder takes room too.
+                others = max(0, used - self._disk.used_bytes)
+                self._disk.capacity_bytes = max(0, self._cache.quota_bytes - others)
+            # Of a large folder this takes long: a twentieth of the time at most.
+            now = time.monotonic()
+            self._look_at = now + max(_TELL_S, 20 * (now - began))
+        finally:
+            self._looking.release()
 
     def _pace(self) -> float:
         """Return seconds a use."""
@@ -233,8 +251,8 @@ class _Others:
             beside.write_bytes(_HEAD.pack(_MAGIC, self._units, self._count) + seconds.astype("<f4").tobytes())
             beside.rename(self._own)
 
-    def look(self) -> None:
-        """See what others say."""
+    def seen(self) -> "dict[str, tuple[int, float, Times]]":
+        """Return what others say now."""
         now = time.monotonic()
         found: dict[str, tuple[int, float, Times]] = {}
         try:
@@ -254,8 +272,12 @@ class _Others:
                 found[path.name] = (count, when, times)
             else:
                 found[path.name] = (count, when, np.full(self._units, NEVER))
-        self._seen = found
-        self.is_alone = not found
+        return found
+
+    def take(self, seen: "dict[str, tuple[int, float, Times]]") -> None:
+        """Take in what others say."""
+        self._seen = seen
+        self.is_alone = not seen
 
     def _read(self, path: Path) -> tuple[int, Times] | None:
         size = _HEAD.size + 4 * self._units

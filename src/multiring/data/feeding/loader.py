@@ -1,6 +1,7 @@
 """A loader: each step's batch of this rank, ready before it is asked for, and how far the training is."""
 
 import multiprocessing
+import os
 import sys
 import time
 from collections import defaultdict, deque
@@ -10,16 +11,19 @@ from itertools import islice
 from typing import Any
 
 from multiring.data.dataset import Samples
-from multiring.data.feeding.batches import Allocate, Job, Layout, Wanted, wanted_by
+from multiring.data.feeding.batches import Allocate, Failure, Job, Layout, Wanted, wanted_by
 from multiring.data.feeding.leaving_out import Count, LeavingOut, first_layout
 from multiring.data.feeding.processes import ProcessWorkers, Start
-from multiring.data.feeding.threads import ThreadWorkers
+from multiring.data.feeding.threads import ThreadWorkers, WorkersEndedError
 from multiring.data.progress import Progress, Step, steps
 from multiring.data.readers.opening import tell
 from multiring.data.shares import Share
 from multiring.errors import ArgumentError, DataError, StateError
 
 Batch = dict[str, Any]
+_Crew = ThreadWorkers | ProcessWorkers
+_Started = tuple[Job, _Crew]
+_UnderWay = deque[tuple[Step, _Started]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,9 @@ class Loader:
         self._leaving_out = LeavingOut(samples) if skip_bad else None
         self._progress = Progress.beginning(samples)
         self._share: Share | None = None
-        self._workers: ThreadWorkers | ProcessWorkers | None = None
+        self._workers: _Crew | None = None
+        self._made_for: tuple[int, int, tuple[int, int], Layout] | None = None  # what the workers depend on
+        self._where: Callable[[], tuple[int, int]] | None = None
         self._layout: Layout | None = None
         self._expects: tuple[int, tuple[int, int]] | None = None
         self.place(rank, ranks)
@@ -165,6 +171,15 @@ class Loader:
         if not 0 <= rank < ranks:
             raise ArgumentError(f"rank {rank} of {ranks}: want 0 to {ranks - 1}")
         self._place = (rank, ranks)
+        self._where = None
+
+    def follow(self, where: Callable[[], tuple[int, int]]) -> None:
+        """Be the rank that `where` returns, with the number of ranks, whenever an iteration begins.
+
+        So a loader that is older than its job, or than the job's newest ranks, has the right samples. `place` ends it.
+        """
+        self.place(*where())
+        self._where = where
 
     def attend_by(self, attendant: Callable[[], None] | None) -> None:
         """Call `attendant` with every batch, in the thread that asks for it; None for nobody."""
@@ -204,57 +219,73 @@ class Loader:
         Raises:
             DataError: a sample cannot be read.
         """
+        if self._where is not None:
+            self.follow(self._where)
         self._progress = self._rolled()
         expect = getattr(self.samples, "expect", None)
         if expect is not None and self._expects != (expected := (self.batch, self._place)):
             expect(self.batch, self._place, self._progress.epoch, self._progress.samples)
             self._expects = expected
-        return self._batches(self._steps())
-
-    def _steps(self) -> Iterator[Step]:
+        begin = {"epoch": self._progress.epoch, "begin": self._progress.samples}
         rank, ranks = self._place
-        made = steps(
-            self.samples.order,
-            self.batch,
-            epoch=self._progress.epoch,
-            begin=self._progress.samples,
-            rank=rank,
-            ranks=ranks,
-        )
-        return islice(made, len(self))
+        made = steps(self.samples.order, self.batch, **begin, rank=rank, ranks=ranks)
+        return self._batches(islice(made, len(self)))
 
     def _batches(self, source: Iterator[Step]) -> Iterator[Batch]:
-        under_way: deque[tuple[Step, Job]] = deque()
+        under_way: _UnderWay = deque()
         try:
             while True:
                 began = time.monotonic()
                 for step in islice(source, self._crew_of.ahead + 1 - len(under_way)):
-                    under_way.append((step, self._started(step)))
+                    under_way.append((step, self._started(wanted_by(self.samples, step))))
                 self.waited_s += time.monotonic() - began
                 if not under_way:
                     return
-                step, job = under_way.popleft()
-                batch, share = self._finished(step, job, under_way)
+                step, started = under_way.popleft()
+                batch, share = self._finished(step, started, under_way)
                 self._progress = replace(self._progress, epoch=step.epoch, samples=step.end)
                 if batch is not None:
                     self._share = share
                     yield batch
-                del batch, job
+                del batch, started
         finally:
-            for _, job in under_way:
-                self._crew().drop(job)
+            for _, (job, crew) in under_way:
+                crew.drop(job)
 
-    def _started(self, step: Step) -> Job:
-        wanted = wanted_by(self.samples, step)
-        return self._crew(wanted).start(wanted)
+    def _started(self, wanted: Wanted) -> _Started:
+        while True:
+            crew = self._crew(wanted)
+            try:
+                return crew.start(wanted), crew
+            except WorkersEndedError:  # closed by another thread just now
+                continue
 
-    def _finished(self, step: Step, job: Job, under_way: "deque[tuple[Step, Job]]") -> tuple[Batch | None, Share]:
+    def _waited(self, started: _Started) -> tuple[_Started, list[Failure], dict[str, list[Any]]]:
+        """Return a batch that is done, begun anew where its workers ended before, its failures and its lists."""
+        while True:
+            job, crew = started
+            if crew.pid != os.getpid():  # this process is a fork of the one that the workers are of
+                started = self._started(job.wanted)
+                continue
+            try:
+                lists, failures = job.wait()
+            except WorkersEndedError:
+                # Closed meanwhile, or another iteration began as another rank: new workers make this one's batches.
+                crew.drop(job)
+                started = self._started(job.wanted)
+            except BaseException:
+                crew.drop(job)
+                raise
+            else:
+                return started, failures, lists
+
+    def _finished(self, step: Step, started: _Started, under_way: _UnderWay) -> tuple[Batch | None, Share]:
         began = time.monotonic()
-        lists, failures = job.wait()
-        while job.wider():
-            job = self._begun_anew(step, job, under_way)
-            lists, failures = job.wait()
-        batch: Batch = {**self._crew().hand_over(job), **lists}
+        started, failures, lists = self._waited(started)
+        while types := started[0].wider():
+            started, failures, lists = self._waited(self._begun_anew(started, types, under_way))
+        job, crew = started
+        batch: Batch = {**crew.hand_over(job), **lists}
         self.waited_s += time.monotonic() - began
         self.batches += 1
         for name, each in job.spent().items():
@@ -267,40 +298,31 @@ class Loader:
             raise DataError(f"{failures[0].text} (skip_bad=True leaves such samples out)")
         return batch, step.share
 
-    def _begun_anew(self, step: Step, job: Job, under_way: "deque[tuple[Step, Job]]") -> Job:
-        """Begin batches again with types that hold the values of all samples; return the first one's job."""
-        self._layout = self.layout().widened(job.wider())
-        crew = self._crew()
-        for each in (job, *(other for _, other in under_way)):
-            crew.drop(each)
-        self.close()
-        made = self._started(step)
-        later = [(other, self._started(other)) for other, _ in under_way]
+    def _begun_anew(self, started: _Started, types: Mapping[str, Any], under_way: _UnderWay) -> _Started:
+        """Begin batches again with types that hold the values of all samples; return the first one."""
+        job, crew = started
+        if crew.layout == self._layout:  # else another iteration has widened the types, and they are tried first
+            self._layout = self.layout().widened(types)
+        later = list(under_way)
         under_way.clear()
-        under_way.extend(later)
+        for one, its in (started, *(other for _, other in later)):
+            its.drop(one)
+        made = self._started(job.wanted)
+        under_way.extend((step, self._started(one.wanted)) for step, (one, _) in later)
         return made
 
     # ---- workers ----
 
-    def _crew(self, wanted: Wanted | None = None) -> ThreadWorkers | ProcessWorkers:
+    def _crew(self, wanted: Wanted) -> _Crew:
+        """Return workers of this process that were made for this place, and for batches of this size and layout."""
+        layout = self._layout = self._layout or self._looked_at(wanted)
+        needed = (os.getpid(), self.batch, self._place, layout)
+        if self._workers is not None and (self._workers.is_over or self._made_for != needed):
+            self.close()
         if self._workers is None:
-            if wanted is None:
-                raise StateError("the loader was closed")
-            chosen = self._crew_of
-            layout = self._layout = self._layout or self._looked_at(wanted)
-            if chosen.processes:
-                rows = -(-self.batch // self._place[1])
-                start = Start(
-                    samples=self.samples,
-                    layout=layout,
-                    rows=rows,
-                    slots=chosen.ahead + 3,
-                    spare=2,
-                    context=chosen.context,
-                )
-                self._workers = ProcessWorkers(start, chosen.count, self._allocate, tell)
-            else:
-                self._workers = ThreadWorkers(self.samples, layout, chosen.count, self._allocate, chosen.ahead)
+            rows = -(-self.batch // self._place[1])
+            self._workers = _made(self._crew_of, self.samples, layout, rows, self._allocate)
+            self._made_for = needed
         return self._workers
 
     def layout(self) -> Layout:
@@ -319,11 +341,19 @@ class Loader:
         return first_layout(self.samples, wanted, skip_bad=self._leaving_out is not None)
 
     def close(self) -> None:
-        """End the workers; the next iteration begins new ones."""
+        """End the workers; the next iteration begins new ones, as does one that is under way."""
         if self._workers is not None:
-            self._workers.close()
-            self._workers = None
+            workers, self._workers = self._workers, None
+            workers.close()
 
     def __del__(self) -> None:
         if getattr(self, "_workers", None) is not None and not sys.is_finalizing():
             self.close()
+
+
+def _made(chosen: Workers, samples: Samples, layout: Layout, rows: int, allocate: Allocate | None) -> _Crew:
+    """Return workers as they are chosen, for batches of up to so many rows."""
+    if chosen.processes:
+        start = Start(samples=samples, layout=layout, rows=rows, spare=2, context=chosen.context)
+        return ProcessWorkers(start, chosen.count, allocate, tell)
+    return ThreadWorkers(samples, layout, chosen.count, allocate, chosen.ahead)

@@ -1,32 +1,42 @@
 """Workers that are processes: for transforms in Python, which threads of one process run by turns.
 
 They write into memory that they share with this process, a file without a name, and say by pipes what they have done.
-One that dies is told of, replaced, and what it had to do is done by others.
+One that dies is told of, replaced, and what it had to do is done by others. They end when the process that started them
+ends, however it does.
 """
 
+import contextlib
 import ctypes
 import mmap
 import multiprocessing
 import os
 import pickle
+import select
 import signal
 import sys
 import threading
+import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import DupFd
+from pathlib import Path
 from typing import Any
 
 from multiring.data.dataset import Samples
 from multiring.data.feeding.batches import Allocate, Filled, Job, Layout, Wanted, fill, pieces_of
+from multiring.data.feeding.threads import WorkersEndedError
 from multiring.errors import DataError
 
 # A piece whose workers die so often takes them along itself.
 _DEATHS = 3
 _JOIN_S = 5.0
+_LOOK_S = 1.0  # between looks for the process that started a worker, where the kernel cannot tell its end
+# Rows of a piece that is sent to a worker which is busy yet. A longer one could fill the pipe while the worker waits to
+# send an answer: both would wait for ever.
+_SENT_AHEAD = 1024
 
 
 @dataclass(slots=True)
@@ -45,15 +55,22 @@ class _Worker:
     tasks: "deque[_Task]"
 
 
+@dataclass(frozen=True, slots=True)
+class _Area:
+    """A piece of the shared file, for one batch."""
+
+    begin: int
+    memory: mmap.mmap
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
     """What a worker process is started with."""
 
     samples: Samples
     layout: Layout
-    rows: int  # of a batch, at most
-    slots: int  # for batches that are made or used at a time
-    spare: int  # of those: as many may be in use
+    rows: int  # of most batches
+    spare: int  # batches that may be in use in the shared memory; of others the user has copies
     context: str  # of multiprocessing: "forkserver", "spawn" or "fork"
 
 
@@ -69,53 +86,87 @@ class ProcessWorkers:
 
     def __init__(self, start: Start, workers: int, allocate: Allocate | None, report: Callable[[str], None]) -> None:
         self._start, self._allocate, self._report = start, allocate, report
-        _, self._slot_bytes = start.layout.offsets(start.rows)
-        self._slot_bytes = -(-max(self._slot_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.pid = os.getpid()
+        self.layout = start.layout
         self._file = os.memfd_create("multiring-data", os.MFD_CLOEXEC)
-        os.ftruncate(self._file, self._slot_bytes * start.slots)
-        self._memory = mmap.mmap(self._file, self._slot_bytes * start.slots)
-        self._free = deque(range(start.slots))
+        # Made as batches need it: however many iterations are under way at a time, none waits for another's memory.
+        self._areas: list[_Area] = []
+        self._free: list[int] = []
         self._waiting: deque[_Task] = deque()
         # A batch may be let go of wherever memory is collected, also by a thread that holds it.
         self._lock = threading.Condition(threading.RLock())
         self._closed = False
-        self._held = 0  # slots that somebody outside views
+        self._broken: BaseException | None = None
+        self._held = 0  # areas that somebody outside views
         self._context: Any = multiprocessing.get_context(start.context)
         self._wake, self._woken = self._context.Pipe()
-        self._workers = [self._begun(number) for number in range(workers)]
+        self._workers: list[_Worker] = []
+        for number in range(workers):
+            self._workers.append(self._begun(number))
         self._thread = threading.Thread(target=self._serve, daemon=True, name="multiring-data")
         self._thread.start()
 
     def _begun(self, number: int) -> _Worker:
         ours, theirs = self._context.Pipe()
-        told = pickle.dumps((self._start, self._slot_bytes))
-        # multiprocessing hands the descriptor on where the process begins anew; a fork has it.
-        file: Any = self._file if self._start.context == "fork" else DupFd
+        told = pickle.dumps(self._start)
+        # multiprocessing hands the descriptor on where the process begins anew; a fork has it, and ends of pipes that
+        # are not its own: while it had those, no worker would see that this process has closed them.
+        is_fork = self._start.context == "fork"
+        file: Any = self._file if is_fork else DupFd
+        inherited = [ours, self._wake, self._woken, *(each.pipe for each in self._workers)] if is_fork else []
         process: Any = self._context.Process(
-            target=_work, args=(theirs, told, _Descriptor(self._file, file)), daemon=True, name=f"data worker {number}"
+            target=_work,
+            args=(theirs, told, _Descriptor(self._file, file), self.pid, inherited),
+            daemon=True,
+            name=f"data worker {number}",
         )
         process.start()
         theirs.close()
         return _Worker(number, process, ours, deque())
 
+    @property
+    def is_over(self) -> bool:
+        """Return whether no batch can be made any more: they were closed, or could not go on."""
+        return self._closed or self._broken is not None
+
     def start(self, wanted: Wanted) -> Job:
-        """Begin to make a batch, once there is memory for it."""
+        """Begin to make a batch.
+
+        Raises:
+            WorkersEndedError: they were closed, or could not go on.
+        """
+        rows = len(wanted.numbers)
         with self._lock:
-            while not self._free:
-                self._lock.wait()
-            slot = self._free.popleft()
-            rows = len(wanted.numbers)
+            if self.is_over:
+                raise WorkersEndedError("the loader's processes were closed")
+            slot = self._area(max(rows, self._start.rows))
             pieces = pieces_of(self._start.samples, self._start.layout, rows, len(self._workers))
-            views = self._start.layout.views(self._memory, slot * self._slot_bytes, rows)
-            job = Job(wanted=wanted, arrays=views, slot=slot)
+            job = Job(wanted=wanted, arrays=self._start.layout.views(self._areas[slot].memory, 0, rows), slot=slot)
             self._waiting += [_Task(job, begin, end) for begin, end in job.cut(pieces)]
-        self._wake.send_bytes(b"\0")
+        self._wake_up()
         return job
+
+    def _area(self, rows: int) -> int:
+        """Return the number of a free piece of the shared memory that holds so many rows."""
+        _, needed = self._start.layout.offsets(rows)
+        size = -(-max(needed, 1) // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        for slot in reversed(self._free):
+            if len(self._areas[slot].memory) >= size:
+                self._free.remove(slot)
+                return slot
+        begin = sum(len(each.memory) for each in self._areas)
+        os.ftruncate(self._file, begin + size)
+        self._areas.append(_Area(begin, mmap.mmap(self._file, size, offset=begin)))
+        return len(self._areas) - 1
+
+    def _wake_up(self) -> None:
+        with contextlib.suppress(OSError):  # closed meanwhile
+            self._wake.send_bytes(b"\0")
 
     def hand_over(self, job: Job) -> dict[str, Any]:
         """Return a finished batch's arrays. Its memory is used again when nothing views it any more."""
         with self._lock:
-            # The loader needs the others for batches that are being made.
+            # The user may keep any number of batches, but the shared memory does not become smaller again.
             is_scarce = self._held >= self._start.spare
             self._held += not is_scarce and self._allocate is None
         rows = len(job.wanted.numbers)
@@ -126,13 +177,16 @@ class ProcessWorkers:
                 copies[name][...] = array
             self._give_back(job)
             return copies
-        owner = (ctypes.c_char * self._slot_bytes).from_buffer(self._memory, job.slot * self._slot_bytes)
+        memory = self._areas[job.slot].memory
+        owner = (ctypes.c_char * len(memory)).from_buffer(memory)
         views = self._start.layout.views(owner, 0, rows)
         weakref.finalize(owner, self._let_go, job).atexit = False
         job.arrays = {}
         return views
 
     def _let_go(self, job: Job) -> None:
+        if os.getpid() != self.pid:
+            return  # a fork's copy of a batch: the lock may be held there for ever
         with self._lock:
             self._held -= 1
         self._give_back(job)
@@ -140,44 +194,59 @@ class ProcessWorkers:
     def _give_back(self, job: Job) -> None:
         job.arrays = {}
         with self._lock:
-            self._free.append(job.slot)
-            self._lock.notify()
+            if job.slot >= 0:  # once only
+                self._free.append(job.slot)
+                job.slot = -1
 
     def drop(self, job: Job) -> None:
         """Let go of a batch that nobody wants, once workers do not write into it any more."""
         job.cancelled = True
+        if os.getpid() != self.pid:
+            return
         with self._lock:
             dropped = [each for each in self._waiting if each.job is job]
             self._waiting = deque(each for each in self._waiting if each.job is not job)
+            if not self._is_being_made(job):
+                self._give_back(job)
+                return
         for each in dropped:
             job.finish(each.begin, Filled(lists={}, failures=[]))
         threading.Thread(target=self._drained, args=(job,), daemon=True).start()
 
+    def _is_being_made(self, job: Job) -> bool:
+        return any(task.job is job for each in self._workers for task in each.tasks)
+
     def _drained(self, job: Job) -> None:
         with self._lock:
-            while any(task.job is job for each in self._workers for task in each.tasks) and not self._closed:
+            while self._is_being_made(job) and not self.is_over:
                 self._lock.wait(0.1)
         self._give_back(job)
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes. Batches that are not made yet fail with WorkersEndedError."""
+        if os.getpid() != self.pid:
+            self._closed = True  # in a fork: they are the other process's
+            return
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-        self._wake.send_bytes(b"\0")
-        self._thread.join(_JOIN_S)
+            self._fail_all(WorkersEndedError("the loader's processes were closed"))
+        self._wake_up()
+        if threading.current_thread() is not self._thread:  # where memory is collected, it may be
+            self._thread.join(_JOIN_S)
         for each in self._workers:
             each.pipe.close()
         for each in self._workers:
-            each.process.join(_JOIN_S)
-            if each.process.exitcode is None:
-                each.process.kill()
-                each.process.join()
-            each.process.close()
+            with contextlib.suppress(ValueError):  # it is closed already: it had died, and could not be replaced
+                _end(each.process)
         os.close(self._file)
         self._wake.close()
         self._woken.close()
+
+    def _fail_all(self, error: BaseException) -> None:
+        for task in [*self._waiting, *(task for each in self._workers for task in each.tasks)]:
+            task.job.fail(error)
 
     # ---- the thread that gives out work ----
 
@@ -189,11 +258,13 @@ class ProcessWorkers:
                 if self._woken in ready:
                     self._woken.recv_bytes()
                 for worker in list(self._workers):
-                    if worker.pipe in ready:
+                    if worker.pipe in ready and not self._closed:
                         self._hear(worker)
         except BaseException as error:  # noqa: BLE001 -- raised where batches are waited for
-            for task in [*self._waiting, *(task for each in self._workers for task in each.tasks)]:
-                task.job.fail(error)
+            with self._lock:
+                if not self._closed:
+                    self._broken = error
+                    self._fail_all(error)
 
     def _give_out(self) -> None:
         with self._lock:
@@ -201,12 +272,14 @@ class ProcessWorkers:
             for depth in range(2):
                 for worker in self._workers:
                     if self._waiting and len(worker.tasks) <= depth:
-                        task = self._waiting.popleft()
-                        worker.tasks.append(task)
-                        wanted = task.job.wanted
+                        task = self._waiting[0]
+                        if worker.tasks and task.end - task.begin > _SENT_AHEAD:
+                            continue
+                        worker.tasks.append(self._waiting.popleft())
+                        wanted, area = task.job.wanted, self._areas[task.job.slot]
                         piece = wanted.piece(task.begin, task.end)
                         try:
-                            worker.pipe.send((task.job.slot, len(wanted.numbers), task.begin, piece))
+                            worker.pipe.send(((area.begin, len(area.memory)), len(wanted.numbers), task.begin, piece))
                         except OSError:
                             break  # it is dead, which its pipe tells
 
@@ -216,6 +289,8 @@ class ProcessWorkers:
         except (EOFError, OSError):
             self._bury(worker)
             return
+        except Exception as error:  # noqa: BLE001 -- whatever a class of the user's raises when it is unpickled
+            filled = f"data worker: its answer cannot be unpickled here: {type(error).__name__}: {error}"
         with self._lock:
             task = worker.tasks.popleft()
             self._lock.notify_all()
@@ -225,16 +300,15 @@ class ProcessWorkers:
             task.job.fail(DataError(filled))
 
     def _bury(self, worker: _Worker) -> None:
-        worker.process.join()
-        code = worker.process.exitcode
+        pid = worker.process.pid
+        code = _end(worker.process)
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
         lost = list(worker.tasks)
         worker.pipe.close()
         numbers = [each for task in lost for each in task.job.wanted.numbers[task.begin : task.end].tolist()]
         shown = f"{numbers[:8]}{' ...' if len(numbers) > 8 else ''}"
-        name = f"data worker {worker.number} (process {worker.process.pid})"
+        name = f"data worker {worker.number} (process {pid})"
         self._report(f"{name} was {how}; another one takes its place and reads its {len(numbers)} samples {shown}")
-        worker.process.close()
         if lost:
             lost[0].deaths += 1  # what it was at
             if lost[0].deaths >= _DEATHS:
@@ -242,9 +316,20 @@ class ProcessWorkers:
                 first = task.job.wanted.numbers[task.begin : task.end].tolist()
                 task.job.fail(DataError(f"{_DEATHS} data workers died at samples {first}; the last was {how}"))
         with self._lock:
-            self._waiting.extendleft(reversed(lost))
+            self._waiting.extendleft(task for task in reversed(lost) if not task.job.cancelled)
             worker.tasks.clear()
             self._workers[self._workers.index(worker)] = self._begun(worker.number)
+
+
+def _end(process: Any) -> int:
+    """Wait for a process whose pipe is closed, kill it where it does not end, and return its exit code."""
+    process.join(_JOIN_S)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+    code: int = process.exitcode
+    process.close()
+    return code
 
 
 class _Descriptor:
@@ -264,19 +349,54 @@ class _Descriptor:
         return self._number
 
 
-def _work(pipe: Connection, told: bytes, descriptor: _Descriptor) -> None:
-    """Fill rows until the other end of the pipe is gone."""
+def _work(
+    pipe: Connection, told: bytes, descriptor: _Descriptor, trainer: int, inherited: Sequence[Connection]
+) -> None:
+    """Fill rows until the other end of the pipe is gone, or the process that has it."""
+    for each in inherited:
+        each.close()
+    threading.Thread(target=_end_with, args=(trainer,), daemon=True, name="multiring-data-end").start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the training's to handle
-    start, slot_bytes = pickle.loads(told)  # noqa: S301 -- of the process that started this one
-    memory = mmap.mmap(descriptor.number(), slot_bytes * start.slots)
+    start: Start = pickle.loads(told)  # noqa: S301 -- of the process that started this one
+    areas: dict[tuple[int, int], mmap.mmap] = {}
     while True:
         try:
-            slot, rows, begin, wanted = pipe.recv()
+            area, rows, begin, wanted = pipe.recv()
         except (EOFError, OSError):
             sys.exit(0)
         try:
-            views = start.layout.views(memory, slot * slot_bytes, rows)
+            if area not in areas:
+                areas[area] = mmap.mmap(descriptor.number(), area[1], offset=area[0])
+            views = start.layout.views(areas[area], 0, rows)
             answer: Any = fill(start.samples, start.layout, views, begin, wanted)
         except Exception as error:  # noqa: BLE001 -- told to who waits
             answer = f"data worker: {type(error).__name__}: {error}"
-        pipe.send(answer)
+        _send(pipe, answer)
+
+
+def _send(pipe: Connection, answer: Any) -> None:
+    try:
+        told = pickle.dumps(answer)
+    except Exception as error:  # noqa: BLE001 -- whatever a class of the user's raises when it is pickled
+        told = pickle.dumps(f"data worker: a sample cannot be pickled: {type(error).__name__}: {error}")
+    try:
+        pipe.send_bytes(told)
+    except OSError:
+        sys.exit(0)
+
+
+def _end_with(trainer: int) -> None:
+    """End this process when `trainer` has ended, whatever it is at.
+
+    The end of the pipe says the same, but not while another process has inherited the trainer's end.
+    """
+    try:
+        ended = select.poll()
+        ended.register(os.pidfd_open(trainer), select.POLLIN)
+        ended.poll()
+    except ProcessLookupError:
+        pass
+    except (OSError, AttributeError):  # a kernel, or a C library, without it
+        while Path(f"/proc/{trainer}").exists():
+            time.sleep(_LOOK_S)
+    os._exit(1)

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import mmap
+import os
 import queue
 import threading
 import weakref
@@ -12,9 +13,14 @@ from typing import Any
 
 from multiring.data.dataset import Samples
 from multiring.data.feeding.batches import Allocate, Array, Job, Layout, Wanted, fill, pieces_of
+from multiring.errors import StateError
 
 _HUGE = 1 << 22  # bytes from which on large pages pay
 _Queue = queue.SimpleQueue[Any]
+
+
+class WorkersEndedError(StateError):
+    """The workers were closed before they had made a batch; other workers have to make it."""
 
 
 class Recycled:
@@ -62,11 +68,13 @@ class ThreadWorkers:
     def __init__(
         self, samples: Samples, layout: Layout, workers: int, allocate: Allocate | None, ahead: int = 2
     ) -> None:
-        self._layout = layout
+        self.pid = os.getpid()  # a fork has no threads
+        self.layout = layout
         self._pieces = partial(pieces_of, samples, layout, workers=workers)
         self._allocate = allocate
         self._recycled = Recycled(layout, ahead + 2)
         self._tasks: _Queue = queue.SimpleQueue()
+        self._lock = threading.Lock()
         for number in range(workers):
             threading.Thread(
                 target=_work, args=(samples, layout, self._tasks), daemon=True, name=f"multiring-data-{number}"
@@ -74,16 +82,29 @@ class ThreadWorkers:
         # Threads know the queue only, so that they end when nobody feeds it any more.
         self._end = weakref.finalize(self, _end, self._tasks, workers)
 
+    @property
+    def is_over(self) -> bool:
+        """Return whether no batch can be made any more."""
+        return not self._end.alive
+
     def start(self, wanted: Wanted) -> Job:
-        """Begin to make a batch."""
+        """Begin to make a batch.
+
+        Raises:
+            WorkersEndedError: they were closed.
+        """
         rows = len(wanted.numbers)
         if self._allocate is None:
             arrays = self._recycled.arrays(rows)
         else:
-            arrays = {name: self._allocate((rows, *s), dtype) for name, (s, dtype) in self._layout.arrays.items()}
+            arrays = {name: self._allocate((rows, *s), dtype) for name, (s, dtype) in self.layout.arrays.items()}
         job = Job(wanted=wanted, arrays=arrays)
-        for begin, end in job.cut(self._pieces(rows)):
-            self._tasks.put((job, begin, end))
+        pieces = job.cut(self._pieces(rows))
+        with self._lock:  # what is put behind the end is done by nobody
+            if self.is_over:
+                raise WorkersEndedError("the loader's threads were closed")
+            for begin, end in pieces:
+                self._tasks.put((job, begin, end))
         return job
 
     def hand_over(self, job: Job) -> dict[str, Any]:
@@ -95,8 +116,9 @@ class ThreadWorkers:
         job.cancelled = True
 
     def close(self) -> None:
-        """End the threads, each when it has done what it does."""
-        self._end()
+        """End the threads once they have made the batches that were started."""
+        with self._lock:
+            self._end()
 
 
 def _end(tasks: _Queue, workers: int) -> None:

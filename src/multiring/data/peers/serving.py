@@ -20,6 +20,7 @@ CONNECTIONS = 256
 _PROOF_S = 10.0  # until somebody has proven to know the secret
 _PEER_S = 60.0  # for a request to come, and for a block to go
 _IDLE_S = 3600.0
+_AGAIN_S = 0.05  # until a connection is tried to be accepted again
 _SHUNNED_S = 30.0  # how long a peer that failed is not asked again
 
 
@@ -59,8 +60,12 @@ class BlockServer:
         while not self._closed:
             try:
                 sock, (host, *_) = self._listener.accept()
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # small answers go at once
             except OSError:
-                return  # closed
+                # A full table of descriptors, or a stranger that is gone already, ends nothing but this connection.
+                if not self._closed:
+                    time.sleep(_AGAIN_S)
+                continue
             line = Line(sock, _PROOF_S)
             with self._lock:
                 is_full = len(self._lines) >= CONNECTIONS or self._closed
@@ -69,7 +74,12 @@ class BlockServer:
             if is_full:
                 line.close()
                 continue
-            threading.Thread(target=self._serve, args=(line, host), daemon=True, name="multiring-blocks").start()
+            try:
+                threading.Thread(target=self._serve, args=(line, host), daemon=True, name="multiring-blocks").start()
+            except RuntimeError:  # no thread can be had now
+                with self._lock:
+                    self._lines.discard(line)
+                line.close()
 
     def _serve(self, line: Line, host: str) -> None:
         try:

@@ -34,7 +34,7 @@ from multiring.runtime.tracing.event_log import EventLog
 from multiring.runtime.tracing.timeline import Timelines
 from multiring.settings import TIMELINE_LATER, JobNews, Settings, foreign_environment
 from multiring.topology import Topology, grid_of, neighbours
-from multiring.trace import Glossary
+from multiring.trace import Glossary, TakenError
 
 # A rank may need a connection on each of a few rails to every other, and what tells of its end.
 _FILES_A_RANK, _OTHER_FILES = 4, 1024
@@ -60,6 +60,9 @@ def join_job(settings: Settings, identity: Identity | None) -> World:
     if timeline["path"]:
         try:
             world.timelines.start(**timeline)
+        except TakenError as error:
+            if known.rank == 0:  # the training is worth more than its timeline
+                _log.warning("no timeline of this job is recorded: %s", error)
         except BaseException:
             world.close(0.0, announce=True)
             raise

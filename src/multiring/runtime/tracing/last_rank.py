@@ -21,6 +21,8 @@ def merge_if_last(path: Path, size: int) -> None:
     """Make the timeline `path` of the parts of this host's `size` ranks, unless some may still write theirs."""
     parts = [part_path(path, rank) for rank in range(size)]
     try:
+        if not all(map(_is_over, parts)):  # a rank that records holds its part
+            return
         with _alone(parts) as is_first:
             if not is_first or not all(map(_is_over, parts)):
                 return

@@ -10,13 +10,12 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from multiring._native import Context
-from multiring.trace import Glossary, Reading, Spans, block, start_spans, stop_spans
+from multiring.trace import Claim, Glossary, Reading, Spans, block, start_spans, stop_spans
 from multiring.trace.part import OPERATION, ROW
 
 _log = logging.getLogger("multiring")
@@ -32,17 +31,14 @@ class Recording:
     """One rank's part of a timeline, and what is written to it from `begin` to `end`.
 
     Args:
-        path: the part's file, which is made anew.
+        claim: the part's file, empty and held.
         context: whose operations are recorded.
         glossary: what they are called.
         who: the part's start block.
-
-    Raises:
-        OSError: the file cannot be made.
     """
 
-    def __init__(self, path: Path, context: Context, glossary: Glossary, who: dict[str, Any]) -> None:
-        self.path = path
+    def __init__(self, claim: Claim, context: Context, glossary: Glossary, who: dict[str, Any]) -> None:
+        self.path = claim.path
         self._context = context
         self._glossary = glossary
         self._spans = Spans()
@@ -52,7 +48,7 @@ class Recording:
         self._fault = ""
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        self._file = claim.take()
         self._write(block("start", **who))
 
     def note(self, reading: Reading) -> None:
@@ -105,8 +101,10 @@ class Recording:
 
     def remove(self) -> None:
         """Leave nothing of the part."""
+        # While it is held: afterwards it may be another job's.
+        if self._file >= 0:
+            self.path.unlink(missing_ok=True)
         self.close()
-        self.path.unlink(missing_ok=True)
 
     def _run(self) -> None:
         while not self._is_over.wait(_PERIOD_S):

@@ -31,7 +31,7 @@ from multiring.runtime.job.membership import Membership
 from multiring.runtime.tracing.clocks import Patience, ask_time, clock_name, tell_time
 from multiring.runtime.tracing.last_rank import merge_if_last
 from multiring.runtime.tracing.recording import Recording
-from multiring.trace import Glossary, Part, TraceFile, clear, file_path, part_path, read_part
+from multiring.trace import Claim, Glossary, Part, TakenError, TraceFile, clear, file_path, part_path, read_part
 from multiring.version import VERSION
 
 _log = logging.getLogger("multiring")
@@ -86,27 +86,34 @@ class Timelines:
 
         Raises:
             StateError: on every rank: some rank records already.
+            TakenError: on every rank: another job records in the same file.
             ArgumentError: on every rank: the path leads nowhere, or some rank cannot write beside it.
             PeerLostError, StallError: a rank is gone, or does not come.
         """
         if self._timeline_group is None:
             self._timeline_group = self._group_named("timelines")
-        where, problem = Path(), ""
+        claim, where, problem, is_taken = None, Path(), "", False
         if self._membership.rank == 0 and self._running is None:
             try:
                 where = file_path(path)
-                clear(where)
+                claim = _claimed(part_path(where, 0))
+                clear(where, own=claim.path)
             except ArgumentError as error:
-                problem = str(error)
+                problem, is_taken = str(error), isinstance(error, TakenError)
         peer_info = {"path": os.fspath(where), "problem": problem, "is_on": self._running is not None}
         peer_info |= {"mark_cycles": mark_cycles, "preview": preview, "timeline": secrets.token_hex(8)}
-        told = _exchange(self._timeline_group, peer_info)
-        busy = [each for each, peer_info in enumerate(told) if peer_info["is_on"]]
-        if busy:
-            raise StateError(f"a timeline is on already{_of(busy, told)}; multiring.stop_timeline() ends it")
-        if told[0]["problem"]:
-            raise ArgumentError(told[0]["problem"])
-        self._running = self._begin(self._timeline_group, told[0])
+        peer_info |= {"is_taken": is_taken}
+        try:
+            told = _exchange(self._timeline_group, peer_info)
+            busy = [each for each, peer_info in enumerate(told) if peer_info["is_on"]]
+            if busy:
+                raise StateError(f"a timeline is on already{_of(busy, told)}; multiring.stop_timeline() ends it")
+            if told[0]["problem"]:
+                raise (TakenError if told[0]["is_taken"] else ArgumentError)(told[0]["problem"])
+            self._running = self._begin(self._timeline_group, told[0], claim)
+        finally:
+            if claim is not None:
+                claim.release()
 
     def stop(self, patience_s: float | None = None) -> None:
         """End the recording, on every rank; the file is written when this returns.
@@ -178,10 +185,10 @@ class Timelines:
             _log.warning("%s", self._left(running, "this rank ends before the others"))
         return partial(merge_if_last, running.path, self._membership.size)
 
-    def _begin(self, meeting: Group, peer_info: dict[str, Any]) -> Running:
+    def _begin(self, meeting: Group, peer_info: dict[str, Any], claim: Claim | None) -> Running:
         rank = self._membership.rank
         path = Path(peer_info["path"])
-        recording = self._agreed_recording(meeting, path, peer_info)
+        recording = self._agreed_recording(meeting, path, peer_info, claim)
         try:
             group = self._group_named(f"timeline {peer_info['timeline']}")
             if rank == 0:
@@ -195,22 +202,27 @@ class Timelines:
             raise
         return Running(path, peer_info["mark_cycles"], group, recording)
 
-    def _agreed_recording(self, meeting: Group, path: Path, peer_info: dict[str, Any]) -> Recording:
+    def _agreed_recording(
+        self, meeting: Group, path: Path, peer_info: dict[str, Any], claim: Claim | None
+    ) -> Recording:
         """Return this rank's part, once all ranks have theirs."""
-        part, recording, problem = part_path(path, self._membership.rank), None, ""
+        recording, problem, is_taken = None, "", False
         try:
-            recording = Recording(part, self._context, self._glossary, self._who(peer_info))
-        except OSError as error:
-            problem = f"{part} cannot be written: {error.strerror}"
-        problems = []
+            claim = claim or _claimed(part_path(path, self._membership.rank))
+            recording = Recording(claim, self._context, self._glossary, self._who(peer_info))
+        except ArgumentError as error:
+            problem, is_taken = str(error), isinstance(error, TakenError)
+        problems: list[tuple[str, bool]] = []
         try:
-            problems = _exchange(meeting, problem)
+            problems = _exchange(meeting, (problem, is_taken))
         finally:
-            if recording is not None and (any(problems) or not problems):
+            if recording is not None and (any(text for text, _ in problems) or not problems):
                 recording.remove()
-        faulty = [each for each, text in enumerate(problems) if text]
+        faulty = [each for each, (text, _) in enumerate(problems) if text]
         if faulty or recording is None:
-            raise ArgumentError(f"no timeline can begin: {problems[faulty[0]]}{_of(faulty, problems)}")
+            text, is_taken = problems[faulty[0]]
+            kind = TakenError if is_taken else ArgumentError
+            raise kind(f"no timeline can begin: {text}{_of(faulty, problems)}")
         return recording
 
     def _who(self, peer_info: dict[str, Any]) -> dict[str, Any]:
@@ -356,6 +368,18 @@ class _Writing:
             for path in self._taken:
                 path.unlink(missing_ok=True)
         return self._failure
+
+
+def _claimed(part: Path) -> Claim:
+    """Return a part that is held.
+
+    Raises:
+        ArgumentError: it cannot be had.
+    """
+    try:
+        return Claim(part)
+    except OSError as error:
+        raise ArgumentError(f"{part} cannot be written: {error.strerror}") from None
 
 
 def _write_preview(path: Path, peer_info: dict[str, Any], data: bytes) -> None:

@@ -1,0 +1,39 @@
+"""Which rank of how many this process loads samples for: asked whenever an iteration begins."""
+
+import os
+from functools import cache
+
+from multiring.frontend.lifecycle import rank, size
+from multiring.runtime import is_initialized
+
+Place = tuple[int, int]
+
+
+class _Known:
+    """The place of the process that forked last, which its children inherit."""
+
+    def __init__(self) -> None:
+        self.process, self.place = os.getpid(), (0, 1)
+
+    def note(self) -> None:
+        """Note where this process is, for a child that is about to be forked."""
+        self.place = job_place()
+        self.process = os.getpid()
+
+
+@cache
+def _known() -> _Known:
+    made = _Known()
+    os.register_at_fork(before=made.note)
+    return made
+
+
+def job_place() -> Place:
+    """Return this process's rank and the number of ranks; (0, 1) outside a job.
+
+    A forked child, as a worker of torch's DataLoader, is in no job itself. It loads for the rank that forked it.
+    """
+    known = _known()
+    if is_initialized():
+        return rank(), size()
+    return known.place if known.process != os.getpid() else (0, 1)
