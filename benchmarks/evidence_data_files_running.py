@@ -6,10 +6,17 @@
 from collections.abc import Mapping, Sequence
 
 from benchmarks.evidence_cases import Family
+from benchmarks.evidence_data_files_caches import cleaning, staging
 from benchmarks.evidence_data_files_loaders import loaders
 
-RUNNING: Sequence[Family] = (Family(name="loaders", run=loaders, deadline_s=60.0),)
+RUNNING: Sequence[Family] = (
+    Family(name="loaders", run=loaders, deadline_s=60.0),
+    Family(name="cleaning", run=cleaning),
+    Family(name="staging", run=staging),
+)
 SHOWS_RUNNING: Mapping[str, Sequence[str]] = {
+    "data_19_stage_exit_status.py": ("stage: an exit code that is not so",),
+    "reader_16.py": ("clean: removed what no cache wrote",),
     "reader_07.py": ("loader: rows of other samples with place",),
     "reader_23.py": (
         "loader: a hang with errors",
