@@ -1,7 +1,9 @@
 """Topology files: what they say is what the topology has, and what makes no sense is named."""
 
 import math
+import random
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 from hypothesis import given
@@ -110,7 +112,9 @@ def test_four_digits_are_kept(latency_s: float, bandwidth: float) -> None:
         ("[shm]\nlatency_us = nan", "latency_us = nan: want a number"),
         ("[[rails]]\nlatency_us = 1", r"\[\[rails\]\]: interface = None: want a name"),
         ("[[rails]]\ninterface = 'a'\n[[rails]]\ninterface = 'a'", "rails a, a: want each interface once"),
-        ("[[hosts]]\nname = 'a'\nslots = 3", "host 'a': unknown key 'slots'; known are name, rack, rails"),
+        ("[[hosts]]\nname = 'a'\ncpus = 3", "host 'a': unknown key 'cpus'; known are name, rack, rails, slots"),
+        ("[[hosts]]\nname = 'a'\nslots = 0", "host 'a': slots = 0: want how many ranks it has"),
+        ("[[hosts]]\nname = 'a'\nslots = true", "host 'a': slots = True: want how many ranks it has"),
         ("[[hosts]]\nname = 'a'\nrails.eth9 = {}", "rails of host 'a': unknown link 'eth9'; the .* are none"),
         ("[[hosts]]\nname = 'a[1-2]'\n[[hosts]]\nname = 'a2'", "host 'a2' is there twice"),
         ("[[hosts]]\nname = 'a[2-1]'", r"'a\[2-1\]' names no hosts: want a name, or a pattern like"),
@@ -161,3 +165,13 @@ def test_one_host_has_no_rails_but_stated_ones() -> None:
     assert str(alone) == "1 host of 2 ranks"
     assert str(Topology(((0,),))) == "1 host of 1 rank"
     assert str(Topology(((0,), (1,)))) == "2 hosts x 1 ranks, 1 rail"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_file_carries_the_slots_of_each_host(seed: int) -> None:
+    draw = random.Random(seed)  # noqa: S311 -- of a test
+    counts = [draw.randrange(1, 5) for _ in range(draw.randrange(1, 9))]
+    ends = list(accumulate(counts))
+    hosts = tuple(tuple(range(end - count, end)) for end, count in zip(ends, counts, strict=True))
+    names = tuple(f"node{number:02}" for number in range(len(hosts)))
+    assert topology_of(text_of(Topology(hosts, names=names))).hosts == hosts

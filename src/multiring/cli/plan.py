@@ -56,7 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("where (default: the job's hosts)")
     where.add_argument("--topology", type=Path, metavar="FILE", help="a topology file that names the hosts")
     where.add_argument("--hosts", type=int, metavar="H", help="so many hosts")
-    where.add_argument("--slots", metavar="S", help="ranks on each (default 1), or one for each: 4,4,3,1")
+    where.add_argument(
+        "--slots", metavar="S", help="ranks on each (default 1, or what FILE says), or one for each: 4,4,3,1"
+    )
     where.add_argument("--link", metavar="RATE", help="speed of every host's link, like 1gbit")
     where.add_argument("--rail", action="append", default=[], metavar="RATE", help="one more rail of that speed")
     where.add_argument("--rack", type=int, default=1, metavar="R", help="how many racks the hosts stand in (default 1)")
@@ -113,14 +115,15 @@ def _task(arguments: argparse.Namespace, size_bytes: int) -> Task:
 
 
 def _described(arguments: argparse.Namespace) -> Topology | None:
-    slots = 1 if arguments.slots is None else parse_slots(arguments.slots)
+    slots = None if arguments.slots is None else parse_slots(arguments.slots)
     if arguments.topology is not None:
         if arguments.hosts is not None or arguments.link is not None or arguments.rail:
             raise ArgumentError("--topology has the hosts and links already: leave --hosts, --link and --rail away")
         known = read_topology(arguments.topology)
         if not known.names:
             raise ArgumentError(f"--topology {arguments.topology} names no hosts: add [[hosts]], or say --hosts H")
-        return _filled(known, slots)
+        return known if slots is None else _filled(known, slots)
+    slots = 1 if slots is None else slots
     if arguments.hosts is None:
         for name in ("slots", "link", "rail", "uplink"):
             if getattr(arguments, name):

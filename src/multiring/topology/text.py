@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 from multiring.errors import ArgumentError
@@ -30,7 +31,9 @@ _DIGITS = 4  # more were noise: what is measured varies by more than a ten thous
 
 
 def topology_of(text: str) -> Topology:
-    """Return the topology that `text` describes, one rank a host: `Topology.placed` puts a job's ranks there.
+    """Return the topology that `text` describes, with the ranks of each host's `slots`, else one.
+
+    `Topology.placed` puts a job's ranks there.
 
     Raises:
         ArgumentError: it is not TOML, or not a topology; the words say what was wanted.
@@ -49,8 +52,10 @@ def topology_of(text: str) -> Topology:
         raise ArgumentError(f"rails {', '.join(interfaces)}: want each interface once")
     links = tuple(_link(rail, TCP, f"rail {interface!r}", "interface") for rail, interface in zip(rails, interfaces))  # noqa: B905 -- one of the other
     names, places, own = _hosts(_list(table, "hosts"), interfaces, links or (TCP,))
+    counts = _slots(_list(table, "hosts")) or [1]
+    ends = list(accumulate(counts))
     return Topology(
-        hosts=tuple((rank,) for rank in range(max(len(names), 1))),
+        hosts=tuple(tuple(range(end - count, end)) for end, count in zip(ends, counts, strict=True)),
         shm=_link(_table(table.get("shm", {}), "[shm]"), SHM, "shm"),
         rails=links or (TCP,),
         racks=_racks(_list(table, "racks"), interfaces, names, places),
@@ -71,7 +76,7 @@ def _hosts(
     for each in entries:
         entry = _table(each, "[[hosts]]")
         pattern = _name(entry, "name", "[[hosts]]")
-        _refuse_others(entry, ("name", "rack", "rails"), f"host {pattern!r}")
+        _refuse_others(entry, ("name", "rack", "rails", "slots"), f"host {pattern!r}")
         differing = _links(entry.get("rails", {}), interfaces, f"rails of host {pattern!r}", links)
         for name in names_of(pattern):
             if differing:
@@ -83,6 +88,17 @@ def _hosts(
     if twice:
         raise ArgumentError(f"host {twice[0]!r} is there twice: want every host in one [[hosts]] entry")
     return tuple(names), tuple(places), tuple(own)
+
+
+def _slots(entries: list[Any]) -> list[int]:
+    """Return how many ranks each host has, in the order of their names."""
+    found: list[int] = []
+    for entry in entries:
+        count = entry.get("slots", 1)
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ArgumentError(f"host {entry['name']!r}: slots = {count!r}: want how many ranks it has, 1 or more")
+        found += [count] * len(list(names_of(entry["name"])))
+    return found
 
 
 def _racks(
@@ -160,7 +176,7 @@ def _name(table: Mapping[str, Any], key: str, what: str) -> str:
 
 
 def text_of(topology: Topology, heading: str = "") -> str:
-    """Return text that `topology_of` reads as `topology` with one rank a host, to four digits.
+    """Return text that `topology_of` reads as `topology`, ranks in the order of hosts, to four digits.
 
     Args:
         topology: hosts and interfaces without names get host0, host1, ... and rail0, rail1, ... One host has no rails
@@ -183,7 +199,7 @@ def text_of(topology: Topology, heading: str = "") -> str:
     rack_of = topology.rack_of()
     kinds: list[tuple[list[str], list[str]]] = []
     for host, name in enumerate(names):
-        entry = []
+        entry = [f"slots = {len(topology.hosts[host])}"] if len(topology.hosts[host]) > 1 else []
         if topology.racks:
             entry.append(f"rack = {json.dumps(topology.racks[rack_of[host]].name or f'rack{rack_of[host]}')}")
         differing = zip(rails, own.get(host, topology.rails), topology.rails, strict=True)

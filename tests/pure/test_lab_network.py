@@ -1,0 +1,49 @@
+"""A link of the lab that gets another speed: the bucket that was there goes, with what waits in it."""
+
+import random
+from typing import Any
+
+import pytest
+
+from multiring.lab.network import _shape
+
+
+class Qdisc:
+    """What pyroute2 tells of a queueing discipline."""
+
+    def __init__(self, burst: int) -> None:
+        self.burst = burst
+
+    def get_attr(self, name: str) -> str | None:
+        return "tbf" if name == "TCA_KIND" else None
+
+
+class Kernel:
+    """A token bucket as the kernel has it: a packet that waits, and is larger than the bucket, waits for good."""
+
+    def __init__(self) -> None:
+        self.bucket: Qdisc | None = None
+        self.waiting = 0
+
+    def get_qdiscs(self, index: int) -> list[Qdisc]:
+        assert index == 7
+        return [] if self.bucket is None else [self.bucket]
+
+    def tc(self, act: str, kind: str = "", index: int = 0, **options: Any) -> None:
+        if act == "del":
+            self.bucket, self.waiting = None, 0
+        else:
+            assert (act, kind) == ("replace", "tbf")
+            self.bucket = Qdisc(options["burst"])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_change_of_speed_stops_a_link(seed: int) -> None:
+    draw, kernel = random.Random(seed), Kernel()  # noqa: S311 -- of a test
+    for _ in range(20):
+        rate = draw.choice([None, *(10**6 * draw.randrange(1, 2000) for _ in range(6))])
+        _shape(kernel, 7, rate)
+        assert (kernel.bucket is None) == (rate is None)
+        if kernel.bucket is not None:
+            assert kernel.waiting <= kernel.bucket.burst, "it waits for good"
+            kernel.waiting = min(kernel.bucket.burst, 65536)
