@@ -30,6 +30,7 @@ class Kernel:
         return [] if self.bucket is None else [self.bucket]
 
     def tc(self, act: str, kind: str = "", index: int = 0, **options: Any) -> None:
+        assert index == 7
         if act == "del":
             self.bucket, self.waiting = None, 0
         else:
