@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from multiring.errors import ArgumentError
 
 # A copy of an array that does not lie row by row is made in blocks of this size.
-BLOCK_BYTES = 16 << 20
+BLOCK_BYTES = 4 << 20
 
 # What safetensors calls the types that it has. Arrays of other types are stored as bytes.
 SAFETENSORS = {
@@ -73,8 +73,11 @@ class Arrays(Protocol):
     def empty(self, kind: Kind, shape: tuple[int, ...]) -> Any:
         """Return a new array of undefined contents; raise ArgumentError where there is no such type."""
 
-    def memory(self, array: Any) -> "memoryview | None":
-        """Return the bytes of an array, row by row, to be written to; None where they do not lie so."""
+    def itemsize(self, array: Any) -> int:
+        """Return how many bytes an element takes."""
+
+    def windows(self, array: Any) -> Iterator[memoryview]:
+        """Yield memory for the bytes of an array, row by row; the caller fills each before it takes the next."""
 
 
 class NumpyArrays:
@@ -97,11 +100,13 @@ class NumpyArrays:
         """Return a new array of undefined contents."""
         return np.empty(shape, numpy_dtype(kind))
 
-    def memory(self, array: NDArray[Any]) -> "memoryview | None":
-        """Return the bytes of an array, to be written to."""
-        if not array.flags.c_contiguous or not array.flags.writeable:
-            return None
-        return _bytes_of(array)
+    def itemsize(self, array: NDArray[Any]) -> int:
+        """Return how many bytes an element takes."""
+        return array.dtype.itemsize
+
+    def windows(self, array: NDArray[Any]) -> Iterator[memoryview]:
+        """Yield the memory of an array that `empty` has made."""
+        yield _bytes_of(array)
 
 
 NUMPY = NumpyArrays()

@@ -1,9 +1,10 @@
 """Loading: what all ranks share by each of them, what is a rank's own by that rank."""
 
 import logging
+import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 from multiring.errors import ArgumentError, MultiringError
 from multiring.frontend.checkpoint.agreeing import NAME, agreed, target_of
 from multiring.frontend.checkpoint.array_file import Entry
-from multiring.frontend.checkpoint.arrays import BYTES, NUMPY, SAFETENSORS, WordSum, pieces_of
+from multiring.frontend.checkpoint.arrays import BYTES, NUMPY, SAFETENSORS, Arrays, WordSum, pieces_of
 from multiring.frontend.checkpoint.files import (
     READ_BYTES,
     OpenPart,
@@ -261,7 +262,7 @@ class Reading:
         """
         self.made: dict[str, Any] = {}
         self._part = part
-        self._memories: dict[str, memoryview] = {}
+        self._arrays: dict[str, Arrays] = {}
         for ref in refs_in(tree):
             entry = part.entries.get(ref.name)
             if entry is None:
@@ -273,7 +274,8 @@ class Reading:
                     f"the checkpoint has two values under the name {ref.name!r}, of which multiring 0.2 kept one: the "
                     "other is lost; want a checkpoint of this version"
                 )
-            self.made[ref.name], self._memories[ref.name] = _memory(framework, ref, entry, places.get(ref.name))
+            self._arrays[ref.name] = NUMPY if ref.is_numpy else framework.arrays
+            self.made[ref.name] = _array(self._arrays[ref.name], ref, entry, places.get(ref.name))
         if len(self.made) != len(part.entries):
             raise ArgumentError(f"{part.what} is damaged: it has arrays that no value names")
 
@@ -286,15 +288,18 @@ class Reading:
         """
         total = WordSum()
         for name, entry in self._part.entries.items():
-            for piece in _pieces(self._part, entry, self._memories[name], sends=sends):
-                total.add(piece)
+            done = 0
+            for window in self._arrays[name].windows(self.made[name]):
+                for piece in pieces_of(window, _SENT_BYTES if sends else READ_BYTES):
+                    _fill(self._part, entry, done, piece, sends=sends)
+                    total.add(piece)
+                    done += len(piece)
         if self._part.total and self._part.total != total.value():
             raise ArgumentError(f"{self._part.what} is damaged: its arrays are not those that were saved")
 
 
-def _memory(framework: Framework, ref: Ref, entry: Entry, place: Any) -> tuple[Any, memoryview]:
-    """Return an array for an entry of the file, and its bytes."""
-    arrays = NUMPY if ref.is_numpy else framework.arrays
+def _array(arrays: Arrays, ref: Ref, entry: Entry, place: Any) -> Any:
+    """Return an array for an entry of the file: that place, or a new one."""
     native = isinstance(ref.kind, str) and ref.kind in SAFETENSORS
     stored = (SAFETENSORS[str(ref.kind)], ref.shape) if native else (BYTES, (*ref.shape, *entry.shape[-1:]))
     if stored != (entry.dtype, entry.shape):
@@ -303,32 +308,28 @@ def _memory(framework: Framework, ref: Ref, entry: Entry, place: Any) -> tuple[A
             f"{entry.dtype} of shape {entry.shape}"
         )
     array = arrays.empty(ref.kind, ref.shape) if place is None else place
-    memory = arrays.memory(array)
-    if memory is None or len(memory) != entry.end - entry.begin:
+    if math.prod(ref.shape) * arrays.itemsize(array) != entry.end - entry.begin:
         raise ArgumentError(f"the checkpoint is damaged: {ref.name!r} has another number of bytes than its type says")
-    return array, memory
+    return array
 
 
-def _pieces(part: OpenPart, entry: Entry, memory: memoryview, *, sends: bool) -> Iterator[memoryview]:
-    """Read an array, or get it from rank 0, and yield it in pieces."""
-    done = 0
-    for piece in pieces_of(memory, _SENT_BYTES if sends else READ_BYTES):
-        failure: Exception | None = None
-        if part.file is not None and (not sends or rank() == 0):
-            try:
-                part.file.read_into(entry, done, piece)
-            except OSError as error:
-                failure = VanishedError(str(error)) if is_vanished(error) else ArgumentError(f"{part.what}: {error}")
-        if sends:
-            sent = (str(failure) if failure else "", bytes(piece)) if rank() == 0 else None
-            text, data = broadcast_object(sent, name=f"{NAME}.piece")
-            if text:
-                raise ArgumentError(text)
-            piece[:] = data
-        elif failure is not None:
+def _fill(part: OpenPart, entry: Entry, done: int, piece: memoryview, *, sends: bool) -> None:
+    """Read a piece of an array, or get it from rank 0."""
+    failure: Exception | None = None
+    if part.file is not None and (not sends or rank() == 0):
+        try:
+            part.file.read_into(entry, done, piece)
+        except OSError as error:
+            failure = VanishedError(str(error)) if is_vanished(error) else ArgumentError(f"{part.what}: {error}")
+    if not sends:
+        if failure is not None:
             raise failure
-        done += len(piece)
-        yield piece
+        return
+    sent = (str(failure) if failure else "", bytes(piece)) if rank() == 0 else None
+    text, data = broadcast_object(sent, name=f"{NAME}.piece")
+    if text:
+        raise ArgumentError(text)
+    piece[:] = data
 
 
 def _load_part(framework: Framework, name: str, value: Any, state: State) -> None:

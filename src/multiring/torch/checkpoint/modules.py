@@ -12,11 +12,13 @@ from multiring.frontend.checkpoint.framework import State
 from multiring.frontend.checkpoint.tree import ARRAY, Flattener, Ref, entries_of, ref_of, refs_in
 from multiring.torch.checkpoint.tensors import (
     TensorArrays,
+    can_be_filled,
     is_plain_memory,
     is_uninitialized,
     placed_as,
     widens,
 )
+from multiring.torch.interop import dtype_name
 from multiring.torch.parallelizing.held import is_dtensor
 
 _ARRAYS = TensorArrays()
@@ -47,8 +49,9 @@ def state_of_module(module: nn.Module) -> State:
     state = module.state_dict()
     buffers = {name: each for name, each in module.named_buffers(remove_duplicate=False) if not is_dtensor(each)}
     # The author of a module keeps these out of its state_dict; training goes on to the bit only if they are there.
-    beside = {name: each for name, each in buffers.items() if name not in state and is_plain_memory(each)}
-    own = {name: state[name] for name in buffers if name in state} | beside
+    keys = {unwrapped(key): key for key in state}  # some wrappers take their names out of the state_dict alone
+    beside = {name: each for name, each in buffers.items() if unwrapped(name) not in keys and is_plain_memory(each)}
+    own = {keys[unwrapped(name)]: state[keys[unwrapped(name)]] for name in buffers if unwrapped(name) in keys} | beside
     return State(state, own or None, {_BUFFERS: beside} if beside else None)
 
 
@@ -70,7 +73,7 @@ def places_in_module(name: str, module: nn.Module, tree: Any) -> dict[str, Tenso
         difference = _difference(ref, mine)
         if ref is None or difference:
             raise ArgumentError(f"load: the checkpoint is another model's: {name}.{key} {difference}")
-        if is_plain_memory(mine) and ref.kind == str(mine.dtype).removeprefix("torch.") and _ARRAYS.memory(mine):
+        if can_be_filled(mine) and ref.kind == dtype_name(mine.dtype):
             places[ref.name] = mine
     known = {names[key] for key in own}
     more = [key for key in saved if key not in known]
@@ -97,7 +100,7 @@ def _difference(ref: Ref | None, mine: Tensor) -> str:
     if ref.shape != tuple(mine.shape):
         return f"is of shape {ref.shape} in the checkpoint, and of shape {tuple(mine.shape)} here"
     if not widens(ref.kind, mine.dtype):
-        dtype = str(mine.dtype).removeprefix("torch.")
+        dtype = dtype_name(mine.dtype)
         return (
             f"is {ref.kind} in the checkpoint, and {dtype} here, which would round it: want a model of that type, or "
             "the value that `load` returns without this part, converted"
@@ -133,7 +136,8 @@ def load_module(module: nn.Module, state: State) -> None:
 
 def _load_beside(module: nn.Module, own: Mapping[str, Any], saved: Mapping[str, Tensor]) -> None:
     """Give buffers that are not in the state_dict what they had, where they are what they were."""
-    buffers = {name: each for name, each in module.named_buffers(remove_duplicate=False) if name not in own}
+    kept = set(map(unwrapped, own))
+    buffers = {name: each for name, each in module.named_buffers(remove_duplicate=False) if unwrapped(name) not in kept}
     names = matched(buffers, saved)
     with torch.no_grad():
         for name, each in buffers.items():
@@ -150,7 +154,7 @@ def places_in_optimizer(state: Any, tree: Any) -> dict[str, Tensor]:
     refs, own = list(refs_in(tree)), list(_tensors_of(state))
     if len(refs) != len(own):
         return {}
-    return {ref.name: each for ref, each in zip(refs, own, strict=True) if not ref.is_numpy and _ARRAYS.memory(each)}
+    return {ref.name: each for ref, each in zip(refs, own, strict=True) if not ref.is_numpy and can_be_filled(each)}
 
 
 def _skeleton(tree: Any) -> Any:

@@ -59,16 +59,36 @@ class TensorArrays:
             )
         return torch.empty(shape, dtype=dtype)
 
-    def memory(self, array: Tensor) -> "memoryview | None":
-        """Return the bytes of a tensor, to be written to; None where they do not lie row by row."""
-        if not is_plain_memory(array) or not is_one_piece(array):
-            return None
-        return _bytes_of(array)
+    def itemsize(self, array: Tensor) -> int:
+        """Return how many bytes an element takes."""
+        return array.dtype.itemsize
+
+    def windows(self, array: Tensor) -> Iterator[memoryview]:
+        """Yield memory for the bytes of a tensor, which `can_be_filled`, row by row."""
+        if is_one_piece(array):
+            yield _bytes_of(array)
+            return
+        for block in blocks_of(array.detach(), array.dtype.itemsize):
+            filled = torch.empty(block.shape, dtype=block.dtype)
+            yield _bytes_of(filled)
+            block.copy_(filled)
 
 
 def is_plain_memory(tensor: Tensor) -> bool:
     """Return whether a tensor is dense memory of the host."""
     return type(tensor) in _PLAIN and tensor.layout == torch.strided and tensor.device.type == "cpu"
+
+
+def can_be_filled(tensor: Tensor) -> bool:
+    """Return whether a tensor's memory can be written to element by element: it is the host's, and no two share it."""
+    if not is_plain_memory(tensor) or tensor.is_conj() or tensor.is_neg():
+        return False
+    extent = 1
+    for stride, count in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if count > 1 and stride < extent:
+            return False
+        extent = max(extent, stride * count)
+    return True
 
 
 def placed_as(whole: Tensor, like: Tensor) -> Tensor:

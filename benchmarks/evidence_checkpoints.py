@@ -1,0 +1,335 @@
+"""Checkpoints held against what was saved: random values, folders of others, kills, second writers, readers beside.
+
+    python benchmarks/evidence_checkpoints.py [--seconds 1800] [--seed 1] [--only FAMILY,...] [--against CHECKOUT]
+
+See benchmarks/evidence_cases.py for the options. A killed save ends at a random call that opens, names or removes a
+file or has it on the disk; two such kills follow each other. What is loaded afterwards has to be a save that ended, or
+the one that was killed; never less than the last that ended.
+"""
+
+import io
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
+
+from benchmarks.evidence_cases import Family, Fault, Random, Topic, main
+
+import multiring.torch as mt
+from multiring.errors import ArgumentError
+
+KEYS: list[Any] = [
+    "a",
+    "b",
+    "a.b",
+    "b.a",
+    "a.b.a",
+    ".",
+    "",
+    "/",
+    "..",
+    "\0",
+    "1",
+    "0",
+    0,
+    1,
+    "None",
+    None,
+    "True",
+    2.5,
+    "2.5",
+    (1, 2),
+]
+NUMPY_KINDS = ["?", "b", "H", "i", "q", "e", "f", "d", "F", "D", ">i2", ">u4", ">f4", ">f8", ">c8"]
+TORCH_KINDS = ["bool", "uint8", "uint16", "int64", "float16", "bfloat16", "float32", "complex64", "complex128"]
+TORCH_KINDS += ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e8m0fnu"]
+CALLS = ("rename", "replace", "unlink", "rmdir", "mkdir", "fsync")
+
+
+# ---- values ----
+
+
+def drawn(random: Random, depth: int) -> Any:
+    """Return a random tree of arrays under names that may meet."""
+    if depth and random.random() < 0.6:
+        picks = random.choice(len(KEYS), size=int(random.integers(1, 6)), replace=False)
+        return {KEYS[each]: drawn(random, depth - 1) for each in picks}
+    shape = tuple(random.integers(0, 4, int(random.integers(0, 3))))
+    if random.random() < 0.5:
+        array = random.integers(0, 100, shape).astype(NUMPY_KINDS[int(random.integers(len(NUMPY_KINDS)))])
+        return array.T if random.random() < 0.3 else array
+    name = TORCH_KINDS[int(random.integers(len(TORCH_KINDS)))]
+    tensor = torch.from_numpy(np.asarray(random.integers(0, 100, shape), np.float32)).to(getattr(torch, name))
+    return tensor.t() if tensor.ndim == 2 and random.random() < 0.3 else tensor
+
+
+def bits(value: Any) -> tuple[Any, ...]:
+    """Return type, shape and elements of an array."""
+    if isinstance(value, torch.Tensor):
+        whole = value.contiguous()
+        flat = whole.as_strided((whole.numel(),), (1,)) if whole.numel() else whole.reshape(0)
+        return "torch", str(value.dtype), tuple(value.shape), flat.view(torch.uint8).numpy().tobytes()
+    array = np.asarray(value)
+    return "numpy", array.dtype.str, array.shape, array.tobytes()
+
+
+def leaves(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield what a tree has at its ends, by its keys with their types."""
+    if isinstance(tree, dict):
+        for key, each in tree.items():
+            yield from leaves(each, (*path, (type(key).__name__, key)))
+    else:
+        yield path, tree
+
+
+def values(random: Random, folder: Path) -> Iterator[Fault]:
+    """Save and load a random tree: it comes back, or was refused."""
+    _begin()
+    tree = {"x": drawn(random, 3)}
+    wanted = {path: bits(each) for path, each in leaves(tree)}
+    try:
+        mt.save(folder / "c", tree=tree)
+    except ArgumentError:
+        return
+    try:
+        found = {path: bits(each) for path, each in leaves(mt.load(folder / "c")["tree"])}
+    except Exception as error:  # noqa: BLE001 -- whatever it is, what was saved is lost
+        is_float8 = any("float8" in each[1] for each in wanted.values())
+        yield Fault(f"values: {'float8 saved, and not loaded' if is_float8 else 'saved, and not loaded'}", repr(error))
+        return
+    joined: dict[str, int] = {}
+    for path in wanted:
+        name = ".".join(str(key) for _, key in path)
+        joined[name] = joined.get(name, 0) + 1
+    for path, each in wanted.items():
+        if found.get(path) == each:
+            continue
+        meets = joined[".".join(str(key) for _, key in path)] > 1
+        kind = "names meet" if meets else "big-endian changed" if each[1].startswith(">") else "changed"
+        yield Fault(f"values: {kind}", f"{path}: saved {each}, loaded {found.get(path)}")
+
+
+# ---- folders of others ----
+
+
+def strangers(random: Random, folder: Path) -> Iterator[Fault]:
+    """Save to a folder with files of others: they stay, each with its content."""
+    _begin()
+    target = folder / "run"
+    names = [
+        "notes.txt",
+        "manifest.json",
+        "shared.json",
+        "a/b.csv",
+        "epoch0/manifest.json",
+        ".hidden",
+        "rank-00000.json",
+    ]
+    texts = ["", "{}", "a week of it", '{"format": 7}', '{"manifest_version": 3}']
+    files = {}
+    for each in random.choice(len(names), size=int(random.integers(1, 5)), replace=False):
+        file = target / names[each]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        files[file] = texts[int(random.integers(len(texts)))]
+        file.write_text(files[file])
+    before = Path.cwd()
+    path: str | Path = target
+    if random.random() < 0.3:
+        os.chdir(target)
+        path = ["", ".", "./"][int(random.integers(3))]
+    try:
+        mt.save(path, value=1)
+    except ArgumentError:
+        pass
+    finally:
+        os.chdir(before)
+    for file, text in files.items():
+        if not file.exists() or file.read_text() != text:
+            yield Fault(
+                "strangers: a file of others is gone", f"{file.relative_to(folder)} of {sorted(map(str, files))}"
+            )
+
+
+# ---- kills, writers, readers: each save in a process of its own ----
+
+
+def _begin() -> None:
+    if not mt.is_initialized():
+        mt.init()
+
+
+def hook_calls(act: Callable[[str], None]) -> None:
+    """Have `act` called before each call that changes a file."""
+
+    def hooked(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*arguments: Any, **options: Any) -> Any:
+            act(name)
+            return call(*arguments, **options)
+
+        return wrapper
+
+    for name in CALLS:
+        setattr(os, name, hooked(name, getattr(os, name)))
+    real = io.open
+
+    def opening(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+        if set(mode) & set("wx+a"):
+            act("open")
+        return real(file, mode, *arguments, **options)
+
+    io.open = opening
+
+
+def in_child(act: Callable[[], str]) -> tuple[int, str]:
+    """Return how a process ended that runs `act`, and what it says."""
+    hears, says = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(hears)
+        try:
+            text = act()
+        except BaseException as error:  # noqa: BLE001 -- it is told
+            text = f"{type(error).__name__}: {error}"
+        os.write(says, text.encode()[:4000])
+        os._exit(0)
+    os.close(says)
+    with os.fdopen(hears, "rb") as file:
+        text = file.read().decode(errors="replace")
+    return os.waitpid(pid, 0)[1], text
+
+
+def saving(path: Path, step: int, size: int, act: Callable[[str], None] | None) -> str:
+    """Save a step, whose tensor tells it."""
+    mt.init()
+    if act is not None:
+        hook_calls(act)
+    mt.save(path, step=step, value=torch.full((size,), float(step)))
+    return "saved"
+
+
+def looking(path: Path) -> str:
+    """Return which step is loaded."""
+    mt.init()
+    if not mt.is_saved(path):
+        return "nothing"
+    found = mt.load(path)
+    if not bool((found["value"] == found["step"]).all()):
+        return "torn"
+    return str(found["step"])
+
+
+def killer(at: int) -> Callable[[str], None]:
+    """Return what kills its process at the n-th call."""
+    count = 0
+
+    def act(_: str) -> None:
+        nonlocal count
+        count += 1
+        if count == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return act
+
+
+def kills(random: Random, folder: Path) -> Iterator[Fault]:
+    """Save, and be killed in the next two saves, or more: the last that ended is there, or a later one."""
+    path, last, killed = folder / "ck", 0, 0
+    for step in range(1, int(random.integers(4, 7))):
+        at = int(random.integers(1, 26)) if step > 1 else 0
+        status, text = in_child(lambda: saving(path, step, int(random.integers(0, 2000)), killer(at)))  # noqa: B023
+        killed += bool(status)
+        if not status and text == "saved":
+            last = step
+        elif not status:
+            yield Fault("kills: a save fails after a kill", text)
+        _, found = in_child(lambda: looking(path))
+        if not found.isdecimal() or not last <= int(found) <= step:
+            number = "two kills" if killed > 1 else "one kill"
+            yield Fault(f"kills: {number} lose the checkpoint", f"saved {last}, found {found} after step {step}")
+            return
+
+
+def writers(random: Random, folder: Path) -> Iterator[Fault]:
+    """Let two jobs save to one path at once, slowly: what is there can be loaded then and afterwards."""
+    path = folder / "ck"
+    in_child(lambda: saving(path, 1, 100, None))
+    pids = []
+    for step in (2, 3):
+        seed, ends = int(random.integers(1 << 30)), random.random() < 0.3
+        at = int(random.integers(1, 20)) if ends else 0
+        pid = os.fork()
+        if not pid:
+            own, kill = np.random.default_rng(seed), killer(at)
+
+            def slow(name: str, own: Random = own, kill: Callable[[str], None] = kill) -> None:
+                kill(name)
+                time.sleep(float(own.random()) * 0.02)
+
+            try:
+                saving(path, step, 1000, slow)
+            except (OSError, ArgumentError, ValueError):
+                os._exit(3)
+            os._exit(0)
+        pids.append(pid)
+    for pid in pids:
+        os.waitpid(pid, 0)
+    _, found = in_child(lambda: looking(path))
+    if found not in {"1", "2", "3"}:
+        yield Fault("writers: two jobs leave nothing that loads", found)
+
+
+def readers(random: Random, folder: Path) -> Iterator[Fault]:
+    """Load beside a job that saves again and again: every load succeeds."""
+    path = folder / "ck"
+    size = int(random.integers(1, 200_000))
+    in_child(lambda: saving(path, 0, size, None))
+    pid = os.fork()
+    if not pid:
+        mt.init()
+        for step in range(40):
+            mt.save(path, step=step, value=torch.full((size,), float(step)))
+        os._exit(0)
+
+    def look() -> str:
+        mt.init()
+        while os.path.exists(f"/proc/{pid}/exe"):  # noqa: PTH110 -- until it has ended
+            found = mt.load(path)
+            if not bool((found["value"] == found["step"]).all()):
+                return "torn"
+        return "right"
+
+    _, text = in_child(look)
+    os.waitpid(pid, 0)
+    if text != "right":
+        yield Fault("readers: a load beside a save fails", text)
+
+
+FAMILIES = [
+    Family(name="values", run=values),
+    Family(name="strangers", run=strangers),
+    Family(name="kills", run=kills, deadline_s=120.0),
+    Family(name="writers", run=writers, deadline_s=120.0),
+    Family(name="readers", run=readers, deadline_s=120.0),
+]
+SHOWS = {
+    "data_01_save_deletes_folder.py": ["strangers: a file of others is gone"],
+    "data_02_save_key_collision.py": ["values: names meet"],
+    "data_04_save_dtype.py": ["values: float8 saved, and not loaded", "values: big-endian changed"],
+    "data_13_two_kills_lose_checkpoint.py": ["kills: two kills lose the checkpoint"],
+    "data_15_two_jobs_one_path.py": ["writers: two jobs leave nothing that loads"],
+    "reader_04.py": ["values: names meet"],
+    "reader_05.py": ["values: big-endian changed"],
+    "reader_18.py": ["values: float8 saved, and not loaded"],
+}
+TOPIC = Topic(name="checkpoints", program="evidence_checkpoints.py", families=FAMILIES, shows=SHOWS)
+
+if __name__ == "__main__":
+    sys.exit(main(TOPIC))
