@@ -96,6 +96,8 @@ def grouped_allreduce(
     naming = _named("grouped_allreduce", name, ignore_name_scope)
     dense = [place for place, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
     found: dict[int, Any] = {}
+    if len(dense) < len(tensors):
+        _require_linear(how)  # before anything is started
     if dense:
         with tf.device(device_dense):
             reduced = _reduced([tensors[place] for place in dense], how, compression, naming, process_set)
@@ -320,8 +322,8 @@ def _direct(how: Combination, compression: Any, tensors: Sequence[Any]) -> Combi
     return None
 
 
-def _reduced_slices(slices: Any, how: Combination, name: str | None, process_set: ProcessSet) -> Any:
-    """Return the sum, or average, of all ranks' slices: all of them, one rank's behind the other's."""
+def _require_linear(how: Combination) -> None:
+    """Raise NotImplementedError where slices cannot be combined so."""
     if how.op == Adasum:
         raise NotImplementedError(
             "The Adasum reduction does not currently support sparse tensors: pass sparse_as_dense=True"
@@ -330,6 +332,11 @@ def _reduced_slices(slices: Any, how: Combination, name: str | None, process_set
         raise NotImplementedError(f"{name_of(how.op)} of tf.IndexedSlices: want Sum or Average")
     if (how.prescale, how.postscale) != (1.0, 1.0):
         raise NotImplementedError("Pre/postscale_factor are not supported with tf.IndexedSlices")
+
+
+def _reduced_slices(slices: Any, how: Combination, name: str | None, process_set: ProcessSet) -> Any:
+    """Return the sum, or average, of all ranks' slices: all of them, one rank's behind the other's."""
+    _require_linear(how)
     naming = _named("allreduce.slices", name, ignores_scope=False)
     indices, values = _gathered([slices.indices, slices.values], naming, process_set)
     if how.op == Average:

@@ -51,6 +51,11 @@ TYPES = (
 COLLECTIVES = (ALLREDUCE, BROADCAST, ALLGATHER, ALLTOALL, REDUCESCATTER, BARRIER)
 _MOST_KEPT = 512  # calls that are known again
 
+
+class _NoRowsError(RefusedInternalError, ArgumentError):
+    """An array of no dimensions has no rows; native code has it as an invalid argument, as in Horovod."""
+
+
 Finish = Callable[[Request], None]  # puts the results in place; waits for the operation first
 
 
@@ -354,9 +359,7 @@ def _check_factors(wanted: Wanted) -> None:
 
 def _check_rows(wanted: Wanted, shape: Sequence[int]) -> None:
     if not shape:
-        raise RefusedInternalError(
-            f"{wanted.collective} of an array of no dimensions: want at least one, to cut rows from"
-        )
+        raise _NoRowsError(f"{wanted.collective} of an array of no dimensions: want at least one, to cut rows from")
     if wanted.collective == REDUCESCATTER:
         if wanted.op not in LINEAR:
             raise RefusedInternalError(f"reducescatter by {name_of(wanted.op)}: want Average or Sum")
