@@ -50,6 +50,8 @@ class MismatchInternalError(_NamedForProgram, MismatchError, HorovodInternalErro
 class RefusedInternalError(_NamedForProgram, UnsupportedError, HorovodInternalError):
     """All ranks asked for what cannot be done, such as an allgather beside a rank that has joined."""
 
+    is_argument = False  # native code has it as an invalid argument
+
 
 class PeerLostInternalError(_NamedForProgram, PeerLostError, HorovodInternalError):
     """A rank died or left."""

@@ -52,10 +52,6 @@ COLLECTIVES = (ALLREDUCE, BROADCAST, ALLGATHER, ALLTOALL, REDUCESCATTER, BARRIER
 _MOST_KEPT = 512  # calls that are known again
 
 
-class _NoRowsError(RefusedInternalError, ArgumentError):
-    """An array of no dimensions has no rows; native code has it as an invalid argument, as in Horovod."""
-
-
 Finish = Callable[[Request], None]  # puts the results in place; waits for the operation first
 
 
@@ -359,7 +355,11 @@ def _check_factors(wanted: Wanted) -> None:
 
 def _check_rows(wanted: Wanted, shape: Sequence[int]) -> None:
     if not shape:
-        raise _NoRowsError(f"{wanted.collective} of an array of no dimensions: want at least one, to cut rows from")
+        error = RefusedInternalError(
+            f"{wanted.collective} of an array of no dimensions: want at least one, to cut rows from"
+        )
+        error.is_argument = wanted.collective == REDUCESCATTER  # as in Horovod
+        raise error
     if wanted.collective == REDUCESCATTER:
         if wanted.op not in LINEAR:
             raise RefusedInternalError(f"reducescatter by {name_of(wanted.op)}: want Average or Sum")

@@ -15,8 +15,9 @@ from multiring.errors import (
 )
 
 OK, CANCELLED, INTERNAL = 0, 7, 8
+_ARGUMENT = 1
 _KINDS: tuple[tuple[type[Exception], int], ...] = (
-    (ArgumentError, 1),
+    (ArgumentError, _ARGUMENT),
     (MismatchError, 2),
     (PeerLostError, 3),
     (StallError, 4),
@@ -42,6 +43,8 @@ _failures = _Failures()
 def noted(error: BaseException) -> tuple[int, str]:
     """Return the kind of `error`, by multiring.h, and a text by which `error_of` finds it again."""
     kind = next((kind for each, kind in _KINDS if isinstance(error, each)), INTERNAL)
+    if getattr(error, "is_argument", False):
+        kind = _ARGUMENT
     with _failures.lock:
         number = f"[multiring error {next(_failures.numbers)}]"
         if isinstance(error, Exception):
