@@ -48,9 +48,8 @@ ABSENT = {
     **{
         f"horovod.tensorflow.{name}": "its functions' own"
         for name in (
-            *("LocalGradientAggregationHelper", "_allreduce", "_cache", "_executing_eagerly", "_grouped_allreduce"),
-            *("_grouped_reducescatter", "_make_subgraph", "_reducescatter", "refs_to_vars", "split_list"),
-            *("vars_to_refs", "keras.is_version_greater_equal_than"),
+            *("LocalGradientAggregationHelper", "_allreduce", "_grouped_allreduce", "_grouped_reducescatter"),
+            *("_reducescatter", "keras.is_version_greater_equal_than"),
         )
     },
     "horovod.torch.optimizer._DistributedOptimizer.find_duplicates": "its constructor's own",

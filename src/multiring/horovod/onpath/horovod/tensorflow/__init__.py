@@ -10,10 +10,12 @@ from horovod.tensorflow.mpi_ops import check_num_rank_power_of_2 as check_num_ra
 from horovod.tensorflow.mpi_ops import (
     handle_average_backwards_compatibility as handle_average_backwards_compatibility,
 )
+from horovod.tensorflow.util import _cache as _cache
 from horovod.tensorflow.util import _executing_eagerly as _executing_eagerly
 from horovod.tensorflow.util import _make_subgraph as _make_subgraph
 from horovod.tensorflow.util import refs_to_vars as refs_to_vars
 from horovod.tensorflow.util import vars_to_refs as vars_to_refs
+from multiring.horovod.arguments import split_list as split_list
 from multiring.horovod.builds import check_extension as check_extension
 from multiring.horovod.builds import gpu_available as gpu_available
 from multiring.tensorflow import *  # noqa: F403 -- all of it
