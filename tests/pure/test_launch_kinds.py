@@ -153,10 +153,10 @@ def test_closed_streams_lead_nowhere_and_no_file_takes_their_numbers(closed: tup
 def test_addresses_that_cannot_lead_to_another_host_are_named(case: int) -> None:
     del case
     hosts = DRAW.randint(2, 4)
-    networks = [f"node{DRAW.randint(0, 1)} boot{host} {4026531840 + host}" for host in range(hosts)]
+    networks = [f"boot{host} {4026531840 + host}" for host in range(hosts)]
     ranks = [DRAW.randrange(hosts) for _ in range(DRAW.randint(2, 8))]
     address_of = [f"10.0.{DRAW.randint(0, 1)}.{DRAW.randint(1, 3)}" for _ in range(hosts)]
-    peer_infos = [{"host": f"{networks[host]} rank {rank}"} for rank, host in enumerate(ranks)]
+    peer_infos = [{"network": networks[host]} for host in ranks]
     rails = [[RailEndpoint("eth0", address_of[host], 1000 + rank, None)] for rank, host in enumerate(ranks)]
     used = {host: address_of[host] for host in ranks}
     shared = {address for address in used.values() if list(used.values()).count(address) > 1}

@@ -181,9 +181,14 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
+def network_id() -> str:
+    """Return what is equal for two processes whose addresses mean the same: of one boot and network namespace."""
+    return f"{boot_id()} {Path('/proc/self/ns/net').stat().st_ino}"
+
+
 def host_id() -> str:
     """Return what is equal for two processes exactly when they share a boot, a host name and a network namespace.
 
     A virtual host (own namespaces on one machine) counts as a host of its own.
     """
-    return f"{os.uname().nodename} {boot_id()} {Path('/proc/self/ns/net').stat().st_ino}"
+    return f"{os.uname().nodename} {network_id()}"

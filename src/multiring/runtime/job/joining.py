@@ -12,7 +12,7 @@ from typing import Any
 from multiring._native import Context, ContextConfig, Holdings
 from multiring.errors import ArgumentError, LaunchError, RendezvousError
 from multiring.planner import Pins
-from multiring.runtime.bootstrap.addresses import host_id
+from multiring.runtime.bootstrap.addresses import host_id, network_id
 from multiring.runtime.bootstrap.launchers import Identity, identify
 from multiring.runtime.bootstrap.open_files import make_room_for_files, refuse_small_limits
 from multiring.runtime.bootstrap.rank_process import spawner
@@ -159,7 +159,7 @@ def _membership(identity: Identity, peer_infos: list[dict[str, Any]], topology: 
 
 
 def _process() -> dict[str, Any]:
-    return {"name": os.uname().nodename, "pid": os.getpid(), "spawner": spawner()}
+    return {"name": os.uname().nodename, "network": network_id(), "pid": os.getpid(), "spawner": spawner()}
 
 
 def _siblings(peer_infos: list[dict[str, Any]], own: int) -> dict[int, int]:

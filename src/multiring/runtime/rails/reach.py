@@ -17,11 +17,11 @@ def refuse_shared_addresses(peer_infos: Sequence[Mapping[str, Any]], rails: Sequ
     A bridge of containers, docker0, has the same address on every host, and a host's name may lead to it.
 
     Args:
-        peer_infos: by rank; "host" is its `host_id`.
+        peer_infos: by rank; "network" is its `network_id`.
         rails: by rank, where it listens.
     """
     first: dict[str, int] = {}
-    networks = [_network_of(str(peer_info["host"])) for peer_info in peer_infos]
+    networks = [peer_info["network"] for peer_info in peer_infos]
     if len(set(networks)) < 2:  # then every address leads to whom it names
         return
     for rank, endpoints in enumerate(rails):
@@ -49,8 +49,3 @@ def places_text(peers: Sequence[tuple[int, bool, str, list[tuple[str, int]], str
         return ""
     more = f" and {len(told) - _NAMED} more" if len(told) > _NAMED else ""
     return f" ({'; '.join(told[:_NAMED])}{more}; where these addresses lead elsewhere, {_REMEDY})"
-
-
-def _network_of(host: str) -> tuple[str, ...]:
-    """Return the machine and its network namespace, of what `host_id` returns."""
-    return tuple(host.partition(" rank ")[0].rsplit(" ", 2)[1:])
