@@ -28,7 +28,8 @@ def merge_if_last(path: Path, size: int) -> None:
                 return
             left = [each for each in parts if each.exists()]
             missing = merge(left, path)
-            for each in left:
+            # The locked one goes last: without it another rank would lock, and merge, what is still there.
+            for each in reversed(left):
                 each.unlink(missing_ok=True)
     except (ArgumentError, OSError) as error:
         names = " ".join(str(each) for each in parts if each.exists())
