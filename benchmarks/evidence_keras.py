@@ -106,7 +106,9 @@ def faults(
     for what, value in wanted.items():
         if not alike(everybodys[0][what], value):
             sign = "unreadable" if "unreadable" in json.dumps(everybodys[0][what]) else what
-            yield Fault(f"{kind}: {sign}: {name}", f"{short(everybodys[0][what])}, in one process {short(value)}")
+            trains = [each for each in features if each != "validation"]  # which looks at weights, and changes none
+            shown = ("+".join(trains) or "plain") if what == "weights" else name
+            yield Fault(f"{kind}: {sign}: {shown}", f"{short(everybodys[0][what])}, in one process {short(value)}")
 
 
 def alike(one: Any, other: Any, *, exact: bool = False) -> bool:
