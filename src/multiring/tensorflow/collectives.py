@@ -322,6 +322,13 @@ def _direct(how: Combination, compression: Any, tensors: Sequence[Any]) -> Combi
     return None
 
 
+class _RowsError(ArgumentError, tf.errors.InvalidArgumentError):  # type: ignore[misc] # TensorFlow has no types
+    """Rows that cannot be dealt: also TensorFlow's error, which programs for Horovod expect."""
+
+    def __init__(self, text: str) -> None:
+        tf.errors.InvalidArgumentError.__init__(self, None, None, text)
+
+
 def _require_linear(how: Combination) -> None:
     """Raise NotImplementedError where slices cannot be combined so."""
     if how.op == Adasum:
@@ -388,7 +395,7 @@ def _scattered(
 
 def _check_multiple(tensor: Any, ranks: int) -> None:
     if tensor.shape.rank and tensor.shape[0] is not None and tensor.shape[0] % ranks:
-        raise ArgumentError(f"alltoall of {tensor.shape[0]} rows over {ranks} ranks: want a multiple, or splits")
+        raise _RowsError(f"alltoall of {tensor.shape[0]} rows over {ranks} ranks: want a multiple, or splits")
 
 
 # ---- gradients ----
