@@ -57,16 +57,16 @@ CALLS = ("rename", "replace", "unlink", "rmdir", "mkdir", "fsync")
 # ---- values ----
 
 
-def drawn(random: Random, depth: int) -> Any:
-    """Return a random tree of arrays under names that may meet."""
+def drawn(random: Random, depth: int, kinds: list[tuple[str, str]]) -> Any:
+    """Return a random tree of arrays of these kinds under names that may meet."""
     if depth and random.random() < 0.6:
         picks = random.choice(len(KEYS), size=int(random.integers(1, 6)), replace=False)
-        return {KEYS[each]: drawn(random, depth - 1) for each in picks}
+        return {KEYS[each]: drawn(random, depth - 1, kinds) for each in picks}
     shape = tuple(random.integers(0, 4, int(random.integers(0, 3))))
-    if random.random() < 0.5:
-        array = random.integers(0, 100, shape).astype(NUMPY_KINDS[int(random.integers(len(NUMPY_KINDS)))])
+    framework, name = kinds[int(random.integers(len(kinds)))]
+    if framework == "numpy":
+        array = random.integers(0, 100, shape).astype(name)
         return array.T if random.random() < 0.3 else array
-    name = TORCH_KINDS[int(random.integers(len(TORCH_KINDS)))]
     tensor = torch.from_numpy(np.asarray(random.integers(0, 100, shape), np.float32)).to(getattr(torch, name))
     return tensor.t() if tensor.ndim == 2 and random.random() < 0.3 else tensor
 
@@ -74,9 +74,9 @@ def drawn(random: Random, depth: int) -> Any:
 def bits(value: Any) -> tuple[Any, ...]:
     """Return type, shape and elements of an array."""
     if isinstance(value, torch.Tensor):
-        whole = value.contiguous()
-        flat = whole.as_strided((whole.numel(),), (1,)) if whole.numel() else whole.reshape(0)
-        return "torch", str(value.dtype), tuple(value.shape), flat.view(torch.uint8).numpy().tobytes()
+        memory = value.contiguous().as_strided((value.numel(),), (1,))
+        data = memory.view(torch.uint8).numpy().tobytes() if value.numel() else b""
+        return "torch", str(value.dtype), tuple(value.shape), data
     array = np.asarray(value)
     return "numpy", array.dtype.str, array.shape, array.tobytes()
 
@@ -93,7 +93,10 @@ def leaves(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, .
 def values(random: Random, folder: Path) -> Iterator[Fault]:
     """Save and load a random tree: it comes back, or was refused."""
     _begin()
-    tree = {"x": drawn(random, 3)}
+    every = [*(("numpy", each) for each in NUMPY_KINDS), *(("torch", each) for each in TORCH_KINDS)]
+    # A few kinds a case: one that is refused would keep the others from being tried.
+    kinds = [every[each] for each in random.choice(len(every), size=int(random.integers(1, 4)), replace=False)]
+    tree = {name: drawn(random, 3, kinds) for name in "uvwxyz"}
     wanted = {path: bits(each) for path, each in leaves(tree)}
     try:
         mt.save(folder / "c", tree=tree)
