@@ -52,14 +52,14 @@ def hooks(random: Random, _folder: Path) -> Iterator[Fault]:
     rank, _ = ready()
     make, features = network(random)
     width, seed = 1, int(random.integers(1 << 20))  # of a small network torch makes no wider factors
-    powers = [powerSGD_hook.powerSGD_hook, powerSGD_hook.batched_powerSGD_hook]
-    plain = [default_hooks.allreduce_hook, default_hooks.bf16_compress_hook]
-    chosen: Any = ([*powers, *plain])[int(random.integers(4))]
+    # torch's bf16 hook wants GPUs, and its batched PowerSGD fails by itself in some versions.
+    known: list[Any] = [powerSGD_hook.powerSGD_hook, default_hooks.allreduce_hook, default_hooks.fp16_compress_hook]
+    chosen = known[int(random.integers(len(known)))]
     model = make()
     wrapped = DistributedDataParallel(model)
     state = (
         powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=width, start_powerSGD_iter=2)
-        if chosen in powers
+        if chosen is powerSGD_hook.powerSGD_hook
         else None
     )
     wrapped.register_comm_hook(state, chosen)

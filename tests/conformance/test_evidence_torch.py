@@ -1,4 +1,4 @@
-"""A few cases of each family of benchmarks/evidence_torch.py: random programs, held against one process or plain arithmetic."""
+"""A few cases of each family of benchmarks/evidence_torch.py: random programs held against one process."""
 
 import subprocess
 import sys
