@@ -290,7 +290,8 @@ def devices(random: Random, folder: Path) -> Iterator[Fault]:
     if kind == "null":
         os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
     elif kind == "socket":
-        socket.socket(socket.AF_UNIX).bind(os.fspath(path))
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(os.fspath(path))
     elif kind == "folder":
         path.mkdir()
     else:
