@@ -65,6 +65,19 @@ def truth() -> Truth:
     return Truth(process)
 
 
+@cache
+def written() -> list[str]:
+    """Return the paths that this process has opened to write; more are added as it does."""
+    paths: list[str] = []
+
+    def hook(event: str, arguments: Any) -> None:
+        if event == "open" and isinstance(arguments[1], str) and set(arguments[1]) & set("wax"):
+            paths.append(str(arguments[0]))
+
+    sys.addaudithook(hook)
+    return paths
+
+
 def case(kind: str, random: Random, folder: Path) -> Iterator[Fault]:
     """Run a case on this rank, and compare it with one process's."""
     mk = ready()
@@ -77,8 +90,12 @@ def case(kind: str, random: Random, folder: Path) -> Iterator[Fault]:
         truth()  # it starts meanwhile
     draws, features = drawn(kind, entropy)
     api = Api(mk.distribute, mk.allgather_object, mk.rank())
+    written().clear()
     found = result_of(kind, draws, features, api, folder)
     everybodys = mk.allgather_object(found)
+    names = mk.allgather_object({Path(path).name for path in written() if str(folder) in path})
+    if mk.rank() == 0 and (twice := names[0].intersection(*names[1:])):
+        yield Fault(f"{kind}: written on every rank: {'+'.join(features)}", f"{sorted(twice)}")
     keras.backend.clear_session()
     wanted = mk.broadcast_object(truth().of(kind, entropy) if mk.rank() == 0 else None, 0)
     if mk.rank() == 0:
@@ -145,6 +162,7 @@ def families() -> Iterator[Family]:
 
 SHOWS: dict[str, Sequence[str]] = {
     "fw_05_keras_checkpoint.py": (
+        "callbacks: written on every rank:",
         "callbacks: BadZipFile:",
         "callbacks: BlockingIOError:",
         "callbacks: FileExistsError:",
