@@ -1,4 +1,4 @@
-"""Three cases of each family of the evidence of checkpoints: random values, folders of others, kills, writers and readers."""
+"""Some cases of each family of the evidence of checkpoints: values, folders of others, kills, writers, readers."""
 
 import subprocess
 import sys
