@@ -65,7 +65,7 @@ def test_two_ranks_learn_digits() -> None:
 @pytest.mark.parametrize(
     ("options", "size_bytes"),
     [
-        (("--wire", "int8", "--error-feedback"), 91356),
+        (("--wire", "int8", "--error-feedback"), 91357),
         # (32 + 9 + 64 + 288 + 64 + 576 + 128 + 256 + 10 + 128) rows and columns, 298 biases, 13 flags
         (("--powersgd", "2"), 4 * (2 * 1555 + 298 + 13)),
     ],
