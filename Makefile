@@ -41,7 +41,7 @@ exit $$failed
 endef
 BY_TWO_RANKS = cycles.py grouped.py forks.py
 BENCHMARKS = data_throughput.py floors.py floors_hosts.py torch_backend.py ddp_exposed.py named_latency.py timeline.py
-EVIDENCE = evidence_site.py evidence_text.py evidence.py evidence_hangs.py evidence_horovod.py control_plane.py conformance_torch.py evidence_lab.py evidence_hosts.py evidence_parallelize.py evidence_heap.py evidence_scale.py evidence_programs.py evidence_strangers.py evidence_data.py evidence_data_faults.py evidence_data_crashes.py evidence_data_files.py evidence_keras.py evidence_parallel.py evidence_launching.py evidence_torch.py
+EVIDENCE = evidence_site.py evidence_text.py evidence.py evidence_hangs.py evidence_horovod.py control_plane.py conformance_torch.py evidence_lab.py evidence_hosts.py evidence_parallelize.py evidence_heap.py evidence_scale.py evidence_programs.py evidence_strangers.py evidence_data.py evidence_data_faults.py evidence_data_crashes.py evidence_data_files.py evidence_checkpoints.py evidence_keras.py evidence_parallel.py evidence_launching.py evidence_torch.py
 
 .PHONY: bench
 bench: build  ## Every floor of time, beside the peers (hours; goes on where it was broken off; labs need root)
