@@ -12,7 +12,7 @@ BLOCK = re.compile(r"(?:[Ss]ave (?:it|this) as `(?P<file>[\w.]+)`[^`]*)?```(?P<k
 # Of blocks that are no Python, what begins so is typed by people; the rest is what is printed, or a drawing.
 COMMAND = re.compile(
     r"^(?:\$ )?((?:[A-Z_]+=\S+ )*"
-    r"(?:sudo|multiring|python|make|pip|torchrun|mpiexec|srun|source|git|cd|horovodrun|xdg-open) .*?)(?: +#.*)?$"
+    r"(?:sudo|multiring|python|make|pip|uv|torchrun|mpiexec|srun|source|git|cd|horovodrun|xdg-open) .*?)(?: +#.*)?$"
 )
 
 

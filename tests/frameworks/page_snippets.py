@@ -159,6 +159,14 @@ save = lambda: done.append("saved")
         after="[each.fill_(mt.rank()) for each in gradients]\nmt.grouped_allreduce_(gradients)\n"
         "assert all((each == 0.5).all() for each in gradients)",
     ),
+    ("torch_optimizer.md", "og = mt.DistributedOptimizer(og, G.named_parameters())"): Snippet(
+        before=JOINED + "G, D = nn.Linear(3, 4), nn.Linear(4, 1)\n"
+        "og, od = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (G, D))\n"
+        "true, noise, one, zero = torch.randn(8, 4), torch.randn(8, 3), torch.ones(8, 1), torch.zeros(8, 1)\n"
+        "loss_of = nn.functional.binary_cross_entropy_with_logits\n"
+        "mt.broadcast_parameters(G, root_rank=0)\nmt.broadcast_parameters(D, root_rank=0)\n",
+        after="assert all(each.requires_grad for each in D.parameters())",
+    ),
     ("tutorial.md", "optimizer = mt.DistributedOptimizer(optimizer, model.named_parameters(), op=mt.Sum)"): Snippet(
         before=JOINED + "batch = torch.arange(3)\nshard = batch[mt.rank() :: mt.size()]\n",
         after="loss.backward()\noptimizer.step()",

@@ -5,6 +5,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tests.frameworks.grouped_ranks import dist, enter, expect
 from tests.wire.ranks import Here, run_ranks
@@ -12,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import multiring
+from multiring.errors import StateError
 
 COUNT = 300_001
 CHILD_S = 40
@@ -22,7 +24,7 @@ def test_a_fork_after_the_group_is_a_process_like_any_other(tmp_path: Path) -> N
 
 
 def come_again(here: Here, place: str) -> None:
-    """Its children meet anew, by both names, by multiring's own call too; and theirs; and the parent does so beside."""
+    """Its children meet anew, by both names, but not as the launcher's rank; and theirs; the parent does so beside."""
     kept = sum_up(here, f"{place}/first")
     child = forked(lambda: be_child(here, place, kept))
     sum_up(here, f"{place}/parents")
@@ -53,9 +55,8 @@ def be_child(here: Here, place: str, kept: torch.Tensor) -> None:
     dist.all_reduce(number)
     assert number == 1
     dist.destroy_process_group()
-    group = multiring.init()
-    assert group.size == here.size
-    multiring.shutdown()
+    with pytest.raises(StateError, match=r"is this rank, and lives"):  # of the launcher's job, the parent is the rank
+        multiring.init()
     require_good(forked(lambda: sum_up(here, f"{place}/grandchilds")))
 
 

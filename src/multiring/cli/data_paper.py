@@ -52,7 +52,7 @@ def on_paper(arguments: argparse.Namespace) -> Iterator[str]:
     few = arguments.data_samples is not None and arguments.data_samples < 1
     if arguments.samples < 1 or few or not 0 < arguments.sample_bytes < float("inf"):
         told = f"{arguments.samples}, {arguments.sample_bytes:g}, {arguments.data_samples}"
-        raise ArgumentError(f"--samples, --sample-bytes, --data-samples: {told}; want numbers > 0")
+        raise ArgumentError(f"--samples, --sample-bytes, --data-samples: {told}; want more than 0")
     hosts = len(topology.names)
     # The slowest host: all are to have theirs.
     rate = min(sum(rail.bandwidth_bytes_per_s for rail in topology.rails_of(host)) for host in range(hosts))

@@ -86,9 +86,17 @@ def claim(key: str) -> RankProcess | None:
             if holder is not None and lives(holder):
                 return RankProcess(holder)
             continue  # it has ended, and something that it forked has the socket still; or it ends just now
+        _claims.forget()  # this process has moved on to another job: it keeps one descriptor, however often it does
         _claims.held[key] = holding
         return None
     return None
+
+
+def release(key: str) -> None:
+    """Give up the claim of `key`, for a process that did not become a rank after all."""
+    holding = _claims.held.pop(key, None)
+    if holding is not None:
+        holding.close()
 
 
 def spawner() -> str:

@@ -74,7 +74,11 @@ def init(settings: Settings | None = None, **changes: Any) -> Group:
         _current.worker = attempt.become_rank()
         if _current.worker is not None:
             return cast("Group", WorkerGroup(_current.worker))
-        _current.world = _entered(chosen, None)
+        try:
+            _current.world = _entered(chosen, None)
+        except BaseException:
+            attempt.give_up()
+            raise
         attempt.mark(_current.world.place)
         return _current.world.group
 

@@ -6,7 +6,15 @@ from typing import Any, final
 
 from multiring.errors import StateError, UnsupportedError
 from multiring.runtime.bootstrap.launchers import innermost, launch_key, place_told, told_by
-from multiring.runtime.bootstrap.rank_process import RankPosition, RankProcess, claim, is_worker_of, mark, marked
+from multiring.runtime.bootstrap.rank_process import (
+    RankPosition,
+    RankProcess,
+    claim,
+    is_worker_of,
+    mark,
+    marked,
+    release,
+)
 from multiring.settings import Settings, foreign_environment, inherited_mark
 
 _MACHINES = ("x86_64", "aarch64")
@@ -81,6 +89,11 @@ class Attempt:
             f"inherited its variables ({told}). Communicate in the rank itself. A program that is to be a job of its "
             "own is started by `multiring run -n 1 PROGRAM`, or another launcher"
         )
+
+    def give_up(self) -> None:
+        """Let another process become the rank: this one could not join."""
+        if self._key is not None:
+            release(self._key)
 
     def note(self, place: RankPosition) -> None:
         """Make this process, which has joined otherwise than by a launcher's variables, the rank if it can be."""

@@ -7,7 +7,8 @@ says goes over the set's control channel, what it decides is carried out.
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Protocol
 
 from multiring.agreement import Deadlock, Decision, Joined, Lost, Member, Missing, Note, Outcome, Ready, Refused, Silent
@@ -124,7 +125,8 @@ class Negotiation:
         self._owner.fill(posted)
         self._decided.filled = posted
         self._member = Member(self._channel.own, len(self._channel.ranks), RADIX)
-        self._member.waits = self._watched
+        # Of the dict, not of this object: a cycle would keep the job's descriptors until garbage is collected.
+        self._member.waits = partial(_watched, self._undecided)
         queue, self._queue = self._queue, []
         self.put(queue)
         unexpected, self._unexpected = self._unexpected, []
@@ -175,10 +177,6 @@ class Negotiation:
                 return
         self.moved_s = time.monotonic()
 
-    def _watched(self) -> list[str]:
-        """Return the names of operations without a place that a thread waits for."""
-        return [name for name, handle in self._undecided.items() if handle.watch is not None]
-
     def _fail(self, name: str, error: Exception) -> None:
         handle = self._undecided.pop(name, None)
         if handle is not None:
@@ -207,3 +205,8 @@ def _is_unicode(handle: NamedHandle) -> bool:
         handle.fail(ArgumentError(f"{handle.title}: {error}; want Unicode"))
         return False
     return True
+
+
+def _watched(undecided: Mapping[str, NamedHandle]) -> list[str]:
+    """Return the names of operations without a place that a thread waits for."""
+    return [name for name, handle in undecided.items() if handle.watch is not None]
