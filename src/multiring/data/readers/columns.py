@@ -191,11 +191,15 @@ def _within(read: Reads) -> Reads:
     return lambda scalar: read(scalar.value) if scalar.is_valid else None
 
 
+_FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}  # other names are NumPy's
+
+
 def _number_of(kind: Any) -> Any:
     """Return NumPy's type of a column of numbers or points in time; None for anything else."""
     types: Any = library("pyarrow.types")
     if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
-        return np.dtype(kind.to_pandas_dtype())
+        # Not to_pandas_dtype, for which older releases of pyarrow want pandas.
+        return np.dtype(_FLOATS.get(str(kind), str(kind)))
     if (types.is_timestamp(kind) and kind.tz is None) or types.is_duration(kind):
         return np.dtype(f"{'M' if types.is_timestamp(kind) else 'm'}8[{kind.unit}]")
     return None
