@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from tests.wire.ranks import Here, run_ranks
 
-# epoll and what wakes it, the bell (shm) or the listener (tcp), and what Python opened meanwhile.
-OWN = 6  # of the process itself: one of them is the claim of its rank, by which another process is refused
+# epoll and what wakes it, the bell (shm) or the listener (tcp), what Python opened meanwhile, and the socket by which
+# the process claims its rank.
+OWN = 6
 
 
 def join_and_sum(here: Here) -> tuple[int, tuple[int, ...]]:
