@@ -4,6 +4,9 @@ See benchmarks/evidence_cases.py for the options.
 """
 
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
 
 from benchmarks.evidence_cases import Topic, main
 from benchmarks.evidence_data_files_content import CONTENT, SHOWS_CONTENT

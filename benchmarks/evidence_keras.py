@@ -19,6 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
+
 from benchmarks.evidence_cases import Family, Fault, Random, Topic, main
 from benchmarks.evidence_job import ROOT
 from benchmarks.evidence_keras_frameworks import FRAMEWORKS, SHOWS_FRAMEWORKS

@@ -7,6 +7,9 @@ evidence_cases.py says what the options are and what is recorded. Jobs run on th
 """
 
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
 
 from benchmarks import evidence_launching_input as given
 from benchmarks import evidence_launching_jobs as jobs

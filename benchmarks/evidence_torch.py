@@ -15,6 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
+
 from benchmarks.evidence_cases import Family, Fault, Random, Topic, main
 from benchmarks.evidence_torch_gradients import CLOSE, apart, backward, drawn, lag, memory, network, ready
 from torch import Tensor, nn

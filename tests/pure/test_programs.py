@@ -1,0 +1,44 @@
+"""Programs of benchmarks and examples, started as their own heads say: `python benchmarks/NAME.py`, with nothing set."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HERE = {"benchmarks", "tests"}  # packages that nobody installs: a program finds them by the path that it sets
+
+
+def programs() -> list[Path]:
+    """Return what the Makefile runs, and what its own head says to run. A rank of a job has its path from the job."""
+    makefile = (ROOT / "Makefile").read_text()
+    files = sorted([*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "examples").rglob("*.py")])
+    return [path for path in files if path.name in makefile.split() or f"python {path.relative_to(ROOT)}" in head(path)]
+
+
+def head(path: Path) -> str:
+    return ast.get_docstring(ast.parse(path.read_text())) or ""
+
+
+@pytest.mark.parametrize("program", programs(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_programs_set_the_path_before_they_import_from_it(program: Path) -> None:
+    assert not imports_too_early(program.read_text())
+
+
+def test_a_program_that_sets_no_path_is_found() -> None:
+    early = "import sys\nfrom benchmarks.evidence import main\nsys.path.insert(0, '..')\n"
+    assert imports_too_early(early) == {"benchmarks.evidence"}
+    assert not imports_too_early("import sys\nsys.path.insert(0, '..')\nfrom benchmarks.evidence import main\n")
+
+
+def imports_too_early(text: str) -> set[str]:
+    """Return the modules of HERE that a program imports, at its top, before it sets the path."""
+    early = set()
+    for statement in ast.parse(text).body:
+        if "sys.path.insert" in ast.unparse(statement):
+            return early
+        if isinstance(statement, ast.ImportFrom) and (statement.module or "").split(".")[0] in HERE:
+            early.add(statement.module or "")
+        if isinstance(statement, ast.Import):
+            early |= {name.name for name in statement.names if name.name.split(".")[0] in HERE}
+    return early
