@@ -79,6 +79,8 @@ class Family:
     ranks: how many ranks run each case together, under `multiring run`; 0 runs it in a process without a launcher.
     deadline_s: how long a case may take before it counts as a hang.
     case_s: about how long a case takes, for the first turn; later ones go by what was seen.
+    aims: the programs of benchmarks/evidence_topics.toml whose faults it can show. With `--against`, it has no more
+        turns once each of them was shown.
     """
 
     name: str
@@ -87,6 +89,7 @@ class Family:
     deadline_s: float = 60.0
     case_s: float = 1.0
     variables: Mapping[str, str] = field(default_factory=dict)
+    aims: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,6 +190,8 @@ class Run:
             tally = self._tallies[family.name]
             if self._is_over():
                 break
+            if self._has_shown_all(family):
+                continue
             left_s = self._arguments.seconds - self._spent_s
             cases = min(max(1, int(min(TURN_S, left_s) / tally.case_s)), MOST_CASES)
             if self._arguments.cases is not None:
@@ -200,7 +205,15 @@ class Run:
             return all(each.cases >= self._arguments.cases for each in self._tallies.values())
         if self._spent_s >= self._arguments.seconds:
             return True
-        return self._arguments.against is not None and not self._unseen()
+        return self._arguments.against is not None and (
+            not self._unseen() or all(map(self._has_shown_all, self._families))
+        )
+
+    def _has_shown_all(self, family: Family) -> bool:
+        """Return whether nothing is left that a family is to show of the other checkout."""
+        if self._arguments.against is None or not family.aims:
+            return False
+        return not set(family.aims) & set(self._unseen())
 
     def _turn(self, family: Family, tally: Tally, cases: int) -> None:
         begun = time.monotonic()
