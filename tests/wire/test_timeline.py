@@ -335,26 +335,58 @@ def test_who_fails_does_not_keep_the_others_waiting(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["trace.json"]
 
 
-def leave_early(here: Here, folder: str) -> None:
+def leave_early(here: Here, folder: str, pause_s: float, stall_warn_s: float) -> float:
     logging.basicConfig(level=logging.WARNING)
-    group = here.join(stall_warn_s=0.5)
+    group = here.join(stall_warn_s=stall_warn_s)
     multiring.start_timeline(f"{folder}/trace.json")
     group.barrier()
     time.sleep(0.6)  # until it has been written down
     if here.rank == 1:
-        time.sleep(2)
+        time.sleep(pause_s)
+    began = time.monotonic()
     multiring.shutdown()
+    return time.monotonic() - began
 
 
 def test_who_goes_on_keeps_its_part(tmp_path: Path) -> None:
-    report = report_of(leave_early, 2, str(tmp_path))
+    report = report_of(leave_early, 2, str(tmp_path), 2.0, 0.5, engine="tcp")
     part = tmp_path / "trace.json.rank-1.part"
     assert sorted(tmp_path.iterdir()) == [tmp_path / "trace.json", part]
     found = read(tmp_path / "trace.json")
     assert [len(slices(found, rank, "operation")) for rank in range(2)] == [1, 1]
     assert [found["metadata"]["ranks"][rank]["is_complete"] for rank in "01"] == [True, False]
-    assert "has of rank 1 what it left on the disk" in report.outcomes[0].output
+    assert "has of rank 1 what it left on the disk: it does not answer after 0." in report.outcomes[0].output
     assert f"stays in {part}: rank 0 does not take it" in report.outcomes[1].output
+
+
+@pytest.mark.parametrize("pause_s", [0.5, 2.5])
+def test_on_one_host_who_leaves_last_writes_the_file(tmp_path: Path, pause_s: float) -> None:
+    said = run_ranks(leave_early, 2, str(tmp_path), pause_s, 60.0, engine="shm")
+    assert [each.name for each in tmp_path.iterdir()] == ["trace.json"]
+    found = read(tmp_path / "trace.json")
+    assert [len(slices(found, rank, "operation")) for rank in range(2)] == [1, 1]
+    assert [found["metadata"]["ranks"][rank]["is_complete"] for rank in "01"] == [True, True]
+    assert said[0] < 10  # 60 s before, where rank 1 does not come
+
+
+def leave_alone(here: Here, folder: str, leaver: int) -> float:
+    group = here.join(stall_warn_s=12.0)
+    multiring.start_timeline(f"{folder}/trace.json")
+    group.barrier()
+    began = time.monotonic()
+    if here.rank == leaver:
+        multiring.shutdown()
+    else:
+        with pytest.raises(MultiringError, match=f"rank {leaver} left the job"):
+            group.barrier()
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("leaver", [0, 1])
+@pytest.mark.parametrize("engine", ["shm", "tcp"])
+def test_who_is_waited_for_leaves_without_its_timeline(tmp_path: Path, engine: str, leaver: int) -> None:
+    said = run_ranks(leave_alone, 2, str(tmp_path), leaver, engine=engine)
+    assert max(said) < 8  # 24 s before: twice the time after which a stall is warned of
 
 
 def stop_in_vain(here: Here, folder: str) -> None:

@@ -7,7 +7,7 @@ held up in code that does not let go of Python's lock, does not.
 import itertools
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from multiring._native import ControlMessage
 from multiring.errors import StateError
@@ -59,6 +59,10 @@ class RankStatus(Lookout):
     def seek(self, waiter: Waiter) -> None:
         """Find out whether those that this thread waits for in `waiter` wait for this rank; see standoffs.py."""
         self._standoffs.seek(waiter)
+
+    def leave(self) -> Callable[[], bool]:
+        """Seek nothing any more. Return what tells whether another rank waits for what this one will not come to."""
+        return self._standoffs.leave()
 
     def let_end(self, rank: int) -> None:
         """Wait a moment until a lost rank has ended, where one process started both by multiprocessing.

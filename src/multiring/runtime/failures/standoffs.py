@@ -17,8 +17,10 @@ section 3 (the AND model).
 import itertools
 import json
 import logging
+import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -94,6 +96,8 @@ class Standoffs:
         self._groups: weakref.WeakValueDictionary[int, Counted] = weakref.WeakValueDictionary()
         self._seen: OrderedDict[tuple[int, int, Key], None] = OrderedDict()
         self._told: weakref.WeakSet[Waiter] = weakref.WeakSet()
+        self._is_leaving = False
+        self._is_missed = threading.Event()  # by another rank, while this one leaves
         control.add(_ADDRESS, self)
 
     def know(self, group: Counted) -> None:
@@ -103,11 +107,16 @@ class Standoffs:
     def seek(self, waiter: Waiter) -> None:
         """Have it found out whether whom this thread waits for in `waiter` waits for this rank."""
         here = next((each for each in thread_states().blocked if each.waiter is waiter), None)
-        if here is not None and waiter.key is not None:
+        if not self._is_leaving and here is not None and waiter.key is not None:
             question = Question(next(self._serials), (self._hop(here, waiter.key),), is_certain=True)
             for rank in waiter.stalled_on()[0]:
                 if rank != self._rank:  # as it is where the others have given up on this one
                     self._send(rank, _ASK, question)
+
+    def leave(self) -> Callable[[], bool]:
+        """Seek nothing any more. Return what tells whether another rank waits for what this one will not come to."""
+        self._is_leaving = True
+        return self._is_missed.is_set
 
     # ---- for the control thread ----
 
@@ -141,10 +150,13 @@ class Standoffs:
         self._seen[mark] = None
         if len(self._seen) > _MOST_SEEN:
             self._seen.popitem(last=False)
+        has_come = self._has_come(key)
+        if self._is_leaving and not has_come:
+            self._is_missed.set()
+            return
         here = thread_states()
         if not here.is_main_at_rest:
             return
-        has_come = self._has_come(key)
         # Who has come to it may wait in it for others yet; its threads do not matter then.
         asked = {each.rank for each in question.path}
         for each in here.blocked:

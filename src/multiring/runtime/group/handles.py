@@ -166,6 +166,10 @@ class Lookout:
     def seek(self, waiter: Waiter) -> None:
         """Find out whether those that this thread waits for in `waiter` wait for this rank; see standoffs.py."""
 
+    def leave(self) -> Callable[[], bool]:
+        """Seek nothing any more. Return what tells whether another rank waits for what this one will not come to."""
+        return lambda: False
+
     def is_single(self) -> bool:
         """Return whether this process's program has one thread, and it waits for other ranks."""
         return True

@@ -126,8 +126,9 @@ def shutdown() -> None:
     """Leave the job. Arrays stay valid; groups and handles do not. Does nothing before `init`.
 
     Local: others may still be at work, and learn that this rank left only if they wait for it. Waits for operations in
-    flight, at most MULTIRING_STALL_WARN_S; those that have not ended by then fail. With a timeline on, the ranks first
-    write it together, and wait as long for each other.
+    flight, at most MULTIRING_STALL_WARN_S; those that have not ended by then fail. With a timeline on, the ranks of one
+    host wait for each other two seconds, and the last one to leave writes it. Ranks of several hosts write it together:
+    they wait as long as for operations, at most 60 s, and stop waiting when another rank needs this one elsewhere.
     """
     with _current.lock:
         world = _current.world

@@ -19,11 +19,14 @@ from multiring.runtime.group.posting import ProcessServices
 from multiring.runtime.job.launcher_news import LauncherNews
 from multiring.runtime.job.membership import Membership
 from multiring.runtime.rails.select import RailWatch
+from multiring.runtime.tracing.clocks import Patience
 from multiring.runtime.tracing.event_log import EventLog, EventReader
 from multiring.runtime.tracing.timeline import Timelines
 from multiring.settings import Settings
 
 _SIGNAL_CHECK_S = 0.2  # longest time between two looks for Ctrl-C
+_FILE_S = 2.0  # for the other ranks of this host to leave as well, after `shutdown`
+_MOST_TIMELINE_S = 60.0  # for ranks of other hosts to hand their parts over, also where nobody is warned of stalls
 
 Kind = TypeVar("Kind")
 
@@ -123,27 +126,33 @@ class World:
         return self.events.reader()
 
     def end(self, grace_s: float, *, announce: bool) -> None:
-        """Leave the job as the process ends: like `close`, but nobody is waited for with the timeline.
-
-        On one host each rank leaves its part of the timeline, and the last one writes the file of all.
-        """
-        if len(self.membership.topology.hosts) > 1 or self.timelines.path is None:
-            self.close(grace_s, announce=announce)
-            return
-        merge_parts = self.timelines.leave_part(is_wanted=announce or self.context.has_failed())
-        try:
-            self._leave(grace_s, announce=announce)
-        finally:
-            merge_parts()
+        """Leave the job as the process ends: like `close`, but on one host nobody is waited for with the timeline."""
+        self._close(grace_s, announce=announce, file_s=0.0)
 
     def close(self, grace_s: float, *, announce: bool) -> None:
-        """Leave the job once what is in flight has ended, after `grace_s` in any case. Ctrl-C ends the waiting."""
-        patience_s = self.settings.stall_warn_s if announce else grace_s
+        """Leave the job once what is in flight has ended, after `grace_s` in any case. Ctrl-C ends the waiting.
+
+        On one host each rank leaves its part of the timeline, and the last one writes the file of all. The others are
+        waited for only briefly, so that the file is there where all ranks leave together.
+        """
+        self._close(grace_s, announce=announce, file_s=_FILE_S)
+
+    def _close(self, grace_s: float, *, announce: bool, file_s: float) -> None:
+        # The others do not wait for the timeline of one that fails by itself: they do not know yet.
+        is_wanted = announce or self.context.has_failed()
+        if len(self.membership.topology.hosts) > 1 and self.timelines.path is not None:
+            most_s = min(self.settings.stall_warn_s, _MOST_TIMELINE_S) if announce else grace_s
+            patience = Patience(most_s, self.services.lookout.leave())
+            try:
+                self.timelines.close(patience, is_wanted=is_wanted)
+            finally:
+                self._leave(grace_s, announce=announce)
+            return
+        make_file = self.timelines.leave_part(is_wanted=is_wanted)
         try:
-            # The others do not wait for the timeline of one that fails by itself: they do not know yet.
-            self.timelines.close(patience_s, is_wanted=announce or self.context.has_failed())
-        finally:
             self._leave(grace_s, announce=announce)
+        finally:
+            make_file(file_s)
 
     def _leave(self, grace_s: float, *, announce: bool) -> None:
         deadline = time.monotonic() + grace_s

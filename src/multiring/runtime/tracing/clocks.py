@@ -1,17 +1,61 @@
-"""Which clock a rank has, and how far rank 0's is from it."""
+"""Which clock a rank has, and how far rank 0's is from it; how long other ranks are waited for."""
 
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from multiring.runtime.bootstrap.addresses import boot_id
 from multiring.runtime.group.group import Group
+from multiring.runtime.group.handles import Handle, Waiter
 from multiring.trace import Reading, best_reading
 
 PINGS = 8  # the first wait for rank 0's turn, and the quickest counts
-Patience = Callable[[], float | None]  # seconds that are left for the next message; None: until it counts as a stall
+_LEAST_S = 0.2  # for a rank whose turn comes late: what it has sent is there already
+_LOOK_S = 0.1  # between two looks at whether to give up
+
+
+class Patience:
+    """How long other ranks are waited for with a timeline.
+
+    Args:
+        most_s: for all messages together; None: until one counts as stalled.
+        gives_up: whether to wait no longer, whatever time is left.
+    """
+
+    def __init__(self, most_s: float | None = None, gives_up: Callable[[], bool] = lambda: False) -> None:
+        self._deadline = None if most_s is None else time.monotonic() + most_s
+        self._gives_up = gives_up
+
+    def wait(self, handle: Handle) -> Any:
+        """Return a message's result.
+
+        Raises:
+            TimeoutError: the time is over. The message has failed then, so that nothing waits for it any more.
+        """
+        if self._deadline is None:
+            return handle.wait()
+        began = time.monotonic()
+        until = max(self._deadline, began + _LEAST_S)
+        while True:
+            try:
+                return handle.wait(max(0.0, min(_LOOK_S, until - time.monotonic())))
+            except TimeoutError:
+                is_missed, waited_s = self._gives_up(), time.monotonic() - began
+                if not is_missed and time.monotonic() < until:
+                    continue
+                if isinstance(handle, Waiter):
+                    for silent in handle.stalled_on()[0][:1]:
+                        handle.give_up(silent)
+                why = (
+                    "it, or another rank, waits for this rank in something else" if is_missed else "it does not answer"
+                )
+                raise TimeoutError(f"{why} after {waited_s:.1f} s") from None
+
+
+FOREVER = Patience()
 
 
 def clock_name() -> str:
@@ -26,8 +70,8 @@ def ask_time(group: Group, patience: Patience) -> Reading:
     ping, answer = np.zeros(1, np.int64), np.zeros(2, np.int64)
     for _ in range(PINGS):
         ping[0] = time.monotonic_ns()
-        group.send_async(ping, 0).wait(patience())
-        group.recv_async(answer, 0).wait(patience())
+        patience.wait(group.send_async(ping, 0))
+        patience.wait(group.recv_async(answer, 0))
         back = time.monotonic_ns()
         stamps.append((int(ping[0]), int(answer[0]), int(answer[1]), back))
     return best_reading(stamps)
@@ -37,7 +81,7 @@ def tell_time(group: Group, rank: int, patience: Patience) -> None:
     """Answer `rank`'s `ask_time`, on rank 0."""
     ping, answer = np.zeros(1, np.int64), np.zeros(2, np.int64)
     for _ in range(PINGS):
-        group.recv_async(ping, rank).wait(patience())
+        patience.wait(group.recv_async(ping, rank))
         answer[0] = time.monotonic_ns()
         answer[1] = time.monotonic_ns()
-        group.send_async(answer, rank).wait(patience())
+        patience.wait(group.send_async(answer, rank))

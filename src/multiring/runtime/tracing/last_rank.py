@@ -1,25 +1,38 @@
-"""The timeline of ranks that end without a shutdown: the last of them makes it of the parts, and nobody waits.
+"""The timeline of ranks of one host that leave their job: the last of them makes it of the parts.
 
-A rank that ends cannot ask the others for their parts: they may wait for this very rank, and its end is what they have
-to hear of.
+A rank that leaves cannot ask the others for their parts: they may wait for this very rank, and what they have to hear
+of is that it has left.
 """
 
 import contextlib
 import fcntl
 import logging
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from multiring.errors import ArgumentError
-from multiring.trace import merge, part_path, read_part
+from multiring.trace import is_held, merge, part_path, read_part
 
 _log = logging.getLogger("multiring")
+_LOCK_S = 10.0  # for another rank to look at the parts, or to merge them
+_PAUSE_S = 0.01
 
 
-def merge_if_last(path: Path, size: int) -> None:
-    """Make the timeline `path` of the parts of this host's `size` ranks, unless some may still write theirs."""
+def merge_if_last(path: Path, size: int, patience_s: float = 0.0) -> None:
+    """Make the timeline `path` of the parts of this host's `size` ranks, unless some may still write theirs.
+
+    Args:
+        path: of the timeline.
+        size: how many ranks the job has.
+        patience_s: how long to wait for ranks that still record. After that, one of them makes the timeline.
+    """
     parts = [part_path(path, rank) for rank in range(size)]
+    deadline = time.monotonic() + patience_s
+    while any(map(is_held, parts)) and time.monotonic() < deadline:
+        time.sleep(_PAUSE_S)
     try:
         if not all(map(_is_over, parts)):  # a rank that records holds its part
             return
@@ -45,10 +58,22 @@ def _alone(parts: list[Path]) -> Iterator[bool]:
     for part in parts:
         with contextlib.suppress(FileNotFoundError):
             with part.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
-                yield part.exists()  # another rank may have merged it meanwhile
+                yield _locks(file) and part.exists()  # another rank may have merged it meanwhile
             return
     yield False
+
+
+def _locks(file: BinaryIO) -> bool:
+    """Lock a file; return False where another process does not unlock it in time: it may be stopped."""
+    deadline = time.monotonic() + _LOCK_S
+    while time.monotonic() < deadline:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_PAUSE_S)
+        else:
+            return True
+    return False
 
 
 def _is_over(part: Path) -> bool:

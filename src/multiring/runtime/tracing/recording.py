@@ -3,6 +3,8 @@
 A thread writes the part several times a second: what a rank that is killed did until a moment before is in it.
 """
 
+import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -96,6 +98,8 @@ class Recording:
     def close(self) -> None:
         """Leave the part where it is."""
         if self._file >= 0:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(self._file, fcntl.LOCK_UN)  # forks of this process hold the lock as well
             os.close(self._file)
             self._file = -1
 

@@ -28,14 +28,13 @@ from multiring.errors import ArgumentError, MismatchError, MultiringError, PeerL
 from multiring.runtime.events import NAMES, STEPS
 from multiring.runtime.group.group import Group
 from multiring.runtime.job.membership import Membership
-from multiring.runtime.tracing.clocks import Patience, ask_time, clock_name, tell_time
+from multiring.runtime.tracing.clocks import FOREVER, Patience, ask_time, clock_name, tell_time
 from multiring.runtime.tracing.last_rank import merge_if_last
 from multiring.runtime.tracing.recording import Recording
 from multiring.trace import Claim, Glossary, Part, TakenError, TraceFile, clear, file_path, part_path, read_part
 from multiring.version import VERSION
 
 _log = logging.getLogger("multiring")
-_LEAST_PATIENCE_S = 0.2  # for a rank whose turn comes late: what it has sent is there already
 _GONE = (PeerLostError, StallError, MismatchError, StateError, TimeoutError)
 _WRITTEN, _FAILED = 1, 0
 _HOW_TO_MERGE = "`multiring trace merge FILE PART...` makes a timeline of parts"
@@ -115,11 +114,11 @@ class Timelines:
             if claim is not None:
                 claim.release()
 
-    def stop(self, patience_s: float | None = None) -> None:
+    def stop(self, patience: Patience = FOREVER) -> None:
         """End the recording, on every rank; the file is written when this returns.
 
         Args:
-            patience_s: how long other ranks are waited for; None: until they count as stalled.
+            patience: how long other ranks are waited for.
 
         Raises:
             StateError: no timeline is on; or the file was not written: every part stays, and the text says where.
@@ -128,7 +127,6 @@ class Timelines:
         if running is None:
             raise StateError("no timeline is on; multiring.start_timeline(path) starts one")
         self._running = None
-        patience = _until(patience_s)
         running.recording.end()
         try:
             if self._membership.rank == 0:
@@ -143,11 +141,11 @@ class Timelines:
         finally:
             running.recording.close()
 
-    def close(self, patience_s: float, *, is_wanted: bool) -> None:
+    def close(self, patience: Patience, *, is_wanted: bool) -> None:
         """End the timeline that is on, if one is; what goes wrong is logged. For the end of the job.
 
         Args:
-            patience_s: as for `stop`.
+            patience: as for `stop`.
             is_wanted: False where the other ranks cannot know that this one ends: it does not make them wait.
         """
         running = self._running
@@ -155,7 +153,7 @@ class Timelines:
             return
         try:
             if is_wanted or self._membership.size == 1:
-                self.stop(patience_s)
+                self.stop(patience)
                 return
             self._running = None
             running.recording.end()
@@ -165,25 +163,26 @@ class Timelines:
         except (MultiringError, OSError) as error:
             _log.warning("%s", error)
 
-    def leave_part(self, *, is_wanted: bool) -> Callable[[], None]:
+    def leave_part(self, *, is_wanted: bool) -> Callable[[float], None]:
         """End the recording, and leave this rank's part on the disk; all ranks are on this host.
 
         Args:
             is_wanted: as for `close`; where it is not, a line says where the part is.
 
         Returns:
-            What writes the timeline if this rank is the last one to end; to be called once it has left the job.
+            What waits for the other ranks so many seconds, and writes the timeline if this rank is the last one to
+            leave; to be called once it has left the job.
         """
         running = self._running
         if running is None:
-            return lambda: None
+            return lambda _: None
         self._running = None
         running.recording.end()
         running.recording.data()
         running.recording.close()
         if not is_wanted and self._membership.size > 1:
             _log.warning("%s", self._left(running, "this rank ends before the others"))
-        return partial(merge_if_last, running.path, self._membership.size)
+        return lambda patience_s: merge_if_last(running.path, self._membership.size, patience_s)
 
     def _begin(self, meeting: Group, peer_info: dict[str, Any], claim: Claim | None) -> Running:
         rank = self._membership.rank
@@ -193,9 +192,9 @@ class Timelines:
             group = self._group_named(f"timeline {peer_info['timeline']}")
             if rank == 0:
                 for other in range(1, group.size):
-                    tell_time(group, other, _forever)
+                    tell_time(group, other, FOREVER)
             else:
-                recording.note(ask_time(group, _forever))
+                recording.note(ask_time(group, FOREVER))
             recording.begin(partial(_write_preview, path, peer_info) if rank == 0 and peer_info["preview"] else None)
         except BaseException:
             recording.remove()
@@ -255,9 +254,9 @@ class Timelines:
         try:
             recording.note(ask_time(group, patience))
             data = recording.data()
-            group.send_async(np.array([len(data)]), 0).wait(patience())
-            group.send_async(np.frombuffer(data, np.uint8), 0).wait(patience())
-            group.recv_async(answer, 0).wait(patience())
+            patience.wait(group.send_async(np.array([len(data)]), 0))
+            patience.wait(group.send_async(np.frombuffer(data, np.uint8), 0))
+            patience.wait(group.recv_async(answer, 0))
         except _GONE as error:
             if not data:
                 recording.data()
@@ -292,7 +291,7 @@ class Timelines:
         for rank in come:
             try:
                 verdict = np.array([_WRITTEN if failure is None else _FAILED], np.uint8)
-                running.group.send_async(verdict, rank).wait(patience())
+                patience.wait(running.group.send_async(verdict, rank))
             except _GONE as error:
                 _log.warning("rank %d cannot be told of the timeline %s: %s", rank, running.path, error)
         if failure is not None:
@@ -395,9 +394,9 @@ def _write_preview(path: Path, peer_info: dict[str, Any], data: bytes) -> None:
 def _received(group: Group, rank: int, patience: Patience) -> bytes:
     tell_time(group, rank, patience)
     size = np.zeros(1, np.int64)
-    group.recv_async(size, rank).wait(patience())
+    patience.wait(group.recv_async(size, rank))
     data = np.zeros(int(size[0]), np.uint8)
-    group.recv_async(data, rank).wait(patience())
+    patience.wait(group.recv_async(data, rank))
     return data.tobytes()
 
 
@@ -409,14 +408,3 @@ def _exchange(group: Group, value: Any) -> list[Any]:
 
 def _of(ranks: list[int], whole: list[Any]) -> str:
     return "" if len(ranks) == len(whole) else f" (on {'rank' if len(ranks) == 1 else 'ranks'} {str(ranks)[1:-1]})"
-
-
-def _until(patience_s: float | None) -> Patience:
-    if patience_s is None:
-        return _forever
-    deadline = time.monotonic() + patience_s
-    return lambda: max(_LEAST_PATIENCE_S, deadline - time.monotonic())
-
-
-def _forever() -> float | None:
-    return None
