@@ -51,6 +51,7 @@ WITHOUT_HOOK = """import sys
 sys.meta_path[:] = [each for each in sys.meta_path if "editable" not in type(each).__module__]
 """
 TURN_S = 15.0
+AGAINST_TURN_S = 5.0  # with --against: a family that has shown all that it can has no more turns
 START_S = 90.0  # until the first case of a turn begins: imports on a full machine
 MOST_CASES = 200
 MUST_FIND = 0.8
@@ -193,7 +194,8 @@ class Run:
             if self._has_shown_all(family):
                 continue
             left_s = self._arguments.seconds - self._spent_s
-            cases = min(max(1, int(min(TURN_S, left_s) / tally.case_s)), MOST_CASES)
+            turn_s = TURN_S if self._arguments.against is None else AGAINST_TURN_S
+            cases = min(max(1, int(min(turn_s, left_s) / tally.case_s)), MOST_CASES)
             if self._arguments.cases is not None:
                 cases = min(cases, self._arguments.cases - tally.cases)
             if cases > 0:

@@ -50,14 +50,16 @@ def scripts(random: Random, folder: Path) -> Iterator[Fault]:
     place = str(random.choice(["", "", "sub", "a b"]))
     path = folder / place / f"{name}.py"
     path.parent.mkdir(exist_ok=True)
-    bang = str(random.choice(["", "", f"#!{PYTHON}\n", "#!/no/such/python\n", "\ufeff", "# -*- coding: utf-8 -*-\n"]))
-    executable = bool(random.random() < 0.5)
+    bang = str(
+        random.choice(["", "", "", f"#!{PYTHON}\n", "#!/no/such/python\n", "\ufeff", "# -*- coding: utf-8 -*-\n"])
+    )
+    executable = bool(random.random() < 0.7)
     words = [str(each) for each in random.choice(["a", "-n", "--env", "x y", "-m", "3", "--", "ü"], 3)]
     path.write_text(f"{bang}import sys\nprint(sys.argv[1:])\n", encoding="utf-8")
     path.chmod(0o755 if executable else 0o644)
     relative = f"{place}/{path.name}" if place else path.name
     form = str(random.choice([relative, f"./{relative}", str(path)]))
-    missing = bool(random.random() < 0.2)
+    missing = bool(random.random() < 0.1)
     if missing:
         form = form.removesuffix(".py") + "q.py"
     done = ran([*MULTIRING, "run", "-n", "1", form, *words], folder)
@@ -180,7 +182,7 @@ def settings(random: Random, folder: Path) -> Iterator[Fault]:
         "MULTIRING_REPLAN": ["0", "maybe", ""], "MULTIRING_TOPOLOGY": ["/no", "/", ""], "MULTIRING_PLAN": ["/no", "/"],
         "MULTIRING_RAILS": ["", "a,a", "a:0bit", "lo:1gbit"],
     }  # fmt: skip
-    weight = [4.0 if name.endswith(("INIT_TIMEOUT_S", "SEGMENT_BYTES")) else 1.0 for name in kinds]
+    weight = [5.0 if name.endswith(("INIT_TIMEOUT_S", "SEGMENT_BYTES")) else 1.0 for name in kinds]
     name = str(random.choice(list(kinds), p=np.array(weight) / sum(weight)))
     value = str(random.choice(kinds[name]))
     ranks = int(random.integers(1, 3))
