@@ -111,6 +111,22 @@ def test_a_claim_that_a_fork_holds_open_is_not_in_the_way(joins: Path) -> None:
     assert done.stdout == "joined 0 1\n", done.stderr
 
 
+def test_a_rank_can_be_asked_often(joins: Path) -> None:
+    asks = (
+        "import secrets, sys\n"
+        "from multiring.runtime.bootstrap.rank_process import claim\n"
+        "print(*{str(claim(sys.argv[1])).split()[1] for _ in range(40)})\n"
+    )
+    text = (
+        f"import os, subprocess, sys\nfrom multiring.runtime.bootstrap.rank_process import claim\n"
+        f"claim(sys.argv[1])\nprint(os.getpid(), flush=True)\n"
+        f"subprocess.run([sys.executable, '-c', {asks!r}, sys.argv[1]], check=True)\n"
+    )
+    done = ended([sys.executable, "-c", text, secrets.token_hex(8)], dict(os.environ), joins)
+    rank, told = done.stdout.splitlines()
+    assert told == rank, done.stderr  # before, the tenth process became the rank too
+
+
 @pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
 def test_workers_know_the_rank_and_do_not_communicate(joins: Path, method: str) -> None:
     text = f"""

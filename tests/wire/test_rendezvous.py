@@ -20,7 +20,7 @@ import pytest
 from tests.wire.crowd import Crowd
 
 from multiring.errors import ArgumentError, RendezvousError
-from multiring.runtime.bootstrap import rendezvous_client, rendezvous_server
+from multiring.runtime.bootstrap import rendezvous_client, rendezvous_server, waiting_lines
 from multiring.runtime.bootstrap.addresses import PeerCredentials, listen, parse_address
 from multiring.runtime.bootstrap.handshake import PROTOCOL, FrameReader, encode, frame
 from multiring.runtime.bootstrap.launchers import Identity
@@ -614,6 +614,18 @@ def test_more_ranks_than_descriptors_is_an_error_that_says_so(
     rank_process(0, 20, place, SMALL)
     outcomes = run_ranks(*[meeting(rank, 20, place, timeout_s=1.5) for rank in range(1, 20)])
     assert any("rank 0 cannot hold more connections" in text and "ulimit -n" in text for text in texts_of(outcomes))
+
+
+def test_a_rank_says_that_rank_0s_place_is_reached_and_does_not_answer(
+    place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(waiting_lines, "_EVERY_S", 1.0)
+    with listen(parse_address(place)):  # by a process that is stopped, or something else
+        (text,) = texts_of(run_ranks(meeting(1, 2, place, timeout_s=3.5)))
+    lines = [each.getMessage() for each in caplog.records]
+    assert len(lines) in (2, 3)
+    assert all(f"rank 1 found no rank 0 at {place} yet (last attempt: connected, but no" in line for line in lines)
+    assert f"found no rank 0 at {place} within 3.5 s (last attempt: connected, but no answer came)" in text
 
 
 @pytest.mark.parametrize("given", [b"", b"s"])

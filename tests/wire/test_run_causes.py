@@ -198,3 +198,46 @@ def test_init_says_who_is_missing_while_it_waits(make: Make) -> None:
     told = next(line for line in done.stderr.splitlines() if "init waits" in line)
     assert told.startswith("[0] init waits since 10 s: rank 1 did not come yet to @multiring-")
     assert "MULTIRING_RANK=0, MULTIRING_SIZE=2, MULTIRING_RENDEZVOUS=@multiring-" in told
+
+
+TRACER = """
+    import ctypes, os, signal, sys, time
+    libc = ctypes.CDLL(None, use_errno=True)
+    pid = int(sys.argv[1])
+    if libc.ptrace(0x4206, pid, 0, 0) != 0:  # PTRACE_SEIZE
+        sys.exit(f"no tracing: {os.strerror(ctypes.get_errno())}")
+    print("traced", flush=True)
+    time.sleep(60)  # and reaps nothing: the process cannot be reaped by its parent
+"""
+
+
+def test_a_killed_rank_that_the_kernel_holds_does_not_hold_the_launcher(make: Make, tmp_path: Path) -> None:
+    script = make("""
+        import os, subprocess, sys, time
+        if os.environ["MULTIRING_RANK"] == "0":
+            open("pid.new", "w").write(str(os.getpid())); os.rename("pid.new", "pid")
+            time.sleep(60)
+        while not os.path.exists("traced"):
+            time.sleep(0.05)
+        sys.exit(5)
+    """)
+    tracer = tmp_path / "tracer.py"
+    tracer.write_text(textwrap.dedent(TRACER), encoding="utf-8")
+    with subprocess.Popen(command(script), cwd=tmp_path, stderr=subprocess.PIPE, text=True) as launcher:
+        until = time.monotonic() + DEADLINE_S
+        while not (tmp_path / "pid").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        with subprocess.Popen(
+            [sys.executable, str(tracer), (tmp_path / "pid").read_text()], stdout=subprocess.PIPE, text=True
+        ) as tracing:
+            try:
+                if tracing.stdout is None or tracing.stdout.readline() != "traced\n":
+                    launcher.terminate()
+                    pytest.skip("this system lets nobody trace another process")
+                (tmp_path / "traced").touch()
+                _, said = launcher.communicate(timeout=DEADLINE_S)
+            finally:
+                tracing.kill()
+    assert launcher.returncode == 5
+    assert "rank 0 (pid " in said
+    assert "and has not ended: the kernel holds it" in said

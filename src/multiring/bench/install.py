@@ -7,9 +7,11 @@ import fcntl
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from multiring.errors import ArgumentError, LaunchError
 from multiring.settings import Settings, cache_folder, inherited_environment
@@ -17,6 +19,8 @@ from multiring.settings import Settings, cache_folder, inherited_environment
 INSTALL_COMMAND = "multiring bench --install {}"  # the one that messages name
 _STAMP = "multiring-recipe"
 _SHOWN_LINES = 15
+_OTHER_S = 3600.0  # for another process that installs the same: a compilation takes half of it
+_LOOK_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +112,7 @@ def install(name: str, out: Callable[[str], object]) -> Path:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with (folder.parent / f".{name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            _lock(lock, name, out)
             if _is_current(folder, recipe):
                 out(f"{name}: is in {folder}")
             else:
@@ -118,6 +122,31 @@ def install(name: str, out: Callable[[str], object]) -> Path:
             f"cannot install {name} in {folder}: {error}; MULTIRING_BENCH_PEERS names another folder"
         ) from None
     return folder
+
+
+def _lock(lock: IO[str], name: str, out: Callable[[str], object]) -> None:
+    """Lock a file; wait, and say so, while another process installs the same.
+
+    Raises:
+        LaunchError: it takes too long.
+    """
+    until = time.monotonic() + _OTHER_S
+    has_said = False
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise LaunchError(
+                    f"another process has been installing {name} for {_OTHER_S:.0f} s, and holds {lock.name}: end it, "
+                    "and try again"
+                ) from None
+            if not has_said:
+                out(f"{name}: another process installs it; waiting for that, at most {_OTHER_S:.0f} s")
+                has_said = True
+            time.sleep(_LOOK_S)
+        else:
+            return
 
 
 def _make(name: str, folder: Path, out: Callable[[str], object]) -> None:

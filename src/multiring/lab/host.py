@@ -36,6 +36,7 @@ _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- the place shared memory is at
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _READY = b"+"
 _WORD_BYTES = 4096
+_KEEPER_S = 10.0  # for an answer that takes a millisecond
 
 
 class Host:
@@ -106,8 +107,13 @@ class Host:
             StateError: the keeper was killed, not by `kill`.
         """
         try:
+            self._channel.settimeout(_KEEPER_S)
             self._channel.send(bytes([number]))
             answer = self._channel.recv(_WORD_BYTES)
+        except TimeoutError:
+            raise StateError(
+                f"{self.name} does not answer for {_KEEPER_S:g} s: somebody stopped its keeper, process {self._pid}"
+            ) from None
         except ConnectionError:
             answer = b""
         if not answer:

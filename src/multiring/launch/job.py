@@ -31,6 +31,7 @@ _SETTLE_S = 1.0
 _CULPRIT_S = 5.0  # how long the end of a rank is waited for that others have lost
 _GRACE_S = 2.0  # from asking the processes to stop to killing them, where one of them failed
 _LONGEST_GRACE_S = 86_400.0
+_STUCK_S = 10.0  # from killing a process to going on without its end
 _LEAST_GRACE_S = 0.3  # what processes found last are given
 # The last line of a traceback; torch's own hook writes the rank before it.
 _CONSEQUENCES = re.compile(
@@ -43,6 +44,7 @@ _HINTS = {  # last words of a rank, which have a remedy that is the launcher's
     b"No module named 'multiring'": f"this program's Python is another than multiring's, {sys.executable}: activate "
     "its environment, or name the script alone, as in `multiring run -n 2 script.py`, which takes that Python",
 }
+_PAUSE_S = 0.01
 _BROKEN_PIPE_CODE = 128 + signal.SIGPIPE
 
 
@@ -174,6 +176,7 @@ class Job:
         self._settle_until: float | None = None
         self._kill_at: float | None = None  # set once the job is being stopped
         self._killed = False
+        self._stuck_at = 0.0  # when killed processes are waited for no longer
         self._memory = group_here()
         self._killed_before = killed_for_memory(self._memory)
         self._code: int | None = None  # decided by the first failure or signal
@@ -303,9 +306,11 @@ class Job:
             self._stop_because_of(self._failed[0])
         if self._kill_at is not None and now >= self._kill_at and not self._killed:
             self._kill()
+        elif self._killed and now >= self._stuck_at:
+            self._leave_stuck(self._running())
 
     def _next_wake(self) -> float | None:
-        own = self._settle_until if self._kill_at is None else None if self._killed else self._kill_at
+        own = self._settle_until if self._kill_at is None else self._stuck_at if self._killed else self._kill_at
         return min((at for at in (own, self._wake_at()) if at is not None), default=None)
 
     def _poll(self, wake: float | None) -> None:
@@ -341,18 +346,24 @@ class Job:
     # -- processes that end
 
     def _reap(self) -> None:
-        for member in self._running():
-            pid, status = os.waitpid(member.pid, os.WNOHANG)
-            if pid == 0:
-                continue
-            member.code = member.process.returncode = os.waitstatus_to_exitcode(status)
-            self._reaped(member.pid)
+        for member in self._reap_ended():
             member.out.drain()
             member.err.drain()
             if member.has_failed:
                 self._failed.append(member)
         if self._failed and self._code is None:
             self._judge()
+
+    def _reap_ended(self) -> list[Member]:
+        """Return the processes that have ended since the last call."""
+        ended = []
+        for member in self._running():
+            pid, status = os.waitpid(member.pid, os.WNOHANG)
+            if pid:
+                member.code = member.process.returncode = os.waitstatus_to_exitcode(status)
+                self._reaped(member.pid)
+                ended.append(member)
+        return ended
 
     def _judge(self) -> None:
         cause = next((member for member in self._failed if not self._is_consequence(member)), None)
@@ -419,6 +430,7 @@ class Job:
 
     def _kill(self) -> None:
         self._killed = True
+        self._stuck_at = time.monotonic() + _STUCK_S
         running = self._running()
         if running:
             self._say(f"killing {text_of(running)}, which did not stop")
@@ -429,10 +441,25 @@ class Job:
         """Leave no process of the job, whatever state it is in."""
         for member in self._running():
             signal_group(member.pid, signal.SIGKILL)
-            member.code = member.process.returncode = os.waitstatus_to_exitcode(os.waitpid(member.pid, 0)[1])
-            self._reaped(member.pid)
+        until = time.monotonic() + _STUCK_S
+        while self._running() and time.monotonic() < until:
+            self._reap_ended()
+            time.sleep(_PAUSE_S if self._running() else 0)
+        self._leave_stuck(self._running())
         left_s = _GRACE_S if self._kill_at is None else min(self._kill_at - time.monotonic(), _GRACE_S)
         self._end_leftovers(max(left_s, _LEAST_GRACE_S))
+
+    def _leave_stuck(self, members: Sequence[Member]) -> None:
+        """Go on without the end of killed processes, which nothing can hasten."""
+        if members:
+            self._say(
+                f"{text_of(members)} ({', '.join(f'pid {each.pid}' for each in members)}) was killed {_STUCK_S:g} s "
+                "ago and has not ended: the kernel holds it, as for a file system that does not answer, or a debugger "
+                "does. It is left behind"
+            )
+        for member in members:
+            member.code = member.process.returncode = -signal.SIGKILL
+            self._reaped(member.pid)
 
     # -- output
 

@@ -40,7 +40,8 @@ class Watchdog:
         """Let the guard go; the job is over and nothing is left."""
         self._say(_ALL_IS_WELL)
         os.close(self._pipe)
-        with contextlib.suppress(ChildProcessError):
+        with contextlib.suppress(ChildProcessError, ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)  # it has nothing to do any more; it may have been stopped
             os.waitpid(self._pid, 0)
 
     @property

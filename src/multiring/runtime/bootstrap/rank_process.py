@@ -19,6 +19,7 @@ from pathlib import Path
 from multiring.runtime.bootstrap.addresses import peer_credentials
 from multiring.settings import leave_mark
 
+_MOST_ASKED = 4096  # how often a holder can be asked who it is: nobody takes what asks out of the queue
 _MOST_LEFT_OPEN = 16  # processes that ended, and whose children hold their claim open
 _SHOWN = 80
 _PROC = Path("/proc")
@@ -36,12 +37,17 @@ class RankPosition:
 
 @dataclass(frozen=True, slots=True)
 class RankProcess:
-    """The process that is a rank. `place` is None where it has not left its mark, so that only its number is known."""
+    """The process that is a rank. `place` is None where it has not left its mark, so that only its number is known.
+
+    The number is 0 where the process is of another pid namespace, or was asked too often to be asked again.
+    """
 
     pid: int
     place: RankPosition | None = None
 
     def __str__(self) -> str:
+        if self.pid == 0:
+            return "another process, whose number cannot be known here,"
         command = _command_of(self.pid)
         return f"process {self.pid}{f' ({command})' if command else ''}"
 
@@ -79,7 +85,7 @@ def claim(key: str) -> RankProcess | None:
         holding = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             holding.bind(name)
-            holding.listen(8)
+            holding.listen(_MOST_ASKED)
         except OSError:
             holding.close()
             holder = _holder_of(name)
@@ -174,7 +180,10 @@ def _short(key: str) -> str:
 def _holder_of(name: str) -> int | None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking, contextlib.suppress(OSError):
         asking.setblocking(False)
-        asking.connect(name)
+        try:
+            asking.connect(name)
+        except BlockingIOError:  # somebody holds it, and its queue is full
+            return 0
         return peer_credentials(asking).pid
     return None
 

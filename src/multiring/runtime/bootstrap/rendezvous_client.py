@@ -4,6 +4,7 @@ import os
 import select
 import socket
 import time
+from collections.abc import Callable
 
 from multiring.errors import RendezvousError
 from multiring.runtime.bootstrap.addresses import LocalAddress, TcpAddress, peer_credentials
@@ -29,6 +30,7 @@ from multiring.runtime.bootstrap.waiting_lines import WaitingLines, led_to, who_
 
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
+_QUIET_S = 1.0
 _DIAL_S = 5.0  # one attempt; a host that drops packets must not use up the whole time
 _PROBE_S = 1  # how long a connection over TCP is silent before the kernel asks whether the other end still has it
 _PROBES = 127  # the most there are: who is out of reach is waited for, who says that there is no connection is not
@@ -44,10 +46,11 @@ class _AttemptError(Exception):
 class _Connection:
     """A connected socket that carries frames, each within a deadline (by time.monotonic())."""
 
-    def __init__(self, sock: socket.socket, deadline: float) -> None:
+    def __init__(self, sock: socket.socket, deadline: float, while_quiet: Callable[[], object]) -> None:
         self.sock = sock
         self.deadline = deadline
         self.reader = FrameReader(UNPROVEN_FRAME_BYTES)
+        self._while_quiet = while_quiet  # called about once a second while nothing comes
 
     def write(self, data: bytes) -> None:
         self.sock.settimeout(self._remaining_s())
@@ -55,8 +58,15 @@ class _Connection:
 
     def read_frame(self) -> bytes:
         while (payload := self.reader.next_frame()) is None:
-            self.sock.settimeout(self._remaining_s())
-            data = self.sock.recv(_RECEIVE_BYTES)
+            left_s = self._remaining_s()
+            self.sock.settimeout(min(left_s, _QUIET_S))
+            try:
+                data = self.sock.recv(_RECEIVE_BYTES)
+            except TimeoutError:
+                if left_s <= _QUIET_S:
+                    raise
+                self._while_quiet()
+                continue
             if not data:
                 raise _AttemptError("it closed the connection")
             self.reader.feed(data)
@@ -107,6 +117,7 @@ class Client:
         self._talk: _Talk | None = None
         self._secret = identity.secret
         self._is_first = True  # no round is over
+        self._waiting = WaitingLines()
         self._first_until = 0.0  # by time.monotonic(): how long rank 0 waits in the first round
 
     def exchange(self, peer_info: Message, began: float | None = None) -> list[Message]:
@@ -155,7 +166,7 @@ class Client:
 
     def _find(self) -> _Talk:
         pause_s = _FIRST_PAUSE_S
-        waiting = WaitingLines()
+        self._waiting = WaitingLines()
         while True:
             try:
                 return self._introduce(self._dial())
@@ -163,9 +174,14 @@ class Client:
                 reason = getattr(error, "strerror", None) or str(error)
             if time.monotonic() + pause_s >= self._deadline:
                 raise RendezvousError(self._not_found_text(f"within {self._timeout_s:g} s", reason))
-            waiting.say(lambda: self._not_found_text("yet", reason))  # noqa: B023 -- called now
+            self._waiting.say(lambda: self._not_found_text("yet", reason))  # noqa: B023 -- called now
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _say_quiet(self) -> None:
+        """Say, now and then, that rank 0's place was reached and nothing answers there. Later rank 0 says who lacks."""
+        if self._talk is None:
+            self._waiting.say(lambda: self._not_found_text("yet", "connected, but no answer came"))
 
     def _not_found_text(self, when: str, reason: str) -> str:
         where = f"rank {self._identity.rank} found no rank 0 at {self._address} {when}"
@@ -213,7 +229,7 @@ class Client:
             _AttemptError, OSError: the connection ended first.
             RendezvousError: we are refused, or what listens there is not rank 0 of this job.
         """
-        line = _Connection(sock, self._deadline)
+        line = _Connection(sock, self._deadline, self._say_quiet)
         try:
             seal = self._prove(line)
         except FrameError as error:
