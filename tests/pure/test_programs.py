@@ -1,4 +1,4 @@
-"""Programs of benchmarks and examples, started as their own heads say: `python benchmarks/NAME.py`, with nothing set."""
+"""Programs of benchmarks and examples, started as their heads say: `python benchmarks/NAME.py`, with nothing set."""
 
 import ast
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_a_program_that_sets_no_path_is_found() -> None:
 
 def imports_too_early(text: str) -> set[str]:
     """Return the modules of HERE that a program imports, at its top, before it sets the path."""
-    early = set()
+    early: set[str] = set()
     for statement in ast.parse(text).body:
         if "sys.path.insert" in ast.unparse(statement):
             return early
