@@ -19,7 +19,7 @@ from multiring.lab import parse_rate, parse_slots
 from multiring.lab.topology_file import topology_of_lab
 from multiring.launch.cores import cores_of_cpus, usable_cpus
 from multiring.planner import Plan, Task, ranked
-from multiring.probe import time_plan
+from multiring.probe import OtherWork, time_plans
 from multiring.runtime import Group, init, shutdown
 from multiring.runtime.group.plan_file import write_pins
 from multiring.runtime.rails.topology_file import read_topology
@@ -167,10 +167,14 @@ def _in_job(group: Group, task: Task, arguments: argparse.Namespace) -> Plan:
         )
     tried = plans[: arguments.top]
     drain_s = arguments.drain if len(group.topology.hosts) > 1 else 0.0
-    times = [time_plan(group, task, plan, seconds=arguments.seconds, drain_s=drain_s) for plan in tried]
+    others = OtherWork(group)
+    times = time_plans(group, task, tried, seconds=arguments.seconds, drain_s=drain_s)
+    beside = others.taken()
     fastest = min(zip(times, range(len(tried)), strict=True))[1]
     if group.rank == 0:
         _table(task, tried, len(tried), times)
+        if beside is not None:
+            show(f"{beside}: the measured times are too long.")
     return tried[fastest]
 
 

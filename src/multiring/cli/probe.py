@@ -46,6 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
         found = probe(group, seconds=arguments.seconds, drain_s=arguments.drain)
         if group.rank == 0:
             heading = f"Measured by multiring probe on {found.topology}."
+            if found.beside is not None:
+                heading += f"\n{found.beside}: links are faster than it says here."
             show(text_of(found.topology, heading).rstrip())
             for warning in found.warnings:
                 print(f"multiring: {warning}", file=sys.stderr)

@@ -13,7 +13,7 @@ import numpy as np
 
 from multiring.collectives import build
 from multiring.planner import Plan
-from multiring.probe.timing import all_reduce_task, time_plan
+from multiring.probe.timing import all_reduce_task, time_plan, time_plans
 from multiring.runtime import Group
 from multiring.schedule import Collective, Frame
 from multiring.topology import SHM, Link
@@ -25,6 +25,7 @@ _PIECES = 64  # in which a small sum shows what a message costs
 _TURNS = 5
 _PIECE_BYTES, _SUMS = 256 << 10, 50
 _LEAST_S = 1e-7
+_LEAST_PART = 0.1  # of a direct sum's time, for what it sends and for what it reduces
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +47,8 @@ class Throughput(NamedTuple):
 class Between:
     """The ranks of `part`, joined by links of one kind.
 
-    `engine` is what carries their bytes; "shm+tcp" within a host moves them as plans between hosts do. `shares` say
-    on which rail: the last channel carries what is small entirely, and nearly all of what is large.
+    `engine` is what carries their bytes. `shares` say on which rail: the last channel carries what is small entirely,
+    and nearly all of what is large.
     """
 
     part: Group
@@ -75,6 +76,17 @@ class Between:
             reduce_bytes_per_s=SHM.reduce_bytes_per_s if self.engine == "tcp" else 2 * bandwidth,
         )
         return link, idle
+
+    def memory(self) -> Link:
+        """Return the constants of the memory that joins all ranks of a job on one host, where no sum is cut.
+
+        There a direct sum is done at once, in place, and an exchange copies aside and reads from all: what one takes
+        says little of the other, so both are measured.
+        """
+        exchange, direct = (self._plan(algorithm, None) for algorithm in ("exchange", "direct"))
+        task, seconds = all_reduce_task(_LARGE_BYTES), self.patience.seconds
+        large = time_plans(self.part, task, (direct, exchange), seconds=seconds, usual=min)
+        return memory_link(self.part.size, self._small("exchange", 1), large[0], large[1], _LARGE_BYTES)
 
     def overhead_s(self, latency_s: float) -> float:
         """Return what a message costs by itself, as those of a small sum are; a stream of them shares wake-ups.
@@ -107,6 +119,36 @@ class Between:
         ranks = self.part.size
         frame = Frame(collective=Collective.ALL_REDUCE, grid=(ranks,), order=tuple(range(ranks)), shares=self.shares)
         return Plan(build(algorithm, frame), self.engine, 0.0, segment_bytes)
+
+
+def memory_link(ranks: int, small_s: float, direct_s: float, exchange_s: float, size_bytes: int) -> Link:
+    """Return the link by which `price` gives an exchange and a direct sum what they took, as far as there is one.
+
+    With x = bytes / bandwidth, y = bytes / reduce rate and p ranks (docs/algorithms.md) a direct sum takes
+    2 (p - 1) / p x + y / p, and an exchange (p - 1) x + 2 y.
+
+    Args:
+        ranks: p, at least 2.
+        small_s: seconds of an exchange of hardly any bytes: a latency, and p - 1 messages.
+        direct_s: seconds of a direct sum of `size_bytes`,
+        exchange_s: and of an exchange of these.
+        size_bytes: the buffer.
+    """
+    message_s = max(small_s / ranks, _LEAST_S)  # the latency is taken for one message more
+    # Of large messages all but the first are handled while another one is sent.
+    direct_s = max(direct_s - 4 * message_s, _LEAST_S)
+    exchange_s = max(exchange_s - 2 * message_s, _LEAST_S)
+    by_message = 2 * (ranks - 1) / ranks
+    x = (2 * direct_s - exchange_s / ranks) / (3 * (ranks - 1) / ranks)
+    # Neither is for nothing. A direct sum keeps its price: it is what large sums take.
+    x = min(max(x, _LEAST_PART * direct_s / by_message), (1 - _LEAST_PART) * direct_s / by_message)
+    y = ranks * (direct_s - by_message * x)
+    return Link(
+        latency_s=message_s,
+        overhead_s=message_s,
+        bandwidth_bytes_per_s=size_bytes / x,
+        reduce_bytes_per_s=size_bytes / y,
+    )
 
 
 def reduce_rate() -> float:

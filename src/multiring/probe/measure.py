@@ -16,6 +16,7 @@ from itertools import combinations
 import numpy as np
 
 from multiring.probe.fit import Between, Patience, reduce_rate
+from multiring.probe.other_work import OtherWork, Taken
 from multiring.probe.remarks import far_from_stated, median_of, racked, slow_hosts
 from multiring.runtime import Group
 from multiring.runtime.bootstrap.addresses import boot_id
@@ -30,10 +31,11 @@ _NEARLY_ALL = 60  # parts of a buffer that one rail carries while it is measured
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What was measured, and what is to be said about it."""
+    """What was measured, what is to be said about it, and what others took of the cores meanwhile."""
 
     topology: Topology
     warnings: tuple[str, ...]
+    beside: Taken | None = None
 
 
 def probe(group: Group, *, seconds: float = 0.5, drain_s: float = 0.5) -> Findings:
@@ -46,9 +48,10 @@ def probe(group: Group, *, seconds: float = 0.5, drain_s: float = 0.5) -> Findin
     """
     known = group.topology
     patience = Patience(seconds=seconds, drain_s=drain_s)
+    others = OtherWork(group)
     shm = _shm(group, patience)
     if len(known.hosts) == 1:
-        return Findings(replace(known, shm=shm), ())
+        return Findings(replace(known, shm=shm), (), others.taken())
     rounds = _rounds(known)
     by_rail = [_rail(group, rail, rounds, patience) for rail in range(len(known.rails))]
     measured, idle = [links for links, _ in by_rail], [part for _, part in by_rail]
@@ -65,14 +68,16 @@ def probe(group: Group, *, seconds: float = 0.5, drain_s: float = 0.5) -> Findin
     reduce = shm.reduce_bytes_per_s
     rails = tuple(replace(link, reduce_bytes_per_s=reduce) for link in usual)
     found = replace(known, shm=shm, rails=rails, own_rails=own, racks=racks, takes_turns=takes_turns)
-    return Findings(found, tuple(warnings))
+    return Findings(found, tuple(warnings), others.taken())
 
 
 # ---- within hosts ----
 
 
 def _shm(group: Group, patience: Patience) -> Link:
-    """Measure memory between the ranks of each host, all hosts at once, move by move as plans between hosts do."""
+    """Measure memory between the ranks of each host, all hosts at once."""
+    if len(group.topology.hosts) == 1 and group.size > 1:
+        return Between(part=group, engine="shm", shares=(1,), patience=patience).memory()
     halves = [group.subgroup(host) for host in group.topology.hosts]
     local = next(part for part in halves if part is not None)
     found = np.zeros(5)

@@ -1,0 +1,79 @@
+"""What a machine's cores did for others while something was measured: such figures are of the work beside, too."""
+
+import hashlib
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from multiring.runtime import Group
+from multiring.runtime.bootstrap.addresses import boot_id
+
+_WORTH_TELLING = 0.1  # of a machine's cores
+_NAME_BYTES = 6  # of a digest: a float64 holds them
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What others than the job took of a machine, in cores on average."""
+
+    cores: float
+    of: int
+    host: str
+
+    def __str__(self) -> str:
+        where = f" of host {self.host}" if self.host else ""
+        return f"Other work took {self.cores:.1f} of {self.of} core{'s' if self.of > 1 else ''}{where} meanwhile"
+
+
+class OtherWork:
+    """From here on, until `taken` is asked; all ranks of `group` make one alike."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._began = _now()
+
+    def taken(self) -> Taken | None:
+        """Return what others took of the machine of which they took most; None: too little to be worth a word."""
+        passed = _now() - self._began
+        name = int.from_bytes(hashlib.blake2b(boot_id().encode(), digest_size=_NAME_BYTES).digest(), "big")
+        row = np.concatenate([[name, os.cpu_count() or 1], passed])
+        return most_taken(self._group.all_gather(row[np.newaxis]), self._group.topology.host_of(), self._names())
+
+    def _names(self) -> tuple[str, ...]:
+        topology = self._group.topology
+        return topology.names or tuple(str(at) for at in range(len(topology.hosts)))
+
+
+def most_taken(
+    table: "np.ndarray[tuple[int, int], np.dtype[np.float64]]", hosts: Sequence[int], names: tuple[str, ...]
+) -> Taken | None:
+    """Return what others took of the machine of which they took most, as `OtherWork.taken` does.
+
+    Args:
+        table: a row for each rank: a number of its machine, the machine's cores, seconds that passed, seconds that the
+            machine's cores worked, seconds of them for this rank.
+        hosts: each rank's host, of which a machine may hold several.
+        names: of the hosts.
+    """
+    found: list[Taken] = []
+    for machine in np.unique(table[:, 0]):
+        rows = table[table[:, 0] == machine]
+        first = int(np.flatnonzero(table[:, 0] == machine)[0])
+        others_s = rows[0, 3] - rows[:, 4].sum()
+        name = names[hosts[first]] if len(np.unique(table[:, 0])) > 1 else ""
+        found.append(Taken(cores=float(others_s / max(rows[0, 2], 1e-9)), of=int(rows[0, 1]), host=name))
+    most = max(found, key=lambda each: each.cores / each.of)
+    return most if most.cores > _WORTH_TELLING * most.of else None
+
+
+def _now() -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+    """Return the time, and for how long the machine's cores and this process have worked so far."""
+    line = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0]
+    user, nice, system, _idle, _waits, _irq, _softirq, stolen = map(int, line.split()[1:9])
+    # Interrupts are left out: most are the job's own packets.
+    worked_s = (user + nice + system + stolen) / os.sysconf("SC_CLK_TCK")
+    return np.array([time.monotonic(), worked_s, time.process_time()])
