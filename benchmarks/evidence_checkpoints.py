@@ -10,6 +10,7 @@ the one that was killed; never less than the last that ended.
 import io
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
 
 from benchmarks.evidence_cases import Family, Fault, Random, Topic, main
+from benchmarks.evidence_checkpoints_crashes import FAMILIES as CRASHES
+from benchmarks.evidence_data_faults import loaded
 
 import multiring.torch as mt
 from multiring.errors import ArgumentError
@@ -321,6 +324,7 @@ FAMILIES = [
     Family(name="kills", run=kills, deadline_s=120.0),
     Family(name="writers", run=writers, deadline_s=120.0),
     Family(name="readers", run=readers, deadline_s=120.0),
+    *CRASHES,
 ]
 SHOWS = {
     "data_01_save_deletes_folder.py": ["strangers: a file of others is gone"],
@@ -335,4 +339,7 @@ SHOWS = {
 TOPIC = Topic(name="checkpoints", program="evidence_checkpoints.py", families=FAMILIES, shows=SHOWS)
 
 if __name__ == "__main__":
+    with loaded() as environment:
+        if environment is not None:
+            sys.exit(subprocess.run([sys.executable, *sys.argv], env=environment, check=False).returncode)  # noqa: S603
     sys.exit(main(TOPIC))

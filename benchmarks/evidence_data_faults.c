@@ -1,5 +1,5 @@
-// Fails or kills at the n-th call of one kind below one folder, or records what is changed there: loaded before libc by
-// evidence_data_faults.py and evidence_data_crashes.py.
+// Fails, stops or kills at the n-th call of one kind below one folder, or records what is changed there: loaded before
+// libc by evidence_data_faults.py, evidence_data_crashes.py and evidence_checkpoints.py.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -14,7 +14,8 @@
 #include <unistd.h>
 
 static char folder[512], kind[32];
-static int wanted_at, wanted_errno;  // errno 0: killed
+static int wanted_at, wanted_errno;  // errno 0: killed; -1: stopped, until somebody has it go on
+static int is_lasting;               // whether all calls from the n-th on fail
 static atomic_int seen, fired;
 
 void fault_arm(const char *where, const char *call, int at, int error) {
@@ -22,22 +23,40 @@ void fault_arm(const char *where, const char *call, int at, int error) {
   snprintf(kind, sizeof kind, "%s", call);
   wanted_at = at;
   wanted_errno = error;
-  seen = fired = 0;
+  seen = fired = is_lasting = 0;
 }
 
+void fault_last(void) { is_lasting = 1; }
+
 int fault_fired(void) { return fired; }
+int fault_seen(void) { return seen; }
+
+// Of the kind "change" is every call that changes something: all of these, but for opening what is there to read it.
+static int is_wanted(const char *call) {
+  return kind[0] && (!strcmp(kind, call) || (!strcmp(kind, "change") && strcmp(call, "read")));
+}
 
 static int fails(const char *call, const char *path) {
-  if (!kind[0] || strcmp(kind, call) || strncmp(path, folder, strlen(folder))) return 0;
-  if (atomic_fetch_add(&seen, 1) + 1 != wanted_at) return 0;
+  if (!is_wanted(call) || strncmp(path, folder, strlen(folder))) return 0;
+  const int number = atomic_fetch_add(&seen, 1) + 1;
+  if (is_lasting ? number < wanted_at : number != wanted_at) return 0;
   fired = 1;
   if (!wanted_errno) raise(SIGKILL);
+  if (wanted_errno < 0) {
+    raise(SIGSTOP);
+    return 0;
+  }
   errno = wanted_errno;
   return 1;
 }
 
+static int fails_open(const char *path, int flags) {
+  if (!strcmp(kind, "open")) return fails("open", path);
+  return fails(flags & (O_CREAT | O_TRUNC | O_WRONLY | O_RDWR) ? "open" : "read", path);
+}
+
 static int fails_at(const char *call, int descriptor) {
-  if (!kind[0] || strcmp(kind, call)) return 0;
+  if (!is_wanted(call)) return 0;
   char link[64], path[512];
   snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
   ssize_t size = readlink(link, path, sizeof path - 1);
@@ -96,7 +115,7 @@ static int opened(int found, const char *path, int flags) {
 
 int open(const char *path, int flags, ...) {
   MODE(flags)
-  if (fails("open", path)) return -1;
+  if (fails_open(path, flags)) return -1;
   const int begun = begin();
   const int found = opened(REAL(open)(path, flags, mode), path, flags);
   end(begun);
@@ -104,7 +123,7 @@ int open(const char *path, int flags, ...) {
 }
 int open64(const char *path, int flags, ...) {
   MODE(flags)
-  if (fails("open", path)) return -1;
+  if (fails_open(path, flags)) return -1;
   const int begun = begin();
   const int found = opened(REAL(open64)(path, flags, mode), path, flags);
   end(begun);
@@ -112,7 +131,7 @@ int open64(const char *path, int flags, ...) {
 }
 int openat(int at, const char *path, int flags, ...) {
   MODE(flags)
-  if (fails("open", path)) return -1;
+  if (fails_open(path, flags)) return -1;
   const int begun = begin();
   const int found = opened(REAL(openat)(at, path, flags, mode), path, flags);
   end(begun);
@@ -120,7 +139,7 @@ int openat(int at, const char *path, int flags, ...) {
 }
 int openat64(int at, const char *path, int flags, ...) {
   MODE(flags)
-  if (fails("open", path)) return -1;
+  if (fails_open(path, flags)) return -1;
   const int begun = begin();
   const int found = opened(REAL(openat64)(at, path, flags, mode), path, flags);
   end(begun);
@@ -163,3 +182,4 @@ int unlinkat(int at, const char *path, int flags) {
   CALL("unlink", path, REAL(unlinkat)(at, path, flags), flags ? "rmdir" : "unlink", "")
 }
 int mkdir(const char *path, mode_t mode) { CALL("mkdir", path, REAL(mkdir)(path, mode), "mkdir", "") }
+int rmdir(const char *path) { CALL("rmdir", path, REAL(rmdir)(path), "rmdir", "") }
