@@ -11,6 +11,7 @@ scikit-learn and matplotlib.
 import argparse
 import math
 import statistics
+from pathlib import Path
 
 import matplotlib as mpl
 import torch
@@ -112,6 +113,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer batches, rates and seeds")
     parser.add_argument("--picture", default="large_batch.png", help="where it goes")
     options = parser.parse_args()
+    if options.picture and Path(options.picture).exists():
+        parser.error(f"--picture {options.picture}: it is there already; want another name, or remove it")
     torch.set_num_threads(1)
     seeds = range(2 if options.quick else 5)
     batches = [16, 64, 256] if options.quick else [8, 16, 32, 64, 128, 256, 512]

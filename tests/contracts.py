@@ -29,7 +29,7 @@ LAYERS = (
     "topology",
     "_native",
     "settings",
-    "setting_values",
+    "setting_values | replacing",
     "errors | version",
 )
 BUILDS_ON_OTHERS = "keras"  # its model runs on one of the other frameworks

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-from examples.training.report import BASELINES
+from examples.training.report import write_baselines
 from numpy.typing import NDArray
 from scipy import ndimage
 from sklearn.ensemble import HistGradientBoostingClassifier
@@ -143,7 +143,7 @@ def main() -> None:
         baseline.learn(paths["train"])
         rows[name] = {split: baseline.measure(paths[split]) for split in ("val", "shifted")}
     named = {name: {f"{split} mean IoU": float(np.mean(row[split])) for split in row} for name, row in rows.items()}
-    (options.folder / BASELINES).write_text(json.dumps(named, indent=1), encoding="utf-8")
+    write_baselines(options.folder, named)
     if options.json:
         print(json.dumps(rows))
         return

@@ -31,6 +31,11 @@ class Fields:
         shuffle: whether there is one; else the files come as they are sorted.
         turns: whether each sample is turned around the globe by a random angle, as training wants.
 
+    Attributes:
+        digest: of what a state of a loader belongs to: the files' names and sizes, their fields' shape, the channels'
+            extremes, and whether samples are turned. What is in a file of the same size it does not cover: reading
+            all files costs as much as an epoch.
+
     Raises:
         DataError: there are no files; or, from `sample`, one lacks a variable, or is of another shape than the first.
     """
@@ -52,7 +57,8 @@ class Fields:
             raise DataError(f"{statistics}: extremes of {found} channels; {self.paths[0]} has {self.shape[2]}")
         self.order: Order = ExactOrder(len(self.paths), seed) if shuffle else SequentialOrder(len(self.paths))
         named = "\n".join(f"{path.name} {path.stat().st_size}" for path in self.paths)
-        self.digest = hashlib.blake2b(named.encode(), digest_size=8).hexdigest()
+        told = repr((named, self.shape, turns)).encode() + self._least.tobytes() + most.tobytes()
+        self.digest = hashlib.blake2b(told, digest_size=8).hexdigest()
 
     def sample(self, number: int, epoch: int = 0, draw: int = 0) -> dict[str, Any]:
         """Return {"fields": float32 (channels, height, width), "labels": int64 (height, width), "name": the file's}."""

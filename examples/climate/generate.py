@@ -23,6 +23,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+from examples.generated import claim
 from numpy.typing import NDArray
 from scipy import ndimage
 
@@ -255,7 +256,12 @@ def _write(folder: Path, height: int, width: int, item: tuple[str, int]) -> tupl
 
 
 def generate(folder: Path, counts: dict[str, int], height: int, width: int, *, processes: int = 2) -> None:
-    """Write `counts` files of each split, and the channels' extremes over the training files."""
+    """Write `counts` files of each split, and the channels' extremes over the training files.
+
+    Raises:
+        ArgumentError: the folder has files that were not generated.
+    """
+    claim(folder, counts=counts, height=height, width=width)
     for split in counts:
         (folder / split).mkdir(parents=True, exist_ok=True)
     items = [(split, number) for split, count in counts.items() for number in range(count)]

@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 
 import numpy as np
-from examples.training.report import BASELINES
+from examples.training.report import write_baselines
 from numpy.typing import NDArray
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
@@ -101,7 +101,7 @@ def main() -> None:
     for name, describe in (("pixels", pixels), ("gradients and colours", descriptors)):
         rows[name] = regression({split: describe(images) for split, (images, _) in read_splits.items()}, labels)
     named = {name: {f"{split} top-1": value for split, value in row.items()} for name, row in rows.items()}
-    (options.folder / BASELINES).write_text(json.dumps(named, indent=1), encoding="utf-8")
+    write_baselines(options.folder, named)
     if options.json:
         print(json.dumps(rows))
         return

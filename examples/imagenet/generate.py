@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from examples.generated import claim
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -168,7 +169,12 @@ def _write_class(folder: Path, counts: dict[str, int], size: int, label: int) ->
 
 
 def generate(folder: Path, classes: int, counts: dict[str, int], *, size: int = 64, processes: int = 2) -> None:
-    """Write `counts` images of each class and split; more than 40 classes repeat the 40 under other numbers."""
+    """Write `counts` images of each class and split; more than 40 classes repeat the 40 under other numbers.
+
+    Raises:
+        ArgumentError: the folder has files that were not generated.
+    """
+    claim(folder, counts=counts, classes=classes, size=size)
     with ProcessPoolExecutor(processes) as pool:
         made = pool.map(partial(_write_class, folder, counts, size), range(classes))
         for number, _ in enumerate(made, 1):

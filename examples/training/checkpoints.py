@@ -1,5 +1,6 @@
 """A run's checkpoints: the last few, and the best one; found again by whoever resumes it."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ class Checkpoints:
         self._save(f"step-{step:08d}", step, model, recipe, loader, values)
         if mt.rank() == 0:
             for path in self._kept()[: -self._keep]:
-                shutil.rmtree(path, ignore_errors=True)
+                if _is_a_save_alone(path):
+                    shutil.rmtree(path, ignore_errors=True)
 
     def save_best(self, step: int, model: torch.nn.Module, recipe: Recipe, loader: Loader, **values: Any) -> None:
         """Save besides, in place of the best one so far."""
@@ -58,3 +60,15 @@ class Checkpoints:
 
     def _kept(self) -> list[Path]:
         return sorted(self._folder.glob("step-????????"))
+
+
+def _is_a_save_alone(path: Path) -> bool:
+    """Return whether a folder has a checkpoint, and nothing that somebody else put beside it."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+        names = {each.name for each in path.iterdir()}
+    except (OSError, ValueError):
+        return False
+    if not isinstance(manifest, dict) or manifest.get("saver") != "multiring checkpoint":
+        return False
+    return names == {"manifest.json", f"data-{manifest.get('token')}"}

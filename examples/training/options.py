@@ -15,12 +15,15 @@ from typing import Any, TypeVar
 
 import tomli_w
 
+from multiring.errors import ArgumentError
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
 FILE = "options.toml"
+_WRITTEN = (FILE, "metrics.jsonl", "result.json", "report.html")  # by name, in the run's folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,5 +133,23 @@ def read(path: Path, kind: type[Options]) -> dict[str, Any]:
 
 
 def write(options: Options, folder: Path) -> None:
-    """Write every option, the defaults too, into the run's folder."""
+    """Write every option, the defaults too, into the run's folder.
+
+    Raises:
+        ArgumentError: the folder is no run's, and has files that a run would write over.
+    """
+    there = [name for name in _WRITTEN if (folder / name).exists()]
+    if there and not _is_options(folder / FILE):
+        raise ArgumentError(
+            f"{folder} has {', '.join(there)}, and no {FILE} of a run; nothing was written. Want an empty folder, or a "
+            "run's"
+        )
     (folder / FILE).write_text(tomli_w.dumps(dataclasses.asdict(options)), encoding="utf-8")
+
+
+def _is_options(path: Path) -> bool:
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return {"epochs", "batch"} <= set(found)

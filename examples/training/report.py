@@ -22,6 +22,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from multiring.errors import ArgumentError
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -30,6 +32,7 @@ else:
 METRICS, RESULT, PAGE, PICTURES = "metrics.jsonl", "result.json", "report.html", "pictures"
 BASELINES = "baselines.json"  # beside the data: scores without a network, by method and name
 MOST_IN_A_TABLE = 5  # columns, so that a table fits a phone
+_HEAD = "<!doctype html><html lang=en><head><meta charset=utf-8>"  # by which a report is known
 LINES = ("-", "--", ":", "-.")
 SHADES = ("0.35", "0.5", "0.65", "0.75")
 UNITS = {"step": "step", "seconds": "seconds", "wall_s": "s since the start"}  # of what is no score
@@ -123,18 +126,38 @@ def page(run: Run) -> str:
         parts += ["<h2>How it was made</h2>", _named(run.result["circumstances"])]
     parts += ["<h2>Options</h2>", _named(run.options)]
     head = (
-        "<meta charset=utf-8><meta name=viewport content='width=device-width, initial-scale=1'>"
+        "<meta name=viewport content='width=device-width, initial-scale=1'>"
         f"<title>{_text(title)}</title><style>{STYLE}</style>"
         "<link rel=icon href='data:,'>"  # or a browser asks the server for one
     )
-    return f"<!doctype html><html lang=en><head>{head}</head><body>{''.join(parts)}</body></html>"
+    return f"{_HEAD}{head}</head><body>{''.join(parts)}</body></html>"
 
 
 def write(folder: Path) -> Path:
     """Write the report of a run into its folder; return its path."""
     path = folder / PAGE
-    path.write_text(page(read(folder)), encoding="utf-8")
+    text = page(read(folder))
+    if path.exists() and not path.read_bytes().startswith(_HEAD.encode()):
+        raise ArgumentError(f"{path} is there, and is no report of a run; it was left as it is. Move it elsewhere")
+    path.write_text(text, encoding="utf-8")
     return path
+
+
+def write_baselines(folder: Path, named: dict[str, dict[str, float]]) -> None:
+    """Write scores without a network beside the data, in place of such scores.
+
+    Raises:
+        ArgumentError: something else is there.
+    """
+    path = folder / BASELINES
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        is_ours = isinstance(found, dict) and all(isinstance(each, dict) for each in found.values())
+    except ValueError:
+        is_ours = False
+    if not is_ours:
+        raise ArgumentError(f"{path} is there, and has no scores; it was left as it is. Move it elsewhere")
+    path.write_text(json.dumps(named, indent=1), encoding="utf-8")
 
 
 def _text(value: object) -> str:

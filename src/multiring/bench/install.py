@@ -18,6 +18,7 @@ from multiring.settings import Settings, cache_folder, inherited_environment
 
 INSTALL_COMMAND = "multiring bench --install {}"  # the one that messages name
 _STAMP = "multiring-recipe"
+_BEGUN = "not finished\n"
 _SHOWN_LINES = 15
 _OTHER_S = 3600.0  # for another process that installs the same: a compilation takes half of it
 _LOOK_S = 0.2
@@ -111,7 +112,7 @@ def install(name: str, out: Callable[[str], object]) -> Path:
     recipe, folder = RECIPES[name], folder_of(name)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with (folder.parent / f".{name}.lock").open("w") as lock:
+        with (folder.parent / f".{name}.lock").open("a") as lock:
             _lock(lock, name, out)
             if _is_current(folder, recipe):
                 out(f"{name}: is in {folder}")
@@ -156,8 +157,15 @@ def _make(name: str, folder: Path, out: Callable[[str], object]) -> None:
             raise LaunchError(f"cannot install {name}: it is compiled here, and there is no {tool!r} on PATH")
     python = _python_for(name, recipe)
     out(f"{name}: installing into {folder}; takes {recipe.takes}")
+    if folder.exists() and any(folder.iterdir()) and not (folder / _STAMP).is_file():
+        raise LaunchError(
+            f"cannot install {name}: {folder} is there, and has no {_STAMP}, which multiring leaves in what it "
+            "installs; it was left as it is. Remove it, or name another folder by MULTIRING_BENCH_PEERS"
+        )
     if folder.exists():
         shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / _STAMP).write_text(_BEGUN, encoding="utf-8")  # by which what was not finished is known
     _step(name, (python, "-m", "venv", str(folder)), {})
     # What the environment has comes first: its cmake builds it. A constraint meant for something else stays out.
     path = f"{folder / 'bin'}:{inherited_environment().get('PATH', '')}"
@@ -165,7 +173,7 @@ def _make(name: str, folder: Path, out: Callable[[str], object]) -> None:
     for step in recipe.steps:
         out(f"{name}: pip install {' '.join(step)}")
         _step(name, (str(folder / "bin" / "python"), "-m", "pip", "install", *step), variables)
-    (folder / _STAMP).write_text(_stamp_of(recipe), encoding="utf-8")  # last: without it nothing is installed
+    (folder / _STAMP).write_text(_stamp_of(recipe), encoding="utf-8")  # last: until then nothing is installed
     out(f"{name}: installed")
 
 

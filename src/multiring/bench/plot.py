@@ -1,5 +1,6 @@
 """A figure of comparisons: bytes per second against size, each library a line with its interval."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,24 +8,34 @@ from typing import Any
 from multiring.bench.cases import size_text
 from multiring.bench.compare import Comparison, Timing
 from multiring.errors import ArgumentError, UnsupportedError
+from multiring.replacing import replace_file, require_replaceable
 
 _INSTALL = "pip install matplotlib"
 _RATE = "GB/s (size / time of a call)"
 FORMATS = (".png", ".svg", ".pdf")
+_WRITER, _WHAT = "multiring bench", "a figure of a bench"  # the former is in each figure, by which it is known
 
 
 def check_plot(path: Path) -> None:
     """Raise unless `plot` could write to `path`: better before the measurement than after it.
 
     Raises:
-        ArgumentError: no format of that name, or no such folder.
+        ArgumentError: no format of that name, no such folder, or something else is there.
         UnsupportedError: matplotlib is missing; names the command that installs it.
     """
     if path.suffix not in FORMATS:
         raise ArgumentError(f"cannot plot to {path}, want a name that ends with one of {', '.join(FORMATS)}")
     if not path.absolute().parent.is_dir():
         raise ArgumentError(f"cannot plot to {path}: there is no folder {path.absolute().parent}")
+    try:
+        require_replaceable(path, is_ours=_is_figure, what=_WHAT)
+    except OSError as error:
+        raise ArgumentError(f"cannot write {path}: {error.strerror}") from None
     _figure_class()
+
+
+def _is_figure(data: bytes) -> bool:
+    return data.startswith((b"\x89PNG", b"%PDF", b"<?xml")) and _WRITER.encode() in data
 
 
 def plot(comparisons: Sequence[Comparison], path: Path) -> None:
@@ -53,8 +64,11 @@ def plot(comparisons: Sequence[Comparison], path: Path) -> None:
         axes.grid(visible=True, which="both", alpha=0.2)
         axes.legend(fontsize="small")
     axes.set_title(f"{what}, {where}")
+    drawn = io.BytesIO()
+    key = "Software" if path.suffix == ".png" else "Creator"
+    figure.savefig(drawn, format=path.suffix[1:], metadata={key: _WRITER})
     try:
-        figure.savefig(path)
+        replace_file(path, drawn.getvalue(), is_ours=_is_figure, what=_WHAT)
     except OSError as error:
         raise ArgumentError(f"cannot write {path}: {error.strerror}") from None
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from multiring.errors import ArgumentError
 from multiring.planner import Plan
+from multiring.replacing import replace_file, require_replaceable
 from multiring.schedule import Kind
 from multiring.topology import Topology
 
@@ -19,12 +20,33 @@ _OPERATION, _REDUCE = "#b39ddb", "#7e57c2"
 _ROW, _LEFT, _WIDTH = 22, 150, 960
 # What an operation's slice has within, and is not drawn beside it.
 _WITHIN = ("agree", "wire", "reduce")
+_MARK = 'class="multiring"'  # by which a drawing is known
 
 
 def check_figure(path: Path) -> None:
     """Raise ArgumentError unless a figure can be written to `path`, as far as can be seen."""
     if path.suffix != ".svg" or not path.absolute().parent.is_dir():
         raise ArgumentError(f"cannot draw to {path}: want a name that ends with .svg, in a folder that there is")
+    try:
+        require_replaceable(path, is_ours=_is_drawing, what="a drawing")
+    except OSError as error:
+        raise ArgumentError(f"cannot draw to {path}: {error.strerror}") from None
+
+
+def write_figure(path: Path, drawing: str) -> None:
+    """Write a drawing, also in place of another one.
+
+    Raises:
+        ArgumentError: something else is at `path`, or the file cannot be written.
+    """
+    try:
+        replace_file(path, drawing.encode(), is_ours=_is_drawing, what="a drawing")
+    except OSError as error:
+        raise ArgumentError(f"cannot draw to {path}: {error.strerror}") from None
+
+
+def _is_drawing(data: bytes) -> bool:
+    return data.startswith(b"<svg ") and _MARK.encode() in data.partition(b"\n")[0]
 
 
 def rings(plan: Plan, topology: Topology) -> str:
@@ -166,4 +188,4 @@ def _text(x: float, y: float, text: str, size: int = 12, colour: str = "#263238"
 def _svg(width: float, height: float, body: Sequence[str] | Iterable[str]) -> str:
     size = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'
     background = f'<rect width="{width:.0f}" height="{height:.0f}" fill="white"/>'
-    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size}>', background, *body, "</svg>", ""])
+    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {_MARK} {size}>', background, *body, "</svg>", ""])

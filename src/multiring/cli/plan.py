@@ -11,7 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from multiring.bench.cases import parse_size, size_text
-from multiring.cli.drawings import check_figure, rings
+from multiring.cli.drawings import check_figure, rings, write_figure
 from multiring.cli.output import show
 from multiring.errors import ArgumentError
 from multiring.lab import Plan as LabPlan
@@ -207,6 +207,6 @@ def _cells(plan: Plan) -> list[str]:
 def _save(arguments: argparse.Namespace, topology: Topology, plans: Iterable[tuple[Task, Plan]]) -> None:
     found = list(plans)
     if arguments.draw is not None:
-        arguments.draw.write_text(rings(found[-1][1], topology), encoding="utf-8")
+        write_figure(arguments.draw, rings(found[-1][1], topology))
     if arguments.save is not None:
         write_pins(arguments.save, found, topology)

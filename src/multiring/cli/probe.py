@@ -12,7 +12,7 @@ from multiring.cli.output import show
 from multiring.errors import ArgumentError
 from multiring.probe import probe
 from multiring.runtime import init, shutdown
-from multiring.runtime.rails.topology_file import write_topology
+from multiring.runtime.rails.topology_file import check_topology, write_topology
 from multiring.topology import text_of
 
 _SLOW = 1
@@ -37,6 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Exit with 1 where a host or an interface is slower than its peers, or than was stated."""
     if not arguments.seconds > 0 or not arguments.drain >= 0:
         raise ArgumentError(f"--seconds {arguments.seconds:g} --drain {arguments.drain:g}: want > 0, and >= 0")
+    if arguments.save is not None:
+        check_topology(arguments.save)
     group = init()
     try:
         if group.size == 1:

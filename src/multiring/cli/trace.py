@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from multiring.cli.drawings import check_figure, timeline
+from multiring.cli.drawings import check_figure, timeline, write_figure
 from multiring.errors import ArgumentError
 from multiring.trace import file_path, merge
 
@@ -46,5 +46,5 @@ def _draw(arguments: argparse.Namespace) -> int:
     if arguments.steps < 1:
         raise ArgumentError(f"--steps {arguments.steps}: want at least 1")
     check_figure(arguments.figure)
-    arguments.figure.write_text(timeline(arguments.file, arguments.steps), encoding="utf-8")
+    write_figure(arguments.figure, timeline(arguments.file, arguments.steps))
     return 0

@@ -10,6 +10,7 @@ the same one cost a second fetch, never a wrong byte. Nothing is forced to the d
 read instead, so that what a power cut left of it is found.
 """
 
+import contextlib
 import errno
 import os
 import re
@@ -360,6 +361,16 @@ _NEW_PLACE = re.compile(rf"{_KEY}/[0-9]{{6,}}/{re.escape(_TEMPORARY)}[0-9a-f]{{1
 _QUARANTINE_PLACE = re.compile(rf"{_QUARANTINE}/{_KEY}-[0-9]+-[0-9a-f]{{8}}")
 _READERS_PLACE = re.compile(rf"{READERS}/({re.escape(_TEMPORARY)})?{_KEY}-[0-9a-f]{{12}}")
 _READERS_MAGIC = b"MRU1"
+
+
+def remove_blocks(root: Path, key: str) -> None:
+    """Remove the blocks of a cache that have this key; other files in their folders stay."""
+    for path, _, _ in files_in(root / key):
+        if _kind_of(path, root):
+            path.unlink(missing_ok=True)
+    for folder, _, _ in os.walk(root / key, topdown=False):
+        with contextlib.suppress(OSError):
+            Path(folder).rmdir()  # which takes none that has anything in it
 
 
 def _kind_of(path: Path, root: Path) -> str:

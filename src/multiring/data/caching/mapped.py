@@ -9,7 +9,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from multiring.data.caching.blocks import QUOTA_BYTES, BlockCache
+from multiring.data.caching.blocks import QUOTA_BYTES, BlockCache, remove_blocks
 from multiring.data.caching.samples import packed, unpacked
 from multiring.data.packing.manifest import xxh3
 from multiring.data.readers.opening import tell
@@ -115,7 +115,7 @@ def remove_left(root: Path) -> None:
     for each in root.iterdir() if root.is_dir() else ():
         found = _OWN.fullmatch(each.name)
         if found and found["host"] == _host() and _began(int(found["process"])) != int(found["began"]):
-            shutil.rmtree(each, ignore_errors=True)
+            remove_blocks(root, each.name)
 
 
 def _host() -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from multiring.errors import ArgumentError
 from multiring.planner import Pins, Plan, Task, pins_of, pins_text
+from multiring.replacing import replace_file
 from multiring.topology import Topology
 
 
@@ -23,12 +24,14 @@ def read_pins(path: str | Path) -> Pins:
 
 
 def write_pins(path: str | Path, plans: Iterable[tuple[Task, Plan]], topology: Topology) -> None:
-    """Write `plans` to `path`, pinned for `topology`.
+    """Write `plans` to `path`, pinned for `topology`, also in place of plans that were written there.
 
     Raises:
-        ArgumentError: the file cannot be written.
+        ArgumentError: something else is at `path`, or the file cannot be written.
     """
+    text = pins_text(plans, topology)
+    head = text[: len("# Plans for ")].encode()
     try:
-        Path(path).write_text(pins_text(plans, topology), encoding="utf-8")
+        replace_file(Path(path), text.encode(), is_ours=lambda found: found.startswith(head), what="a plan file")
     except OSError as error:
         raise ArgumentError(f"plan file {str(path)!r}: {error}; want a path that can be written") from None

@@ -3,7 +3,11 @@
 from pathlib import Path
 
 from multiring.errors import ArgumentError
+from multiring.replacing import replace_file, require_replaceable
 from multiring.topology import Topology, text_of, topology_of
+
+_HEAD = b"# Measured by multiring"  # what a file begins with that was not written by hand
+_WHAT = "a measured topology"
 
 
 def read_topology(path: str | Path) -> Topology:
@@ -22,13 +26,26 @@ def read_topology(path: str | Path) -> Topology:
         raise ArgumentError(f"topology file {str(path)!r}: {error}") from None
 
 
+def check_topology(path: str | Path) -> None:
+    """Raise ArgumentError where `write_topology` would refuse: something else is at `path`."""
+    try:
+        require_replaceable(Path(path), is_ours=_is_measured, what=_WHAT)
+    except OSError as error:
+        raise ArgumentError(f"topology file {str(path)!r}: {error}; want a path that can be written") from None
+
+
+def _is_measured(data: bytes) -> bool:
+    return data.startswith(_HEAD)
+
+
 def write_topology(path: str | Path, topology: Topology, heading: str = "") -> None:
-    """Write `topology` to `path`, with `heading` as a comment.
+    """Write `topology` to `path`, with `heading` as a comment, also in place of one that was measured before.
 
     Raises:
-        ArgumentError: the file cannot be written.
+        ArgumentError: something else is at `path`, such as a topology written by hand; or it cannot be written.
     """
+    text = text_of(topology, heading).encode()
     try:
-        Path(path).write_text(text_of(topology, heading), encoding="utf-8")
+        replace_file(Path(path), text, is_ours=_is_measured, what=_WHAT)
     except OSError as error:
         raise ArgumentError(f"topology file {str(path)!r}: {error}; want a path that can be written") from None
