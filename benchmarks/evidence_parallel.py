@@ -1,11 +1,12 @@
 """Random parallel models and loops held against one process in float64.
 
-    python benchmarks/evidence_parallel.py [--seconds 1800] [--seed 1] [--only models,loops,optimizers] [--again]
+    python benchmarks/evidence_parallel.py [--seconds 1800] [--seed 1] [--only models,loops] [--again]
 
 `models`: of every kind that trips a mix: operations in place, buffers assigned anew, unused and tied parameters, layers
 used past their forward, batch norm, keywords, several inputs. `loops`: accumulation, clipping, optimizers, averages,
 lag and checkpoints under each mix. `optimizers`: two of them on uneven batches of `distribute`, and the noise scale of
-accumulated steps. Losses, weights, buffers and figures are those of one process, or there is a refusal by name.
+accumulated steps. `helpers`: each public helper under each mesh in each kind of loop, as evidence_parallel_helpers.py
+has them. Losses, weights, buffers and figures are those of one process, or there is a refusal by name.
 """
 
 import sys
@@ -21,11 +22,13 @@ from benchmarks.evidence_cases import Family, Fault, Random, Topic, main
 def _of(name: str) -> Callable[[Random, Path], Iterator[Fault]]:
     def run(random: Random, folder: Path) -> Iterator[Fault]:
         from benchmarks import evidence_parallel_loops, evidence_parallel_models  # noqa: PLC0415 -- in ranks alone
+        from benchmarks.evidence_parallel_table import helper_case  # noqa: PLC0415 -- the same
 
         cases: dict[str, Any] = {
             "models": evidence_parallel_models.model_case,
             "loops": evidence_parallel_loops.loop_case,
             "optimizers": evidence_parallel_loops.optimizers_case,
+            "helpers": helper_case,
         }
         yield from cases[name](random, folder)
 
@@ -34,9 +37,8 @@ def _of(name: str) -> Callable[[Random, Path], Iterator[Fault]]:
 
 def families(ranks: int = 2) -> list[Family]:
     """Return the families, each on so many ranks."""
-    return [
-        Family(name=name, run=_of(name), ranks=ranks, deadline_s=90.0) for name in ("models", "loops", "optimizers")
-    ]
+    names = ("models", "loops", "optimizers", "helpers")
+    return [Family(name=name, run=_of(name), ranks=ranks, deadline_s=90.0) for name in names]
 
 
 SHOWS = {

@@ -24,7 +24,7 @@ from multiring.frontend.lifecycle import size
 from multiring.frontend.object_collectives import allgather_object
 from multiring.runtime import is_initialized
 from multiring.torch.flop_formulas import FORMULAS
-from multiring.torch.parallelizing.held import held_of
+from multiring.torch.parallelizing.held import held_of_module
 
 SIZES = (512, 1024, 2048, 4096)
 _CHANNELS = 512
@@ -43,7 +43,7 @@ def training_flop(model: nn.Module, step: Callable[[nn.Module], Tensor]) -> int:
     Raises:
         ArgumentError: `step` returns no loss to differentiate, or nothing is counted.
     """
-    held = held_of(model.parameters())
+    held = held_of_module(model)
     if held is not None and not held.is_whole:
         raise ArgumentError(
             f"training_flop of a model under {held.parallelism}: want the plain model as one process has it, for which "

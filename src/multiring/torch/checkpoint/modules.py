@@ -22,7 +22,7 @@ from multiring.torch.interop import dtype_name
 from multiring.torch.parallelizing.held import is_dtensor
 
 _ARRAYS = TensorArrays()
-_BUFFERS, _EXTRA = "buffers", "_extra_state"
+BUFFERS, _EXTRA = "buffers", "_extra_state"
 # What torch.compile, DistributedDataParallel, activation checkpointing and FSDP put before the names of what they wrap.
 WRAPPERS = frozenset({"_orig_mod", "module", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
 
@@ -52,7 +52,7 @@ def state_of_module(module: nn.Module) -> State:
     keys = {unwrapped(key): key for key in state}  # some wrappers take their names out of the state_dict alone
     beside = {name: each for name, each in buffers.items() if unwrapped(name) not in keys and is_plain_memory(each)}
     own = {keys[unwrapped(name)]: state[keys[unwrapped(name)]] for name in buffers if unwrapped(name) in keys} | beside
-    return State(state, own or None, {_BUFFERS: beside} if beside else None)
+    return State(state, own or None, {BUFFERS: beside} if beside else None)
 
 
 def places_in_module(name: str, module: nn.Module, tree: Any) -> dict[str, Tensor]:
@@ -129,7 +129,7 @@ def load_module(module: nn.Module, state: State) -> None:
         paths = matched(getattr(own, "_metadata", {}), metadata)
         vars(loaded)["_metadata"] = {path: metadata[saved] for path, saved in paths.items() if saved in metadata}
     module.load_state_dict(loaded)
-    beside = dict((state.beside or {}).get(_BUFFERS, {}))
+    beside = dict((state.beside or {}).get(BUFFERS, {}))
     beside.update((key, each) for key, each in (state.own or {}).items() if key not in shared)
     _load_beside(module, own, beside)
 

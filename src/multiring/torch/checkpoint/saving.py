@@ -22,7 +22,7 @@ from multiring.torch.checkpoint.modules import (
 from multiring.torch.checkpoint.tensors import TensorArrays
 from multiring.torch.interop import dtype_name, dtype_of
 from multiring.torch.large_batch.stages import KEY as STAGES
-from multiring.torch.parallelizing.held import Held, held_by, held_of
+from multiring.torch.parallelizing.held import Held, held_by, held_of_module
 
 
 class _Torch(Framework):
@@ -37,10 +37,10 @@ class _Torch(Framework):
         held = _in_stages(value)
         if held is not None:
             # Imported here: what it stands on takes half a second, and few programs need it.
-            from multiring.torch.parallelizing.checkpoints import whole_optimizer_state, whole_state  # noqa: PLC0415
+            from multiring.torch.parallelizing.checkpoints import whole_module_state, whole_optimizer_state  # noqa: PLC0415
 
             if isinstance(value, nn.Module):
-                return State(whole_state(value, held))
+                return whole_module_state(value, held)
             return State(whole_optimizer_state(value, held, value.state_dict(), STAGES))
         if isinstance(value, nn.Module):
             return state_of_module(value)
@@ -65,11 +65,12 @@ class _Torch(Framework):
         if isinstance(value, torch.optim.Optimizer):
             _require_own_options(value, shared)
         if held is not None:
-            from multiring.torch.parallelizing.checkpoints import own_optimizer_state, own_state  # noqa: PLC0415 -- as above
+            from multiring.torch.parallelizing.checkpoints import load_whole_module, load_whole_optimizer  # noqa: PLC0415 -- as above
 
-            is_model = isinstance(value, nn.Module)
-            own = own_state(value, held, shared) if is_model else own_optimizer_state(value, held, shared, STAGES)
-            value.load_state_dict(own)
+            if isinstance(value, nn.Module):
+                load_whole_module(value, held, state)
+            else:
+                load_whole_optimizer(value, held, shared, STAGES)
             return
         if isinstance(value, nn.Module):
             load_module(value, state)
@@ -92,7 +93,7 @@ def _in_stages(value: Any) -> Held | None:
     """Return how the model of a module, or of an optimizer, is spread, where a rank holds a stage of it alone."""
     held = None
     if isinstance(value, nn.Module):
-        held = held_of(value.parameters())
+        held = held_of_module(value)
     elif isinstance(value, torch.optim.Optimizer):
         held = held_by(value)
     return None if held is None or held.stages is None else held

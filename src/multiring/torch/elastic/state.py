@@ -15,6 +15,9 @@ from multiring.torch.module_state import ModuleState, set_rest
 from multiring.torch.optimizer.optimizer import share_anew
 from multiring.torch.optimizer.parameters import broadcast_parameters
 from multiring.torch.optimizer.state import broadcast_optimizer_state
+from multiring.torch.parallelizing.held import held_by, held_of_module, refuse_parts
+
+_PARTED = "mt.save and mt.load keep it, with `multiring run --max-restarts`"
 
 
 class StateHandler:
@@ -73,6 +76,7 @@ class ModelStateHandler(StateDictHandler):
     """A model's parameters and buffers, those that are not saved as well, and its extra state."""
 
     def __init__(self, model: nn.Module) -> None:
+        refuse_parts("TorchState", held_of_module(model), _PARTED)
         super().__init__(model)
         self._unsaved = self._copied_unsaved()
 
@@ -99,6 +103,7 @@ class OptimizerStateHandler(StateDictHandler):
     """An optimizer's state and options."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        refuse_parts("TorchState", held_by(optimizer), _PARTED)
         super().__init__(optimizer)
 
     def sync(self) -> None:

@@ -26,6 +26,7 @@ from multiring.frontend.process_sets import ProcessSet, global_process_set, memb
 from multiring.runtime import Group
 from multiring.torch.autograd import outside_graphs
 from multiring.torch.interop import refuse_elsewhere
+from multiring.torch.parallelizing.held import refuse_held
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -119,11 +120,19 @@ def convert_sync_batchnorm(module: nn.Module, process_set: ProcessSet = global_p
     """Return `module` with each of its BatchNorm layers replaced by a SyncBatchNorm; one if it is such a layer itself.
 
     Parameters and running statistics are the same tensors as before, so that an optimizer's stay what they are.
+
+    Raises:
+        ArgumentError: `parallelize` has put the module on the ranks.
     """
+    refuse_held("convert_sync_batchnorm", module.parameters(), "it synchronises batch norms by itself")
+    return _with_converted(module, process_set)
+
+
+def _with_converted(module: nn.Module, process_set: ProcessSet) -> nn.Module:
     if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm):
         return _converted(module, process_set)
     for name, child in module.named_children():
-        setattr(module, name, convert_sync_batchnorm(child, process_set))
+        setattr(module, name, _with_converted(child, process_set))
     return module
 
 

@@ -13,7 +13,9 @@ from multiring.frontend.process_sets import ProcessSet, global_process_set, memb
 from multiring.runtime import Group
 from multiring.torch.interop import bytes_of, described, note_change, refuse_elsewhere
 from multiring.torch.module_state import ModuleState, broadcast_rest
+from multiring.torch.parallelizing.held import held_of, held_of_module, refuse_parts
 
+_PARTED = "parallelize has given all ranks rank 0's parameters already; mt.load loads a checkpoint on every rank"
 _EXTRA_STATE = "_extra_state"  # torch's own ending of its name
 
 
@@ -33,7 +35,8 @@ def broadcast_parameters(
 
     Raises:
         ArgumentError: `params` is of another kind, such as a generator, or has something that is no tensor, or is a
-            state_dict with extra state, of which it has a copy only; or the set has no such rank.
+            state_dict with extra state, of which it has a copy only; or the set has no such rank; or `parallelize` has
+            given each rank a part of the model.
         HorovodInternalError: on every rank: the ranks differ in names, shapes or types; or one is gone.
         UnsupportedError: a tensor is not in host memory, or not dense.
     """
@@ -42,6 +45,8 @@ def broadcast_parameters(
         with told_to_others(members.group, "broadcast_parameters"):
             root = world_rank_in(members, root_rank)
             named = _named(params)
+            held = held_of_module(params) if isinstance(params, nn.Module) else held_of(each for _, each in named)
+            refuse_parts("broadcast_parameters", held, _PARTED)
         lines = [f"root_rank={root_rank}", *(f"{name}, {described(tensor)}" for name, tensor in named)]
         require_alike(members.group, "broadcast_parameters", lines)
         broadcast_tensors(members.group, [tensor for _, tensor in named], root)

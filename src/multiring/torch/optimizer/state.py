@@ -17,6 +17,7 @@ from multiring.runtime import Group
 from multiring.torch.interop import dense_strides, described, dtype_name, refuse_elsewhere
 from multiring.torch.optimizer.parameters import broadcast_tensors
 from multiring.torch.optimizer.setup import require_optimizer
+from multiring.torch.parallelizing.held import held_by, refuse_parts
 
 
 def broadcast_optimizer_state(
@@ -37,7 +38,7 @@ def broadcast_optimizer_state(
         process_set: by default all ranks.
 
     Raises:
-        ArgumentError: the set has no such rank, or the optimizer is LBFGS.
+        ArgumentError: the set has no such rank, the optimizer is LBFGS, or `parallelize` has given each rank a part.
         HorovodInternalError: on every rank: the optimizers differ in class or parameters, or a rank is gone.
         UnsupportedError: the state holds something other than tensors, numbers, texts, lists, tuples and dicts of such.
     """
@@ -50,6 +51,7 @@ def _broadcast(members: Members, optimizer: torch.optim.Optimizer, root_rank: in
     group = members.group
     with told_to_others(group, "broadcast_optimizer_state"):
         require_optimizer(optimizer)
+        refuse_parts("broadcast_optimizer_state", held_by(optimizer), "mt.load loads a checkpoint on every rank")
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ArgumentError("cannot broadcast torch.optim.LBFGS state: its steps depend on each rank's own loss")
         root = world_rank_in(members, root_rank)

@@ -14,48 +14,79 @@ from torch import Tensor, nn
 from torch.distributed.tensor import distribute_tensor
 from torch.utils._pytree import tree_map
 
-from multiring.errors import ArgumentError
+from multiring.errors import ArgumentError, MismatchError
+from multiring.frontend.checkpoint.framework import State as Saved
+from multiring.torch.checkpoint.modules import BUFFERS, load_module, matched, state_of_module, unwrapped
 from multiring.torch.parallelizing.held import Held, is_dtensor, whole
 
 State = dict[str, Any]
 
 
 def whole_state(module: nn.Module, held: Held) -> State:
-    """Return the state of the whole model of which `module` is this rank's."""
-    own = {name: whole(value) for name, value in module.state_dict().items()}
-    return {name: value for part in _of_stages(own, held) for name, value in part.items()}
+    """Return the state of the whole model of which `module` is this rank's.
+
+    Raises:
+        MismatchError: another stage of a pipeline cannot tell its state.
+    """
+    return _merged(held, "save", lambda: {name: whole(value) for name, value in module.state_dict().items()})
+
+
+def whole_module_state(module: nn.Module, held: Held) -> Saved:
+    """Return what a checkpoint has of a pipeline's model: its state, and the buffers that are not in its state_dict."""
+    beside = _merged(held, "save", lambda: dict(state_of_module(module).beside or {}).get(BUFFERS, {}))
+    return Saved(whole_state(module, held), None, {BUFFERS: beside} if beside else None)
 
 
 def load_whole_state(module: nn.Module, held: Held, state: Mapping[str, Any]) -> None:
     """Give `module` its part of the state of the whole model.
 
     Raises:
-        ArgumentError: a name is missing or unknown, or a shape is another.
+        ArgumentError: on every rank: a name is missing or unknown, or a shape is another.
+        MismatchError: another stage of a pipeline could not load its part.
     """
-    own = own_state(module, held, state)
-    with torch.no_grad():
-        for name, value in module.state_dict().items():
-            value.copy_(own[name].to(value.dtype))
+    load_whole_module(module, held, Saved(state))
 
 
-def own_state(module: nn.Module, held: Held, state: Mapping[str, Any]) -> State:
-    """Return the part of the state of the whole model that is of `module`.
+def load_whole_module(module: nn.Module, held: Held, saved: Saved) -> None:
+    """Give `module` its part of what a checkpoint has of the whole model, on any mesh, perhaps of one in wrappers.
 
     Raises:
-        ArgumentError: a name is missing or unknown, or a shape is another.
+        ArgumentError: on every rank: a name is missing or unknown, or a shape is another.
+        MismatchError: another stage of a pipeline could not load its part.
     """
-    own = module.state_dict()
-    known = {name for names in _of_stages(list(own), held) for name in names}
-    for what, names in (("lacks", known - set(state)), ("has the unknown", set(state) - known)):
-        if names:
-            raise ArgumentError(f"load: the state {what} {min(names)!r}; it is another model's")
-    for name, value in own.items():
-        given = state[name]
-        if tuple(given.shape) != tuple(value.shape):
-            raise ArgumentError(
-                f"load: {name} has shape {tuple(given.shape)} in the state, and {tuple(value.shape)} in the model"
-            )
-    return {name: _spread(state[name], value) for name, value in own.items()}
+    own, names = module.state_dict(), _saved_names(module, held, saved.shared)
+    shared = {name: saved.shared[names[name]] for name in own}
+    _refuse_other_shapes(own, shared, held)
+    mine = {name: saved.own[names[name]] for name in own if names[name] in (saved.own or {})}
+    buffers = {name for name, _ in module.named_buffers()}
+    everything = dict((saved.beside or {}).get(BUFFERS, {}))
+    beside = {short: each for name, each in everything.items() if (short := unwrapped(name)) in map(unwrapped, buffers)}
+    _told_by_stages(held, "load", lambda: load_module(module, Saved(shared, mine or None, {BUFFERS: beside})))
+
+
+def _saved_names(module: nn.Module, held: Held, state: Mapping[str, Any]) -> dict[str, str]:
+    known = [name for names in _of_stages(list(module.state_dict()), held) for name in names]
+    names = matched(known, state)
+    theirs = set(names.values())
+    for what, others in (("lacks", theirs - set(state)), ("has the unknown", set(state) - theirs)):
+        if others:
+            raise ArgumentError(f"load: the state {what} {min(others)!r}; it is another model's")
+    return names
+
+
+def _refuse_other_shapes(own: State, given: State, held: Held) -> None:
+    """Raise ArgumentError, on every rank, where a tensor of `given` has another shape than this model's."""
+    found = next(
+        (
+            f"load: {name} has shape {tuple(given[name].shape)} in the state, and {tuple(mine.shape)} in the model"
+            for name, mine in own.items()
+            if isinstance(mine, Tensor) and isinstance(given[name], Tensor) and mine.shape != given[name].shape
+        ),
+        None,
+    )
+    for each in _of_stages(found, held):
+        if each is not None:
+            raise ArgumentError(each)
 
 
 def whole_optimizer_state(optimizer: torch.optim.Optimizer, held: Held, state: State, stages_key: str) -> State:
@@ -90,7 +121,18 @@ def whole_optimizer_state(optimizer: torch.optim.Optimizer, held: Held, state: S
     return {**found, stages_key: attached} if stages_key in state else found
 
 
-def own_optimizer_state(optimizer: torch.optim.Optimizer, held: Held, state: State, stages_key: str) -> State:
+def load_whole_optimizer(optimizer: torch.optim.Optimizer, held: Held, state: State, stages_key: str) -> None:
+    """Load what this rank's `optimizer` is to have of the `state` of one of the whole model.
+
+    Raises:
+        ArgumentError: on every rank: it is of another number of parameters.
+        MismatchError: another stage of a pipeline could not load its part.
+    """
+    own = _own_optimizer_state(optimizer, held, state, stages_key)
+    _told_by_stages(held, "load", lambda: optimizer.load_state_dict(own))
+
+
+def _own_optimizer_state(optimizer: torch.optim.Optimizer, held: Held, state: State, stages_key: str) -> State:
     """Return what this rank's `optimizer` is to load of the `state` of one of the whole model.
 
     Raises:
@@ -128,6 +170,31 @@ def own_optimizer_state(optimizer: torch.optim.Optimizer, held: Held, state: Sta
         }
         result[stages_key] = {**attached, "lag": {**attached["lag"], "pending": mine_waiting}}
     return result
+
+
+def _merged(held: Held, doing: str, work: Callable[[], State]) -> State:
+    """Return what `work` returns on all stages, as one."""
+    return {name: value for part in _told_by_stages(held, doing, work) for name, value in part.items()}
+
+
+def _told_by_stages(held: Held, doing: str, work: Callable[[], Any]) -> list[Any]:
+    """Return what `work` returns on each stage; where it fails on one, raise on all, so that none waits for it later.
+
+    Raises:
+        MismatchError: another stage failed.
+    """
+    found, failure = None, None
+    try:
+        found = work()
+    except Exception as error:  # noqa: BLE001 -- raised below, when the other stages know
+        failure = error
+    told = _of_stages((None if failure is None else f"{type(failure).__name__}: {failure}", found), held)
+    if failure is not None:
+        raise failure
+    for stage, (reason, _) in enumerate(told):
+        if reason is not None:
+            raise MismatchError(f"{doing}: stage {stage} of the pipeline failed with {reason}")
+    return [each for _, each in told]
 
 
 def _of_stages(own: Any, held: Held) -> list[Any]:

@@ -9,11 +9,12 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from multiring.errors import ArgumentError, UnsupportedError
 
@@ -41,6 +42,10 @@ class Held:
         """Whether each rank holds the whole model."""
         return self.stages is None and not self.is_sharded and not self.is_divided
 
+    def __deepcopy__(self, memo: Any) -> "Held":
+        """A copy of a model is spread as that model is."""
+        return self
+
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         """A pickled parameter is one of a model that is on no ranks."""
         return _nothing, ()
@@ -61,6 +66,20 @@ def held_of(parameters: Iterable[Tensor]) -> Held | None:
     return next((found for each in parameters if (found := vars(each).get(_KEY)) is not None), None)
 
 
+def mark_module(module: nn.Module, held: Held) -> None:
+    """Have `module`, its parameters and state_dict say how its model is spread, and copies of it as well."""
+    mark_held(module.parameters(), held)
+    vars(module)[_KEY] = held  # a copied parameter does not say it, a copied module does
+    module.register_state_dict_post_hook(partial(mark_state, held))  # type: ignore[no-untyped-call] # torch's own
+
+
+def held_of_module(module: nn.Module) -> Held | None:
+    """Return how the model is spread that `module` is a part or a copy of; None where `parallelize` did not make it."""
+    found = held_of(module.parameters())
+    marks = (vars(each).get(_KEY) for each in module.modules())
+    return found if found is not None else next((each for each in marks if each is not None), None)
+
+
 def held_by(optimizer: torch.optim.Optimizer) -> Held | None:
     """Return how the model is spread whose parameters `optimizer` updates; None where `parallelize` did not make it."""
     return held_of(each for group in optimizer.param_groups for each in group["params"])
@@ -79,6 +98,27 @@ def refuse_held(what: str, parameters: Iterable[Tensor], remedy: str) -> None:
         raise ArgumentError(
             f"{what}: parallelize has put the model on the ranks already ({held.parallelism}); {remedy}"
         )
+
+
+def refuse_parts(what: str, held: Held | None, remedy: str) -> None:
+    """Raise ArgumentError where ranks have parts of a model each, and not all of it.
+
+    Args:
+        what: the call that cannot take it.
+        held: how the model is spread.
+        remedy: what to do instead.
+    """
+    if held is not None and not held.is_whole:
+        raise ArgumentError(
+            f"{what}: under {held.parallelism} each rank has another part of the model, so that no rank's can be all "
+            f"ranks'; {remedy}"
+        )
+
+
+def mark_state(held: Held | None, _module: nn.Module, state: dict[str, Any], *_others: Any) -> None:
+    """Have each tensor of a module's state_dict say how its model is spread; bound to `held`, a hook of the module."""
+    if held is not None:
+        mark_held((each for each in state.values() if isinstance(each, Tensor)), held)
 
 
 # ---- tensors of which this rank has a part ----
@@ -143,8 +183,8 @@ def summed_over_parts(squares: Tensor, tensors: Sequence[Tensor]) -> Tensor:
 # ---- gradients, as a program of its own sees them ----
 
 
-class PartGradient(Tensor):
-    """A gradient whose others are on other ranks, or are DTensors."""
+class _Part(Tensor):
+    """A tensor as any, but for what torch computes of this and of others on other ranks."""
 
     _stages: dist.ProcessGroup | None = None
 
@@ -152,31 +192,36 @@ class PartGradient(Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Compute as of a plain tensor; the results are plain, but norms of this rank's part say so."""
+        """Compute as of plain tensors, what the class says otherwise."""
         del types
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 -- what torch documents for subclasses
-            return _computed(func, args, kwargs or {})
-
-
-class PartNorm(Tensor):
-    """The norm of a gradient; stacked with those of others, the norm of which is that of all ranks' gradients."""
-
-    _stages: dist.ProcessGroup | None = None
+            return cls._computed(func, args, kwargs or {})
 
     @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Compute as of a plain tensor; a norm of norms is of all ranks'."""
-        del types
-        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 -- as above
-            stages = next((group for each in _leaves(args) if (group := _stages_of(each)) is not None), None)
-            found = func(*args, **(kwargs or {}))
-            if func in _KEEPS:
-                return _as_norm(found, stages)
-            if func in _NORMS:
-                return _over_stages(found, _order_of(args[1:], kwargs or {}), stages)
-            return found
+    def _computed(cls, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+
+class PartGradient(_Part):
+    """A gradient whose others are on other ranks, or are DTensors: norms of this rank's part say so."""
+
+    @classmethod
+    def _computed(cls, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        return _of_gradients(func, args, kwargs)
+
+
+class PartNorm(_Part):
+    """The norm of a gradient; stacked with those of others, the norm of which is that of all ranks' gradients."""
+
+    @classmethod
+    def _computed(cls, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        stages = next((group for each in _leaves(args) if (group := _stages_of(each)) is not None), None)
+        found = func(*args, **kwargs)
+        if func in _KEEPS:
+            return _as_norm(found, stages)
+        if func in _NORMS:
+            return _over_stages(found, _order_of(args[1:], kwargs), stages)
+        return found
 
 
 def as_part(gradient: Tensor, held: Held) -> Tensor:
@@ -186,7 +231,7 @@ def as_part(gradient: Tensor, held: Held) -> Tensor:
     return found
 
 
-def _computed(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+def _of_gradients(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     if func in _FINITE_CHECKS:
         return _checked(func, *args)
     name = getattr(func, "__name__", "")

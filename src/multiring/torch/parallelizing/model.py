@@ -13,7 +13,8 @@ from multiring.errors import ArgumentError, UnsupportedError
 from multiring.planner.parallelism import Axis, Forecast, Parallelism
 from multiring.torch.parallelizing.building import average_gradients, settle_gradients
 from multiring.torch.parallelizing.checkpoints import load_whole_state, whole_state
-from multiring.torch.parallelizing.held import Held, as_part, is_dtensor, mark_held
+from multiring.torch.parallelizing.first_batch import compare_first_batch
+from multiring.torch.parallelizing.held import Held, as_part, is_dtensor, mark_module
 from multiring.torch.parallelizing.staging import Loss, Stage
 
 
@@ -44,13 +45,14 @@ class ParallelModel:
         self.data_rank = self._data_rank()
         self._samples = batch // parallelism.data_ranks
         self._stage = stage
+        self._has_compared = False
         self._held = Held(
             parallelism=str(parallelism),
             stages=mesh.get_group(Axis.PIPELINE.value) if parallelism.size(Axis.PIPELINE) > 1 else None,
             is_sharded=parallelism.size(Axis.SHARD) > 1,
             is_divided=parallelism.size(Axis.TENSOR) > 1,
         )
-        mark_held(module.parameters(), self._held)
+        mark_module(self.plain_module, self._held)
         # Where torch does not average by itself.
         by_hand = parallelism.size(Axis.DATA) > 1 and (
             parallelism.size(Axis.TENSOR) > 1 or parallelism.size(Axis.PIPELINE) > 1
@@ -65,6 +67,10 @@ class ParallelModel:
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield what this rank's optimizer is to update."""
         yield from self.module.parameters()
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the same, with the names that they have in the whole model."""
+        yield from self.plain_module.named_parameters()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the whole model, as one process has it. Every rank calls it."""
@@ -105,9 +111,13 @@ class ParallelModel:
         Raises:
             ArgumentError: under a pipeline, another number of samples than the sample that the model was planned for;
                 on every rank: parts of the batch are not equal. Gradients are of no use then.
+            MismatchError: on every rank: in the first step ranks of one `data_rank` have unlike samples.
             UnsupportedError: a stage of a pipeline has no gradient.
         """
         given = inputs if isinstance(inputs, tuple) else (inputs,)
+        if not self._has_compared:
+            self._has_compared = True
+            compare_first_batch((given, targets), self.data_rank, self.data_ranks, self._held.parallelism)
         if self._stage is None:
             found = loss(self.module(*given), targets)
             torch.autograd.backward(found)
