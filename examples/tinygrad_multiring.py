@@ -57,7 +57,12 @@ def distribute(optimizer: Any, process_set: ProcessSet = global_process_set) -> 
         if members not in reducers:
             forms = [(value.dtype.name, value.shape) for value in map(to_numpy, optimizer.params)]
             specs = [(f"parameter {number}", GradientSpec.row_major(*form)) for number, form in enumerate(forms)]
-            reducers[members] = GradientReducer(specs, members.group, Options(op="average"))
+            reducers[members] = GradientReducer(
+                specs,
+                members.group,
+                Options(op="average"),
+                parameters=lambda: [to_numpy(each) for each in optimizer.params],
+            )
         return reducers[members]
 
     def step() -> None:

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,8 @@ class Own(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
         if mk.rank() == 0:
             self.model.save(f"{self.folder}/guarded.keras")
         self.model.save(f"{self.folder}/of-rank-{mk.rank()}.keras")
+        keras.saving.save_model(self.model, f"{self.folder}/by-function.keras")
+        keras.saving.load_model(f"{self.folder}/by-function.keras")
 
 
 class Text(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
@@ -162,6 +165,13 @@ class Text(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
 def written(folder: str) -> Any:
     """Keras' callbacks that write, a user's own, and one in the wrapper; each file is read on every rank."""
     mk.barrier()
+    opened: list[str] = []
+
+    def hook(event: str, arguments: Any) -> None:
+        if event == "open" and isinstance(arguments[1], str) and set(arguments[1]) & set("wax"):
+            opened.append(str(arguments[0]))
+
+    sys.addaudithook(hook)
     x, y = data()
     model = mk.distribute(network())
     model.compile(keras.optimizers.SGD(0.1, use_ema=True), "mse")
@@ -183,6 +193,9 @@ def written(folder: str) -> Any:
             Own(folder),
         ],
     )
+    if mk.rank():
+        here = {Path(path).name for path in opened if folder in path}
+        assert here <= {"of-rank-1.keras"}, here  # the others are rank 0's
     names = sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*") if path.is_file())
     for name in names:
         if name.endswith(".weights.h5"):

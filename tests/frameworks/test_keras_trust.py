@@ -48,7 +48,14 @@ def test_every_metric_is_that_of_one_process(by_rank: list[dict[str, Any]]) -> N
 
 
 def test_every_file_is_written_whole(by_rank: list[dict[str, Any]]) -> None:
-    wanted = ["backup/latest.weights.h5", "backup/training_metadata.json", "best.keras", "guarded.keras", "log.csv"]
+    wanted = [
+        "backup/latest.weights.h5",
+        "backup/training_metadata.json",
+        "best.keras",
+        "by-function.keras",
+        "guarded.keras",
+        "log.csv",
+    ]
     wanted += ["model.keras", "text"]
     wanted += [f"epoch-{epoch}.weights.h5" for epoch in (1, 2, 3)] + [f"own{epoch}.weights.h5" for epoch in range(3)]
     names = by_rank[0]["written"]

@@ -10,14 +10,14 @@ The ranks agree when they compare: whoever reduces tells all ranks that one of t
 import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from multiring.errors import MismatchError
 from multiring.frontend.process_sets import global_process_set, members_of, world_now
-from multiring.runtime import Group, is_initialized
+from multiring.runtime import is_initialized
 from multiring.runtime.group.handles import told_apart
 
 UNKNOWN = 0
@@ -25,27 +25,59 @@ _SETTING = "MULTIRING_CHECK_FIRST_STEPS=0 turns this check off"
 # Ranks on different processors round differently: by so many of the type's steps a parameter may differ.
 _ROUNDING = 4.0
 
+_REMEDY = "broadcast_parameters(model, root_rank=0) and broadcast_optimizer_state do"
+
 Parameters = Callable[[], Sequence[NDArray[Any]] | None]
+
+
+class Ranks(Protocol):
+    """Those that compare: a Group, whose operations all ranks call in one order, or what they match by name."""
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+
+    @property
+    def rank(self) -> int:
+        """Which of them this one is."""
+
+    def all_gather(self, array: Any) -> Any:
+        """Return all ranks' rows, by rank."""
+
+    def broadcast(self, array: Any, root: int) -> Any:
+        """Make `array` that of one rank, in place."""
 
 
 class FirstSteps:
     """What an optimizer's ranks compare in its first steps."""
 
-    def __init__(self, what: str, group: Group, names: Sequence[str], parameters: Parameters | None) -> None:
+    def __init__(
+        self,
+        what: str,
+        group: Ranks,
+        names: Sequence[str],
+        parameters: Parameters | None,
+        *,
+        sees: bool = True,
+        remedy: str = "",
+    ) -> None:
         """Compare nothing yet.
 
         Args:
             what: who compares, for errors.
-            group: the ranks, for operations that all of them call in the same order.
+            group: the ranks.
             names: of the parameters, the same on all ranks.
             parameters: returns their values now, or None where this rank cannot know them; None: no rank can.
+            sees: whether gradients are compared.
+            remedy: what gives all ranks the same parameters, for errors.
         """
+        self._remedy = remedy or _REMEDY
         self._what = what
         self._group = group
         self._names = list(names)
         self._parameters = parameters
         self._is_on = group.size > 1 and is_initialized() and world_now().settings.check_first_steps
-        self._sees = self._is_on  # gradients, of the first reduction
+        self._sees = self._is_on and sees  # gradients, of the first reduction
         self._compares = self._is_on and parameters is not None
         self._steps = 0
         self._gradients = hashlib.blake2b(digest_size=8)
@@ -85,7 +117,7 @@ class FirstSteps:
         """Return what a rank tells that trains no more."""
         return np.zeros(1 + len(self._names), np.int64)
 
-    def meet(self, told: NDArray[np.int64], group: Group | None = None) -> None:
+    def meet(self, told: NDArray[np.int64], group: Ranks | None = None) -> None:
         """Compare what the ranks tell; all of them call this, also one that knows nothing.
 
         Args:
@@ -111,7 +143,7 @@ class FirstSteps:
     def _values(self) -> Sequence[NDArray[Any]] | None:
         return None if self._parameters is None else self._parameters()
 
-    def _differ_by_rounding(self, group: Group, number: int, column: NDArray[np.int64]) -> bool:
+    def _differ_by_rounding(self, group: Ranks, number: int, column: NDArray[np.int64]) -> bool:
         """Return whether the ranks that know a parameter differ by no more than processors do; all ranks ask."""
         knows = column != UNKNOWN
         values = self._values() if knows[group.rank] else None
@@ -132,8 +164,7 @@ class FirstSteps:
         return MismatchError(
             f"{self._what}: before the second step the ranks have different values of parameter {self._names[number]}"
             f"{more} (fingerprints: {told_apart(by_rank)}), so each rank trains a model of its own. Give all ranks "
-            "rank 0's before the first step, as broadcast_parameters(model, root_rank=0) and broadcast_optimizer_state "
-            f"do, or load the same checkpoint on all. {_SETTING}"
+            f"rank 0's before the first step, as {self._remedy}, or load the same checkpoint on all. {_SETTING}"
         )
 
 
@@ -144,7 +175,7 @@ class _Warned:
         self.is_warned = False
 
 
-def warn_of_equal_data(what: str, group: Group, kind: str) -> None:
+def warn_of_equal_data(what: str, group: Ranks, kind: str) -> None:
     """Warn, once in a job and on one rank, that all ranks have the same `kind`, as "gradients"."""
     warned = members_of(global_process_set).kept(_Warned)
     if warned.is_warned or group.rank:

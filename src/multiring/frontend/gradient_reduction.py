@@ -1,8 +1,9 @@
 """Gradients of all ranks combined, as tapes and Keras' optimizers have them: lists beside the variables they are of."""
 
 import itertools
+import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,8 +38,15 @@ class GradientReduction:
         if self.groups is not None and not isinstance(self.groups, list) and not self.groups > 0:
             raise ValueError("groups should be a non-negative integer or a list of list of tf.Variable.")
 
-    def combine(self, gradients: list[Any], name: str) -> Sequence[Any]:
-        """Return these gradients combined over the ranks; `name` is the same on all of them, and in each step."""
+    def combine(self, gradients: list[Any], name: str, variables: Sequence[Any], *, sees: bool) -> Sequence[Any]:
+        """Return these gradients combined over the ranks.
+
+        Args:
+            gradients: of `variables`, which the ranks compare before the second step.
+            name: the same on all ranks, and in each step.
+            variables: see `gradients`.
+            sees: whether the ranks compare their gradients, at the first step.
+        """
         raise NotImplementedError
 
     def divided(self, gradient: Any, ranks: int) -> Any:
@@ -63,8 +71,13 @@ class GradientReduction:
             for place, variable in enumerate(variables)
             if found[place] is not None and not self.is_local(variable)
         ]
+        # The gradients of one part are as good as those of all.
+        largest = largest_of({place: variables[place] for place in shared})
         for number, places in enumerate(self._grouped(shared, variables)):
-            combined = self.combine([found[place] for place in places], f"{self.name}.{number}")
+            of = [variables[place] for place in places]
+            combined = self.combine(
+                [found[place] for place in places], f"{self.name}.{number}", of, sees=largest in places
+            )
             for place, gradient in zip(places, combined, strict=True):
                 found[place] = gradient
         if self.local and self.scale_local:
@@ -90,6 +103,17 @@ class GradientReduction:
             those = [by_reference.pop(reference_of(each)) for each in group if reference_of(each) in by_reference]
             found += [those] if those else []
         return found + [[place] for place in by_reference.values()]
+
+
+def _elements(variable: Any) -> int:
+    """Return how many elements a variable has, as far as its shape is known."""
+    shape = getattr(variable, "shape", ())
+    return 0 if getattr(shape, "rank", 0) is None else math.prod(each or 0 for each in shape)
+
+
+def largest_of(variables: Mapping[int, Any]) -> int | None:
+    """Return the place of the largest variable."""
+    return max(variables, key=lambda place: _elements(variables[place]), default=None)
 
 
 def reference_of(variable: Any) -> Any:

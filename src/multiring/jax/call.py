@@ -21,11 +21,12 @@ class Call:
 
     collective: int
     op: str
-    root: int  # in the whole job
+    root: int  # in the whole job; of a reduction the number by which its first steps are known
     wire: str | None
     process_set: int
     name: str  # "": ranks match it by the order in which they come to it
     is_inline: bool = False  # it runs on the thread that calls it
+    shows: bool = False  # its arrays to the process, and has no results
 
     @property
     def text(self) -> str:

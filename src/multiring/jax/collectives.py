@@ -4,6 +4,7 @@ A call is one custom call of XLA, whatever the pytree has; arrays of one type tr
 the program as text, so that a program from JAX's compilation cache means the same in another process.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,15 +53,27 @@ def all_reduce(
         ArgumentError: there is no such operation, or it has no meaning for a type; this rank is not in the set.
         JaxRuntimeError: on every rank: they disagree, or one is gone; `error_of` returns multiring's error.
     """
+    leaves, shape = jax.tree.flatten(tree)
+    call = reduction_call(leaves, op, wire=wire, name=name, process_set=process_set)
+    return jax.tree.unflatten(shape, bind(call, leaves)) if leaves else tree
+
+
+def reduction_call(
+    leaves: Sequence[Any],
+    op: int | str,
+    *,
+    wire: str | None,
+    name: str | None = None,
+    process_set: Ranks,
+) -> Call:
+    """Return the call that combines these arrays; see `all_reduce`."""
     number = chosen_op(op)
     if number not in {*LINEAR, Min, Max, Product}:
         raise ArgumentError(f"op={op!r}: want Average, Sum, Min, Max or Product")
-    leaves, shape = jax.tree.flatten(tree)
     known = _known(ALL_REDUCE, name, process_set)
     for leaf in leaves:
         dtype_conversion(_dtype_of(leaf), number, 1.0, known.members.size)
-    call = known.named(name_of(number), wire=wire)
-    return jax.tree.unflatten(shape, bind(call, leaves)) if leaves else tree
+    return known.named(name_of(number), wire=wire)
 
 
 def broadcast(tree: Any, root: int = 0, *, name: str | None = None, process_set: Ranks = global_process_set) -> Any:

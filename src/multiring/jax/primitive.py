@@ -97,7 +97,10 @@ def _effects() -> Any:
 
 def _results(*avals: Any, call: Call, keeps: bool) -> Any:
     ranks = members_of(sets[call.process_set]).size
-    found = [aval.update(shape=result_shape(call.collective, aval.shape, ranks), weak_type=False) for aval in avals]
+    found = [
+        aval.update(shape=(1,) if call.shows else result_shape(call.collective, aval.shape, ranks), weak_type=False)
+        for aval in avals
+    ]
     return found, _effects() if keeps else core.no_effects
 
 
@@ -211,6 +214,8 @@ def _map(arrays: Sequence[Any], dims: Sequence[Any], *, call: Call, keeps: bool)
         batching.bdim_at_front(array, dim, size) if dim is None else jax.numpy.moveaxis(array, dim, 0)
         for array, dim in zip(arrays, dims, strict=True)
     ]
+    if call.shows:
+        return collective.bind(*whole, call=call, keeps=keeps), [None] * len(whole)
     placed = [jax.numpy.moveaxis(array, 0, place) for array in whole]
     return collective.bind(*placed, call=call, keeps=keeps), [place] * len(placed)
 

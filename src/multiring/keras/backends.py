@@ -2,15 +2,20 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 
 from multiring.errors import UnsupportedError
+from multiring.frontend.errors import internal_errors
 from multiring.frontend.gradient_reduction import GradientReduction
+from multiring.frontend.keras_steps import current_step
 from multiring.frontend.lifecycle import is_initialized
-from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
+from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of
+from multiring.frontend.requests.first_steps import comparison_of, watched_variables
 
+REMEDY = "callbacks.BroadcastGlobalVariablesCallback(0) or keras.distribute do"
 _WIRES = {"fp16": "fp16", "bf16": "bf16", "int8": "int8", "none": None}
 
 
@@ -74,11 +79,31 @@ def _numbered(name: str, process_set: ProcessSet) -> str:
     return f"{name}.{next(members_of(process_set).kept(_Optimizers).numbers)}"
 
 
+@dataclass
 class TorchReduction(GradientReduction):
     """Tensors of torch."""
 
-    def combine(self, gradients: list[Any], name: str) -> Sequence[Any]:
+    _compared: dict[str, Members] = field(default_factory=dict)  # whose first steps are over, by name
+
+    def combine(self, gradients: list[Any], name: str, variables: Sequence[Any], *, sees: bool) -> Sequence[Any]:
         """Return these gradients combined over the ranks, in place where nothing is lost on the way."""
+        members = members_of(self.process_set)
+        if self._compared.get(name) is members:
+            return self._combined(gradients, name)
+        number = watched_variables(
+            variables, _values, what=self.name, remedy=REMEDY, sees=sees and current_step() is None
+        )
+        comparison = comparison_of(members, number)
+        compare = None if comparison is None else comparison.begin(name, [_array(each) for each in gradients])
+        found = self._combined(gradients, name)
+        if compare is not None:
+            with internal_errors(self.name):
+                compare()
+        if comparison is None or comparison.is_over:
+            self._compared[name] = members
+        return found
+
+    def _combined(self, gradients: list[Any], name: str) -> Sequence[Any]:
         from multiring.torch.collectives.grouped import (  # noqa: PLC0415 -- where it is in use
             grouped_allreduce,
             grouped_allreduce_,
@@ -97,14 +122,28 @@ class TorchReduction(GradientReduction):
         )
 
 
+@dataclass
 class JaxReduction(GradientReduction):
     """Arrays of JAX, inside jit too."""
 
-    def combine(self, gradients: list[Any], name: str) -> Sequence[Any]:  # noqa: ARG002 -- by order
+    _owner: object = field(default_factory=object)
+
+    def combine(self, gradients: list[Any], name: str, variables: Sequence[Any], *, sees: bool) -> Sequence[Any]:
         """Return these gradients combined over the ranks."""
-        from multiring.jax.collectives import all_reduce  # noqa: PLC0415 -- where it is in use
+        from multiring.jax.first_steps import Watching, reduced  # noqa: PLC0415 -- where it is in use
 
         factor = self.predivide_factor
         divided = gradients if factor == 1.0 else [each / factor for each in gradients]
-        found: Sequence[Any] = all_reduce(divided, self.op, wire=self.compression, process_set=self.process_set)
+        looks = sees and current_step() is None
+        watching = Watching((self._owner, name), self.name, [each.path for each in variables], REMEDY, sees=looks)
+        values = [each.value for each in variables]
+        found = reduced(divided, values, watching, op=self.op, wire=self.compression, process_set=self.process_set)
         return found if factor == 1.0 else [each * factor for each in found]
+
+
+def _array(tensor: Any) -> Any:
+    return keras.ops.convert_to_numpy(tensor)
+
+
+def _values(variables: Sequence[Any]) -> Sequence[Any]:
+    return [_array(each.value) for each in variables]

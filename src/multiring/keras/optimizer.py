@@ -9,6 +9,7 @@ from multiring.frontend.keras_optimizers import distributed
 from multiring.frontend.process_sets import ProcessSet, global_process_set
 from multiring.frontend.reduce_ops import Average
 from multiring.keras.backends import Compression, reduction
+from multiring.keras.values import raise_failed_steps
 
 
 def DistributedOptimizer(  # noqa: N802 -- Horovod's name
@@ -52,6 +53,7 @@ def DistributedOptimizer(  # noqa: N802 -- Horovod's name
         ValueError: gradient_predivide_factor with another op; groups of no sense.
     """
     del device_dense, device_sparse
+    raise_failed_steps()
     options: dict[str, Any] = {"sparse_as_dense": sparse_as_dense} if keras.backend.backend() == "tensorflow" else {}
     how = reduction(
         name=name or f"Distributed{type(optimizer).__name__}",

@@ -15,11 +15,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from keras.src.legacy.saving import legacy_h5_format
+from keras.src.saving import saving_lib
+
 from multiring.errors import MismatchError
 from multiring.frontend.lifecycle import rank
 from multiring.frontend.object_collectives import allgather_object
 
 METHODS = ("save", "save_weights", "export")
+_SAVING = "_multiring_saving"  # of a model: how its ranks save it
+# What Keras' functions (keras.saving.save_model and its like) write with, whoever calls them.
+_WRITERS = ((saving_lib, "save_model"), (saving_lib, "save_weights_only"), (legacy_h5_format, "save_model_to_hdf5"))
 
 
 class SharedSaving:
@@ -27,10 +33,14 @@ class SharedSaving:
 
     def __init__(self, model: Any) -> None:
         self._in_callbacks = False
+        self._is_writing = False
         self._saved: set[str] = set()  # by rank 0, since the callbacks began
+        setattr(model, _SAVING, self)
+        for module, name in _WRITERS:
+            _have_shared(module, name)
         for name in METHODS:
             plain = getattr(model, name)
-            found = functools.wraps(plain)(functools.partial(self._save, name, plain))
+            found = functools.wraps(plain)(functools.partial(self.save, name, plain))
             setattr(model, name, found)
 
     def begin(self) -> None:
@@ -56,13 +66,20 @@ class SharedSaving:
             self._saved.add(events[0]["path"])
         return events
 
-    def _save(self, name: str, plain: Callable[..., Any], filepath: Any, *arguments: Any, **keywords: Any) -> Any:
-        def write() -> Any:
-            if name == "export":
-                return plain(filepath, *arguments, **keywords)
-            return _written_whole(plain, filepath, *arguments, **keywords)
+    def save(self, name: str, plain: Callable[..., Any], filepath: Any, *arguments: Any, **keywords: Any) -> Any:
+        """Save by `plain`, which is the method or function `name` of Keras; see the module."""
 
-        if not isinstance(filepath, str | os.PathLike):  # a file that is open in this process
+        def write() -> Any:
+            self._is_writing = True
+            try:
+                if name == "export":
+                    return plain(filepath, *arguments, **keywords)
+                return _written_whole(plain, filepath, *arguments, **keywords)
+            finally:
+                self._is_writing = False
+
+        # A file that is open in this process, or what one of Keras' own methods calls.
+        if self._is_writing or not isinstance(filepath, str | os.PathLike):
             return plain(filepath, *arguments, **keywords)
         path = os.fspath(filepath)
         if not self._in_callbacks:
@@ -80,6 +97,23 @@ class SharedSaving:
                 return write()
         self._saved.discard(path)
         return None
+
+
+def _have_shared(module: Any, name: str) -> None:
+    """Have a function of Keras that writes models save those of all ranks as their own methods do."""
+    plain = getattr(module, name)
+    if hasattr(plain, "multiring"):
+        return
+
+    @functools.wraps(plain)
+    def save(model: Any, filepath: Any, *arguments: Any, **keywords: Any) -> Any:
+        saving: SharedSaving | None = getattr(model, _SAVING, None)
+        if saving is None:
+            return plain(model, filepath, *arguments, **keywords)
+        return saving.save(name, functools.partial(plain, model), filepath, *arguments, **keywords)
+
+    save.multiring = True  # type: ignore[attr-defined]
+    setattr(module, name, save)
 
 
 def _written_whole(plain: Callable[..., Any], filepath: Any, *arguments: Any, **keywords: Any) -> Any:

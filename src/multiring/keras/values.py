@@ -1,10 +1,12 @@
 """Values for all ranks, as numbers and NumPy's arrays, whatever the backend; and variables of Keras."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
+from keras.src.utils import python_utils
 
 from multiring.errors import ArgumentError, UnsupportedError
 from multiring.frontend import array_collectives
@@ -129,6 +131,21 @@ def raise_failed(logs: Any) -> None:
         if has_cancelled():  # Keras has dropped that, too
             raise KeyboardInterrupt from error
         raise
+
+
+def raise_failed_steps() -> None:
+    """Have `fit` on JAX raise what a step has failed by: Keras drops what reading its logs raises, and goes on."""
+    plain = python_utils.pythonify_logs
+    if keras.backend.backend() != "jax" or hasattr(plain, "multiring"):
+        return
+
+    @functools.wraps(plain)
+    def read(logs: Any) -> Any:
+        raise_failed(logs)
+        return plain(logs)
+
+    read.multiring = True  # type: ignore[attr-defined]
+    python_utils.pythonify_logs = read
 
 
 def broadcast_global_variables(root_rank: int) -> None:

@@ -91,8 +91,43 @@ def grouped_allreduce(
     Otherwise as `allreduce`. Every rank passes as many tensors, of the same shapes and types in the same order.
     """
     how = combination(op, average, prescale_factor, postscale_factor)
+    return reduced_gradients(
+        tensors,
+        how,
+        devices=(device_dense, device_sparse),
+        compression=compression,
+        process_set=process_set,
+        ignore_name_scope=ignore_name_scope,
+        name=name,
+    )
+
+
+def reduced_gradients(
+    tensors: Sequence[Any],
+    how: Combination,
+    *,
+    devices: tuple[str, str],
+    compression: Any,
+    process_set: ProcessSet,
+    ignore_name_scope: bool,
+    name: str | None,
+    number_of: "NumberOf | None" = None,
+) -> list[Any]:
+    """Return each of `tensors` combined, as `grouped_allreduce` does.
+
+    Args:
+        tensors: see there.
+        how: see there.
+        devices: of dense ones, and of sparse ones.
+        compression: see there.
+        process_set: see there.
+        ignore_name_scope: see there.
+        name: see there.
+        number_of: returns the number of the reduction of those at some places, whose first steps the ranks compare.
+    """
     if not tensors:
         return []
+    device_dense, device_sparse = devices
     naming = _named("grouped_allreduce", name, ignore_name_scope)
     dense = [place for place, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
     found: dict[int, Any] = {}
@@ -100,7 +135,8 @@ def grouped_allreduce(
         _require_linear(how)  # before anything is started
     if dense:
         with tf.device(device_dense):
-            reduced = _reduced([tensors[place] for place in dense], how, compression, naming, process_set)
+            numbers = None if number_of is None else lambda places: number_of([dense[place] for place in places])
+            reduced = _reduced([tensors[place] for place in dense], how, compression, naming, process_set, numbers)
         found = dict(zip(dense, reduced, strict=True))
     for place, tensor in enumerate(tensors):
         if place not in found:
@@ -229,6 +265,7 @@ def grouped_reducescatter(
 # ---- names ----
 
 Naming = Callable[[str, Any], str]  # of what tells a part from the others, and of one of its tensors
+NumberOf = Callable[[Sequence[int]], int]  # of places
 
 _counts: "weakref.WeakKeyDictionary[Any, Counter[str]]" = weakref.WeakKeyDictionary()  # of names, by graph
 
@@ -291,18 +328,26 @@ def _by_type(tensors: Sequence[Any], run: Callable[[list[Any], str], Sequence[An
 
 
 def _reduced(
-    tensors: Sequence[Any], how: Combination, compression: Any, naming: Naming, process_set: ProcessSet
+    tensors: Sequence[Any],
+    how: Combination,
+    compression: Any,
+    naming: Naming,
+    process_set: ProcessSet,
+    number_of: NumberOf | None = None,
 ) -> list[Any]:
     members_of(process_set)
     values = [tf.convert_to_tensor(tensor) for tensor in tensors]
     direct = _direct(how, compression, values)
     if direct is None:
         pairs = [compression.compress(value) for value in values]
-        found = _reduced([value for value, _ in pairs], how, Compression.none, naming, process_set)
+        found = _reduced([value for value, _ in pairs], how, Compression.none, naming, process_set, number_of)
         return [compression.decompress(value, ctx) for value, (_, ctx) in zip(found, pairs, strict=True)]
 
+    places = {id(each): place for place, each in enumerate(values)}
+
     def run(alike: list[Any], part: str) -> Sequence[Any]:
-        call = _call(ALL_REDUCE, process_set, naming(part, alike[0]), direct)
+        number = 0 if number_of is None else number_of([places[id(each)] for each in alike])
+        call = _call(ALL_REDUCE, process_set, naming(part, alike[0]), direct, root=number)
         results: Sequence[Any] = operations().multiring_whole(values=alike, call=call)
         return results
 

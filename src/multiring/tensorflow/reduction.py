@@ -6,8 +6,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from multiring.frontend.gradient_reduction import GradientReduction
-from multiring.tensorflow.collectives import grouped_allreduce
+from multiring.frontend.gradient_reduction import GradientReduction, largest_of
+from multiring.frontend.keras_steps import current_step
+from multiring.frontend.reduce_ops import combination
+from multiring.frontend.requests.first_steps import watched_variables
+from multiring.tensorflow.collectives import reduced_gradients
 from multiring.tensorflow.compression import Compression
 
 
@@ -21,22 +24,30 @@ class TensorReduction(GradientReduction):
     sparse_as_dense: bool = False
     has_generic_names: bool = False  # rather than those that a graph gives
 
-    def combine(self, gradients: list[Any], name: str) -> Sequence[Any]:
+    def combine(self, gradients: list[Any], name: str, variables: Sequence[Any], *, sees: bool) -> Sequence[Any]:
         """Return these gradients combined over the ranks."""
         if self.sparse_as_dense:
             gradients = [tf.convert_to_tensor(each) for each in gradients]
+        # By the places of their gradients; a tensor that a tape watches is no variable.
+        held = {place: _variable(each) for place, each in enumerate(variables)}
+        known = {place: each for place, each in held.items() if each is not None}
+        largest = largest_of(known)
+
+        def number_of(places: Sequence[int]) -> int:
+            own = [known[place] for place in places if place in known]
+            looks = sees and largest in places and current_step() is None
+            return watched_variables(own, _values, what=self.name, remedy=_REMEDY, sees=looks) if own else 0
+
         with tf.name_scope(f"{self.name}_Allreduce"):
-            return grouped_allreduce(
+            return reduced_gradients(
                 gradients,
-                device_dense=self.device_dense,
-                device_sparse=self.device_sparse,
+                combination(self.op, None, 1.0 / self.predivide_factor, self.predivide_factor),
+                devices=(self.device_dense, self.device_sparse),
                 compression=self.compression,
-                op=self.op,
-                prescale_factor=1.0 / self.predivide_factor,
-                postscale_factor=self.predivide_factor,
                 process_set=self.process_set,
                 ignore_name_scope=self.has_generic_names,
                 name=name if self.has_generic_names else None,
+                number_of=number_of,
             )
 
     def divided(self, gradient: Any, ranks: int) -> Any:
@@ -44,3 +55,17 @@ class TensorReduction(GradientReduction):
         if isinstance(gradient, tf.IndexedSlices):
             return tf.IndexedSlices(gradient.values / ranks, gradient.indices, gradient.dense_shape)
         return gradient / ranks
+
+
+_REMEDY = "broadcast_variables or BroadcastGlobalVariablesCallback(0) do"
+
+
+def _variable(found: Any) -> Any:
+    """Return the variable of TensorFlow that this is, or that one of Keras holds; None: it is another tensor."""
+    held = getattr(found, "value", None)
+    held = found if held is None or callable(held) else held
+    return held if isinstance(held, tf.Variable) else None
+
+
+def _values(variables: Sequence[Any]) -> Sequence[Any] | None:
+    return None if not tf.executing_eagerly() else [each.numpy() for each in variables]

@@ -4,7 +4,7 @@ import ctypes
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -18,6 +18,7 @@ from multiring.frontend.errors import RefusedInternalError
 from multiring.frontend.handles import Name, Repeat, submit
 from multiring.frontend.process_sets import Members, world_rank_in
 from multiring.frontend.reduce_ops import LINEAR, Adasum, Average, name_of
+from multiring.frontend.requests.first_steps import Comparison, comparison_of
 from multiring.frontend.signatures import (
     ALLGATHER,
     ALLREDUCE,
@@ -62,7 +63,7 @@ class Wanted:
     collective: str
     dtype: str  # NumPy's name
     op: int
-    root: int
+    root: int  # of a broadcast; of another one the number of a reduction whose first steps ranks compare
     prescale: float
     postscale: float
     wire: str | None
@@ -98,7 +99,7 @@ class Execution:
     """The requests of one process set: what is known of those that came before is used again."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, _Whole | _Rows] = {}
+        self._known: dict[bytes, _Whole | _Flagged | _Parameters | _Rows] = {}
 
     def submit(self, members: Members, request: Request) -> Finish:
         """Start what `request` asks for; return what waits for it, and puts the results in place.
@@ -109,7 +110,7 @@ class Execution:
         known = self._known.get(request.signature)
         if known is None:
             wanted = wanted_of(request)
-            known = _Rows(members, wanted) if wanted.collective in _BY_ROWS else _Whole(members, wanted)
+            known = _made(members, wanted)
             if len(self._known) >= _MOST_KEPT:
                 self._known.clear()
             self._known[request.signature] = known
@@ -139,6 +140,7 @@ class _Whole:
         self._root = 0
         self._free: list[_Memory] = []
         self._lock = threading.Lock()
+        self._comparison = comparison_of(members, wanted.root) if wanted.collective == ALLREDUCE else None
         try:
             if wanted.collective == ALLREDUCE:
                 self._conversion = dtype_conversion(wanted.dtype, wanted.op, wanted.postscale, members.size)
@@ -155,6 +157,29 @@ class _Whole:
         wanted = self._wanted
         if self._refusal is not None or wanted.collective == BARRIER:
             return self._submit_nothing()
+        if self._comparison is not None:
+            return self._submit_first(request, self._comparison)
+        return self._submit(request)
+
+    def _submit_first(self, request: Request, comparison: Comparison) -> Finish:
+        """Submit one of the first steps' requests; compare the ranks before its results are theirs."""
+        wanted = self._wanted
+        arrays = [_view(request.input(part), shape, wanted.kind) for part, shape in enumerate(wanted.shapes)]
+        compare = comparison.begin(wanted.name, arrays)
+        plain = self._submit(request)
+        if comparison.is_over:
+            self._comparison = None
+        if compare is None:
+            return plain
+
+        def finish(asking: Request) -> None:
+            plain(asking)
+            compare()
+
+        return finish
+
+    def _submit(self, request: Request) -> Finish:
+        wanted = self._wanted
         if self._is_direct:
             return self._submit_direct(request)
         with self._lock:
@@ -251,6 +276,53 @@ class _Whole:
     def _converted_back(self, combined: NDArray[Any]) -> NDArray[Any]:
         shaped = combined.reshape(sum(self._counts), *self._conversion.more)
         return np.ascontiguousarray(converted_back(shaped, self._conversion, self._wanted.kind))
+
+
+class _Flagged:
+    """An all_reduce whose last array is a flag of this process's: 1 where its program shall look at its parameters."""
+
+    def __init__(self, members: Members, wanted: Wanted, comparison: Comparison) -> None:
+        self._shape = wanted.shapes[-1]
+        self._kind = wanted.kind
+        self._place = len(wanted.shapes) - 1
+        self._comparison = comparison
+        self._whole = _Whole(members, replace(wanted, shapes=wanted.shapes[:-1]))
+
+    def submit(self, request: Request) -> Finish:
+        before = self._comparison.steps
+        plain = self._whole.submit(request)
+        looks = before == 1 and not self._comparison.is_alone
+        flag = np.full(self._shape, looks, self._kind)
+
+        def finish(asking: Request) -> None:
+            plain(asking)
+            _put(asking.output(self._place, self._shape), flag)
+
+        return finish
+
+
+class _Parameters:
+    """Parameters that a program brings before its second step; nothing but their fingerprints travels."""
+
+    def __init__(self, wanted: Wanted, comparison: Comparison) -> None:
+        self._wanted = wanted
+        self._comparison = comparison
+
+    def submit(self, request: Request) -> Finish:
+        wanted = self._wanted
+        arrays = [_view(request.input(part), shape, wanted.kind) for part, shape in enumerate(wanted.shapes)]
+        return lambda _: self._comparison.compare(arrays)
+
+
+def _made(members: Members, wanted: Wanted) -> "_Whole | _Flagged | _Parameters | _Rows":
+    comparison = None if wanted.collective == BROADCAST else comparison_of(members, wanted.root)
+    if comparison is not None and comparison.watched.follows:
+        return _Parameters(wanted, comparison)
+    if comparison is not None and comparison.watched.flagged:
+        if wanted.dtype == comparison.watched.flagged:
+            return _Flagged(members, wanted, comparison)
+        wanted = replace(wanted, root=0)
+    return _Rows(members, wanted) if wanted.collective in _BY_ROWS else _Whole(members, wanted)
 
 
 class _Rows:

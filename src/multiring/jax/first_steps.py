@@ -1,0 +1,114 @@
+"""The first steps of an optimizer in JAX, whose programs cannot ask which step they make.
+
+The call that reduces the gradients has one array more, a flag. The process sets it when the call is made for the second
+time, and the program then shows its parameters, in a branch that it does not take in any other step. What is compared,
+and raised, is `multiring.frontend.requests.first_steps`.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+from jax import lax
+
+from multiring.frontend.process_sets import members_of
+from multiring.frontend.requests.first_steps import Watched, comparison_of, watch
+from multiring.frontend.requests.text import ALL_GATHER
+from multiring.jax.call import Call, Ranks, sets
+from multiring.jax.collectives import reduction_call
+from multiring.jax.primitive import bind, collective
+
+
+@dataclass(frozen=True, slots=True)
+class Watching:
+    """What is compared, and how it is told.
+
+    key: stands for the reduction in this process.
+    what: who reduces, for errors.
+    names: of the parameters.
+    remedy: what gives all ranks the same parameters.
+    sees: whether local gradients are compared.
+    """
+
+    key: Hashable
+    what: str
+    names: Sequence[str]
+    remedy: str
+    sees: bool
+
+
+def reduced(
+    gradients: Sequence[Any],
+    parameters: Sequence[Any] | None,
+    watching: Watching,
+    *,
+    op: int | str,
+    wire: str | None,
+    process_set: Ranks,
+) -> list[Any]:
+    """Return the gradients combined, as `all_reduce` does; in the first steps the ranks compare.
+
+    Args:
+        gradients: arrays.
+        parameters: those that they are of; None: not known here.
+        watching: see there.
+        op: see `all_reduce`.
+        wire: see `all_reduce`.
+        process_set: see `all_reduce`.
+    """
+    if not gradients:
+        return list(gradients)
+    call = reduction_call(gradients, op, wire=wire, process_set=process_set)
+    kind = jax.numpy.asarray(gradients[0]).dtype
+    number = watch(watching.key, lambda: Watched(what=watching.what, sees=watching.sees, flagged=kind.name))
+    members = members_of(sets[call.process_set])
+    comparison = comparison_of(members, number)
+    is_traced = any(isinstance(each, jax.core.Tracer) for each in (*gradients, *(parameters or ())))
+    if comparison is None or (not is_traced and comparison.is_over):
+        return list(bind(call, gradients))
+    *found, flag = bind(replace(call, root=number), [*gradients, jax.numpy.zeros(1, kind)])
+    if parameters is None:
+        return found
+    shown = [lax.stop_gradient(jax.numpy.asarray(each)) for each in parameters]
+    show = _show_of(shown, watching, number, call.process_set)
+    looks = lax.stop_gradient(flag)[0] > 0
+    if not is_traced:
+        if looks:
+            jax.block_until_ready(show(*shown))
+        return found
+    seen = lax.cond(looks, show, lambda *_: jax.numpy.zeros(1, shown[0].dtype), *shown)
+    # Nobody needs what the branch returns: this keeps it, and has it come before the update.
+    kept: list[Any] = list(lax.optimization_barrier((*found, seen)))
+    return kept[:-1]
+
+
+def _show_of(parameters: Sequence[Any], watching: Watching, number: int, process_set: int) -> Any:
+    """Return what shows the parameters to the process, those of one type by one call."""
+    places: dict[str, list[int]] = {}
+    for place, each in enumerate(parameters):
+        places.setdefault(each.dtype.name, []).append(place)
+    calls = []
+    for part, those in enumerate(places.values()):
+        watched = Watched(
+            what=watching.what,
+            names=[watching.names[place] for place in those],
+            remedy=watching.remedy,
+            sees=False,
+            follows=number,
+            part=part,
+        )
+        own = watch((watching.key, "parameters", part), partial(_as_it_is, watched))
+        name = f"first steps {own}"  # of the call, which meets no other rank's
+        calls.append((Call(ALL_GATHER, "", own, None, process_set, name, shows=True), those))
+
+    def show(*arrays: Any) -> Any:
+        found = [collective.bind(*(arrays[place] for place in those), call=call, keeps=False) for call, those in calls]
+        return lax.optimization_barrier([results[0] for results in found])[0]
+
+    return show
+
+
+def _as_it_is(watched: Watched) -> Watched:
+    return watched
