@@ -53,26 +53,22 @@ std::atomic<const Variant*>& chosen_variant() {
     return chosen;
 }
 
-template <class Wide>
-Wide floor_divided(Wide value, Wide divisor) {
-    const Wide quotient = value / divisor;
-    return value % divisor < 0 ? quotient - 1 : quotient;
-}
-template <>
-std::uint64_t floor_divided(std::uint64_t value, std::uint64_t divisor) { return value / divisor; }
+__extension__ typedef __int128 Signed128;
+__extension__ typedef unsigned __int128 Unsigned128;
 
 // One element at a time: the division, which no variant has as a vector instruction, takes most of the time.
+// Wide holds the sum of 2^31 elements, so that nothing wraps.
 template <class T, class Wide>
 void average_integers(void* dst, const void* const* sources, int source_count, std::size_t bytes,
                       std::uint64_t divisor) {
     for (std::size_t offset = 0; offset < bytes; offset += sizeof(T)) {
-        std::uint64_t sum = 0;  // unsigned, so that it may wrap
+        Wide sum = 0;
         for (int source = 0; source < source_count; ++source) {
             T element;
             std::memcpy(&element, static_cast<const char*>(sources[source]) + offset, sizeof element);
-            sum += static_cast<std::uint64_t>(element);
+            sum += static_cast<Wide>(element);
         }
-        const T average = static_cast<T>(floor_divided(static_cast<Wide>(sum), static_cast<Wide>(divisor)));
+        const T average = static_cast<T>(sum / static_cast<Wide>(divisor));
         std::memcpy(static_cast<char*>(dst) + offset, &average, sizeof average);
     }
 }
@@ -82,11 +78,11 @@ CombineKernel integer_average(DType dtype) {
         case DType::i8: return average_integers<std::int8_t, std::int64_t>;
         case DType::i16: return average_integers<std::int16_t, std::int64_t>;
         case DType::i32: return average_integers<std::int32_t, std::int64_t>;
-        case DType::i64: return average_integers<std::int64_t, std::int64_t>;
+        case DType::i64: return average_integers<std::int64_t, Signed128>;
         case DType::u8: return average_integers<std::uint8_t, std::uint64_t>;
         case DType::u16: return average_integers<std::uint16_t, std::uint64_t>;
         case DType::u32: return average_integers<std::uint32_t, std::uint64_t>;
-        case DType::u64: return average_integers<std::uint64_t, std::uint64_t>;
+        case DType::u64: return average_integers<std::uint64_t, Unsigned128>;
         case DType::f16:
         case DType::bf16:
         case DType::f32:

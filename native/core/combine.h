@@ -21,9 +21,9 @@ std::size_t size_of(DType dtype);
 
 // dst[i] = (sources[0][i] op sources[1][i] op ...) / divisor for i < count.
 //
-// divisor is 1, or, for a sum that becomes an average, the number of ranks (at most 2^31 - 1). Integers wrap; an
-// integer average sums at 64 bits and rounds towards minus infinity. Booleans: sum and max are "or", product and min
-// are "and", a byte other than 0 is true, the result is 0 or 1, and there is no average.
+// divisor is 1, or, for a sum that becomes an average, the number of ranks (at most 2^31 - 1). Integers wrap, but
+// the sum of an integer average does not; it is truncated. Booleans: sum and max are "or", product and
+// min are "and", a byte other than 0 is true, the result is 0 or 1, and there is no average.
 //
 // dst may be one of the sources; any other overlap is undefined. No pointer needs to be aligned.
 // Throws std::invalid_argument for a source_count below 1, or for a divisor that the above does not allow.

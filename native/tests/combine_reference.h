@@ -148,11 +148,8 @@ inline Bits integer_reference(DType dtype, ReduceOp op, const std::vector<Bits>&
         }
     }
     if (divisor > 1) {
-        const DType wide = is_signed(dtype) ? DType::i64 : DType::u64;
-        value = integer_value(wide, static_cast<Bits>(value));  // wraps at 64 bits
-        const auto by = static_cast<Wide>(divisor);
-        const Wide remainder = (value % by + by) % by;
-        value = (value - remainder) / by;
+        const Wide whole = (value < 0 ? -value : value) / static_cast<Wide>(divisor);
+        value = value < 0 ? -whole : whole;
     }
     const std::size_t size = dtype_sizes[static_cast<std::size_t>(dtype)];
     return size == 8 ? static_cast<Bits>(value) : static_cast<Bits>(value) & ((Bits{1} << (8 * size)) - 1);

@@ -185,18 +185,21 @@ def check_reduced(result: Array, operands: list[Array], op: str, axes: int, what
 
 
 def exact(operands: list[Array], op: str) -> Array:
-    """Return the reduction of integers or bools: sums and products modulo 2^bits, averages rounded down."""
+    """Return the reduction of integers or bools: sums and products modulo 2^bits, averages exact and truncated."""
     kind = operands[0].dtype
     if kind == np.bool_:
         meets: Any = np.logical_and if op in ("min", "product") else np.logical_or
         truths: Array = meets.reduce(operands)
         return truths
     # Sums and products modulo 2^64 are right modulo 2^bits, and sums of narrower integers are exact.
-    stack = np.stack(operands).astype(np.int64 if kind.kind == "i" else np.uint64)
+    wide: Any = np.int64 if kind.kind == "i" else np.uint64
+    if op == "average" and kind.itemsize == 8:
+        wide = object  # Python's integers, which have no limits
     reduce: Any = {"min": np.minimum, "max": np.maximum, "product": np.multiply}.get(op, np.add)
-    total: Array = reduce.reduce(stack)
-    # An average of 64 bits is of the wrapped sum: there is no wider type to sum in.
-    return (total // len(operands) if op == "average" else total).astype(kind)
+    total: Array = reduce.reduce(np.stack(operands).astype(wide))
+    if op == "average":
+        total = np.where(total < 0, -(-total // len(operands)), total // len(operands))
+    return total.astype(kind)
 
 
 def assert_same(result: Array, want: Array, what: object) -> None:

@@ -69,7 +69,7 @@ def test_many_ranks_on_a_host_go_over_two_axes_where_latency_counts() -> None:
     assert (plan.schedule.algorithm, plan.schedule.grid, plan.segment_bytes) == ("exchange", (8, 8), None)
 
 
-def test_an_average_of_narrow_integers_stays_on_one_axis() -> None:
+def test_an_average_of_integers_stays_on_one_axis() -> None:
     for size_bytes in SIZES:
         assert _all_reduce(_topology(64), size_bytes, Accumulation.ONCE).schedule.grid == (64,)
 

@@ -24,8 +24,8 @@ class DtypeConversion:
     """How arrays of a type are combined.
 
     Complex numbers are summed as pairs of real ones. An average of signed integers is a sum of 64-bit integers, which
-    is divided here: a Group rounds towards minus infinity, and Horovod truncates. An average that is scaled afterwards
-    is divided and scaled at once, as it would be truncated twice otherwise. The halves of 64-bit integers are summed
+    is divided here. An average that is scaled afterwards is divided and scaled at once, as it would be truncated twice
+    otherwise. The halves of 64-bit integers are summed
     apart: the sum may have more bits than 64, but its average does not.
     """
 

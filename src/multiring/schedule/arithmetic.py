@@ -57,7 +57,7 @@ def accumulation_of(dtype: np.dtype[Any], op: str) -> Accumulation:
         raise ArgumentError("the average of bools is no bool: use op='sum' (any) or op='product' (all)")
     if _is_float16(dtype) and op in {"sum", "average", "product"}:
         return Accumulation.WIDE
-    if dtype.kind in "iu" and dtype.itemsize < 8 and op == "average":
+    if dtype.kind in "iu" and op == "average":
         return Accumulation.ONCE
     return Accumulation.SAME
 
@@ -86,18 +86,23 @@ def combine(operands: Sequence[Array], op: str, accumulation: Accumulation, rank
     if _is_float16(dtype):
         wide = np.dtype(np.float32)
     elif dtype.kind in "iu" and op == "average":
-        wide = np.dtype(np.int64 if dtype.kind == "i" else np.uint64)
+        wide = np.dtype(object)  # Python's integers, which never wrap
     table = _COMBINE_BOOLS if dtype.kind == "b" else _COMBINE
     # Overflow to infinity, and integers that wrap, are results, not mistakes.
     with np.errstate(all="ignore"):
         total = reduce(table[op], [operand.astype(wide) for operand in operands])
         if op == "average" and last:
-            total = total // wide.type(ranks) if wide.kind in "iu" else total / wide.type(ranks)
+            total = _truncated(total, ranks) if wide.kind == "O" else total / wide.type(ranks)
         result: Array = total.astype(dtype)
     nans = _is_nan(result)
     if nans.any():
         result[nans] = np.nan
     return result
+
+
+def _truncated(total: Array, ranks: int) -> Array:
+    found: Array = np.where(total < 0, -(-total // ranks), total // ranks)
+    return found
 
 
 def _is_float16(dtype: np.dtype[Any]) -> bool:

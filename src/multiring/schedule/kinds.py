@@ -25,7 +25,7 @@ class Accumulation(IntEnum):
 
     SAME = 0  # in the array's own type
     WIDE = 1  # 16-bit floats in float32, rounded once per axis of the grid
-    ONCE = 2  # as WIDE, and all contributions meet in one move: an average of narrow integers never wraps
+    ONCE = 2  # as WIDE, and all contributions meet in one move: an average of integers never wraps
 
 
 class Wire(IntEnum):
