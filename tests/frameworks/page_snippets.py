@@ -159,6 +159,18 @@ save = lambda: done.append("saved")
         after="[each.fill_(mt.rank()) for each in gradients]\nmt.grouped_allreduce_(gradients)\n"
         "assert all((each == 0.5).all() for each in gradients)",
     ),
+    ("torch_optimizer.md", "model[0].requires_grad_(False)  # first the head alone learns"): Snippet(
+        before=JOINED + "first = model[0].weight.detach().clone()\n"
+        "def train(model, optimizer):\n"
+        "    for batch in range(2):\n"
+        "        optimizer.zero_grad()\n"
+        "        rows = slice(8 * batch + 4 * mt.rank(), 8 * batch + 4 * mt.rank() + 4)\n"
+        "        cross_entropy(model(images[rows]), labels[rows]).backward()\n"
+        "        optimizer.step()\n"
+        "    assert torch.equal(model[0].weight, first) != model[0].weight.requires_grad\n",
+        after="sums = mt.allgather(torch.stack([each.detach().sum() for each in model.parameters()])[None])\n"
+        "assert torch.equal(sums[0], sums[1])",
+    ),
     ("torch_optimizer.md", "og = mt.DistributedOptimizer(og, G.named_parameters())"): Snippet(
         before=JOINED + "G, D = nn.Linear(3, 4), nn.Linear(4, 1)\n"
         "og, od = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (G, D))\n"

@@ -47,7 +47,7 @@ def reductions_of(dtype: torch.dtype, ranks: int) -> list[tuple[Any, Combine]]:
 
     def average(each: Tensor) -> Tensor:
         wide = each.sum(0, dtype=torch.complex128 if dtype.is_complex else torch.float64) / ranks
-        return (wide if dtype.is_floating_point or dtype.is_complex else wide.floor()).to(dtype)
+        return (wide if dtype.is_floating_point or dtype.is_complex else wide.trunc()).to(dtype)
 
     found: list[tuple[Any, Combine]] = [(ReduceOp.SUM, lambda each: each.sum(0).to(dtype))]
     if dtype is not torch.bool:

@@ -1,5 +1,6 @@
 """What sharing gradients needs of torch's autograd and torch keeps private: one place to look after an upgrade."""
 
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -16,6 +17,12 @@ def call_after_backward(callback: Callable[[], None]) -> None:
     Also used by PyTorch's own DistributedDataParallel (torch/csrc/distributed/c10d/reducer.cpp) and FSDP.
     """
     torch.autograd.Variable._execution_engine.queue_callback(callback)  # noqa: SLF001
+
+
+def is_compiled_backward() -> bool:
+    """Return whether the backward that is going on was compiled as a whole: it calls nothing at its end."""
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(compiled, "in_compiled_autograd_region", False))
 
 
 def outside_graphs(function: Function) -> Function:

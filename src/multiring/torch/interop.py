@@ -165,6 +165,24 @@ def is_same_memory(one: Tensor, other: Tensor) -> bool:
     )
 
 
+def overlaps_itself(tensor: Tensor) -> bool:
+    """Return whether several elements of a dense tensor are one in memory, as of an expanded one, or of windows."""
+    dims = sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
+    if not tensor.numel() or tensor.is_contiguous():
+        return False
+    reached = 0
+    for stride, size in dims:
+        if stride <= reached:
+            break
+        reached += (size - 1) * stride
+    else:
+        return False
+    # Strides may interleave without meeting: then only counting tells.
+    extent = 1 + sum((size - 1) * stride for stride, size in dims)
+    taken = torch.arange(extent).as_strided(tensor.shape, tensor.stride()).reshape(-1)
+    return taken.unique().numel() < tensor.numel()
+
+
 def extent_of(tensor: Tensor) -> tuple[int, int]:
     """Return where the memory of a dense `tensor` begins and ends; other tensors may lie in between."""
     if not tensor.numel():

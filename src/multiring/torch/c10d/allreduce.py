@@ -48,6 +48,7 @@ def allreduce(
     tensor = one_of("all_reduce", tensors)
     if is_sparse(tensor):
         require_host("all_reduce", tensor, is_dense=False)
+        reduction_of(op).check("all_reduce", tensor.dtype)
         ready = sparse_sum(state.group, tensor, reduction_of(op))
     else:
         ready = _all_reduce(state.group, tensor, reduction_of(op))

@@ -8,7 +8,7 @@ from torch import Tensor
 from multiring.runtime import Group
 from multiring.runtime.arrays import Buffer
 from multiring.torch.c10d.errors import RefusedError
-from multiring.torch.interop import dtype_name, is_one_piece, new_memory
+from multiring.torch.interop import dtype_name, is_one_piece, new_memory, overlaps_itself
 
 
 class ElsewhereError(RefusedError):
@@ -82,7 +82,7 @@ def place_for(group: Group, tensor: Tensor, *, apart: bool = False) -> tuple[Ten
 def require_places(*tensors: Tensor) -> None:
     """Raise RefusedError where several elements of one of `tensors`, which are to be overwritten, are one in memory."""
     for tensor in tensors:
-        if torch._debug_has_internal_overlap(tensor) == 1:  # noqa: SLF001 -- only it tells
+        if overlaps_itself(tensor):
             raise RefusedError(
                 f"several elements of a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()}, which is "
                 "to be overwritten, are one in memory, as of an expanded one; want a place for each: use .contiguous()"

@@ -1,5 +1,7 @@
 """What torch.distributed calls to make a process group of the backend "multiring"."""
 
+import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +21,13 @@ from multiring.torch.c10d.store_rendezvous import Met, meet
 # torch's C++ holds a Work that Python has made from this release on (PyWorkHolder in torch/csrc/distributed/c10d/
 # PyProcessGroup.hpp); before, DDP waits for one that is gone, and the process dies of it.
 _OLDEST_TORCH = "2.7"
+# It compares the backend's name with torch's own, and leaves a model alone under any other: nothing else would tell.
+_IGNITE = (
+    'init_process_group("multiring"): ignite\'s idist.auto_model wraps a model in DistributedDataParallel for the '
+    'backends "nccl", "gloo" and "mpi" only, so that with this one each rank would train a model of its own. Wrap the '
+    "model in DistributedDataParallel yourself, or start the program by `multiring run --horovod` and take the "
+    'backend "horovod" (docs/torch.md)'
+)
 
 
 class _Now:
@@ -67,6 +76,8 @@ def require_torch(version: str) -> None:
 
 def _of_all(options: Any, timeout_s: float) -> tuple[Group, Callable[[str], None]]:
     met = _meet(options, timeout_s, is_default=True)
+    if "ignite.distributed" in sys.modules and met.group.size > 1 and met.group.rank == 0:
+        warnings.warn(_IGNITE, stacklevel=2)
     _now.whole = met.group
     _now.made.clear()
 

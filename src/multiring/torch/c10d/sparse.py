@@ -15,6 +15,7 @@ from multiring.torch.c10d.errors import RefusedError
 from multiring.torch.c10d.group_state import Ready
 from multiring.torch.c10d.reduce_ops import Reduction
 from multiring.torch.interop import dtype_name, new_memory
+from multiring.torch.sparse_sums import average_of_entries, sum_of_entries
 
 Wait = Callable[[AgreedHandle], Any]
 
@@ -41,9 +42,18 @@ def sparse_sum(group: Group, tensor: Tensor, reduction: Reduction) -> Ready:
 
     def settle() -> None:
         total = found.pop()
+        base = tensor._base if tensor._is_view() else None  # noqa: SLF001 -- torch has no other name for it
         with torch.no_grad():
-            # A sparse tensor's detached twin would get the entries for itself.
-            tensor.copy_(total if reduction.op == "sum" else total / group.size)
+            # A sparse tensor's detached twin would get the entries for itself. So does the view of real numbers that
+            # torch's own functions hand over for complex ones.
+            if base is not None and base.dtype.is_complex:
+                values = torch.view_as_complex(total.values().contiguous())
+                whole = torch.sparse_coo_tensor(
+                    total.indices(), values, base.shape, is_coalesced=True, check_invariants=False
+                )
+                base.copy_(whole)
+            else:
+                tensor.copy_(total)
 
     return Ready(start, settle)
 
@@ -55,6 +65,7 @@ class _SparseGather:
         self._group = group
         self._calls = group.calls
         self._own = own
+        self._averages = name == "average"
         kind, shape = dtype_name(own.dtype), tuple(own.shape)
         self._title = f"all_reduce {name} of sparse {kind} of shape {shape} and {own.sparse_dim()} sparse dimensions"
         self._call = self._calls.next("all_gather")
@@ -65,7 +76,7 @@ class _SparseGather:
         return self._gather(0, torch.tensor([len(self._own.values())]), table, [1] * self._group.size, waits=waits)
 
     def rest(self, first: AgreedHandle, wait: Wait) -> Tensor:
-        """Return the sum."""
+        """Return the sum, or the average."""
         wait(first)
         counts: list[int] = self._table.tolist()
         own, total = self._own, sum(counts)
@@ -74,8 +85,10 @@ class _SparseGather:
         wait(self._gather(1, own.indices().t().contiguous(), places, counts, waits=True))
         values = new_memory(self._group, (total, *own.values().shape[1:]), own.dtype)
         wait(self._gather(2, own.values().contiguous(), values, counts, waits=True))
-        # Checking would take longer than the sum, and what torch has coalesced is right.
-        return torch.sparse_coo_tensor(places.t(), values, own.shape, check_invariants=False).coalesce()
+        if not self._averages:
+            return sum_of_entries(places, values, own.shape)
+        found = average_of_entries(places, values, own.shape, self._group.size)
+        return torch.sparse_coo_tensor(*found, own.shape, is_coalesced=True, check_invariants=False)
 
     def _gather(self, step: int, own: Tensor, out: Tensor, counts: list[int], *, waits: bool) -> AgreedHandle:
         place = self._call.step(step, "counts" if step == 0 else "all_gather")

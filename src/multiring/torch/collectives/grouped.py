@@ -226,13 +226,22 @@ def _submit_copied(group: _Group, *, in_place: bool) -> Pending:
         found = [converted_back(view, conversion, dtype) for view in views]
         if not in_place:
             return tuple(found)
-        torch._foreach_copy_([tensor.detach() for tensor in tensors], found)
+        _put_each([tensor.detach() for tensor in tensors], found)
         members.kept(Packing).give_back(layout, memory, views)
         return tuple(tensors)
 
     signature = _signature(layout_of(dtype, tuple(tensor.shape for tensor in tensors)), layout.total, how, part)
     start, at_once = starting(memory, views, conversion, how, waits=waits)
     return submit(members, name, signature, start, finish, at_once)
+
+
+def _put_each(places: Sequence[Tensor], found: Sequence[Tensor]) -> None:
+    """Copy each of `found` into its place."""
+    if any(place.is_neg() or place.is_conj() for place in places):  # into which torch copies one by one only
+        for place, each in zip(places, found, strict=True):
+            place.copy_(each)
+    else:
+        torch._foreach_copy_(places, found)
 
 
 def _submit_span(group: _Group, span: Span) -> Pending:

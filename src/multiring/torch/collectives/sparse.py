@@ -2,19 +2,18 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from multiring.errors import ArgumentError
 from multiring.frontend.handles import Name, Several, names_of
-from multiring.frontend.integers import average_of_halves, halves
 from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of
 from multiring.frontend.reduce_ops import LINEAR, Average, Combination, combination, name_of
 from multiring.frontend.signatures import REDUCTION, SCALES, SPARSE_ALLREDUCE, WHOLE_SHAPE
 from multiring.torch.collectives.varying_rows import submit_rows
 from multiring.torch.dtype_conversion import scaled
-from multiring.torch.interop import dtype_name, is_sparse, shown
+from multiring.torch.interop import is_sparse, shown
+from multiring.torch.sparse_sums import average_of_entries, sum_of_entries
 
 
 class SparseHandle:
@@ -71,18 +70,15 @@ def submit_sparse(members: Members, tensor: Tensor, name: Name, how: Combination
 
     def finish(found: list[Any]) -> Tensor:
         (indices, _), (gathered_values, _) = found
-        is_whole = how.op == Average and not (dtype.is_floating_point or dtype.is_complex)
-        # Sums of integers may need more bits than their averages.
-        addends = torch.from_numpy(halves(gathered_values.numpy())) if is_whole else gathered_values
-        whole_shape = (*shape, 2) if is_whole else shape
-        total = torch.sparse_coo_tensor(indices.t(), addends, whole_shape, check_invariants=False).coalesce()
-        sums = total.values()
-        if is_whole:
-            kind = np.dtype(dtype_name(dtype))
-            values = torch.from_numpy(average_of_halves(sums.numpy(), members.size, how.postscale, kind))
+        if how.op == Average:
+            is_whole = not (dtype.is_floating_point or dtype.is_complex)
+            factor = how.postscale if is_whole else 1.0
+            places, sums = average_of_entries(indices, gathered_values, shape, members.size, factor)
+            sums = sums if is_whole else scaled(sums, how.postscale)
         else:
-            values = scaled(sums / members.size if how.op == Average else sums, how.postscale)
-        result = torch.sparse_coo_tensor(total.indices(), values, shape, is_coalesced=True, check_invariants=False)
+            total = sum_of_entries(indices, gathered_values, shape)
+            places, sums = total.indices(), scaled(total.values(), how.postscale)
+        result = torch.sparse_coo_tensor(places, sums, shape, is_coalesced=True, check_invariants=False)
         if not in_place:
             return result
         with torch.no_grad():  # a detached one would not see what it gets: sparse tensors have no memory to share

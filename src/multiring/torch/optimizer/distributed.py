@@ -219,7 +219,8 @@ class Distributed(torch.optim.Optimizer):
         self._reducer.reduce()
         for param_group in self.param_groups:
             for parameter in param_group["params"]:
-                if parameter.grad is not None and not is_shared(parameter):
+                # One that is frozen may still have what an earlier backward brought, the same on all ranks.
+                if parameter.grad is not None and parameter.requires_grad and not is_shared(parameter):
                     raise StateError(
                         f"a parameter, {described(parameter)}, has a gradient now, and had none to expect when the "
                         "DistributedOptimizer was made: the ranks do not share it. Make it anew on every rank"

@@ -21,7 +21,7 @@ from multiring.gradients.options import Options
 from multiring.gradients.reducer import BucketOrder
 from multiring.gradients.reductions import CompressionState
 from multiring.runtime import Group
-from multiring.torch.autograd import add_gradient_hook, call_after_backward, is_within_backward
+from multiring.torch.autograd import add_gradient_hook, call_after_backward, is_compiled_backward, is_within_backward
 from multiring.torch.bucket_tensors import TensorReductionOf
 from multiring.torch.optimizer.bucket_assignment import BucketAssignment
 from multiring.torch.optimizer.change_detection import Witnesses
@@ -45,6 +45,12 @@ _TOO_EARLY = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
     "This is prohibited as it can cause a race condition. To drop gradients, call optimizer.synchronize() first. "
     + _OTHERS
+)
+
+
+_COMPILED = (
+    "torch's compiled autograd makes one function of the whole backward, which tells nobody that it has ended, so that "
+    "gradients cannot be shared. Leave torch._dynamo.config.compiled_autograd off; torch.compile(model) is served"
 )
 
 
@@ -225,6 +231,8 @@ class GradientReducer:
             self._start_complete()
 
     def _begin(self, entry: ParameterGradient) -> None:
+        if is_compiled_backward():
+            raise UnsupportedError(_COMPILED)
         gradient = entry.parameter.grad
         # Where they were dropped in the meantime, autograd hands over a new tensor.
         is_complete = self._passes_done == 0
