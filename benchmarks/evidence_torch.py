@@ -19,62 +19,16 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
 
 from benchmarks.evidence_cases import Family, Fault, Random, Topic, main
+from benchmarks.evidence_torch_calls import calls
 from benchmarks.evidence_torch_gradients import CLOSE, apart, backward, drawn, lag, memory, network, ready
+from benchmarks.evidence_torch_hooks import futures, hooks, threads
+from benchmarks.evidence_torch_lives import lives
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import multiring.torch as mt
 from multiring.errors import MultiringError
 from multiring.frontend.errors import LoopOrderError
-
-# ---- callbacks ----
-
-
-def futures(random: Random, _folder: Path) -> Iterator[Fault]:
-    """Wait for collectives in callbacks of collectives' futures, some levels deep."""
-    rank, ranks = ready()
-    depth, size = (int(random.integers(1, most)) for most in (5, 50_000))
-
-    def level(left: int) -> Any:
-        tensor = torch.full((size,), float(rank + left))
-        future = dist.all_reduce(tensor, async_op=True).get_future()
-        if not left:
-            return future
-        return future.then(lambda found: [found.value()[0][:1] + level(left - 1).wait()[0][:1]])
-
-    wanted = sum(rank + left for left in range(depth + 1) for rank in range(ranks))
-    # One chain: of several, each rank would start the collectives in an order of its own.
-    found = float(level(depth).wait()[0][0])
-    if found != wanted:
-        yield Fault("futures: another sum", f"depth {depth}: {found}, want {wanted}")
-
-
-def hooks(random: Random, _folder: Path) -> Iterator[Fault]:
-    """Train by one of torch's own communication hooks; the ranks have the same weights."""
-    rank, _ = ready()
-    make, features = network(random)
-    width, seed = 1, int(random.integers(1 << 20))  # of a small network torch makes no wider factors
-    # torch's bf16 hook wants GPUs, and its batched PowerSGD fails by itself in some versions.
-    known: list[Any] = [powerSGD_hook.powerSGD_hook, default_hooks.allreduce_hook, default_hooks.fp16_compress_hook]
-    chosen = known[int(random.integers(len(known)))]
-    model = make()
-    wrapped = DistributedDataParallel(model)
-    state = (
-        powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=width, start_powerSGD_iter=2)
-        if chosen is powerSGD_hook.powerSGD_hook
-        else None
-    )
-    wrapped.register_comm_hook(state, chosen)
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    for step in range(5):
-        optimizer.zero_grad()
-        backward(wrapped(drawn(seed + step, [rank], features)).square().mean())
-        optimizer.step()
-    sums = mt.allgather(torch.stack([each.detach().double().sum() for each in model.parameters()])[None])
-    if not torch.equal(sums[0], sums[1]):
-        yield Fault("hooks: ranks differ", f"{chosen.__name__}")
-
 
 # ---- compiled functions ----
 
@@ -102,57 +56,69 @@ def compiled_model(random: Random, _folder: Path) -> Iterator[Fault]:
         yield Fault("compiled DDP: other weights", f"{apart(*models):.1e}")
 
 
+def _reduced(x: Tensor) -> Tensor:
+    dist.all_reduce(x)
+    return x
+
+
+def _sent(x: Tensor) -> Tensor:
+    dist.broadcast(x, 1)
+    return x
+
+
+def _met(x: Tensor) -> Tensor:
+    dist.barrier()
+    return x
+
+
+def _waited(x: Tensor) -> Tensor:
+    work = dist.all_reduce(x, async_op=True)
+    assert work is not None
+    work.wait()
+    return x
+
+
+COMPILED: list[Callable[[Tensor], Tensor]] = [
+    mt.allreduce,
+    lambda x: mt.allgather(x)[: len(x)],
+    lambda x: mt.broadcast(x, 0),
+    lambda x: mt.synchronize(mt.allreduce_async(x)),
+    lambda x: mt.grouped_allreduce([x, x])[1],
+    _reduced,
+    _sent,
+    _met,
+    _waited,
+]
+
+
 def compiled_calls(random: Random, _folder: Path) -> Iterator[Fault]:
     """Compile a function of some collectives, ours and torch's, beside the same function as it is."""
     rank, _ = ready()
     shape = tuple(int(each) for each in random.integers(1, 5, int(random.integers(1, 3))))
 
-    def reduced(x: Tensor) -> Tensor:
-        dist.all_reduce(x)
-        return x
+    chosen = [COMPILED[int(each)] for each in random.integers(len(COMPILED), size=int(random.integers(1, 4)))]
 
-    def sent(x: Tensor) -> Tensor:
-        dist.broadcast(x, 1)
-        return x
-
-    def met(x: Tensor) -> Tensor:
-        dist.barrier()
-        return x
-
-    def waited(x: Tensor) -> Tensor:
-        work = dist.all_reduce(x, async_op=True)
-        assert work is not None
-        work.wait()
-        return x
-
-    calls: list[Callable[[Tensor], Tensor]] = [
-        mt.allreduce,
-        lambda x: mt.allgather(x)[: len(x)],
-        lambda x: mt.broadcast(x, 0),
-        lambda x: mt.synchronize(mt.allreduce_async(x)),
-        lambda x: mt.grouped_allreduce([x, x])[1],
-        reduced,
-        sent,
-        met,
-        waited,
-    ]
-    chosen = [calls[int(each)] for each in random.integers(len(calls), size=int(random.integers(1, 4)))]
-
-    def function(x: Tensor) -> Tensor:
-        for number, call in enumerate(chosen):
-            x = call(x * (number + 2)) + 1
+    def function(x: Tensor, turns: int) -> Tensor:
+        for number in range(turns):
+            if number % 2:
+                x = x.abs() + 1
+            x = chosen[number % len(chosen)](x * (number + 2)) + 1
         return x.cumsum(0)
 
     torch._dynamo.reset()  # noqa: SLF001 -- torch's name
-    start = torch.arange(1.0, 1 + float(np.prod(shape))).view(shape) * (rank + 1)
-    wanted = function(start.clone())
-    try:
-        found = torch.compile(function, backend="eager")(start.clone())
-    except Exception as error:  # noqa: BLE001 -- the compiler's are of many kinds
-        yield Fault(f"compiled calls: {type(error).__name__}", str(error))
-        return
-    if not torch.equal(found, wanted):
-        yield Fault("compiled calls: other numbers", f"{found} for {wanted}")
+    compiled = torch.compile(function, backend="eager", dynamic=bool(random.integers(2)))
+    inner = torch.compile(compiled, backend="eager") if random.random() < 0.3 else compiled
+    for more in range(3):  # again, with other shapes and other turns
+        whole = (shape[0] + more, *shape[1:])
+        start = torch.arange(1.0, 1 + float(np.prod(whole))).view(whole) * (rank + 1)
+        wanted = function(start.clone(), 1 + more)
+        try:
+            found = inner(start.clone(), 1 + more)
+        except Exception as error:  # noqa: BLE001 -- the compiler's are of many kinds
+            yield Fault(f"compiled calls: {type(error).__name__}", str(error))
+            return
+        if not torch.equal(found, wanted):
+            yield Fault("compiled calls: other numbers", f"{found} for {wanted}")
 
 
 # ---- state ----
@@ -358,7 +324,9 @@ def two_networks(random: Random, _folder: Path) -> Iterator[Fault]:
 
 FAMILIES = (
     Family(name="memory", run=memory, ranks=2),
+    Family(name="lives", run=lives, ranks=2, case_s=0.3),
     Family(name="lag", run=lag, ranks=2),
+    Family(name="calls", run=calls, ranks=2, deadline_s=30.0, case_s=0.2),
     Family(name="state", run=state, ranks=2),
     Family(name="gather", run=gather, ranks=2),
     Family(name="complex", run=complex_parameters),
@@ -367,6 +335,7 @@ FAMILIES = (
     Family(name="compiled calls", run=compiled_calls, ranks=2),
     Family(name="hooks", run=hooks, ranks=2, deadline_s=30.0),
     Family(name="futures", run=futures, ranks=2, deadline_s=30.0),
+    Family(name="threads", run=threads, ranks=2, deadline_s=30.0),
 )
 TOPIC = Topic(
     name="torch",

@@ -1,13 +1,33 @@
 """A few cases of each family of benchmarks/evidence_torch.py: random programs held against one process."""
 
-import subprocess
-import sys
+from pathlib import Path
 
-from benchmarks.evidence_job import ROOT
+import pytest
+import torch
+from benchmarks.evidence_cases import faults_of
+from benchmarks.evidence_torch import TOPIC
+from benchmarks.evidence_torch_gradients import ready
+from tests.wire.ranks import Here, run_ranks
+
+CASES, SEED = 2, 7_000
 
 
-def test_random_programs_are_as_in_one_process() -> None:
-    program = [sys.executable, "benchmarks/evidence_torch.py", "--cases", "2", "--seed", "7000", "--again"]
-    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    assert "| 0 | 0 |" not in done.stdout, "each family has been tried"
+@pytest.mark.timeout(180)
+def test_random_programs_are_as_in_one_process(tmp_path: Path) -> None:
+    for tried in run_ranks(try_cases, 2, str(tmp_path), deadline_s=150.0):
+        assert not tried["faults"]
+        assert tried["cases"] == CASES * len(TOPIC.families), "each family has been tried"
+
+
+def try_cases(_here: Here, folder: str) -> dict[str, object]:
+    """Run some cases of all families, as many on each rank."""
+    ready()
+    cases, faults = 0, []
+    for family in TOPIC.families:
+        for seed in range(SEED, SEED + CASES):
+            place = Path(folder) / f"{family.name}-{seed}"
+            place.mkdir(exist_ok=True)
+            faults += [(family.name, seed, *fault) for fault in faults_of(family, seed, place)]
+            cases += 1
+    torch.distributed.destroy_process_group()
+    return {"faults": faults, "cases": cases}
