@@ -179,8 +179,9 @@ def overlaps_itself(tensor: Tensor) -> bool:
         return False
     # Strides may interleave without meeting: then only counting tells.
     extent = 1 + sum((size - 1) * stride for stride, size in dims)
-    taken = torch.arange(extent).as_strided(tensor.shape, tensor.stride()).reshape(-1)
-    return taken.unique().numel() < tensor.numel()
+    taken = torch.zeros(extent, dtype=torch.bool)
+    taken.as_strided(tensor.shape, tensor.stride()).fill_(True)
+    return int(taken.count_nonzero()) < tensor.numel()
 
 
 def extent_of(tensor: Tensor) -> tuple[int, int]:
