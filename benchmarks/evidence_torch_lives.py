@@ -1,4 +1,4 @@
-"""What happens to models while they train: layers frozen, copied, pruned, reparametrized, widened; memory exchanged."""
+"""What happens to models while they train: layers frozen, copied, pruned, normed, widened; memory exchanged."""
 
 import copy
 import warnings
