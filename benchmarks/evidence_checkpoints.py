@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
 
 from benchmarks.evidence_cases import Family, Fault, Random, Topic, main
 from benchmarks.evidence_checkpoints_crashes import FAMILIES as CRASHES
+from benchmarks.evidence_checkpoints_states import FAMILIES as STATES
 from benchmarks.evidence_data_faults import loaded
 
 import multiring.torch as mt
@@ -324,6 +325,7 @@ FAMILIES = [
     Family(name="kills", run=kills, deadline_s=120.0),
     Family(name="writers", run=writers, deadline_s=120.0),
     Family(name="readers", run=readers, deadline_s=120.0),
+    *STATES,
     *CRASHES,
 ]
 SHOWS = {

@@ -19,7 +19,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -85,7 +85,7 @@ def arm(below: Path, call: str, at: int, error: int, *, lasts: bool = False) -> 
 
 def save(path: Path, step: int, size: int) -> None:
     """Save a step, whose tensor tells it."""
-    value = np.full(size, float(step)) if size else []
+    value: Any = np.full(size, float(step)) if size else []
     saving.save(path, Framework(), {"step": step, "value": value}, own={"step": step}, randomness=False)
 
 
@@ -444,7 +444,8 @@ def power_cuts(ground: Ground, random: Random) -> Iterator[Fault]:
         return
     calls = list(_calls_in(log.read_bytes(), folder))
     ends = next(at for at, each in enumerate(calls) if each.kind == "fsync" and each.path == ".")
-    left, allowed = [], []
+    left: list[Path] = []
+    allowed: list[set[str]] = []
     for done in range(len(calls) + 1):
         for way in ("all", "synced", "any", "any"):
             place = folder.parent / f"cut-{len(left)}"

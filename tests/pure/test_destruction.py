@@ -3,7 +3,7 @@
 import ast
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from multiring.bench import install, plot
 from multiring.cli.drawings import check_figure, write_figure
 from multiring.data.caching.blocks import BlockCache, remove_blocks
 from multiring.errors import ArgumentError, LaunchError
-from multiring.launch import job
+from multiring.launch import logs
 from multiring.replacing import replace_file
 from multiring.runtime.group.plan_file import write_pins
 from multiring.runtime.rails.topology_file import check_topology, write_topology
@@ -65,8 +65,8 @@ KNOWN_BY = {
     "lab/host.py::_furnish": "file systems that it mounted, seen by no other process",
     "lab/host.py::_mount_sys": "file systems that it mounted, seen by no other process",
     "launch/function.py::run_function": OWN_FOLDER,
-    "launch/job.py::Job._open_log": "the list of logs beside it, without which it refuses",
-    "launch/job.py::_take": "it adds a line",
+    "launch/logs.py::open_log": "the list of logs beside it, without which it refuses",
+    "launch/logs.py::_take": "it adds a line",
     "launch/pickled_call.py::CallFolder.leave": OWN_FOLDER,
     "launch/pickled_call.py::CallFolder.send": OWN_FOLDER,
     "launch/standard_streams.py::open_closed_streams": "the null device",
@@ -167,7 +167,7 @@ def bench(path: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [plan, topology, figure, bench])
-def test_an_output_replaces_its_like_alone(write: "type[object]", tmp_path: Path) -> None:
+def test_an_output_replaces_its_like_alone(write: Callable[[Path], None], tmp_path: Path) -> None:
     path = tmp_path / "out"
     write(path)
     (made,) = tmp_path.iterdir()
@@ -207,13 +207,13 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
 
 
 def test_logs_replace_logs_alone(tmp_path: Path) -> None:
-    job._take(tmp_path, "rank-0.out")
+    logs._take(tmp_path, "rank-0.out")
     (tmp_path / "rank-0.out").write_bytes(NOTES)
-    job._take(tmp_path, "rank-0.out")
+    logs._take(tmp_path, "rank-0.out")
     (tmp_path / "rank-1.out").write_bytes(NOTES)
     with pytest.raises(LaunchError, match=r"rank-1.out is there already, and .multiring-logs beside it does not say"):
-        job._take(tmp_path, "rank-1.out")
-    assert (tmp_path / job.LOGS).read_text() == "rank-0.out\n"
+        logs._take(tmp_path, "rank-1.out")
+    assert (tmp_path / logs.LOGS).read_text() == "rank-0.out\n"
 
 
 def test_an_environment_of_somebody_else_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

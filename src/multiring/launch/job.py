@@ -17,11 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, BinaryIO, cast
+from typing import IO, cast
 
 from multiring.errors import ArgumentError, LaunchError, PeerLostError, RendezvousError
 from multiring.launch.commands import CommandError
 from multiring.launch.leftovers import signal_group
+from multiring.launch.logs import open_log
 from multiring.launch.memory_limit import group_here, killed_for_memory, limit_bytes
 from multiring.launch.output import RANKS_LINE_BYTES, LineTagger, RankStream, Tagger, outlets
 from multiring.launch.signals import PASSED_ON, StopSignals
@@ -30,7 +31,6 @@ from multiring.launch.tracebacks import TracebackFolder, Tracebacks
 _SETTLE_S = 1.0
 _CULPRIT_S = 5.0  # how long the end of a rank is waited for that others have lost
 _GRACE_S = 2.0  # from asking the processes to stop to killing them, where one of them failed
-LOGS = ".multiring-logs"  # in a folder of logs: their names, by which they are known for ours
 _LONGEST_GRACE_S = 86_400.0
 _STUCK_S = 10.0  # from killing a process to going on without its end
 _LEAST_GRACE_S = 0.3  # what processes found last are given
@@ -249,7 +249,7 @@ class Job:
             self._born(self._members[-1])
 
     def _start(self, start: Start) -> Member:
-        logs = [self._open_log(name) for name in start.log_files]
+        logs = [open_log(self._log_dir, name) for name in start.log_files]
         with start.birthplace():
             process = subprocess.Popen(  # noqa: S603 -- running the user's command is what this is for
                 start.command,
@@ -270,17 +270,6 @@ class Job:
         out = RankStream(cast("IO[bytes]", process.stdout), taggers[0], self._out, logs[0])
         err = RankStream(cast("IO[bytes]", process.stderr), taggers[1], self._err, logs[1], folder)
         return Member(start.name, process, out, err)
-
-    def _open_log(self, name: str) -> BinaryIO | None:
-        if self._log_dir is None:
-            return None
-        path = self._log_dir / name
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _take(self._log_dir, name)
-            return path.open("wb", buffering=0)
-        except OSError as error:
-            raise LaunchError(f"cannot write {path}: {error.strerror}") from None
 
     def _start_error(self, start: Start, error: OSError) -> LaunchError:
         program = start.command[0]
@@ -486,23 +475,3 @@ def text_of(members: Sequence[Member]) -> str:
     numbers = ", ".join(member.name.partition(" ")[2] for member in members[:16])
     more = f" and {len(members) - 16} more" if len(members) > 16 else ""
     return f"{kind}s {numbers}{more}"
-
-
-def _take(folder: Path, name: str) -> None:
-    """Note in a folder of logs that one of this name is written there.
-
-    Raises:
-        LaunchError: there is a file of that name already, and no note of it.
-        OSError: it cannot be noted.
-    """
-    path, notes = folder / name, folder / LOGS
-    known = notes.read_text("utf-8").splitlines() if notes.exists() else []
-    if name in known:
-        return
-    if path.is_file() and path.stat().st_size:
-        raise LaunchError(
-            f"{path} is there already, and {LOGS} beside it does not say that it is a log of multiring's; it was left "
-            "as it is. Name another folder for the logs, or remove the file"
-        )
-    with notes.open("a", encoding="utf-8") as file:
-        file.write(f"{name}\n")

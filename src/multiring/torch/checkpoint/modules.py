@@ -181,17 +181,28 @@ def _tensors_of(value: Any) -> Iterator[Tensor]:
 
 
 def laid_out(optimizer: torch.optim.Optimizer, state: Any) -> Any:
-    """Return an optimizer's state with what belongs to DTensors laid out over the ranks as they are."""
+    """Return an optimizer's state with what belongs to a parameter laid out as it is: over the ranks, and in memory.
+
+    A step sums in the order of the memory, so another layout would round otherwise.
+    """
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    if not isinstance(state, Mapping) or not any(map(is_dtensor, parameters)):
+    if not isinstance(state, Mapping):
         return state
     by_parameter = {}
     for number, kept in dict(state.get("state", {})).items():
         like = parameters[number] if isinstance(number, int) and number < len(parameters) else None
         by_parameter[number] = kept
-        if like is not None and is_dtensor(like) and isinstance(kept, Mapping):
-            by_parameter[number] = {
-                key: placed_as(each, like) if isinstance(each, Tensor) and each.shape == like.shape else each
-                for key, each in kept.items()
-            }
+        if like is not None and isinstance(kept, Mapping):
+            by_parameter[number] = {key: _laid_as(each, like) for key, each in kept.items()}
     return {**state, "state": by_parameter}
+
+
+def _laid_as(value: Any, like: Tensor) -> Any:
+    if not isinstance(value, Tensor) or value.shape != like.shape:
+        return value
+    if is_dtensor(like):
+        return placed_as(value, like)
+    if not is_plain_memory(like) or value.stride() == like.stride():
+        return value
+    laid = torch.empty_like(like, dtype=value.dtype, requires_grad=False)
+    return laid.copy_(value.detach()) if laid.stride() == like.stride() else value
