@@ -2,9 +2,11 @@
 
     python benchmarks/evidence_checkpoints.py [--seconds 1800] [--seed 1] [--only FAMILY,...] [--against CHECKOUT]
 
-See benchmarks/evidence_cases.py for the options. A killed save ends at a random call that opens, names or removes a
-file or has it on the disk; two such kills follow each other. What is loaded afterwards has to be a save that ended, or
-the one that was killed; never less than the last that ended.
+See benchmarks/evidence_cases.py for the options. The families here draw their moments. Those of
+evidence_checkpoints_crashes.py count them: every crash point of a save, every pair of crash points, a fault of the disk
+at each call, power cuts, a second writer and a reader stopped at each. Those of evidence_checkpoints_states.py hold
+names that meet, states of programs, trainings and ranks against what was saved. What is loaded after a kill has to be a
+save that ended, or the one that was killed; never less than the last that ended.
 """
 
 import io
@@ -330,11 +332,17 @@ FAMILIES = [
 ]
 SHOWS = {
     "data_01_save_deletes_folder.py": ["strangers: a file of others is gone"],
-    "data_02_save_key_collision.py": ["values: names meet"],
+    "data_02_save_key_collision.py": ["values: names meet", "names: names meet"],
     "data_04_save_dtype.py": ["values: float8 saved, and not loaded", "values: big-endian changed"],
-    "data_13_two_kills_lose_checkpoint.py": ["kills: two kills lose the checkpoint"],
-    "data_15_two_jobs_one_path.py": ["writers: two jobs leave nothing that loads"],
-    "reader_04.py": ["values: names meet"],
+    "data_13_two_kills_lose_checkpoint.py": [
+        "kills: two kills lose the checkpoint",
+        "crash pairs: two kills lose the checkpoint",
+    ],
+    "data_15_two_jobs_one_path.py": [
+        "writers: two jobs leave nothing that loads",
+        "second writers: two jobs leave nothing that loads",
+    ],
+    "reader_04.py": ["values: names meet", "names: names meet"],
     "reader_05.py": ["values: big-endian changed"],
     "reader_18.py": ["values: float8 saved, and not loaded"],
 }

@@ -1,20 +1,32 @@
-"""Some cases of each family of the evidence of checkpoints: values, folders of others, kills, writers, readers."""
+"""Some cases of the evidence of checkpoints: values, names, states, trainings; every crash point of a save."""
 
 import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+# Kills, writers and readers of evidence_checkpoints.py draw what those of the other program count.
+RUNS = {
+    "evidence_checkpoints.py": ("values,strangers,names,states,trainings", 4),
+    "evidence_checkpoints_crashes.py": ("crash points", 3),
+}
+ONE_OF_EACH = ("crash pairs", "disk faults", "second writers", "stopped readers", "power cuts")
 
 
-def test_three_cases_of_each_show_no_fault() -> None:
-    program = ROOT / "benchmarks" / "evidence_checkpoints.py"
-    done = subprocess.run(
-        [sys.executable, str(program), "--cases", "3", "--again"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+def show_no_fault(program: str, families: str, cases: int) -> None:
+    words = [sys.executable, str(BENCHMARKS / program), "--only", families, "--cases", str(cases), "--again"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "| readers | 3 | 0 |" in done.stdout
+    for name in families.split(","):
+        assert f"| {name} | {cases} | 0 |" in done.stdout
+
+
+@pytest.mark.parametrize("program", RUNS)
+def test_some_cases_of_each_show_no_fault(program: str) -> None:
+    show_no_fault(program, *RUNS[program])
+
+
+def test_pairs_disks_writers_readers_and_power_cuts_from_one_start() -> None:
+    show_no_fault("evidence_checkpoints_crashes.py", ",".join(ONE_OF_EACH), 1)

@@ -1,6 +1,7 @@
 """Do all ranks mean the same? Compares what each rank is about to do, and names what differs."""
 
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -33,14 +34,14 @@ def require_alike(group: Group, what: str, lines: Sequence[str]) -> None:
     Raises:
         MismatchError: on every rank; it has the first line that differs, by rank.
     """
-    text = "\n".join(lines).encode()
+    text = json.dumps(list(lines)).encode()  # a line may have any character
     digest = np.frombuffer(hashlib.blake2b(text, digest_size=16).digest(), np.uint8)
     digests = np.asarray(group.all_gather(digest)).reshape(group.size, -1)
     if (digests == digests[0]).all():
         return
     sizes = np.asarray(group.all_gather(np.array([len(text)], np.int64)))
     texts = np.split(np.asarray(group.all_gather(np.frombuffer(text, np.uint8))), np.cumsum(sizes)[:-1])
-    by_rank = [each.tobytes().decode().split("\n") for each in texts]
+    by_rank: list[list[str]] = [json.loads(each.tobytes()) for each in texts]
     number = next(i for i in range(max(map(len, by_rank))) if len({tuple(each[i : i + 1]) for each in by_rank}) > 1)
     here = {rank: each[number] if number < len(each) else "nothing more" for rank, each in enumerate(by_rank)}
     raise MismatchError(

@@ -24,6 +24,11 @@ ELEMENTS = "elements"  # on the wire
 _KEPT = 4096  # signatures that are kept in words
 
 
+def _shape(shape: Sequence[int]) -> str:
+    """Return a shape in words, the same for all that are equal: caches take numbers that are equal for one."""
+    return str(tuple(map(int, shape)))
+
+
 @lru_cache(maxsize=_KEPT)
 def allreduce_signature(
     dtype: str, shape: Sequence[int], reduction: str, scales: tuple[float, float], wire: str | None
@@ -32,9 +37,9 @@ def allreduce_signature(
     return (
         (OPERATION, ALLREDUCE),
         (DATA_TYPE, dtype),
-        (SHAPE, str(tuple(shape))),
+        (SHAPE, _shape(shape)),
         (REDUCTION, reduction),
-        (SCALES, str(scales)),
+        (SCALES, str(tuple(float(each) + 0.0 for each in scales))),
         (WIRE, str(wire)),
     )
 
@@ -42,14 +47,14 @@ def allreduce_signature(
 @lru_cache(maxsize=_KEPT)
 def rows_signature(operation: str, dtype: str, shape: Sequence[int], more: Signature = ()) -> Signature:
     """Return the signature of an operation whose ranks may differ in rows, the first dimension."""
-    behind = ", ".join(["*", *map(str, shape[1:])]) if shape else ""
+    behind = ", ".join(["*", *map(str, map(int, shape[1:]))]) if shape else ""
     return ((OPERATION, operation), (DATA_TYPE, dtype), (SHAPE, f"({behind})"), *more)
 
 
 @lru_cache(maxsize=_KEPT)
 def plain_signature(operation: str, dtype: str, shape: Sequence[int], more: Signature = ()) -> Signature:
     """Return the signature of an operation whose ranks all bring the same shape."""
-    return ((OPERATION, operation), (DATA_TYPE, dtype), (SHAPE, str(tuple(shape))), *more)
+    return ((OPERATION, operation), (DATA_TYPE, dtype), (SHAPE, _shape(shape)), *more)
 
 
 def numbers_in(words: str) -> tuple[float, ...]:

@@ -18,6 +18,7 @@ from multiring.errors import ArgumentError
 
 # A copy of an array that does not lie row by row is made in blocks of this size.
 BLOCK_BYTES = 4 << 20
+_PAGE_WORDS = 512
 
 # What safetensors calls the types that it has. Arrays of other types are stored as bytes.
 SAFETENSORS = {
@@ -233,10 +234,14 @@ def shown(name: str) -> str:
 
 
 class WordSum:
-    """The sum of bytes as little-endian words of 64 bits, which tells damage at the speed of memory."""
+    """A sum of bytes as little-endian words of 64 bits, each times its page's odd number, at the speed of memory.
+
+    It changes with any one word, and with the order of pages of 4 KiB; not with that of the words in a page.
+    """
 
     def __init__(self) -> None:
         self._total = 0
+        self._words = 0  # so far
         self._left = b""  # less than a word
 
     def add(self, data: Buffer) -> None:
@@ -248,15 +253,35 @@ class WordSum:
             view = view[taken:]
             if len(self._left) < 8:
                 return
-            self._total += int.from_bytes(self._left, "little")
+            self._add(np.frombuffer(self._left, "<u8"))
         whole = len(view) & ~7
         if whole:
-            self._total += int(np.frombuffer(view[:whole], "<u8").sum(dtype=np.uint64))
+            self._add(np.frombuffer(view[:whole], "<u8"))
         self._left = bytes(view[whole:])
+
+    def _add(self, words: NDArray[np.uint64]) -> None:
+        begun = min(-self._words % _PAGE_WORDS, len(words))  # the rest of a page
+        pages = (len(words) - begun) // _PAGE_WORDS
+        end = begun + pages * _PAGE_WORDS
+        if begun:
+            self._add_to_page(words[:begun])
+        if pages:
+            sums = words[begun:end].reshape(pages, _PAGE_WORDS).sum(axis=1, dtype=np.uint64)
+            first = self._words // _PAGE_WORDS
+            numbers = 2 * np.arange(first, first + pages, dtype=np.uint64) + np.uint64(1)
+            self._total += int((sums * numbers).sum(dtype=np.uint64))  # both wrap around, as the whole sum does
+            self._words += pages * _PAGE_WORDS
+        if end < len(words):
+            self._add_to_page(words[end:])
+
+    def _add_to_page(self, words: NDArray[np.uint64]) -> None:
+        self._total += int(words.sum(dtype=np.uint64)) * (2 * (self._words // _PAGE_WORDS) + 1)
+        self._words += len(words)
 
     def value(self) -> str:
         """Return the sum of all bytes so far, in hexadecimal."""
-        return f"{(self._total + int.from_bytes(self._left, 'little')) % (1 << 64):016x}"
+        last = int.from_bytes(self._left, "little") * (2 * (self._words // _PAGE_WORDS) + 1)
+        return f"{(self._total + last) % (1 << 64):016x}"
 
 
 def pieces_of(view: memoryview, size_bytes: int) -> Iterator[memoryview]:

@@ -63,7 +63,7 @@ def write_part(path: Path, name: str, token: str, part: Part) -> None:
     told = {
         "token": token,
         "arrays": bool(arrays),
-        "sum": total.value(),
+        "words": total.value(),
         "digest": _digest(tree),
         "tree": tree,
     }
@@ -182,7 +182,7 @@ def open_part(place: Path, name: str, token: str) -> OpenPart:
             opened.close()
             raise
         tree = told["tree"] if "digest" in told else _resolved(told["tree"], file)
-        return OpenPart(tree, str(told.get("sum", "")), file)
+        return OpenPart(tree, str(told.get("words", "")), file)
     except ArgumentError:
         raise
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -224,4 +224,5 @@ def has_part(place: Path, name: str) -> bool:
 
 
 def _digest(tree: Any) -> str:
+    """Return a digest of a tree: of all keys, values and their order, and of its arrays' names, types and shapes."""
     return hashlib.sha256(json.dumps(tree, allow_nan=False).encode()).hexdigest()

@@ -274,7 +274,7 @@ def _signature(layout: Layout, elements: int, how: Combination, part: str) -> Si
         (DATA_TYPE, dtype_name(layout.dtype)),
         (SHAPE, " ".join(str(tuple(shape)).replace(" ", "") for shape in layout.shapes)),
         (REDUCTION, name_of(how.op)),
-        (SCALES, str((how.prescale, how.postscale))),
+        (SCALES, str((float(how.prescale) + 0.0, float(how.postscale) + 0.0))),  # equal ones are one key
         (WIRE, str(how.wire)),
         (PART, part),
         (ELEMENTS, str(elements)),
