@@ -14,6 +14,7 @@ from benchmarks.evidence_torch_gradients import CLOSE, apart, backward, drawn, n
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket  # the stubs of torch.distributed leave it out
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 import multiring.torch as mt
@@ -78,7 +79,7 @@ def _fp16(wrapped: DistributedDataParallel, group: Any) -> None:
     wrapped.register_comm_hook(group, default_hooks.fp16_compress_hook)
 
 
-def _clipping(group: Any, bucket: GradBucket) -> Any:
+def _clipping(group: Any, bucket: GradBucket) -> Future[Tensor]:
     """As programs have it: the norm of all ranks' gradients first, then their sum."""
     buffer = bucket.buffer()
     norm = buffer.square().sum()[None]
@@ -88,7 +89,7 @@ def _clipping(group: Any, bucket: GradBucket) -> Any:
     return work.get_future().then(lambda found: found.value()[0])
 
 
-def _gathering(group: Any, bucket: GradBucket) -> Any:
+def _gathering(group: Any, bucket: GradBucket) -> Future[Tensor]:
     """Gather and add up, in a callback that waits for another collective."""
     buffer = bucket.buffer()
     parts = [torch.empty_like(buffer) for _ in range(dist.get_world_size(group))]
