@@ -67,7 +67,8 @@ def _fp16_power(wrapped: DistributedDataParallel, group: Any) -> None:
 
 
 def _post_local(wrapped: DistributedDataParallel, group: Any) -> None:
-    state = post_localSGD_hook.PostLocalSGDState(group, subgroup=group, start_localSGD_iter=2)
+    untyped: Any = post_localSGD_hook
+    state = untyped.PostLocalSGDState(group, subgroup=group, start_localSGD_iter=2)
     wrapped.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
 
 
@@ -86,7 +87,8 @@ def _clipping(group: Any, bucket: GradBucket) -> Future[Tensor]:
     dist.all_reduce(norm, group=group)
     work = dist.all_reduce(buffer.div_(2 * (1 + norm.sqrt())), group=group, async_op=True)
     assert work is not None
-    return work.get_future().then(lambda found: found.value()[0])
+    ended: Future[Tensor] = work.get_future().then(lambda found: found.value()[0])
+    return ended
 
 
 def _gathering(group: Any, bucket: GradBucket) -> Future[Tensor]:
@@ -101,7 +103,8 @@ def _gathering(group: Any, bucket: GradBucket) -> Future[Tensor]:
         dist.broadcast(total, 0, group=group)
         return total
 
-    return work.get_future().then(add)
+    ended: Future[Tensor] = work.get_future().then(add)
+    return ended
 
 
 def _own(hook: Any, wrapped: DistributedDataParallel, group: Any) -> None:
