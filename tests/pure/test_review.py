@@ -44,7 +44,7 @@ def test_a_slow_host_is_named_and_alone_carries_less_until_that_does_not_explain
     review.check(SLOW_B)
     found = review.check(SLOW_B)
     assert found is not None
-    assert found.hosts == ("host b (ranks [2, 3]): 2e-05 of 0.0001 MB/s",)
+    assert found.hosts == ("host b (ranks [2, 3]), whose best connection carries 2e-05 instead of 0.0001 MB/s",)
     applied = found.constants.applied(HOSTS)
     assert applied.rails == HOSTS.rails
     assert [own.host for own in applied.own_rails] == [1]
@@ -61,7 +61,7 @@ def test_of_two_hosts_the_sender_is_slow() -> None:
     review.check(rows)
     found = review.check(rows)
     assert found is not None
-    assert found.hosts == ("host (ranks [0]): 1e-05 of 0.0001 MB/s",)
+    assert found.hosts == ("host (ranks [0]), whose best connection carries 1e-05 instead of 0.0001 MB/s",)
 
 
 def test_time_side_by_side_counts_once() -> None:

@@ -55,7 +55,7 @@ class Review:
 
         Args:
             table: a row for each rank: seconds measured, seconds predicted for the same (both 0 where nothing was
-                measured), then the bytes per second that each host took from this rank (0: not known).
+                measured), then the bytes per second that each host took from this rank meanwhile (0: hardly any).
         """
         known = table[(table[:, 0] > 0) & (table[:, 1] > 0)]
         if not len(known):
@@ -73,14 +73,15 @@ class Review:
         else:
             self.constants = replace(self.constants, of_all=self.constants.of_all / ratio)
         named = tuple(
-            f"{self.named(host)}: {each / 1e6:.3g} of {usual / 1e6:.3g} MB/s" for host, (each, usual) in carried.items()
+            f"{self.named(host)}, whose best connection carries {each / 1e6:.3g} instead of {usual / 1e6:.3g} MB/s"
+            for host, (each, usual) in carried.items()
         )
         return Finding(ratio=ratio, hosts=named, constants=self.constants)
 
     def _slow(self, rates: NDArray[np.float64]) -> dict[int, tuple[float, float]]:
         """Return what each slow host carries on its best connection, and what it would if it were like the others.
 
-        Only the best one says something: others may carry nothing but agreements. In a ring the neighbours of a slow
+        Only the best one says something: one may wait for what comes in on another. In a ring the neighbours of a slow
         host are slow on one side, so hosts that are on both come first; then those that send slowly, and then those
         that take slowly.
         """

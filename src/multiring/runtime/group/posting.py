@@ -136,7 +136,8 @@ class Calls:
         meets = self._at_once and len(ranks) > 1
         slots = SharedSlots(services.context, list(ranks), STEPS) if meets else None
         watches = services.replan and len(topology.hosts) > 1
-        self._watch = Watch(services.context, ranks, self.own, topology) if watches else None
+        by_mpi = services.between_hosts == "mpi"
+        self._watch = Watch(services.context, ranks, self.own, topology, by_mpi=by_mpi) if watches else None
         self._topology = topology
         self.repeats = Repeats(
             services.holdings,

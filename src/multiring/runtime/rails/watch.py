@@ -38,6 +38,7 @@ _ENOUGH = 8  # operations tell what is usual
 _SILENT_S = 60.0  # after a word
 _SLOW = 0.2  # of what a connection usually carries
 _MOST_RATES = 64
+_USED = 1 / 8  # of what the busiest way took: what took less carried agreements
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +49,42 @@ class Measured:
     predicted_s: float
 
 
+class Flows:
+    """What this rank's ways to other hosts carry in the seconds in which they have something to carry.
+
+    The kernel's own rate (`tcpi_delivery_rate`) does not serve: it stays what it was once where a connection carries
+    nothing any more, and what comes in short pieces never lowers it.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[int, int], tuple[int, float]] = {}
+
+    def rates(self, flows: Iterable[tuple[int, int, bool, int, float]]) -> dict[int, float]:
+        """Return the bytes per second that each peer took since the last call; without peers that took hardly any.
+
+        Args:
+            flows: as of `Context.rails`: (peer, rail, is up, bytes, busy seconds), of which the last two grow.
+        """
+        taken: dict[int, int] = {}
+        rates: dict[int, float] = {}
+        for peer, rail, _, carried, busy_s in flows:
+            before, before_s = self._before.get((peer, rail), (0, 0.0))
+            self._before[peer, rail] = carried, busy_s
+            taken[peer] = taken.get(peer, 0) + carried - before
+            if busy_s > before_s:
+                rates[peer] = rates.get(peer, 0.0) + (carried - before) / (busy_s - before_s)
+        least = _USED * max(taken.values(), default=0)
+        return {peer: rate for peer, rate in rates.items() if taken[peer] >= least and rate > 0}
+
+
 class Watch:
     """What one rank knows of one group. Not thread-safe: the group holds its lock."""
 
-    def __init__(self, context: Context, ranks: tuple[int, ...], own: int, topology: Topology) -> None:
+    def __init__(
+        self, context: Context, ranks: tuple[int, ...], own: int, topology: Topology, *, by_mpi: bool = False
+    ) -> None:
         self._context = context
+        self._by_mpi = by_mpi  # the kernel sees frames only
         self._index = {rank: index for index, rank in enumerate(ranks)}
         self._host_of = topology.host_of()
         self._hosts = len(topology.hosts)
@@ -61,6 +93,8 @@ class Watch:
         self._slowdowns = SlowdownDetector()
         self._usual_rates: dict[int, deque[float]] = {}  # by host, bytes per second that it took from this rank
         self._own_host = self._host_of[own]
+        self._lately = Flows()  # since the last operation
+        self._checked = Flows()  # since the last row
         self.gathering: tuple[OperationHandle, NDArray[np.float64]] | None = None
 
     def add(self, operation: Operation, predicted_s: float) -> None:
@@ -72,16 +106,19 @@ class Watch:
         if slower is not None:
             self._name_slow(slower)
         elif not self._slowdowns.slow:
-            for host, rate in self._rates().items():
+            for host, rate in self._rates(self._lately).items():
                 self._usual_rates.setdefault(host, deque(maxlen=_MOST_RATES)).append(rate)
 
-    def _rates(self) -> dict[int, float]:
-        """Return the bytes per second that each host took from this rank last."""
+    def _rates(self, flows: Flows) -> dict[int, float]:
+        """Return the bytes per second that each host took from this rank since `flows` were looked at."""
         rates: dict[int, float] = {}
-        for rank, rate in self._context.goodputs():
-            if rank in self._index:
-                host = self._host_of[self._index[rank]]
-                rates[host] = max(rates.get(host, 0.0), rate)
+        if self._by_mpi:
+            by_rank = {rank: float(rate) for rank, rate in self._context.goodputs() if rank in self._index}
+        else:
+            by_rank = flows.rates(flow for flow in self._context.rails() if flow[0] in self._index)
+        for rank, rate in by_rank.items():
+            host = self._host_of[self._index[rank]]
+            rates[host] = max(rates.get(host, 0.0), rate)
         return rates
 
     def _name_slow(self, slower: float) -> None:
@@ -93,7 +130,7 @@ class Watch:
         }
         ways = [
             f"{self._review.named(host)} takes {rate / 1e6:.3g} instead of {usual[host] / 1e6:.3g} MB/s"
-            for host, rate in self._rates().items()
+            for host, rate in self._rates(self._lately).items()
             if rate < _SLOW * usual.get(host, 0.0)
         ]
         if ways:
@@ -118,7 +155,7 @@ class Watch:
             return row
         self._posted = deque(kept, maxlen=_MOST_KEPT)
         row[:2] = busy_seconds(each.operation.ran_s for each in good), sum(each.predicted_s for each in good)
-        for host, rate in self._rates().items():
+        for host, rate in self._rates(self._checked).items():
             row[2 + host] = rate
         return row
 
@@ -132,7 +169,9 @@ class Watch:
                 LEAST_BYTES,
                 len(self._index),
                 finding.ratio,
-                f"slow is {'; '.join(finding.hosts)}" if finding.hosts else "no host is slower than the others",
+                f"slow is {'; '.join(finding.hosts)}"
+                if finding.hosts
+                else "no host's connections are slower than the others'",
             )
         return finding
 
