@@ -431,11 +431,10 @@ def test_a_broken_image_is_not_packed_without_a_word(tmp_path: Path, capsys: pyt
     told = capsys.readouterr()
     assert "left out: 1 of 4 samples: 2\n" in told.out
     assert "2.png" in told.err
-    assert json.loads((tmp_path / "p" / "manifest.json").read_text())["note"].endswith("; left out 1 samples: 2")
+    assert json.loads((tmp_path / "p" / "manifest.json").read_text())["note"].endswith("; left out 1 sample: 2")
     assert main(["data", "verify", str(tmp_path / "p")]) == 0
     assert (
-        "whole (check sums, and every sample read)\nwhen it was made: left out 1 samples: 2\n"
-        in capsys.readouterr().out
+        "whole (check sums, and every sample read)\nwhen it was made: left out 1 sample: 2\n" in capsys.readouterr().out
     )
     assert main(["data", "pack", url, str(tmp_path / "raw"), "--no-decode"]) == 0
     assert main(["data", "verify", str(tmp_path / "raw")]) == 1

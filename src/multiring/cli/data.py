@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from multiring.cli.data_paper import add_paper_arguments, on_paper, require_no_paper
-from multiring.cli.output import show
+from multiring.cli.output import counted, show
 from multiring.data.caching.blocks import BlockCache, clean
 from multiring.data.caching.mapped import cache_folder
 from multiring.data.caching.storage import CachedStorage
@@ -149,16 +149,21 @@ def _pack(arguments: argparse.Namespace) -> int:
         check=None if arguments.no_decode else data.require_decodable,
     )
     made = pack(data.source, len(data), arguments.target, options, lambda done, _: bar(done, len(data)))
-    show(f"{made.samples} samples in {len(made.shards)} shards, {made.size_bytes} bytes: {made.digest}")
+    show(f"{_extent(made.samples, len(made.shards))}, {made.size_bytes} bytes: {made.digest}")
     if skipped:
-        shown = ", ".join(map(str, skipped[:_TOLD]))
-        show(f"left out: {len(skipped)} of {len(data)} samples: {shown}{', ...' if len(skipped) > _TOLD else ''}")
+        shown = ", ".join(map(str, skipped[:_TOLD])) + (", ..." if len(skipped) > _TOLD else "")
+        show(f"left out: {len(skipped)} of {counted(len(data), 'sample')}: {shown}")
     for field in made.fields:
         if field.statistics:
             worst, rms = max(field.statistics["worst_loss"]), max(field.statistics["rms_loss"])
             channels = len(field.statistics["mean"])
-            show(f"{field.name}: {channels} channels as float16, at most {worst:.2g} and on average {rms:.2g} std lost")
+            words = f"{counted(channels, 'channel')} as float16"
+            show(f"{field.name}: {words}, at most {worst:.2g} std lost, {rms:.2g} in root mean square")
     return 0
+
+
+def _extent(samples: int, shards: int) -> str:
+    return f"{counted(samples, 'sample')} in {counted(shards, 'shard')}"
 
 
 def _verify(arguments: argparse.Namespace) -> int:
@@ -170,7 +175,8 @@ def _verify(arguments: argparse.Namespace) -> int:
         show(f"{each.where}: {each.text}")
         count += 1
     sort = ("check sums" if count else "check sums, and every sample read") if is_pack else "every sample read"
-    show(f"{len(data)} samples in {len(data.shards)} shards: {f'{count} damaged' if count else 'whole'} ({sort})")
+    state = f"{count} damaged" if count else "whole"
+    show(f"{_extent(len(data), len(data.shards))}: {state} ({sort})")
     if is_pack and (left_out := data.source.manifest.note.partition("; ")[2]):
         show(f"when it was made: {left_out}")
     return _DAMAGED if count else 0
@@ -186,7 +192,8 @@ def _plan(arguments: argparse.Namespace) -> int:
     size = sum(each.size_bytes for each in data.shards)
     usual, exact = Shuffle(), read_amplification(data.source)
     largest = max(each.size_bytes for each in data.shards)
-    show(f"{data.source.format} {data.digest}: {len(data)} samples, {size} bytes in {len(data.shards)} shards")
+    words = f"{counted(len(data), 'sample')}, {size} bytes in {counted(len(data.shards), 'shard')}"
+    show(f"{data.source.format} {data.digest}: {words}")
     show(
         f"exact order: reads {exact:.3g} times the data an epoch"
         f"{'' if exact <= usual.read_amplification else ', which has to be asked for'}"
@@ -259,6 +266,9 @@ def _stage(arguments: argparse.Namespace) -> int:
 
 def _clean(arguments: argparse.Namespace) -> int:
     done = clean(arguments.folder or cache_folder(), keep_bytes=arguments.keep, everything=arguments.all)
-    others = f"; {done.foreign} files are no cache's, and stay" if done.foreign else ""
-    show(f"removed {done.removed} files, {done.removed_bytes} bytes; {done.left_bytes} bytes are left{others}")
+    kept = "file is" if done.foreign == 1 else "files are"
+    others = f"; {done.foreign} {kept} no cache's, and stay" if done.foreign else ""
+    show(
+        f"removed {counted(done.removed, 'file')}, {done.removed_bytes} bytes; {done.left_bytes} bytes are left{others}"
+    )
     return 0

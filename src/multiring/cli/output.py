@@ -13,6 +13,11 @@ class ReaderGoneError(MultiringError, RuntimeError):
     """Whoever read standard output, like `head -1`, has ended; nothing is wrong, and nobody is to be told."""
 
 
+def counted(number: int, what: str) -> str:
+    """Return so many of what is called `what` where it is one: "1 shard", "2 shards"."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def show(text: str) -> None:
     """Print `text` as a line, at once.
 

@@ -119,7 +119,7 @@ class Balance:
         thread = ", ".join(f"{each} {self.shares[each]:.0%}" for each in (COMPUTE, WIRE, "data", "other ranks"))
         return (
             f"bounded by {_name(self.bound)}: twice as much of it would make a step {self.gains[self.bound]:.2f} times "
-            f"as fast; {self.steps} steps of {1e3 * self.step_s:.3g} ms: {thread}; "
+            f"as fast; {self.steps} step{'' if self.steps == 1 else 's'} of {1e3 * self.step_s:.3g} ms: {thread}; "
             f"{self.workers} worker{'s' if self.workers > 1 else ''}: {workers}"
         )
 

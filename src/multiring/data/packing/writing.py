@@ -343,7 +343,8 @@ def _note_of(left_out: Sequence[int]) -> str:
     if not left_out:
         return ""
     shown = ", ".join(map(str, left_out[:_NOTED]))
-    return f"; left out {len(left_out)} samples: {shown}{', ...' if len(left_out) > _NOTED else ''}"
+    what = "sample" if len(left_out) == 1 else "samples"
+    return f"; left out {len(left_out)} {what}: {shown}{', ...' if len(left_out) > _NOTED else ''}"
 
 
 def _read(source: Source, number: int, options: PackOptions) -> Record | None:
