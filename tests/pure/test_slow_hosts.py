@@ -71,6 +71,15 @@ class Job:
                 took = Done((start_s, start_s + predicted_s / slowest))
                 self.watches[rank].add(took, predicted_s)  # type: ignore[arg-type] # as the core's
 
+    def one(self, part: float) -> None:
+        """Run an operation of a ring that takes as long as hosts need that carry `part`."""
+        predicted_s = self.size_bytes / self.usual
+        for rank, own in enumerate(self.connections):
+            to = (rank + 1) % self.hosts
+            own.carry(to, self.size_bytes, self.rate(rank, to))
+            took = Done((0.0, predicted_s / part))
+            self.watches[rank].add(took, predicted_s)  # type: ignore[arg-type] # as the core's
+
     def check(self) -> None:
         table = np.array([watch.row() for watch in self.watches])
         for watch in self.watches:
@@ -119,3 +128,27 @@ def test_where_all_hosts_are_slow_none_is_named(seed: int, caplog: pytest.LogCap
         f"all_reduces of {LEAST_BYTES} bytes and more on {hosts} ranks take {1 / part:.2f} times what was predicted; "
     )
     assert told == head + "no host's connections are slower than the others'"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_who_sees_sums_crawl_says_at_once_which_connection_does(seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    draw = random.Random(seed)  # noqa: S311 -- a test's
+    hosts, slow = draw.randint(3, 8), draw.randrange(3)
+    times, size_bytes = draw.randint(20, 200), draw.choice([256, 512]) * LEAST_BYTES
+    job = Job(hosts, size_bytes, "ring", {})
+    with caplog.at_level(logging.WARNING, "multiring"):
+        for _ in range(12):
+            job.one(1.0)
+        assert caplog.text == ""
+        job.parts = {slow: 1 / times}
+        for _ in range(3):
+            job.one(1 / times)
+    before = (slow - 1) % hosts
+    ways = [(before, slow), (slow, (slow + 1) % hosts)]  # what a ring sends to the slow host, and what that sends
+    usual, now = f"{job.usual / 1e6:.3g}", f"{job.usual / times / 1e6:.3g}"
+    assert sorted(each.getMessage() for each in caplog.records) == sorted(
+        f"all_reduces of {LEAST_BYTES} bytes and more on {hosts} ranks take {times} times what they took before; from "
+        f"here, host host{sender} (ranks [{sender}]), host host{receiver} (ranks [{receiver}]) takes {now} instead of "
+        f"{usual} MB/s"
+        for sender, receiver in ways
+    )
