@@ -5,6 +5,7 @@ import torch
 from tests.frameworks.plain import join
 from tests.wire.ranks import Here, run_ranks
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import multiring.torch as mt
 from multiring.errors import ArgumentError, StateError
@@ -44,6 +45,32 @@ def test_flop_are_counted_of_shapes_and_of_a_step_that_needs_values() -> None:
     assert training_flop(model, lambda plain: plain(torch.ones(8, 16))[torch.ones(8) > 0].sum()) == flop
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         training_flop(model[1], lambda plain: plain(torch.ones(1, 17)).sum())
+
+
+@pytest.mark.parametrize("is_reentrant", [False, True])
+def test_flop_computed_once_more_do_not_count(*, is_reentrant: bool) -> None:
+    class Checkpointed(nn.Sequential):
+        def forward(self, inputs: Tensor) -> Tensor:
+            found: Tensor = checkpoint(super().forward, inputs, use_reentrant=is_reentrant)
+            return found
+
+    layers = nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4)
+
+    def flop_of(model: nn.Module) -> int:
+        return training_flop(model, lambda plain: plain(torch.ones(8, 16, requires_grad=True)).sum())
+
+    assert flop_of(Checkpointed(*layers)) == flop_of(nn.Sequential(*layers)) == 3 * 2 * 8 * (16 * 32 + 32 * 4)
+
+
+def test_flop_of_a_gradient_that_is_differentiated_count() -> None:
+    def penalised(plain: nn.Module) -> Tensor:
+        inputs = torch.ones(8, 16, requires_grad=True)
+        (slope,) = torch.autograd.grad(plain(inputs).sum(), inputs, create_graph=True)
+        return slope.square().sum()
+
+    # The product itself, that of its gradient, and the gradients of that one by the weight and by the ones it is of.
+    product = 2 * 8 * 16 * 4
+    assert training_flop(nn.Linear(16, 4), penalised) >= 3 * product
 
 
 def test_peaks_are_measured_on_this_machine() -> None:

@@ -9,19 +9,25 @@ import torch
 import torch.distributed as dist
 from benchmarks.evidence_parallel_helpers import (
     AXES,
+    LOSS,
     ROWS,
     WITHOUT_ROW,
+    batches,
     cells,
     expected,
     fault_of,
     meshes_without,
+    network,
+    prospect,
 )
 from tests.frameworks.plain import join
 from tests.wire.ranks import Here, run_ranks
+from torch import Tensor, nn
 
 import multiring.torch as mt
-from multiring.errors import ArgumentError
+from multiring.errors import ArgumentError, MismatchError
 from multiring.planner.parallelism import parallelism_of
+from multiring.torch.parallelizing.deciding import build, look
 
 PAGES = [Path(__file__).parents[2] / "docs" / name for name in ("loop.md", "convergence.md", "parallelize.md")]
 
@@ -58,6 +64,92 @@ def test_the_page_has_every_row() -> None:
 def test_other_meshes_are_refused_by_name(mesh: dict[str, int]) -> None:
     with pytest.raises(ArgumentError, match="not built together; want one of"):
         parallelism_of(mesh)
+
+
+class Remembering(nn.Module):
+    """Counts in extra state, and in a buffer that is not in the state_dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = {"batches": 0}
+        self.weight = nn.Parameter(torch.ones(8).double())
+        self.total: Tensor
+        self.register_buffer("total", torch.zeros(()), persistent=False)
+
+    def forward(self, given: Tensor) -> Tensor:
+        """Return the input, weighted."""
+        return given * self.weight
+
+    def get_extra_state(self) -> dict[str, int]:
+        """Return what is no tensor."""
+        return dict(self.seen)
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        """Go on from there."""
+        self.seen = dict(state)
+
+
+def remembering() -> nn.Sequential:
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Linear(8, 8).double(), nn.Tanh(), Remembering(), nn.Linear(8, 4).double())
+
+
+def try_checkpoints(folder: Path) -> None:
+    """Save a model and an average of it under a pipeline and a data axis; load under both, and in one process."""
+    inputs = torch.randn(8, 8, generator=torch.Generator().manual_seed(3)).double()
+    found = look(remembering(), (inputs,), None, 1, None)
+    for axis in ("pipeline", "data"):
+        made = build(remembering(), found.taken({axis: 2}), found)
+        for layer in made.plain_module.modules():
+            if isinstance(layer, Remembering):
+                layer.seen["batches"] = 7
+                layer.total.fill_(5.0)
+        with torch.no_grad():
+            for each in made.parameters():
+                each.add_(0.5)
+        average = torch.optim.swa_utils.AveragedModel(made.plain_module)
+        mt.save(folder / axis, model=made.module, average=average)
+        one = remembering()
+        pair = build(remembering(), found.taken({"pipeline": 2}), found)
+        other = build(remembering(), found.taken({"data": 2}), found)
+        mean = torch.optim.swa_utils.AveragedModel(remembering())
+        for module in (one, pair.module, other.module):
+            mt.load(folder / axis, model=module)
+        mt.load(folder / axis, average=mean)
+        want = {name: each + 0.5 for name, each in remembering().named_parameters()}
+        for module in (one, pair.plain_module, other.plain_module, mean.module):
+            assert all(torch.equal(each, want[name]) for name, each in module.named_parameters())
+            layers = [each for each in module.modules() if isinstance(each, Remembering)]
+            assert all((each.seen["batches"], float(each.total)) == (7, 5.0) for each in layers)
+
+
+def try_refusals(here: Here) -> None:
+    inputs, targets = batches()[0]
+    synchronised = nn.Sequential(nn.Linear(8, 8), mt.SyncBatchNorm(8), nn.Linear(8, 4)).double()
+    with pytest.raises(ArgumentError, match="1 is a SyncBatchNorm, which exchanges"):
+        mt.parallelize(synchronised, inputs)
+    made = build(network(), prospect().taken({"data": here.size}), prospect())
+    made.module.requires_grad_(requires_grad=False)
+    with pytest.raises(ArgumentError, match=r"requires_grad of 0\.bias was changed after parallelize"):
+        made.step(*made.share(inputs, targets), LOSS)
+    for axis in ("tensor", "pipeline"):
+        made = build(network(), prospect().taken({axis: here.size}), prospect())
+        with pytest.raises(MismatchError, match=f"under {axis} 2.* ranks 0 and 1 .* inputs differ"):
+            made.step(inputs + here.rank, targets, LOSS)
+
+
+def try_others(here: Here, folder: str) -> None:
+    join(here)
+    torch.set_num_threads(1)
+    dist.init_process_group("multiring", init_method=f"file://{folder}/store", rank=here.rank, world_size=here.size)
+    try_refusals(here)
+    try_checkpoints(Path(folder))
+    dist.destroy_process_group()
+
+
+@pytest.mark.timeout(200)
+def test_checkpoints_and_refusals_of_meshes(tmp_path: Path) -> None:
+    run_ranks(try_others, 2, str(tmp_path), deadline_s=180.0)
 
 
 def try_cells(here: Here, folder: str) -> list[str]:

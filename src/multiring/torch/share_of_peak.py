@@ -1,7 +1,8 @@
 """How fast a training run is: samples and FLOP a second, and what share that is of what this machine can do.
 
 FLOP are those of products, convolutions, attention and recurrent layers, by torch's counter and `flop_formulas`, on a
-plain copy of the model without values, forward and backward, two for each multiplication with its addition; the peak is
+plain copy of the model without values, forward and backward, two for each multiplication with its addition, and none
+for what activation checkpointing computes once more; the peak is
 the highest rate of matrix products and of one convolution, measured here, on all ranks at once. Neither is from a data
 sheet.
 """
@@ -61,12 +62,40 @@ def training_flop(model: nn.Module, step: Callable[[nn.Module], Tensor]) -> int:
         return _counted(copy.deepcopy(model), step)
 
 
+class _NoModules:
+    """In place of what finds the module of an operation, whose hooks end a step that calls autograd.grad itself."""
+
+    parents = frozenset({"Global"})
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(self, *_what: object) -> None:
+        """Do nothing."""
+
+
+class _Counter(FlopCounterMode):
+    """torch's counter, which leaves out what activation checkpointing computes once more during backward."""
+
+    def __init__(self) -> None:
+        super().__init__(display=False, custom_mapping=FORMULAS)
+        self.mod_tracker: Any = _NoModules()
+        self.is_backward = False
+
+    def _count_flops(self, func_packet: Any, out: Any, args: Any, kwargs: Any) -> Any:
+        # Of a backward, operations alone that are computed once more are to be differentiated.
+        if self.is_backward and torch.is_grad_enabled():
+            return out
+        return super()._count_flops(func_packet, out, args, kwargs)  # type: ignore[no-untyped-call] # torch's own
+
+
 def _counted(plain: nn.Module, step: Callable[[nn.Module], Tensor]) -> int:
-    counter: Any = FlopCounterMode(display=False, custom_mapping=FORMULAS)
+    counter: Any = _Counter()
     with counter:
         loss = step(plain)
         if not loss.requires_grad:
             raise ArgumentError("training_flop: `step` returned no loss; want a function of the model that returns one")
+        counter.is_backward = True
         loss.backward()  # type: ignore[no-untyped-call] # torch's own
     found = int(counter.get_total_flops())
     if not found:

@@ -20,6 +20,7 @@ from multiring.planner.parallelism import (
     table,
 )
 from multiring.topology import Topology
+from multiring.torch.nn.sync_batch_norm import SyncBatchNorm
 from multiring.torch.parallelizing.anatomy import anatomy_of
 from multiring.torch.parallelizing.batch_norm import restore_batch_norms, synchronise_batch_norms
 from multiring.torch.parallelizing.building import divided, equalise, replicated, sharded
@@ -120,7 +121,7 @@ def look(
     """Return what is expected of `model`, which has rank 0's parameters then. Every rank calls it.
 
     Raises:
-        ArgumentError: `inputs` are no batch, or `topology` is not of all ranks.
+        ArgumentError: `inputs` are no batch; `topology` is not of all ranks; the model has a SyncBatchNorm.
         UnsupportedError: the model is not in host memory.
     """
     batch_of(inputs)
@@ -130,6 +131,7 @@ def look(
             f"parameter {elsewhere[0]} is on {model.get_parameter(elsewhere[0]).device}: want all of them in host"
             " memory"
         )
+    _refuse_synchronised(model)
     placed = topology_now() if topology is None else topology
     if placed.ranks != dist.get_world_size():
         raise ArgumentError(f"topology of {placed.ranks} ranks: want one of all {dist.get_world_size()}")
@@ -146,6 +148,16 @@ def look(
         memory_bytes=memory_bytes,
         forecasts=forecasts(measured.profile, placed, memory_bytes),
     )
+
+
+def _refuse_synchronised(model: nn.Module) -> None:
+    """Raise ArgumentError where a layer exchanges by itself: it would wait while one rank is measured."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.SyncBatchNorm | SyncBatchNorm):
+            raise ArgumentError(
+                f"{name or 'the model'} is a SyncBatchNorm, which exchanges with all ranks by itself: want the plain "
+                "BatchNorm, which parallelize synchronises over the ranks that have samples of their own"
+            )
 
 
 def refuse_what_cannot_be(mesh: Mesh) -> None:

@@ -46,6 +46,7 @@ class ParallelModel:
         self._samples = batch // parallelism.data_ranks
         self._stage = stage
         self._has_compared = False
+        self._trained = self._trained_now()
         self._held = Held(
             parallelism=str(parallelism),
             stages=mesh.get_group(Axis.PIPELINE.value) if parallelism.size(Axis.PIPELINE) > 1 else None,
@@ -109,12 +110,14 @@ class ParallelModel:
         number of steps then, as one process would.
 
         Raises:
-            ArgumentError: under a pipeline, another number of samples than the sample that the model was planned for;
-                on every rank: parts of the batch are not equal. Gradients are of no use then.
+            ArgumentError: a parameter's requires_grad was changed under a data axis; under a pipeline, another number
+                of samples than the sample that the model was planned for; on every rank: parts of the batch are not
+                equal. Gradients are of no use then.
             MismatchError: on every rank: in the first step ranks of one `data_rank` have unlike samples.
             UnsupportedError: a stage of a pipeline has no gradient.
         """
         given = inputs if isinstance(inputs, tuple) else (inputs,)
+        self._refuse_other_parameters()
         if not self._has_compared:
             self._has_compared = True
             compare_first_batch((given, targets), self.data_rank, self.data_ranks, self._held.parallelism)
@@ -166,6 +169,19 @@ class ParallelModel:
             raise ArgumentError(
                 f"{samples} samples on rank {dist.get_rank()}: want {self._samples}, as in the sample that the "
                 "pipeline was built for"
+            )
+
+    def _trained_now(self) -> list[str]:
+        return [name for name, each in self.plain_module.named_parameters() if each.requires_grad]
+
+    def _refuse_other_parameters(self) -> None:
+        """Raise ArgumentError where parameters were frozen, or freed, since DistributedDataParallel took them."""
+        if isinstance(self.module, DistributedDataParallel) and (now := self._trained_now()) != self._trained:
+            name = min(set(now) ^ set(self._trained))
+            raise ArgumentError(
+                f"requires_grad of {name} was changed after parallelize, under {self._held.parallelism}, where ranks "
+                "average the gradients of the parameters that were trained then: set it before parallelize, or leave "
+                "it and give the optimizer the parameters that it is to train"
             )
 
     def _data_rank(self) -> int:

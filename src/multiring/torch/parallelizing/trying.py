@@ -162,6 +162,9 @@ def _in_stages(
         for made, received in reversed(ends):
             if made.requires_grad and received.grad is not None:
                 torch.autograd.backward([made], [received.grad])
+    for number, stage in enumerate(stages):
+        if not any(each.grad is not None for each in stage.parameters()):
+            raise ValueError(f"stage {number} of the pipeline has no parameter that is trained")
     return total, _gradients(model)
 
 
