@@ -130,8 +130,9 @@ def try_refusals(here: Here) -> None:
         mt.parallelize(synchronised, inputs)
     made = build(network(), prospect().taken({"data": here.size}), prospect())
     made.module.requires_grad_(requires_grad=False)
+    own, labels = made.share(inputs, targets)
     with pytest.raises(ArgumentError, match=r"requires_grad of 0\.bias was changed after parallelize"):
-        made.step(*made.share(inputs, targets), LOSS)
+        made.step(own, labels, LOSS)
     for axis in ("tensor", "pipeline"):
         made = build(network(), prospect().taken({axis: here.size}), prospect())
         with pytest.raises(MismatchError, match=f"under {axis} 2.* ranks 0 and 1 .* inputs differ"):
