@@ -394,6 +394,7 @@ def test_elastic_states_go_back_to_the_last_commit() -> None:
 
 def saving(here: Here, folder: str) -> None:
     mt.init()
+    tf.keras.utils.set_random_seed(0)  # one model on all ranks
     model = tf.keras.Sequential(
         [tf.keras.Input((4,)), tf.keras.layers.Dense(3), mt.SyncBatchNormalization(), tf.keras.layers.Dense(1)]
     )

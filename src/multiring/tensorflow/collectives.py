@@ -5,9 +5,6 @@ An operation is one of TensorFlow's, whatever number of tensors it has; what it 
 come to it.
 """
 
-import re
-import weakref
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -27,6 +24,7 @@ from multiring.frontend.requests.text import (
 )
 from multiring.tensorflow.compression import Compression
 from multiring.tensorflow.library import operations
+from multiring.tensorflow.naming import Naming, named
 
 # ---- what users call ----
 
@@ -70,7 +68,7 @@ def allreduce(
         with tf.device(device_sparse):
             return _reduced_slices(tensor, how, name, process_set)
     with tf.device(device_dense):
-        return _reduced([tensor], how, compression, _named("allreduce", name, ignore_name_scope), process_set)[0]
+        return _reduced([tensor], how, compression, named("allreduce", name, ignore_name_scope), process_set)[0]
 
 
 def grouped_allreduce(
@@ -128,7 +126,7 @@ def reduced_gradients(
     if not tensors:
         return []
     device_dense, device_sparse = devices
-    naming = _named("grouped_allreduce", name, ignore_name_scope)
+    naming = named("grouped_allreduce", name, ignore_name_scope)
     dense = [place for place, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
     found: dict[int, Any] = {}
     if len(dense) < len(tensors):
@@ -153,7 +151,7 @@ def allgather(
     Differentiable: the gradient of a rank's rows is the average of what all ranks have for them. Otherwise as
     `allreduce`.
     """
-    return _gathered([tensor], _named("allgather", name, ignore_name_scope), process_set)[0]
+    return _gathered([tensor], named("allgather", name, ignore_name_scope), process_set)[0]
 
 
 def grouped_allgather(
@@ -163,7 +161,7 @@ def grouped_allgather(
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """Return the `allgather` of each of `tensors`, of which every rank has as many."""
-    return _gathered(tensors, _named("grouped_allgather", name, ignore_name_scope), process_set)
+    return _gathered(tensors, named("grouped_allgather", name, ignore_name_scope), process_set)
 
 
 def broadcast(
@@ -177,14 +175,14 @@ def broadcast(
 
     Its gradient is the average of all ranks' gradients at the root, and zero elsewhere.
     """
-    return _broadcast([tensor], root_rank, _named("broadcast", name, ignore_name_scope), process_set)[0]
+    return _broadcast([tensor], root_rank, named("broadcast", name, ignore_name_scope), process_set)[0]
 
 
 def broadcast_(
     variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
     """Assign rank `root_rank`'s values to `variables`, and return them."""
-    values = _broadcast(variables, root_rank, _named("broadcast_", name, ignores_scope=False), process_set)
+    values = _broadcast(variables, root_rank, named("broadcast_", name, ignores_scope=False), process_set)
     return [variable.assign(value) for variable, value in zip(variables, values, strict=True)]
 
 
@@ -218,7 +216,7 @@ def alltoall(
         _check_multiple(tensor, members.size)
     else:
         given = tf.cast(splits, tf.int64)
-    naming = _named("alltoall", name, ignore_name_scope)
+    naming = named("alltoall", name, ignore_name_scope)
     call = _call(ALL_TO_ALL, process_set, naming("", tensor))
     none = tf.zeros([members.size], tf.int64)
     received, rows = operations().multiring_exchange(values=tensor, splits=none if given is None else given, call=call)
@@ -242,7 +240,7 @@ def reducescatter(
     """
     how = combination(op, None, prescale_factor, postscale_factor)
     with tf.device(device_dense):
-        naming = _named("reducescatter", name, ignore_name_scope)
+        naming = named("reducescatter", name, ignore_name_scope)
         return _scattered([tensor], how, compression, naming, process_set)[0]
 
 
@@ -258,37 +256,11 @@ def grouped_reducescatter(
     """Return the `reducescatter` of each of `tensors`, of which every rank has as many."""
     how = combination(op, None, prescale_factor, postscale_factor)
     with tf.device(device_dense):
-        naming = _named("grouped_reducescatter", None, ignores_scope=False)
+        naming = named("grouped_reducescatter", None, ignores_scope=False)
         return _scattered(tensors, how, compression, naming, process_set)
 
 
-# ---- names ----
-
-Naming = Callable[[str, Any], str]  # of what tells a part from the others, and of one of its tensors
 NumberOf = Callable[[Sequence[int]], int]  # of places
-
-_counts: "weakref.WeakKeyDictionary[Any, Counter[str]]" = weakref.WeakKeyDictionary()  # of names, by graph
-
-
-def _named(kind: str, name: str | None, ignores_scope: bool) -> Naming:
-    def naming(part: str, tensor: Any) -> str:
-        if name is not None:
-            scope = "" if ignores_scope or tf.executing_eagerly() else _scope()
-            return f"{scope}{name}{part}"
-        if tf.executing_eagerly():
-            return ""
-        base = f"{kind}.{re.sub(r'[^a-zA-Z0-9_]', '_', getattr(tensor, 'name', ''))}{part}"
-        counts = _counts.setdefault(tf.compat.v1.get_default_graph(), Counter())
-        counts[base] += 1
-        return f"{base}.{counts[base]}"
-
-    return naming
-
-
-def _scope() -> str:
-    scope: str = tf.compat.v1.get_default_graph().get_name_scope()
-    return f"{scope}/" if scope else ""
-
 
 # ---- the operations ----
 
@@ -389,7 +361,7 @@ def _require_linear(how: Combination) -> None:
 def _reduced_slices(slices: Any, how: Combination, name: str | None, process_set: ProcessSet) -> Any:
     """Return the sum, or average, of all ranks' slices: all of them, one rank's behind the other's."""
     _require_linear(how)
-    naming = _named("allreduce.slices", name, ignores_scope=False)
+    naming = named("allreduce.slices", name, ignores_scope=False)
     indices, values = _gathered([slices.indices, slices.values], naming, process_set)
     if how.op == Average:
         values = values / tf.cast(members_of(process_set).size, values.dtype)
@@ -456,7 +428,7 @@ def _gradient_of(operation: str) -> Callable[[_Gradient], _Gradient]:
 @_gradient_of("MultiringWhole")
 def _whole_gradient(operation: Any, *gradients: Any) -> Sequence[Any]:
     call = _parsed(operation)
-    naming = _named("gradient", None, ignores_scope=False)
+    naming = named("gradient", None, ignores_scope=False)
     if call.collective == BROADCAST:
         average = Combination(Average, 1.0, 1.0, None)
         found = _reduced(gradients, average, Compression.none, naming, call.process_set)
@@ -480,7 +452,7 @@ def _rows_gradient(operation: Any, *gradients: Any) -> Sequence[Any]:
     own = members_of(call.process_set).rank
     count = len(operation.inputs)
     average = Combination(Average, 1.0, 1.0, None)
-    naming = _named("gradient", None, ignores_scope=False)
+    naming = named("gradient", None, ignores_scope=False)
     found = _reduced(gradients[:count], average, Compression.none, naming, call.process_set)
     rows = operation.outputs[count:]
     return [
@@ -495,13 +467,13 @@ def _scatter_gradient(operation: Any, *gradients: Any) -> Sequence[Any]:
     ranks = members_of(call.process_set).size if call.how.op == Sum else 1
     factor = ranks * call.how.prescale * call.how.postscale
     scaled = [tf.cast(factor, each.dtype) * each for each in gradients]
-    return _gathered(scaled, _named("gradient", None, ignores_scope=False), call.process_set)
+    return _gathered(scaled, named("gradient", None, ignores_scope=False), call.process_set)
 
 
 @_gradient_of("MultiringExchange")
 def _exchange_gradient(operation: Any, gradient: Any, _rows: Any) -> Sequence[Any]:
     call = _parsed(operation)
-    naming = _named("gradient", None, ignores_scope=False)
+    naming = named("gradient", None, ignores_scope=False)
     back, _ = operations().multiring_exchange(
         values=gradient,
         splits=operation.outputs[1],

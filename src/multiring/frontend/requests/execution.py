@@ -4,10 +4,9 @@ import ctypes
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,26 +16,19 @@ from multiring.frontend.dtype_conversion import DtypeConversion, converted, conv
 from multiring.frontend.errors import RefusedInternalError
 from multiring.frontend.handles import Name, Repeat, submit
 from multiring.frontend.process_sets import Members, world_rank_in
-from multiring.frontend.reduce_ops import LINEAR, Adasum, Average, name_of
+from multiring.frontend.reduce_ops import LINEAR, Adasum, name_of
 from multiring.frontend.requests.first_steps import Comparison, comparison_of
+from multiring.frontend.requests.wanted import Wanted, wanted_of, whole_signature, wire_of
 from multiring.frontend.signatures import (
     ALLGATHER,
     ALLREDUCE,
     ALLTOALL,
     BARRIER,
     BROADCAST,
-    DATA_TYPE,
-    ELEMENTS,
-    GROUPED_ALLREDUCE,
-    OPERATION,
     PART,
     REDUCESCATTER,
     REDUCTION,
-    ROOT,
     SCALES,
-    SHAPE,
-    TENSORS,
-    WIRE,
     plain_signature,
     rows_signature,
 )
@@ -44,55 +36,9 @@ from multiring.optim import start_adasum
 from multiring.runtime import Group, Handle
 from multiring.runtime.arrays import Buffer, numpy_dtype
 
-# By multiring.h's numbers.
-TYPES = (
-    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
-)
-COLLECTIVES = (ALLREDUCE, BROADCAST, ALLGATHER, ALLTOALL, REDUCESCATTER, BARRIER)
 _MOST_KEPT = 512  # calls that are known again
 
-
 Finish = Callable[[Request], None]  # puts the results in place; waits for the operation first
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a request asks for: all of it but the arrays' memory."""
-
-    collective: str
-    dtype: str  # NumPy's name
-    op: int
-    root: int  # of a broadcast; of another one the number of a reduction whose first steps ranks compare
-    prescale: float
-    postscale: float
-    wire: str | None
-    name: str | None
-    shapes: tuple[tuple[int, ...], ...]
-    splits: tuple[int, ...] | None
-
-    @property
-    def kind(self) -> "np.dtype[Any]":
-        """The arrays' type."""
-        return np.dtype(getattr(ml_dtypes, self.dtype, self.dtype))
-
-
-def wanted_of(request: Request) -> Wanted:
-    """Return what `request` asks for."""
-    splits: Any = request.splits
-    shapes: list[list[int]] = request.shapes
-    return Wanted(
-        COLLECTIVES[request.collective],
-        TYPES[request.type],
-        request.op,
-        request.root,
-        request.prescale,
-        request.postscale,
-        request.wire.decode(errors="replace") or None,
-        request.name.decode(errors="replace") or None,
-        tuple(tuple(shape) for shape in shapes),
-        None if splits is None else tuple(splits),
-    )
 
 
 class Execution:
@@ -133,7 +79,7 @@ class _Whole:
     def __init__(self, members: Members, wanted: Wanted) -> None:
         self._members = members
         self._wanted = wanted
-        self._signature = _whole_signature(wanted)
+        self._signature = whole_signature(wanted)
         self._counts = [math.prod(shape) for shape in wanted.shapes]
         self._conversion = DtypeConversion(wanted.dtype, "sum", is_complex=False, is_plain=True)
         self._refusal: Exception | None = None
@@ -230,7 +176,7 @@ class _Whole:
             if wanted.collective == BROADCAST:
                 return group.broadcast_async(own, self._root, out=out, label=label)
             return group.all_reduce_async(
-                own, name_of(wanted.op), out=out, wire=_wire(wanted), label=label, waits=waits
+                own, name_of(wanted.op), out=out, wire=wire_of(wanted), label=label, waits=waits
             )
 
         def at_once(group: Group, label: str) -> Handle:
@@ -251,7 +197,7 @@ class _Whole:
             # One array has its shape: a rank that has joined contributes one of that shape.
             shape = (*wanted.shapes[0], *conversion.more) if len(wanted.shapes) == 1 else (-1,)
             return group.all_reduce_async(
-                sent.reshape(shape), conversion.op, wire=_wire(wanted), label=label, waits=waits
+                sent.reshape(shape), conversion.op, wire=wire_of(wanted), label=label, waits=waits
             )
 
         def at_once(group: Group, label: str) -> Handle:
@@ -451,45 +397,6 @@ def _refused(members: Members, name: Name, signature: Signature, error: Exceptio
         raise error
 
     return finish
-
-
-def _whole_signature(wanted: Wanted) -> Signature:
-    if wanted.collective == BARRIER:
-        return ((OPERATION, BARRIER),)
-    single = len(wanted.shapes) == 1
-    shapes = str(wanted.shapes[0]) if single else " ".join(str(shape).replace(" ", "") for shape in wanted.shapes)
-    if wanted.collective == BROADCAST:
-        return (
-            (OPERATION, BROADCAST),
-            *(() if single else ((TENSORS, str(len(wanted.shapes))),)),
-            (DATA_TYPE, wanted.dtype),
-            (SHAPE, shapes),
-            (ROOT, str(wanted.root)),
-        )
-    how = (
-        (DATA_TYPE, wanted.dtype),
-        (SHAPE, shapes),
-        (REDUCTION, name_of(wanted.op)),
-        (SCALES, str((wanted.prescale, wanted.postscale))),
-        (WIRE, str(_wire(wanted))),
-    )
-    if single:
-        return ((OPERATION, ALLREDUCE), *how)
-    is_split = wanted.op == Average and wanted.dtype in {"int64", "uint64"}
-    total = sum(math.prod(shape) for shape in wanted.shapes) * (
-        2 if is_split or wanted.dtype.startswith("complex") else 1
-    )
-    return (
-        (OPERATION, GROUPED_ALLREDUCE),
-        (TENSORS, str(len(wanted.shapes))),
-        *how,
-        (PART, "1 of 1"),
-        (ELEMENTS, str(total)),
-    )
-
-
-def _wire(wanted: Wanted) -> str | None:
-    return wanted.wire if wanted.dtype == "float32" and wanted.op in LINEAR else None
 
 
 def _buffer(address: int, shape: Sequence[int], dtype: str, owner: object = None) -> Buffer:
