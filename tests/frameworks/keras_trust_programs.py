@@ -29,21 +29,6 @@ def network(outputs: int = 3, activation: str = "sigmoid") -> Any:
     return model
 
 
-def difference(make: Callable[[], Any], run: Callable[[Any], Any]) -> float | None:
-    """Return how far what `run` gives with and without distribute is apart; None where it raises without."""
-    try:
-        wanted = run(make())
-    except Exception:  # noqa: BLE001 -- of Keras: the data are not what a loss or a metric takes
-        return None
-    return apart(run(mk.distribute(make())), wanted)
-
-
-def fitted(model: Any, loss: Any, x: Any, y: Any, **options: Any) -> list[Any]:
-    model.compile(keras.optimizers.SGD(0.02), loss)
-    history = model.fit(x, y, batch_size=8, epochs=1, shuffle=False, verbose=0, **options)
-    return [history.history["loss"], *(each.tolist() for each in model.get_weights())]
-
-
 def apart(one: Any, other: Any) -> float:
     leaves = zip(keras.tree.flatten(one), keras.tree.flatten(other), strict=True)
     gaps = [np.where(np.isnan(a) & np.isnan(b), 0.0, np.abs(np.subtract(a, b)) / (1 + np.abs(b))) for a, b in leaves]
@@ -78,58 +63,102 @@ LOSSES = sorted(
 )
 
 
+def takes(call: Callable[[], Any]) -> bool:
+    """Return whether a loss or a metric takes such data."""
+    try:
+        call()
+    except Exception:  # noqa: BLE001 -- of Keras
+        return False
+    return True
+
+
 def losses(_folder: str) -> Any:
-    """Every loss of Keras, by every reduction, plain or weighted, trains as without distribute."""
+    """Every loss of Keras, by every reduction, plain or weighted, trains as without distribute.
+
+    Each has an output of its own in one model, so that it cannot change what another one trains.
+    """
     x, y = data()
     found: dict[str, float | None] = {}
+    heads: dict[bool, dict[str, tuple[Callable[[], Any], Any, Any]]] = {True: {}, False: {}}  # weighted or not
     for place, name in enumerate(LOSSES):
+        labels = y.argmax(1) if "Sparse" in name else y
         # Each by its usual reduction or a sum, in turn, and by the mean that samples' weights divide.
         for reduction in (("sum_over_batch_size", "sum")[place % 2], "mean_with_sample_weight"):
-            labels = y.argmax(1) if "Sparse" in name else y
-            weights = (
-                np.random.default_rng(place).integers(1, 5, ROWS) if reduction != "sum" or place % 4 == 1 else None
-            )
-
-            def run(model: Any, made: Any, weights: Any = weights, labels: Any = labels) -> Any:
-                return fitted(model, made(), x, labels, sample_weight=weights)
-
             made = functools.partial(getattr(keras.losses, name), reduction=reduction)
-            how = difference(lambda: network(activation="softmax"), functools.partial(run, made=made))
-            found[f"{name} {reduction}"] = how
+            found[f"{name} {reduction}"] = None
+            if takes(lambda made=made, labels=labels: made()(labels, np.full((ROWS, 3), 1 / 3, np.float32))):
+                weights = np.random.default_rng(place).integers(1, 5, ROWS)
+                is_weighted = reduction != "sum" or place % 4 == 1
+                heads[is_weighted][f"{name}_{reduction}"] = (made, labels, weights)
+    for is_weighted, those in heads.items():
+        alone, shared = (_trained(those, x, shares=shares, weighted=is_weighted) for shares in (False, True))
+        found |= {name.replace("_", " ", 1): apart(shared[name], alone[name]) for name in those}
     return found
+
+
+def _trained(heads: Any, x: Any, *, shares: bool, weighted: bool) -> dict[str, Any]:
+    """Return by name each output's losses and weights after an epoch."""
+    random = np.random.default_rng(1)
+    inputs = keras.Input((4,))
+    layers = {name: keras.layers.Dense(3, activation="softmax", name=name) for name in heads}
+    model = keras.Model(inputs, {name: layer(inputs) for name, layer in layers.items()})
+    model.set_weights([random.normal(size=each.shape) * 0.5 for each in model.get_weights()])
+    model = mk.distribute(model) if shares else model
+    model.compile(keras.optimizers.SGD(0.02), {name: made() for name, (made, _, _) in heads.items()})
+    y, weights = ({name: head[place] for name, head in heads.items()} for place in (1, 2))
+    given = {"sample_weight": weights} if weighted else {}
+    history = model.fit(x, y, batch_size=8, epochs=1, shuffle=False, verbose=0, **given).history
+    return {
+        name: [history[f"{name}_loss"], *(each.tolist() for each in layer.get_weights())]
+        for name, layer in layers.items()
+    }
+
+
+SPECIAL: dict[str, dict[str, Any]] = {
+    "MeanIoU": {"num_classes": 2},
+    "PrecisionAtRecall": {"recall": 0.5},
+    "RecallAtPrecision": {"precision": 0.5},
+    "SensitivityAtSpecificity": {"specificity": 0.5},
+    "SpecificityAtSensitivity": {"sensitivity": 0.5},
+    "IoU": {"num_classes": 2, "target_class_ids": [0]},
+    "OneHotIoU": {"num_classes": 3, "target_class_ids": [0]},
+    "OneHotMeanIoU": {"num_classes": 3},
+    "BinaryIoU": {"target_class_ids": [0, 1]},
+}
 
 
 def metrics(_folder: str) -> Any:
     """Every metric of Keras that takes such data is that of one process, after an epoch and of an evaluation."""
     x, y = data()
-    found: dict[str, float | None] = {}
+    weights = np.linspace(0.1, 2.0, ROWS)
     kinds = {name: each for name, each in vars(keras.metrics).items() if isinstance(each, type)}
-    special: dict[str, dict[str, Any]] = {
-        "MeanIoU": {"num_classes": 2},
-        "PrecisionAtRecall": {"recall": 0.5},
-        "RecallAtPrecision": {"precision": 0.5},
-        "SensitivityAtSpecificity": {"specificity": 0.5},
-        "SpecificityAtSensitivity": {"sensitivity": 0.5},
-        "IoU": {"num_classes": 2, "target_class_ids": [0]},
-        "OneHotIoU": {"num_classes": 3, "target_class_ids": [0]},
-        "OneHotMeanIoU": {"num_classes": 3},
-        "BinaryIoU": {"target_class_ids": [0, 1]},
-    }
     without = {"Metric", "Mean", "Sum", "MeanMetricWrapper"}  # of numbers, not of labels and predictions
-    for name in sorted(set(kinds) - without):
-        labels = y.argmax(1) if "Sparse" in name else (y > 0) * 1.0
-
-        def run(model: Any, name: str = name, labels: Any = labels) -> Any:
-            metric = kinds[name](**special.get(name, {}), name="found")
-            model.compile(keras.optimizers.SGD(0.0), "mse" if "Sparse" not in name else None, weighted_metrics=[metric])
-            weights = np.linspace(0.1, 2.0, ROWS)
+    found: dict[str, float | None] = dict.fromkeys(sorted(set(kinds) - without))
+    for is_sparse in (False, True):
+        labels = y.argmax(1) if is_sparse else (y > 0) * 1.0
+        guess = np.full((ROWS, 3), 0.3, np.float32)
+        made = {
+            name: functools.partial(kinds[name], **SPECIAL.get(name, {}), name=name.lower())
+            for name in found
+            if ("Sparse" in name) == is_sparse
+        }
+        made = {
+            name: make
+            for name, make in made.items()
+            if takes(lambda make=make, labels=labels, guess=guess: make()(labels, guess, sample_weight=weights))
+        }
+        results = []
+        for model in (network(), mk.distribute(network())):
+            model.compile(
+                keras.optimizers.SGD(0.0),
+                "sparse_categorical_crossentropy" if is_sparse else "mse",
+                weighted_metrics=[make() for make in made.values()],
+            )
             evaluated = model.evaluate(x, labels, batch_size=8, sample_weight=weights, verbose=0, return_dict=True)
-            history: Any = {}
-            if "Sparse" not in name:
-                history = model.fit(x, labels, sample_weight=weights, batch_size=8, verbose=0, shuffle=False).history
-            return [evaluated["found"], *history.get("found", ())]
-
-        found[name] = difference(network, run)
+            history = model.fit(x, labels, sample_weight=weights, batch_size=8, verbose=0, shuffle=False).history
+            results.append({name: [evaluated[name.lower()], *history[name.lower()]] for name in made})
+        alone, shared = results
+        found |= {name: apart(shared[name], alone[name]) for name in made}
     return found
 
 
