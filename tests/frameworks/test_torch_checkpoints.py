@@ -144,6 +144,53 @@ def keep_what_belongs_to_a_module(here: Here, folder: str) -> None:
     kind = ArgumentError if here.rank == 0 else MismatchError
     with pytest.raises(kind, match=r"model\.a\._extra_state is a object; want"):
         mt.save(path, model=nn.ModuleDict({"a": model}))
+    keep_modules_named_as_wrappers_are(here, path)
+    keep_rates_apart(path)
+    refuse_paths_on_every_rank(here, folder)
+
+
+class Scaled(nn.Module):
+    """A module with a scale, and perhaps another one inside that is called as DistributedDataParallel calls it."""
+
+    scale: Tensor
+
+    def __init__(self, inner: nn.Module | None, *, persistent: bool) -> None:
+        super().__init__()
+        self.module = inner
+        self.register_buffer("scale", torch.zeros(1), persistent=persistent)
+
+
+def keep_modules_named_as_wrappers_are(here: Here, path: str) -> None:
+    for outer, inner in ((True, True), (True, False), (False, True), (False, False)):
+        model, again = (Scaled(Scaled(None, persistent=inner), persistent=outer) for _ in range(2))
+        for number, each in enumerate(model.buffers()):
+            each.fill_(10 * number + here.rank + 1)
+        mt.save(path, model=model)
+        mt.load(path, model=again)
+        assert list(again.buffers()) == list(model.buffers()), (outer, inner)
+
+
+def keep_rates_apart(path: str) -> None:
+    weights = [nn.Parameter(torch.zeros(2)) for _ in range(2)]
+
+    def made() -> torch.optim.Optimizer:
+        return torch.optim.SGD([{"params": [each]} for each in weights], lr=torch.tensor(0.5))
+
+    optimizer, again = made(), made()
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.25)
+    mt.save(path, optimizer=optimizer)
+    mt.load(path, optimizer=again)  # whose groups share one tensor
+    assert [float(group["lr"]) for group in again.param_groups] == [0.25, 0.5]
+
+
+def refuse_paths_on_every_rank(here: Here, folder: str) -> None:
+    long: Any = f"{folder}/{'x' * 300}"
+    assert not mt.is_saved(long)
+    with pytest.raises(ArgumentError, match="cannot be looked for: File name too long"):
+        mt.load(long)
+    path: Any = None if here.rank else f"{folder}/c"
+    with pytest.raises(ArgumentError if here.rank else MismatchError, match="is_saved: path None: want the path"):
+        mt.is_saved(path)
 
 
 def refuse_to_round(_here: Here, folder: str) -> None:

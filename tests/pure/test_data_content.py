@@ -1,8 +1,10 @@
 """What is handed on equals what is stored: types of batches, readers, packs and cached samples."""
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import os
 import struct
 import subprocess
@@ -30,6 +32,7 @@ from multiring.data.packing.writing import PackOptions, pack
 from multiring.data.readers.limits import Limits
 from multiring.data.readers.source import Image, Record
 from multiring.data.readers.tar import split_name
+from multiring.data.readers.unpacking import codec_of, unpacked
 from multiring.errors import DataError
 
 NUMBERS = [np.dtype(each) for each in "?bhilBHILefdFD"]
@@ -309,6 +312,23 @@ def test_tfrecords_are_found_and_unpacked(packed: Any, name: str, tmp_path: Path
     data = Dataset(tmp_path, format="tfrecord", shuffle="none")
     assert data[0]["n"].tolist() == list(range(107))
     assert data[1]["n"].tolist() == numbers
+
+
+@pytest.mark.parametrize("packs", [gzip.compress, bz2.compress, lzma.compress, zlib.compress])
+def test_compressed_files_that_stand_behind_each_other(packs: Any) -> None:
+    codec = codec_of(packs(b""))
+    assert codec is not None
+    one, other = np.random.default_rng(0).bytes(200_000), bytes(3 << 20)
+    joined = packs(one) + packs(other)
+    if codec == "zlib":
+        with pytest.raises(DataError, match="follow its end"):
+            unpacked("x", joined, codec, 1 << 30)
+        return
+    assert unpacked("x", joined, codec, 1 << 30) == one + other
+    assert unpacked("x", packs(one) + bytes(8), codec, 1 << 30) == one
+    for cut in (joined[:-3], packs(one) + b"junk"):
+        with pytest.raises(DataError, match="damaged"):
+            unpacked("x", cut, codec, 1 << 30)
 
 
 def deep_png(array: Any) -> bytes:

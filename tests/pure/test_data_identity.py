@@ -2,6 +2,7 @@
 
 import gc
 import inspect
+import io
 import os
 import pickle
 import subprocess
@@ -17,6 +18,8 @@ import numpy as np
 import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
+from PIL import Image as Pillow
+from PIL import ImageOps
 
 from multiring.data import Dataset, Loader, Mixture, Shuffle, cached
 from multiring.data.caching import mapped
@@ -137,6 +140,7 @@ def test_the_docstring_says_what_the_key_covers() -> None:
         torch.ones(2, requires_grad=True),
         *(np.float64(0.1), np.str_("a\0"), np.bytes_(b"a\0"), np.array([1], ">i2"), np.datetime64(5, "ns")),
         *(np.array([1 + 1j], "c8"), np.float16(1), {"a": (1, [None, True, float("inf")])}, "\ud800", b"\0"),
+        *("\ud800\udc00", {"\ud800\udc00": 1, "\U00010000": 2}),
     ],
     ids=repr,
 )
@@ -152,6 +156,25 @@ def test_a_cached_sample_has_its_type_and_its_bits(value: Any) -> None:
     else:
         assert found == value
         assert len(found) == len(value) if isinstance(value, str | bytes) else True
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
+def test_a_cached_image_says_what_its_file_does(form: str) -> None:
+    exif = Pillow.Exif()
+    exif[0x0112] = 6  # to be turned by a quarter
+    file = io.BytesIO()
+    Pillow.fromarray(np.arange(18, dtype=np.uint8).reshape(2, 3, 3)).save(file, form, exif=exif)
+    image = Pillow.open(file)
+    found = unpacked(packed(image))
+    assert ImageOps.exif_transpose(found).size == ImageOps.exif_transpose(image).size == (2, 3)
+    assert found.info.items() <= image.info.items()
+
+
+def test_a_cached_image_has_its_transparent_colour() -> None:
+    file = io.BytesIO()
+    Pillow.fromarray(np.array([[3, 4]], np.uint8)).save(file, "PNG", transparency=3)
+    image = Pillow.open(file)
+    assert list(unpacked(packed(image)).convert("RGBA").tobytes()) == list(image.convert("RGBA").tobytes())
 
 
 @pytest.mark.parametrize(

@@ -64,15 +64,43 @@ def _taken_apart(value: Any, parts: list[bytes]) -> Any:
     """Return what JSON can say of a value, its arrays and bytes put behind the others in `parts`."""
     # By the very type: a subclass would come back as something else, as NumPy's float64 as Python's float.
     kind: Any = type(value)
-    if value is None or kind in _PLAIN:
+    if value is None or (kind in _PLAIN and not _has_surrogates(value)):
         return {"plain": value}
     if kind in {tuple, list}:
         return {kind.__name__: [_taken_apart(each, parts) for each in value]}
     if kind is dict and all(type(each) is str for each in value):
+        if any(map(_has_surrogates, value)):
+            return {"items": [[_taken_apart(each, parts) for each in pair] for pair in value.items()]}
         return {"dict": {key: _taken_apart(each, parts) for key, each in value.items()}}
     told = _part_of(value)
     parts.append(told.pop("data"))
-    return told | {"part": len(parts) - 1}
+    told["part"] = len(parts) - 1
+    if told["kind"] == "image":
+        told["info"] = _taken_apart(_kept_of(value.info), parts)
+    return told
+
+
+def _has_surrogates(value: Any) -> bool:
+    """Return whether a value is text with halves of characters, two of which JSON would make one of."""
+    if type(value) is not str or value.isascii():
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _kept_of(info: Any) -> dict[str, Any]:
+    """Return what can be kept of what an image's file says beside its pixels, such as its orientation."""
+    found = {}
+    for name, value in info.items():
+        try:
+            _taken_apart({name: value}, [])
+        except DataError:
+            continue  # libraries' own kinds of numbers and tables, which no pixel depends on
+        found[name] = value
+    return found
 
 
 def _part_of(value: Any) -> dict[str, Any]:
@@ -83,8 +111,9 @@ def _part_of(value: Any) -> dict[str, Any]:
     # As arrays their zeros at the end would be lost.
     if type(value) is np.bytes_:
         return {"kind": "numpy bytes", "data": bytes(value)}
-    if type(value) is np.str_:
-        return {"kind": "numpy text", "data": value.encode("utf-8", "surrogatepass")}
+    if isinstance(value, str) and type(value) in {str, np.str_}:
+        name = "text" if type(value) is str else "numpy text"
+        return {"kind": name, "data": value.encode("utf-8", "surrogatepass")}
     if kind.startswith("PIL.") and getattr(value, "mode", "") in _MODES:
         return {"kind": "image", "data": _npy(np.asarray(value))}
     if isinstance(value, np.generic) or type(value) in {np.ndarray, np.memmap}:
@@ -119,17 +148,23 @@ def _put_together(told: dict[str, Any], parts: list[memoryview]) -> Any:
         return tuple(made) if name == "tuple" else made
     if name == "dict":
         return {key: _put_together(each, parts) for key, each in found.items()}
+    if name == "items":
+        return {_put_together(key, parts): _put_together(each, parts) for key, each in found}
     if name == "plain":
         return found
-    return _made(told, bytes(parts[told["part"]]))
+    value = _made(told, bytes(parts[told["part"]]))
+    if "info" in told:
+        value.info = _put_together(told["info"], parts)
+    return value
 
 
 def _made(told: dict[str, Any], data: bytes) -> Any:
     kind = told["kind"]
     if kind in {"bytes", "numpy bytes"}:
         return data if kind == "bytes" else np.bytes_(data)
-    if kind == "numpy text":
-        return np.str_(data.decode("utf-8", "surrogatepass"))
+    if kind in {"text", "numpy text"}:
+        text = data.decode("utf-8", "surrogatepass")
+        return text if kind == "text" else np.str_(text)
     if kind == "tensor":
         return _tensor_of(told, data)
     array = array_of("a cached sample", data, Limits()).copy()

@@ -16,6 +16,7 @@ from multiring.errors import DataError
 
 _MAGICS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _PIECE = 1 << 20
+_FED = 1 << 16
 _MEMORY = 1 << 27  # that an unpacking itself may need, beside what it gives
 _KEPT = 4  # unpacked files
 HEAD_BYTES = 6
@@ -53,36 +54,64 @@ def _stream(data: bytes, codec: str) -> Any:
     file = io.BytesIO(data)
     if codec == "gzip":
         return gzip.GzipFile(fileobj=file)
-    if codec == "bzip2":
-        return bz2.BZ2File(file)
-    if codec == "xz":
-        return _Pieces(lzma.LZMADecompressor(memlimit=_MEMORY), data)
     if codec == "zstd":
         zstandard = library("zstandard")
         return zstandard.ZstdDecompressor(max_window_size=_MEMORY).stream_reader(file, read_across_frames=True)
-    return _Pieces(zlib.decompressobj(), data)
+    return _Pieces(codec, data)
+
+
+def _decompressor(codec: str) -> Any:
+    if codec == "zlib":
+        return zlib.decompressobj()
+    return lzma.LZMADecompressor(memlimit=_MEMORY) if codec == "xz" else bz2.BZ2Decompressor()
 
 
 class _Pieces:
-    """Gives what a decompressor of Python's library makes, a piece at a time."""
+    """Gives what decompressors of Python's library make, a piece at a time.
 
-    def __init__(self, decompressor: Any, data: bytes) -> None:
-        self._decompressor, self._rest = decompressor, data
+    An .xz or a .bz2 file may consist of several that stand one behind the other, as what compresses in parallel makes
+    them, with zeros between them.
+    """
+
+    def __init__(self, codec: str, data: bytes) -> None:
+        self._codec, self._decompressor = codec, _decompressor(codec)
+        self._data, self._at = memoryview(data), 0  # what is fed next begins there
 
     def read(self, most: int) -> bytes:
         """Return the next piece; nothing at the end.
 
         Raises:
             EOFError: the data end before it.
+            ValueError: something else follows.
         """
-        while not self._decompressor.eof:
-            found: bytes = self._decompressor.decompress(self._rest, most)
-            self._rest = getattr(self._decompressor, "unconsumed_tail", b"")
+        while not self._decompressor.eof or self._goes_on():
+            fed = self._fed()
+            found: bytes = self._decompressor.decompress(fed, most)
             if found:
                 return found
-            if not self._rest and getattr(self._decompressor, "needs_input", True) and not self._decompressor.eof:
+            if not fed and not self._decompressor.eof:
                 raise EOFError("it ends before its end is marked")
         return b""
+
+    def _fed(self) -> bytes | memoryview:
+        """Return what the decompressor takes next, in pieces: what is left of one is copied."""
+        left: bytes = getattr(self._decompressor, "unconsumed_tail", b"")
+        if left or not getattr(self._decompressor, "needs_input", True):
+            return left
+        begin, self._at = self._at, min(len(self._data), self._at + _FED)
+        return self._data[begin : self._at]
+
+    def _goes_on(self) -> bool:
+        """Return whether another one follows; begin it."""
+        self._at -= len(self._decompressor.unused_data)
+        while self._at < len(self._data) and not self._data[self._at]:
+            self._at += 1
+        if self._at == len(self._data):
+            return False
+        if self._codec == "zlib":
+            raise ValueError(f"{len(self._data) - self._at} bytes follow its end")
+        self._decompressor = _decompressor(self._codec)
+        return True
 
 
 class UnpackedStorage:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from multiring.errors import ArgumentError, MismatchError
 from multiring.frontend.errors import HorovodInternalError
@@ -34,9 +35,17 @@ def agreed(what: str) -> Iterator[None]:
         raise MismatchError(f"{what}: {failed}")
 
 
+def shown_path(path: Any) -> str:
+    """Return the path of a checkpoint as errors have it, whatever it is."""
+    return repr(os.fspath(path) if isinstance(path, os.PathLike) else path)
+
+
 def target_of(path: str | os.PathLike[str], what: str) -> Path:
     """Return the path of a checkpoint, absolute; raise ArgumentError where it names nothing."""
-    told: str | bytes = os.fspath(path)
+    try:
+        told: Any = os.fspath(path)
+    except TypeError:
+        told = path
     if not isinstance(told, str) or not told.strip() or "\0" in told:
         raise ArgumentError(f"{what}: path {told!r}: want the path of a folder, as text")
     return Path(told).absolute()

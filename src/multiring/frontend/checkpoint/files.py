@@ -102,7 +102,7 @@ def find(path: Path) -> tuple[Path, dict[str, Any]]:
     Raises:
         ArgumentError: there is none, or it is of a newer version.
     """
-    if path.is_file():
+    if _is_file(path):
         raise ArgumentError(
             f"{path} is a file, and a checkpoint of multiring's is a folder; if torch.save wrote it, torch.load reads "
             "it, and mt.save to another path makes a checkpoint of it"
@@ -122,6 +122,13 @@ def find(path: Path) -> tuple[Path, dict[str, Any]]:
             raise ArgumentError(f"checkpoint {path} is damaged: {place.name}, which has its data, is not there")
         token = manifest["token"]  # replaced just now, so that the manifest names the next one; or damaged
         time.sleep(_PAUSE_S)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError as error:  # its name is too long, or its folder is not this user's to look into
+        raise ArgumentError(f"checkpoint {path} cannot be looked for: {error.strerror}") from error
 
 
 def _found(path: Path) -> tuple[Path, dict[str, Any]] | None:

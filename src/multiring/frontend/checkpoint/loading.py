@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from multiring.errors import ArgumentError, MultiringError
-from multiring.frontend.checkpoint.agreeing import NAME, agreed, target_of
+from multiring.frontend.checkpoint.agreeing import NAME, agreed, shown_path, target_of
 from multiring.frontend.checkpoint.array_file import Entry
 from multiring.frontend.checkpoint.arrays import BYTES, NUMPY, SAFETENSORS, Arrays, WordSum, pieces_of
 from multiring.frontend.checkpoint.files import (
@@ -39,7 +39,7 @@ _SENT_BYTES = 16 << 20
 
 def is_saved(path: str | os.PathLike[str]) -> bool:
     """Return whether there is a complete checkpoint at `path`, as rank 0 sees it; every rank calls it."""
-    with agreed(f"is_saved of {os.fspath(path)!r}"):
+    with agreed(f"is_saved of {shown_path(path)}"):
         target = target_of(path, "is_saved")
     found = _found(target) if rank() == 0 else None
     return bool(broadcast_object(not isinstance(found, str), name=f"{NAME}.is_saved"))
@@ -98,7 +98,7 @@ def load(
             another model, whose first difference is named.
         MismatchError: on the other ranks: one could not load.
     """
-    doing = f"load of {os.fspath(path)!r}"
+    doing = f"load of {shown_path(path)}"
     with agreed(doing):
         target = target_of(path, "load")
     until = time.monotonic() + _TRIES_FOR_S

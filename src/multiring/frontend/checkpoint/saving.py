@@ -2,13 +2,14 @@
 
 import os
 import secrets
+from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from multiring.errors import ArgumentError, MismatchError
-from multiring.frontend.checkpoint.agreeing import NAME, agreed, target_of
-from multiring.frontend.checkpoint.arrays import NUMPY, Outgoing
+from multiring.frontend.checkpoint.agreeing import NAME, agreed, shown_path, target_of
+from multiring.frontend.checkpoint.arrays import Outgoing
 from multiring.frontend.checkpoint.files import Part, finish, gather, own_name, shared_name, write_part
 from multiring.frontend.checkpoint.folder import MARK, Attempt, data_folder, require_ours
 from multiring.frontend.checkpoint.framework import Framework, State
@@ -48,12 +49,12 @@ def save(
     """
     token: str = broadcast_object(secrets.token_hex(8), name=f"{NAME}.token")
     _require_alike(path, parts)
-    doing = f"save to {os.fspath(path)!r}"
+    doing = f"save to {shown_path(path)}"
     with agreed(doing):
         target = target_of(path, "save")
         if rank() == 0 and not parts:
             raise ArgumentError("save: no parts; want objects or values by name, as save(path, model=model)")
-        if OWN in parts or any(not name.isidentifier() for name in parts):
+        if OWN in parts or not all(isinstance(name, str) and name.isidentifier() for name in parts):
             raise ArgumentError(f"save: parts {', '.join(map(repr, parts))}; want identifiers, and not {OWN!r}")
         if rank() == 0:
             require_ours(target)
@@ -102,7 +103,7 @@ def _begin(doing: str, attempt: Attempt, target: Path, token: str) -> None:
 
 def _require_alike(path: str | os.PathLike[str], parts: Mapping[str, Any]) -> None:
     """Raise MismatchError, on every rank, where they save to different paths, or different parts."""
-    told = allgather_object(f"path {os.fspath(path)!r}, parts {', '.join(parts)}", name=NAME)
+    told = allgather_object(f"path {shown_path(path)}, parts {', '.join(map(str, parts))}", name=NAME)
     if len(set(told)) > 1:
         apart = told_apart(dict(enumerate(told)))
         raise MismatchError(
@@ -146,6 +147,6 @@ def _gathered_in(value: Any, name: str, framework: Framework) -> Iterator[Outgoi
     elif isinstance(value, Mapping):
         for key, each in value.items():
             yield from _gathered_in(each, f"{name}.{key}", framework)
-    elif isinstance(value, list | tuple) and not NUMPY.is_array(value):
+    elif isinstance(value, list | tuple | deque):
         for number, each in enumerate(value):
             yield from _gathered_in(each, f"{name}.{number}", framework)

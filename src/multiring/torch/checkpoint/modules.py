@@ -1,6 +1,6 @@
 """torch's modules and optimizers in checkpoints: what belongs to them, and how a file's names meet theirs."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -48,11 +48,22 @@ def state_of_module(module: nn.Module) -> State:
     """Return what is saved of a module; running statistics, such as BatchNorm's, are of each rank's samples."""
     state = module.state_dict()
     buffers = {name: each for name, each in module.named_buffers(remove_duplicate=False) if not is_dtensor(each)}
+    keys = _keys_of(module, state)
     # The author of a module keeps these out of its state_dict; training goes on to the bit only if they are there.
-    keys = {unwrapped(key): key for key in state}  # some wrappers take their names out of the state_dict alone
-    beside = {name: each for name, each in buffers.items() if unwrapped(name) not in keys and is_plain_memory(each)}
-    own = {keys[unwrapped(name)]: state[keys[unwrapped(name)]] for name in buffers if unwrapped(name) in keys} | beside
+    beside = {name: each for name, each in buffers.items() if name not in keys and is_plain_memory(each)}
+    own = {keys[name]: state[keys[name]] for name in buffers if name in keys} | beside
     return State(state, own or None, {BUFFERS: beside} if beside else None)
+
+
+def _keys_of(module: nn.Module, state: Mapping[str, Any]) -> dict[str, str]:
+    """Return by the names of a module's buffers those that its state_dict has for them; none of those it leaves out."""
+    buffers = [name for name, _ in module.named_buffers(remove_duplicate=False)]
+    found = {name: name for name in buffers if name in state}
+    # Some wrappers take their names out of the state_dict alone. A module of the program's may have such a name, too.
+    known = {*buffers, *(name for name, _ in module.named_parameters(remove_duplicate=False))}
+    short = {unwrapped(key): key for key in state if key not in known}
+    found.update((name, short[unwrapped(name)]) for name in buffers if name not in found and unwrapped(name) in short)
+    return found
 
 
 def places_in_module(name: str, module: nn.Module, tree: Any) -> dict[str, Tensor]:
@@ -136,8 +147,8 @@ def load_module(module: nn.Module, state: State) -> None:
 
 def _load_beside(module: nn.Module, own: Mapping[str, Any], saved: Mapping[str, Tensor]) -> None:
     """Give buffers that are not in the state_dict what they had, where they are what they were."""
-    kept = set(map(unwrapped, own))
-    buffers = {name: each for name, each in module.named_buffers(remove_duplicate=False) if unwrapped(name) not in kept}
+    kept = _keys_of(module, own)
+    buffers = {name: each for name, each in module.named_buffers(remove_duplicate=False) if name not in kept}
     names = matched(buffers, saved)
     with torch.no_grad():
         for name, each in buffers.items():
@@ -146,15 +157,28 @@ def _load_beside(module: nn.Module, own: Mapping[str, Any], saved: Mapping[str, 
                 each.copy_(value)
 
 
-def places_in_optimizer(state: Any, tree: Any) -> dict[str, Tensor]:
-    """Return the tensors of an optimizer's own state by the file's names, where it has all that the file has."""
+def places_in_optimizer(optimizer: torch.optim.Optimizer, state: Any, tree: Any) -> dict[str, Tensor]:
+    """Return the tensors of an optimizer's own `state` by the file's names, where it has all that the file has.
+
+    Not those that share their memory, as a learning rate that several groups have: the file may have several values.
+    """
     flat = Flattener(_ARRAYS)
     if _skeleton(flat.tree(state, "optimizer")) != _skeleton(tree):
         return {}
     refs, own = list(refs_in(tree)), list(_tensors_of(state))
     if len(refs) != len(own):
         return {}
-    return {ref.name: each for ref, each in zip(refs, own, strict=True) if not ref.is_numpy and can_be_filled(each)}
+    uses = Counter(map(_storage_of, (*own, *(each for group in optimizer.param_groups for each in group["params"]))))
+    return {
+        ref.name: each
+        for ref, each in zip(refs, own, strict=True)
+        if not ref.is_numpy and can_be_filled(each) and uses[_storage_of(each)] == 1
+    }
+
+
+def _storage_of(tensor: Tensor) -> int:
+    """Return where the memory begins that a tensor is a part of; 0 where it is none of the host's."""
+    return tensor.untyped_storage().data_ptr() if is_plain_memory(tensor) else 0
 
 
 def _skeleton(tree: Any) -> Any:

@@ -57,7 +57,7 @@ class _Torch(Framework):
         if isinstance(value, nn.Module):
             return dict(places_in_module(name, value, tree))
         if isinstance(value, torch.optim.Optimizer):
-            return dict(places_in_optimizer(self.state(name, value).shared, tree))
+            return dict(places_in_optimizer(value, self.state(name, value).shared, tree))
         return {}
 
     def load(self, name: str, value: Any, state: State) -> None:  # noqa: ARG002 -- as Framework has it
