@@ -35,6 +35,10 @@ def measure(here: Here) -> None:
         mt.mean({"loss": 1.0}, weight=0)
     with pytest.raises(ArgumentError if here.rank == 1 else MismatchError, match="weight"):
         mt.mean({"loss": 1.0}, weight=-1 if here.rank == 1 else 1)
+    assert mt.mean({"loss": torch.tensor(1.5).bfloat16(), "count": 2**65}) == {"loss": 1.5, "count": 2.0**65}
+    for odd in (torch.tensor(1 + 2j).conj(), np.array(1 + 2j), "3.5", torch.ones(1, device="meta"), [None, 1]):
+        with pytest.raises(ArgumentError if here.rank == 1 else MismatchError, match="want a real number"):
+            mt.mean({"loss": odd if here.rank == 1 else 1.0})
     with pytest.raises(MismatchError, match=r"loss \(\)|accuracy \(\)"):
         mt.mean({"loss" if here.rank else "accuracy": 1.0})
     with pytest.raises(ArgumentError, match="gather: outputs is a float"):

@@ -1,6 +1,7 @@
 """Caches of blocks: what is kept is verified, room is kept, and nothing that goes wrong is a wrong byte."""
 
 import errno
+import multiprocessing
 import os
 import pickle
 import secrets
@@ -199,6 +200,28 @@ def test_threads_that_want_the_same_fetch_it_once(large: str, tmp_path: Path) ->
         each.join()
     assert len(fetched) == 1
     del large
+
+
+def test_a_fork_does_not_wait_for_a_thread_that_it_has_not(tmp_path: Path) -> None:
+    cache = BlockCache(tmp_path, QUOTA, print)
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def fetch() -> bytes:
+        begun.set()
+        goes_on.wait()
+        return b"abc"
+
+    thread = threading.Thread(target=lambda: cache.get("key", 1, fetch))
+    thread.start()
+    begun.wait()
+    child = multiprocessing.get_context("fork").Process(target=lambda: cache.get("key", 1, lambda: b"abc"))
+    child.start()
+    child.join(30)
+    code = child.exitcode
+    child.kill()
+    goes_on.set()
+    thread.join()
+    assert code == 0
 
 
 def test_whose_cache_it_is(large: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -385,6 +385,11 @@ def test_fields_in_another_order_are_packed_under_their_own_names(tmp_path: Path
     assert (data[1]["a"], data[1]["b"], data[1]["c"].tolist()) == (2, b"yy", [0.0, 0.0])
 
 
+def test_a_field_of_a_long_name_in_another_script_is_packed(tmp_path: Path) -> None:
+    name = "字" * 40
+    assert packed(tmp_path / "p", {name: np.arange(3)})[0][name].tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize(
     "value",
     [

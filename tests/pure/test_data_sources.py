@@ -11,6 +11,7 @@ import aiohttp
 import fsspec
 import pytest
 from benchmarks.evidence_data_files_server import serving
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -170,6 +171,22 @@ def test_a_server_without_ranges_gives_the_piece_that_was_asked_for(tmp_path: Pa
         assert bytes(out) == bytes(range(100, 109))
         system = CachingFileSystem(target_protocol="http", cache=str(tmp_path / "c"))
         assert system.cat_file(f"{server.url}/f", 7, 12) == bytes(range(7, 12))
+
+
+def test_a_source_that_tells_no_size_is_named(tmp_path: Path) -> None:
+    system = CachingFileSystem(fs=Sizeless(), cache=str(tmp_path / "c"))
+    system.fs.pipe("/sizeless", b"abc")
+    for read in (lambda: system.cat_file("/sizeless"), lambda: system.open("/sizeless")):
+        with pytest.raises(OSError, match="/sizeless: the source does not say how large it is"):
+            read()
+
+
+class Sizeless(MemoryFileSystem):  # type: ignore[misc] # fsspec has no types
+    """Files of which nobody knows the size, as a server's that sends them in chunks."""
+
+    def info(self, path: str, **options: Any) -> Any:
+        """Describe a file."""
+        return {**super().info(path, **options), "size": None}
 
 
 def test_a_reading_outlives_some_errors_of_its_server(tmp_path: Path) -> None:

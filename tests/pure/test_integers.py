@@ -6,6 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from multiring.errors import ArgumentError
 from multiring.frontend.dtype_conversion import converted, converted_back, dtype_conversion, scaled
 from multiring.frontend.reduce_ops import Average
 
@@ -49,6 +50,16 @@ def test_large_integers_are_scaled_exactly(dtype: str, factor: float) -> None:
     total = sum(converted(np.array(fits, dtype), conversion) for _ in range(ranks))
     averages = converted_back(np.asarray(total), conversion, np.dtype(dtype))
     assert averages.tolist() == [int(each * Fraction(factor)) for each in fits]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("factor", [float("inf"), float("nan")])
+def test_integers_times_what_is_no_number_are_refused(dtype: str, factor: float) -> None:
+    conversion = dtype_conversion(dtype, Average, factor, 3)
+    sent = converted(np.ones(2, dtype), conversion)
+    for compute in (lambda: scaled(np.ones(2, dtype), factor), lambda: converted_back(sent, conversion, sent.dtype)):
+        with pytest.raises(ArgumentError, match="for integers"):
+            compute()
 
 
 def test_complex_arrays_of_nothing_keep_their_shape() -> None:

@@ -1,5 +1,6 @@
 """A timeline's clocks, parts and file, with made-up ranks."""
 
+import errno
 import gzip
 import json
 import os
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -366,6 +368,15 @@ def test_a_file_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
 def test_a_path_that_is_none(path: Any) -> None:
     with pytest.raises(ArgumentError, match="want the path of a file"):
         file_path(path)
+
+
+def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> Iterator[Path]:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)  # as of a folder with mode 0300, to anybody but root
+    with pytest.raises(ArgumentError, match="cannot be looked into for an earlier timeline: Permission denied"):
+        clear(tmp_path / "a.json")
 
 
 def test_a_path_that_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,8 @@ def test_the_second_ranks_traceback_is_its_last_line(prefix: bytes) -> None:
             (marked, "rank 0"),
             (b"after", ""),
         ]
-        assert fed(second, BODY + b"KeyError: other\n") == [(BODY + b"KeyError: other\n", "")]
+        for unlike in (BODY + b"KeyError: other\n", BODY.replace(b"line 2", b"line 3") + b"ValueError: bad\n"):
+            assert fed(second, unlike) == [(unlike, "")]
 
 
 def test_of_one_rank_nothing_is_folded() -> None:

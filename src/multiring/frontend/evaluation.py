@@ -135,14 +135,28 @@ def checked(metrics: Any, weight: Any) -> list[NDArray[np.float64]]:
         raise ArgumentError(f"mean: weight={weight!r}; want how many samples the metrics are of, 0 or more")
     found = []
     for name, value in metrics.items():
-        plain = value.detach() if hasattr(value, "detach") else value  # of a tensor that autograd knows
-        try:
-            found.append(np.asarray(math.nan if plain is None else plain, np.float64))
-        except (TypeError, ValueError):
-            plain = None
-        if plain is None:
-            raise ArgumentError(f"mean: {name} is {value!r}; want a number, or an array of numbers")
+        made = _real_numbers(value)
+        if made is None:
+            raise ArgumentError(f"mean: {name} is {str(value)[:200]!r}; want a real number, or an array of them")
+        found.append(made)
     return found
+
+
+def _real_numbers(value: Any) -> NDArray[np.float64] | None:
+    """Return a number, or an array or tensor of them, as float64; None where it is anything else."""
+    try:
+        plain = value.detach() if hasattr(value, "detach") else value  # of a tensor that autograd knows
+        # torch does not hand bfloat16 to NumPy.
+        plain = plain.double() if str(getattr(plain, "dtype", "")) == "torch.bfloat16" else plain
+        array = np.asarray(plain)
+        is_real = array.dtype.kind in "biuf" or array.dtype.name.startswith(("bfloat16", "float"))
+        # As Python's integers of more than 64 bits, decimals and fractions.
+        are_objects = array.dtype.kind == "O" and all(
+            isinstance(each, numbers.Number) and not isinstance(each, complex) for each in array.flat
+        )
+        return array.astype(np.float64) if is_real or are_objects else None
+    except Exception:  # noqa: BLE001 -- whatever a framework's object raises: the other ranks are to hear of it
+        return None
 
 
 def _all_reduce(members: Members, sums: NDArray[np.float64], shapes: str) -> None:

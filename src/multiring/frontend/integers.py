@@ -3,11 +3,14 @@
 Averages are truncated towards zero, and so are products with a factor, as Horovod has them.
 """
 
+import math
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from multiring.errors import ArgumentError
 
 _EXACT_BITS = 53  # float64 holds every integer up to this many bits
 _HALF_BITS = 32
@@ -31,7 +34,11 @@ def average_of_halves(sums: NDArray[np.int64], ranks: int, factor: float, dtype:
         ranks: what the sum is divided by.
         factor: what the quotient is multiplied by before it is truncated.
         dtype: of the result.
+
+    Raises:
+        ArgumentError: the factor is infinite, or no number.
     """
+    _require_finite(factor)
     flat = sums.reshape(-1, 2)  # NumPy warns of scalars that wrap, as they are to here
     upper = flat[:, 0] + (flat[:, 1] >> _HALF_BITS)
     lower = flat[:, 1] & _MASK
@@ -47,13 +54,23 @@ def average_of_halves(sums: NDArray[np.int64], ranks: int, factor: float, dtype:
 
 
 def scaled_integers(array: NDArray[Any], factor: float) -> NDArray[Any]:
-    """Return integers times `factor`, truncated towards zero; what is beyond the type's limits wraps."""
+    """Return integers times `factor`, truncated towards zero; what is beyond the type's limits wraps.
+
+    Raises:
+        ArgumentError: the factor is infinite, or no number.
+    """
+    _require_finite(factor)
     if array.dtype.itemsize * 8 <= _EXACT_BITS:
         found = _wrapped(np.trunc(array.reshape(-1).astype(np.float64) * factor), array.dtype)
     else:
         split = halves(array.reshape(-1))
         found = _scaled_sums(split[:, 0], split[:, 1], Fraction(factor), factor).astype(array.dtype)
     return found.reshape(array.shape)
+
+
+def _require_finite(factor: float) -> None:
+    if not math.isfinite(factor):
+        raise ArgumentError(f"factor {factor} for integers, none of which is infinite: want a finite number, or floats")
 
 
 def _scaled_sums(upper: NDArray[np.int64], lower: NDArray[np.int64], exact: Fraction, factor: float) -> NDArray[Any]:

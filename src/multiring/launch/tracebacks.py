@@ -1,15 +1,16 @@
-"""One mistake is printed once: a traceback that ends as another rank's did is shown by its last line alone.
+"""One mistake is printed once: a traceback that is another rank's, too, is shown by its last line alone.
 
 The ranks of a job run one program, and most mistakes are all ranks': a wrong setting, a file that is not there. The
 traceback of the first rank says where; sixteen of them hide what is behind them.
 """
 
+import hashlib
 import re
 from typing import NamedTuple
 
 _HEAD = re.compile(rb"(?:\[rank\d+\]: )?Traceback \(most recent call last\):\r?$")  # torch's hook names the rank
 _LINES = re.compile(rb"[^\n]*\n|[^\n]+")
-_RANK = re.compile(rb"^\[rank\d+\]: ")
+_RANK = re.compile(rb"^\[rank\d+\]: ", re.MULTILINE)
 _MOST_BYTES = 1 << 18
 _LEAST_LINES = 6  # a shorter one is shown as it is
 
@@ -22,14 +23,18 @@ class Piece(NamedTuple):
 
 
 class Tracebacks:
-    """The last lines of the tracebacks that were shown, and of which rank."""
+    """Digests of the tracebacks that were shown, and of which rank."""
 
     def __init__(self) -> None:
         self._shown: dict[bytes, str] = {}
 
-    def first_with(self, last_line: bytes, name: str) -> str:
-        """Return the rank whose traceback ended so first: `name` itself, from now on, where there was none."""
-        return self._shown.setdefault(last_line, name)
+    def first_with(self, text: bytes, name: str) -> str:
+        """Return the rank that had this traceback first: `name` itself, from now on, where none had.
+
+        Tracebacks that only end alike are of different mistakes: each of them says where its own is.
+        """
+        plain = _RANK.sub(b"", text).replace(b"\r\n", b"\n")
+        return self._shown.setdefault(hashlib.blake2b(plain, digest_size=16).digest(), name)
 
 
 class TracebackFolder:
@@ -87,7 +92,7 @@ class TracebackFolder:
         if text[:1] in (b" ", b"\t", b"\n", b"\r"):
             return
         whole, self._held = bytes(self._held), bytearray()
-        whose = self._tracebacks.first_with(text.rstrip(), self._name)
+        whose = self._tracebacks.first_with(whole, self._name)
         if whose == self._name or self._lines < _LEAST_LINES:
             plain += whole
             return

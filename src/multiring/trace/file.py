@@ -86,7 +86,11 @@ def clear(path: Path, own: Path | None = None) -> None:
         TakenError: another job records there now.
         ArgumentError: one of them is no timeline or part, or it cannot be removed. Then nothing was removed.
     """
-    parts = [each for each in parts_of(path) if each != own]
+    try:
+        parts = [each for each in parts_of(path) if each != own]
+        unfinished = unfinished_of(path)
+    except OSError as error:
+        raise ArgumentError(f"{path.parent} cannot be looked into for an earlier timeline: {error.strerror}") from None
     for each in parts:
         require_file(each)
         if is_held(each):
@@ -99,7 +103,7 @@ def clear(path: Path, own: Path | None = None) -> None:
                 "timeline another name, or remove the file"
             )
     require_timeline(path)
-    for each in (path, *parts, *unfinished_of(path)):
+    for each in (path, *parts, *unfinished):
         try:
             each.unlink(missing_ok=True)
         except OSError as error:

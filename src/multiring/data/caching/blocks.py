@@ -82,8 +82,7 @@ class BlockCache:
         self.counts = Counts()
         self.share = share
         self._tell = tell
-        self._lock = threading.Lock()
-        self._under_way: dict[tuple[str, int], threading.Event] = {}
+        self._begin_here()
         self._writes = not self._require_own(foreign=foreign)
         self._unwritten = 0
         self._used = self.used_bytes()
@@ -94,6 +93,17 @@ class BlockCache:
     def __setstate__(self, state: tuple[Path, int, Tell, bool]) -> None:
         root, quota_bytes, said, foreign = state
         BlockCache.__init__(self, root, quota_bytes, said, foreign=foreign)
+
+    def _begin_here(self) -> None:
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._under_way: dict[tuple[str, int], threading.Event] = {}
+
+    def _guard(self) -> threading.Lock:
+        """Return the lock; a new one in a fork, where no thread is that had the old one, or fetched a block."""
+        if self._process != os.getpid():
+            self._begin_here()
+        return self._lock
 
     def _require_own(self, *, foreign: bool) -> bool:
         """Return whether it is another user's."""
@@ -139,7 +149,7 @@ class BlockCache:
             place.unlink()
         except OSError:
             return  # another process has done it
-        with self._lock:
+        with self._guard():
             self._used -= size
 
     def has_room(self, size: int) -> bool:
@@ -179,7 +189,7 @@ class BlockCache:
                 if keep is not None:
                     keep(found, True)
                 return found
-            with self._lock:
+            with self._guard():
                 other = self._under_way.get((key, number))
                 if other is None:
                     done = self._under_way[key, number] = threading.Event()
@@ -200,7 +210,7 @@ class BlockCache:
                 keep(data, False)
             return data
         finally:
-            with self._lock:
+            with self._guard():
                 del self._under_way[key, number]
             done.set()
 
@@ -238,14 +248,14 @@ class BlockCache:
     def put(self, key: str, number: int, data: bytes) -> bool:
         """Keep a block, where there is room; return whether it is kept."""
         size = len(data) + _HEAD.size
-        with self._lock:
+        with self._guard():
             if not self.has_room(len(data)):
                 return False
             self._used += size  # at once: other threads write too
         try:
             self._write(self._place(key, number), data)
         except OSError as error:
-            with self._lock:
+            with self._guard():
                 self._used -= size
             if error.errno in _DISKS_ERRORS:
                 # Training goes on, from the source.
@@ -253,7 +263,7 @@ class BlockCache:
                 self._tell(f"the cache {self.root} cannot be written ({error.strerror}); nothing more is kept there")
                 return False
             raise
-        with self._lock:
+        with self._guard():
             self._unwritten += 1
             counts_anew = self._unwritten >= _COUNTED_ANEW
             if counts_anew:

@@ -163,7 +163,7 @@ class CachingFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has
         Raises:
             FileChangedError: it is another one by now.
         """
-        size = int(told["size"])
+        size = self._size(path, told)
         first = 0 if start is None else max(0, start + size if start < 0 else start)
         last = size if end is None else min(size, end + size if end < 0 else end)
         key = self._key(path, told)
@@ -173,6 +173,12 @@ class CachingFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has
             data = self._block(path, told, key, block)
             pieces.append(data[max(0, first - begin) : last - begin])
         return b"".join(pieces)
+
+    def _size(self, path: str, told: Mapping[str, Any]) -> int:
+        if told.get("size") is None:
+            where = without_secrets(self._inner(path))
+            raise OSError(f"{where}: the source does not say how large it is: want one that does, or no multiring::")
+        return int(told["size"])
 
     def _block(self, path: str, told: Mapping[str, Any], key: str | None, block: int) -> bytes:
         if key is None:
@@ -215,7 +221,9 @@ class CachingFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has
                 f"{without_secrets(path)} is opened with mode {mode!r}: multiring:: reads only; write to the URL "
                 "behind it"
             )
-        return _CachedFile(self, path, mode, block_size, **options)
+        file = _CachedFile(self, path, mode, block_size, **options)
+        self._size(path, file.details)
+        return file
 
 
 class FileChangedError(OSError):

@@ -127,7 +127,7 @@ class _ShardWriter:
         """Add a file; return where its bytes begin."""
         head = tarfile.TarInfo(name)
         head.size = len(data)
-        self._write(head.tobuf(tarfile.USTAR_FORMAT if len(name) < 100 else tarfile.PAX_FORMAT))
+        self._write(head.tobuf(tarfile.USTAR_FORMAT if len(name.encode()) < 100 else tarfile.PAX_FORMAT))
         begin = self.size
         self._write(data)
         self._write(bytes(-len(data) % _RECORD))
