@@ -8,6 +8,7 @@ import numpy as np
 
 import multiring.keras as mk
 from multiring.errors import MultiringError
+from multiring.keras.replicas import same_data
 from multiring.keras.values import settled
 
 keras.config.set_floatx("float64")
@@ -103,6 +104,11 @@ def by_callbacks(folder: str) -> Any:
     loaded.fit(images[own], labels[own], verbose=0)
     assert mk.allreduce(np.arange(3.0), op=mk.Sum).tolist() == (np.arange(3.0) * mk.size()).tolist()
     assert mk.allreduce(mk.rank(), op=mk.Max) == mk.size() - 1
+    big = 2**58 + 1  # more digits than float64 has
+    assert mk.allreduce(np.array(big), op=mk.Sum, prescale_factor=2.0) == 2 * big * mk.size()
+    assert mk.allreduce(np.array([big, -1]), postscale_factor=3.0).tolist() == [3 * big, -3]
+    rows = np.array([2**62 + 1, -1 - 2 * (not mk.rank())] * mk.size())
+    assert mk.reducescatter(rows).tolist() == [2**62 + 1, -1 - (2 // mk.size())]  # truncated; the sum is beyond int64
     assert mk.allgather(np.full((mk.rank() + 1, 2), 1.0)).shape == (sum(range(1, mk.size() + 1)), 2)
     assert mk.broadcast(np.array([mk.rank()]), mk.size() - 1).tolist() == [mk.size() - 1]
     return history.history["loss"]
@@ -169,6 +175,9 @@ def mistaken(_folder: str) -> Any:
 
         apart = tf.data.Dataset.from_tensor_slices((images + mk.rank(), labels)).batch(8)
         told("data", lambda: model.fit(apart, verbose=0))
+        ragged = tf.ragged.constant([[1.0, 2.0], [3.0] + [0.0] * mk.rank()])
+        told("ragged", lambda: same_data([ragged]))
+        told("sparse", lambda: same_data([tf.sparse.from_dense([[0.0, 1.0 + mk.rank()]])]))
     return found
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from multiring.errors import ArgumentError
 from multiring.frontend.dtype_conversion import converted, converted_back, dtype_conversion
 from multiring.frontend.handles import Pending, submit
 from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of, world_rank_in
@@ -29,6 +30,7 @@ def allreduce(
     name: str | None = None,
     wire: str | None = None,
     process_set: ProcessSet | Members = global_process_set,
+    scales: tuple[float, float] = (1.0, 1.0),
 ) -> Array:
     """Return `array` combined over the ranks, as a new array.
 
@@ -38,12 +40,14 @@ def allreduce(
         name: what the ranks match it by; by default the order in which they come to it.
         wire: "fp16", "bf16" or "int8": how float32 travels between hosts.
         process_set: by default all ranks.
+        scales: what multiplies the array first, and what multiplies the result; an average of integers is truncated
+            behind the second.
 
     Raises:
         ArgumentError: there is no such operation, or it has no meaning for the type; this rank is not in the set.
         HorovodInternalError: on every rank: they disagree, or one is gone.
     """
-    found: Array = start_allreduce(array, op, name=name, wire=wire, process_set=process_set).wait()
+    found: Array = start_allreduce(array, op, name=name, wire=wire, process_set=process_set, scales=scales).wait()
     return found
 
 
@@ -54,11 +58,14 @@ def start_allreduce(
     name: str | None = None,
     wire: str | None = None,
     process_set: ProcessSet | Members = global_process_set,
+    scales: tuple[float, float] = (1.0, 1.0),
 ) -> Pending:
     """Start an `allreduce`; `wait` of what comes back returns the new array. `array` is free at once."""
     members, number, given = members_of(process_set), chosen_op(op), _native(array)
-    conversion = dtype_conversion(given.dtype.name, number, 1.0, members.size)
-    out = np.array(converted(given, conversion), order="C")  # a copy: row-major, and nobody else's
+    if given.dtype == np.bool_ and scales != (1.0, 1.0):
+        raise ArgumentError(f"factors {scales[0]} and {scales[1]} for bool: want numbers, or factors of 1")
+    conversion = dtype_conversion(given.dtype.name, number, scales[1], members.size)
+    out = np.array(converted(given, conversion, scales[0]), order="C")  # a copy: row-major, and nobody else's
 
     def start(group: Group, label: str) -> Handle:
         return group.all_reduce_async(out, conversion.op, wire=wire, label=label)
@@ -66,7 +73,7 @@ def start_allreduce(
     def finish(_: Any) -> Array:
         return converted_back(out, conversion, given.dtype)
 
-    signature = allreduce_signature(given.dtype.name, given.shape, name_of(number), (1.0, 1.0), wire)
+    signature = allreduce_signature(given.dtype.name, given.shape, name_of(number), scales, wire)
     return submit(members, name, signature, start, finish)
 
 

@@ -16,6 +16,9 @@ from multiring.keras.values import broadcast_variables, settled
 
 _MOST_BYTES = 16 << 20  # of an array, that are compared; of a larger one rows at even distances
 
+# TensorFlow's tensors that are made of others, and what has all of their content.
+_PARTS = {"RaggedTensor": ("flat_values", "nested_row_splits"), "SparseTensor": ("indices", "values")}
+
 
 def digests(variables: Iterable[Any]) -> list[Any]:
     """Return the digest of each rank's variables, by rank. Every rank calls it."""
@@ -74,13 +77,15 @@ def same_data(data: Sequence[Any]) -> None:
 
 
 def _sample(leaf: Any) -> tuple[str, tuple[int, ...], int]:
+    names = _PARTS.get(type(leaf).__name__)
+    if names is not None:  # as a dense array, in which zeros stand for what is not there, it says less
+        parts = [_sample(each)[2] for name in names for each in keras.tree.flatten(getattr(leaf, name))]
+        return type(leaf).__name__, (int(leaf.shape[0]),), hash(tuple(parts))
     plain: Any = _plain(leaf)
     if hasattr(plain, "tocsr"):  # of scipy
         sparse = plain.tocsr()
         parts = [_digest(each) for each in (sparse.data, sparse.indices, sparse.indptr)]
         return "sparse", tuple(sparse.shape), hash(tuple(parts))
-    if type(plain).__name__ in ("RaggedTensor", "SparseTensor"):
-        return type(plain).__name__, (int(plain.shape[0]),), 0
     array = np.asarray(plain)
     rows = len(array) if array.ndim else 1
     every = max(1, -(-array.nbytes // _MOST_BYTES))

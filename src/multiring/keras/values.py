@@ -10,6 +10,7 @@ from keras.src.utils import python_utils
 
 from multiring.errors import ArgumentError, UnsupportedError
 from multiring.frontend import array_collectives
+from multiring.frontend.dtype_conversion import converted, converted_back, dtype_conversion
 from multiring.frontend.object_collectives import allgather_object, broadcast_object
 from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
 from multiring.frontend.reduce_ops import LINEAR, Average, chosen_op, combination
@@ -45,12 +46,15 @@ def allreduce(
     """
     how = combination(op, average, prescale_factor, postscale_factor)
     array = np.array(_plain(value))
-    sent = array * how.prescale if how.prescale != 1.0 else array
-    if how.postscale != 1.0 and array.dtype.kind in "iu":
-        sent = sent.astype(np.float64)  # or what is scaled was truncated before
-    wire = wire_of(compression) if sent.dtype == np.float32 and how.op in LINEAR else None
-    found = array_collectives.allreduce(sent, how.op, name=name, wire=wire, process_set=process_set)
-    return np.asarray(found * how.postscale if how.postscale != 1.0 else found).astype(array.dtype, copy=False)
+    wire = wire_of(compression) if array.dtype == np.float32 and how.op in LINEAR else None
+    return array_collectives.allreduce(
+        array,
+        how.op,
+        name=name,
+        wire=wire,
+        process_set=process_set,
+        scales=(how.prescale, how.postscale),
+    )
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
@@ -69,9 +73,10 @@ def reducescatter(value: Any, name: str | None = None, op: int | str = Average) 
     number = chosen_op(op)
     if number not in LINEAR:
         raise UnsupportedError(f"reducescatter by op={op!r}: want Average or Sum")
-    array = np.ascontiguousarray(_plain(value))
-    found: Any = members_of(global_process_set).group.reduce_scatter(array, op=_op_name(number))
-    return found
+    array, members = np.ascontiguousarray(_plain(value)), members_of(global_process_set)
+    conversion = dtype_conversion(array.dtype.name, number, 1.0, members.size)
+    found = members.group.reduce_scatter(np.ascontiguousarray(converted(array, conversion)), op=conversion.op)
+    return converted_back(np.asarray(found), conversion, array.dtype)
 
 
 def broadcast_variables(
@@ -158,10 +163,6 @@ def broadcast_global_variables(root_rank: int) -> None:
         f"broadcast_global_variables({root_rank}): Keras 3 has no global variables; want "
         "callbacks.BroadcastGlobalVariablesCallback in fit, or broadcast_variables(model.variables)"
     )
-
-
-def _op_name(op: int) -> str:
-    return ("average", "sum", "adasum", "min", "max", "product")[op]
 
 
 def _plain(value: Any) -> Any:
