@@ -121,9 +121,20 @@ def load(
             "what was owed of gradients, `own`)",
             *(target, found.ranks, size()),
         )
-    if randomness and found.own.get(RANDOM) is not None:
-        framework.set_random_state(found.own[RANDOM])
+    with agreed(doing):
+        if randomness and found.own.get(RANDOM) is not None:
+            _set_random_state(framework, found.own[RANDOM])
     return {**values, OWN: found.own.get(OWN)}
+
+
+def _set_random_state(framework: Framework, state: Any) -> None:
+    try:
+        framework.set_random_state(state)
+    except (KeyError, ValueError, RuntimeError, TypeError, IndexError, AttributeError) as error:
+        raise ArgumentError(
+            f"load: the checkpoint's states of random numbers are none of this version's ({error}); all else was "
+            "loaded, and randomness=False leaves them out"
+        ) from error
 
 
 def _found(target: Path) -> dict[str, Any] | str:
@@ -261,6 +272,7 @@ class Reading:
             ArgumentError: the part is damaged.
         """
         self.made: dict[str, Any] = {}
+        self._has_places = bool(places)
         self._part = part
         self._arrays: dict[str, Arrays] = {}
         for ref in refs_in(tree):
@@ -295,7 +307,11 @@ class Reading:
                     total.add(piece)
                     done += len(piece)
         if self._part.total and self._part.total != total.value():
-            raise ArgumentError(f"{self._part.what} is damaged: its arrays are not those that were saved")
+            read_into = "; what they were read into has them now: load another checkpoint, or make it anew"
+            raise ArgumentError(
+                f"{self._part.what} is damaged: its arrays are not those that were saved"
+                f"{read_into if self._has_places else ''}"
+            )
 
 
 def _array(arrays: Arrays, ref: Ref, entry: Entry, place: Any) -> Any:
