@@ -15,6 +15,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 import multiring.torch as mt
 from multiring.errors import ArgumentError, MismatchError
+from multiring.frontend.checkpoint.framework import Framework
 
 DTYPES = sorted(
     {
@@ -99,6 +100,23 @@ def refuse(_here: Here, folder: str) -> None:
     for odd in ("", " ", "a\0b"):
         with pytest.raises(ArgumentError, match="want the path of a folder"):
             mt.save(odd, x=1)
+
+
+def say_what_is_left(_here: Here, folder: str) -> None:
+    enter()
+    path, model = f"{folder}/c", nn.Linear(2, 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Framework, "random_state", lambda _: {"python": [1]})
+        mt.save(path, model=model)
+    with pytest.raises(ArgumentError, match=r"states of random numbers are none of this version's .*randomness=False"):
+        mt.load(path, model=model)
+    mt.load(path, model=model, randomness=False)
+    (file,) = Path(path).rglob("shared.safetensors")
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    with pytest.raises(ArgumentError, match=r"is damaged: .* read into has them now: load another checkpoint"):
+        mt.load(path, model=model)
+    with pytest.raises(ArgumentError, match=r"is damaged: its arrays are not those that were saved$"):
+        mt.load(path)
 
 
 class Kept(nn.Module):
@@ -210,6 +228,7 @@ def jobs(here: Here, folder: str) -> None:
     keep_all_types(here, folder)
     refuse(here, folder)
     refuse_to_round(here, folder)
+    say_what_is_left(here, folder)
 
 
 def test_types_come_back_or_are_refused_before_anything_is_replaced(tmp_path: Path) -> None:
