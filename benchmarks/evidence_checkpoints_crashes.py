@@ -32,7 +32,6 @@ from safetensors.numpy import save_file
 
 from multiring.errors import MultiringError
 from multiring.frontend.checkpoint import saving
-from multiring.frontend.checkpoint.framework import Framework
 from multiring.frontend.lifecycle import init
 
 NEVER = 1 << 30
@@ -86,7 +85,7 @@ def arm(below: Path, call: str, at: int, error: int, *, lasts: bool = False) -> 
 def save(path: Path, step: int, size: int) -> None:
     """Save a step, whose tensor tells it."""
     value: Any = np.full(size, float(step)) if size else []
-    saving.save(path, Framework(), {"step": step, "value": value}, own={"step": step}, randomness=False)
+    saving.save(path, saving.Framework(), {"step": step, "value": value}, own={"step": step}, randomness=False)
 
 
 def saver(path: Path, step: int, size: int, call: str = "change", at: int = NEVER, error: int = 0) -> Child:
@@ -106,7 +105,7 @@ def look(path: Path) -> str:
     try:
         if not saving.is_saved(path):
             return "nothing"
-        found = saving.load(path, Framework(), {}, randomness=False)
+        found = saving.load(path, saving.Framework(), {}, randomness=False)
     except (MultiringError, OSError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     is_whole = not len(found["value"]) or bool((found["value"] == found["step"]).all())

@@ -1,11 +1,11 @@
-"""States of programs in checkpoints, held against what torch.save keeps: names that meet, values, optimizers, ranks.
+"""States of programs in checkpoints, held against the states: names that meet, values, optimizers, ranks.
 
 Families for evidence_checkpoints.py. What is saved comes back equal in values and types, or is refused by name when it
-is saved, with what was there before still there.
+is saved, with what was there before still there. torch.save is no truth here: it gives an array of a foreign byte order
+that does not lie row by row back in this machine's.
 """
 
 import copy
-import io
 import math
 import struct
 import warnings
@@ -67,31 +67,6 @@ def _begin() -> None:
     warnings.simplefilter("ignore")
     if not mt.is_initialized():
         mt.init()
-
-
-def _forgets_order(value: Any) -> bool:
-    """Return whether there is a scalar of a foreign byte order in it, which pickle gives back in this machine's."""
-    if isinstance(value, np.generic):
-        return not value.dtype.isnative
-    inner = (
-        [*value, *value.values()]
-        if isinstance(value, dict)
-        else value
-        if isinstance(value, list | tuple | deque)
-        else []
-    )
-    return any(map(_forgets_order, inner))
-
-
-def _kept(value: Any) -> Any:
-    """Return what torch.save and torch.load make of a value; None where they cannot keep it."""
-    try:
-        file = io.BytesIO()
-        torch.save(value, file)
-        file.seek(0)
-        return torch.load(file, weights_only=False)
-    except Exception:  # noqa: BLE001 -- whatever it is, there is no truth by torch
-        return None
 
 
 # ---- names that meet ----
@@ -268,15 +243,12 @@ def _state(random: Random, depth: int, *, odd: float) -> Any:
 
 
 def states(random: Random, folder: Path) -> Iterator[Fault]:
-    """Save a random state of a program: torch.save's truth comes back, or the last checkpoint is there."""
+    """Save a random state of a program: it comes back to the bit, or is refused and the last checkpoint is there."""
     _begin()
     path = folder / "c"
     mt.save(path, good=torch.ones(3))
     value = [_state(random, 3, odd=0.03) for _ in range(4)]
     wanted = bits(value)
-    kept = None if _forgets_order(value) else _kept(value)
-    if kept is not None and bits(kept) != wanted:
-        yield Fault("states: torch.save keeps something else", f"{value}"[-500:])
     try:
         mt.save(path, value=value)
     except ArgumentError as error:

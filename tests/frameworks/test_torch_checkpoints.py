@@ -325,6 +325,32 @@ def test_what_lies_on_several_ranks_is_saved_whole(tmp_path: Path) -> None:
     run_ranks(divide, 2, str(tmp_path))
 
 
+def lay_out_as_before(_here: Here, folder: str) -> None:
+    enter()
+
+    def made(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        model = nn.Conv2d(4, 6, 3).to(memory_format=torch.channels_last)
+        model.register_parameter("turned", nn.Parameter(torch.randn(3, 5).t()))
+        return model, torch.optim.Adam(model.parameters())
+
+    model, optimizer = made(0)
+    for each in model.parameters():
+        each.grad = torch.randn_like(each)
+    optimizer.step()
+    mt.save(f"{folder}/c", model=model, optimizer=optimizer)
+    again, other = made(1)
+    mt.load(f"{folder}/c", model=again, optimizer=other)
+    for parameter, kept in zip(again.parameters(), other.state_dict()["state"].values(), strict=True):
+        wanted = optimizer.state[dict(zip(again.parameters(), model.parameters(), strict=True))[parameter]]
+        assert torch.equal(kept["exp_avg"], wanted["exp_avg"])
+        assert kept["exp_avg"].stride() == wanted["exp_avg"].stride() == parameter.stride()
+
+
+def test_an_optimizers_state_lies_in_memory_as_it_did(tmp_path: Path) -> None:
+    run_ranks(lay_out_as_before, 1, str(tmp_path))
+
+
 MEMORY = """
 import sys, torch
 import multiring.torch as mt

@@ -245,7 +245,8 @@ class Job:
             try:
                 self._members.append(self._start(start))
             except OSError as error:
-                raise self._start_error(start, error) from None
+                counts = len(self._members), len(self._starts)
+                raise _start_error(start, error, counts) from None
             self._born(self._members[-1])
 
     def _start(self, start: Start) -> Member:
@@ -270,15 +271,6 @@ class Job:
         out = RankStream(cast("IO[bytes]", process.stdout), taggers[0], self._out, logs[0])
         err = RankStream(cast("IO[bytes]", process.stderr), taggers[1], self._err, logs[1], folder)
         return Member(start.name, process, out, err)
-
-    def _start_error(self, start: Start, error: OSError) -> LaunchError:
-        program = start.command[0]
-        if isinstance(error, FileNotFoundError):
-            return CommandError(f"cannot execute {program!r}: its interpreter does not exist", 127)
-        if isinstance(error, (PermissionError, IsADirectoryError)) or "Exec format" in str(error):
-            return CommandError(f"cannot execute {program!r}: {error.strerror}", 126)
-        kind = start.name.partition(" ")[0]
-        return LaunchError(f"started {len(self._members)} of {len(self._starts)} {kind}s, then: {error.strerror}")
 
     # -- one turn of the loop
 
@@ -475,3 +467,14 @@ def text_of(members: Sequence[Member]) -> str:
     numbers = ", ".join(member.name.partition(" ")[2] for member in members[:16])
     more = f" and {len(members) - 16} more" if len(members) > 16 else ""
     return f"{kind}s {numbers}{more}"
+
+
+def _start_error(start: Start, error: OSError, counts: tuple[int, int]) -> LaunchError:
+    """Return the error of a process that could not be started, after so many of all."""
+    program = start.command[0]
+    if isinstance(error, FileNotFoundError):
+        return CommandError(f"cannot execute {program!r}: its interpreter does not exist", 127)
+    if isinstance(error, (PermissionError, IsADirectoryError)) or "Exec format" in str(error):
+        return CommandError(f"cannot execute {program!r}: {error.strerror}", 126)
+    kind = start.name.partition(" ")[0]
+    return LaunchError(f"started {counts[0]} of {counts[1]} {kind}s, then: {error.strerror}")

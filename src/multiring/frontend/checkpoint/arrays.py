@@ -202,8 +202,14 @@ def _pieces(array: NDArray[Any]) -> Iterator[Buffer]:
         if array.nbytes:
             yield _bytes_of(array)
         return
+    # One memory for all: new memory for each leaves holes, which may add up to all blocks.
+    scratch = np.empty(0, array.dtype)
     for block in blocks_of(array, array.dtype.itemsize):
-        yield _bytes_of(np.ascontiguousarray(block))
+        if scratch.size < block.size:
+            scratch = np.empty(block.size, array.dtype)
+        filled = scratch[: block.size].reshape(block.shape)
+        filled[...] = block
+        yield _bytes_of(filled)
 
 
 def _bytes_of(array: NDArray[Any]) -> memoryview:

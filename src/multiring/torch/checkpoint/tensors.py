@@ -68,8 +68,9 @@ class TensorArrays:
         if is_one_piece(array):
             yield _bytes_of(array)
             return
+        scratch = _Scratch(array.dtype)
         for block in blocks_of(array.detach(), array.dtype.itemsize):
-            filled = torch.empty(block.shape, dtype=block.dtype)
+            filled = scratch.of(block.shape)
             yield _bytes_of(filled)
             block.copy_(filled)
 
@@ -146,8 +147,22 @@ def _pieces(array: Tensor) -> Iterator[Buffer]:
             if array.numel():
                 yield _bytes_of(array)
             return
+        scratch = _Scratch(array.dtype)
         for block in blocks_of(array, array.dtype.itemsize):
-            yield _bytes_of(block.cpu().resolve_conj().resolve_neg().contiguous())
+            yield _bytes_of(scratch.of(block.shape).copy_(block))
+
+
+class _Scratch:
+    """Memory for one block after the other: new memory for each leaves holes, which may add up to all blocks."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._memory = torch.empty(0, dtype=dtype)
+
+    def of(self, shape: torch.Size) -> Tensor:
+        """Return memory of a shape, which is that of the block before."""
+        if self._memory.numel() < shape.numel():
+            self._memory = torch.empty(shape.numel(), dtype=self._memory.dtype)
+        return self._memory[: shape.numel()].view(shape)
 
 
 def _bytes_of(array: Tensor) -> memoryview:
