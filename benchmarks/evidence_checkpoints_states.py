@@ -321,7 +321,9 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "Rprop": torch.optim.Rprop,
     "SGD": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True),
     "plain SGD": lambda groups: torch.optim.SGD(groups, lr=0.1),
-    "LBFGS": lambda groups: torch.optim.LBFGS([each for group in groups for each in group["params"]], max_iter=2),
+    "LBFGS": lambda groups: torch.optim.LBFGS(  # which takes gradients that lie row by row alone
+        [each for group in groups for each in group["params"] if each.is_contiguous()], max_iter=2
+    ),
     "LARS": lambda groups: mt.LARS(groups, lr=0.1),
     "LAMB": lambda groups: mt.LAMB(groups, lr=0.1),
 }
