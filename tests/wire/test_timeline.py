@@ -446,3 +446,25 @@ def test_run_refuses_a_timeline_that_cannot_be(tmp_path: Path) -> None:
     done = subprocess.run([*command, "--", "echo", "ran"], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert "there is no directory" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("TIMELINE", "a" * 300),
+        ("TIMELINE", "a" * 250),  # for the file, but not for the parts beside it
+        ("TIMELINE", "/no/such/t.json"),
+        ("PLAN", "/no/such"),
+        ("TOPOLOGY", "/no/such"),
+        ("RENDEZVOUS", "x"),
+        ("RANK", "7"),
+    ],
+)
+def test_an_error_about_a_setting_names_its_variable(variable: str, value: str) -> None:
+    place = {"MULTIRING_RANK": "0", "MULTIRING_SIZE": "1", "MULTIRING_RENDEZVOUS": "@x"}
+    variables = {**os.environ, **place, f"MULTIRING_{variable}": value}
+    words = [sys.executable, "-c", "import multiring; multiring.init()"]
+    done = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=60, check=False)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("multiring.errors.ArgumentError: ")
+    assert f"MULTIRING_{variable}" in last

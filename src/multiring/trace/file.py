@@ -26,6 +26,8 @@ from multiring.trace.claims import (
 from multiring.trace.part import Part, read_part
 from multiring.version import VERSION
 
+_MOST_RANKS = 1 << 20
+_SHOWN = 200  # characters of a path that cannot be
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 _READ_ME = {
     "times": "microseconds of rank 0's monotonic clock",
@@ -50,12 +52,16 @@ def file_path(path: str | os.PathLike[str]) -> Path:
     if not isinstance(text, str) or not text or "\0" in text:
         raise ArgumentError(f"timeline={path!r}: want the path of a file")
     where = Path(text).absolute()
-    if where.is_symlink():
-        where = Path(os.path.realpath(where))
-    if where.is_dir():
-        raise ArgumentError(f"timeline={text!r} is a directory; want a file in it")
-    if not where.parent.is_dir():
-        raise ArgumentError(f"timeline={text!r}: there is no directory {os.fspath(where.parent)!r}; make it first")
+    try:
+        if where.is_symlink():
+            where = Path(os.path.realpath(where))
+        if where.is_dir():
+            raise ArgumentError(f"timeline={text!r} is a directory; want a file in it")
+        if not where.parent.is_dir():
+            raise ArgumentError(f"timeline={text!r}: there is no directory {os.fspath(where.parent)!r}; make it first")
+        part_path(where, _MOST_RANKS).exists()  # its name is longer
+    except OSError as error:  # a name that is too long, above all
+        raise ArgumentError(f"timeline={text[:_SHOWN]!r}: {error.strerror}; want another path") from None
     require_file(where)
     return where
 

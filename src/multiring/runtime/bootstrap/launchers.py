@@ -5,11 +5,12 @@ job has one rank. Nothing is guessed: half an identity is an error, and so is an
 be spoken to, which would otherwise turn N ranks into N jobs of one.
 """
 
+import contextlib
 import hashlib
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -319,7 +320,8 @@ def choose_rendezvous_point(settings: Settings, source: str, *, is_one_host: boo
     try:
         secret = _secret(settings) or secrets.token_bytes(SECRET_BYTES)
         if settings.rendezvous is not None:
-            address: LocalAddress | TcpAddress = parse_address(settings.rendezvous)
+            with naming("MULTIRING_RENDEZVOUS"):
+                address: LocalAddress | TcpAddress = parse_address(settings.rendezvous)
         elif is_one_host:
             address = LocalAddress(f"multiring-{token}")
         else:
@@ -351,7 +353,8 @@ def _rendezvous_point(settings: Settings, source: str, one_host: str | None) -> 
     """Return the rendezvous address and the secret; `one_host` is the job's name where all ranks share a host."""
     secret = _secret(settings)
     if settings.rendezvous is not None:
-        address = parse_address(settings.rendezvous)
+        with naming("MULTIRING_RENDEZVOUS"):
+            address = parse_address(settings.rendezvous)
         if isinstance(address, TcpAddress) and secret is None:
             raise LaunchError(
                 f"MULTIRING_RENDEZVOUS={settings.rendezvous} can be reached by anyone on the network: set "
@@ -400,9 +403,22 @@ _NAMES: Mapping[Callable[[Settings, Mapping[str, str]], Identity], tuple[str, ..
 )  # fmt: skip
 
 
+@contextlib.contextmanager
+def naming(variable: str) -> Iterator[None]:
+    """Have an ArgumentError about a variable's value name the variable, which the user has to change."""
+    try:
+        yield
+    except ArgumentError as error:
+        if type(error) is not ArgumentError:  # what a caller tells apart
+            raise
+        raise ArgumentError(f"{variable}: {error}") from None
+
+
 def _check_rendezvous_point(source: str, what: str, rank: int, size: int) -> None:
     if not 0 <= rank < size:
-        raise ArgumentError(f"{source}: {what} {rank} of {size}, want 0 to {size - 1}")
+        kind = what.removesuffix("rank").replace(" ", "_").upper()
+        where = f" in MULTIRING_{kind}RANK" if source == "multiring" else ""
+        raise ArgumentError(f"{source}: {what} {rank} of {size}, want 0 to {size - 1}{where}")
 
 
 def _first_number(foreign: Mapping[str, str], *names: str) -> int | None:

@@ -13,7 +13,7 @@ from multiring._native import Context, ContextConfig, Holdings
 from multiring.errors import ArgumentError, LaunchError, RendezvousError
 from multiring.planner import Pins
 from multiring.runtime.bootstrap.addresses import host_id, network_id
-from multiring.runtime.bootstrap.launchers import Identity, identify
+from multiring.runtime.bootstrap.launchers import Identity, identify, naming
 from multiring.runtime.bootstrap.open_files import make_room_for_files, refuse_small_limits
 from multiring.runtime.bootstrap.rank_process import spawner
 from multiring.runtime.bootstrap.rendezvous import Rendezvous
@@ -59,7 +59,8 @@ def join_job(settings: Settings, identity: Identity | None) -> World:
     world.news.tell(JobNews.MET)
     if timeline["path"]:
         try:
-            world.timelines.start(**timeline)
+            with naming("MULTIRING_TIMELINE"):
+                world.timelines.start(**timeline)
         except TakenError as error:
             if known.rank == 0:  # the training is worth more than its timeline
                 _log.warning("no timeline of this job is recorded: %s", error)
@@ -78,9 +79,8 @@ def _join(settings: Settings, identity: Identity, news: LauncherNews) -> tuple[W
         try:
             host = f"{host_id()} rank {identity.rank}" if settings.engine == "tcp" else host_id()
             cores = sorted(os.sched_getaffinity(0))
-            known = None if settings.topology is None else read_topology(settings.topology)
+            known, pins = _files_of(settings)
             peer_info = {"host": host, "handover": context.handover_name, "cores": cores, **_process()}
-            pins = None if settings.plan is None else read_pins(settings.plan)
             files = {"topology": _digest_of(settings.topology), "plan": _digest_of(settings.plan)}
             engines = {"engine": settings.engine, "mpi": mpi and mpi.peer_info}
             peer_infos = rendezvous.exchange({**peer_info, **files, **engines, **_wishes(settings)})
@@ -271,6 +271,15 @@ def _world(
         events=EventLog(context.take_events),
         news=news,
     )
+
+
+def _files_of(settings: Settings) -> tuple[Topology | None, Pins | None]:
+    """Return what the topology file and the plan file say, where there are any."""
+    with naming("MULTIRING_TOPOLOGY"):
+        known = None if settings.topology is None else read_topology(settings.topology)
+    with naming("MULTIRING_PLAN"):
+        pins = None if settings.plan is None else read_pins(settings.plan)
+    return known, pins
 
 
 def _digest_of(path: str | None) -> str:
