@@ -213,8 +213,10 @@ class Run:
 
     def _has_shown_all(self, family: Family) -> bool:
         """Return whether nothing is left that a family is to show of the other checkout."""
-        if self._arguments.against is None or not family.aims:
+        if self._arguments.against is None:
             return False
+        if not family.aims:  # unless no family of the topic says so
+            return any(each.aims for each in self._families)
         return not set(family.aims) & set(self._unseen())
 
     def _turn(self, family: Family, tally: Tally, cases: int) -> None:

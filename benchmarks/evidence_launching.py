@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
 
 from benchmarks import evidence_launching_input as given
 from benchmarks import evidence_launching_jobs as jobs
+from benchmarks import evidence_launching_programs as bare
 from benchmarks.evidence_cases import Family, Topic, main
 
 FAMILIES = (
@@ -36,6 +37,9 @@ FAMILIES = (
     Family(name="bars", run=jobs.bars, case_s=5.0, aims=["launch_23.py"]),
     Family(name="host_lines", run=given.host_lines, case_s=5.0, deadline_s=90.0, aims=["launch_12.sh"]),
     Family(name="addresses", run=given.addresses, case_s=15.0, deadline_s=120.0, aims=["bug_13_addresses.py"]),
+    Family(name="programs", run=bare.programs, case_s=2.0, deadline_s=150.0),
+    Family(name="signals", run=bare.signals, case_s=4.0, deadline_s=90.0),
+    Family(name="commands", run=bare.commands, case_s=1.0, deadline_s=90.0),
     Family(name="endings_torch", run=jobs.endings_torch, case_s=8.0, deadline_s=150.0, aims=["launch_02.py"]),
 )
 SHOWS = {

@@ -112,12 +112,25 @@ def storage_of(url: str, *, timeout_s: float = 60.0, readers: int = _READERS, **
     return RemoteStorage(url, timeout_s=timeout_s, readers=readers, options=options)
 
 
+_SHOWN = 200  # characters of a path that cannot be
+
+
 class LocalStorage:
     """Files that this machine has mounted."""
 
     def __init__(self, path: str | Path) -> None:
         self._root = Path(path).absolute()
-        if not self._root.exists():
+        try:
+            self._root.lstat()
+            is_there = self._root.exists()
+        except FileNotFoundError:
+            is_there = False
+        except OSError as error:  # a name that is too long, a loop of links, a folder that may not be read
+            shown = without_login(str(path))[:_SHOWN]
+            raise ArgumentError(
+                f"no data set at {shown}: {error.strerror}; want the path of a file or folder"
+            ) from None
+        if not is_there:
             raise ArgumentError(f"no data set at {without_login(str(path))}: there is no such file or folder")
         self.url = str(self._root)
         self._files: OrderedDict[str, _Opened] = OrderedDict()
