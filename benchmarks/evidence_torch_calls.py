@@ -31,7 +31,9 @@ from benchmarks.evidence_torch_tensors import (
     reduced,
 )
 from torch import Tensor
+from torch._C._distributed_c10d import _make_nccl_premul_sum
 from torch.distributed import _functional_collectives as functional
+from torch.distributed.distributed_c10d import _coalescing_manager
 
 import multiring.torch as mt
 
@@ -81,7 +83,7 @@ def all_reduce(case: Case, random: Random, group: Any) -> Compared:
     own = [case.own(number, shape, overwritten=True) for number in range(count)]
     is_async = bool(random.integers(2))
     if count > 1:
-        with dist._coalescing_manager(group, async_ops=is_async) as manager:  # noqa: SLF001 -- torch's own name
+        with _coalescing_manager(group, async_ops=is_async) as manager:
             for each in own:
                 dist.all_reduce(each, OPS[op], group)
         if is_async:
@@ -97,9 +99,9 @@ def multiplied(case: Case, random: Random, group: Any) -> Compared:
     shape, factor = drawn_shape(random), float(random.choice([0.5, 2.0, -1.0]))
     own = case.own(0, shape, overwritten=True)
     if not case.kind.is_floating_point:
-        refuse(lambda: dist.all_reduce(own, dist._make_nccl_premul_sum(factor), group))  # noqa: SLF001 -- torch's
+        refuse(lambda: dist.all_reduce(own, _make_nccl_premul_sum(factor), group))
         return
-    dist.all_reduce(own, dist._make_nccl_premul_sum(factor), group)  # noqa: SLF001 -- torch's own name
+    dist.all_reduce(own, _make_nccl_premul_sum(factor), group)
     yield own, reduced("sum", [each * factor for each in case.every(0, shape, overwritten=True)])
 
 
@@ -212,8 +214,8 @@ def all_to_all_single(case: Case, random: Random, group: Any) -> Compared:
     shapes = [(int(each.sum()), *behind) for each in rows]
     own = case.own(case.here, shapes[case.here])
     place = case.place(0, (int(rows[:, case.here].sum()), *behind))
-    splits = [] if is_even else [rows[:, case.here].tolist(), rows[case.here].tolist()]
-    waited(dist.all_to_all_single(place, own, *splits, group=group, async_op=bool(random.integers(2))))
+    into, out_of = (None, None) if is_even else (rows[:, case.here].tolist(), rows[case.here].tolist())
+    waited(dist.all_to_all_single(place, own, into, out_of, group=group, async_op=bool(random.integers(2))))
     parts = []
     for each, rank in enumerate(case.ranks):
         begin = int(rows[each, : case.here].sum())

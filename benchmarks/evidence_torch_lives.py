@@ -94,9 +94,9 @@ def _prune(life: Life) -> None:
     if not layer.weight.is_contiguous():  # which torch does not prune
         return
     if prune.is_pruned(layer):
-        prune.remove(layer, "weight")
+        prune.remove(layer, "weight")  # type: ignore[no-untyped-call] # torch's own
     else:
-        prune.l1_unstructured(layer, "weight", 0.3)
+        prune.l1_unstructured(layer, "weight", 0.3)  # type: ignore[no-untyped-call] # torch's own
 
 
 def _snapshot(life: Life) -> None:
@@ -139,7 +139,7 @@ def _set_data(life: Life) -> None:
 
 
 def _share(life: Life) -> None:
-    life.model.share_memory()  # type: ignore[no-untyped-call] # torch's own
+    life.model.share_memory()
 
 
 def _there_and_back(life: Life) -> None:
@@ -148,7 +148,7 @@ def _there_and_back(life: Life) -> None:
 
 
 def _format(life: Life) -> None:
-    life.model.to(memory_format=torch.channels_last)
+    life.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's own
 
 
 def _to_none(life: Life) -> None:

@@ -63,10 +63,10 @@ LOSSES = sorted(
 )
 
 
-def takes(call: Callable[[], Any]) -> bool:
+def takes(make: Callable[[], Any], *data: Any, **weights: Any) -> bool:
     """Return whether a loss or a metric takes such data."""
     try:
-        call()
+        make()(*data, **weights)
     except Exception:  # noqa: BLE001 -- of Keras
         return False
     return True
@@ -86,7 +86,7 @@ def losses(_folder: str) -> Any:
         for reduction in (("sum_over_batch_size", "sum")[place % 2], "mean_with_sample_weight"):
             made = functools.partial(getattr(keras.losses, name), reduction=reduction)
             found[f"{name} {reduction}"] = None
-            if takes(lambda made=made, labels=labels: made()(labels, np.full((ROWS, 3), 1 / 3, np.float32))):
+            if takes(made, labels, np.full((ROWS, 3), 1 / 3, np.float32)):
                 weights = np.random.default_rng(place).integers(1, 5, ROWS)
                 is_weighted = reduction != "sum" or place % 4 == 1
                 heads[is_weighted][f"{name}_{reduction}"] = (made, labels, weights)
@@ -142,11 +142,7 @@ def metrics(_folder: str) -> Any:
             for name in found
             if ("Sparse" in name) == is_sparse
         }
-        made = {
-            name: make
-            for name, make in made.items()
-            if takes(lambda make=make, labels=labels, guess=guess: make()(labels, guess, sample_weight=weights))
-        }
+        made = {name: make for name, make in made.items() if takes(make, labels, guess, sample_weight=weights)}
         results = []
         for model in (network(), mk.distribute(network())):
             model.compile(

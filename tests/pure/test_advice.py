@@ -65,7 +65,7 @@ def texts_of(path: Path) -> Iterator[Text]:
             parts |= {id(each) for each in ast.walk(node)}
             known = [each.value if isinstance(each, ast.Constant) else "{}" for each in node.values]
             yield Text(place, "".join(map(str, known)))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+        elif isinstance(node.value, str) and id(node) not in parts:
             yield Text(place, node.value)
 
 

@@ -54,7 +54,7 @@ def save(
         target = target_of(path, "save")
         if rank() == 0 and not parts:
             raise ArgumentError("save: no parts; want objects or values by name, as save(path, model=model)")
-        if OWN in parts or not all(isinstance(name, str) and name.isidentifier() for name in parts):
+        if OWN in parts or not all(map(str.isidentifier, parts)):
             raise ArgumentError(f"save: parts {', '.join(map(repr, parts))}; want identifiers, and not {OWN!r}")
         if rank() == 0:
             require_ours(target)

@@ -241,7 +241,7 @@ def _put_each(places: Sequence[Tensor], found: Sequence[Tensor]) -> None:
         for place, each in zip(places, found, strict=True):
             place.copy_(each)
     else:
-        torch._foreach_copy_(places, found)
+        torch._foreach_copy_(list(places), list(found))
 
 
 def _submit_span(group: _Group, span: Span) -> Pending:
