@@ -21,7 +21,7 @@ from multiring.data import Dataset, Loader, Workers
 from multiring.errors import MultiringError
 
 KINDS = ("errors", "iterators", "place", "close")
-HANG_S = 12.0  # without a step of the program: starting worker processes takes some seconds on a full machine
+HANG_S = 12.0  # without a step of the program, for each process that wants the same core: workers have to be started
 
 
 class Failing:
@@ -181,10 +181,19 @@ class Program:
 
 
 def loaders(random: Random, folder: Path) -> Iterator[Fault]:
-    """Run a random program; a program that does not end is a fault."""
+    """Run a random program that does some kinds of things; a program that does not end is a fault."""
+    count = int(random.choice([0, 1, 1, 1, 1, 1, 2, 3]))
+    yield from _ran(random, folder, set(random.choice(KINDS, count, replace=False).tolist()))
+
+
+def places(random: Random, folder: Path) -> Iterator[Fault]:
+    """Run a random program whose loader changes its place, and nothing else."""
+    yield from _ran(random, folder, {"place"})
+
+
+def _ran(random: Random, folder: Path, kinds: set[str]) -> Iterator[Fault]:
     length, width = int(random.integers(20, 600)), int(random.choice([1, 8, 64, 700]))
     batch = int(random.integers(1, min(length, 80) + 1))
-    kinds = set(random.choice(KINDS, int(random.choice([0, 1, 1, 1, 1, 1, 2, 3])), replace=False).tolist())
     np.save(folder / "a.npy", np.repeat(np.arange(length, dtype=np.float64)[:, None], width, 1))
     bad = set(random.choice(length - 1, 3, replace=False).tolist()) if "errors" in kinds else set()
     bad = {each + 1 for each in bad}  # the first sample says how batches lie
@@ -210,7 +219,7 @@ def loaders(random: Random, folder: Path) -> Iterator[Fault]:
     steps = -1
     while thread.is_alive() and steps != len(program.log):
         steps = len(program.log)
-        thread.join(HANG_S)
+        thread.join(HANG_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
     if thread.is_alive():
         faulthandler.dump_traceback(sys.stderr)
         yield Fault(

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.evidence_cases import Family
 from benchmarks.evidence_data_files_caches import cleaning, staging
-from benchmarks.evidence_data_files_loaders import loaders
+from benchmarks.evidence_data_files_loaders import loaders, places
 
 RUNNING: Sequence[Family] = (
     Family(name="loaders", run=loaders, deadline_s=60.0),
+    Family(name="places", run=places, deadline_s=60.0),
     Family(name="cleaning", run=cleaning),
     Family(name="staging", run=staging),
 )

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.frameworks.rejoining import rejoin
 from tests.wire.ranks import Here, run_ranks
 
 import multiring
@@ -337,6 +338,40 @@ def test_hosts_share_blocks_while_they_train(url: str, tmp_path: Path) -> None:
     size = Dataset(url).source.manifest.size_bytes
     assert sum(each[0] for each in found) == size, "each byte leaves the source once"
     assert [sum(each[epoch] for each in found) for epoch in (1, 2)] == [0, 0]
+
+
+def moves(here: Here, url: str, folder: str) -> list[int]:
+    """Train in a job of 3 hosts, then in one of its first 2, with a data set that is older; as `trains`."""
+    group = multiring.init()
+    source = Counted(url)
+    size = Dataset(url).source.manifest.size_bytes
+    data = Dataset(source, cache=BlockCache(Path(folder) / str(here.rank), 2 * size, print))
+    twin = data.weighted([1.0] * len(data))
+    loader = Loader(data, 6, rank=group.rank, ranks=group.size, workers=1)
+    list(loader)
+    group.barrier()
+    if not rejoin(multiring, here, 2):
+        return []
+    group = multiring.world()
+    loader.place(group.rank, group.size)
+    sent = []
+    for _ in range(3):
+        before = source.read_bytes
+        for batch in loader:
+            for row, name in enumerate(batch["name"]):
+                want = np.random.default_rng(int(name.partition(".")[0])).integers(0, 255, 1 << 19, dtype=np.uint8)
+                assert np.array_equal(batch["array"][row], want)
+        group.barrier()
+        sent.append(source.read_bytes - before)
+    assert twin.follow_job() == data.follow_job() == 1
+    loader.close()
+    data.close()
+    return sent
+
+
+def test_the_hosts_that_share_are_those_of_the_job_that_there_is(url: str, tmp_path: Path) -> None:
+    found = run_ranks(moves, 3, url, str(tmp_path), engine="tcp", data_share=True)
+    assert sum(each[2] for each in found[:2]) == 0, "their caches hold the pack together"
 
 
 def test_blocks_wait_while_gradients_move_and_not_for_ever() -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,7 +33,7 @@ from multiring.data.readers.opening import open_source, tell
 from multiring.data.readers.source import Image, Record, Shard
 from multiring.data.readers.storage import Storage, storage_of
 from multiring.errors import ArgumentError, DataError
-from multiring.runtime import is_initialized, world
+from multiring.runtime import Group, is_initialized, world
 from multiring.settings import Settings
 
 Transform = Callable[[Record, np.random.Generator], Record]
@@ -67,6 +68,17 @@ def generator_for(seed: int, epoch: int, number: int, draw: int = 0) -> np.rando
     """
     key = keyed_words(2, "augmentation", seed, epoch, number, draw)
     return np.random.Generator(np.random.Philox(key=key))
+
+
+@dataclass(slots=True)
+class _Hosts:
+    """What shares blocks with other hosts, of a data set and of those that draw from it by weight.
+
+    moves: how often it has moved from one job to another.
+    """
+
+    sharing: Sharing | None = None
+    moves: int = 0
 
 
 class Dataset:
@@ -109,12 +121,12 @@ class Dataset:
         self.limits = limits or Limits()
         self.clock = StageClock()
         self.storage = url if isinstance(url, Storage) else storage_of(str(url))
-        self._sharing: Sharing | None = None
+        self._hosts = _Hosts()
         if cache is not None:
             where, blocks = (cache.root, cache) if isinstance(cache, BlockCache) else (cache, None)
             if format not in {None, "pack"}:
                 raise ArgumentError(f"cache={str(where)!r} with format={format!r}: want a pack, which has check sums")
-            self.storage, self._sharing = _cached(self.storage, blocks or BlockCache(where), self.clock)
+            self.storage, self._hosts.sharing = _cached(self.storage, blocks or BlockCache(where), self.clock)
         self.source = open_source(self.clock.timed(self.storage), format, self.limits)
         self.seed = seed
         self.digest: str = self.source.digest
@@ -203,13 +215,34 @@ class Dataset:
         self._expected = Expected(self.order, deal, self.source.spans, storage.firsts, storage.owned)
         storage.expect(self._expected.uses(epoch, samples))
 
+    def follow_job(self) -> int:
+        """Share blocks with the hosts of the job that there is now; every rank calls this as an iteration begins.
+
+        Without a job, or where the ranks that shared were a group of the program's own, this host keeps what it reads.
+
+        Returns:
+            How often that has changed: workers of before have to be made anew.
+        """
+        storage, hosts = self.storage, self._hosts
+        if hosts.sharing is None or not hosts.sharing.is_over or not isinstance(storage, CachedStorage):
+            return hosts.moves
+        hosts.moves += 1
+        hosts.sharing.close()
+        hosts.sharing = None
+        storage.keep_alone()
+        if storage.cache.share is None and is_initialized():
+            hosts.sharing = _shared(world(), storage, self.clock)
+        else:
+            tell(f"{storage.url}: the job was left whose hosts shared blocks; this host has them from the source now")
+        return hosts.moves
+
     def close(self) -> None:
         """Close the port and connections by which hosts share blocks; other hosts ask the source then."""
-        if self._sharing is not None:
-            self._sharing.close()
+        if self._hosts.sharing is not None:
+            self._hosts.sharing.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_sharing": None}
+        return self.__dict__ | {"_hosts": _Hosts(moves=self._hosts.moves)}
 
     def at(self, epoch: int, samples: int) -> None:
         """Note that the step that begins at `samples` of an epoch is read now."""
@@ -271,10 +304,14 @@ def _cached(source: Storage, cache: BlockCache, clock: StageClock) -> tuple[Cach
     if group is None:
         return CachedStorage(storage, cache), None
     made = CachedStorage(told_once(group, storage), cache)
-    sharing = Sharing(group, made, tell, first_only=False)
+    return made, _shared(group, made, clock)
+
+
+def _shared(group: Group, storage: CachedStorage, clock: StageClock) -> Sharing:
+    sharing = Sharing(group, storage, tell, first_only=False)
     sharing.keep_own()
-    made.count_fetches(partial(clock.request, NETWORK))
-    return made, sharing
+    storage.count_fetches(partial(clock.request, NETWORK))
+    return sharing
 
 
 def read_amplification(source: Any) -> float:
@@ -314,6 +351,10 @@ class Mixture:
         if not 0 <= owner < len(self._datasets):
             raise IndexError(f"sample {number} of {len(self)}")
         return self._datasets[owner].sample(number - int(self._firsts[owner]), epoch, draw)
+
+    def follow_job(self) -> int:
+        """As of each of the data sets."""
+        return sum(each.follow_job() for each in self._datasets)
 
     def __len__(self) -> int:
         """Return how many samples all have."""

@@ -18,8 +18,9 @@ _FORMATS = ("PNG", "WEBP", "PPM", "BMP", "TIFF", "JPEG", "GIF")
 _DEEP = {"I": np.int32, "F": np.float32, "I;16": np.uint16, "I;16L": np.uint16, "I;16B": np.uint16}
 _PNG = b"\x89PNG\r\n\x1a\n"
 _PNG_DEPTH = 24  # where a PNG says its bits of each channel
-_PPM = re.compile(rb"P[36](?:\s+|\s*#[^\n]*\n)*\s*\d+(?:\s+|\s*#[^\n]*\n)+\d+(?:\s+|\s*#[^\n]*\n)+(\d+)")
-_TIFF_DEPTHS = 258
+_PPM = re.compile(rb"P[2356](?:\s+|\s*#[^\n]*\n)*\s*\d+(?:\s+|\s*#[^\n]*\n)+\d+(?:\s+|\s*#[^\n]*\n)+(\d+)")
+_TIFF_DEPTHS, _TIFF_FORMATS = 258, 339
+_UNSIGNED, _SIGNED = 1, 2  # of the latter
 
 Pixels = NDArray[Any]
 
@@ -27,7 +28,8 @@ Pixels = NDArray[Any]
 def decoded(what: str, data: bytes, limits: Limits) -> Pixels:
     """Return an image in colour, (height, width, 3); what its header claims is held against `limits` first.
 
-    It is uint8; a grey one of more than 8 bits keeps its type, uint16, int32 or float32, and its values.
+    It is uint8, from 0 for black to 255 for white; a grey one of more than 8 bits keeps its type, uint16, int32, uint32
+    or float32, and its values.
 
     Args:
         what: its name, for errors.
@@ -35,7 +37,8 @@ def decoded(what: str, data: bytes, limits: Limits) -> Pixels:
         limits: of pixels.
 
     Raises:
-        DataError: it cannot be decoded, or is too large, or has colours of more than 8 bits, which would be narrowed.
+        DataError: it cannot be decoded, or is too large, or has values that the library would change: colours of more
+            than 8 bits, signed ones of 8, or grey ones that it would scale.
     """
     return _jpeg(what, data, limits) if data.startswith(_JPEG) else _other(what, data, limits)
 
@@ -68,9 +71,9 @@ def _other(what: str, data: bytes, limits: Limits) -> Pixels:
             warnings.simplefilter("ignore", image_library.DecompressionBombWarning)
             with image_library.open(io.BytesIO(data), formats=_FORMATS) as image:
                 _require_pixels(what, image.width, image.height, limits)
-                _require_depth(what, _depth(data, image), image.mode)
+                _require_depth(what, _depth(data, image), image)
                 if image.mode in _DEEP:
-                    grey = np.array(image).astype(_DEEP[image.mode], copy=False)
+                    grey = np.array(image).astype(_deep(what, data, image), copy=False)
                     return np.repeat(grey[:, :, None], 3, axis=2)
                 return np.array(image.convert("RGB"))
     except DataError:
@@ -89,12 +92,43 @@ def _other(what: str, data: bytes, limits: Limits) -> Pixels:
         raise DataError(f"{what} cannot be decoded: {str(error)[:200] or type(error).__name__}") from error
 
 
-def _require_depth(what: str, depth: int, mode: str) -> None:
-    if depth > 8 and mode not in _DEEP:
+def _require_depth(what: str, depth: int, image: Any) -> None:
+    if image.mode in _DEEP:
+        return
+    if _tiffs(image, _TIFF_FORMATS, _UNSIGNED) == _SIGNED:
+        raise DataError(
+            f"{what} has signed values of {depth} bits, which Pillow takes for unsigned ones: want decode=False and "
+            "another library, or values of 16 bits"
+        )
+    if depth > 8:
         raise DataError(
             f"{what} has colours of {depth} bits, which Pillow narrows to 8: want decode=False and another library, or "
             "images of 8 bits, or grey ones of 16"
         )
+
+
+def _deep(what: str, data: bytes, image: Any) -> Any:
+    """Return the type of a grey image of more than 8 bits.
+
+    Raises:
+        DataError: Pillow would scale its values.
+    """
+    found = _PPM.match(data[:1024])
+    if found is not None and int(found[1]) != np.iinfo(np.uint16).max:
+        raise DataError(
+            f"{what} has values up to {int(found[1])}, which Pillow scales to 65535: want decode=False and another "
+            "library, or a PGM of values up to 65535, or a PNG"
+        )
+    # Pillow has whole numbers of 32 bits as signed ones, whatever they are.
+    is_unsigned = image.mode == "I" and _tiffs(image, _TIFF_DEPTHS, 0) == 32
+    is_unsigned &= _tiffs(image, _TIFF_FORMATS, _UNSIGNED) == _UNSIGNED
+    return np.uint32 if is_unsigned else _DEEP[image.mode]
+
+
+def _tiffs(image: Any, tag: int, default: int) -> int:
+    """Return what a TIFF says under a number, the largest where it does so for each channel."""
+    told = getattr(image, "tag_v2", {}).get(tag, default)
+    return int(max(told)) if isinstance(told, tuple) else int(told)
 
 
 def _depth(data: bytes, image: Any) -> int:
@@ -103,5 +137,4 @@ def _depth(data: bytes, image: Any) -> int:
         return data[_PNG_DEPTH]
     if (found := _PPM.match(data[:1024])) is not None:
         return int(found[1]).bit_length()
-    told = getattr(image, "tag_v2", {}).get(_TIFF_DEPTHS, 8)
-    return int(max(told)) if isinstance(told, tuple) else int(told)
+    return _tiffs(image, _TIFF_DEPTHS, 8)

@@ -136,8 +136,15 @@ class ElasticOrder:
         self.records_indices = self.records_indices or "processed_indices" in state_dict
         self.reset()
 
+    def _follow(self) -> None:
+        """Deal anew what is not processed, where this is another rank, or of another number of them, by now."""
+        if self._place() != (self.rank, self.num_replicas):
+            self.reset()
+
     def __iter__(self) -> Iterator[int]:
+        self._follow()
         return iter(self.indices)
 
     def __len__(self) -> int:
+        self._follow()
         return self.num_samples

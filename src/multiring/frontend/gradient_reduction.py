@@ -49,9 +49,13 @@ class GradientReduction:
         """
         raise NotImplementedError
 
-    def divided(self, gradient: Any, ranks: int) -> Any:
+    def divided(self, gradient: Any, ranks: Any) -> Any:
         """Return `gradient` divided by a number."""
         return gradient / ranks
+
+    def ranks_now(self) -> Any:
+        """Return how many ranks there are, when a step runs."""
+        return members_of(self.process_set).size
 
     def keep_local(self, variable: Any) -> None:
         """Have the gradient of `variable` be this rank's own."""
@@ -82,7 +86,7 @@ class GradientReduction:
                 found[place] = gradient
         if self.local and self.scale_local:
             # The loss is an average over all ranks' samples, and of a rank's own variable only its own samples know.
-            ranks = members_of(self.process_set).size
+            ranks = self.ranks_now()
             for place, variable in enumerate(variables):
                 if found[place] is not None and self.is_local(variable):
                     found[place] = self.divided(found[place], ranks)

@@ -2,7 +2,7 @@
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
@@ -92,6 +92,7 @@ class Members:
         self.size = group.size
         self.in_flight: set[str] = set()
         self.reducers: weakref.WeakSet[Reducer] = weakref.WeakSet()
+        self.is_over = False  # the job was left, or the set removed: what is built on these ranks is to be built anew
         self._kept: dict[Callable[[], Any], Any] = {}
         self._joins = 0
         self._numbers = itertools.count(1)
@@ -102,6 +103,11 @@ class Members:
         if found is None:
             found = self._kept.setdefault(kind, kind())
         return found
+
+    def close(self) -> None:
+        """End what these ranks have in common: they meet no more."""
+        self.is_over = True
+        self.named.close()
 
     def next_number(self) -> str:
         """Return the number of the next operation that has no name; all ranks of the set count alike."""
@@ -158,8 +164,11 @@ class _Sets:
             self._add(process_set if ranks == own else ProcessSet(ranks))
 
     def _add(self, process_set: ProcessSet) -> None:
+        self.make(process_set, next(each for each in itertools.count(1) if each not in self.ranks))
+
+    def make(self, process_set: ProcessSet, number: int) -> None:
+        """Make the set, under a number that none has."""
         ranks = self._checked(process_set)
-        number = next(each for each in itertools.count(1) if each not in self.ranks)
         group = self._agreed(f"add_process_set.{number}", ranks)
         self.ranks[number] = ranks
         self.objects[number] = [process_set]
@@ -178,7 +187,7 @@ class _Sets:
         del self.ranks[number]
         members = self.members.pop(number, None)
         if members is not None:
-            members.named.close()
+            members.close()
         for each in self.objects.pop(number):
             each.invalidate()
 
@@ -206,7 +215,7 @@ class _Sets:
     def close(self) -> None:
         """Forget all sets; their objects may be given to another `init`."""
         for members in self.members.values():
-            members.named.close()
+            members.close()
         for objects in self.objects.values():
             for each in objects:
                 if each is not global_process_set:
@@ -253,10 +262,24 @@ def close_sets() -> None:
         sets.close()
 
 
-def sets_to_keep() -> tuple[list[ProcessSet], bool]:
-    """Return the process sets beside that of all ranks, in the order they were made, and whether they are dynamic."""
+def sets_to_keep() -> tuple[dict[int, list[ProcessSet]], bool]:
+    """Return the objects of each process set beside that of all ranks, by its number, and whether sets are dynamic."""
     sets = _sets_now()
-    return [each for number, objects in sets.objects.items() if number for each in objects], sets.is_dynamic
+    return {number: list(objects) for number, objects in sets.objects.items() if number}, sets.is_dynamic
+
+
+def keep_sets(kept: Mapping[int, list[ProcessSet]]) -> None:
+    """Make the process sets of a job that was left, with the numbers that they had: programs that were traced say them.
+
+    Every rank calls it, with what `sets_to_keep` returned.
+
+    Raises:
+        ArgumentError: a rank of a set is not in the job.
+    """
+    sets = _sets_now()
+    for number, (first, *others) in sorted(kept.items()):
+        sets.make(first, number)
+        know_sets(others)
 
 
 def add_process_set(process_set: Any) -> ProcessSet:

@@ -11,15 +11,48 @@ import numpy as np
 
 from multiring.frontend import lifecycle
 from multiring.frontend.requests.interrupts import fail_at_interrupts
+from multiring.jax.call import sets
 from multiring.jax.library import target
+from multiring.runtime.job.job import current, is_rank, when_changed
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
     """Join the job; see `multiring.frontend.lifecycle.init`."""
+    _know_programs()
     lifecycle.init(comm, process_sets)
     target()  # programs of JAX's compilation cache call it without being traced
     fail_at_interrupts()
     _wait_at_exit()
+
+
+class _Programs:
+    """For which place in a job programs were traced: shapes, factors and roots in them follow from it."""
+
+    def __init__(self) -> None:
+        self._place: tuple[int, int] | None = None
+
+    def trace_anew(self) -> None:
+        """Have JAX trace all programs anew where this process is another rank by now, or of another number of them.
+
+        Process sets and groups have numbers in programs, which may be another set's in another job.
+        """
+        if not is_rank():
+            return
+        membership = current().membership
+        place = membership.rank, membership.size
+        if self._place not in {None, place} or len(sets) > 1:
+            jax.clear_caches()
+            for number in sets.keys() - {0}:
+                del sets[number]
+        self._place = place
+
+
+@cache
+def _know_programs() -> _Programs:
+    known = _Programs()
+    known.trace_anew()
+    when_changed(known.trace_anew)
+    return known
 
 
 @cache

@@ -73,7 +73,8 @@ class _Distribution:
             ("predict", self.predict),
         ):
             setattr(model, name, functools.wraps(self._plain[name])(functools.partial(found)))
-        self._states = MetricStates(model, Steps(model, self._adopt))
+        self._steps = Steps(model, self._adopt)
+        self._states = MetricStates(model, self._steps)
         self._saving = SharedSaving(model)
         if model.compiled:
             self._take_over()
@@ -165,6 +166,7 @@ class _Distribution:
 
     def _synchronize(self) -> None:
         """Have what is in the model by now be of all ranks: it may have got layers and optimizers since."""
+        self._steps.follow_job()
         for layer in self._model._flatten_layers():  # noqa: SLF001 -- Keras has no other name for it
             synchronize(layer)
         self._states.watch()

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 from multiring.frontend.keras_steps import Step, entered
-from multiring.frontend.lifecycle import size
+from multiring.frontend.lifecycle import rank, size
 from multiring.keras.shards import unwrapped
 
 OWN_ROWS = "multiring_rows"  # in the logs of a step, until the wrapper of the whole function takes it out
@@ -43,6 +43,7 @@ class Steps:
         self.rows: dict[str, Any] = {}
         self.kind = "train"
         self.runs_user_code = False
+        self._place = (rank(), size())
         for kind in ("train", "test"):
             step = getattr(model, f"{kind}_step")
             setattr(model, f"{kind}_step", functools.wraps(step)(functools.partial(self._step, kind, step)))
@@ -51,6 +52,13 @@ class Steps:
             setattr(model, f"{kind}_function", None)  # one that was made before knows nothing of parts
         build = model._symbolic_build  # noqa: SLF001 -- Keras has no other name for it
         model._symbolic_build = functools.partial(_built, build)  # noqa: SLF001
+
+    def follow_job(self) -> None:
+        """Have steps traced anew where this is another rank by now, or of another number of them: it is in them."""
+        if self._place != (place := (rank(), size())):
+            self._place = place
+            for kind in ("train", "test", "predict"):
+                setattr(self._model, f"{kind}_function", None)
 
     def _step(self, kind: str, plain: Callable[..., Any], *arguments: Any) -> Any:
         part, data = unwrapped(arguments[-1])

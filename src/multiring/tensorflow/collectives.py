@@ -8,6 +8,7 @@ come to it.
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from multiring.errors import ArgumentError, UnsupportedError
@@ -207,18 +208,19 @@ def alltoall(
     Returns:
         The rows; with `splits` also how many came from each rank, int32.
     """
-    members = members_of(process_set)
+    members_of(process_set)
     tensor = tf.convert_to_tensor(tensor)
+    ranks = ranks_now(process_set)
     if splits is None:
-        given = (
-            tf.fill([members.size], tf.shape(tensor, tf.int64)[0] // members.size) if tensor.shape.rank != 0 else None
-        )
-        _check_multiple(tensor, members.size)
+        given = None
+        if tensor.shape.rank != 0:
+            given = tf.fill([ranks], tf.shape(tensor, tf.int64)[0] // tf.cast(ranks, tf.int64))
+        _check_multiple(tensor, members_of(process_set).size)
     else:
         given = tf.cast(splits, tf.int64)
     naming = named("alltoall", name, ignore_name_scope)
     call = _call(ALL_TO_ALL, process_set, naming("", tensor))
-    none = tf.zeros([members.size], tf.int64)
+    none = tf.zeros([ranks], tf.int64)
     received, rows = operations().multiring_exchange(values=tensor, splits=none if given is None else given, call=call)
     return received if splits is None else (received, tf.cast(rows, tf.int32))
 
@@ -261,6 +263,26 @@ def grouped_reducescatter(
 
 
 NumberOf = Callable[[Sequence[int]], int]  # of places
+
+# ---- who this rank is: in a graph, which may run again in another job, when it runs ----
+
+
+def ranks_now(process_set: ProcessSet) -> Any:
+    """Return how many ranks the set has, in a graph when it runs."""
+    return _now(lambda: members_of(process_set).size)
+
+
+def _now(ask: Callable[[], int]) -> Any:
+    return ask() if tf.executing_eagerly() else asked(ask)
+
+
+def asked(ask: Callable[[], int], name: str | None = None) -> Any:
+    """Return an operation whose result, int32, is what `ask` returns when it runs."""
+    # NumPy's number: in a session of tf.compat.v1 a constant made here would be a graph's, without a value.
+    found = tf.numpy_function(lambda: np.int32(ask()), [], tf.int32, stateful=True, name=name)
+    found.set_shape([])
+    return found
+
 
 # ---- the operations ----
 
@@ -364,7 +386,7 @@ def _reduced_slices(slices: Any, how: Combination, name: str | None, process_set
     naming = named("allreduce.slices", name, ignores_scope=False)
     indices, values = _gathered([slices.indices, slices.values], naming, process_set)
     if how.op == Average:
-        values = values / tf.cast(members_of(process_set).size, values.dtype)
+        values = values / tf.cast(ranks_now(process_set), values.dtype)
     return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
 
 
@@ -432,13 +454,10 @@ def _whole_gradient(operation: Any, *gradients: Any) -> Sequence[Any]:
     if call.collective == BROADCAST:
         average = Combination(Average, 1.0, 1.0, None)
         found = _reduced(gradients, average, Compression.none, naming, call.process_set)
-        members = members_of(call.process_set)
-        is_root = members.group.ranks[members.rank] == call.root
-        if is_root:
-            return found
         # A graph would leave out what its results do not depend on, and the root would wait for this rank.
         with tf.control_dependencies(found):
-            return [tf.identity(tf.zeros_like(each)) for each in found]
+            is_root = tf.equal(_now(lambda: _world_rank(call.process_set)), call.root)
+            return [tf.where(is_root, each, tf.zeros_like(each)) for each in found]
     if call.how.op not in LINEAR:
         raise UnsupportedError(
             f"the gradient of an allreduce by {name_of(call.how.op)}: want tf.stop_gradient there, or Average or Sum"
@@ -446,10 +465,15 @@ def _whole_gradient(operation: Any, *gradients: Any) -> Sequence[Any]:
     return _reduced(gradients, call.how, Compression.none, naming, call.process_set)
 
 
+def _world_rank(process_set: ProcessSet) -> int:
+    members = members_of(process_set)
+    return members.group.ranks[members.rank]
+
+
 @_gradient_of("MultiringRows")
 def _rows_gradient(operation: Any, *gradients: Any) -> Sequence[Any]:
     call = _parsed(operation)
-    own = members_of(call.process_set).rank
+    own = _now(lambda: members_of(call.process_set).rank)
     count = len(operation.inputs)
     average = Combination(Average, 1.0, 1.0, None)
     naming = named("gradient", None, ignores_scope=False)
@@ -464,8 +488,8 @@ def _rows_gradient(operation: Any, *gradients: Any) -> Sequence[Any]:
 @_gradient_of("MultiringScatter")
 def _scatter_gradient(operation: Any, *gradients: Any) -> Sequence[Any]:
     call = _parsed(operation)
-    ranks = members_of(call.process_set).size if call.how.op == Sum else 1
-    factor = ranks * call.how.prescale * call.how.postscale
+    ranks = ranks_now(call.process_set) if call.how.op == Sum else 1
+    factor = tf.cast(ranks, tf.float64) * call.how.prescale * call.how.postscale
     scaled = [tf.cast(factor, each.dtype) * each for each in gradients]
     return _gathered(scaled, named("gradient", None, ignores_scope=False), call.process_set)
 

@@ -3,13 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from multiring.frontend import object_collectives
 from multiring.frontend.lifecycle import local_rank, local_size, rank
 from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of, numbered_set
-from multiring.tensorflow.collectives import broadcast_
+from multiring.tensorflow.collectives import asked, broadcast_
 
 
 def broadcast_variables(
@@ -108,31 +107,24 @@ def allgather_object(
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """Return how many ranks the set has when this runs, int32."""
-    return _now(lambda: members_of(numbered_set(process_set_id)).size, name)
+    return asked(lambda: members_of(numbered_set(process_set_id)).size, name)
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """Return 1 where this rank is in the set when this runs, else 0, int32."""
-    return _now(lambda: int(bool(numbered_set(process_set_id).included())), name)
+    return asked(lambda: int(bool(numbered_set(process_set_id).included())), name)
 
 
 def local_size_op(name: str | None = None) -> Any:
     """Return how many ranks this host has when this runs, int32."""
-    return _now(local_size, name)
+    return asked(local_size, name)
 
 
 def rank_op(name: str | None = None) -> Any:
     """Return this process's rank when this runs, int32."""
-    return _now(rank, name)
+    return asked(rank, name)
 
 
 def local_rank_op(name: str | None = None) -> Any:
     """Return this process's rank among those of its host when this runs, int32."""
-    return _now(local_rank, name)
-
-
-def _now(ask: Callable[[], int], name: str | None) -> Any:
-    # NumPy's number: in a session of tf.compat.v1 a constant made here would be a graph's, without a value.
-    found = tf.numpy_function(lambda: np.int32(ask()), [], tf.int32, stateful=True, name=name)
-    found.set_shape([])
-    return found
+    return asked(local_rank, name)

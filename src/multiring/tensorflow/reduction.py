@@ -10,7 +10,7 @@ from multiring.frontend.gradient_reduction import GradientReduction, largest_of
 from multiring.frontend.keras_steps import current_step
 from multiring.frontend.reduce_ops import combination
 from multiring.frontend.requests.first_steps import watched_variables
-from multiring.tensorflow.collectives import reduced_gradients
+from multiring.tensorflow.collectives import ranks_now, reduced_gradients
 from multiring.tensorflow.compression import Compression
 
 
@@ -50,7 +50,11 @@ class TensorReduction(GradientReduction):
                 number_of=number_of,
             )
 
-    def divided(self, gradient: Any, ranks: int) -> Any:
+    def ranks_now(self) -> Any:
+        """Return how many ranks there are, in a graph when it runs: it may do so again in another job."""
+        return ranks_now(self.process_set)
+
+    def divided(self, gradient: Any, ranks: Any) -> Any:
         """Return `gradient` divided by a number."""
         if isinstance(gradient, tf.IndexedSlices):
             return tf.IndexedSlices(gradient.values / ranks, gradient.indices, gradient.dense_shape)

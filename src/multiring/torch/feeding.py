@@ -1,8 +1,10 @@
 """Data sets of `multiring.data` for torch: a loader of tensors, and an IterableDataset for torch's own DataLoader."""
 
 import math
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from multiring.data.progress import Progress, steps
 from multiring.errors import ArgumentError, DataError
 from multiring.frontend.job_place import job_place
 from multiring.frontend.sample_counts import count_in_job
+from multiring.runtime.job.job import when_changed
 from multiring.torch.collectives.allreduce import allreduce
 from multiring.torch.distributing.rules import Rules
 from multiring.torch.distributing.weighing import Weighing, scaled
@@ -106,24 +109,33 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
         super().__init__()
         self._samples, self._batch = samples, batch
         self._rank, self._ranks = rank, ranks
-        job_place()  # from now on forked workers know the rank that they are of
         self._progress = Progress.beginning(samples)
+        # What workers have to know, which may stay longer than an epoch and a job: the place, and where to begin.
+        self._told = _shared(torch.zeros(4, dtype=torch.int64))
+        self._tell()
+        _tell_workers_of(self)
 
     def _place(self) -> tuple[int, int]:
         here, ranks = job_place()
         return (here if self._rank is None else self._rank, ranks if self._ranks is None else self._ranks)
 
-    def __getstate__(self) -> dict[str, Any]:
-        # A worker process that begins anew is in no job.
-        here, ranks = self._place()
-        return {**self.__dict__, "_rank": here, "_ranks": ranks}
+    def _tell(self) -> None:
+        """Tell the workers, with whom this is shared, where the next iteration begins, and for which rank."""
+        self._told.copy_(torch.tensor([*self._place(), self._progress.epoch, self._progress.samples]))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        if not self._told.is_shared():  # a copy, which may have workers of its own
+            self._told = _shared(self._told.clone())
+            _tell_workers_of(self)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches that this worker makes."""
         told = torch.utils.data.get_worker_info()
         number, workers = (told.id, told.num_workers) if told is not None else (0, 1)
-        here, ranks = self._place()
-        epoch, begin = self._progress.epoch, self._progress.samples
+        if told is None:
+            self._tell()
+        here, ranks, epoch, begin = self._told.tolist()
         made = steps(self._samples.order, self._batch, epoch=epoch, begin=begin, rank=here, ranks=ranks)
         for turn, step in enumerate(made):
             if turn % workers == number:
@@ -136,6 +148,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch."""
         self._progress = replace(Progress.beginning(self._samples), epoch=epoch)
+        self._tell()
 
     def state_after(self, batches: int) -> dict[str, Any]:
         """Return the state of a training that has used so many batches since this epoch began, or was resumed."""
@@ -149,3 +162,28 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
             ArgumentError: it is of another data set or seed, or none.
         """
         self._progress = self._progress.resumed(state, self._samples.order.length)
+        self._tell()
+
+
+def _shared(tensor: Tensor) -> Tensor:
+    """Return `tensor`, moved to memory that other processes share."""
+    return tensor.share_memory_()  # type: ignore[no-untyped-call, no-any-return] # torch's own
+
+
+_datasets: "weakref.WeakSet[IterableDataset]" = weakref.WeakSet()
+
+
+def _tell_workers_of(dataset: IterableDataset) -> None:
+    """Tell the data set's workers of each job that this process joins from now on."""
+    _listens()
+    _datasets.add(dataset)
+
+
+@cache
+def _listens() -> None:
+    when_changed(_tell_all)
+
+
+def _tell_all() -> None:
+    for each in list(_datasets):
+        each._tell()  # noqa: SLF001 -- of this module

@@ -77,6 +77,12 @@ class CachedStorage:
         self.owned = owned
         self.keeping.only(owned)
 
+    def keep_alone(self) -> None:
+        """Have blocks from the source, and keep any of them: no other host does so for this one from now on."""
+        self.owned = None
+        self.keeping = self._kept()
+        self.fetch_by(self.fetched)
+
     def __getstate__(self) -> dict[str, Any]:
         # Another process has its own memory, and says itself what it needs.
         return {name: value for name, value in self.__dict__.items() if name != "keeping"}

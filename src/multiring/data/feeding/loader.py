@@ -108,10 +108,11 @@ class Loader:
         self._progress = Progress.beginning(samples)
         self._share: Share | None = None
         self._workers: _Crew | None = None
-        self._made_for: tuple[int, int, tuple[int, int], Layout] | None = None  # what the workers depend on
+        self._made_for: tuple[Any, ...] | None = None  # what the workers depend on
+        self._moves = 0  # of the samples, from one job to another
         self._where: Callable[[], tuple[int, int]] | None = None
         self._layout: Layout | None = None
-        self._expects: tuple[int, tuple[int, int]] | None = None
+        self._expects: tuple[Any, ...] | None = None
         self.place(rank, ranks)
 
     # ---- how far it is ----
@@ -222,8 +223,9 @@ class Loader:
         if self._where is not None:
             self.follow(self._where)
         self._progress = self._rolled()
+        self._moves = getattr(self.samples, "follow_job", int)()
         expect = getattr(self.samples, "expect", None)
-        if expect is not None and self._expects != (expected := (self.batch, self._place)):
+        if expect is not None and self._expects != (expected := (self.batch, self._place, self._moves)):
             expect(self.batch, self._place, self._progress.epoch, self._progress.samples)
             self._expects = expected
         begin = {"epoch": self._progress.epoch, "begin": self._progress.samples}
@@ -316,7 +318,7 @@ class Loader:
     def _crew(self, wanted: Wanted) -> _Crew:
         """Return workers of this process that were made for this place, and for batches of this size and layout."""
         layout = self._layout = self._layout or self._looked_at(wanted)
-        needed = (os.getpid(), self.batch, self._place, layout)
+        needed = (os.getpid(), self.batch, self._place, layout, self._moves)
         if self._workers is not None and (self._workers.is_over or self._made_for != needed):
             self.close()
         if self._workers is None:

@@ -16,8 +16,9 @@ from multiring.data.peers.yielding import Yielding
 from multiring.data.readers.limits import Limits, require_size
 from multiring.data.readers.storage import Storage, read
 from multiring.errors import DataError
-from multiring.runtime import Group, local_rank
+from multiring.runtime import Group, local_rank, world
 from multiring.runtime.bootstrap.addresses import TcpAddress, own_address, parse_address
+from multiring.runtime.job.job import is_rank
 from multiring.settings import Settings
 
 _ADDRESS_BYTES = 128
@@ -47,6 +48,7 @@ class Sharing:
         *,
         first_only: bool = True,
     ) -> None:
+        self._world = world()
         key = np.frombuffer(secrets.token_bytes(32), np.uint8).copy()
         group.broadcast(key, 0)
         secret = key.tobytes()
@@ -79,6 +81,11 @@ class Sharing:
         if self.part is None:
             raise DataError("this host has no part in the exchange yet")
         return self.part.give(request)
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether this process is in another job by now, or in none: others have left it, and their ports."""
+        return not is_rank() or world() is not self._world
 
     def keep_own(self) -> None:
         """Keep on this host's disk what it owns alone, so that the hosts' caches hold the pack together."""

@@ -8,7 +8,7 @@ from multiring.errors import MultiringError
 from multiring.frontend.elastic.state import run_fn
 from multiring.frontend.errors import HorovodInternalError
 from multiring.frontend.lifecycle import init, is_initialized, shutdown
-from multiring.frontend.process_sets import add_process_set, sets_to_keep
+from multiring.frontend.process_sets import keep_sets, sets_to_keep
 from multiring.frontend.requests.failures import error_of
 
 Result = TypeVar("Result")
@@ -48,11 +48,7 @@ def _in_our_words(func: Callable[..., Result]) -> Callable[..., Result]:
 
 def _meet_anew() -> None:
     """Leave the job and join it again, with the process sets that there are."""
-    kept, are_dynamic = sets_to_keep() if is_initialized() else ([], False)
+    kept, are_dynamic = sets_to_keep() if is_initialized() else ({}, False)
     shutdown()
-    if not are_dynamic:
-        init(process_sets=kept)
-        return
-    init(process_sets="dynamic")
-    for each in kept:
-        add_process_set(each)
+    init(process_sets="dynamic" if are_dynamic else None)
+    keep_sets(kept)

@@ -5,6 +5,7 @@ import os
 import platform
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any, cast
 
 from multiring.errors import StateError
@@ -32,9 +33,24 @@ class _Current:
         self.others: list[World] = []  # that are nobody's `current`
         self.exit_handler_set = False
         self.was_left = False  # whether there was a world before
+        self.listeners: list[Callable[[], None]] = []
+
+    def tell(self) -> None:
+        """Tell all who listen that this process is in another job, or in none, by now."""
+        for listener in self.listeners:
+            listener()
 
 
 _current = _Current()
+
+
+def when_changed(listener: Callable[[], None]) -> None:
+    """Have `listener` called each time that this process has joined or left its job, for as long as it lives.
+
+    For what is built for one membership, and used where nobody can ask: by programs that were compiled, or by other
+    processes.
+    """
+    _current.listeners.append(listener)
 
 
 def init(settings: Settings | None = None, **changes: Any) -> Group:
@@ -80,7 +96,9 @@ def init(settings: Settings | None = None, **changes: Any) -> Group:
             attempt.give_up()
             raise
         attempt.mark(_current.world.place)
-        return _current.world.group
+        group = _current.world.group
+    _current.tell()
+    return group
 
 
 def enter(identity: Identity, settings: Settings, *, is_current: bool) -> World:
@@ -102,7 +120,9 @@ def enter(identity: Identity, settings: Settings, *, is_current: bool) -> World:
             Attempt(settings).note(world.place)
         else:
             _current.others.append(world)
-        return world
+    if is_current:
+        _current.tell()
+    return world
 
 
 def leave(world: World, *, grace_s: float | None = None) -> None:
@@ -115,11 +135,14 @@ def leave(world: World, *, grace_s: float | None = None) -> None:
     with _current.lock:
         if world is not _current.world and all(world is not each for each in _current.others):
             return
-        if world is _current.world:
+        is_current = world is _current.world
+        if is_current:
             _current.world, _current.was_left = None, True
         _current.others = [each for each in _current.others if each is not world]
         if world.pid == os.getpid():
             world.close(world.settings.stall_warn_s if grace_s is None else grace_s, announce=True)
+    if is_current:
+        _current.tell()
 
 
 def shutdown() -> None:
@@ -136,6 +159,8 @@ def shutdown() -> None:
         _current.was_left = _current.was_left or world is not None
         if world is not None and world.pid == os.getpid():
             world.close(world.settings.stall_warn_s, announce=True)
+    if world is not None:
+        _current.tell()
 
 
 def current() -> World:
@@ -185,7 +210,9 @@ def move_on(membership: Membership) -> World:
             )
         _current.world = world.in_generation(membership)
         Attempt(world.settings).note(_current.world.place)
-        return _current.world
+        world = _current.world
+    _current.tell()
+    return world
 
 
 def note_progress() -> None:

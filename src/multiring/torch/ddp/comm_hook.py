@@ -12,7 +12,7 @@ out anew after the first step.
 """
 
 from collections.abc import Callable, Mapping
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,6 +57,7 @@ class BucketSharing:
     ) -> None:
         self._options = Options(op="average", compression=option_of(compression), error_feedback=error_feedback)
         self._given = process_group
+        self._known_group: ProcessGroup | None = None  # that the following is of
         self._in_arena: dict[int, int] = {}  # by a bucket's index, where it lies
         self._stateful: dict[tuple[int, ...], _Bucket] = {}  # by the `id` of its parameters
         self._states: dict[int, CompressionState] = {}  # of parameters that are in none of these yet
@@ -67,12 +68,13 @@ class BucketSharing:
         """Start to average `bucket`; see `share_bucket`."""
         buffer = bucket.buffer()
         refuse_elsewhere(buffer, f"gradient bucket {bucket.index()}")
+        group = self.group  # what is kept is of this one
         if self._options.is_lossy or self._options.translates:
             return self._reduce(bucket, buffer)
         self._move(bucket, buffer)
         wire = self._options.wire if buffer.dtype is torch.float32 else None
         memory = buffer_from(buffer)
-        return self._issue(buffer, lambda: self.group.all_reduce_async(memory, "average", wire=wire))
+        return self._issue(buffer, lambda: group.all_reduce_async(memory, "average", wire=wire))
 
     @property
     def group(self) -> Group:
@@ -83,13 +85,22 @@ class BucketSharing:
         """
         return self._process_group.group
 
-    @cached_property
+    @property
     def _process_group(self) -> ProcessGroup:
+        """The process group as it is now: the default one may have been destroyed, and made anew."""
         found = dist.group.WORLD if self._given is None else self._given
+        if found is self._known_group:
+            return self._known_group
         if not isinstance(found, ProcessGroup):
             raise ArgumentError(
                 f"process group {found!r}: want one of multiring's, as init_process_group('multiring') makes it"
             )
+        self._known_group, self._reduction_of = found, None
+        self._in_arena.clear()
+        for bucket in self._stateful.values():
+            self._states |= bucket.states()
+            self._known += bucket.parameters
+        self._stateful.clear()
         return found
 
     def _issue(

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 from multiring.data import Share, seed_for
 from multiring.errors import StateError
 from multiring.frontend.lifecycle import rank, size
+from multiring.runtime.job.job import is_rank
 from multiring.torch.collectives.allreduce import allreduce
 from multiring.torch.collectives.broadcast import broadcast_
 from multiring.torch.distributing.counting import Counted, Counting, divided, require_distinct, together
@@ -23,6 +24,8 @@ from multiring.torch.optimizer.distributed import Distributed
 
 Each = TypeVar("Each")
 Batch_co = TypeVar("Batch_co", covariant=True)
+
+_INITIALIZED = "_DataLoader__initialized"
 
 
 class DistributedLoader(DataLoader[Batch_co]):
@@ -38,9 +41,15 @@ class DistributedLoader(DataLoader[Batch_co]):
         self._weighing = weighing
         self._optimizer = optimizer
         self._share: Share | None = None
-        self._order: OwnBatches | None = None
         self._epochs = _with_epochs(loader)
         self._last_epochs: dict[int, int] = {}
+        self._build(loader)
+
+    def _build(self, loader: DataLoader[Batch_co]) -> None:
+        """Be the loader of this rank, of as many as there are, of what `loader` was made with."""
+        rules = self._rules
+        self._source, self._place = loader, (rank(), size())
+        self._order: OwnBatches | None = None
         count = rules.batches_together(size())
         # Of batch samplers of a program's own nobody knows how many samples a batch has.
         self._batch_size = loader.batch_size and loader.batch_size * (size() if rules.batch == "per_rank" else 1)
@@ -57,6 +66,7 @@ class DistributedLoader(DataLoader[Batch_co]):
             options["batch_sampler"] = self._order
         # Of an iterable data set that every rank reads as a whole all of them have to draw alike.
         self._draws_alike = is_iterable and not rules.sharded
+        vars(self)[_INITIALIZED] = False  # or torch allows no other batch size
         super().__init__(
             loader.dataset,
             num_workers=loader.num_workers,
@@ -96,8 +106,31 @@ class DistributedLoader(DataLoader[Batch_co]):
         own = scaled(self._weighing.factor_of(self._share), loss.detach())
         return allreduce(own, op=self._rules.op, name="distribute.loss")
 
+    def _follow_job(self) -> None:
+        """Deal to the ranks that there are now, where the job was left, and joined anew.
+
+        Raises:
+            StateError: there are others, and the learning rate was scaled for as many as there were.
+        """
+        if not is_rank() or self._place == (rank(), size()):
+            return
+        scale = self._rules.learning_rate
+        if scale in {"linear", "sqrt"} and self._place[1] != size():
+            raise StateError(
+                f"the loader of distribute(learning_rate={scale!r}) in a job of {size()} ranks: the learning rate was "
+                f"scaled for {self._place[1]}. Call distribute anew, with a learning rate that was not scaled"
+            )
+        self._iterator = None  # workers that stay are of the rank that this one was
+        self._build(self._source)
+
+    def __len__(self) -> int:
+        """Return how many batches a pass has."""
+        self._follow_job()
+        return super().__len__()
+
     def __iter__(self) -> Any:
         """Begin a pass: one over the data set, or what is left of one for samplers that know."""
+        self._follow_job()
         self._advance_epochs()
         self._draw_other_seeds()
         batches = super().__iter__()

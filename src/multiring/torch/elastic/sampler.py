@@ -6,6 +6,7 @@ from torch.utils.data import Sampler
 
 from multiring.data import ElasticOrder
 from multiring.frontend.lifecycle import rank, size
+from multiring.runtime.job.job import is_rank
 
 
 class ElasticSampler(ElasticOrder, Sampler[int]):
@@ -23,6 +24,10 @@ class ElasticSampler(ElasticOrder, Sampler[int]):
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:  # noqa: FBT001, FBT002 -- Horovod's
         super().__init__(dataset, shuffle, seed, _place)
+
+    def _follow(self) -> None:
+        if is_rank():
+            super()._follow()
 
 
 def _place() -> tuple[int, int]:

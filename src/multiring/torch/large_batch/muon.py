@@ -117,6 +117,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, defaults)
         self._precision = chosen.precision
         self._process_set = process_set
+        self._members: Group | None = None  # of which `_group` is a twin: another one once the job was joined anew
         self._group: Group | None = None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -203,8 +204,8 @@ class Muon(torch.optim.Optimizer):
         if not is_initialized() or not self._process_set.included() or (held is not None and held.stages is not None):
             return None  # the ranks of a pipeline have other matrices
         members = members_of(self._process_set).group
-        if self._group is None or self._group.size != members.size:
-            self._group = members.twin()
+        if self._members is not members:
+            self._members, self._group = members, members.twin()
         return self._group
 
 

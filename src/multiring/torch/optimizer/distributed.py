@@ -2,9 +2,11 @@
 
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -13,16 +15,17 @@ from multiring.data import Share
 from multiring.errors import StateError, UnsupportedError
 from multiring.frontend.consistency_check import require_alike, told_to_others
 from multiring.frontend.errors import LoopOrderError
-from multiring.frontend.process_sets import members_of
+from multiring.frontend.process_sets import Members, members_of
 from multiring.gradients.compression_state import KEY, packed
 from multiring.gradients.reductions import CompressionState
 from multiring.runtime import Group
 from multiring.runtime.arrays import numpy_dtype
+from multiring.runtime.job.job import is_rank
 from multiring.torch.bucket_tensors import spec_of, states_of, tensor_reductions_of
 from multiring.torch.compression import Compression
 from multiring.torch.interop import dense_strides, described, dtype_name, refuse_elsewhere
 from multiring.torch.optimizer.adasum_delta import DeltaReducer
-from multiring.torch.optimizer.gradient_reducer import GradientReducer
+from multiring.torch.optimizer.gradient_reducer import GradientReducer, Home
 from multiring.torch.optimizer.hook_registry import is_shared, take_over
 from multiring.torch.optimizer.rounds import GradientWatch, Round
 from multiring.torch.optimizer.setup import Setup, parameters_of, together_of, trained
@@ -44,6 +47,7 @@ class Distributed(torch.optim.Optimizer):
 
     _plain: type[torch.optim.Optimizer]
     _setup: Setup
+    _members: Members | None = None  # of the job's ranks those to share with; None where this rank is not one of them
     _group: Group | None = None  # of the ranks to share with; None where this rank is not one of them
     _reducer: GradientReducer | None = None
     _delta_reducer: DeltaReducer | None = None
@@ -59,6 +63,7 @@ class Distributed(torch.optim.Optimizer):
 
     def synchronize(self) -> None:
         """Return when the gradients are those of all ranks; nothing to do after a backward has ended."""
+        self.follow_job()
         if self._reducer is not None:
             self._reducer.synchronize()
 
@@ -140,6 +145,7 @@ class Distributed(torch.optim.Optimizer):
         Raises:
             UnsupportedError: with op=Adasum, where each rank steps with its own.
         """
+        self.follow_job()
         if self._delta_reducer is not None:
             raise UnsupportedError("gradient lag, LARC, loss scaling and the like with op=Adasum: want op=Average")
         if not self._skips:
@@ -179,6 +185,7 @@ class Distributed(torch.optim.Optimizer):
             call: the frame of the call.
             closure: what the step was given to evaluate the model.
         """
+        self.follow_job()
         if self._delta_reducer is not None:
             self._delta_reducer.before_step(
                 self, call, unscales=not vars(self).get("_step_supports_amp_scaling", False)
@@ -250,6 +257,7 @@ class Distributed(torch.optim.Optimizer):
         Raises:
             StateError: gradients were changed before they were reduced, as by `unscale_`.
         """
+        self.follow_job()
         if self._reducer is not None and not self._skips:
             self._bring_gradients()
             self._reducer.rounds.hand_out()
@@ -277,12 +285,29 @@ class Distributed(torch.optim.Optimizer):
         if "_setup" in vars(self):
             share(self, self._setup)
 
+    def follow_job(self) -> None:
+        """Share the gradients anew where the job was left, and joined anew; every rank of it has to call this.
+
+        Gradients that are there by then are this rank's own. Nothing happens within one job, and outside of any.
+        """
+        if "_setup" in vars(self) and is_rank():
+            process_set = self._setup.process_set
+            if self._members is not (None if process_set.included() is False else members_of(process_set)):
+                self.share_anew()
+
+    def move(self, parameter: torch.Tensor) -> None:
+        """Share the gradients anew amid a backward, of which this parameter's is the first in this job."""
+        self.share_anew()
+        if self._reducer is not None:
+            self._reducer.take_from(parameter)
+
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 -- torch's signature
         """As in torch.
 
         Raises:
             LoopOrderError: after a backward whose gradients neither a step nor `synchronize` has asked for.
         """
+        self.follow_job()
         if self._reducer is not None:
             self._reducer.forget()
         super().zero_grad(set_to_none)
@@ -303,12 +328,14 @@ class Distributed(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in torch; also what lossy gradients carry from step to step, where `state_dict` has that."""
-        carried, reducer = state_dict.get(KEY), self._reducer
+        carried, reducer, group = state_dict.get(KEY), self._reducer, self._group
         states: dict[int, CompressionState] = {}
-        if carried is not None and reducer is not None and self._group is not None:
+        if carried is not None and reducer is not None and group is not None:
+            if is_rank() and self._setup.process_set.included():
+                group = members_of(self._setup.process_set).group  # of this job; it need not be the one shared in yet
             own, parameters = reducer.states(), parameters_of(self)
             has_residual = [own.get(id(each), CompressionState()).residual is not None for each in parameters]
-            states = states_of(carried, has_residual, parameters, self._group)
+            states = states_of(carried, has_residual, parameters, group)
         super().load_state_dict(state_dict)
         if reducer is not None:
             reducer.restart(self._setup.options.backward_passes_per_step)
@@ -326,6 +353,12 @@ def setup_of(optimizer: torch.optim.Optimizer) -> Setup | None:
     """Return what a DistributedOptimizer was called with; None for another optimizer."""
     setup: Setup | None = vars(optimizer).get("_setup") if isinstance(optimizer, Distributed) else None
     return setup
+
+
+def _move(optimizer: "weakref.ref[Distributed]", parameter: torch.Tensor) -> None:
+    found = optimizer()
+    if found is not None:
+        found.move(parameter)
 
 
 def delay_gradients(optimizer: torch.optim.Optimizer) -> None:
@@ -374,8 +407,10 @@ def share(optimizer: torch.optim.Optimizer, setup: Setup) -> None:
     if "_setup" not in vars(optimizer):
         optimizer.register_step_pre_hook(_before_step)
         optimizer.register_step_post_hook(_after_step)
-    vars(optimizer).update(_setup=setup, _group=group, _reducer=reducer, _delta_reducer=deltas)
+    vars(optimizer).update(_setup=setup, _members=members, _group=group, _reducer=reducer, _delta_reducer=deltas)
     shared = cast("Distributed", optimizer)
+    if reducer is not None and members is not None:
+        reducer.home = Home(members, partial(_move, weakref.ref(shared)))
     shared.watch(vars(optimizer).get("_watching"))
     if reducer is not None and vars(optimizer).get("_delays_gradients"):
         reducer.rounds.delays = True

@@ -10,13 +10,14 @@ gathered (`gathered`), unless dense was asked for.
 """
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from multiring.errors import StateError, UnsupportedError
 from multiring.frontend.errors import LoopOrderError, internal_errors
+from multiring.frontend.process_sets import Members
 from multiring.gradients.options import Options
 from multiring.gradients.reducer import BucketOrder
 from multiring.gradients.reductions import CompressionState
@@ -58,7 +59,11 @@ class GradientReducer:
     """The gradients of some parameters, which the ranks of a group reduce together, backward by backward.
 
     It works as long as somebody holds it: the parameters' hooks do not.
+
+    home: who made it, and makes another one once the job was left; None: nobody does.
     """
+
+    home: "Home | None" = None
 
     def __init__(
         self,
@@ -99,6 +104,10 @@ class GradientReducer:
         self._hooks = [
             add_gradient_hook(entry.parameter, Arrival(this, index)) for index, entry in enumerate(self._gradients)
         ]
+
+    def take_from(self, parameter: Tensor) -> None:
+        """Take the gradient of a parameter, as `take`."""
+        self.take(next(index for index, entry in enumerate(self._gradients) if entry.parameter is parameter))
 
     def names(self) -> dict[int, str]:
         """Return the parameters' names, by the parameters' `id`."""
@@ -355,6 +364,22 @@ class GradientReducer:
         self.use_up()
 
 
+class Home:
+    """Whose gradients a reducer reduces, and among which ranks."""
+
+    __slots__ = ("members", "move")
+
+    def __init__(self, members: Members, move: Callable[[Tensor], None]) -> None:
+        """Be that.
+
+        Args:
+            members: the ranks.
+            move: shares the gradients in the job that there is now, and brings that of a parameter there.
+        """
+        self.members = members
+        self.move = move
+
+
 class Arrival:
     """The hook of one parameter."""
 
@@ -364,8 +389,12 @@ class Arrival:
         self.reducer = reducer
         self._index = index
 
-    def __call__(self, _parameter: Tensor) -> None:
-        """Have the sharing, while there is one, take the parameter's gradient."""
+    def __call__(self, parameter: Tensor) -> None:
+        """Have the sharing, while there is one, take the parameter's gradient; that of another job is made anew."""
         reducer = self.reducer()
-        if reducer is not None:
+        if reducer is None:
+            return
+        if reducer.home is not None and reducer.home.members.is_over:
+            reducer.home.move(parameter)
+        else:
             reducer.take(self._index)

@@ -1,0 +1,240 @@
+"""What was made in a job of 3 ranks, in one of 2 or of 3 after it: the values of what is made in that job.
+
+Each feature of torch is made anew beside the old one, and both have to give the same. Programs of JAX and TensorFlow
+have the number of ranks in shapes, factors and roots, so that they are traced, or asked, anew.
+"""
+
+import copy
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.frameworks.plain import enter
+from tests.frameworks.rejoining import differing, rejoin
+from tests.wire.ranks import Here, run_ranks
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+
+import multiring.torch as mt
+from multiring.data import Dataset
+from multiring.errors import StateError
+
+PATIENT_S = 100.0  # compiling takes its time where cores are few
+OPTIMIZERS: dict[str, Any] = {
+    "average": lambda model: mt.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters()
+    ),
+    "int8": lambda model: mt.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), compression=mt.Compression.int8, error_feedback=True
+    ),
+    "muon": lambda model: mt.DistributedOptimizer(mt.Muon([model.weight], lr=0.1)),
+    "passes": lambda model: mt.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), backward_passes_per_step=2
+    ),
+}
+
+
+class Trained:
+    """A model, and its optimizer."""
+
+    def __init__(self, name: str) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Linear(4, 2)
+        self.optimizer = OPTIMIZERS[name](self.model)
+        self.passes = 2 if name == "passes" else 1
+
+    def steps(self, first: int, last: int, *, clears: str) -> None:
+        """Train on this rank's samples; gradients are cleared by the optimizer or by the model."""
+        for number in range(first, last):
+            getattr(self, clears).zero_grad()
+            for part in range(self.passes):
+                torch.manual_seed(10 * number + part)
+                inputs, wanted = (torch.randn(12, size)[mt.rank() :: mt.size()] for size in (4, 2))
+                loss = ((self.model(inputs) - wanted) ** 2).mean() / self.passes
+                loss.backward()
+            self.optimizer.step()
+
+    def values(self) -> list[Tensor]:
+        return [each.detach().clone() for each in self.model.parameters()]
+
+
+class Stream(IterableDataset[Tensor]):
+    """Samples that every rank reads as a whole."""
+
+    def __iter__(self) -> Any:
+        return iter(torch.arange(24.0))
+
+
+def loader(kind: str, **options: Any) -> Any:
+    samples: Any = Stream() if kind == "stream" else torch.arange(24.0)
+    plain = DataLoader(samples, 6, num_workers=kind == "workers", persistent_workers=kind == "workers")
+    model = nn.Linear(1, 1)
+    return mt.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), plain, check=False, **options)[2]
+
+
+LOADERS = [(kind, options) for kind in ("map", "stream") for options in ({}, {"batch": "per_rank"})]
+LOADERS += [("workers", {})]
+
+
+def with_torch(here: Here, ranks: int, clears: str, folder: str) -> None:
+    enter()
+    warnings.simplefilter("ignore")
+    if here.rank == 0:
+        np.save(f"{folder}/a.npy", np.arange(24))
+    mt.barrier()
+    trained = {name: Trained(name) for name in OPTIMIZERS}
+    for each in trained.values():
+        each.steps(0, 2, clears=clears)
+    keep = {"learning_rate": "keep"}
+    loaders = [loader(kind, **options, **(keep if options else {})) for kind, options in LOADERS]
+    scaled = loader("map", batch="per_rank", learning_rate="linear")
+    epochs = [[batch.tolist() for batch in each] for each in loaders]
+    sampler = mt.elastic.ElasticSampler(range(24), shuffle=False)
+    sampler.record_batch(0, 2)
+    fed = mt.IterableDataset(Dataset(folder, seed=3), 6)
+    streams: list[DataLoader[Any]] = [
+        DataLoader(each, None, num_workers=1, persistent_workers=True) for each in (fed, copy.deepcopy(fed))
+    ]
+    assert all(len(list(each)) == 4 for each in streams)
+    if not rejoin(mt, here, ranks):
+        return
+    for name, each in trained.items():
+        before = each.values()
+        other = Trained(name)
+        with torch.no_grad():
+            for parameter, value in zip(other.model.parameters(), before, strict=True):
+                parameter.copy_(value)
+        other.optimizer.load_state_dict(copy.deepcopy(each.optimizer.state_dict()))
+        each.steps(2, 4, clears=clears)
+        other.steps(2, 4, clears="optimizer")
+        for one, two in zip(each.values(), other.values(), strict=True):
+            # What a rank has not sent yet is its own: one of another job's state is dropped.
+            assert torch.allclose(one, two, atol=1e-6) or (name == "int8" and ranks != here.size), name
+            assert torch.equal(mt.allreduce(one, op=mt.Min), mt.allreduce(one, op=mt.Max)), name
+    for (kind, options), each, epoch in zip(LOADERS, loaders, epochs, strict=True):
+        anew = loader(kind, **options, **(keep if options else {}))
+        wanted = [batch.tolist() for batch in anew]
+        assert [batch.tolist() for batch in each] == wanted, (kind, options)
+        assert (wanted == epoch) == (ranks == here.size)
+        assert kind == "stream" or len(each) == len(anew)
+    if ranks != here.size:
+        with pytest.raises(StateError, match="learning rate was scaled for 3"):
+            iter(scaled)
+    begin = 2 * here.size if ranks != here.size else 0  # where nothing has changed nothing is dealt anew
+    assert list(sampler) == list(range(begin + mt.rank(), 24, ranks))
+    other_fed = mt.IterableDataset(Dataset(folder, seed=3), 6)
+    other_fed.set_epoch(1)
+    for stream in streams:
+        stream.dataset.set_epoch(1)  # type: ignore[attr-defined] # it is ours
+        assert [batch["array"].tolist() for batch in stream] == [batch["array"].tolist() for batch in other_fed]
+
+
+@pytest.mark.parametrize(("ranks", "clears"), [(2, "optimizer"), (3, "model")])
+def test_what_torch_made_is_of_the_job_that_there_is(tmp_path: Path, ranks: int, clears: str) -> None:
+    run_ranks(with_torch, 3, ranks, clears, str(tmp_path))
+
+
+def sets_stay(here: Here) -> None:
+    enter(process_sets="dynamic")
+    first, pair, other = (mt.add_process_set(ranks) for ranks in ([0], [0, 1], [0, 2]))
+    mt.remove_process_set(first)
+    again = mt.ProcessSet([0, 1])
+    mt.init(process_sets=[again])
+    failures = [here.rank]
+
+    @mt.elastic.run
+    def go(_state: Any) -> list[int | None]:
+        if failures:
+            raise mt.HorovodInternalError(f"the test says so, on rank {failures.pop()}")
+        return [each.process_set_id for each in (first, pair, other, again)]
+
+    assert go(mt.elastic.TorchState()) == [None, 2, 3, 2]
+
+
+def test_process_sets_keep_their_numbers() -> None:
+    run_ranks(sets_stay, 3)
+
+
+def with_jax(here: Here) -> None:
+    import jax  # noqa: PLC0415 -- on ranks alone
+
+    import multiring.jax as mj  # noqa: PLC0415 -- as above
+
+    mj.init()
+    programs = {
+        "all_gather": jax.jit(mj.all_gather),
+        "all_reduce": jax.jit(lambda x: mj.all_reduce(mj.broadcast(x, 1))),
+        "broadcast's gradient": jax.jit(jax.grad(lambda x: (mj.broadcast(x, 1) ** 2).sum())),
+        "eager": mj.all_gather,
+    }
+    x = jax.numpy.arange(2.0) + here.rank
+
+    def require_right(ranks: int) -> None:
+        found = {name: np.asarray(each(x)).tolist() for name, each in programs.items()}
+        assert found["all_gather"] == found["eager"] == [row + rank for rank in range(ranks) for row in (0.0, 1.0)]
+        assert found["all_reduce"] == [1.0, 2.0]
+        assert found["broadcast's gradient"] == ([2.0 * ranks, 4.0 * ranks] if here.rank == 1 else [0.0, 0.0])
+
+    require_right(3)
+    if rejoin(mj, here, 2):
+        require_right(2)
+
+
+def test_what_jax_compiled_is_of_the_job_that_there_is() -> None:
+    pytest.importorskip("jax")
+    run_ranks(with_jax, 3, deadline_s=PATIENT_S)
+
+
+def with_tensorflow(here: Here) -> None:
+    import tensorflow as tf  # noqa: PLC0415 -- on ranks alone
+
+    import multiring.tensorflow as mtf  # noqa: PLC0415 -- as above
+
+    mtf.init()
+
+    def gradient(function: Any) -> Any:
+        def of(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = tf.reduce_sum(function(x) ** 2)
+            return tape.gradient(loss, x)
+
+        return of
+
+    variable = tf.Variable(1.0)
+
+    def own(x: Any) -> Any:
+        with mtf.DistributedGradientTape(tf.GradientTape()) as tape:
+            tape.register_local_source(variable)
+            loss = variable * tf.reduce_sum(x)
+        return tape.gradient(loss, [variable])[0]
+
+    def sparse(x: Any) -> Any:
+        return mtf.allreduce(tf.IndexedSlices(x, tf.range(6), tf.constant([6]))).values
+
+    plain = {
+        "alltoall": mtf.alltoall,
+        "slices": sparse,
+        "a local gradient": own,
+        "allgather's gradient": gradient(mtf.allgather),
+        "alltoall's gradient": gradient(mtf.alltoall),
+        "broadcast's gradient": gradient(lambda x: mtf.broadcast(x, 1)),
+        "reducescatter's gradient": gradient(lambda x: mtf.reducescatter(x, op=mtf.Sum)),
+    }
+    x = tf.range(6.0) + float(here.rank)
+
+    def found(programs: dict[str, Any]) -> dict[str, Any]:
+        return {name: each(x).numpy().tolist() for name, each in programs.items()}
+
+    graphs = {name: tf.function(each) for name, each in plain.items()}
+    assert not differing(found(graphs), found(plain))
+    if rejoin(mtf, here, 2):
+        assert not differing(found(graphs), found(plain))
+
+
+def test_what_tensorflow_traced_is_of_the_job_that_there_is() -> None:
+    pytest.importorskip("tensorflow")
+    run_ranks(with_tensorflow, 3, deadline_s=PATIENT_S)
