@@ -164,7 +164,7 @@ def with_jax(here: Here) -> None:
     import multiring.jax as mj  # noqa: PLC0415 -- as above
 
     mj.init()
-    programs = {
+    programs: dict[str, Any] = {
         "all_gather": jax.jit(mj.all_gather),
         "all_reduce": jax.jit(lambda x: mj.all_reduce(mj.broadcast(x, 1))),
         "broadcast's gradient": jax.jit(jax.grad(lambda x: (mj.broadcast(x, 1) ** 2).sum())),

@@ -56,8 +56,12 @@ def _connect(lab: Lab, flow: Flow) -> tuple[socket.socket, socket.socket]:
         listener.listen()
         with inside(lab.hosts[flow.source].network, Space.NET):
             source = socket.create_connection(listener.getsockname(), timeout=_LATE_S)
-        target, _ = listener.accept()
-    return source, target
+        listener.settimeout(_LATE_S)
+        while True:
+            target, caller = listener.accept()
+            if caller == source.getsockname():
+                return source, target
+            target.close()  # a stranger of the same network
 
 
 def _send(source: socket.socket, end: float) -> None:

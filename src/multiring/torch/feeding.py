@@ -125,7 +125,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
-        if not self._told.is_shared():  # a copy, which may have workers of its own
+        if not self._told.is_shared():  # type: ignore[no-untyped-call] # torch's own; a copy, which may have workers of its own
             self._told = _shared(self._told.clone())
             _tell_workers_of(self)
 

@@ -89,7 +89,7 @@ class BucketSharing:
     def _process_group(self) -> ProcessGroup:
         """The process group as it is now: the default one may have been destroyed, and made anew."""
         found = dist.group.WORLD if self._given is None else self._given
-        if found is self._known_group:
+        if self._known_group is not None and found is self._known_group:
             return self._known_group
         if not isinstance(found, ProcessGroup):
             raise ArgumentError(
