@@ -13,7 +13,18 @@ import h5py
 import numpy as np
 from benchmarks.evidence_cases import Family, Fault, Random
 from benchmarks.evidence_data_files_server import serving
-from benchmarks.evidence_data_files_values import NUMBERS, array_of, bytes_of, chosen, same, shape_of, text_of, told
+from benchmarks.evidence_data_files_values import (
+    NUMBERS,
+    add_file,
+    array_of,
+    bytes_of,
+    chosen,
+    npy_of,
+    same,
+    shape_of,
+    text_of,
+    told,
+)
 from PIL import Image as Pillow
 
 from multiring.cli import main as command
@@ -309,11 +320,9 @@ def _tar(random: Random, path: Path, count: int) -> None:
     fields: list[tuple[str, Callable[[], bytes]]] = []
 
     def array() -> bytes:
-        file = io.BytesIO()
         dtype: Any = chosen(random, (np.dtype(chosen(random, ("c16", *NUMBERS))).newbyteorder(">"), "i8", "f4"))
         dtype = [("a", "<i4"), ("b", ">f8")] if random.random() < 0.2 else dtype
-        np.save(file, array_of(random, dtype, (2, 3) if random.random() < 0.8 else (4,)))
-        return file.getvalue()
+        return npy_of(array_of(random, dtype, (2, 3) if random.random() < 0.8 else (4,)))
 
     fields += [("npy", array), ("cls", lambda: str(int(random.integers(-(1 << 63), (1 << 63) - 1))).encode())]
     fields += [("txt", lambda: text_of(random).encode()), ("bin", lambda: bytes_of(random, 3000))]
@@ -322,9 +331,7 @@ def _tar(random: Random, path: Path, count: int) -> None:
         for number in range(count):
             for each in random.permutation(len(used)):
                 name, draw = used[each]
-                info, data = tarfile.TarInfo(f"{number:04}.{name}"), draw()
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
+                add_file(tar, f"{number:04}.{name}", draw())
 
 
 def packs(random: Random, folder: Path) -> Iterator[Fault]:

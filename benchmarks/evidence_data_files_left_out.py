@@ -1,6 +1,5 @@
 """Random damages: what skip_bad leaves out, what it hands on, and what that counts for."""
 
-import io
 import os
 import struct
 import tarfile
@@ -9,10 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import numpy as np
 from benchmarks.evidence_cases import Family, Fault, Random
-from benchmarks.evidence_data_files_values import chosen
+from benchmarks.evidence_data_files_values import add_file, chosen, framed, npy_of
 
 from multiring.data import Dataset, Loader
 
@@ -31,20 +29,16 @@ def damaged_set(random: Random, folder: Path, count: int, bad: set[int]) -> tupl
     if sort == "tar":
         with tarfile.open(where / "a.tar", "w") as tar:
             for number in range(count):
-                file = io.BytesIO()
-                np.save(file, np.array([number], np.float32))
-                data = file.getvalue()
+                data = npy_of(np.array([number], np.float32))
                 if number in bad:
                     data = data[: int(random.integers(len(data)))]
-                info = tarfile.TarInfo(f"{number:03}.array.npy")
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
+                add_file(tar, f"{number:03}.array.npy", data)
         return where, None
     with (where / "a.tfrecord").open("wb") as out:
         for number in range(count):
             value = struct.pack("<f", number)
             example = _field(1, _field(1, _field(1, b"array") + _field(2, _field(2, _field(1, value)))))
-            record = bytearray(_record(example))
+            record = bytearray(framed(example))
             if number in bad:
                 record[int(random.integers(12, len(record)))] ^= 64
             out.write(record)
@@ -53,15 +47,6 @@ def damaged_set(random: Random, folder: Path, count: int, bad: set[int]) -> tupl
 
 def _field(number: int, data: bytes) -> bytes:
     return bytes([number << 3 | 2, len(data)]) + data
-
-
-def _record(data: bytes) -> bytes:
-    def crc(of: bytes) -> bytes:
-        value = google_crc32c.value(of)
-        return struct.pack("<I", ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF)
-
-    head = struct.pack("<Q", len(data))
-    return head + crc(head) + data + crc(data)
 
 
 def numbers_in(batch: dict[str, Any]) -> list[int]:

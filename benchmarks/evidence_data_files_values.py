@@ -1,8 +1,12 @@
 """Random values, types and records for evidence about data sets, and how two values are compared."""
 
+import io
+import struct
+import tarfile
 from collections.abc import Callable
 from typing import Any
 
+import google_crc32c
 import numpy as np
 from benchmarks.evidence_cases import Random
 
@@ -57,6 +61,31 @@ def bytes_of(random: Random, most: int = 9) -> bytes:
     """Return random bytes, often with zeros at their end."""
     data = random.integers(256, size=int(random.integers(most)), dtype=np.uint8).tobytes()
     return data + b"\0" * int(random.integers(3))
+
+
+def npy_of(array: Any) -> bytes:
+    """Return the file that NumPy writes of an array."""
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def add_file(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    """Add a plain file to a tar."""
+    told_ = tarfile.TarInfo(name)
+    told_.size = len(data)
+    tar.addfile(told_, io.BytesIO(data))
+
+
+def framed(data: bytes) -> bytes:
+    """Return a record of a TFRecord file, as TensorFlow's specification says: its length, the data, and check sums."""
+
+    def crc(of: bytes) -> bytes:
+        value = google_crc32c.value(of)
+        return struct.pack("<I", ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+    head = struct.pack("<Q", len(data))
+    return head + crc(head) + data + crc(data)
 
 
 def same(found: Any, wanted: Any, *, types: bool = True) -> bool:

@@ -302,19 +302,19 @@ class ProcessWorkers:
     def _bury(self, worker: _Worker) -> None:
         pid = worker.process.pid
         code = _end(worker.process)
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         lost = list(worker.tasks)
         worker.pipe.close()
         numbers = [each for task in lost for each in task.job.wanted.numbers[task.begin : task.end].tolist()]
         shown = f"{numbers[:8]}{' ...' if len(numbers) > 8 else ''}"
         name = f"data worker {worker.number} (process {pid})"
-        self._report(f"{name} was {how}; another one takes its place and reads its {len(numbers)} samples {shown}")
+        self._report(f"{name} {how}; another one takes its place and reads its {len(numbers)} samples {shown}")
         if lost:
             lost[0].deaths += 1  # what it was at
             if lost[0].deaths >= _DEATHS:
                 task = lost.pop(0)
                 first = task.job.wanted.numbers[task.begin : task.end].tolist()
-                task.job.fail(DataError(f"{_DEATHS} data workers died at samples {first}; the last was {how}"))
+                task.job.fail(DataError(f"{_DEATHS} data workers died at samples {first}; the last one {how}"))
         with self._lock:
             self._waiting.extendleft(task for task in reversed(lost) if not task.job.cancelled)
             worker.tasks.clear()
