@@ -329,7 +329,7 @@ def png_of(array: Any) -> bytes:
 def tiff_of(array: Any) -> bytes:
     """Return a grey TIFF, not compressed, as the specification says: Pillow writes few types."""
     height, width = array.shape
-    data = array.tobytes() + b"\0" * (array.nbytes % 2)
+    data: bytes = array.tobytes() + b"\0" * (array.nbytes % 2)
     bits, kind = 8 * array.itemsize, {"u": 1, "i": 2, "f": 3}[array.dtype.kind]
     long, short = 4, 3
     entries = [(256, long, width), (257, long, height), (258, short, bits), (259, short, 1), (262, short, 1)]
