@@ -89,8 +89,8 @@ class BucketSharing:
     def _process_group(self) -> ProcessGroup:
         """The process group as it is now: the default one may have been destroyed, and made anew."""
         found = dist.group.WORLD if self._given is None else self._given
-        if (known := self._known_group) is not None and found is known:
-            return known
+        if isinstance(found, ProcessGroup) and found is self._known_group:
+            return found
         if not isinstance(found, ProcessGroup):
             raise ArgumentError(
                 f"process group {found!r}: want one of multiring's, as init_process_group('multiring') makes it"
