@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.evidence_cases import Fault, Random
+from benchmarks.evidence_cases import Fault, Random, crowd
 
 from multiring.data import Dataset, Loader, Workers
 from multiring.errors import MultiringError
@@ -219,7 +219,7 @@ def _ran(random: Random, folder: Path, kinds: set[str]) -> Iterator[Fault]:
     steps = -1
     while thread.is_alive() and steps != len(program.log):
         steps = len(program.log)
-        thread.join(HANG_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
+        thread.join(HANG_S * crowd())
     if thread.is_alive():
         faulthandler.dump_traceback(sys.stderr)
         yield Fault(

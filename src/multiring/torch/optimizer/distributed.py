@@ -299,7 +299,7 @@ class Distributed(torch.optim.Optimizer):
         """Share the gradients anew amid a backward, of which this parameter's is the first in this job."""
         self.share_anew()
         if self._reducer is not None:
-            self._reducer.take_from(parameter)
+            self._reducer.take(list(self._reducer.names()).index(id(parameter)))
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 -- torch's signature
         """As in torch.

@@ -58,9 +58,7 @@ _COMPILED = (
 class GradientReducer:
     """The gradients of some parameters, which the ranks of a group reduce together, backward by backward.
 
-    It works as long as somebody holds it: the parameters' hooks do not.
-
-    home: who made it, and makes another one once the job was left; None: nobody does.
+    It works as long as somebody holds it: the parameters' hooks do not. `home` makes another one once the job was left.
     """
 
     home: "Home | None" = None
@@ -104,10 +102,6 @@ class GradientReducer:
         self._hooks = [
             add_gradient_hook(entry.parameter, Arrival(this, index)) for index, entry in enumerate(self._gradients)
         ]
-
-    def take_from(self, parameter: Tensor) -> None:
-        """Take the gradient of a parameter, as `take`."""
-        self.take(next(index for index, entry in enumerate(self._gradients) if entry.parameter is parameter))
 
     def names(self) -> dict[int, str]:
         """Return the parameters' names, by the parameters' `id`."""
