@@ -295,12 +295,6 @@ class Distributed(torch.optim.Optimizer):
             if self._members is not (None if process_set.included() is False else members_of(process_set)):
                 self.share_anew()
 
-    def move(self, parameter: torch.Tensor) -> None:
-        """Share the gradients anew amid a backward, of which this parameter's is the first in this job."""
-        self.share_anew()
-        if self._reducer is not None:
-            self._reducer.take(list(self._reducer.names()).index(id(parameter)))
-
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 -- torch's signature
         """As in torch.
 
@@ -356,9 +350,14 @@ def setup_of(optimizer: torch.optim.Optimizer) -> Setup | None:
 
 
 def _move(optimizer: "weakref.ref[Distributed]", parameter: torch.Tensor) -> None:
+    """Share the gradients anew amid a backward, of which this parameter's is the first in this job."""
     found = optimizer()
-    if found is not None:
-        found.move(parameter)
+    if found is None:
+        return
+    found.share_anew()
+    reducer: GradientReducer | None = vars(found)["_reducer"]
+    if reducer is not None:
+        reducer.take(list(reducer.names()).index(id(parameter)))
 
 
 def delay_gradients(optimizer: torch.optim.Optimizer) -> None:
