@@ -286,10 +286,7 @@ class Distributed(torch.optim.Optimizer):
             share(self, self._setup)
 
     def follow_job(self) -> None:
-        """Share the gradients anew where the job was left, and joined anew; every rank of it has to call this.
-
-        Gradients that are there by then are this rank's own. Nothing happens within one job, and outside of any.
-        """
+        """Share the gradients anew where the job was joined anew, and every rank calls this; else do nothing."""
         if "_setup" in vars(self) and is_rank():
             process_set = self._setup.process_set
             if self._members is not (None if process_set.included() is False else members_of(process_set)):
