@@ -8,7 +8,6 @@ come to it.
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from multiring.errors import ArgumentError, UnsupportedError
@@ -23,6 +22,7 @@ from multiring.frontend.requests.text import (
     REDUCE_SCATTER,
     call_text,
 )
+from multiring.tensorflow.asking import now, ranks_now
 from multiring.tensorflow.compression import Compression
 from multiring.tensorflow.library import operations
 from multiring.tensorflow.naming import Naming, named
@@ -264,25 +264,6 @@ def grouped_reducescatter(
 
 NumberOf = Callable[[Sequence[int]], int]  # of places
 
-# ---- who this rank is: in a graph, which may run again in another job, when it runs ----
-
-
-def ranks_now(process_set: ProcessSet) -> Any:
-    """Return how many ranks the set has, in a graph when it runs."""
-    return _now(lambda: members_of(process_set).size)
-
-
-def _now(ask: Callable[[], int]) -> Any:
-    return ask() if tf.executing_eagerly() else asked(ask)
-
-
-def asked(ask: Callable[[], int], name: str | None = None) -> Any:
-    """Return an operation whose result, int32, is what `ask` returns when it runs."""
-    # NumPy's number: in a session of tf.compat.v1 a constant made here would be a graph's, without a value.
-    found = tf.numpy_function(lambda: np.int32(ask()), [], tf.int32, stateful=True, name=name)
-    found.set_shape([])
-    return found
-
 
 # ---- the operations ----
 
@@ -456,7 +437,7 @@ def _whole_gradient(operation: Any, *gradients: Any) -> Sequence[Any]:
         found = _reduced(gradients, average, Compression.none, naming, call.process_set)
         # A graph would leave out what its results do not depend on, and the root would wait for this rank.
         with tf.control_dependencies(found):
-            is_root = tf.equal(_now(lambda: _world_rank(call.process_set)), call.root)
+            is_root = tf.equal(now(lambda: _world_rank(call.process_set)), call.root)
             return [tf.where(is_root, each, tf.zeros_like(each)) for each in found]
     if call.how.op not in LINEAR:
         raise UnsupportedError(
@@ -473,7 +454,7 @@ def _world_rank(process_set: ProcessSet) -> int:
 @_gradient_of("MultiringRows")
 def _rows_gradient(operation: Any, *gradients: Any) -> Sequence[Any]:
     call = _parsed(operation)
-    own = _now(lambda: members_of(call.process_set).rank)
+    own = now(lambda: members_of(call.process_set).rank)
     count = len(operation.inputs)
     average = Combination(Average, 1.0, 1.0, None)
     naming = named("gradient", None, ignores_scope=False)

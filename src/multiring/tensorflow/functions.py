@@ -8,7 +8,8 @@ import tensorflow as tf
 from multiring.frontend import object_collectives
 from multiring.frontend.lifecycle import local_rank, local_size, rank
 from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of, numbered_set
-from multiring.tensorflow.collectives import asked, broadcast_
+from multiring.tensorflow.asking import asked
+from multiring.tensorflow.collectives import broadcast_
 
 
 def broadcast_variables(

@@ -10,7 +10,8 @@ from multiring.frontend.gradient_reduction import GradientReduction, largest_of
 from multiring.frontend.keras_steps import current_step
 from multiring.frontend.reduce_ops import combination
 from multiring.frontend.requests.first_steps import watched_variables
-from multiring.tensorflow.collectives import ranks_now, reduced_gradients
+from multiring.tensorflow.asking import ranks_now
+from multiring.tensorflow.collectives import reduced_gradients
 from multiring.tensorflow.compression import Compression
 
 
@@ -57,8 +58,9 @@ class TensorReduction(GradientReduction):
     def divided(self, gradient: Any, ranks: Any) -> Any:
         """Return `gradient` divided by a number."""
         if isinstance(gradient, tf.IndexedSlices):
-            return tf.IndexedSlices(gradient.values / ranks, gradient.indices, gradient.dense_shape)
-        return gradient / ranks
+            values = gradient.values / tf.cast(ranks, gradient.values.dtype)
+            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+        return gradient / tf.cast(ranks, gradient.dtype)
 
 
 _REMEDY = "broadcast_variables or BroadcastGlobalVariablesCallback(0) do"

@@ -61,8 +61,6 @@ class GradientReducer:
     It works as long as somebody holds it: the parameters' hooks do not. `home` makes another one once the job was left.
     """
 
-    home: "Home | None" = None
-
     def __init__(
         self,
         parameters: Sequence[tuple[str, Tensor]],
@@ -96,6 +94,7 @@ class GradientReducer:
         self._is_unused = False  # a backward brought some, and neither a step nor anybody else has asked for them
         self._witnesses = Witnesses()  # of what the last backward left, where it is not reduced yet
         self.rounds = Rounds(self._assignment, self._witnesses)
+        self.home: Home | None = None
         self.reduces_early = False  # whether the group of backwards may end with the next one, before it is complete
         self.is_synchronized = False  # somebody has, since the last backward and the last step
         this = weakref.ref(self)
