@@ -7,7 +7,9 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "abstract_socket.h"
@@ -16,6 +18,7 @@ namespace multiring {
 namespace {
 
 constexpr int kLook_ms = 50;
+constexpr auto kNoDescriptorPause = std::chrono::milliseconds(5);
 
 std::string random_name() {
   std::string name = "multiring-";
@@ -169,11 +172,19 @@ bool SegmentHandover::map_from(const PeerAddress& peer, bool keeps, Clock::time_
 void SegmentHandover::on_ready() {
   for (;;) {
     Descriptor pending(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!pending.valid()) return;
+    if (!pending.valid()) {
+      // Out of descriptors or memory: the rank that waits would wake this thread again and again.
+      if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) std::this_thread::sleep_for(kNoDescriptorPause);
+      return;
+    }
     if (!same_user(pending.get())) continue;
     const int fd = pending.get();
     pending_[fd] = std::move(pending);
-    state_.poller.add(fd, EPOLLIN, [this, fd](uint32_t) { on_pending(fd); });
+    try {
+      state_.poller.add(fd, EPOLLIN, [this, fd](uint32_t) { on_pending(fd); });
+    } catch (const Fault&) {  // nothing to watch it with: that rank's call fails, and says so
+      pending_.erase(fd);
+    }
   }
 }
 
