@@ -294,6 +294,26 @@ def _() -> object:
     return mt.save("last", schedule=lambda epoch: epoch)
 
 
+@made_by(together, "`mt.save` to a folder of other files, as one level too high")
+def _() -> object:
+    if number() == 0:
+        Path("run").mkdir()
+        Path("run", "metrics.csv").write_text("loss\n")
+    mt.barrier()
+    return mt.save("run", model=network())
+
+
+@made_by(together, "`mt.save` of an array that could not come back")
+def _() -> object:
+    return mt.save("last", w=torch.eye(2).to_sparse())
+
+
+@made_by(together, "`mt.load` of a float32 checkpoint into a bfloat16 model")
+def _() -> object:
+    mt.save("float32", model=network())
+    return mt.load("float32", model=network().to(torch.bfloat16))
+
+
 @made_by(together, "`mt.save` to a path of each rank's own")
 def _() -> object:
     return mt.save(f"last-{number()}", epoch=1)

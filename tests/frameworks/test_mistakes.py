@@ -17,6 +17,14 @@ import multiring.torch as mt
 PAGE = Path(__file__).parents[2] / "docs" / "mistakes.md"
 JOINS = "import multiring\nmultiring.init()\n"
 Command = tuple[dict[str, str], list[str]]
+# In the folder where a command is run.
+FILES = {
+    "joins.py": JOINS,
+    "alone.py": "print()\n",
+    "hvd.py": "import horovod.torch\n",
+    "notes.txt": "of one's own\n",
+    "logs/rank-0.out": "of somebody else\n",
+}
 RUN = [sys.executable, "-m", "multiring", "run"]
 # By the page's words: variables, and a command, in a folder that has the two scripts.
 COMMANDS: dict[str, Command] = {
@@ -39,6 +47,11 @@ COMMANDS: dict[str, Command] = {
         [sys.executable, "joins.py"],
     ),
     "MULTIRING_RANK without MULTIRING_SIZE": ({"MULTIRING_RANK": "0"}, [sys.executable, "joins.py"]),
+    "an output over a file of one's own, as `multiring plan --save notes.txt`": (
+        {},
+        [sys.executable, "-m", "multiring", "plan", "--hosts", "1", "--slots", "2", "--save", "notes.txt"],
+    ),
+    "`--log-dir` with files of others": ({}, [*RUN, "-n", "2", "--log-dir", "logs", "joins.py"]),
     "an interface that is not there": (
         {"MULTIRING_ENGINE": "tcp", "MULTIRING_INTERFACE": "eth9"},
         [*RUN, "-n", "2", "joins.py"],
@@ -95,7 +108,8 @@ def test_ranks_are_told_of_mistakes_and_go_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", COMMANDS)
 def test_commands_say_what_the_page_says(what: str, tmp_path: Path) -> None:
-    for name, text in {"joins.py": JOINS, "alone.py": "print()\n", "hvd.py": "import horovod.torch\n"}.items():
+    (tmp_path / "logs").mkdir()
+    for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     variables, command = COMMANDS[what]
     done = subprocess.run(

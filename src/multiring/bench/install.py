@@ -82,7 +82,7 @@ def installed(name: str) -> Path:
     """Return the folder of the environment `name`.
 
     Raises:
-        LaunchError: it is not there, or was made by another recipe; says where and what command makes it.
+        LaunchError: it is not there, not finished, or of another recipe; says where and what command makes it.
     """
     folder, command = folder_of(name), INSTALL_COMMAND.format(name)
     stamp = folder / _STAMP
@@ -91,7 +91,12 @@ def installed(name: str) -> Path:
             f"{name} is not installed: there is no {stamp} (MULTIRING_BENCH_PEERS names another folder to look in); "
             f"install it with: {command}"
         )
-    if stamp.read_text(encoding="utf-8") != _stamp_of(RECIPES[name]):
+    found = stamp.read_text(encoding="utf-8")
+    if found == _BEGUN:
+        raise LaunchError(
+            f"{name} is not installed: what was begun in {folder} was not ended; begin again with: {command}"
+        )
+    if found != _stamp_of(RECIPES[name]):
         raise LaunchError(f"{name} in {folder} is not of the version wanted now; install it again with: {command}")
     return folder
 
