@@ -305,7 +305,7 @@ def _() -> object:
 
 @made_by(together, "`mt.save` of an array that could not come back")
 def _() -> object:
-    return mt.save("last", w=torch.eye(2).to_sparse())
+    return mt.save("last", model={"w": torch.eye(2).to_sparse()})
 
 
 @made_by(together, "`mt.load` of a float32 checkpoint into a bfloat16 model")
