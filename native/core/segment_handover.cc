@@ -18,7 +18,7 @@ namespace multiring {
 namespace {
 
 constexpr int kLook_ms = 50;
-constexpr auto kNoDescriptorPause = std::chrono::milliseconds(5);
+constexpr auto kHandoverPause = std::chrono::milliseconds(5);
 
 std::string random_name() {
   std::string name = "multiring-";
@@ -174,7 +174,7 @@ void SegmentHandover::on_ready() {
     Descriptor pending(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!pending.valid()) {
       // Out of descriptors or memory: the rank that waits would wake this thread again and again.
-      if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) std::this_thread::sleep_for(kNoDescriptorPause);
+      if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) std::this_thread::sleep_for(kHandoverPause);
       return;
     }
     if (!same_user(pending.get())) continue;
