@@ -9,7 +9,7 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # Kills, writers and readers of evidence_checkpoints.py draw what those of the other program count.
 RUNS = {
-    "evidence_checkpoints.py": ("values,strangers,names,states,trainings", 4),
+    "evidence_checkpoints.py": ("values,strangers,names,states,trainings", 2),
     "evidence_checkpoints_crashes.py": ("crash points", 3),
 }
 ONE_OF_EACH = ("crash pairs", "disk faults", "second writers", "stopped readers", "power cuts")
