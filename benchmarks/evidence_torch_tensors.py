@@ -156,14 +156,16 @@ def reduced(op: str, parts: Sequence[Tensor]) -> Tensor:
 
 def divided(whole: Any, by: int) -> Any:
     """Return Python's integers in an array, divided and truncated."""
-    return np.vectorize(lambda value: abs(value) // by * (1 if value >= 0 else -1), otypes=[object])(np.asarray(whole, object))
+    return np.vectorize(lambda value: abs(int(value)) // by * (1 if value >= 0 else -1), otypes=[object])(
+        np.asarray(whole, object)
+    )
 
 
 def integers(whole: Any, kind: torch.dtype) -> Tensor:
     """Return Python's integers in an array as a tensor, wrapped."""
     whole = np.asarray(whole, object)  # of no axes, arithmetic made it a number, which NumPy would give 64 bits
     bits, name = 8 * kind.itemsize, str(kind).removeprefix("torch.")
-    wrapped = np.vectorize(lambda value: value % (1 << bits), otypes=[object])(whole) if whole.size else whole
+    wrapped = np.vectorize(lambda value: int(value) % (1 << bits), otypes=[object])(whole) if whole.size else whole
     return torch.from_numpy(wrapped.astype(f"uint{bits}").view(name).reshape(whole.shape).copy())
 
 
