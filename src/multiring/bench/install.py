@@ -94,7 +94,7 @@ def installed(name: str) -> Path:
     found = stamp.read_text(encoding="utf-8")
     if found == _BEGUN:
         raise LaunchError(
-            f"{name} is not installed: what was begun in {folder} was not ended; begin again with: {command}"
+            f"{name} is not installed: its installation in {folder} was not finished; start it again with: {command}"
         )
     if found != _stamp_of(RECIPES[name]):
         raise LaunchError(f"{name} in {folder} is not of the version wanted now; install it again with: {command}")

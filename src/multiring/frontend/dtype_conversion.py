@@ -25,8 +25,8 @@ class DtypeConversion:
 
     Complex numbers are summed as pairs of real ones. An average of signed integers is a sum of 64-bit integers, which
     is divided here. An average that is scaled afterwards is divided and scaled at once, as it would be truncated twice
-    otherwise. The halves of 64-bit integers are summed
-    apart: the sum may have more bits than 64, but its average does not.
+    otherwise. The halves of 64-bit integers are summed apart: the sum may have more bits than 64, but its average does
+    not.
     """
 
     dtype: str  # in which a Group combines them, by NumPy's name

@@ -29,6 +29,11 @@ def _shape(shape: Sequence[int]) -> str:
     return str(tuple(map(int, shape)))
 
 
+def scales_text(prescale: float, postscale: float) -> str:
+    """Return two factors in words, the same for all that are equal, as 1 and 1.0, or 0.0 and -0.0."""
+    return str((float(prescale) + 0.0, float(postscale) + 0.0))
+
+
 @lru_cache(maxsize=_KEPT)
 def allreduce_signature(
     dtype: str, shape: Sequence[int], reduction: str, scales: tuple[float, float], wire: str | None
@@ -39,7 +44,7 @@ def allreduce_signature(
         (DATA_TYPE, dtype),
         (SHAPE, _shape(shape)),
         (REDUCTION, reduction),
-        (SCALES, str(tuple(float(each) + 0.0 for each in scales))),
+        (SCALES, scales_text(*scales)),
         (WIRE, str(wire)),
     )
 

@@ -91,7 +91,8 @@ def _show_of(parameters: Sequence[Any], watching: Watching, number: int, process
         places.setdefault(each.dtype.name, []).append(place)
     calls = []
     for part, those in enumerate(places.values()):
-        watched = Watched(
+        make = partial(
+            Watched,
             what=watching.what,
             names=[watching.names[place] for place in those],
             remedy=watching.remedy,
@@ -99,7 +100,7 @@ def _show_of(parameters: Sequence[Any], watching: Watching, number: int, process
             follows=number,
             part=part,
         )
-        own = watch((watching.key, "parameters", part), partial(_as_it_is, watched))
+        own = watch((watching.key, "parameters", part), make)
         name = f"first steps {own}"  # of the call, which meets no other rank's
         calls.append((Call(ALL_GATHER, "", own, None, process_set, name, shows=True), those))
 
@@ -108,7 +109,3 @@ def _show_of(parameters: Sequence[Any], watching: Watching, number: int, process
         return lax.optimization_barrier([results[0] for results in found])[0]
 
     return show
-
-
-def _as_it_is(watched: Watched) -> Watched:
-    return watched

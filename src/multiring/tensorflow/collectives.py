@@ -208,14 +208,14 @@ def alltoall(
     Returns:
         The rows; with `splits` also how many came from each rank, int32.
     """
-    members_of(process_set)
+    members = members_of(process_set)
     tensor = tf.convert_to_tensor(tensor)
     ranks = ranks_now(process_set)
     if splits is None:
         given = None
         if tensor.shape.rank != 0:
             given = tf.fill([ranks], tf.shape(tensor, tf.int64)[0] // tf.cast(ranks, tf.int64))
-        _check_multiple(tensor, members_of(process_set).size)
+        _check_multiple(tensor, members.size)
     else:
         given = tf.cast(splits, tf.int64)
     naming = named("alltoall", name, ignore_name_scope)

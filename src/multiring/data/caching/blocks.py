@@ -19,6 +19,7 @@ import stat
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +83,7 @@ class BlockCache:
         self.counts = Counts()
         self.share = share
         self._tell = tell
-        self._begin_here()
+        self.begin_here()
         self._writes = not self._require_own(foreign=foreign)
         self._unwritten = 0
         self._used = self.used_bytes()
@@ -94,16 +95,11 @@ class BlockCache:
         root, quota_bytes, said, foreign = state
         BlockCache.__init__(self, root, quota_bytes, said, foreign=foreign)
 
-    def _begin_here(self) -> None:
-        self._process = os.getpid()
+    def begin_here(self) -> None:
+        """Begin in this process: in a fork no thread is there that had the lock, or fetched a block."""
         self._lock = threading.Lock()
         self._under_way: dict[tuple[str, int], threading.Event] = {}
-
-    def _guard(self) -> threading.Lock:
-        """Return the lock; a new one in a fork, where no thread is that had the old one, or fetched a block."""
-        if self._process != os.getpid():
-            self._begin_here()
-        return self._lock
+        _caches.add(self)
 
     def _require_own(self, *, foreign: bool) -> bool:
         """Return whether it is another user's."""
@@ -149,7 +145,7 @@ class BlockCache:
             place.unlink()
         except OSError:
             return  # another process has done it
-        with self._guard():
+        with self._lock:
             self._used -= size
 
     def has_room(self, size: int) -> bool:
@@ -189,7 +185,7 @@ class BlockCache:
                 if keep is not None:
                     keep(found, True)
                 return found
-            with self._guard():
+            with self._lock:
                 other = self._under_way.get((key, number))
                 if other is None:
                     done = self._under_way[key, number] = threading.Event()
@@ -210,7 +206,7 @@ class BlockCache:
                 keep(data, False)
             return data
         finally:
-            with self._guard():
+            with self._lock:
                 del self._under_way[key, number]
             done.set()
 
@@ -248,14 +244,14 @@ class BlockCache:
     def put(self, key: str, number: int, data: bytes) -> bool:
         """Keep a block, where there is room; return whether it is kept."""
         size = len(data) + _HEAD.size
-        with self._guard():
+        with self._lock:
             if not self.has_room(len(data)):
                 return False
             self._used += size  # at once: other threads write too
         try:
             self._write(self._place(key, number), data)
         except OSError as error:
-            with self._guard():
+            with self._lock:
                 self._used -= size
             if error.errno in _DISKS_ERRORS:
                 # Training goes on, from the source.
@@ -263,7 +259,7 @@ class BlockCache:
                 self._tell(f"the cache {self.root} cannot be written ({error.strerror}); nothing more is kept there")
                 return False
             raise
-        with self._guard():
+        with self._lock:
             self._unwritten += 1
             counts_anew = self._unwritten >= _COUNTED_ANEW
             if counts_anew:
@@ -371,6 +367,16 @@ _NEW_PLACE = re.compile(rf"{_KEY}/[0-9]{{6,}}/{re.escape(_TEMPORARY)}[0-9a-f]{{1
 _QUARANTINE_PLACE = re.compile(rf"{_QUARANTINE}/{_KEY}-[0-9]+-[0-9a-f]{{8}}")
 _READERS_PLACE = re.compile(rf"{READERS}/({re.escape(_TEMPORARY)})?{_KEY}-[0-9a-f]{{12}}")
 _READERS_MAGIC = b"MRU1"
+
+_caches: "weakref.WeakSet[BlockCache]" = weakref.WeakSet()
+
+
+def _begin_in_fork() -> None:
+    for cache in list(_caches):
+        cache.begin_here()
+
+
+os.register_at_fork(after_in_child=_begin_in_fork)
 
 
 def remove_blocks(root: Path, key: str) -> None:

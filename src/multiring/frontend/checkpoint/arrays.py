@@ -273,20 +273,23 @@ class WordSum:
             self._add_to_page(words[:begun])
         if pages:
             sums = words[begun:end].reshape(pages, _PAGE_WORDS).sum(axis=1, dtype=np.uint64)
-            first = self._words // _PAGE_WORDS
-            numbers = 2 * np.arange(first, first + pages, dtype=np.uint64) + np.uint64(1)
+            numbers = self._factor() + 2 * np.arange(pages, dtype=np.uint64)
             self._total += int((sums * numbers).sum(dtype=np.uint64))  # both wrap around, as the whole sum does
             self._words += pages * _PAGE_WORDS
         if end < len(words):
             self._add_to_page(words[end:])
 
     def _add_to_page(self, words: NDArray[np.uint64]) -> None:
-        self._total += int(words.sum(dtype=np.uint64)) * (2 * (self._words // _PAGE_WORDS) + 1)
+        self._total += int(words.sum(dtype=np.uint64)) * self._factor()
         self._words += len(words)
+
+    def _factor(self) -> int:
+        """Return the odd number of the page that the next word is of."""
+        return 2 * (self._words // _PAGE_WORDS) + 1
 
     def value(self) -> str:
         """Return the sum of all bytes so far, in hexadecimal."""
-        last = int.from_bytes(self._left, "little") * (2 * (self._words // _PAGE_WORDS) + 1)
+        last = int.from_bytes(self._left, "little") * self._factor()
         return f"{(self._total + last) % (1 << 64):016x}"
 
 

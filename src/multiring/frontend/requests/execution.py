@@ -31,6 +31,7 @@ from multiring.frontend.signatures import (
     SCALES,
     plain_signature,
     rows_signature,
+    scales_text,
 )
 from multiring.optim import start_adasum
 from multiring.runtime import Group, Handle
@@ -282,7 +283,7 @@ class _Rows:
             ((PART, f"{part} of {count}"),) if count > 1 else () for part in range(1, count + 1)
         ]
         if wanted.collective == REDUCESCATTER:
-            more = ((REDUCTION, name_of(wanted.op)), (SCALES, str((wanted.prescale, wanted.postscale))))
+            more = ((REDUCTION, name_of(wanted.op)), (SCALES, scales_text(wanted.prescale, wanted.postscale)))
             self._more = [(*more, *each) for each in self._more]
 
     def submit(self, request: Request) -> Finish:

@@ -55,6 +55,7 @@ class _Registry:
     def __init__(self) -> None:
         self.numbers: dict[Hashable, int] = {}
         self.found: dict[int, Watched] = {}
+        self.next = itertools.count(1)
 
 
 _registry = _Registry()
@@ -66,13 +67,10 @@ def watch(key: Hashable, make: Callable[[], Watched]) -> int:
     if number is None or not _registry.found[number].keeps():
         if number is not None:
             del _registry.found[number]
-        number = next(_numbers)
+        number = next(_registry.next)
         _registry.found[number] = make()
         _registry.numbers[key] = number
     return number
-
-
-_numbers = itertools.count(1)
 
 
 def watched_variables(
@@ -94,8 +92,10 @@ def watched_variables(
             found = None if any(each is None for each in living) else values(living)
             return None if found is None else [np.asarray(each) for each in found]
 
+        def keeps() -> bool:
+            return all(each() is not None for each in references)
+
         names = [str(getattr(each, "path", None) or each.name) for each in variables]
-        keeps = lambda: all(each() is not None for each in references)  # noqa: E731 -- of three
         return Watched(names=names, parameters=parameters, keeps=keeps, **more)
 
     return watch((more["what"], more.get("sees", True), *map(id, variables)), make)
@@ -144,7 +144,7 @@ class Comparison:
         self.steps = 0  # that have begun
         self._members = members
         self._brought: list[NDArray[Any]] | None = None
-        ranks: Any = NamedRanks(members, "")
+        ranks = NamedRanks(members, "")
         self._first = FirstSteps(
             watched.what, ranks, watched.names, self._parameters, sees=watched.sees, remedy=watched.remedy
         )
@@ -178,7 +178,7 @@ class Comparison:
         told = self._first.told() if compares else None
         self._first.step()
         self.steps += 1
-        return None if told is None else partial(self._first.meet, told, self._ranks(self.name))
+        return None if told is None else partial(self._first.meet, told, NamedRanks(self._members, self.name))
 
     def compare(self, parameters: list[NDArray[Any]]) -> None:
         """Compare parameters that a program brings, before its second step.
@@ -193,12 +193,9 @@ class Comparison:
         self._first.step()
         self._brought = parameters
         try:
-            self._first.meet(self._first.told(), self._ranks(f"{before.name}.{self.watched.part}"))
+            self._first.meet(self._first.told(), NamedRanks(self._members, f"{before.name}.{self.watched.part}"))
         finally:
             self._brought = None
-
-    def _ranks(self, name: str) -> Any:
-        return NamedRanks(self._members, name)
 
 
 class Comparisons:

@@ -28,6 +28,7 @@ from multiring.frontend.signatures import (
     SHAPE,
     TENSORS,
     WIRE,
+    scales_text,
 )
 
 # By multiring.h's numbers.
@@ -95,7 +96,7 @@ def whole_signature(wanted: Wanted) -> Signature:
         (DATA_TYPE, wanted.dtype),
         (SHAPE, shapes),
         (REDUCTION, name_of(wanted.op)),
-        (SCALES, str((wanted.prescale, wanted.postscale))),
+        (SCALES, scales_text(wanted.prescale, wanted.postscale)),
         (WIRE, str(wire_of(wanted))),
     )
     if single:

@@ -22,6 +22,7 @@ from multiring.frontend.signatures import (
     SHAPE,
     TENSORS,
     WIRE,
+    scales_text,
 )
 from multiring.torch.collectives.allreduce import require_linear, starting, submit_allreduce, without_compressor
 from multiring.torch.compression import Compression
@@ -274,7 +275,7 @@ def _signature(layout: Layout, elements: int, how: Combination, part: str) -> Si
         (DATA_TYPE, dtype_name(layout.dtype)),
         (SHAPE, " ".join(str(tuple(shape)).replace(" ", "") for shape in layout.shapes)),
         (REDUCTION, name_of(how.op)),
-        (SCALES, str((float(how.prescale) + 0.0, float(how.postscale) + 0.0))),  # equal ones are one key
+        (SCALES, scales_text(how.prescale, how.postscale)),
         (WIRE, str(how.wire)),
         (PART, part),
         (ELEMENTS, str(elements)),

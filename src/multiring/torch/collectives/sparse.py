@@ -9,7 +9,7 @@ from multiring.errors import ArgumentError
 from multiring.frontend.handles import Name, Several, names_of
 from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of
 from multiring.frontend.reduce_ops import LINEAR, Average, Combination, combination, name_of
-from multiring.frontend.signatures import REDUCTION, SCALES, SPARSE_ALLREDUCE, WHOLE_SHAPE
+from multiring.frontend.signatures import REDUCTION, SCALES, SPARSE_ALLREDUCE, WHOLE_SHAPE, scales_text
 from multiring.torch.collectives.varying_rows import submit_rows
 from multiring.torch.dtype_conversion import scaled
 from multiring.torch.interop import is_sparse, shown
@@ -60,7 +60,7 @@ def submit_sparse(members: Members, tensor: Tensor, name: Name, how: Combination
     more = (
         (WHOLE_SHAPE, str(tuple(shape))),
         (REDUCTION, name_of(how.op)),
-        (SCALES, str((how.prescale, how.postscale))),
+        (SCALES, scales_text(how.prescale, how.postscale)),
     )
     parts = own.indices().t(), values
     names = names_of(members, name, (".indices", ".values"))

@@ -47,7 +47,7 @@ class Distributed(torch.optim.Optimizer):
 
     _plain: type[torch.optim.Optimizer]
     _setup: Setup
-    _members: Members | None = None  # of the job's ranks those to share with; None where this rank is not one of them
+    _members: Members | None = None  # the ranks to share with, in the job in which `_group` is theirs; None likewise
     _group: Group | None = None  # of the ranks to share with; None where this rank is not one of them
     _reducer: GradientReducer | None = None
     _delta_reducer: DeltaReducer | None = None

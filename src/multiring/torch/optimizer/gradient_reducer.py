@@ -11,6 +11,7 @@ gathered (`gathered`), unless dense was asked for.
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -357,20 +358,15 @@ class GradientReducer:
         self.use_up()
 
 
-class Home:
-    """Whose gradients a reducer reduces, and among which ranks."""
+class Home(NamedTuple):
+    """The ranks that a reducer is of, and what takes its gradients to the next job.
 
-    __slots__ = ("members", "move")
+    members: the ranks.
+    move: shares the gradients in the job that there is now, and begins with that of a parameter.
+    """
 
-    def __init__(self, members: Members, move: Callable[[Tensor], None]) -> None:
-        """Be that.
-
-        Args:
-            members: the ranks.
-            move: shares the gradients in the job that there is now, and brings that of a parameter there.
-        """
-        self.members = members
-        self.move = move
+    members: Members
+    move: Callable[[Tensor], None]
 
 
 class Arrival:

@@ -70,7 +70,7 @@ def mark_module(module: nn.Module, held: Held) -> None:
     """Have `module`, its parameters and state_dict say how its model is spread, and copies of it as well."""
     mark_held(module.parameters(), held)
     vars(module)[_KEY] = held  # a copied parameter does not say it, a copied module does
-    module.register_state_dict_post_hook(partial(mark_state, held))  # type: ignore[no-untyped-call] # torch's own
+    module.register_state_dict_post_hook(partial(_mark_state, held))  # type: ignore[no-untyped-call] # torch's own
 
 
 def held_of_module(module: nn.Module) -> Held | None:
@@ -115,10 +115,9 @@ def refuse_parts(what: str, held: Held | None, remedy: str) -> None:
         )
 
 
-def mark_state(held: Held | None, _module: nn.Module, state: dict[str, Any], *_others: Any) -> None:
+def _mark_state(held: Held, _module: nn.Module, state: dict[str, Any], *_others: Any) -> None:
     """Have each tensor of a module's state_dict say how its model is spread; bound to `held`, a hook of the module."""
-    if held is not None:
-        mark_held((each for each in state.values() if isinstance(each, Tensor)), held)
+    mark_held((each for each in state.values() if isinstance(each, Tensor)), held)
 
 
 # ---- tensors of which this rank has a part ----
