@@ -153,7 +153,7 @@ save = lambda: done.append("saved")
     ),
     (
         "torch_optimizer.md",
-        "gradients = mt.arena_like(list(model.parameters()))  # side by side, where a host's ranks read each other's",
+        "gradients = mt.arena_like(list(model.parameters()))  # adjacent, in memory that the host's ranks share",
     ): Snippet(
         before=JOINED,
         after="[each.fill_(mt.rank()) for each in gradients]\nmt.grouped_allreduce_(gradients)\n"
