@@ -45,10 +45,13 @@ TITLES = {
 _PATIENCE_S = 300
 _HEAD = """# Frameworks
 
-What every framework's adapter must do ([adapters.md](adapters.md) says what each row is), and what of it each one
-does: `yes`, or the number of the reason for which it was not tried. Made by
-`python tests/frameworks/frameworks_page.py` on {when}, {where}; tests see to it that it has these rows and columns, and
-that what is passed here is passed by the tests.
+See what each framework's adapter does. `yes` means that the check passed. A number is the reason
+why the check was not run; the reasons are below the table. [adapters.md](adapters.md) explains each
+row.
+
+`python tests/frameworks/frameworks_page.py` made this page on {when}
+with {where}. Tests verify that the page has these rows and columns, and that each
+`yes` still passes.
 
 """
 
@@ -112,9 +115,10 @@ def page(columns: dict[str, Column]) -> str:
     for title, wanted in (("passed", {PASSED}), ("failed", {FAILED}), ("not tried", set(reasons))):
         counts = [sum(text in wanted for text in each.cells.values()) for each in columns.values()]
         lines.append(f"| **{title}** | " + " | ".join(map(str, counts)) + " |")
-    lines += ["", "Not tried, and why:", ""]
+    lines += ["", "Reasons why checks were not tried:", ""]
     for number, text in enumerate(reasons, 1):
-        lines.append(f"{number}. {text} ({sum(text in each.cells.values() for each in columns.values())} columns)")
+        count = sum(text in each.cells.values() for each in columns.values())
+        lines.append(f"{number}. {text} ({count} {'column' if count == 1 else 'columns'})")
     lines += ["", *_digits(columns)]
     return "\n".join(lines) + "\n"
 
@@ -127,12 +131,13 @@ def _digits(columns: dict[str, Column]) -> list[str]:
     lines = [
         "## Digits",
         "",
-        "`examples/digits`: one network, data and first weights in every framework, 2 ranks, 20 epochs. Images",
-        "a second are those of the last three quarters of the training, 96 a step, on the machine above. The last",
-        "three columns: seconds until every other rank was told, with its work in flight; for Ctrl-C until the",
-        "program had KeyboardInterrupt.",
+        "`examples/digits` trains one network in every framework, with the same data and first weights, on",
+        "2 ranks for 20 epochs. The machine is the one above. Images/s are of the last three quarters of the",
+        "training, with 96 images per step. The last three columns are seconds. For a killed rank and an",
+        "exception they end when every other rank, with work in flight, got an error. For Ctrl-C they end",
+        "when the program got KeyboardInterrupt.",
         "",
-        "| | test accuracy | images/s | killed rank | exception | Ctrl-C |",
+        "| framework | test accuracy | images/s | killed rank | exception | Ctrl-C |",
         "|---|---|---|---|---|---|",
     ]
     for name, each in columns.items():

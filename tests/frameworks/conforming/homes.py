@@ -58,7 +58,7 @@ class Framework:
         """Why it cannot be tried here; else ""."""
         lacking = [each for each in self.wants if importlib.util.find_spec(each) is None]
         if lacking:
-            return f"`import {lacking[0]}` finds nothing here"
+            return f"`import {lacking[0]}` finds no module here"
         newest = RECIPES[self.recipe].newest_python if self.recipe else None
         if newest and sys.version_info[:2] > newest:
             return f"{self.name} runs on Python {newest[0]}.{newest[1]} at most, and the core here is of a newer one"

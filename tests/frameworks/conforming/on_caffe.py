@@ -74,5 +74,5 @@ ADAPTER = Adapter(
     all_reduce=all_reduce,
     trainer=Trainer,
     init=mc.init,
-    cannot={"gradients through": "gradients are of a net's layers, and Caffe has no layer that calls another rank"},
+    cannot={"gradients through": "Caffe differentiates only layers, and it has no layer that calls a collective"},
 )

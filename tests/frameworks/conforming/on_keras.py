@@ -9,9 +9,7 @@ import multiring.keras as mk
 from multiring.frontend.conformance import Adapter
 from multiring.frontend.process_sets import ProcessSet, global_process_set
 
-_NO_GRADIENT = (
-    "Keras has no gradients of its own: a program takes those of its backend, whose adapter is tried for itself"
-)
+_NO_GRADIENT = "Keras leaves gradients to its backend, and each backend has its own column"
 
 _NO_TYPES = (
     {f"type {dtype}": f"Keras has no {dtype} on torch" for dtype in ("uint16", "uint32", "uint64")}

@@ -12,7 +12,7 @@ from multiring.frontend.conformance import Adapter
 from multiring.frontend.process_sets import ProcessSet
 from multiring.runtime.arrays import numpy_dtype
 
-_OUTSIDE = "tinygrad finds gradients of its own operations only; a call of another rank cannot be one of them"
+_OUTSIDE = "tinygrad differentiates only its own operations, and a collective is not one of them"
 
 
 def make(array: Any) -> Tensor:

@@ -50,7 +50,5 @@ ADAPTER = Adapter(
     back=lambda array: array,
     all_reduce=all_reduce,
     trainer=Trainer,
-    cannot={
-        "gradients through": "what makes the gradients is not the framework's: it has no automatic differentiation"
-    },
+    cannot={"gradients through": "the toy has no automatic differentiation, so its gradients are not the framework's"},
 )
