@@ -1,4 +1,4 @@
-"""docs/frameworks.md, and README's table, of what the suite finds.
+"""Make docs/frameworks.md and README's table of frameworks from the results of the conformance suite.
 
 `python tests/frameworks/frameworks_page.py [NAME...]`, some minutes: tries these frameworks, all by default, and makes
 the page of what was found of each when it was tried last, which lies in build/frameworks.
@@ -25,8 +25,25 @@ from multiring.frontend.conformance import CHECKS, ENDS
 
 ROOT = Path(__file__).parents[2]
 PAGE, README, FOUND = ROOT / "docs" / "frameworks.md", ROOT / "README.md", ROOT / "build" / "frameworks"
-_NAMES_IN_README = {"toy": "NumPy alone"}
-README_HEAD = "| the digits, on 2 ranks | test accuracy | images/s |"
+README_HEAD = "| framework | interface | version tested | checks passed |"
+# README's rows: a framework, its interface, and the page's columns that the row sums up.
+_README_ROWS = (
+    ("[PyTorch](docs/torch.md)", "`distribute`, Horovod's interface, a torch.distributed backend", ("torch",)),
+    ("[TensorFlow](docs/tensorflow.md)", "Horovod's interface", ("tensorflow",)),
+    (
+        "[Keras 3](docs/keras.md) on TensorFlow, torch, JAX",
+        "`distribute`, Horovod's interface",
+        ("keras-tensorflow", "keras-torch", "keras-jax"),
+    ),
+    ("[JAX](docs/jax.md)", "`distribute`, collectives inside `jit`", ("jax",)),
+    ("[Chainer](docs/chainer.md)", "ChainerMN's interface", ("chainer",)),
+    (
+        "[Caffe](docs/caffe.md), with a stand-in for pycaffe",
+        "`distribute`, `multiring caffe train`",
+        ("caffe-standin",),
+    ),
+    ("[any other](docs/adapters.md), with tinygrad as the example", "an adapter of five functions", ("tinygrad",)),
+)
 ROWS = (*CHECKS, *ENDS)
 PASSED, FAILED = "yes", "NO"
 TITLES = {
@@ -170,11 +187,12 @@ def digits_of(text: str) -> dict[str, tuple[str, str]]:
 
 def readme_table(text: str) -> str:
     """Return README's table of the page `text`."""
-    rows = [
-        f"| {_NAMES_IN_README.get(title, title)} | {accuracy} | {speed} |"
-        for title, (accuracy, speed) in digits_of(text).items()
-    ]
-    return "\n".join([README_HEAD, "|---|---|---|", *rows]) + "\n"
+    cells, rows = cells_of(text), []
+    for title, interface, columns in _README_ROWS:
+        versions = dict.fromkeys(cells["version", name] for name in columns)
+        passed = [sum(cells[row, name] == PASSED for row in ROWS) for name in columns]
+        rows.append(f"| {title} | {interface} | {', '.join(versions)} | {', '.join(map(str, passed))} of {len(ROWS)} |")
+    return "\n".join([README_HEAD, "|---|---|---|---|", *rows]) + "\n"
 
 
 def with_table(readme: str, table: str) -> str:

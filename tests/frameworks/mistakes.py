@@ -104,13 +104,13 @@ def _() -> object:
     return multiring.init()
 
 
-@made_by(together, "`mt.distribute(model, loader, optimizer)`: another order")
+@made_by(together, "`mt.distribute(model, loader, optimizer)`, in the wrong order")
 def _() -> object:
     model = network()
     return mt.distribute(model, loader(), sgd(model))
 
 
-@made_by(together, "the optimizer made before the model that is trained")
+@made_by(together, "the optimizer was made for another model than the trained one")
 def _() -> object:
     return mt.distribute(network(), sgd(network()), loader())
 
@@ -129,24 +129,24 @@ def _() -> object:
     return mt.distribute(model, sgd(model), DataLoader(data(), 4, sampler=sampler))
 
 
-@made_by(together, "data that each rank shuffles or splits by its own seed")
+@made_by(together, "data that each rank shuffles or splits with its own seed")
 def _() -> object:
     model = network()
     return mt.distribute(model, sgd(model), loader(seed=number()))
 
 
-@made_by(together, "a batch size divided by the rank")
+@made_by(together, "the script divides the batch size among the ranks")
 def _() -> object:
     model = network()
     return mt.distribute(model, sgd(model), loader(batch_size=4 // (number() + 1)))
 
 
-@made_by(together, "another model on one rank")
+@made_by(together, "a different model on one rank")
 def _() -> object:
     return shared(network(hidden=3 + number()))
 
 
-@made_by(together, "a scheduler made before `distribute` is to scale the learning rate")
+@made_by(together, "a scheduler was made before a `distribute` that scales the learning rate")
 def _() -> object:
     model = network()
     optimizer = sgd(model)
@@ -159,13 +159,13 @@ def _() -> object:
     return mt.DistributedOptimizer(network())
 
 
-@made_by(together, "`model.parameters()` for `model.named_parameters()`")
+@made_by(together, "`model.parameters()` instead of `model.named_parameters()`")
 def _() -> object:
     model = network()
     return mt.DistributedOptimizer(sgd(model), model.parameters())
 
 
-@made_by(together, "an optimizer that cannot be shared")
+@made_by(together, "an optimizer that cannot be distributed")
 def _() -> object:
     return mt.DistributedOptimizer(torch.optim.LBFGS(network().parameters()))
 
@@ -188,7 +188,7 @@ def _() -> object:
     return optimizer.zero_grad()
 
 
-@made_by(together, "two backwards for a step")
+@made_by(together, "two backward passes for one step")
 def _() -> object:
     model = network()
     optimizer = shared(model)
@@ -197,7 +197,7 @@ def _() -> object:
     return optimizer
 
 
-@made_by(together, "clipping before all backwards of a step have come")
+@made_by(together, "clipping before the last backward pass of a step")
 def _() -> object:
     model = network()
     optimizer = shared(model, backward_passes_per_step=2)
@@ -206,7 +206,7 @@ def _() -> object:
     return optimizer.step()
 
 
-@made_by(together, "a layer that is thawed after the optimizer was made")
+@made_by(together, "a layer is unfrozen after the optimizer was made")
 def _() -> object:
     model = network()
     model[0].weight.requires_grad_(False)
@@ -221,7 +221,7 @@ def _() -> object:
     return mt.allreduce(torch.ones(2 + number()), name="shapes")
 
 
-@made_by(together, "an array for a tensor")
+@made_by(together, "an array instead of a tensor")
 def _() -> object:
     return mt.allreduce(np.ones(2))
 
@@ -231,7 +231,7 @@ def _() -> object:
     return mt.allreduce(torch.ones(2, device="meta"))
 
 
-@made_by(together, "`root_rank=2` of two ranks")
+@made_by(together, "`root_rank=2` in a job of two ranks")
 def _() -> object:
     return mt.broadcast(torch.ones(2), root_rank=2)
 
@@ -241,7 +241,7 @@ def _() -> object:
     return mt.broadcast_parameters({"_extra_state": torch.ones(1)}, root_rank=0)
 
 
-@made_by(together, "no broadcast, so that each rank trains a model of its own")
+@made_by(together, "no broadcast, so each rank trains its own model")
 def _() -> object:
     model = nn.Linear(2, 1)
     with torch.no_grad():
@@ -254,7 +254,7 @@ def _() -> object:
     return "trained"
 
 
-@made_by(together, "dicts of other names for `mt.gather`")
+@made_by(together, "dicts with different names for `mt.gather`")
 def _() -> object:
     return mt.gather({"guess" if number() else "label": torch.ones(2)})
 
@@ -264,12 +264,12 @@ def _() -> object:
     return mt.allreduce(torch.ones(2), process_set=[0, 1])
 
 
-@made_by(together, "`mt.add_process_set` in a job whose sets are fixed")
+@made_by(together, "`mt.add_process_set` in a job with fixed process sets")
 def _() -> object:
     return mt.add_process_set([0])
 
 
-@made_by(together, "metrics that have other names on another rank")
+@made_by(together, "metrics with different names on different ranks")
 def _() -> object:
     return mt.mean({"accuracy" if number() else "loss": 0.5})
 
@@ -284,17 +284,17 @@ def _() -> object:
     return mt.seed_everything(number())
 
 
-@made_by(together, "`mt.save(model.state_dict(), path)`, as torch.save has it")
+@made_by(together, "`mt.save(model.state_dict(), path)`, the arguments of torch.save")
 def _() -> object:
     return mt.save(network().state_dict(), "last")
 
 
-@made_by(together, "`mt.save` of what cannot be saved")
+@made_by(together, "`mt.save` of an object that cannot be saved")
 def _() -> object:
     return mt.save("last", schedule=lambda epoch: epoch)
 
 
-@made_by(together, "`mt.save` to a folder of other files, as one level too high")
+@made_by(together, "`mt.save` to a folder with other files")
 def _() -> object:
     if number() == 0:
         Path("run").mkdir()
@@ -303,7 +303,7 @@ def _() -> object:
     return mt.save("run", model=network())
 
 
-@made_by(together, "`mt.save` of an array that could not come back")
+@made_by(together, "`mt.save` of an array that `mt.load` could not restore")
 def _() -> object:
     return mt.save("last", model={"w": torch.eye(2).to_sparse()})
 
@@ -314,17 +314,17 @@ def _() -> object:
     return mt.load("float32", model=nn.Linear(2, 1).to(torch.bfloat16))
 
 
-@made_by(together, "`mt.save` to a path of each rank's own")
+@made_by(together, "`mt.save` with a different path on each rank")
 def _() -> object:
     return mt.save(f"last-{number()}", epoch=1)
 
 
-@made_by(together, "`mt.load` where nothing was saved")
+@made_by(together, "`mt.load` of a path without a checkpoint")
 def _() -> object:
     return mt.load("nothing")
 
 
-@made_by(together, "`mt.load` of a file of torch.save's")
+@made_by(together, "`mt.load` of a file that torch.save wrote")
 def _() -> object:
     if number() == 0:
         torch.save({}, "model.pt")
@@ -332,7 +332,7 @@ def _() -> object:
     return mt.load("model.pt", model=network())
 
 
-@made_by(together, "`mt.load` into another model")
+@made_by(together, "`mt.load` into a model with other shapes")
 def _() -> object:
     mt.save("saved", model=network())
     return mt.load("saved", model=network(hidden=5))

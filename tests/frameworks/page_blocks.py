@@ -47,6 +47,13 @@ def shown(*kinds: str) -> list[Shown]:
     return found
 
 
+def scripts_of_the_diff() -> tuple[str, str]:
+    """Return README's script for one process, and the script that its diff makes of it."""
+    [diff] = [each.text.splitlines() for each in shown("diff") if each.page == "README.md"]
+    single, distributed = ("\n".join(line[1:] for line in diff if line[:1] != sign) for sign in "+-")
+    return single + "\n", distributed + "\n"
+
+
 def commands_shown() -> list[Shown]:
     """Return every command."""
     return [

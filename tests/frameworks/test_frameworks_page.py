@@ -35,7 +35,7 @@ def test_the_page_is_of_this_suite() -> None:
         assert [int(each) for each in row.split("|")[2:-1]] == counts
 
 
-def test_readme_has_the_pages_digits() -> None:
+def test_readme_has_the_pages_results_and_digits_are_learnt() -> None:
     text, readme = PAGE.read_text(encoding="utf-8"), README.read_text(encoding="utf-8")
     table = readme_table(text)
     assert table in readme, "make the page anew"

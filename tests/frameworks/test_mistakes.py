@@ -28,31 +28,31 @@ FILES = {
 RUN = [sys.executable, "-m", "multiring", "run"]
 # By the page's words: variables, and a command, in a folder that has the two scripts.
 COMMANDS: dict[str, Command] = {
-    "`multiring run -np 2 ...`, as others' launchers have it": ({}, [*RUN, "-np", "2", "joins.py"]),
+    "`multiring run -np 2 ...`, the option of other launchers": ({}, [*RUN, "-np", "2", "joins.py"]),
     "`multiring run --nproc-per-node 2 ...`": ({}, [*RUN, "--nproc-per-node", "2", "joins.py"]),
     "`multiring run train.py`": ({}, [*RUN, "joins.py"]),
     "`multiring run -n 2`": ({}, [*RUN, "-n", "2"]),
     "`multiring run -n 2 --time trace.json ...`": ({}, [*RUN, "-n", "2", "--time", "trace.json", "joins.py"]),
-    "a script that is not there": ({}, [*RUN, "-n", "2", "trian.py"]),
+    "a script that does not exist": ({}, [*RUN, "-n", "2", "trian.py"]),
     "a script that never joins the job": ({}, [*RUN, "-n", "2", "alone.py"]),
     "`import horovod` without `--horovod`": ({}, [*RUN, "-n", "1", "hvd.py"]),
-    "the environment that multiring is installed in is not active": (
+    "the environment that has multiring is not active": (
         {"PYTHONPATH": ""},
         [*RUN, "-n", "1", "--", sys.executable, "-S", "joins.py"],
     ),
     "a misspelt setting": ({"MULTIRING_STALL_WARN": "5"}, [sys.executable, "joins.py"]),
-    "a setting that makes no sense": ({"MULTIRING_STALL_WARN_S": "a minute"}, [sys.executable, "joins.py"]),
-    "RANK and WORLD_SIZE of another launcher, left in the environment": (
+    "a setting with an invalid value": ({"MULTIRING_STALL_WARN_S": "a minute"}, [sys.executable, "joins.py"]),
+    "RANK and WORLD_SIZE of another launcher are still set": (
         {"RANK": "0", "WORLD_SIZE": "2"},
         [sys.executable, "joins.py"],
     ),
     "MULTIRING_RANK without MULTIRING_SIZE": ({"MULTIRING_RANK": "0"}, [sys.executable, "joins.py"]),
-    "an output over a file of one's own, as `multiring plan --save notes.txt`": (
+    "an output file that would replace another file, as in `multiring plan --save notes.txt`": (
         {},
         [sys.executable, "-m", "multiring", "plan", "--hosts", "1", "--slots", "2", "--save", "notes.txt"],
     ),
-    "`--log-dir` with files of others": ({}, [*RUN, "-n", "2", "--log-dir", "logs", "joins.py"]),
-    "an interface that is not there": (
+    "`--log-dir` with a folder of other files": ({}, [*RUN, "-n", "2", "--log-dir", "logs", "joins.py"]),
+    "an interface that does not exist": (
         {"MULTIRING_ENGINE": "tcp", "MULTIRING_INTERFACE": "eth9"},
         [*RUN, "-n", "2", "joins.py"],
     ),
@@ -62,8 +62,8 @@ COMMANDS: dict[str, Command] = {
 def rows() -> dict[str, tuple[str, str]]:
     """Return the page's messages and remedies, by mistake."""
     cells = [line.strip("| \n").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
-    found = {each[0]: (plain(each[1]), each[2]) for each in cells if each[0] != "what was done"}
-    assert len(found) == len([each for each in cells if each[0] != "what was done"]), "a mistake is there twice"
+    found = {each[0]: (plain(each[1]), each[2]) for each in cells if each[0] != "mistake"}
+    assert len(found) == len([each for each in cells if each[0] != "mistake"]), "a mistake is there twice"
     return found
 
 

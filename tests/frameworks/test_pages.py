@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from tests.frameworks.page_blocks import ROOT, commands_shown, shown
+from tests.frameworks.page_blocks import ROOT, commands_shown, scripts_of_the_diff, shown
 from tests.frameworks.page_commands import COMMANDS, Read, Run
 from tests.frameworks.page_snippets import NOT_RUN, SNIPPETS, live
 from tests.frameworks.test_documents import ONE_THREAD
@@ -73,8 +73,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where commands find what pages speak of, and leave what others use."""
     place = tmp_path_factory.mktemp("pages")
     (place / "train.py").write_text(TRAIN)
-    [program] = [each.text for each in shown("python") if each.page == "README.md" and each.title == "multiring.init()"]
-    (place / "program.py").write_text(program)
+    single, distributed = scripts_of_the_diff()
+    (place / "single.py").write_text(single)
+    (place / "program.py").write_text(distributed)
     [topology] = [each.text for each in shown("toml") if each.page == "topology.md"]
     for name in ("topology.toml", "summit.toml"):
         (place / name).write_text(topology)
@@ -104,6 +105,23 @@ def test_commands_of_pages_do_what_they_say(folder: Path) -> None:
         assert done.returncode == 0, (page, command, done.stdout)
         assert how.says in done.stdout, (page, command, done.stdout)
         assert not how.makes or (folder / how.makes).stat().st_size > 0, (page, command)
+
+
+def test_readme_changes_five_lines_and_no_loss(folder: Path) -> None:
+    [diff] = shown("diff")
+    assert len(re.findall(r"^[+-]", diff.text, re.MULTILINE)) == 5
+    done = subprocess.run(
+        [sys.executable, "single.py"],
+        cwd=folder,
+        env=ONE_THREAD,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    how = COMMANDS["README.md", "multiring run -n 2 train.py"]
+    assert isinstance(how, Run)
+    assert done.stdout == how.says.replace("[0] ", ""), done.stderr
 
 
 def _assignments(settings: dict[str, str]) -> set[str]:

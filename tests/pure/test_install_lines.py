@@ -1,4 +1,4 @@
-"""README's lines for CPUs download no CUDA: run against an index of the same shape on this disk."""
+"""The pages' lines for CPUs download no CUDA: run against an index of the same shape on this disk."""
 
 import os
 import re
@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+# The section of each page that installs multiring with PyTorch.
+SECTIONS = {"README.md": ("## Install\n", "## Run\n"), "docs/install.md": ("## With PyTorch\n", "## Other")}
 LINE = re.compile(r"^((?:uv )?pip install .*(?:whl/cpu|'\.\[torch\]'))$", re.MULTILINE)
 CPU = "https://download.pytorch.org/whl/cpu"
 
@@ -68,11 +70,14 @@ def installed(lines: list[str], indexes: tuple[Path, Path], folder: Path) -> set
     return {each.name.partition("-")[0] for each in (folder / "env").rglob("*.dist-info")}
 
 
-@pytest.mark.parametrize("tool", ["pip", "uv"])
-def test_the_lines_for_cpus_download_no_cuda(tool: str, indexes: tuple[Path, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("page", "tool"), [("README.md", "pip"), ("docs/install.md", "pip"), ("docs/install.md", "uv")]
+)
+def test_the_lines_for_cpus_download_no_cuda(page: str, tool: str, indexes: tuple[Path, Path], tmp_path: Path) -> None:
     if shutil.which(tool) is None and tool == "uv":
         pytest.skip("uv is not installed")
-    section = README.partition("## Installing")[2].partition("Other frameworks")[0]
+    begin, end = SECTIONS[page]
+    section = (ROOT / page).read_text(encoding="utf-8").partition(begin)[2].partition(end)[0]
     lines = [line for line in LINE.findall(section) if line.startswith("uv ") == (tool == "uv")]
     assert len(lines) == 2
     assert installed(lines, indexes, tmp_path) == {"torch", "multiring"}

@@ -20,8 +20,8 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
-# Linked already, and written elsewhere: the table that tests/frameworks/frameworks_page.py makes.
-ANNOUNCED: set[str] = set()
+# Pages that README links and that are written next.
+ANNOUNCED = {"CONTRIBUTING.md", "SECURITY.md"}
 INLINE = re.compile(r"`+[^`]*`+")
 
 
