@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "failures.md").read_text(encoding="utf-8")
-COLUMNS = ["what fails", "who notices, how soon", "what is told", "what to do next", "test"]
+COLUMNS = ["failure", "detected by, when", "report", "remedy", "test"]
 NAMED = re.compile(r"`((?:tests|benchmarks|native/tests)/[\w/]+\.(?:py|cc))::(\w+)`")
 
 
