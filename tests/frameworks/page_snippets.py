@@ -188,7 +188,7 @@ save = lambda: done.append("saved")
     ),
     (
         "tutorial.md",
-        "optimizer.synchronize()  # the gradients are those of all ranks now, however many backwards there were",
+        "optimizer.synchronize()  # average the gradients now, after any number of backward passes",
     ): Snippet(before=SHARED + "cross_entropy(model(images), labels).backward()\n", after="assert mt.size() == 2"),
     ("jax.md", "mj.init()"): Snippet(
         before="""
