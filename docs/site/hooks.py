@@ -49,7 +49,8 @@ def on_config(config: Any) -> Any:
     for section in config["nav"]:
         for name, pages in section.items():
             if "decisions" in pages:
-                found = sorted(path.name for path in (ROOT / "docs" / "decisions").glob("*.md"))
+                names = {path.name for path in (ROOT / "docs" / "decisions").glob("*.md")}
+                found = ["README.md", *sorted(names - {"README.md"})]  # the index comes first
                 pages[pages.index("decisions")] = {"Decisions": [f"decisions/{each}" for each in found]}
                 assert name == "Inside"  # noqa: S101 -- away from the users' pages
     return config
