@@ -27,6 +27,23 @@ def test_an_answer_is_there(question: str, file: str, name: str) -> None:
     assert re.search(rf"\b{name}\b", text), (question, file, name)
 
 
+PATHS = r"(?:data|frontend|gradients|native|runtime|tensorflow|torch)/[\w/]+\.(?:py|cc|h)"
+
+
+def in_source(path: str) -> Path:
+    return next((each for each in (ROOT / path, ROOT / "src" / "multiring" / path) if each.exists()), ROOT / path)
+
+
 def test_paths_in_the_text_are_there() -> None:
-    for path in re.findall(r"\(((?:torch|gradients|runtime|native|frontend)/[\w/]+\.(?:py|cc|h))", PAGE):
-        assert (ROOT / path).exists() or (ROOT / "src" / "multiring" / path).exists(), path
+    found = re.findall(rf"\b({PATHS})", PAGE)
+    assert len(found) > 40
+    for path in found:
+        assert in_source(path).exists(), path
+
+
+def test_names_of_the_ways_are_where_they_are_said_to_be() -> None:
+    found = re.findall(rf"`(?:\w+\.)?(\w+)`\s+\(({PATHS})", PAGE)
+    assert len(found) > 30
+    for name, path in found:
+        text = in_source(path).read_text(encoding="utf-8")
+        assert re.search(rf"\b(?:def|class|struct) {name}\b", text), (name, path)
