@@ -31,56 +31,55 @@ class Settings:
     """What the environment says; `None` where it says nothing and there is no default."""
 
     rank: int | None = _setting("MULTIRING_RANK", values.rank, None, values.RANK, "this process's rank")
-    size: int | None = _setting("MULTIRING_SIZE", values.size, None, values.SIZE, "how many ranks the job has")
+    size: int | None = _setting("MULTIRING_SIZE", values.size, None, values.SIZE, "number of ranks of the job")
     local_rank: int | None = _setting(
-        "MULTIRING_LOCAL_RANK", values.rank, None, values.RANK, "this process's rank among those of its host"
+        "MULTIRING_LOCAL_RANK", values.rank, None, values.RANK, "this process's rank on its host, from 0"
     )
     local_size: int | None = _setting(
-        "MULTIRING_LOCAL_SIZE", values.size, None, values.SIZE, "how many ranks this host has"
+        "MULTIRING_LOCAL_SIZE", values.size, None, values.SIZE, "number of ranks on this host"
     )
     rendezvous: str | None = _setting(
-        "MULTIRING_RENDEZVOUS", str, None, "host:port or @name", "where rank 0 listens during init"
+        "MULTIRING_RENDEZVOUS", str, None, "host:port or @name", "address at which rank 0 listens during init"
     )
-    secret: str | None = _setting("MULTIRING_SECRET", str, None, "any text", "shared secret of the job's ranks")
-    secret_file: str | None = _setting(
-        "MULTIRING_SECRET_FILE", str, None, "a path", "file that holds the shared secret"
-    )
+    secret: str | None = _setting("MULTIRING_SECRET", str, None, "any text", "secret that all ranks of the job share")
+    secret_file: str | None = _setting("MULTIRING_SECRET_FILE", str, None, "a path", "file with the shared secret")
     job: str | None = _setting(
-        "MULTIRING_JOB", str, None, "any text", "name of the job; ranks of another job are refused at the rendezvous"
+        "MULTIRING_JOB", str, None, "any text", "name of the job; the rendezvous refuses ranks of other jobs"
     )
     rank_process: str | None = _setting(
-        "MULTIRING_RANK_PROCESS", str, None, "set by init", "which process is the rank, for what that starts"
+        "MULTIRING_RANK_PROCESS", str, None, "set by init", "tells child processes which process is the rank"
     )
     launched_in: str | None = _setting(
         "MULTIRING_LAUNCHED_IN",
         str,
         None,
         "set by multiring run",
-        "other launchers' variables at that time: a rank that finds others was started by a launcher within the job",
+        "variables of other launchers at the start; a rank with other ones was started by a launcher in the job",
     )
     engine: str = _setting(
         "MULTIRING_ENGINE",
         values.engine,
         "auto",
         "auto, shm, tcp or mpi",
-        "what carries bytes between hosts: auto takes sockets, mpi takes MPI; shm refuses several hosts; tcp takes "
-        "sockets and makes every rank its own host (for tests)",
+        "what carries bytes between hosts. auto: sockets. mpi: MPI. shm: nothing, several hosts are an error. tcp: "
+        "sockets, with every rank as a host of its own (for tests)",
     )
     interface: str | None = _setting(
-        "MULTIRING_INTERFACE", str, None, "an interface name or an address", "where the tcp engine listens"
+        "MULTIRING_INTERFACE", str, None, "an interface name or an address", "interface on which the tcp engine listens"
     )
     topology: str | None = _setting(
-        "MULTIRING_TOPOLOGY", str, None, "a path", "topology file, the same on all ranks (docs/topology.md)"
+        "MULTIRING_TOPOLOGY", str, None, "a path", "topology file; the same on all ranks (docs/topology.md)"
     )
     plan: str | None = _setting(
-        "MULTIRING_PLAN", str, None, "a path", "file of pinned plans, the same on all ranks (docs/plan.md)"
+        "MULTIRING_PLAN", str, None, "a path", "file of pinned plans; the same on all ranks (docs/plan.md)"
     )
     replan: bool = _setting(
         "MULTIRING_REPLAN",
         values.boolean,
         True,
         "0 or 1",
-        "0 keeps plans that take longer than predicted, and measures nothing; the same on all ranks (docs/plan.md)",
+        "1 plans again if operations take longer than predicted; 0 measures nothing. The same on all ranks "
+        "(docs/plan.md)",
     )
     rails: tuple[Rail, ...] | None = _setting(
         "MULTIRING_RAILS",
@@ -88,25 +87,26 @@ class Settings:
         None,
         "different interface names or addresses with commas between, each with its :rate or without, "
         "like rail0:1gbit,rail1:250mbit",
-        "the interfaces that carry bytes between hosts; one, MULTIRING_INTERFACE or the default, where not set",
+        "interfaces that carry bytes between hosts; else MULTIRING_INTERFACE's, else those of the topology file, else "
+        "the default route's",
     )
     rail_timeout_s: float = _setting(
         "MULTIRING_RAIL_TIMEOUT_S",
         values.positive,
         2.0,
         values.SECONDS,
-        "a rail over which nothing comes back for so long is given up, while another works",
+        "a rail without any reply for this long is given up if another rail works",
     )
     wire_timeout_s: float = _setting(
         "MULTIRING_WIRE_TIMEOUT_S",
         values.wire_timeout,
         60.0,
         f"seconds >= 3; {NEVER_S:.0f} and more mean never",
-        "a host from which nothing comes over the network, not even its kernel's answers, raises PeerLostError by "
-        "then; one that is slow, or whose ranks compute, answers",
+        "PeerLostError is raised for a host that sends nothing for this long, not even its kernel's replies. A slow "
+        "host, or one whose ranks compute, replies",
     )
     ports: tuple[int, int] | None = _setting(
-        "MULTIRING_PORTS", values.port_range, None, "FIRST-LAST, 0 to 65535", "ports the tcp engine may listen on"
+        "MULTIRING_PORTS", values.port_range, None, "FIRST-LAST, 0 to 65535", "ports on which the tcp engine may listen"
     )
     init_timeout_s: float = _setting(
         "MULTIRING_INIT_TIMEOUT_S", values.positive, 300.0, values.SECONDS, "how long init waits for all ranks"
@@ -116,21 +116,21 @@ class Settings:
         values.positive,
         60.0,
         values.SECONDS,
-        "a silent peer is named in a warning after this",
+        "a warning names a peer that has been silent for this long",
     )
     stall_timeout_s: float = _setting(
         "MULTIRING_STALL_TIMEOUT_S",
         values.positive,
         1800.0,
         values.SECONDS,
-        "a silent peer raises StallError after this",
+        "StallError is raised for a peer that has been silent for this long",
     )
     segment_bytes: int = _setting(
         "MULTIRING_SEGMENT_BYTES",
         values.between(values.LEAST_SEGMENT, values.MOST_SEGMENT),
         1 << 36,
         f"bytes, {values.LEAST_SEGMENT} to {values.MOST_SEGMENT}",
-        "address space of one rank's shared memory; pages are only used once written",
+        "address space of one rank's shared memory; a page takes memory only once it is written",
     )
     lower: bool = _setting(
         "MULTIRING_LOWER",
@@ -144,46 +144,47 @@ class Settings:
         values.boolean,
         True,
         "0 or 1",
-        "0 copies ordinary memory through shared memory although the kernel would let ranks read each other's",
+        "1 lets ranks of a host read each other's ordinary memory if the kernel allows it; 0 always copies it through "
+        "shared memory",
     )
     log_moves: bool = _setting(
-        "MULTIRING_LOG_MOVES", values.boolean, False, "0 or 1", "record every executed move (for tests)"
+        "MULTIRING_LOG_MOVES", values.boolean, False, "0 or 1", "1 records every executed move (for tests)"
     )
     dynamic_process_sets: bool = _setting(
         "MULTIRING_DYNAMIC_PROCESS_SETS",
         values.boolean,
         False,
         "0 or 1",
-        "1 lets programs with Horovod's interface add and remove process sets after init; the same on all ranks",
+        "1 allows programs with Horovod's interface to add and remove process sets after init; the same on all ranks",
     )
     timeline: str | None = _setting(
         "MULTIRING_TIMELINE",
         values.timeline,
         None,
         "a path, or DYNAMIC",
-        "file for what all ranks do from init to shutdown (docs/timeline.md); rank 0's counts. DYNAMIC: none until "
-        "start_timeline is called, as without the variable",
+        "timeline file, recorded from init to shutdown (docs/timeline.md); rank 0's value is used. DYNAMIC: record "
+        "nothing until start_timeline is called, as without the variable",
     )
     timeline_mark_cycles: bool = _setting(
         "MULTIRING_TIMELINE_MARK_CYCLES",
         values.boolean,
         False,
         "0 or 1",
-        "1 marks in that file where an operation begins while none is in flight",
+        "1 marks in the timeline where an operation begins while no other is in flight",
     )
     timeline_preview: bool = _setting(
         "MULTIRING_TIMELINE_PREVIEW",
         values.boolean,
         False,
         "0 or 1",
-        "1 has that file there from the beginning, with what rank 0 has done so far",
+        "1 writes the timeline from the beginning, with rank 0's events so far",
     )
     check_first_steps: bool = _setting(
         "MULTIRING_CHECK_FIRST_STEPS",
         values.boolean,
         True,
         "0 or 1",
-        "whether ranks compare an optimizer's gradients at the first step, and its parameters before the second one "
+        "1 compares ranks' gradients at an optimizer's first step, and their parameters before the second step "
         "(docs/mistakes.md)",
     )
     bench_peers: str | None = _setting(
@@ -191,7 +192,7 @@ class Settings:
         str,
         None,
         "a path",
-        "folder of the libraries the bench measures against; peers in multiring's cache folder where not set",
+        "folder of the libraries that the bench compares with; default: peers in multiring's cache folder",
     )
 
     data_cache: str | None = _setting(
@@ -199,21 +200,21 @@ class Settings:
         str,
         None,
         "a path",
-        "folder for what is kept of data sets on this host (docs/data.md); data in multiring's cache folder if not set",
+        "folder of this host's data cache (docs/data.md); default: data in multiring's cache folder",
     )
     data_memory: int = _setting(
         "MULTIRING_DATA_MEMORY",
         values.natural,
         128 << 20,
         f"bytes, an integer, 0 to {values.MOST_BYTES}",
-        "blocks of data sets that a process keeps in memory, above the cache's folder",
+        "memory in which a process keeps blocks of data sets, in addition to the data cache's folder",
     )
     data_share: bool = _setting(
         "MULTIRING_DATA_SHARE",
         values.boolean,
         False,
         "0 or 1",
-        "whether hosts of a job pass blocks of cached data sets on to each other while they train (docs/data.md)",
+        "1 lets hosts of a job share blocks of cached data sets during a training (docs/data.md)",
     )
 
     def changed(self, **values: Any) -> "Settings":
@@ -314,32 +315,32 @@ def environment_of(**values: object) -> dict[str, str]:
 # What other launchers tell the ranks they start: read only, and only when no MULTIRING_RANK is set.
 FOREIGN_VARIABLES = MappingProxyType(
     {
-        "TF_NUM_INTEROP_THREADS": "TensorFlow: how many operations run at a time",
-        "TF_NUM_INTRAOP_THREADS": "TensorFlow: how many threads an operation has",
+        "TF_NUM_INTEROP_THREADS": "TensorFlow: number of operations that run at once",
+        "TF_NUM_INTRAOP_THREADS": "TensorFlow: number of threads of an operation",
         "TORCHELASTIC_RUN_ID": "torchrun: name of the job",
-        "TORCHELASTIC_RESTART_COUNT": "torchrun: how often the job was started again",
+        "TORCHELASTIC_RESTART_COUNT": "torchrun: number of restarts of the job",
         "RANK": "torchrun: this process's rank",
-        "WORLD_SIZE": "torchrun: how many ranks the job has",
+        "WORLD_SIZE": "torchrun: number of ranks of the job",
         "LOCAL_RANK": "torchrun: this process's rank on its host",
-        "LOCAL_WORLD_SIZE": "torchrun: how many ranks this host has",
+        "LOCAL_WORLD_SIZE": "torchrun: number of ranks on this host",
         "MASTER_ADDR": "torchrun: host of rank 0",
-        "MASTER_PORT": "torchrun: port of torch's own store, taken by it",
+        "MASTER_PORT": "torchrun: port of torch's own store",
         "MPI_LOCALRANKID": "Hydra (MPICH, Intel MPI): this process's rank on its host",
-        "MPI_LOCALNRANKS": "Hydra (MPICH, Intel MPI): how many ranks this host has",
+        "MPI_LOCALNRANKS": "Hydra (MPICH, Intel MPI): number of ranks on this host",
         "PMI_RANK": "Hydra and others that speak PMI: this process's rank",
-        "PMI_SIZE": "Hydra and others that speak PMI: how many ranks the job has",
+        "PMI_SIZE": "Hydra and others that speak PMI: number of ranks of the job",
         "OMPI_COMM_WORLD_RANK": "Open MPI: this process's rank",
-        "OMPI_COMM_WORLD_SIZE": "Open MPI: how many ranks the job has",
+        "OMPI_COMM_WORLD_SIZE": "Open MPI: number of ranks of the job",
         "OMPI_COMM_WORLD_LOCAL_RANK": "Open MPI: this process's rank on its host",
-        "OMPI_COMM_WORLD_LOCAL_SIZE": "Open MPI: how many ranks this host has",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "Open MPI: number of ranks on this host",
         "PMIX_RANK": "launchers that speak PMIx: this process's rank",
         "SLURM_JOB_ID": "srun: number of the allocation",
         "SLURM_STEP_ID": "srun: number of the job step",
         "SLURM_PROCID": "srun: this process's rank",
-        "SLURM_STEP_NUM_TASKS": "srun: how many ranks the step has",
-        "SLURM_NTASKS": "srun: how many ranks the allocation or step has",
-        "SLURM_STEP_NUM_NODES": "srun: how many hosts the step has",
-        "SLURM_NNODES": "srun: how many hosts the allocation or step has",
+        "SLURM_STEP_NUM_TASKS": "srun: number of ranks of the step",
+        "SLURM_NTASKS": "srun: number of ranks of the allocation or step",
+        "SLURM_STEP_NUM_NODES": "srun: number of hosts of the step",
+        "SLURM_NNODES": "srun: number of hosts of the allocation or step",
         "SLURM_LOCALID": "srun: this process's rank on its host",
     }
 )
