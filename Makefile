@@ -85,8 +85,10 @@ prose: $(READY)  ## Spelling, and the prose of the pages
 # on, and NumPy 1, which computes in other types where an array meets a number.
 OLD_TORCH_TESTS = test_torch_training test_torch_operations test_torch_distribute test_torch_accumulation test_torch_gradients \
     test_torch_elastic test_torch_sync_batch_norm test_backend_old_torch
-NUMPY_1_TESTS = $(filter-out tests/pure/test_prose.py tests/pure/test_words.py,$(wildcard tests/pure/test_*.py)) \
-    tests/wire/test_out_of_place.py tests/wire/test_rows.py tests/wire/test_data_loader.py tests/wire/test_toy_adapter.py
+# Where NumPy's release can matter: types where arrays meet numbers, casts, whole numbers, copies, what files hold.
+NUMPY_1_TESTS = adasum buckets check checkpoint_files checkpoint_values data_bad_input data_cache data_cleaning data_content \
+    data_eviction data_identity data_left_out data_orders data_readers data_rows integers interpret keys \
+    large_batch_formulas permutation powersgd_factors turned wires
 .PHONY: oldest-torch oldest-backend numpy-1
 oldest-torch: build  ## Some of torch's tests with the oldest torch that is taken (fetches it once)
 	$(eval OLDEST := $(shell sed -n 's/^torch = \["torch>=\([0-9.]*\)"\]$$/\1/p' pyproject.toml))
@@ -94,7 +96,8 @@ oldest-torch: build  ## Some of torch's tests with the oldest torch that is take
 oldest-backend: build  ## DDP with the oldest torch that the backend of torch.distributed takes (fetches it once)
 	.ci/with torch==2.7.0 tests/frameworks/test_backend_ddp.py tests/frameworks/test_backend_old_torch.py
 numpy-1: build  ## Tests of all that computes with NumPy, with the last release of NumPy 1 (fetches it once)
-	.ci/with 'numpy==1.26.4 ml_dtypes==0.4.0 pyarrow==20.0.0' $(NUMPY_1_TESTS)
+	.ci/with 'numpy==1.26.4 ml_dtypes==0.4.0 pyarrow==20.0.0' $(NUMPY_1_TESTS:%=tests/pure/test_%.py) \
+	    $(addprefix tests/wire/test_,out_of_place.py rows.py data_loader.py toy_adapter.py)
 
 .PHONY: conda-lint
 conda-lint: $(READY)  ## Read the conda recipe as rattler-build does (fetches it once)
