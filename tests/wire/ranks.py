@@ -24,6 +24,8 @@ ENGINES = ("shm", "tcp", "shm+tcp")
 MPI_ENGINES = ("mpi", "shm+mpi")  # run_ranks only
 CONFORMING = (*ENGINES, "mpi")  # what the conformance suite runs on
 FRAMEWORKS = ("torch", "jax", "keras", "tf")  # as tests call them
+# What a framework imports when it is used first, seconds of a core: once in its nursery, and not in every rank.
+USED_FIRST = {"torch": ("torch._dynamo",)}
 SECRET = "wire tests"  # noqa: S105 -- of jobs that live for a second
 
 _jobs = itertools.count()
@@ -99,7 +101,8 @@ def report_of(  # noqa: PLR0913 -- all but two by name
     """
     # With a framework loaded a fork costs a lot, which only tests of that one are to pay.
     named = (each for each in FRAMEWORKS if each in vars(sys.modules[function.__module__]))
-    home: Home = settings.pop("home", None) or Home(name=process.nursery or next(named, ""))
+    name = process.nursery or next(named, "")
+    home: Home = settings.pop("home", None) or Home(name=name, imports=USED_FIRST.get(name, ()))
     place = f"@multiring-test-{os.getpid()}-{next(_jobs)}"
     common = {"size": ranks, "rendezvous": place, "secret": SECRET, "job": place[1:], **settings}
     common["engine"] = "tcp" if engine == "tcp" else "auto"
@@ -179,6 +182,7 @@ __all__ = [
     "DEADLINE_S",
     "ENGINES",
     "MPI_ENGINES",
+    "USED_FIRST",
     "Here",
     "Home",
     "Outcome",

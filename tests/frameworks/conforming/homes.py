@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from tests.wire.nursery import Home
+from tests.wire.ranks import USED_FIRST
 
 from multiring.bench.install import RECIPES, install
 
@@ -26,6 +27,7 @@ class Framework:
     environment: tuple[tuple[str, str], ...] = ()
     recipe: str = ""  # of an environment of its own
     path: tuple[str, ...] = ()  # of what it needs besides
+    used_first: tuple[str, ...] = ()  # what it imports when it is used first, which no rank is to do
 
     @property
     def example(self) -> str:
@@ -37,7 +39,8 @@ class Framework:
     def home(self) -> Home:
         if not self.recipe:
             path = (*sys.path, *self.path)
-            return Home(name=self.name, path=path, environment=self.environment, imports=(self.module,))
+            imports = (self.module, *self.used_first)
+            return Home(name=self.name, path=path, environment=self.environment, imports=imports)
         return Home(
             name=self.name,
             python=str(environment_of(self.recipe) / "bin" / "python"),
@@ -87,10 +90,10 @@ FRAMEWORKS = {
     each.name: each
     for each in (
         _of("toy"),
-        _of("torch", ("torch",)),
+        replace(_of("torch", ("torch",)), used_first=USED_FIRST["torch"]),
         _of("tensorflow", ("tensorflow",)),
         _of("keras-tensorflow", ("keras", "tensorflow"), "keras", KERAS_BACKEND="tensorflow"),
-        _of("keras-torch", ("keras", "torch"), "keras", KERAS_BACKEND="torch"),
+        replace(_of("keras-torch", ("keras", "torch"), "keras", KERAS_BACKEND="torch"), used_first=USED_FIRST["torch"]),
         _of("keras-jax", ("keras", "jax"), "keras", KERAS_BACKEND="jax", JAX_ENABLE_X64="1"),
         _of("jax", ("jax",)),
         _of("chainer", recipe="chainer"),
