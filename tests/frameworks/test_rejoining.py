@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 from tests.frameworks.plain import enter
-from tests.frameworks.rejoining import differing, rejoin
-from tests.wire.ranks import Here, run_ranks
+from tests.frameworks.rejoining import rejoin, with_jax, with_tensorflow
+from tests.wire.ranks import Here, Process, run_ranks
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -158,84 +158,14 @@ def test_process_sets_keep_their_numbers() -> None:
     run_ranks(sets_stay, 3)
 
 
-def with_jax(here: Here) -> None:
-    import jax  # noqa: PLC0415 -- on ranks alone
-
-    import multiring.jax as mj  # noqa: PLC0415 -- as above
-
-    mj.init()
-    programs: dict[str, Any] = {
-        "all_gather": jax.jit(mj.all_gather),
-        "all_reduce": jax.jit(lambda x: mj.all_reduce(mj.broadcast(x, 1))),
-        "broadcast's gradient": jax.jit(jax.grad(lambda x: (mj.broadcast(x, 1) ** 2).sum())),
-        "eager": mj.all_gather,
-    }
-    x = jax.numpy.arange(2.0) + here.rank
-
-    def require_right(ranks: int) -> None:
-        found = {name: np.asarray(each(x)).tolist() for name, each in programs.items()}
-        assert found["all_gather"] == found["eager"] == [row + rank for rank in range(ranks) for row in (0.0, 1.0)]
-        assert found["all_reduce"] == [1.0, 2.0]
-        assert found["broadcast's gradient"] == ([2.0 * ranks, 4.0 * ranks] if here.rank == 1 else [0.0, 0.0])
-
-    require_right(3)
-    if rejoin(mj, here, 2):
-        require_right(2)
-
-
 @pytest.mark.timeout(200)
 def test_what_jax_compiled_is_of_the_job_that_there_is() -> None:
     pytest.importorskip("jax")
-    run_ranks(with_jax, 3, deadline_s=PATIENT_S)
-
-
-def with_tensorflow(here: Here) -> None:
-    import tensorflow as tf  # noqa: PLC0415 -- on ranks alone
-
-    import multiring.tensorflow as mtf  # noqa: PLC0415 -- as above
-
-    mtf.init()
-
-    def gradient(function: Any) -> Any:
-        def of(x: Any) -> Any:
-            with tf.GradientTape() as tape:
-                tape.watch(x)
-                loss = tf.reduce_sum(function(x) ** 2)
-            return tape.gradient(loss, x)
-
-        return of
-
-    variable = tf.Variable(1.0)
-
-    def own(x: Any) -> Any:
-        with mtf.DistributedGradientTape(tf.GradientTape()) as tape:
-            tape.register_local_source(variable)
-            loss = variable * tf.reduce_sum(x)
-        return tape.gradient(loss, [variable])[0]
-
-    def sparse(x: Any) -> Any:
-        return mtf.allreduce(tf.IndexedSlices(x, tf.range(6), tf.constant([6]))).values
-
-    plain = {
-        "alltoall": mtf.alltoall,
-        "slices": sparse,
-        "a local gradient": own,
-        "allgather's gradient": gradient(mtf.allgather),
-        "broadcast's gradient": gradient(lambda x: mtf.broadcast(x, 1)),
-        "reducescatter's gradient": gradient(lambda x: mtf.reducescatter(x, op=mtf.Sum)),
-    }
-    x = tf.range(6.0) + float(here.rank)
-
-    def found(programs: dict[str, Any]) -> dict[str, Any]:
-        return {name: each(x).numpy().tolist() for name, each in programs.items()}
-
-    graphs = {name: tf.function(each, autograph=False) for name, each in plain.items()}
-    found(graphs)
-    if rejoin(mtf, here, 2):
-        assert not differing(found(graphs), found(plain))
+    run_ranks(with_jax, 3, process=Process(nursery="jax", beforehand=("multiring.jax",)), deadline_s=PATIENT_S)
 
 
 @pytest.mark.timeout(200)
 def test_what_tensorflow_traced_is_of_the_job_that_there_is() -> None:
     pytest.importorskip("tensorflow")
-    run_ranks(with_tensorflow, 3, deadline_s=PATIENT_S)
+    process = Process(nursery="tf", beforehand=("multiring.tensorflow",))
+    run_ranks(with_tensorflow, 3, process=process, deadline_s=PATIENT_S)
