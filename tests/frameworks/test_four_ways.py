@@ -1,4 +1,7 @@
-"""One script four ways (examples/text): how many lines differ, and whether the losses do."""
+"""One script four ways (examples/text): how many lines differ, and whether the losses do.
+
+By ranks that are forked, but for the process group that joins by what the launcher tells it.
+"""
 
 import difflib
 import re
@@ -7,12 +10,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.frameworks.scripts import Start, run_script
 from tests.frameworks.test_documents import ONE_THREAD
+from tests.wire.ranks import Process
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "text"
 ROW = re.compile(r"^\| `(\w+)\.py` \| (\d+) \|", re.MULTILINE)
 LOSS = re.compile(r"epoch (\d+): ([\d.e-]+)")
+FORKED = Process(nursery="torch", beforehand=("multiring.torch", "torch.utils.data"))
 
 
 def code_of(script: str) -> list[str]:
@@ -34,11 +40,18 @@ def test_the_page_counts_the_lines() -> None:
 
 
 def losses(script: str, ranks: int, *options: str) -> dict[int, float]:
-    launcher = [sys.executable, "-m", "multiring", "run", "-n", str(ranks)] if ranks else [sys.executable]
-    command = [*launcher, str(EXAMPLES / f"{script}.py"), "--dtype", "float64", *options]
-    done = subprocess.run(command, capture_output=True, text=True, env=ONE_THREAD, timeout=110, check=False)
-    assert done.returncode == 0, done.stderr
-    return {int(epoch): float(loss) for epoch, loss in LOSS.findall(done.stdout)}
+    """Run a script; 0 `ranks` are one process without a launcher."""
+    path, words = EXAMPLES / f"{script}.py", ("--dtype", "float64", *options)
+    if script == "backend":
+        command = [sys.executable, "-m", "multiring", "run", "-n", str(ranks), str(path), *words]
+        done = subprocess.run(command, capture_output=True, text=True, env=ONE_THREAD, timeout=110, check=False)
+        assert done.returncode == 0, done.stderr
+        told = done.stdout
+    else:
+        ended = run_script(path, ranks or 1, *words, process=FORKED, start=Start(alone=ranks == 0))
+        assert all(code == 0 for code, _ in ended), ended
+        told = "".join(each for _, each in ended)
+    return {int(epoch): float(loss) for epoch, loss in LOSS.findall(told)}
 
 
 @pytest.mark.timeout(400)
