@@ -1,4 +1,3 @@
-# ruff: noqa: INP001 -- a script
 """Read the conda recipe as rattler-build does, and render it for each Python: `make conda-lint`. Builds nothing."""
 
 import sys

@@ -1,0 +1,181 @@
+"""Check, build and tag a release of this checkout: python packaging/release.py [--dry-run] [--pythons PATH...].
+
+The checks come first: git has no changes, the version is the same everywhere, CHANGELOG.md has a dated heading for
+the version, and the tag is free. Then the script builds dist/ (an sdist) and wheelhouse/ (a wheel for each Python),
+installs each wheel in an environment of its own, and runs two ranks there. The tag comes last. The script pushes and
+uploads nothing. `make release` calls it with .venv's programs on PATH. docs/releasing.md is the checklist around it.
+"""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PYTHONS = ("python3.10", "python3.11", "python3.12")  # the wheel of 3.12 serves every later version
+VERSION_FILES = {
+    "src/multiring/version.py": r'^VERSION = "(.+)"$',
+    "CITATION.cff": r"^version: (.+)$",
+    "packaging/conda/recipe.yaml": r'^  version: "(.+)"$',
+}
+HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
+PROBE = """
+import numpy, multiring
+group = multiring.init()
+total = group.all_reduce(numpy.ones(1000, numpy.float32))
+assert group.size == 2 and float(total.sum()) == 2000.0, (group.size, total)
+if group.rank == 0:
+    print(f"multiring {multiring.__version__}: 2 ranks computed the right sum")
+"""
+
+
+class ReleaseError(Exception):
+    """The release cannot be made; the text says what to do."""
+
+
+def git(root: Path, *words: str) -> str:
+    """Return what git prints."""
+    done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ReleaseError(f"git {' '.join(words)} failed: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def version_of(root: Path) -> str:
+    """Return the version that the build reads."""
+    return versions(root)["src/multiring/version.py"]
+
+
+def versions(root: Path) -> dict[str, str]:
+    """Return the version that each file of `VERSION_FILES` states."""
+    found = {}
+    for name, pattern in VERSION_FILES.items():
+        match = re.search(pattern, (root / name).read_text(encoding="utf-8"), re.MULTILINE)
+        if match is None:
+            raise ReleaseError(f"{name} states no version: want a line that matches {pattern}")
+        found[name] = match[1]
+    return found
+
+
+def problems(root: Path, today: date) -> list[str]:
+    """Return what has to change before the release, one sentence each."""
+    found = []
+    changed = git(root, "status", "--porcelain")
+    if changed:
+        found.append(f"git status lists changes: commit or remove them:\n{changed}")
+    version = version_of(root)
+    for name, stated in versions(root).items():
+        if stated != version:
+            found.append(f"{name} states version {stated}: want {version}, which src/multiring/version.py states")
+    heading = HEADING.search((root / "CHANGELOG.md").read_text(encoding="utf-8"))
+    wanted = f"{version} ({today.isoformat()})"
+    if heading is None or heading[1] != wanted:
+        stated = "nothing" if heading is None else repr(heading[1])
+        found.append(f"CHANGELOG.md's first heading is {stated}: want {wanted!r}")
+    if git(root, "tag", "--list", f"v{version}"):
+        found.append(f"the tag v{version} exists: raise the version in src/multiring/version.py")
+    return found
+
+
+def interpreters(names: Sequence[str]) -> list[str]:
+    """Return the interpreters' paths, or name those that are missing."""
+    missing = [name for name in names if shutil.which(name) is None]
+    if missing:
+        raise ReleaseError(f"{', '.join(missing)}: not found on PATH; install it, or name a path with --pythons")
+    return [str(shutil.which(name)) for name in names]
+
+
+def run(*command: str | Path, cwd: Path) -> None:
+    """Run a command, with its output shown; raise ReleaseError where it fails."""
+    sys.stdout.write(f"$ {' '.join(map(str, command))}\n")
+    sys.stdout.flush()
+    # With PYTHONPATH, Python would import this checkout in place of what was installed.
+    done = subprocess.run(["env", "-u", "PYTHONPATH", *map(str, command)], cwd=cwd, check=False)
+    if done.returncode:
+        raise ReleaseError(f"{command[0]} failed with exit code {done.returncode}; its output is above")
+
+
+def build(root: Path, pythons: Sequence[str]) -> list[Path]:
+    """Build dist/ and wheelhouse/; return the wheels.
+
+    Each wheel is built from the sdist, in an environment of its own, with the build tools of constraints.txt.
+    """
+    run(root / ".ci" / "sdist", cwd=root)
+    (sdist,) = (root / "dist").glob("multiring-*.tar.gz")
+    wheelhouse = root / "wheelhouse"
+    shutil.rmtree(wheelhouse, ignore_errors=True)
+    for python in pythons:
+        with tempfile.TemporaryDirectory(prefix="multiring-release-") as folder:
+            place = Path(folder)
+            new_environment(python, place)
+            tools = ("scikit-build-core", "nanobind", "cmake", "ninja")
+            pip = (place / "env" / "bin" / "python", "-m", "pip")
+            run(*pip, "install", "--quiet", "-c", root / "constraints.txt", *tools, cwd=place)
+            run(*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", place / "raw", sdist, cwd=place)
+            (raw,) = (place / "raw").glob("*.whl")
+            run(sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", wheelhouse, raw, cwd=place)
+    return sorted(wheelhouse.glob("multiring-*.whl"))
+
+
+def new_environment(python: str, place: Path) -> None:
+    """Make place/env, an environment without anything of this checkout."""
+    run(python, "-m", "venv", place / "env", cwd=place)
+
+
+def check_wheels(root: Path, pythons: Sequence[str]) -> None:
+    """Install the wheels with each Python, away from the checkout, and let two ranks compute a sum."""
+    for python in pythons:
+        with tempfile.TemporaryDirectory(prefix="multiring-release-") as folder:
+            place = Path(folder)
+            new_environment(python, place)
+            pip = (place / "env" / "bin" / "python", "-m", "pip")
+            # Dependencies come from the index, multiring from wheelhouse/ only: the index may have the same version.
+            run(*pip, "install", "--quiet", "-c", root / "constraints.txt", "numpy", "ml_dtypes", "tomli", cwd=place)
+            wheelhouse = root / "wheelhouse"
+            run(*pip, "install", "--quiet", "--no-index", "--find-links", wheelhouse, "multiring", cwd=place)
+            (place / "probe.py").write_text(PROBE, encoding="utf-8")
+            tools = place / "env" / "bin"
+            run(tools / "multiring", "run", "-n", "2", "--", tools / "python", "probe.py", cwd=place)
+
+
+def release(root: Path, today: date, pythons: Sequence[str], *, is_dry: bool) -> None:
+    """Check, build, check what was built, and tag."""
+    found = problems(root, today)
+    if found and not is_dry:
+        raise ReleaseError("\n".join(found))
+    paths = interpreters(pythons)
+    wheels = build(root, paths)
+    check_wheels(root, paths)
+    for path in wheels:
+        sys.stdout.write(f"built and checked: {path.relative_to(root)}\n")
+    if found:
+        raise ReleaseError("\n".join(found))
+    if is_dry:
+        sys.stdout.write("dry run: everything passed; no tag was made\n")
+        return
+    version = version_of(root)
+    git(root, "tag", "--annotate", f"v{version}", "--message", f"multiring {version}")
+    sys.stdout.write(f"made the tag v{version}; publish it with: git push origin v{version}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return 0 after a release or a dry run without problems, else 1."""
+    parser = argparse.ArgumentParser(description="Check, build and tag a release of this checkout.")
+    parser.add_argument("--dry-run", action="store_true", help="do all but the tag; list problems at the end")
+    parser.add_argument("--pythons", nargs="+", default=PYTHONS, help="interpreters to build wheels with")
+    options = parser.parse_args(arguments)
+    try:
+        release(ROOT, date.today(), options.pythons, is_dry=options.dry_run)  # noqa: DTZ011 -- the maintainer's day
+    except ReleaseError as error:
+        sys.stderr.write(f"release: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
