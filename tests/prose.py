@@ -1,4 +1,4 @@
-"""The prose of README.md, CHANGELOG.md and docs, without its code: python tests/prose.py [FILE...].
+"""The prose of README.md and its neighbours, of docs and of .github, without its code: python tests/prose.py [FILE...].
 
 What proselint finds fails it. Spelling is checked by typos, beside it in `make prose`.
 """
@@ -47,7 +47,8 @@ WANTED = {
 
 def pages() -> list[Path]:
     """Return every page that people read, and those of the inside: diary and decisions."""
-    return [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    folders = (ROOT / ".github", ROOT / "docs")
+    return [*sorted(ROOT.glob("*.md")), *(path for folder in folders for path in sorted(folder.rglob("*.md")))]
 
 
 def without_code(text: str) -> str:
