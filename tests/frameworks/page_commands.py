@@ -164,6 +164,7 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
     ("topology.md", "MULTIRING_TOPOLOGY=topology.toml mpiexec -n 8 python program.py"): Read(MPI),
     ("tutorial.md", "git clone URL multiring"): Read(SHELL),
     ("tutorial.md", "cd multiring"): Read(SHELL),
+    ("releasing.md", "make release ARGS=--dry-run"): Read("tests/pure/test_strangers.py runs its checks and its tag"),
     ("tutorial.md", "make demo"): Read(DIGITS),
     ("tutorial.md", "source .venv/bin/activate"): Read(SHELL),
     ("tutorial.md", "mpiexec -n 2 python train.py"): Read(MPI),
