@@ -7,17 +7,18 @@ from pathlib import Path
 import pytest
 from benchmarks.evidence_cases import faults_of
 from benchmarks.evidence_parallel import TOPIC
-from tests.wire.ranks import Here, run_ranks
+from tests.wire.ranks import Here, Process, run_ranks
 
 from multiring.frontend.lifecycle import size
 from multiring.torch.collectives.allreduce import allreduce
 
 SECONDS = 20.0
+LOADED = Process(nursery="torch", beforehand=("benchmarks.evidence_parallel_models", "tests.frameworks.plain"))
 
 
 @pytest.mark.timeout(180)
 def test_random_parallel_models_train_as_one_process(tmp_path: Path) -> None:
-    for each in run_ranks(try_cases, 2, str(tmp_path), deadline_s=150.0):
+    for each in run_ranks(try_cases, 2, str(tmp_path), process=LOADED, deadline_s=150.0):
         assert not each["faults"]
         assert each["tried"] >= len(TOPIC.families), "each family has been tried"
 
