@@ -22,6 +22,8 @@ OTHERS = {
     "jax": ("jax", "jax"),
     "flax": ("flax", "jax"),
 }
+# Nursery -> what all of its scripts import.
+LOADED = {"torch": "multiring.torch", "tf": "multiring.tensorflow", "jax": "multiring.jax"}
 LAST_LINE = re.compile(
     r"test accuracy (?P<accuracy>[\d.]+)%, \d+ images/s, waiting [\d.]+% of [\d.]+ s, (?P<ranks>\d+) ranks?"
 )
@@ -44,7 +46,7 @@ def forked(
     ranks: int, *options: str, script: Path = EXAMPLE, engine: str = "shm", nursery: str = "torch"
 ) -> list[tuple[int, str]]:
     """Run an example by ranks that are forked; return what each ended with and wrote. 0 `ranks` are one without any."""
-    process = Process(nursery=nursery, beforehand=("sklearn.datasets",))
+    process = Process(nursery=nursery, beforehand=(LOADED[nursery], "sklearn.datasets"))
     return run_script(script, ranks or 1, *options, process=process, start=Start(alone=ranks == 0), engine=engine)
 
 
