@@ -148,6 +148,28 @@ if __name__ == "__main__":
 """
 
 
+LEFT_OPEN = """
+import atexit, time
+atexit.register(time.sleep, 1)  # runs after multiprocessing has ended the workers
+import numpy as np
+from multiring.data import Dataset, Loader, Workers
+def slow(record, generator):
+    time.sleep(0.05)
+    return record
+if __name__ == "__main__":
+    np.save("x.npy", np.arange(3000))
+    batches = iter(Loader(Dataset("x.npy", transform=slow), 16, workers=Workers(2, processes=True, context="fork")))
+    print(len(next(batches)["array"]))
+"""
+
+
+def test_a_program_that_ends_replaces_no_worker(tmp_path: Path) -> None:
+    (tmp_path / "left_open.py").write_text(LEFT_OPEN)
+    words = [sys.executable, "left_open.py"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "16\n", "")
+
+
 @pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
 def test_no_worker_outlives_its_training(tmp_path: Path, context: str) -> None:
     """However it ends, whatever the worker is at, and although another child has the ends of its pipes."""

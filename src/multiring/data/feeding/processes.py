@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import DupFd
+from multiprocessing.util import is_exiting
 from pathlib import Path
 from typing import Any
 
@@ -287,7 +288,10 @@ class ProcessWorkers:
         try:
             filled = worker.pipe.recv()
         except (EOFError, OSError):
-            self._bury(worker)
+            if is_exiting():  # multiprocessing has ended all workers, as the program ends
+                self._closed = True
+            else:
+                self._bury(worker)
             return
         except Exception as error:  # noqa: BLE001 -- whatever a class of the user's raises when it is unpickled
             filled = f"data worker: its answer cannot be unpickled here: {type(error).__name__}: {error}"
