@@ -12,8 +12,8 @@ from benchmarks.convergence_tasks import Digits, Stream, network, samples_to
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from multiring.optim.critical_batch import fit_law
-from multiring.optim.noise_scale import NoiseScale, noise_sample
+from multiring.convergence.critical_batch import fit_law
+from multiring.convergence.noise_scale import NoiseScale, noise_sample
 
 BATCHES = {
     "stream": tuple(2**k for k in range(4, 14)),

@@ -14,8 +14,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import multiring.torch as mt
+from multiring.convergence import Constant, Polynomial, Warmup
 from multiring.errors import StateError
-from multiring.optim import Constant, LossScale, Polynomial, Warmup
+from multiring.gradients.loss_scale import LossScale
 
 SWEEP_SEEDS = (100, 101)
 SEEDS = tuple(range(10))

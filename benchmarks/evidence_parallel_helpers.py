@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import multiring.torch as mt
+from multiring.convergence import Cosine
 from multiring.errors import ArgumentError, UnsupportedError
-from multiring.optim import Cosine
 from multiring.torch.parallelizing.deciding import Prospect, build, look
 
 LOSS = nn.functional.mse_loss

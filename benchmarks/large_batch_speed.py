@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import multiring.torch as mt
 from multiring.bench.statistics import ratio_interval
 from multiring.bench.workers.step_models import resnet50
-from multiring.optim.noise_scale import NoiseSample, NoiseScale
+from multiring.convergence.noise_scale import NoiseSample, NoiseScale
 from multiring.torch.large_batch.gradients import norms_of
 
 IMAGES, PIXELS = 4, 224

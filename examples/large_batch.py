@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import multiring.torch as mt
-from multiring.optim import advise, fit_law
-from multiring.optim.critical_batch import Law
+from multiring.convergence import advise, fit_law
+from multiring.convergence.critical_batch import Law
 
 Row = tuple[int, float, float, list[float]]  # batch, rate, mean of the epochs, epochs
 

@@ -21,7 +21,7 @@ LAYERS = (
     ADAPTERS,
     "gradients",
     "frontend | probe | data",
-    "optim",  # a request of native code may be for Adasum
+    "convergence",  # a request of native code may be for Adasum
     "runtime",
     "planner",
     "collectives | agreement | trace",

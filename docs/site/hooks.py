@@ -16,7 +16,7 @@ MODULES = {
     "multiring.jax": "JAX",
     "multiring.caffe": "Caffe",
     "multiring.data": "Data sets",
-    "multiring.optim": "Optimizers' formulas",
+    "multiring.convergence": "Optimizers' formulas",
     "multiring.errors": "Errors",
 }
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./(?:\.\./)*(?!\w+\.md)[^)]*\)")

@@ -8,7 +8,8 @@ from tests.frameworks.plain import backward, network, samples
 from torch import Tensor, nn
 
 import multiring.torch as mt
-from multiring.optim import Constant, Cosine, LossScale, Warmup
+from multiring.convergence import Constant, Cosine, Warmup
+from multiring.gradients.loss_scale import LossScale
 
 BATCH = 12  # which 1, 2, 3 and 4 ranks divide
 Trained = list[torch.optim.Optimizer]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import multiring.torch as mt
 from multiring.errors import ArgumentError
-from multiring.optim import adasum
+from multiring.frontend.adasum import adasum
 
 BOUNDS = {torch.float64: 1e-13, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 SHAPES: tuple[tuple[int, ...], ...] = ((4, 3), (), (700,), (0,))

@@ -12,7 +12,7 @@ from tests.wire.ranks import Here, run_ranks
 from torch import Tensor
 
 import multiring.torch as mt
-from multiring.optim import adasum
+from multiring.frontend.adasum import adasum
 
 STEPS = 3
 Made = Callable[[Any], Any]  # an optimizer of parameters

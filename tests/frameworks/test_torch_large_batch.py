@@ -14,8 +14,9 @@ from tests.wire.ranks import Here, run_ranks
 from torch import Tensor, nn
 
 import multiring.torch as mt
+from multiring.convergence import Constant, Steps, Warmup
 from multiring.errors import ArgumentError, StateError, UnsupportedError
-from multiring.optim import Constant, LossScale, Steps, Warmup
+from multiring.gradients.loss_scale import LossScale
 from multiring.torch.large_batch.muon import owners_of
 
 STEPS = 5

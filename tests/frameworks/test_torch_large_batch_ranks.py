@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import multiring.torch as mt
+from multiring.convergence import Constant
 from multiring.errors import ArgumentError, StateError
-from multiring.optim import Constant, LossScale
+from multiring.gradients.loss_scale import LossScale
 
 # ---- one trajectory ----
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from multiring.errors import ArgumentError
-from multiring.optim import adasum
-from multiring.optim.adasum import combine, products, rounds
+from multiring.frontend.adasum import adasum, combine, products, rounds
 
 Vector = NDArray[Any]
 BOUNDS = {"float64": 1e-13, "float32": 1e-6, "float16": 1e-3, "bfloat16": 1e-2}

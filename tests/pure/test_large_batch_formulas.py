@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from multiring.errors import ArgumentError
-from multiring.optim.adascale import AdaScale, adascale_gain
-from multiring.optim.convergence_concerns import Facts, concerns
-from multiring.optim.critical_batch import Law, advise, fit_law
-from multiring.optim.loss_scale import LossScale
-from multiring.optim.noise_scale import Interval, NoiseSample, NoiseScale, block_bootstrap, noise_sample
-from multiring.optim.rate_schedules import (
+from multiring.convergence.adascale import AdaScale, adascale_gain
+from multiring.convergence.convergence_concerns import Facts, concerns
+from multiring.convergence.critical_batch import Law, advise, fit_law
+from multiring.convergence.noise_scale import Interval, NoiseSample, NoiseScale, block_bootstrap, noise_sample
+from multiring.convergence.rate_schedules import (
     Constant,
     Cosine,
     GrowingBatch,
@@ -22,7 +20,9 @@ from multiring.optim.rate_schedules import (
     advanced,
     scaled_rate,
 )
-from multiring.optim.trust_ratios import lamb_ratios, larc_ratios, lars_ratios
+from multiring.errors import ArgumentError
+from multiring.gradients.loss_scale import LossScale
+from multiring.gradients.trust_ratios import lamb_ratios, larc_ratios, lars_ratios
 
 # ---- trust ratios ----
 

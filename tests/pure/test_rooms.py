@@ -66,7 +66,7 @@ SHARED = [
     "multiring.frontend",
     *(f"multiring.frontend.{file.stem}" for file in sorted((SOURCE / "frontend").glob("[a-z]*.py"))),
     "multiring.frontend.elastic.running",
-    "multiring.optim",
+    "multiring.convergence",
     "multiring.data",
     *(f"horovod.common.{name}" for name in ("basics", "elastic", "exceptions", "process_sets", "util")),
 ]

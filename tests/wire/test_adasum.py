@@ -9,7 +9,8 @@ from tests.wire.ranks import Here, run_ranks
 
 from multiring import Group
 from multiring.errors import ArgumentError, MismatchError
-from multiring.optim import adasum, start_adasum
+from multiring.frontend.adasum import adasum
+from multiring.frontend.adasum_reduction import start_adasum
 from multiring.runtime.arrays import numpy_dtype
 
 Array = NDArray[Any]

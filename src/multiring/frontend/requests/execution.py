@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from multiring._native import Request
 from multiring.errors import ArgumentError, Signature
+from multiring.frontend.adasum_reduction import start_adasum
 from multiring.frontend.dtype_conversion import DtypeConversion, converted, converted_back, dtype_conversion
 from multiring.frontend.errors import RefusedInternalError
 from multiring.frontend.handles import Name, Repeat, submit
@@ -33,7 +34,6 @@ from multiring.frontend.signatures import (
     rows_signature,
     scales_text,
 )
-from multiring.optim import start_adasum
 from multiring.runtime import Group, Handle
 from multiring.runtime.arrays import Buffer, numpy_dtype
 

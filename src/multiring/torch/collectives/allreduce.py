@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from multiring.errors import UnsupportedError
+from multiring.frontend.adasum_reduction import start_adasum
 from multiring.frontend.dtype_conversion import DtypeConversion
 from multiring.frontend.handles import Name, Pending, Several, handle_of, submit
 from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
 from multiring.frontend.reduce_ops import LINEAR, Adasum, Combination, combination, name_of
 from multiring.frontend.signatures import allreduce_signature
 from multiring.gradients.options import require_compressor
-from multiring.optim import start_adasum
 from multiring.runtime import Group, Handle
 from multiring.runtime.named.named import Start
 from multiring.torch.collectives.sparse import submit_sparse

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from multiring.convergence.adascale import AdaScale
+from multiring.convergence.rate_schedules import Schedule
 from multiring.errors import ArgumentError
-from multiring.optim.adascale import AdaScale
-from multiring.optim.rate_schedules import Schedule
-from multiring.optim.trust_ratios import require_number
+from multiring.gradients.trust_ratios import require_number
 from multiring.torch.checkpoint.tensors import placed_as
 from multiring.torch.large_batch.gradients import plain, scaled, square_of
 from multiring.torch.large_batch.noise import NoiseWatch
@@ -70,7 +70,7 @@ def schedule(optimizer: torch.optim.Optimizer, rule: Schedule) -> RateSchedule:
 
     Args:
         optimizer: any, plain or distributed; after `distribute`, which may scale its rates.
-        rule: of `multiring.optim.rate_schedules`.
+        rule: of `multiring.convergence.rate_schedules`.
     """
     found = RateSchedule(optimizer, rule, None)
     stages_of(optimizer).add(found)
@@ -89,7 +89,7 @@ def adascale(
         scale: S.
         batch: the small batch, in samples.
 
-    Source: `multiring.optim.adascale`.
+    Source: `multiring.convergence.adascale`.
     """
     found = RateSchedule(optimizer, rule, noise.begin_adascale(scale, batch))
     stages_of(optimizer).add(found)

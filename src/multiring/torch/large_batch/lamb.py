@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from multiring.errors import ArgumentError
-from multiring.optim.trust_ratios import lamb_ratios, require_number
+from multiring.gradients.trust_ratios import lamb_ratios, require_number
 from multiring.torch.large_batch.gradients import (
     as_real,
     buffers_of,
@@ -21,7 +21,7 @@ from multiring.torch.large_batch.gradients import (
 
 
 class LAMB(torch.optim.Optimizer):
-    """Adam's direction, with decay, scaled in each layer to its weights' size; see `multiring.optim.trust_ratios`.
+    """Adam's direction, with decay, scaled in each layer to its weights' size; see `multiring.gradients.trust_ratios`.
 
     A parameter group with trust_ratio=False steps as AdamW does; `parameter_groups` makes one of biases and norms.
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from multiring.errors import ArgumentError, UnsupportedError
-from multiring.optim.trust_ratios import larc_ratios, lars_ratios, require_choice, require_number
+from multiring.gradients.trust_ratios import larc_ratios, lars_ratios, require_choice, require_number
 from multiring.torch.large_batch.gradients import norms_of, number, plain
 from multiring.torch.large_batch.stages import StepContext, stages_of
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from multiring.optim.trust_ratios import LARS_FORMS, lars_ratios, require_choice, require_number
+from multiring.gradients.trust_ratios import LARS_FORMS, lars_ratios, require_choice, require_number
 from multiring.torch.large_batch.gradients import (
     buffers_of,
     evaluated,
@@ -18,7 +18,7 @@ from multiring.torch.large_batch.gradients import (
 
 
 class LARS(torch.optim.Optimizer):
-    """SGD with momentum, each layer's step in proportion to its weights; see `multiring.optim.trust_ratios`.
+    """SGD with momentum, each layer's step in proportion to its weights; see `multiring.gradients.trust_ratios`.
 
     Three forms are published; they differ in the ratio's denominator, and once the learning rate changes:
 

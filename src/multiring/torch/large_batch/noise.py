@@ -1,4 +1,4 @@
-"""The noise scale of a training run, measured while it trains; see `multiring.optim.noise_scale`."""
+"""The noise scale of a training run, measured while it trains; see `multiring.convergence.noise_scale`."""
 
 import warnings
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from multiring.convergence.adascale import AdaScale
+from multiring.convergence.convergence_concerns import Facts, concerns
+from multiring.convergence.critical_batch import Advice, advise
+from multiring.convergence.noise_scale import Interval, NoiseSample, NoiseScale, sample_of_means
 from multiring.data import Share
 from multiring.errors import ArgumentError, StateError
 from multiring.frontend.errors import internal_errors
-from multiring.optim.adascale import AdaScale
-from multiring.optim.convergence_concerns import Facts, concerns
-from multiring.optim.critical_batch import Advice, advise
-from multiring.optim.noise_scale import Interval, NoiseSample, NoiseScale, sample_of_means
 from multiring.runtime import Group
 from multiring.torch.large_batch.gradients import norms_of, square_of
 from multiring.torch.large_batch.stages import Mark, StepContext, stages_of
@@ -84,7 +84,7 @@ class NoiseWatch:
         return f"noise scale {self.interval()} at batch {self._batch:,.0f}{more}"
 
     def advise(self, **known: Any) -> Advice:
-        """Return `multiring.optim.advise` with what was measured here; `known` are its other arguments.
+        """Return `multiring.convergence.advise` with what was measured here; `known` are its other arguments.
 
         Raises:
             StateError: too little was measured, or what was gives no finite noise scale yet.
@@ -342,7 +342,7 @@ def noise_scale(
         samples: this rank's in each step; a loader of `distribute` knows.
         every: steps from one measurement to the next.
         window: measurements that an answer is from.
-        warns: whether to warn, once each, of what may harm convergence (`multiring.optim.convergence_concerns`).
+        warns: whether to warn, once each, of what may harm convergence (`multiring.convergence.convergence_concerns`).
 
     Raises:
         ArgumentError: a number out of range.

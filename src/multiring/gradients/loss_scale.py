@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from multiring.errors import ArgumentError
-from multiring.optim.trust_ratios import require_number
+from multiring.gradients.trust_ratios import require_number
 
 
 @dataclass(slots=True)

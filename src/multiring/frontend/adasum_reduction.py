@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multiring.errors import ArgumentError
-from multiring.optim.adasum import combine, held_type, products, rounds
+from multiring.frontend.adasum import combine, held_type, products, rounds
 from multiring.runtime import Group, Handle
 from multiring.runtime.group.handles import in_background
 

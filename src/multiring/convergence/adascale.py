@@ -13,8 +13,8 @@ arXiv 2007.05105.
 from collections.abc import Mapping
 from typing import Any
 
+from multiring.convergence.noise_scale import NoiseSample
 from multiring.errors import ArgumentError
-from multiring.optim.noise_scale import NoiseSample
 
 
 def adascale_gain(variance: float, square: float, scale: float) -> float:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from multiring.optim.noise_scale import Interval
+from multiring.convergence.noise_scale import Interval
 
 _FAR = 10.0  # times the critical batch: 11 times the least samples
 _OWED = 10.0  # times the gradient: what was sent is mostly old

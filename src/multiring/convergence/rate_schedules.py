@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from multiring.errors import ArgumentError
-from multiring.optim.trust_ratios import require_choice, require_number
+from multiring.gradients.trust_ratios import require_choice, require_number
 
 
 class Schedule:
