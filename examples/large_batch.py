@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import multiring.torch as mt
-from multiring.convergence import advise, fit_law
-from multiring.convergence.critical_batch import Law
+from multiring.convergence import Law, advise, fit_law
 
 Row = tuple[int, float, float, list[float]]  # batch, rate, mean of the epochs, epochs
 

@@ -21,7 +21,7 @@ LAYERS = (
     ADAPTERS,
     "gradients",
     "frontend | probe | data",
-    "convergence",  # a request of native code may be for Adasum
+    "convergence",
     "runtime",
     "planner",
     "collectives | agreement | trace",

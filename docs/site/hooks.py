@@ -16,7 +16,7 @@ MODULES = {
     "multiring.jax": "JAX",
     "multiring.caffe": "Caffe",
     "multiring.data": "Data sets",
-    "multiring.convergence": "Optimizers' formulas",
+    "multiring.convergence": "Large batches: noise scale and schedules",
     "multiring.errors": "Errors",
 }
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./(?:\.\./)*(?!\w+\.md)[^)]*\)")

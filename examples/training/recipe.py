@@ -8,7 +8,7 @@ from examples.training.options import Options
 from torch import nn
 
 import multiring.torch as mt
-from multiring.convergence.rate_schedules import Cosine, Polynomial, Schedule
+from multiring.convergence import Cosine, Polynomial, Schedule
 from multiring.torch.large_batch.after_step import MovingAverage
 from multiring.torch.large_batch.lag import GradientLag
 from multiring.torch.large_batch.noise import NoiseWatch

@@ -1,5 +1,7 @@
-"""Framework-free parts of distributed optimizers: formulas, and how ranks work them out together."""
+"""How large batches train: the noise scale, the critical batch, and learning-rate schedules, without a framework."""
 
+from multiring.convergence.critical_batch import Advice as Advice
+from multiring.convergence.critical_batch import Law as Law
 from multiring.convergence.critical_batch import advise as advise
 from multiring.convergence.critical_batch import fit_law as fit_law
 from multiring.convergence.noise_scale import NoiseScale as NoiseScale
@@ -7,6 +9,28 @@ from multiring.convergence.rate_schedules import Constant as Constant
 from multiring.convergence.rate_schedules import Cosine as Cosine
 from multiring.convergence.rate_schedules import GrowingBatch as GrowingBatch
 from multiring.convergence.rate_schedules import Polynomial as Polynomial
+from multiring.convergence.rate_schedules import Schedule as Schedule
 from multiring.convergence.rate_schedules import Steps as Steps
 from multiring.convergence.rate_schedules import Warmup as Warmup
 from multiring.convergence.rate_schedules import scaled_rate as scaled_rate
+
+__all__ = [
+    "Advice",
+    "Constant",
+    "Cosine",
+    "GrowingBatch",
+    "Law",
+    "NoiseScale",
+    "Polynomial",
+    "Schedule",
+    "Steps",
+    "Warmup",
+    "advise",
+    "fit_law",
+    "scaled_rate",
+]
+
+
+def __dir__() -> list[str]:
+    """Return the interface, without what it is made of."""
+    return __all__

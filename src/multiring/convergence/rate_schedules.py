@@ -14,8 +14,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from multiring.convergence.arguments import require_choice, require_number
 from multiring.errors import ArgumentError
-from multiring.gradients.trust_ratios import require_choice, require_number
 
 
 class Schedule:

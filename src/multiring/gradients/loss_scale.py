@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from multiring.convergence.arguments import require_number
 from multiring.errors import ArgumentError
-from multiring.gradients.trust_ratios import require_number
 
 
 @dataclass(slots=True)

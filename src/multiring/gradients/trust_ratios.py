@@ -12,12 +12,8 @@ as its clipped form); You et al., "Large batch optimization for deep learning: t
 arXiv 1904.00962 (LAMB).
 """
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-from multiring.errors import ArgumentError
 
 # Each published form of LARS: the ratio's denominator, and whether the learning rate is inside the momentum.
 LARS_FORMS = {"paper": ("norms", True), "optax": ("sum", True), "timm": ("norms", False)}
@@ -85,16 +81,3 @@ def lamb_ratios(
     counted = own if limits is None else np.clip(own, *limits)
     found = np.where(has_one, counted / np.where(has_one, norms, 1.0), 1.0)
     return found if clip is None else np.minimum(found, clip)
-
-
-def require_number(what: str, value: Any, least: float = 0.0, below: float = np.inf) -> None:
-    """Raise ArgumentError unless `value` is a number from `least` on, and below `below`."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < below:
-        end = "" if below == np.inf else f" and below {below:g}"
-        raise ArgumentError(f"{what}={value!r}: want a number of {least:g} or more{end}")
-
-
-def require_choice(what: str, value: Any, choices: tuple[str, ...]) -> None:
-    """Raise ArgumentError unless `value` is one of `choices`."""
-    if value not in choices:
-        raise ArgumentError(f"{what}={value!r}: want {' or '.join(map(repr, choices))}")

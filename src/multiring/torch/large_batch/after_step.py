@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from multiring.convergence.adascale import AdaScale
+from multiring.convergence.arguments import require_number
 from multiring.convergence.rate_schedules import Schedule
 from multiring.errors import ArgumentError
-from multiring.gradients.trust_ratios import require_number
 from multiring.torch.checkpoint.tensors import placed_as
 from multiring.torch.large_batch.gradients import plain, scaled, square_of
 from multiring.torch.large_batch.noise import NoiseWatch

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from multiring.convergence.arguments import require_number
 from multiring.errors import ArgumentError
-from multiring.gradients.trust_ratios import lamb_ratios, require_number
+from multiring.gradients.trust_ratios import lamb_ratios
 from multiring.torch.large_batch.gradients import (
     as_real,
     buffers_of,

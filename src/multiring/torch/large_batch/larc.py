@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from multiring.convergence.arguments import require_choice, require_number
 from multiring.errors import ArgumentError, UnsupportedError
-from multiring.gradients.trust_ratios import larc_ratios, lars_ratios, require_choice, require_number
+from multiring.gradients.trust_ratios import larc_ratios, lars_ratios
 from multiring.torch.large_batch.gradients import norms_of, number, plain
 from multiring.torch.large_batch.stages import StepContext, stages_of
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from multiring.gradients.trust_ratios import LARS_FORMS, lars_ratios, require_choice, require_number
+from multiring.convergence.arguments import require_choice, require_number
+from multiring.gradients.trust_ratios import LARS_FORMS, lars_ratios
 from multiring.torch.large_batch.gradients import (
     buffers_of,
     evaluated,

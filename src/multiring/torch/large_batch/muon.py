@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from multiring.convergence.arguments import require_choice, require_number
 from multiring.errors import ArgumentError, UnsupportedError
 from multiring.frontend.errors import internal_errors
 from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
-from multiring.gradients.trust_ratios import require_choice, require_number
 from multiring.runtime import Group, is_initialized
 from multiring.torch.interop import described
 from multiring.torch.large_batch.gradients import buffers_of, evaluated, number, with_gradients

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from multiring.convergence.arguments import require_choice
 from multiring.errors import ArgumentError, StateError
 from multiring.frontend.errors import internal_errors
 from multiring.gradients.loss_scale import LossScale
-from multiring.gradients.trust_ratios import require_choice
 from multiring.torch.interop import described
 from multiring.torch.large_batch.gradients import are_finite, scaled
 from multiring.torch.large_batch.lag import GradientLag
