@@ -25,7 +25,7 @@ import multiring.torch as mt
 from multiring.bench.statistics import ratio_interval
 from multiring.bench.workers.step_models import resnet50
 from multiring.convergence.noise_scale import NoiseSample, NoiseScale
-from multiring.torch.large_batch.gradients import norms_of
+from multiring.torch.step.gradients import norms_of
 
 IMAGES, PIXELS = 4, 224
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import multiring.torch as mt
 from multiring.data import Loader
 from multiring.data.dataset import Samples
-from multiring.torch.large_batch.after_step import MovingAverage
+from multiring.torch.step.after_step import MovingAverage
 
 # A sample's loss is summed as a whole number of these parts of one, so that the sum does not depend on its order.
 LOSS_PARTS = 2**20

@@ -9,10 +9,10 @@ from torch import nn
 
 import multiring.torch as mt
 from multiring.convergence import Cosine, Polynomial, Schedule
-from multiring.torch.large_batch.after_step import MovingAverage
-from multiring.torch.large_batch.lag import GradientLag
-from multiring.torch.large_batch.noise import NoiseWatch
-from multiring.torch.large_batch.precision import MixedPrecision
+from multiring.torch.step.after_step import MovingAverage
+from multiring.torch.step.lag import GradientLag
+from multiring.torch.step.noise import NoiseWatch
+from multiring.torch.step.precision import MixedPrecision
 
 OPTIMIZERS = ("sgd", "lars", "larc", "larc-adam", "adamw", "lamb")
 NOISE_EVERY = 20  # steps

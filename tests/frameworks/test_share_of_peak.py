@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import multiring.torch as mt
 from multiring.errors import ArgumentError, StateError
-from multiring.torch.share_of_peak import TrainingReport, measured_peak, training_flop
+from multiring.torch.reporting.share_of_peak import TrainingReport, measured_peak, training_flop
 
 
 def loss_of(model: nn.Module) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import multiring
 import multiring.torch as mt
 from multiring.errors import ArgumentError, MismatchError
-from multiring.torch.optimizer.optimizer import share_anew
+from multiring.torch.gradients.optimizer import share_anew
 
 NOT_SKIPPED = "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize()"
 TOO_EARLY = r"optimizer\.zero_grad\(\) was called after loss\.backward\(\) but before optimizer\.step\(\)"

@@ -17,7 +17,7 @@ import multiring.torch as mt
 from multiring.convergence import Constant, Steps, Warmup
 from multiring.errors import ArgumentError, StateError, UnsupportedError
 from multiring.gradients.loss_scale import LossScale
-from multiring.torch.large_batch.muon import owners_of
+from multiring.torch.optim.muon import owners_of
 
 STEPS = 5
 

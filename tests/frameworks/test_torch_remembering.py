@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from multiring.torch.large_batch.noise import _Observation
 from multiring.torch.parallelizing.measuring import undone
+from multiring.torch.step.noise import _Observation
 
 
 class Stateful(nn.Module):

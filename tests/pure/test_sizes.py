@@ -21,7 +21,7 @@ HOROVODS = {
     "tensorflow/gradient_tape.py::DistributedGradientTape",
     "tensorflow/gradient_tape.py::PartialDistributedGradientTape",
     "tensorflow/optimizer.py::DistributedOptimizer",
-    "torch/optimizer/optimizer.py::DistributedOptimizer",
+    "torch/gradients/optimizer.py::DistributedOptimizer",
 }
 
 

@@ -22,7 +22,7 @@ from multiring.runtime.job.job import when_changed
 from multiring.torch.collectives.allreduce import allreduce
 from multiring.torch.distributing.rules import Rules
 from multiring.torch.distributing.weighing import Weighing, scaled
-from multiring.torch.optimizer.distributed import Distributed
+from multiring.torch.gradients.distributed import Distributed
 
 
 def tensors_of(batch: Batch) -> Batch:

@@ -21,8 +21,8 @@ from multiring.torch.checkpoint.modules import (
 )
 from multiring.torch.checkpoint.tensors import TensorArrays
 from multiring.torch.interop import dtype_name, dtype_of
-from multiring.torch.large_batch.stages import KEY as STAGES
 from multiring.torch.parallelizing.held import Held, held_by, held_of_module
+from multiring.torch.step.stages import KEY as STAGES
 
 
 class _Torch(Framework):

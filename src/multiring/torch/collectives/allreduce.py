@@ -17,9 +17,9 @@ from multiring.frontend.signatures import allreduce_signature
 from multiring.gradients.options import require_compressor
 from multiring.runtime import Group, Handle
 from multiring.runtime.named.named import Start
+from multiring.torch.collectives.dtype_conversion import conversion_of, converted, converted_back
 from multiring.torch.collectives.sparse import submit_sparse
 from multiring.torch.compression import Compression
-from multiring.torch.dtype_conversion import conversion_of, converted, converted_back
 from multiring.torch.interop import (
     array_of,
     buffer_from,

@@ -25,8 +25,8 @@ from multiring.frontend.signatures import (
     scales_text,
 )
 from multiring.torch.collectives.allreduce import require_linear, starting, submit_allreduce, without_compressor
+from multiring.torch.collectives.dtype_conversion import conversion_of, converted, converted_back
 from multiring.torch.compression import Compression
-from multiring.torch.dtype_conversion import conversion_of, converted, converted_back
 from multiring.torch.fusion_buffer import Layout, Packing, Span, layout_of, new_buffer
 from multiring.torch.interop import (
     dtype_name,

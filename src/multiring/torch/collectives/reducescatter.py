@@ -15,9 +15,9 @@ from multiring.frontend.signatures import REDUCESCATTER, REDUCTION, SCALES, plai
 from multiring.gradients.options import require_compressor
 from multiring.runtime import Group, Handle
 from multiring.torch.collectives.allgather import allgather
+from multiring.torch.collectives.dtype_conversion import conversion_of, converted, converted_back, scaled
 from multiring.torch.collectives.varying_rows import submit_refusal
 from multiring.torch.compression import Compression
-from multiring.torch.dtype_conversion import conversion_of, converted, converted_back, scaled
 from multiring.torch.interop import (
     buffer_from,
     dtype_name,

@@ -10,8 +10,8 @@ from multiring.frontend.handles import Name, Several, names_of
 from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of
 from multiring.frontend.reduce_ops import LINEAR, Average, Combination, combination, name_of
 from multiring.frontend.signatures import REDUCTION, SCALES, SPARSE_ALLREDUCE, WHOLE_SHAPE, scales_text
+from multiring.torch.collectives.dtype_conversion import scaled
 from multiring.torch.collectives.varying_rows import submit_rows
-from multiring.torch.dtype_conversion import scaled
 from multiring.torch.interop import is_sparse, shown
 from multiring.torch.sparse_sums import average_of_entries, sum_of_entries
 

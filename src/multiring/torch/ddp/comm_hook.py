@@ -28,10 +28,10 @@ from multiring.gradients.options import Options
 from multiring.gradients.reductions import CompressionState
 from multiring.runtime import Group, Handle
 from multiring.runtime.group.handles import SteppedHandle
-from multiring.torch.bucket_tensors import TensorReductionOf, specs_of, states_of, tensor_reductions_of
 from multiring.torch.c10d.group_state import Ready
 from multiring.torch.c10d.process_group import ProcessGroup
 from multiring.torch.compression import Compression, option_of
+from multiring.torch.gradients.bucket_tensors import TensorReductionOf, specs_of, states_of, tensor_reductions_of
 from multiring.torch.interop import allocate, buffer_from, dtype_name, refuse_elsewhere
 
 

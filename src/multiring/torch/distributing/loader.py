@@ -20,7 +20,7 @@ from multiring.torch.distributing.fingerprints import UNKNOWN
 from multiring.torch.distributing.order import OwnBatches, SharedBatches
 from multiring.torch.distributing.rules import Rules
 from multiring.torch.distributing.weighing import Weighing, scaled
-from multiring.torch.optimizer.distributed import Distributed
+from multiring.torch.gradients.distributed import Distributed
 
 Each = TypeVar("Each")
 Batch_co = TypeVar("Batch_co", covariant=True)

@@ -18,12 +18,12 @@ from multiring.torch.distributing.rules import Rules
 from multiring.torch.distributing.samples import require_same_samples
 from multiring.torch.distributing.weighing import Weighing
 from multiring.torch.feeding import DataLoader as FedLoader
+from multiring.torch.gradients.distributed import Distributed, setup_of
+from multiring.torch.gradients.optimizer import DistributedOptimizer
+from multiring.torch.gradients.parameters import broadcast_parameters
+from multiring.torch.gradients.setup import placed, require_optimizer
+from multiring.torch.gradients.state import broadcast_optimizer_state
 from multiring.torch.interop import described
-from multiring.torch.optimizer.distributed import Distributed, setup_of
-from multiring.torch.optimizer.optimizer import DistributedOptimizer
-from multiring.torch.optimizer.parameters import broadcast_parameters
-from multiring.torch.optimizer.setup import placed, require_optimizer
-from multiring.torch.optimizer.state import broadcast_optimizer_state
 from multiring.torch.parallelizing.held import held_of
 
 Model = TypeVar("Model", bound=nn.Module)

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from multiring.data import Share
 from multiring.errors import UnsupportedError
+from multiring.torch.gradients.distributed import Distributed
 from multiring.torch.nn.sync_batch_norm import SyncBatchNorm
-from multiring.torch.optimizer.distributed import Distributed
 
 
 class Weighing:

@@ -11,10 +11,10 @@ from multiring.frontend.elastic.state import ObjectState
 from multiring.frontend.lifecycle import rank
 from multiring.frontend.object_collectives import allgather_object, broadcast_object
 from multiring.torch.elastic.sampler import ElasticSampler
+from multiring.torch.gradients.optimizer import share_anew
+from multiring.torch.gradients.parameters import broadcast_parameters
+from multiring.torch.gradients.state import broadcast_optimizer_state
 from multiring.torch.module_state import ModuleState, set_rest
-from multiring.torch.optimizer.optimizer import share_anew
-from multiring.torch.optimizer.parameters import broadcast_parameters
-from multiring.torch.optimizer.state import broadcast_optimizer_state
 from multiring.torch.parallelizing.held import held_by, held_of_module, refuse_parts
 
 _PARTED = "mt.save and mt.load keep it, with `multiring run --max-restarts`"

@@ -72,5 +72,5 @@ from multiring.torch import sparse_allreduce_async as sparse_allreduce_async
 from multiring.torch import start_timeline as start_timeline
 from multiring.torch import stop_timeline as stop_timeline
 from multiring.torch import synchronize as synchronize
-from multiring.torch.optimizer.lenient import DistributedOptimizer as DistributedOptimizer
-from multiring.torch.optimizer.lenient import broadcast_optimizer_state as broadcast_optimizer_state
+from multiring.torch.gradients.lenient import DistributedOptimizer as DistributedOptimizer
+from multiring.torch.gradients.lenient import broadcast_optimizer_state as broadcast_optimizer_state

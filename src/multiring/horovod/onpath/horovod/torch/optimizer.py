@@ -1,3 +1,3 @@
 """An optimizer whose gradients are those of all ranks."""
 
-from multiring.torch.optimizer.lenient import DistributedOptimizer as DistributedOptimizer
+from multiring.torch.gradients.lenient import DistributedOptimizer as DistributedOptimizer

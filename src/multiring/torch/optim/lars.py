@@ -7,7 +7,7 @@ import torch
 
 from multiring.convergence.arguments import require_choice, require_number
 from multiring.gradients.trust_ratios import LARS_FORMS, lars_ratios
-from multiring.torch.large_batch.gradients import (
+from multiring.torch.step.gradients import (
     buffers_of,
     evaluated,
     norms_of,

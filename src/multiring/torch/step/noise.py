@@ -17,9 +17,9 @@ from multiring.data import Share
 from multiring.errors import ArgumentError, StateError
 from multiring.frontend.errors import internal_errors
 from multiring.runtime import Group
-from multiring.torch.large_batch.gradients import norms_of, square_of
-from multiring.torch.large_batch.stages import Mark, StepContext, stages_of
-from multiring.torch.optimizer.distributed import Distributed, setup_of
+from multiring.torch.gradients.distributed import Distributed, setup_of
+from multiring.torch.step.gradients import norms_of, square_of
+from multiring.torch.step.stages import Mark, StepContext, stages_of
 
 _SKETCH = 4096  # numbers: norms are then off by 2 %, each time another way
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from multiring.errors import ArgumentError, StateError
-from multiring.torch.large_batch.gradients import are_finite
-from multiring.torch.large_batch.stages import Mark, StepContext, StepStages, stages_of
-from multiring.torch.optimizer.distributed import Distributed, delay_gradients
-from multiring.torch.optimizer.rounds import Round
+from multiring.torch.gradients.distributed import Distributed, delay_gradients
+from multiring.torch.gradients.rounds import Round
+from multiring.torch.step.gradients import are_finite
+from multiring.torch.step.stages import Mark, StepContext, StepStages, stages_of
 
 
 class _Waiting:

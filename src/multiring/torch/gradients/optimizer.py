@@ -16,8 +16,8 @@ from multiring.gradients.buckets import BUCKET_BYTES
 from multiring.gradients.options import Options
 from multiring.runtime import is_initialized
 from multiring.torch.compression import Compression, option_of
-from multiring.torch.optimizer.distributed import Distributed, share
-from multiring.torch.optimizer.setup import Setup, groups_from, named_from, placed, require_names, require_optimizer
+from multiring.torch.gradients.distributed import Distributed, share
+from multiring.torch.gradients.setup import Setup, groups_from, named_from, placed, require_names, require_optimizer
 from multiring.torch.parallelizing.held import refuse_held
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)

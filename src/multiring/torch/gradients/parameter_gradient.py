@@ -12,8 +12,8 @@ from torch import Tensor
 from multiring.errors import StateError, UnsupportedError
 from multiring.gradients.buckets import COMPARES_FLAG, SPARSE_FLAG, TRAINS_FLAG
 from multiring.gradients.reductions import Reduction
+from multiring.torch.gradients.sparse_rows import Gathered
 from multiring.torch.interop import apart, described, is_same_memory, touches
-from multiring.torch.optimizer.sparse_rows import Gathered
 
 
 @dataclass(slots=True, eq=False)

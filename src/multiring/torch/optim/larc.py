@@ -8,8 +8,8 @@ from torch import Tensor
 from multiring.convergence.arguments import require_choice, require_number
 from multiring.errors import ArgumentError, UnsupportedError
 from multiring.gradients.trust_ratios import larc_ratios, lars_ratios
-from multiring.torch.large_batch.gradients import norms_of, number, plain
-from multiring.torch.large_batch.stages import StepContext, stages_of
+from multiring.torch.step.gradients import norms_of, number, plain
+from multiring.torch.step.stages import StepContext, stages_of
 
 _MODES = ("clip", "scale")
 _ORDERS = ("after_moments", "before_moments")

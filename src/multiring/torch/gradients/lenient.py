@@ -7,9 +7,9 @@ from typing import Any, cast
 import torch
 
 from multiring.frontend.reduce_ops import chosen_op
-from multiring.torch.optimizer import optimizer, state
-from multiring.torch.optimizer.distributed import Distributed, setup_of
-from multiring.torch.optimizer.setup import Setup, placed
+from multiring.torch.gradients import optimizer, state
+from multiring.torch.gradients.distributed import Distributed, setup_of
+from multiring.torch.gradients.setup import Setup, placed
 
 
 def _lenient(make: Callable[..., Any]) -> Callable[..., Any]:

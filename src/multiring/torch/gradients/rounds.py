@@ -10,10 +10,10 @@ from multiring.frontend.errors import HorovodInternalError, internal_errors
 from multiring.gradients.buckets import TRAINS_FLAG
 from multiring.gradients.reducer import BucketOrder
 from multiring.gradients.reductions import Reduction
-from multiring.torch.optimizer.bucket_assignment import BucketAssignment
-from multiring.torch.optimizer.change_detection import Witnesses
-from multiring.torch.optimizer.parameter_gradient import Bucket, ParameterGradient
-from multiring.torch.optimizer.sparse_rows import Gathered
+from multiring.torch.gradients.bucket_assignment import BucketAssignment
+from multiring.torch.gradients.change_detection import Witnesses
+from multiring.torch.gradients.parameter_gradient import Bucket, ParameterGradient
+from multiring.torch.gradients.sparse_rows import Gathered
 
 _WHAT = "DistributedOptimizer"
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from multiring.torch.autograd import version_of
-from multiring.torch.optimizer.parameter_gradient import Bucket, ParameterGradient
+from multiring.torch.gradients.parameter_gradient import Bucket, ParameterGradient
 
 _LOOKED_AT = 64  # elements of a gradient
 

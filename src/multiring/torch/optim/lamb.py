@@ -9,7 +9,7 @@ from torch import Tensor
 from multiring.convergence.arguments import require_number
 from multiring.errors import ArgumentError
 from multiring.gradients.trust_ratios import lamb_ratios
-from multiring.torch.large_batch.gradients import (
+from multiring.torch.step.gradients import (
     as_real,
     buffers_of,
     evaluated,

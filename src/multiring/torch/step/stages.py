@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from multiring.errors import ArgumentError, StateError, UnsupportedError
-from multiring.torch.optimizer.distributed import Distributed
+from multiring.torch.gradients.distributed import Distributed
 
 KEY = "multiring_stages"
 ORDER = ("lag", "unscale", "noise", "clip", "trust", "average", "schedule")

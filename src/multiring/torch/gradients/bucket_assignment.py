@@ -16,10 +16,10 @@ from multiring.gradients.buckets import COMPARES_FLAG, SPARSE_FLAG, lay_out, lay
 from multiring.gradients.options import Options
 from multiring.gradients.reductions import Reduction
 from multiring.runtime import Group
-from multiring.torch.bucket_tensors import TensorReductionOf, specs_of
+from multiring.torch.gradients.bucket_tensors import TensorReductionOf, specs_of
+from multiring.torch.gradients.parameter_gradient import Bucket, ParameterGradient
+from multiring.torch.gradients.sparse_rows import Gathered
 from multiring.torch.interop import array_of, in_one_piece
-from multiring.torch.optimizer.parameter_gradient import Bucket, ParameterGradient
-from multiring.torch.optimizer.sparse_rows import Gathered
 
 
 class BucketAssignment:

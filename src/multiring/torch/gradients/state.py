@@ -14,9 +14,9 @@ from multiring.frontend.errors import internal_errors
 from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of, world_rank_in
 from multiring.gradients.compression_state import KEY
 from multiring.runtime import Group
+from multiring.torch.gradients.parameters import broadcast_tensors
+from multiring.torch.gradients.setup import require_optimizer
 from multiring.torch.interop import dense_strides, described, dtype_name, refuse_elsewhere
-from multiring.torch.optimizer.parameters import broadcast_tensors
-from multiring.torch.optimizer.setup import require_optimizer
 from multiring.torch.parallelizing.held import held_by, refuse_parts
 
 

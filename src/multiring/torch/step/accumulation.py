@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from multiring.errors import ArgumentError, StateError
-from multiring.torch.optimizer.distributed import Distributed
+from multiring.torch.gradients.distributed import Distributed
 
 _HELD = ("step", "zero_grad")
 

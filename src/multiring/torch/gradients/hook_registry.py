@@ -7,7 +7,7 @@ from torch import Tensor
 from multiring.errors import ArgumentError
 from multiring.gradients.reductions import CompressionState
 from multiring.torch.autograd import gradient_hooks
-from multiring.torch.optimizer.gradient_reducer import Arrival, GradientReducer
+from multiring.torch.gradients.gradient_reducer import Arrival, GradientReducer
 
 
 def is_shared(parameter: Tensor) -> bool:

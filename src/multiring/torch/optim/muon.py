@@ -23,8 +23,8 @@ from multiring.frontend.errors import internal_errors
 from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
 from multiring.runtime import Group, is_initialized
 from multiring.torch.interop import described
-from multiring.torch.large_batch.gradients import buffers_of, evaluated, number, with_gradients
 from multiring.torch.parallelizing.held import held_by, is_dtensor
+from multiring.torch.step.gradients import buffers_of, evaluated, number, with_gradients
 
 _RATES = ("original", "match_rms_adamw")
 

@@ -24,8 +24,8 @@ from multiring.frontend.joining import barrier
 from multiring.frontend.lifecycle import size
 from multiring.frontend.object_collectives import allgather_object
 from multiring.runtime import is_initialized
-from multiring.torch.flop_formulas import FORMULAS
 from multiring.torch.parallelizing.held import held_of_module
+from multiring.torch.reporting.flop_formulas import FORMULAS
 
 SIZES = (512, 1024, 2048, 4096)
 _CHANNELS = 512

@@ -24,12 +24,12 @@ from multiring.gradients.reducer import BucketOrder
 from multiring.gradients.reductions import CompressionState
 from multiring.runtime import Group
 from multiring.torch.autograd import add_gradient_hook, call_after_backward, is_compiled_backward, is_within_backward
-from multiring.torch.bucket_tensors import TensorReductionOf
-from multiring.torch.optimizer.bucket_assignment import BucketAssignment
-from multiring.torch.optimizer.change_detection import Witnesses
-from multiring.torch.optimizer.parameter_gradient import ParameterGradient
-from multiring.torch.optimizer.rounds import Rounds
-from multiring.torch.optimizer.sparse_rows import Gathered
+from multiring.torch.gradients.bucket_assignment import BucketAssignment
+from multiring.torch.gradients.bucket_tensors import TensorReductionOf
+from multiring.torch.gradients.change_detection import Witnesses
+from multiring.torch.gradients.parameter_gradient import ParameterGradient
+from multiring.torch.gradients.rounds import Rounds
+from multiring.torch.gradients.sparse_rows import Gathered
 
 _WHAT = "DistributedOptimizer"
 _ANEW = "The ranks may be out of step; make the DistributedOptimizer anew on every rank"

@@ -21,14 +21,14 @@ from multiring.gradients.reductions import CompressionState
 from multiring.runtime import Group
 from multiring.runtime.arrays import numpy_dtype
 from multiring.runtime.job.job import is_rank
-from multiring.torch.bucket_tensors import spec_of, states_of, tensor_reductions_of
 from multiring.torch.compression import Compression
+from multiring.torch.gradients.adasum_delta import DeltaReducer
+from multiring.torch.gradients.bucket_tensors import spec_of, states_of, tensor_reductions_of
+from multiring.torch.gradients.gradient_reducer import GradientReducer, Home
+from multiring.torch.gradients.hook_registry import is_shared, take_over
+from multiring.torch.gradients.rounds import GradientWatch, Round
+from multiring.torch.gradients.setup import Setup, parameters_of, together_of, trained
 from multiring.torch.interop import dense_strides, described, dtype_name, refuse_elsewhere
-from multiring.torch.optimizer.adasum_delta import DeltaReducer
-from multiring.torch.optimizer.gradient_reducer import GradientReducer, Home
-from multiring.torch.optimizer.hook_registry import is_shared, take_over
-from multiring.torch.optimizer.rounds import GradientWatch, Round
-from multiring.torch.optimizer.setup import Setup, parameters_of, together_of, trained
 
 # Horovod's words, which programs and tests look for.
 _NOT_SKIPPED = (

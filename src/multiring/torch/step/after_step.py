@@ -12,10 +12,10 @@ from multiring.convergence.arguments import require_number
 from multiring.convergence.rate_schedules import Schedule
 from multiring.errors import ArgumentError
 from multiring.torch.checkpoint.tensors import placed_as
-from multiring.torch.large_batch.gradients import plain, scaled, square_of
-from multiring.torch.large_batch.noise import NoiseWatch
-from multiring.torch.large_batch.stages import StepContext, each_gradient, stages_of
 from multiring.torch.parallelizing.held import as_spread, is_dtensor, local
+from multiring.torch.step.gradients import plain, scaled, square_of
+from multiring.torch.step.noise import NoiseWatch
+from multiring.torch.step.stages import StepContext, each_gradient, stages_of
 
 
 class RateSchedule:

@@ -13,12 +13,12 @@ from multiring.convergence.arguments import require_choice
 from multiring.errors import ArgumentError, StateError
 from multiring.frontend.errors import internal_errors
 from multiring.gradients.loss_scale import LossScale
+from multiring.torch.gradients.distributed import Distributed
 from multiring.torch.interop import described
-from multiring.torch.large_batch.gradients import are_finite, scaled
-from multiring.torch.large_batch.lag import GradientLag
-from multiring.torch.large_batch.stages import Mark, StepContext, each_gradient, stages_of
-from multiring.torch.optimizer.distributed import Distributed
 from multiring.torch.parallelizing.held import held_by
+from multiring.torch.step.gradients import are_finite, scaled
+from multiring.torch.step.lag import GradientLag
+from multiring.torch.step.stages import Mark, StepContext, each_gradient, stages_of
 
 _TYPES = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -1,1 +1,0 @@
-"""Optimizers and parts of a step for large batches and 16 bits."""
