@@ -1,19 +1,42 @@
 """Twenty seconds of benchmarks/evidence_keras.py: random Keras programs, held against one process without multiring."""
 
-import subprocess
-import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
-from benchmarks.evidence_job import ROOT
+from benchmarks.evidence_cases import faults_of
+from benchmarks.evidence_keras import TOPIC, truth
+from tests.frameworks.test_keras import SAVES_BY
+from tests.wire.ranks import Here, Process, run_ranks
+
+CASES, SEED = 3, 9_000
+FAMILIES = ("training-torch-2", "callbacks-torch-2")
+# Whose programs have float32, as these.
+LOADED = Process(
+    nursery="keras-trust",
+    beforehand=(*SAVES_BY, "benchmarks.evidence_keras_truth", "tests.frameworks.keras_trust_programs"),
+)
 
 
 @pytest.mark.skipif(find_spec("keras") is None or find_spec("torch") is None, reason="Keras or torch is missing")
 @pytest.mark.timeout(300)
-def test_random_programs_are_those_of_one_process() -> None:
-    families = "training-torch-2,callbacks-torch-2"
-    program = [sys.executable, "benchmarks/evidence_keras.py", "--only", families, "--cases", "3", "--seed", "9000"]
-    done = subprocess.run([*program, "--again"], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    for family in families.split(","):
-        assert f"| {family} | 3 | 0 |" in done.stdout
+def test_random_programs_are_those_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    for tried in run_ranks(try_cases, 2, str(tmp_path), process=LOADED, deadline_s=280.0):
+        assert not tried["faults"]
+        assert tried["cases"] == CASES * len(FAMILIES), "each family has been tried"
+
+
+def try_cases(here: Here, folder: str) -> dict[str, object]:
+    """Run some cases of some families, as many on each rank."""
+    cases, faults = 0, []
+    for family in [each for each in TOPIC.families if each.name in FAMILIES]:
+        for seed in range(SEED, SEED + CASES):
+            place = Path(folder) / f"{family.name}-{seed}"
+            place.mkdir(exist_ok=True)
+            faults += [(family.name, seed, *fault) for fault in faults_of(family, seed, place)]
+            cases += 1
+    if here.rank == 0:
+        truth().process.kill()
+        truth().process.wait()
+    return {"faults": faults, "cases": cases}

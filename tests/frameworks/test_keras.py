@@ -12,6 +12,8 @@ import pytest
 from tests.wire.ranks import Here, Process, run_ranks
 
 BACKENDS = ("tensorflow", "torch", "jax")
+# What Keras imports on any backend when it saves a model: once in the nursery, and not in every rank.
+SAVES_BY = ("tensorflow",) if find_spec("tensorflow") else ()
 NAMES = ("distributed", "accumulating", "normalizing", "by_callbacks")
 # Keras gives torch and JAX arrays of float32, whatever floatx is.
 TOLERANCE = {"tensorflow": 1e-10, "torch": 1e-5, "jax": 1e-5}
@@ -34,7 +36,7 @@ def found_by(backend: str, ranks: int, folder: Path, *names: str) -> dict[str, A
         patched.setenv("KERAS_BACKEND", backend)
         patched.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
         # To import Keras on JAX computes something, after which a process of JAX must not fork.
-        beforehand = ("jax",) if backend == "jax" else ("tests.frameworks.keras_programs",)
+        beforehand = ("jax",) if backend == "jax" else (*SAVES_BY, "tests.frameworks.keras_programs")
         process = Process(nursery="keras", beforehand=beforehand)
         by_rank = run_ranks(found_here, ranks, str(folder), *names, process=process, deadline_s=200.0)
     assert all(each == by_rank[0] for each in by_rank), by_rank

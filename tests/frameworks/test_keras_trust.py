@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
+from tests.frameworks.test_keras import SAVES_BY
 from tests.wire.ranks import Here, Process, run_ranks
 
 pytestmark = [
@@ -23,7 +24,8 @@ def found_here(_here: Here, folder: str, names: tuple[str, ...]) -> dict[str, An
 def by_rank(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("KERAS_BACKEND", "torch")
-        process = Process(nursery="keras-trust", beforehand=("tests.frameworks.keras_trust_programs",))
+        beforehand = (*SAVES_BY, "tests.frameworks.keras_trust_programs")
+        process = Process(nursery="keras-trust", beforehand=beforehand)
         folder = str(tmp_path_factory.mktemp("written"))
         found: list[dict[str, Any]] = run_ranks(found_here, 2, folder, NAMES, process=process, deadline_s=250.0)
     return found
