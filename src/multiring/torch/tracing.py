@@ -16,7 +16,11 @@ import torch
 _PACKAGE = str(Path(__file__).parents[1])
 _WHY = "multiring's ranks work together there, which cannot be traced"
 # Layers and optimizers' steps are arithmetic, which may be compiled; a layer that is not says so itself.
-_TRACED = ("multiring.torch.nn", "multiring.torch.large_batch", "multiring.torch.tracing")
+_STAGES = ("after_step", "gradients", "lag", "noise", "precision", "stages")
+_TRACED = (
+    *("multiring.torch.nn", "multiring.torch.optim", "multiring.torch.tracing"),
+    *(f"multiring.torch.step.{each}" for each in _STAGES),
+)
 
 
 def keep_untraced(package: str, more: ModuleType) -> None:
