@@ -5,10 +5,12 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
 import multiring.keras as mk
 from multiring.errors import MultiringError
 from multiring.keras.replicas import same_data
+from multiring.keras.shards import ArrayShards, Place, unwrapped
 from multiring.keras.values import settled
 
 keras.config.set_floatx("float64")
@@ -181,8 +183,41 @@ def mistaken(_folder: str) -> Any:
     return found
 
 
+def dealt(_folder: str) -> Any:
+    """Each pass of a data set of TensorFlow has the rows of its plan; return how many functions a data set traces."""
+    from tensorflow.python.data.ops import structured_function  # noqa: PLC0415 -- of one backend alone
+
+    random = np.random.default_rng(5)
+    traced = []
+    plain = structured_function.StructuredFunctionWrapper.__init__
+
+    def counted(self: Any, *arguments: Any, **keywords: Any) -> None:
+        traced.append(arguments)
+        plain(self, *arguments, **keywords)
+
+    most: dict[bool, int] = {False: 0, True: 0}
+    structured_function.StructuredFunctionWrapper.__init__ = counted
+    for turn in range(8):
+        rows, batch, ranks = (int(random.integers(1, high)) for high in (40, 12, 6))
+        place, shuffle = Place(int(random.integers(ranks)), ranks, turn % 4 > 1), turn % 2 == 1
+        x = random.normal(size=(rows, 3))
+        arrays = [ArrayDataAdapter(x, {"y": np.arange(rows)}, batch_size=batch) for _ in range(2)]
+        shards, plans = (ArrayShards(each, place, shuffle, turn) for each in arrays)
+        traced.clear()
+        dataset = shards.get_tf_dataset()
+        most[shuffle] = max(most[shuffle], len(traced))
+        for _ in range(3):
+            for batch_of_rank, (indices, count, total) in zip(dataset, plans.plan(), strict=True):
+                part, (taken, labels) = unwrapped(batch_of_rank)
+                assert [int(each) for each in part] == [count, total]
+                assert np.array_equal(taken, x[indices])
+                assert np.array_equal(labels["y"], indices)
+    return most
+
+
 def found(folder: str, names: Sequence[str]) -> dict[str, Any]:
     """Return what each program finds on all ranks."""
     mk.init()
-    programs = {each.__name__: each for each in (distributed, by_callbacks, accumulating, normalizing, mistaken)}
+    listed = (distributed, by_callbacks, accumulating, normalizing, mistaken, dealt)
+    programs = {each.__name__: each for each in listed}
     return {name: programs[name](folder) for name in names}

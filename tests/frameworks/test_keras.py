@@ -63,6 +63,10 @@ def test_results_are_those_of_one_process(backend: str, ranks: int, tmp_path: Pa
         assert found["by_callbacks"][-1] < found["by_callbacks"][0]
 
 
+def test_a_data_set_of_tensorflow_has_the_plans_rows_and_traces_few_functions(tmp_path: Path) -> None:
+    assert found_by("tensorflow", 1, tmp_path, "dealt")["dealt"] == {False: 1, True: 3}
+
+
 def test_mistakes_say_what_is_wanted(tmp_path: Path) -> None:
     found = found_by("tensorflow", 2, tmp_path, "mistaken")["mistaken"]
     wanted = {

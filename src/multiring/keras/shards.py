@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from multiring.errors import UnsupportedError
 
 _PART, _DATA = "multiring.part", "multiring.data"
+_COUNTS = 3  # columns of a pass' table that come before the rows
 
 
 def wrapped(data: Any, rows: Any, batch_rows: Any) -> dict[str, Any]:
@@ -166,6 +167,20 @@ class ArrayShards(DataAdapter):  # type: ignore[misc] # Keras has no types
         own = batch[self._place.rank :: self._place.ranks]
         return wrapped(own if len(own) else batch[:1], len(own), len(batch))
 
+    def _most_rows(self) -> int:
+        """Return how many rows the largest part of a batch has."""
+        largest = min(self._batch, self._rows)
+        return largest if self._place.whole_batches else -(-largest // self._place.ranks)
+
+    def _table(self) -> NDArray[np.int64]:
+        """Return the plan of a pass, a row for each step: how many rows this rank has, what counts, and those rows."""
+        plan = list(self.plan())
+        table = np.zeros((len(plan), _COUNTS + self._most_rows()), np.int64)
+        for step, (indices, rows, total) in zip(table, plan, strict=True):
+            step[:_COUNTS] = len(indices), rows, total
+            step[_COUNTS : _COUNTS + len(indices)] = indices
+        return table
+
     def _iterate(self, backend: str, convert: Callable[[Any, Any], Any]) -> Iterator[Any]:
         inputs = array_slicing.convert_to_sliceable(self._inputs, target_backend=backend)
         for indices, rows, total in self.plan():
@@ -199,15 +214,8 @@ class ArrayShards(DataAdapter):  # type: ignore[misc] # Keras has no types
         )
         kind = array_slicing.TensorflowSparseWrapper
 
-        def one_pass() -> Iterator[tuple[Any, Any, Any]]:
-            steps = list(self.plan())
-            yield np.concatenate([each[0] for each in steps]), [len(each[0]) for each in steps], [s[1:] for s in steps]
-
-        def by_step(rows: Any, lengths: Any, parts: Any) -> Any:
-            return tf.data.Dataset.from_tensor_slices((tf.RaggedTensor.from_row_lengths(rows, lengths), parts))
-
-        def taken(plan: tuple[Any, Any], data: Any) -> Any:
-            indices, part = plan
+        def taken(step: Any, data: Any) -> Any:
+            indices = step[_COUNTS : _COUNTS + step[0]]
 
             def one(leaf: Any) -> Any:
                 if isinstance(leaf, kind):
@@ -216,16 +224,21 @@ class ArrayShards(DataAdapter):  # type: ignore[misc] # Keras has no types
                     return None  # look inside
                 return tf.gather(leaf, indices, axis=0) if tf.is_tensor(leaf) else leaf
 
-            return wrapped(keras.src.tree.traverse(one, data), part[0], part[1])
+            return wrapped(keras.src.tree.traverse(one, data), step[1], step[2])
 
-        signature = (
-            tf.TensorSpec((None,), tf.int64),
-            tf.TensorSpec((None,), tf.int64),
-            tf.TensorSpec((None, 2), tf.int64),
-        )
-        plans = tf.data.Dataset.from_generator(one_pass, output_signature=signature).flat_map(by_step)
+        def one_pass(_: Any) -> Any:
+            found = tf.numpy_function(self._table, [], tf.int64, stateful=True)
+            found.set_shape((None, _COUNTS + self._most_rows()))
+            return found
+
+        # `fit` builds this anew each time, and to trace a function, or to translate it first, takes as long as steps.
+        plain = tf.autograph.experimental.do_not_convert
+        if self._shuffle:
+            plans = tf.data.Dataset.range(1).map(plain(one_pass)).unbatch()
+        else:
+            plans = tf.data.Dataset.from_tensor_slices(self._table())
         dataset = tf.data.Dataset.zip((plans, tf.data.Dataset.from_tensors(inputs).repeat()))
-        dataset = dataset.map(taken, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        dataset = dataset.map(plain(taken), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         options = tf.data.Options()  # as Keras': what rewrites graphs would copy the arrays
         options.experimental_optimization.apply_default_optimizations = False
         return dataset.with_options(options).prefetch(tf.data.AUTOTUNE)
@@ -335,7 +348,8 @@ def _rows_of(dataset: Any, place: Place) -> Any:
         own = tf.cond(rows > 0, lambda: own, lambda: tf.zeros([1], tf.int64))
         return wrapped(tf.nest.map_structure(lambda each: taken(each, own), data), rows, total)
 
-    return dataset.map(part, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    plain = tf.autograph.experimental.do_not_convert(part)
+    return dataset.map(plain, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
 def _whole_batches(dataset: Any, place: Place) -> Any:
@@ -346,11 +360,11 @@ def _whole_batches(dataset: Any, place: Place) -> Any:
             data = batch if len(batch) > 1 or isinstance(dataset.element_spec, tuple) else batch[0]
             return wrapped(data, tf.constant(is_own, tf.int64), tf.constant(1, tf.int64))
 
-        return mark
+        return tf.autograph.experimental.do_not_convert(mark)
 
     def dealt(*group: Any) -> Any:
         batches = tf.data.Dataset.zip(group if len(group) > 1 or isinstance(dataset.element_spec, tuple) else group[0])
         own = batches.skip(place.rank).map(marked(1))
         return own.concatenate(batches.take(1).map(marked(0))).take(1)
 
-    return dataset.window(place.ranks).flat_map(dealt)
+    return dataset.window(place.ranks).flat_map(tf.autograph.experimental.do_not_convert(dealt))
