@@ -12,7 +12,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("keras") is None or find_spec("torch") is None, reason="Keras or torch is missing"),
     pytest.mark.timeout(300),
 ]
-NAMES = ("dealing", "losses", "metrics", "written", "restored", "mistaken")
+NAMES = ("dealing", "losses", "metrics", "logged", "written", "restored", "mistaken")
 
 
 def found_here(_here: Here, folder: str, names: tuple[str, ...]) -> dict[str, Any]:
@@ -47,6 +47,13 @@ def test_every_metric_is_that_of_one_process(by_rank: list[dict[str, Any]]) -> N
     tried = {name: how for name, how in by_rank[0]["metrics"].items() if how is not None}
     assert not {name: how for name, how in tried.items() if not how < 1e-5}
     assert len(tried) > 30, by_rank[0]["metrics"]
+
+
+def test_a_log_is_a_metric_by_identity(by_rank: list[dict[str, Any]]) -> None:
+    for each in by_rank:
+        alone, shared = each["logged"]
+        own = {"seen": [6.0], "depth": [5.0]}  # as the step has made them
+        assert alone == shared == {"rows": [9.0], **own}
 
 
 def test_every_file_is_written_whole(by_rank: list[dict[str, Any]]) -> None:

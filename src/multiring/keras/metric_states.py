@@ -123,15 +123,19 @@ class MetricStates:
             )
 
     def _names_of(self, own: Mapping[str, float]) -> dict[str, str]:
-        """Return by the name of a log which metric's result it is, as rank 0 sees it: that one has samples always."""
+        """Return by the name of a log which metric's result it is, as rank 0 sees it: that one has samples always.
+
+        It is one where the step has put the metric's result itself there. One that the step has made a plain number of
+        is known by the metric's name, with which it has its value.
+        """
         results = _numbers(self._model.get_metrics_result())
+        put = self._steps.results.get(self._steps.kind, {})
         found: dict[str, str] = {}
         for name, value in own.items():
-            alike = [metric for metric in results if np.isclose(results[metric], value, rtol=1e-6, atol=0.0)]
-            if name in alike:
+            if put.get(name) in results:
+                found[name] = put[name]
+            elif name in results and np.isclose(results[name], value, rtol=1e-6, atol=0.0, equal_nan=True):
                 found[name] = name
-            elif len(alike) == 1 and value not in (0.0, 1.0):  # which many results are, without being the same
-                found[name] = alike[0]
         everybodys: list[dict[str, str]] = allgather_object(found, name="keras.metrics")
         return everybodys[0]
 

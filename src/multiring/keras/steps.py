@@ -13,6 +13,7 @@ import keras
 
 from multiring.frontend.keras_steps import Step, entered
 from multiring.frontend.lifecycle import rank, size
+from multiring.keras.results import Results
 from multiring.keras.shards import unwrapped
 
 OWN_ROWS = "multiring_rows"  # in the logs of a step, until the wrapper of the whole function takes it out
@@ -33,6 +34,7 @@ class Steps:
 
     rows: how many samples this rank had in the last step of each kind; in `evaluate`, 1 for a batch of its own.
     kind: of the last step, "train" or "test".
+    results: by kind, which metric's result a log is, by the log's name.
     runs_user_code: whether the model's own step is being traced or run.
     """
 
@@ -41,6 +43,7 @@ class Steps:
         self._adopt = adopt
         self._is_own = overrides(model, "train_step")
         self.rows: dict[str, Any] = {}
+        self.results: dict[str, dict[str, str]] = {}
         self.kind = "train"
         self.runs_user_code = False
         self._place = (rank(), size())
@@ -67,11 +70,16 @@ class Steps:
         rows, batch_rows = part[0], part[1]
         before = None if keras.backend.backend() == "jax" else self._metric_values(rows)
         self.runs_user_code = True
+        returned = Results()
         try:
-            with entered(self._of(rows, batch_rows)) if kind == "train" else nullcontext():
+            with (
+                entered(self._of(rows, batch_rows)) if kind == "train" else nullcontext(),
+                returned.noted(self._model.metrics),
+            ):
                 found = plain(*arguments[:-1], data)
         finally:
             self.runs_user_code = False
+        self.results[kind] = returned.names_of(found[0] if keras.backend.backend() == "jax" else found)
         if keras.backend.backend() == "jax":
             logs, state = found
             kept = [_chosen(rows, new, old) for new, old in zip(state[-1], arguments[0][-1], strict=True)]
