@@ -48,8 +48,9 @@ def of_tensorflow(model: int, samples: int, steps: int, **more: Any) -> None:
     """Train by tapes, eager or compiled."""
     tf, mt = importlib.import_module("tensorflow"), importlib.import_module("multiring.tensorflow")
     random = np.random.default_rng(model)
-    variables = [tf.Variable(random.normal(size=shape).astype(np.float32)) for shape in ((3, 4), (4,))]
-    variables.append(tf.Variable(random.normal(size=(3, 2))))  # of another type, and looked up by rows
+    shared = np.random.default_rng(0) if more.get("differs_in_rows") else random
+    variables = [tf.Variable(shared.normal(size=shape).astype(np.float32)) for shape in ((3, 4), (4,))]
+    variables.append(tf.Variable(random.normal(size=(30, 2))))  # of another type, the largest, and looked up by rows
 
     def step(x: Any) -> None:
         with tf.GradientTape() as tape:
@@ -96,6 +97,7 @@ def of_jax(model: int, samples: int, steps: int, **more: Any) -> None:
 TRAININGS: dict[str, tuple[Train, dict[str, Any]]] = {"keras": (of_keras, {})}
 if BACKEND == "tensorflow":
     TRAININGS |= {"tape": (of_tensorflow, {}), "compiled tape": (of_tensorflow, {"compiles": True})}
+    TRAININGS |= {"rows of a tape": (of_tensorflow, {"differs_in_rows": True})}
 if BACKEND == "jax":
     TRAININGS |= {
         "compiled jax": (of_jax, {"compiles": True}),

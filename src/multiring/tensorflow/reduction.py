@@ -32,10 +32,14 @@ class TensorReduction(GradientReduction):
         # By the places of their gradients; a tensor that a tape watches is no variable.
         held = {place: _variable(each) for place, each in enumerate(variables)}
         known = {place: each for place, each in held.items() if each is not None}
-        largest = largest_of(known)
+        # Slices are gathered, in requests of their own: the first sum has their variables beside it.
+        slices = [place for place, each in enumerate(gradients) if isinstance(each, tf.IndexedSlices)]
+        first = next((place for place in range(len(gradients)) if place not in slices), None)
+        largest = largest_of({place: each for place, each in known.items() if place not in slices})
 
         def number_of(places: Sequence[int]) -> int:
-            own = [known[place] for place in places if place in known]
+            watched = [*places, *slices] if first in places else places
+            own = [known[place] for place in watched if place in known]
             looks = sees and largest in places and current_step() is None
             return watched_variables(own, _values, what=self.name, remedy=_REMEDY, sees=looks) if own else 0
 
