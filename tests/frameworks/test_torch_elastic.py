@@ -1,5 +1,6 @@
 """Training that goes on after a failure: with the same result, and each sample once."""
 
+import threading
 from collections import Counter
 from typing import Any
 
@@ -101,6 +102,24 @@ def fail_and_go_on(here: Here) -> None:
     _, seen_one_by_one = train(here, [3, 4], one_by_one=True, news_at=6)
     assert set(seen_one_by_one) == set(seen)
     assert seen_one_by_one.total() <= seen.total() + EPOCHS
+
+
+def test_a_commit_that_fails_keeps_nothing() -> None:
+    run_ranks(fail_to_commit, 1)
+
+
+def fail_to_commit(_: Here) -> None:
+    enter()
+    model = nn.Linear(1, 1).requires_grad_(False)
+    state = mt.elastic.TorchState(model=model, epoch=0)
+    model.weight.fill_(1.0)
+    state.commit()
+    model.weight.fill_(2.0)
+    state.epoch = threading.Lock()  # no lock can be copied
+    with pytest.raises(TypeError, match="lock"):
+        state.commit()
+    state.restore()
+    assert (float(model.weight), state.epoch) == (1.0, 0)
 
 
 def test_states_on_several_ranks() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from multiring.caffe.solver_gradients import parameters_of
 from multiring.frontend.elastic.running import run
-from multiring.frontend.elastic.state import ObjectState, State
+from multiring.frontend.elastic.state import ObjectState, State, all_or_nothing
 from multiring.frontend.lifecycle import rank
 from multiring.frontend.object_collectives import allgather_object, broadcast_object
 
@@ -38,8 +38,9 @@ class CaffeState(ObjectState):
 
     def save(self) -> None:
         """Keep everything as it is now."""
-        self._values = self._read()
-        super().save()
+        with all_or_nothing(self):
+            self._values = self._read()
+            super().save()
 
     def restore(self) -> None:
         """Make everything what it was when it was kept last."""
@@ -48,6 +49,7 @@ class CaffeState(ObjectState):
 
     def sync(self) -> None:
         """Make everything rank 0's on every rank, and keep it."""
-        self._values = broadcast_object(self._values)
-        self._write(self._values)
-        super().sync()
+        with all_or_nothing(self):
+            self._values = broadcast_object(self._values)
+            self._write(self._values)
+            super().sync()

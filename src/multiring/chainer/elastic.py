@@ -9,7 +9,7 @@ from typing import Any
 import chainer
 
 from multiring.frontend.elastic.running import run
-from multiring.frontend.elastic.state import ObjectState, State
+from multiring.frontend.elastic.state import ObjectState, State, all_or_nothing
 from multiring.frontend.lifecycle import rank
 from multiring.frontend.object_collectives import allgather_object, broadcast_object
 
@@ -49,8 +49,9 @@ class ChainerState(ObjectState):
 
     def save(self) -> None:
         """Keep everything as it is now."""
-        self._values = self._read()
-        super().save()
+        with all_or_nothing(self):
+            self._values = self._read()
+            super().save()
 
     def restore(self) -> None:
         """Make everything what it was when it was kept last."""
@@ -59,6 +60,7 @@ class ChainerState(ObjectState):
 
     def sync(self) -> None:
         """Make everything rank 0's on every rank, and keep it."""
-        self._values = broadcast_object(self._read())
-        self._write(self._values)
-        super().sync()
+        with all_or_nothing(self):
+            self._values = broadcast_object(self._read())
+            self._write(self._values)
+            super().sync()

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from multiring.frontend.elastic.running import run
-from multiring.frontend.elastic.state import ObjectState, State
+from multiring.frontend.elastic.state import ObjectState, State, all_or_nothing
 from multiring.frontend.lifecycle import rank
 from multiring.frontend.object_collectives import allgather_object, broadcast_object
 from multiring.keras.values import broadcast_variables, settled
@@ -45,8 +45,9 @@ class KerasState(ObjectState):
 
     def save(self) -> None:
         """Keep everything as it is now."""
-        self._values = self._read()
-        super().save()
+        with all_or_nothing(self):
+            self._values = self._read()
+            super().save()
 
     def restore(self) -> None:
         """Make everything what it was when it was kept last."""
@@ -58,9 +59,10 @@ class KerasState(ObjectState):
 
     def sync(self) -> None:
         """Make everything rank 0's on every rank, and keep it."""
-        broadcast_variables(self._variables(), 0)
-        self._values = self._read()
-        super().sync()
+        with all_or_nothing(self):
+            broadcast_variables(self._variables(), 0)
+            self._values = self._read()
+            super().sync()
 
 
 class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types

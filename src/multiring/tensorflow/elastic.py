@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from multiring.frontend.elastic.running import run
-from multiring.frontend.elastic.state import ObjectState, State
+from multiring.frontend.elastic.state import ObjectState, State, all_or_nothing
 from multiring.frontend.lifecycle import rank
 from multiring.frontend.object_collectives import allgather_object, broadcast_object
 from multiring.tensorflow.functions import broadcast_variables
@@ -46,8 +46,9 @@ class _VariablesState(ObjectState):
 
     def save(self) -> None:
         """Keep everything as it is now."""
-        self._values = self._read()
-        super().save()
+        with all_or_nothing(self):
+            self._values = self._read()
+            super().save()
 
     def restore(self) -> None:
         """Make everything what it was when it was kept last."""
@@ -56,9 +57,10 @@ class _VariablesState(ObjectState):
 
     def sync(self) -> None:
         """Make everything rank 0's on every rank, and keep it."""
-        self._share()
-        self._values = self._read()
-        super().sync()
+        with all_or_nothing(self):
+            self._share()
+            self._values = self._read()
+            super().sync()
 
 
 class TensorFlowKerasState(_VariablesState):

@@ -4,11 +4,12 @@ Membership is fixed: the ranks that began are those that go on. A rank that lost
 is gone for good ends the job.
 """
 
+import contextlib
 import copy
 import functools
 import logging
 import queue
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntFlag
 from typing import Any, TypeVar
 
@@ -125,6 +126,19 @@ class State:
 
     def reset(self) -> None:
         """Fit what depends on the ranks to those there are now."""
+
+
+@contextlib.contextmanager
+def all_or_nothing(*holders: object) -> Iterator[None]:
+    """Give `holders` the attributes back that they had, if the block raises: a state is never half of two commits."""
+    before = [(kept, dict(kept)) for kept in (getattr(each, "__dict__", {}) for each in holders)]
+    try:
+        yield
+    except BaseException:
+        for attributes, kept in before:
+            attributes.clear()
+            attributes.update(kept)
+        raise
 
 
 class ObjectState(State):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from multiring.frontend.elastic.state import ObjectState
+from multiring.frontend.elastic.state import ObjectState, all_or_nothing
 from multiring.frontend.lifecycle import rank
 from multiring.frontend.object_collectives import allgather_object, broadcast_object
 from multiring.torch.elastic.sampler import ElasticSampler
@@ -199,9 +199,10 @@ class TorchState(ObjectState):
         """Keep everything as it is now, or nothing where that fails."""
         for handler in self._handlers.values():
             handler.meet()
-        for handler in self._handlers.values():
-            handler.save()
-        super().save()
+        with all_or_nothing(self, *self._handlers.values()):
+            for handler in self._handlers.values():
+                handler.save()
+            super().save()
 
     def restore(self) -> None:
         """Make everything what it was when it was kept last."""
@@ -210,10 +211,11 @@ class TorchState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """Make everything rank 0's on every rank, and keep it."""
-        for handler in self._handlers.values():
-            handler.sync()
-        super().sync()
+        """Make everything rank 0's on every rank, and keep it; what was kept stays where that fails."""
+        with all_or_nothing(self, *self._handlers.values()):
+            for handler in self._handlers.values():
+                handler.sync()
+            super().sync()
 
     def reset(self) -> None:
         """Fit what depends on the ranks to those there are now."""
