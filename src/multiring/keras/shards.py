@@ -175,7 +175,7 @@ class ArrayShards(DataAdapter):  # type: ignore[misc] # Keras has no types
     def _table(self) -> NDArray[np.int64]:
         """Return the plan of a pass, a row for each step: how many rows this rank has, what counts, and those rows."""
         plan = list(self.plan())
-        table = np.zeros((len(plan), _COUNTS + self._most_rows()), np.int64)
+        table: NDArray[np.int64] = np.zeros((len(plan), _COUNTS + self._most_rows()), np.int64)
         for step, (indices, rows, total) in zip(table, plan, strict=True):
             step[:_COUNTS] = len(indices), rows, total
             step[_COUNTS : _COUNTS + len(indices)] = indices
@@ -355,7 +355,7 @@ def _rows_of(dataset: Any, place: Place) -> Any:
 def _whole_batches(dataset: Any, place: Place) -> Any:
     import tensorflow as tf  # noqa: PLC0415 -- as above
 
-    def marked(is_own: int) -> Callable[..., Any]:
+    def marked(is_own: int) -> Any:
         def mark(*batch: Any) -> Any:
             data = batch if len(batch) > 1 or isinstance(dataset.element_spec, tuple) else batch[0]
             return wrapped(data, tf.constant(is_own, tf.int64), tf.constant(1, tf.int64))
