@@ -20,8 +20,6 @@ DOCS = ROOT / "docs"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
-# Pages that README links and that are written next.
-ANNOUNCED = {"CONTRIBUTING.md", "SECURITY.md"}
 INLINE = re.compile(r"`+[^`]*`+")
 
 
@@ -130,7 +128,7 @@ def test_links_lead_somewhere(path: Path) -> None:
     text = INLINE.sub("", FENCE.sub("", path.read_text()))
     for target, anchor in LINK.findall(text):
         leads_to = (path.parent / target).resolve() if target else path
-        assert leads_to.exists() or leads_to.name in ANNOUNCED, f"{target} is not there"
+        assert leads_to.exists(), f"{target} is not there"
         if anchor and leads_to.suffix == ".md" and leads_to.exists():
             titles = re.findall(r"^#+ (.+)$", leads_to.read_text(), re.MULTILINE)
             assert anchor in {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}, anchor
