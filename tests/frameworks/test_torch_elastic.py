@@ -111,7 +111,7 @@ def test_a_commit_that_fails_keeps_nothing() -> None:
 def fail_to_commit(_: Here) -> None:
     enter()
     model = nn.Linear(1, 1).requires_grad_(False)
-    state = mt.elastic.TorchState(model=model, epoch=0)
+    state: Any = mt.elastic.TorchState(model=model, epoch=0)
     model.weight.fill_(1.0)
     state.commit()
     model.weight.fill_(2.0)
