@@ -15,6 +15,7 @@ from multiring.frontend.elastic.state import (
     State,
     run_fn,
 )
+from multiring.frontend.elastic.values_state import ValuesState
 from multiring.frontend.errors import HorovodInternalError
 
 
@@ -248,3 +249,52 @@ def test_a_plain_state_says_nothing_of_itself() -> None:
     for call in (state.save, state.restore, state.sync):
         with pytest.raises(NotImplementedError):
             call()
+
+
+class NetState(ValuesState):
+    """A net of one weight; its ranks fail to share it where `other` is None."""
+
+    def __init__(self, weight: int, other: int | None, **kwargs: Any) -> None:
+        self.net = {"weight": weight}
+        self.other = other
+        super().__init__(**kwargs)
+
+    def _read(self) -> dict[str, int]:
+        return dict(self.net)
+
+    def _write(self, values: dict[str, int]) -> None:
+        self.net.update(values)
+
+    def _share(self) -> dict[str, int]:
+        if self.other is None:
+            raise PeerLostError("rank 1 left the job")
+        self.net["weight"] = self.other
+        return dict(self.net)
+
+
+def test_a_commit_that_fails_half_way_keeps_neither_half() -> None:
+    state: Any = NetState(1, None, epoch=0)
+    state.net["weight"], state.epoch = 2, threading.Lock()  # no lock can be copied
+    with pytest.raises(TypeError, match="lock"):
+        state.commit()
+    state.restore()
+    assert (state.net["weight"], state.epoch) == (1, 0)
+
+
+def test_a_synchronisation_that_fails_leaves_the_commit_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    state: Any = NetState(1, 5, epoch=0)
+    state.save()
+
+    def lost(_: object) -> object:
+        raise PeerLostError("rank 1 left the job")
+
+    monkeypatch.setattr(state, "_bcast_object", lost)  # the values are shared by then
+    with pytest.raises(PeerLostError):
+        state.sync()
+    state.restore()
+    assert (state.net["weight"], state.epoch) == (1, 0)
+    state.other = None
+    with pytest.raises(PeerLostError):
+        state.sync()
+    state.restore()
+    assert (state.net["weight"], state.epoch) == (1, 0)

@@ -7,14 +7,14 @@ from typing import Any
 
 from multiring.caffe.solver_gradients import parameters_of
 from multiring.frontend.elastic.running import run
-from multiring.frontend.elastic.state import ObjectState, State, all_or_nothing
-from multiring.frontend.lifecycle import rank
-from multiring.frontend.object_collectives import allgather_object, broadcast_object
+from multiring.frontend.elastic.state import ObjectState, State
+from multiring.frontend.elastic.values_state import ValuesState
+from multiring.frontend.object_collectives import broadcast_object
 
 __all__ = ["CaffeState", "ObjectState", "State", "run"]
 
 
-class CaffeState(ObjectState):
+class CaffeState(ValuesState):
     """The parameters of a solver's net, and whatever else, each an attribute.
 
     pycaffe shows neither a solver's momentum nor lets its iteration be set: both go on as they are.
@@ -26,8 +26,7 @@ class CaffeState(ObjectState):
 
     def __init__(self, solver: Any, **kwargs: Any) -> None:
         self.solver = solver
-        super().__init__(bcast_object=broadcast_object, get_rank=rank, gather_object=allgather_object, **kwargs)
-        self._values = self._read()
+        super().__init__(**kwargs)
 
     def _read(self) -> dict[str, Any]:
         return {name: blob.data.copy() for name, blob in parameters_of(self.solver.net)}
@@ -36,20 +35,7 @@ class CaffeState(ObjectState):
         for name, blob in parameters_of(self.solver.net):
             blob.data[...] = values[name]
 
-    def save(self) -> None:
-        """Keep everything as it is now."""
-        with all_or_nothing(self):
-            self._values = self._read()
-            super().save()
-
-    def restore(self) -> None:
-        """Make everything what it was when it was kept last."""
-        self._write(self._values)
-        super().restore()
-
-    def sync(self) -> None:
-        """Make everything rank 0's on every rank, and keep it."""
-        with all_or_nothing(self):
-            self._values = broadcast_object(self._values)
-            self._write(self._values)
-            super().sync()
+    def _share(self) -> dict[str, Any]:
+        values: dict[str, Any] = broadcast_object(self._values)
+        self._write(values)
+        return values

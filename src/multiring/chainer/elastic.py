@@ -9,14 +9,14 @@ from typing import Any
 import chainer
 
 from multiring.frontend.elastic.running import run
-from multiring.frontend.elastic.state import ObjectState, State, all_or_nothing
-from multiring.frontend.lifecycle import rank
-from multiring.frontend.object_collectives import allgather_object, broadcast_object
+from multiring.frontend.elastic.state import ObjectState, State
+from multiring.frontend.elastic.values_state import ValuesState
+from multiring.frontend.object_collectives import broadcast_object
 
 __all__ = ["ChainerState", "ObjectState", "State", "run"]
 
 
-class ChainerState(ObjectState):
+class ChainerState(ValuesState):
     """A model of Chainer, its optimizer, and whatever else, each an attribute.
 
     Args:
@@ -28,8 +28,7 @@ class ChainerState(ObjectState):
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
         self.model = model
         self.optimizer = optimizer
-        super().__init__(bcast_object=broadcast_object, get_rank=rank, gather_object=allgather_object, **kwargs)
-        self._values = self._read()
+        super().__init__(**kwargs)
 
     def _kept(self) -> dict[str, Any]:
         return {"model": self.model} | ({} if self.optimizer is None else {"optimizer": self.optimizer})
@@ -47,20 +46,7 @@ class ChainerState(ObjectState):
             # What there is nothing of, as an optimizer's state before its first step, stays as it is.
             chainer.serializers.NpzDeserializer(copy.deepcopy(values[name]), strict=False).load(each)
 
-    def save(self) -> None:
-        """Keep everything as it is now."""
-        with all_or_nothing(self):
-            self._values = self._read()
-            super().save()
-
-    def restore(self) -> None:
-        """Make everything what it was when it was kept last."""
-        self._write(self._values)
-        super().restore()
-
-    def sync(self) -> None:
-        """Make everything rank 0's on every rank, and keep it."""
-        with all_or_nothing(self):
-            self._values = broadcast_object(self._read())
-            self._write(self._values)
-            super().sync()
+    def _share(self) -> dict[str, Any]:
+        values: dict[str, Any] = broadcast_object(self._read())
+        self._write(values)
+        return values

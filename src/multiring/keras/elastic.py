@@ -5,9 +5,8 @@ from typing import Any
 import keras
 
 from multiring.frontend.elastic.running import run
-from multiring.frontend.elastic.state import ObjectState, State, all_or_nothing
-from multiring.frontend.lifecycle import rank
-from multiring.frontend.object_collectives import allgather_object, broadcast_object
+from multiring.frontend.elastic.state import ObjectState, State
+from multiring.frontend.elastic.values_state import ValuesState
 from multiring.keras.values import broadcast_variables, settled
 
 __all__ = [
@@ -21,7 +20,7 @@ __all__ = [
 ]
 
 
-class KerasState(ObjectState):
+class KerasState(ValuesState):
     """A Keras model, its optimizer, and whatever else, each an attribute; `batch` and `epoch` for the callbacks.
 
     Args:
@@ -33,8 +32,7 @@ class KerasState(ObjectState):
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
         self.model = model
         self.optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
-        super().__init__(bcast_object=broadcast_object, get_rank=rank, gather_object=allgather_object, **kwargs)
-        self._values = self._read()
+        super().__init__(**kwargs)
 
     def _variables(self) -> list[Any]:
         settled(self.model)
@@ -43,26 +41,14 @@ class KerasState(ObjectState):
     def _read(self) -> list[Any]:
         return [keras.ops.convert_to_numpy(variable.value).copy() for variable in self._variables()]
 
-    def save(self) -> None:
-        """Keep everything as it is now."""
-        with all_or_nothing(self):
-            self._values = self._read()
-            super().save()
-
-    def restore(self) -> None:
-        """Make everything what it was when it was kept last."""
+    def _write(self, values: list[Any]) -> None:
         for place, variable in enumerate(self._variables()):
-            # What there was no variable for, as an optimizer's before its first step, begins anew.
-            kept = self._values[place] if place < len(self._values) else keras.ops.zeros_like(variable.value)
-            variable.assign(kept)
-        super().restore()
+            # An optimizer has more variables after its first step: those that were not kept begin anew.
+            variable.assign(values[place] if place < len(values) else keras.ops.zeros_like(variable.value))
 
-    def sync(self) -> None:
-        """Make everything rank 0's on every rank, and keep it."""
-        with all_or_nothing(self):
-            broadcast_variables(self._variables(), 0)
-            self._values = self._read()
-            super().sync()
+    def _share(self) -> list[Any]:
+        broadcast_variables(self._variables(), 0)
+        return self._read()
 
 
 class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types

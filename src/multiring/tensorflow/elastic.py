@@ -14,20 +14,15 @@ from typing import Any
 import tensorflow as tf
 
 from multiring.frontend.elastic.running import run
-from multiring.frontend.elastic.state import ObjectState, State, all_or_nothing
-from multiring.frontend.lifecycle import rank
-from multiring.frontend.object_collectives import allgather_object, broadcast_object
+from multiring.frontend.elastic.state import ObjectState, State
+from multiring.frontend.elastic.values_state import ValuesState
 from multiring.tensorflow.functions import broadcast_variables
 
 __all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
 
 
-class _VariablesState(ObjectState):
+class _VariablesState(ValuesState):
     """Variables, and attributes."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(bcast_object=broadcast_object, get_rank=rank, gather_object=allgather_object, **kwargs)
-        self._values = self._read()
 
     def _variables(self) -> Sequence[Any]:
         raise NotImplementedError
@@ -41,26 +36,9 @@ class _VariablesState(ObjectState):
             value = values[place] if place < len(values) else tf.zeros_like(variable)
             variable.assign(value)
 
-    def _share(self) -> None:
+    def _share(self) -> list[Any]:
         broadcast_variables(self._variables(), root_rank=0)
-
-    def save(self) -> None:
-        """Keep everything as it is now."""
-        with all_or_nothing(self):
-            self._values = self._read()
-            super().save()
-
-    def restore(self) -> None:
-        """Make everything what it was when it was kept last."""
-        self._write(self._values)
-        super().restore()
-
-    def sync(self) -> None:
-        """Make everything rank 0's on every rank, and keep it."""
-        with all_or_nothing(self):
-            self._share()
-            self._values = self._read()
-            super().sync()
+        return self._read()
 
 
 class TensorFlowKerasState(_VariablesState):
@@ -125,12 +103,12 @@ class TensorFlowState(_VariablesState):
             {place: value for (place, _), value in zip(self._assignments, values, strict=True)},
         )
 
-    def _share(self) -> None:
+    def _share(self) -> list[Any]:
         session = self._session()
         if session is None:
-            super()._share()
-            return
+            return super()._share()
         if self._broadcast is None:
             with session.graph.as_default():
                 self._broadcast = broadcast_variables(self.variables, root_rank=0)
         session.run(self._broadcast)
+        return self._read()
