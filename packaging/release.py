@@ -1,9 +1,9 @@
 """Check, build and tag a release of this checkout: python packaging/release.py [--dry-run] [--pythons PATH...].
 
 The checks come first: git has no changes, the version is the same everywhere, CHANGELOG.md has a dated heading for
-the version, and the tag is free. Then the script builds dist/ (an sdist) and wheelhouse/ (a wheel for each Python),
-installs each wheel in an environment of its own, and runs two ranks there. The tag comes last. The script pushes and
-uploads nothing. `make release` calls it with .venv's programs on PATH. docs/releasing.md is the checklist around it.
+the version, and the tag is free. Then the script builds dist/ (an sdist) and wheelhouse/ (a wheel for each Python), and
+checks the wheels as `make wheel-check` does. The tag comes last. The script pushes and uploads nothing. `make release`
+calls it with .venv's programs on PATH. docs/releasing.md is the checklist around it.
 """
 
 import argparse
@@ -24,14 +24,6 @@ VERSION_FILES = {
     "packaging/conda/recipe.yaml": r'^  version: "(.+)"$',
 }
 HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
-PROBE = """
-import numpy, multiring
-group = multiring.init()
-total = group.all_reduce(numpy.ones(1000, numpy.float32))
-assert group.size == 2 and float(total.sum()) == 2000.0, (group.size, total)
-if group.rank == 0:
-    print(f"multiring {multiring.__version__}: 2 ranks computed the right sum")
-"""
 
 
 class ReleaseError(Exception):
@@ -112,7 +104,7 @@ def build(root: Path, pythons: Sequence[str]) -> list[Path]:
     for python in pythons:
         with tempfile.TemporaryDirectory(prefix="multiring-release-") as folder:
             place = Path(folder)
-            new_environment(python, place)
+            run(python, "-m", "venv", place / "env", cwd=place)
             tools = ("scikit-build-core", "nanobind", "cmake", "ninja")
             pip = (place / "env" / "bin" / "python", "-m", "pip")
             run(*pip, "install", "--quiet", "-c", root / "constraints.txt", *tools, cwd=place)
@@ -122,25 +114,10 @@ def build(root: Path, pythons: Sequence[str]) -> list[Path]:
     return sorted(wheelhouse.glob("multiring-*.whl"))
 
 
-def new_environment(python: str, place: Path) -> None:
-    """Make place/env, an environment without anything of this checkout."""
-    run(python, "-m", "venv", place / "env", cwd=place)
-
-
-def check_wheels(root: Path, pythons: Sequence[str]) -> None:
-    """Install the wheels with each Python, away from the checkout, and let two ranks compute a sum."""
-    for python in pythons:
-        with tempfile.TemporaryDirectory(prefix="multiring-release-") as folder:
-            place = Path(folder)
-            new_environment(python, place)
-            pip = (place / "env" / "bin" / "python", "-m", "pip")
-            # Dependencies come from the index, multiring from wheelhouse/ only: the index may have the same version.
-            run(*pip, "install", "--quiet", "-c", root / "constraints.txt", "numpy", "ml_dtypes", "tomli", cwd=place)
-            wheelhouse = root / "wheelhouse"
-            run(*pip, "install", "--quiet", "--no-index", "--find-links", wheelhouse, "multiring", cwd=place)
-            (place / "probe.py").write_text(PROBE, encoding="utf-8")
-            tools = place / "env" / "bin"
-            run(tools / "multiring", "run", "-n", "2", "--", tools / "python", "probe.py", cwd=place)
+def check_wheels(root: Path, wheels: Sequence[Path], pythons: Sequence[str]) -> None:
+    """Check what the wheels hold; then install each as an ordinary user, and train the demo there."""
+    run(root / ".ci" / "wheel-contents", *wheels, cwd=root)
+    run(root / ".ci" / "wheel-check", *pythons, cwd=root)
 
 
 def release(root: Path, today: date, pythons: Sequence[str], *, is_dry: bool) -> None:
@@ -150,7 +127,7 @@ def release(root: Path, today: date, pythons: Sequence[str], *, is_dry: bool) ->
         raise ReleaseError("\n".join(found))
     paths = interpreters(pythons)
     wheels = build(root, paths)
-    check_wheels(root, paths)
+    check_wheels(root, wheels, paths)
     for path in wheels:
         sys.stdout.write(f"built and checked: {path.relative_to(root)}\n")
     if found:

@@ -269,7 +269,7 @@ def checkout(script: ModuleType, ready: Path, tmp_path: Path, monkeypatch: pytes
     for name in ("GIT_AUTHOR_EMAIL", "GIT_COMMITTER_EMAIL"):
         monkeypatch.setenv(name, "a@b")
     monkeypatch.setattr(script, "build", lambda root, _: [root / "wheelhouse" / "one.whl"])
-    monkeypatch.setattr(script, "check_wheels", lambda _root, _pythons: None)
+    monkeypatch.setattr(script, "check_wheels", lambda _root, _wheels, _pythons: None)
     return Path(shutil.copytree(ready, tmp_path / "checkout"))
 
 
