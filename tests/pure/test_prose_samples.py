@@ -1,6 +1,7 @@
 """benchmarks/prose_samples.py finds the prose that people read, and counts only readers who notice what is hard."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -65,12 +66,8 @@ def test_each_kind_is_found() -> None:
 def sample(folder: Path) -> list[Line]:
     kinds = [("hidden", 20), *prose_samples.COUNTS.items()]
     lines = [Line(kind, f"{kind}.py", f"{kind} {number}") for kind, count in kinds for number in range(count)]
-    (folder / "key.json").write_text(json.dumps({"lines": [vars_of(each) for each in lines]}), encoding="utf-8")
+    (folder / "key.json").write_text(json.dumps({"lines": [asdict(each) for each in lines]}), encoding="utf-8")
     return lines
-
-
-def vars_of(line: Line) -> dict[str, str]:
-    return {"kind": line.kind, "place": line.place, "text": line.text}
 
 
 @pytest.mark.parametrize(

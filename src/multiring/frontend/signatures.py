@@ -30,7 +30,7 @@ def _shape(shape: Sequence[int]) -> str:
 
 
 def scales_text(prescale: float, postscale: float) -> str:
-    """Return two factors in words, the same for all that are equal, as 1 and 1.0, or 0.0 and -0.0."""
+    """Return the text of two factors. Equal factors have one text, as 1 and 1.0 have, or 0.0 and -0.0."""
     return str((float(prescale) + 0.0, float(postscale) + 0.0))
 
 

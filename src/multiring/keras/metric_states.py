@@ -123,10 +123,10 @@ class MetricStates:
             )
 
     def _names_of(self, own: Mapping[str, float]) -> dict[str, str]:
-        """Return by the name of a log which metric's result it is, as rank 0 sees it: that one has samples always.
+        """Return which metric's result a log is, by the log's name.
 
-        It is one where the step has put the metric's result itself there. One that the step has made a plain number of
-        is known by the metric's name, with which it has its value.
+        Rank 0 decides, as it has samples in every batch. A log is a metric's result if the step put the object there
+        that the metric's `result` returned. A plain number counts as well if it has the metric's name and value.
         """
         results = _numbers(self._model.get_metrics_result())
         put = self._steps.results.get(self._steps.kind, {})

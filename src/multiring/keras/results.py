@@ -1,6 +1,7 @@
-"""Which logs of a step are results of metrics: those that are the very objects that `result` of a metric returned.
+"""Find which logs of a step are results of metrics.
 
-Equal numbers do not tell it: a log of the user's own may happen to be as large as a metric.
+A log is a metric's result if it is the object that the metric's `result` returned. Equal numbers prove nothing: a log
+of the user's own may happen to be as large as a metric.
 """
 
 import functools
@@ -13,7 +14,7 @@ class Results:
     """What metrics' `result` returns while a step runs or is traced."""
 
     def __init__(self) -> None:
-        self._returned: list[tuple[Any, str]] = []  # the objects live as long as their identities are asked for
+        self._returned: list[tuple[Any, str]] = []  # kept, so that no other object gets their identity
 
     @contextmanager
     def noted(self, metrics: Iterable[Any]) -> Iterator[None]:
@@ -31,11 +32,9 @@ class Results:
                     metric.__dict__["result"] = before
 
     def names_of(self, logs: Any) -> dict[str, str]:
-        """Return by the name of a log the name of the metric whose result it is; then forget what was noted."""
+        """Return by the name of a log the name of the metric whose result it is."""
         names = {id(value): name for value, name in self._returned}
-        found = {log: names[id(value)] for log, value in logs.items() if id(value) in names} if _is_named(logs) else {}
-        self._returned.clear()
-        return found
+        return {log: names[id(value)] for log, value in logs.items() if id(value) in names} if _is_named(logs) else {}
 
     def _result(self, name: str, plain: Any) -> Any:
         found = plain()

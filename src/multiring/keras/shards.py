@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from multiring.errors import UnsupportedError
 
 _PART, _DATA = "multiring.part", "multiring.data"
-_COUNTS = 3  # columns of a pass' table that come before the rows
+_COUNTS = 3  # columns of a pass' table before the indices
 
 
 def wrapped(data: Any, rows: Any, batch_rows: Any) -> dict[str, Any]:
@@ -173,7 +173,11 @@ class ArrayShards(DataAdapter):  # type: ignore[misc] # Keras has no types
         return largest if self._place.whole_batches else -(-largest // self._place.ranks)
 
     def _table(self) -> NDArray[np.int64]:
-        """Return the plan of a pass, a row for each step: how many rows this rank has, what counts, and those rows."""
+        """Return the plan of a pass as a table with a row for each step.
+
+        Its columns: how many indices follow, how many rows count as this rank's, how many rows the whole batch has, and
+        the indices of the rows to take.
+        """
         plan = list(self.plan())
         table: NDArray[np.int64] = np.zeros((len(plan), _COUNTS + self._most_rows()), np.int64)
         for step, (indices, rows, total) in zip(table, plan, strict=True):
@@ -231,7 +235,7 @@ class ArrayShards(DataAdapter):  # type: ignore[misc] # Keras has no types
             found.set_shape((None, _COUNTS + self._most_rows()))
             return found
 
-        # `fit` builds this anew each time, and to trace a function, or to translate it first, takes as long as steps.
+        # `fit` builds this pipeline each time, and tracing a function, or converting it first, costs as much as steps.
         plain = tf.autograph.experimental.do_not_convert
         if self._shuffle:
             plans = tf.data.Dataset.range(1).map(plain(one_pass)).unbatch()

@@ -32,7 +32,7 @@ class TensorReduction(GradientReduction):
         # By the places of their gradients; a tensor that a tape watches is no variable.
         held = {place: _variable(each) for place, each in enumerate(variables)}
         known = {place: each for place, each in held.items() if each is not None}
-        # Slices are gathered, in requests of their own: the first sum has their variables beside it.
+        # Slices are gathered by requests of their own, so the first sum compares their variables, too.
         slices = [place for place, each in enumerate(gradients) if isinstance(each, tf.IndexedSlices)]
         first = next((place for place in range(len(gradients)) if place not in slices), None)
         largest = largest_of({place: each for place, each in known.items() if place not in slices})

@@ -96,7 +96,10 @@ class BlockCache:
         BlockCache.__init__(self, root, quota_bytes, said, foreign=foreign)
 
     def begin_here(self) -> None:
-        """Begin in this process: in a fork no thread is there that had the lock, or fetched a block."""
+        """Start with a new lock and no fetches under way.
+
+        A forked process has none of its parent's threads, so nobody there would release the old lock.
+        """
         self._lock = threading.Lock()
         self._under_way: dict[tuple[str, int], threading.Event] = {}
         _caches.add(self)

@@ -288,7 +288,7 @@ class ProcessWorkers:
         try:
             filled = worker.pipe.recv()
         except (EOFError, OSError):
-            if is_exiting():  # multiprocessing has ended all workers, as the program ends
+            if is_exiting():  # the program is exiting, and multiprocessing has stopped all workers
                 self._closed = True
             else:
                 self._bury(worker)

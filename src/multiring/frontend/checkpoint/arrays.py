@@ -284,7 +284,7 @@ class WordSum:
         self._words += len(words)
 
     def _factor(self) -> int:
-        """Return the odd number of the page that the next word is of."""
+        """Return the factor of the page that the next word belongs to: an odd number, another one for each page."""
         return 2 * (self._words // _PAGE_WORDS) + 1
 
     def value(self) -> str:

@@ -130,7 +130,7 @@ class State:
 
 @contextlib.contextmanager
 def all_or_nothing(*holders: object) -> Iterator[None]:
-    """Give `holders` the attributes back that they had, if the block raises: a state is never half of two commits."""
+    """Restore the attributes of `holders` if the block raises, so that a state never mixes two commits."""
     before = [(kept, dict(kept)) for kept in (getattr(each, "__dict__", {}) for each in holders)]
     try:
         yield
