@@ -191,7 +191,7 @@ def at_most(lab: Lab, rate: Rate, *ends: tuple[int, int]) -> Iterator[None]:
 
 def flow(lab: Lab, *flows: Flow) -> list[float]:
     """Return what arrives of `flows`, each of which is something."""
-    found = goodput(lab, flows, seconds=1.0, drain_s=0.5)
+    found = goodput(lab, flows, seconds=2.0, drain_s=0.5)  # one flow of two may starve for a second
     assert min(found) > 0
     return found
 

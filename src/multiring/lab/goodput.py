@@ -3,7 +3,7 @@
 import multiprocessing
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
@@ -14,6 +14,7 @@ from multiring.lab.namespaces import Space, inside
 _CHUNK_BYTES = 1 << 18
 _SHORTEST_S = 1e-3
 _LATE_S = 10.0  # how long after the end the last process may report
+_UP_S = 60.0  # how long the processes may take to start, on a busy machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,25 +29,42 @@ class Flow:
 def goodput(lab: Lab, flows: Sequence[Flow], *, seconds: float = 5.0, drain_s: float = 1.0) -> list[float]:
     """Return the bytes per second that arrive for each of `flows`, all of them at the same time.
 
-    One TCP connection a flow, each end a process of its own. What arrives in the first `drain_s` seconds, while
-    the token buckets are not yet empty, does not count.
+    One TCP connection a flow, each end a process of its own. Time starts when all processes run. What arrives in
+    the first `drain_s` seconds, while the token buckets are not yet empty, does not count.
 
     Raises:
         LaunchError: a flow came to nothing.
     """
     forks = multiprocessing.get_context("fork")  # so that the ends inherit their sockets
+    pipes: list[Connection] = []
+    for flow in flows:
+        for connected, run in zip(_connect(lab, flow), (_send, _receive), strict=True):
+            ours, theirs = forks.Pipe()
+            forks.Process(target=_run_when_told, args=(run, connected, theirs), daemon=True).start()
+            connected.close()
+            theirs.close()
+            pipes.append(ours)
+    latest = time.monotonic() + _UP_S
+    late = [place for place, pipe in enumerate(pipes) if not pipe.poll(max(latest - time.monotonic(), 0.0))]
+    if late:
+        raise LaunchError(f"{len(late)} of {len(pipes)} processes that measure flows did not start in {_UP_S:.0f} s")
     begin = time.monotonic() + drain_s
     end = begin + seconds
-    results: list[Connection] = []
-    for flow in flows:
-        source, target = _connect(lab, flow)
-        result, reporting = forks.Pipe(duplex=False)
-        forks.Process(target=_send, args=(source, end), daemon=True).start()
-        forks.Process(target=_receive, args=(target, begin, end, reporting), daemon=True).start()
-        for inherited in (source, target, reporting):
-            inherited.close()
-        results.append(result)
-    return [_rate_of(flow, result, end + _LATE_S) for flow, result in zip(flows, results, strict=True)]
+    for pipe in pipes:
+        pipe.recv()
+        pipe.send((begin, end))
+    return [_rate_of(flow, result, end + _LATE_S) for flow, result in zip(flows, pipes[1::2], strict=True)]
+
+
+def _run_when_told(run: Callable[[socket.socket, float, float], float], end: socket.socket, pipe: Connection) -> None:
+    """Run one end of a flow from the moment that `pipe` brings, and answer with its rate.
+
+    A process that a busy machine starts late would otherwise find that its time is over.
+    """
+    pipe.send("up")
+    if pipe.poll(2 * _UP_S):
+        begin_s, end_s = pipe.recv()
+        pipe.send(run(end, begin_s, end_s))
 
 
 def _connect(lab: Lab, flow: Flow) -> tuple[socket.socket, socket.socket]:
@@ -64,17 +82,20 @@ def _connect(lab: Lab, flow: Flow) -> tuple[socket.socket, socket.socket]:
             target.close()  # a stranger of the same network
 
 
-def _send(source: socket.socket, end: float) -> None:
+def _send(source: socket.socket, _begin: float, end: float) -> float:
+    """Send as much as the connection takes until `end`; return zero, for only what arrives is a rate."""
     chunk = bytes(_CHUNK_BYTES)
     while (left_s := end - time.monotonic()) > 0:
         source.settimeout(max(left_s, _SHORTEST_S))
         try:
             source.send(chunk)
         except OSError:  # the time is over, or the other end says so
-            return
+            break
+    return 0.0
 
 
-def _receive(target: socket.socket, begin: float, end: float, reporting: Connection) -> None:
+def _receive(target: socket.socket, begin: float, end: float) -> float:
+    """Return the bytes per second that arrive between `begin` and `end`."""
     buffer = bytearray(_CHUNK_BYTES)
     counted, first_s, last_s = 0, begin, begin
     while (left_s := end - time.monotonic()) > 0:
@@ -90,7 +111,7 @@ def _receive(target: socket.socket, begin: float, end: float, reporting: Connect
             first_s = last_s
         else:
             counted += count
-    reporting.send(counted / max(last_s - first_s, _SHORTEST_S))
+    return counted / max(last_s - first_s, _SHORTEST_S)
 
 
 def _rate_of(flow: Flow, result: Connection, latest: float) -> float:
