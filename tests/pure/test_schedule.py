@@ -41,7 +41,7 @@ from multiring.schedule import (
         ({"order": (0, 1, 2, 2)}, "want each of the 4 ranks"),
         ({"root": 4}, "root=4: want a rank below 4"),
         ({"root": -1}, "root=-1: want a rank below 4"),
-        ({"root": 1}, "root=1: want a rank below 4, and 0 where nobody broadcasts"),
+        ({"root": 1}, "root=1: want a rank below 4, and 0 unless this is a broadcast"),
         ({"shares": ()}, r"shares=\(\): want a positive integer for every channel"),
         ({"shares": (1, 0)}, r"shares=\(1, 0\): want a positive integer"),
         ({"shares": (0.5,)}, r"shares=\(0.5,\): want a positive integer"),

@@ -1,4 +1,4 @@
-"""What a Schedule is, the proof that it does what it promises, what it costs, and what it computes."""
+"""Schedules of collectives: build, prove, price and interpret them."""
 
 from multiring.schedule.arithmetic import OPS as OPS
 from multiring.schedule.arithmetic import accumulation_of as accumulation_of

@@ -1,9 +1,9 @@
-"""What sum, average, min, max and product mean for each type: the reference that native kernels are tested against.
+"""Define sum, average, min, max and product for each type: the reference for the tests of the native kernels.
 
-Operands are combined left to right. Floats of 32 and 64 bits are combined in their own type, 16-bit floats (float16,
-bfloat16) in float32 and rounded once; integers wrap; averages divide before the one rounding. A NaN result is the
-type's positive quiet NaN, as processors differ in whose payload survives; min and max of equal operands (+0 and -0)
-are the later one. docs/algorithms.md has the table.
+Operands are combined left to right. float32 and float64 are combined in their own type. The 16-bit floats (float16,
+bfloat16) are combined in float32 and rounded once. Integers wrap. Averages divide before the one rounding. A NaN result
+is the type's positive quiet NaN, because processors differ in which operand's payload they keep. If the operands of min
+or max are equal (+0 and -0), the result is the later operand. docs/algorithms.md has the table.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,14 +47,14 @@ def accumulation_of(dtype: np.dtype[Any], op: str) -> Accumulation:
     """Return the accumulation that `op` over arrays of `dtype` needs.
 
     Raises:
-        ArgumentError: there is no such operation, or it has no meaning for this type.
+        ArgumentError: the operation is unknown, or it is not defined for this type.
     """
     if op not in OPS:
         raise ArgumentError(f"op={op!r}: want one of {', '.join(OPS)}")
     if not _is_float16(dtype) and dtype.kind not in "fiub":
         raise ArgumentError(f"dtype={dtype}: want a float, an integer or bool")
     if dtype.kind == "b" and op == "average":
-        raise ArgumentError("the average of bools is no bool: use op='sum' (any) or op='product' (all)")
+        raise ArgumentError("the average of bools is not a bool: use op='sum' (any) or op='product' (all)")
     if _is_float16(dtype) and op in {"sum", "average", "product"}:
         return Accumulation.WIDE
     if dtype.kind in "iu" and op == "average":
@@ -63,18 +63,18 @@ def accumulation_of(dtype: np.dtype[Any], op: str) -> Accumulation:
 
 
 def combine(operands: Sequence[Array], op: str, accumulation: Accumulation, ranks: int, *, last: bool) -> Array:
-    """Return what one REDUCE writes: `operands` combined left to right.
+    """Return the array that one REDUCE writes: `operands` combined left to right.
 
     Args:
         operands: arrays of one shape and type.
         op: one of OPS.
-        accumulation: as the schedule states it.
-        ranks: how many contributions a complete average divides by.
-        last: whether all contributions are in now.
+        accumulation: the schedule's accumulation.
+        ranks: the number of contributions; a complete average divides by it.
+        last: whether the operands now hold the contributions of all ranks.
 
     Raises:
-        ArgumentError: `op` has no meaning for the type.
-        ScheduleError: the schedule's accumulation would lose what `op` on this type needs.
+        ArgumentError: `op` is not defined for the type.
+        ScheduleError: `op` on this type needs a wider accumulation than the schedule has.
     """
     dtype = operands[0].dtype
     needed = accumulation_of(dtype, op)
@@ -88,7 +88,7 @@ def combine(operands: Sequence[Array], op: str, accumulation: Accumulation, rank
     elif dtype.kind in "iu" and op == "average":
         wide = np.dtype(object)  # Python's integers, which never wrap
     table = _COMBINE_BOOLS if dtype.kind == "b" else _COMBINE
-    # Overflow to infinity, and integers that wrap, are results, not mistakes.
+    # Overflow to infinity and wrapped integers are valid results.
     with np.errstate(all="ignore"):
         total = reduce(table[op], [operand.astype(wide) for operand in operands])
         if op == "average" and last:
@@ -106,5 +106,5 @@ def _truncated(total: Array, ranks: int) -> Array:
 
 
 def _is_float16(dtype: np.dtype[Any]) -> bool:
-    # ml_dtypes registers bfloat16 as a type of its own kind.
+    # ml_dtypes registers bfloat16 as a separate type: its dtype.kind is not "f".
     return dtype.itemsize == 2 and (dtype.kind == "f" or dtype.name == "bfloat16")

@@ -1,31 +1,37 @@
-"""The proof of a Schedule: every axis pattern once, event by event, and a rule for composing axes.
+"""Prove a Schedule: prove every axis pattern once, event by event, and apply a rule for composing axes.
 
-An all-reduce by a single pattern is proven as it stands on one axis. On several, one after the other, each phase
-works on memory of its own, which no other phase writes, and adds up disjoint sets of ranks. For the rest:
+A line is the set of ranks that differ only in their coordinate along one axis. If an all-reduce consists of one
+all-reduce pattern, the proof covers that pattern on its axis. If it consists of several such patterns in a row, each
+phase works on memory that no other phase writes, and adds up disjoint sets of ranks. All other schedules need the
+arguments below.
 
-Ranks that join one of the grid are proven apart, as a star of one rank and those that join it. Around the grid's
-phases that is right: what they add is disjoint; the rank goes through the phases as if the sum were its own
-contribution; it hands out what it ends with, which nobody writes any more; and a joining rank's buffer was read before
-the result is sent, by the chain of messages that ends there.
+Some ranks may stand outside the grid, and join one rank of the grid. They are proven separately, as a star of one grid
+rank and the ranks that join it. This suffices around the grid's phases, for four reasons. The added sets are disjoint.
+The grid rank passes through the phases as if the sum were its own contribution. It hands out its final buffer, which
+nobody writes any more. The chain of messages that ends in the result proves that a joining rank's buffer was read
+before the result is sent.
 
-The rule. On a grid the collective is right, free of deadlock and of overwritten readers, if its phases are
-reduce-scatters along the axes in turn and all-gathers back (broadcasts: back), and along every axis, taken as a
-one-axis schedule by itself,
+The rule. A collective on a grid is right, free of deadlock and never overwrites memory that is still being read, if
+its phases are reduce-scatters along the axes in order and then all-gathers in reverse order (for a broadcast:
+broadcasts in reverse order), and every axis, taken as a one-axis schedule by itself, fulfils these conditions:
 
-1. the reduce-scatter in place leaves coordinate i the complete part i, which nobody still reads;
-2. the all-gather takes part i of coordinate i to everyone;
-3. where both run, the two in a row are an all-reduce; and the schedule's own collective is right.
+1. the reduce-scatter in place leaves the complete part i at coordinate i, and nobody reads that part any more;
+2. the all-gather brings part i of coordinate i to every coordinate;
+3. if the axis has both phases, the two in a row are an all-reduce; and the schedule's own collective is right.
 
-Why that is enough. *Result:* contributions along axis j are disjoint sets of ranks, and each phase maps them as on a
-line alone. *Deadlock:* messages of a phase stay within its lines, every rank goes through the phases in the
-same order, so the order of dependencies is that of phases, and within a phase that of a line, which is acyclic.
-*Matching:* two ranks share at most one axis, and 3. has that axis' phases in a row. *Overwriting:* later phases touch
-own parts only until the same axis gathers; own parts are undisturbed by 1.; other parts are safe by 3., whose
-chains of messages all exist here too. Memory that a reduce-scatter moves between INPUT, SCRATCH and OUTPUT
-only renames: each place sees a part of the writes and reads it would see in place. A coded gather also writes what
-it offers, which nobody may be reading then: all later axes are coded too (`Frame`), and what is coded is read out of
-a copy. *Replicas:* an axis' gather makes of equal parts equal ranges, by 3., so from axis k back to 1 ranks that
-differ in gathered axes only hold the same versions.
+Why the rule suffices:
+
+*Result:* contributions along axis j are disjoint sets of ranks, and each phase maps them as on a line by itself.
+*Deadlock:* the messages of a phase stay within its lines, and every rank goes through the phases in the same order. So
+dependencies follow the order of the phases, and within a phase the order of a line, which is acyclic.
+*Matching:* two ranks share at most one axis, and condition 3 proves that axis' phases in a row.
+*Overwriting:* until the same axis gathers, later phases touch a rank's own parts only. Condition 1 leaves these parts
+undisturbed. The other parts are safe by condition 3, whose chains of messages all exist here too. A reduce-scatter that
+moves data between INPUT, SCRATCH and OUTPUT only renames memory: each location sees a part of the writes and reads that
+it would see in place. A gather on a lossy wire also writes the chunks that it offers, and nobody may be reading these
+then. That holds because all later axes have lossy wires too (`Frame`), and an encoded message is read out of a copy.
+*Replicas:* by condition 3, the gather of an axis turns equal parts into equal ranges. So, from axis k back to axis 1,
+ranks that differ only in gathered axes hold the same versions.
 
 tests/pure compares the rule with `check_moves`, which proves all moves of all ranks, on every small grid.
 """
@@ -52,23 +58,23 @@ from multiring.schedule.prove import prove
 from multiring.schedule.turn import Likeness, Turn
 from multiring.schedule.turned import prove_turned
 
-# A line with more of them is proven by one rank, turned, or not at all: these take about 10 s.
+# Longer lines are proven by one rank's moves only, or rejected: this many messages take about 10 s one by one.
 _MOST_MESSAGES = 1 << 18
 
 
 def check(schedule: Schedule, ranks: Iterable[int] | None = None) -> None:
-    """Raise ScheduleError unless `schedule` does what its collective promises, whatever the timing.
+    """Raise ScheduleError unless `schedule` does what its collective promises, in every order of events.
 
-    Along an axis ranks do mostly the same, turned. Then one rank's moves are proven for all of them (turned.py), and
-    what remains is that each rank's program is that one, turned. Where it is not, all moves are proven, one by one; of
-    lines too long for that the difference is named.
+    Along an axis the programs of most patterns are rotations of rank 0's program. For these patterns the proof covers
+    rank 0's moves (turned.py), and checks that every other program is a rotation of them. For other patterns all moves
+    of all ranks are proven one by one. If the line is too long for that, the error names the difference.
 
     Args:
-        schedule: what to prove.
-        ranks: whose programs are compared, where they may be one rank's, turned; None: all. Of others it is taken for
-            granted. Where each rank of a job has itself among them, every program is compared by some rank.
+        schedule: the schedule to prove.
+        ranks: the ranks whose programs are compared with rank 0's; None: all. The proof assumes that the programs of
+            other ranks are rotations too. If each rank of a job passes itself, some rank compares every program.
 
-    Cost: a program for each compared rank and pattern, and for each axis the proof of one rank's moves.
+    Cost: one program for each compared rank and pattern, and for each axis the proof of one rank's moves.
     """
     _check_phases(schedule)
     patterns: dict[int, tuple[Pattern, ...]] = {}
@@ -96,17 +102,17 @@ def check(schedule: Schedule, ranks: Iterable[int] | None = None) -> None:
 def check_moves(schedule: Schedule, programs: Mapping[int, Moves]) -> None:
     """Raise ScheduleError unless `programs` (rank: its moves) do what the schedule's collective promises.
 
-    Only the frame and the accumulation of `schedule` count: this proves moves, wherever they come from.
-    Cost: linear in the moves of all ranks; for small schedules and for tests.
+    Only the frame and the accumulation of `schedule` are used: `programs` may come from any source.
+    Cost: linear in the moves of all ranks. Use it for small schedules and for tests.
     """
     prove(promise_of(schedule.frame, _roundings(schedule)), programs)
 
 
 def _prove_channels(moves: Moves, rank: int, channels: int) -> None:
-    """Raise ScheduleError unless `moves` use all channels: the executor counts a program's, to tell streams apart."""
+    """Raise ScheduleError unless `moves` use all channels: the executor counts them to tell streams apart."""
     used = sorted(set(moves.channel.tolist()))
     if used not in ([], list(range(channels))):
-        raise ScheduleError(f"rank {rank}: moves on channels {used}, want all of {channels}, as other ranks' have")
+        raise ScheduleError(f"rank {rank}: moves on channels {used}, want all {channels} of the schedule")
 
 
 def _roundings(schedule: Schedule) -> int:
@@ -115,7 +121,7 @@ def _roundings(schedule: Schedule) -> int:
 
 
 def _sums_of(schedule: Schedule) -> int:
-    """Return how many sums follow each other: one along each axis, and one of those that join."""
+    """Return the number of consecutive sums: one along each axis, and one if ranks join the grid."""
     return sum(size > 1 for size in schedule.grid) + bool(schedule.frame.joined)
 
 
@@ -144,20 +150,20 @@ def _check_phases(schedule: Schedule) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """A line along an axis, and the coordinates whose programs are looked at; None: all."""
+    """A line along an axis, and the coordinates whose programs are compared; None: all."""
 
     size: int
     wire: Wire
     compared: tuple[int, ...] | None
 
     def coordinates(self) -> Sequence[int]:
-        """Return the coordinates to look at."""
+        """Return the coordinates to compare."""
         return range(self.size) if self.compared is None else self.compared
 
 
 @lru_cache(maxsize=256)
 def _prove_joining(count: int) -> None:
-    """Prove the all-reduce of one rank and `count` that join it."""
+    """Prove the all-reduce of one rank and `count` ranks that join it."""
     frame = Frame(
         collective=Collective.ALL_REDUCE,
         grid=(1,),
@@ -169,7 +175,7 @@ def _prove_joining(count: int) -> None:
 
 @lru_cache(maxsize=256)
 def _prove_axis(collective: Collective, patterns: tuple[Pattern, ...], line: Line, *, once_per_axis: bool) -> None:
-    """Prove what the rule asks of a line; `patterns` are its phases, in order."""
+    """Prove the rule's conditions on a line; `patterns` are its phases, in order."""
     size, wire = line.size, line.wire
     roundings = 1 if once_per_axis else size
     order, wires = tuple(range(size)), (wire,) if wire else ()
@@ -187,25 +193,25 @@ def _prove_axis(collective: Collective, patterns: tuple[Pattern, ...], line: Lin
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Alike:
-    """A pattern on a line, and how far its coordinates do the same, turned."""
+    """A pattern on a line, and whether its programs are rotations of coordinate 0's program."""
 
     pattern: Pattern
-    is_fixed: NDArray[np.bool_]  # of `Likeness`
-    difference: str  # empty: they do
+    is_fixed: NDArray[np.bool_]  # from `Likeness`
+    difference: str  # the first difference; empty if there is none
 
     @classmethod
     def of(cls, pattern: Pattern, line: Line) -> "_Alike":
-        """Compare the coordinates of `line`, and look at the form of their moves.
+        """Compare the programs of the coordinates of `line`, and check that each move has one part.
 
         Raises:
-            ScheduleError: a program does not speak of single parts, as `Pattern` says; `expand` relies on it.
+            ScheduleError: a move names more than one part; `Pattern` forbids it, and `expand` relies on that.
         """
         size, parts = line.size, parts_of(pattern.effect, line.size)
         has_root = pattern.effect is Effect.BROADCAST
         first = pattern.program(size, 0)
         _check_program(pattern, line.size, 0, first)
         likeness, difference = Likeness(first, Turn.of_parts(size, parts)), "it has a root" if has_root else ""
-        # Who has a root is proven whole, whoever asks.
+        # A pattern with a root is always proven completely, whichever ranks the caller compares.
         for at in range(size) if has_root else line.coordinates():
             program = pattern.program(size, at)
             _check_program(pattern, size, at, program)
@@ -231,11 +237,11 @@ def _prove_line(promise: Promise, frame: Frame, patterns: Sequence[_Alike]) -> N
     if turn is not None and not difference:
         moves = expand(frame, phases, 0)
         is_fixed = np.concatenate([each.is_fixed for each in patterns])
-        before = np.zeros(max(0, len(moves) - len(is_fixed)), np.bool_)  # what a line opens with
+        before = np.zeros(max(0, len(moves) - len(is_fixed)), np.bool_)  # the local copies that come first
         try:
             prove_turned(promise, moves, np.concatenate([before, is_fixed]), turn)
         except ScheduleError:
-            # The whole proof has the last word, and names ranks.
+            # The proof of all moves decides, and its error names ranks.
             if not _is_short(phases, frame.ranks):
                 raise
         else:
@@ -249,7 +255,7 @@ def _prove_line(promise: Promise, frame: Frame, patterns: Sequence[_Alike]) -> N
 
 
 def _turn_of(promise: Promise, effects: Sequence[Effect]) -> Turn | None:
-    """Return how a line's chunks turn under patterns of these effects; None where they do not."""
+    """Return how a line's chunks rotate under patterns with these effects; None if they do not rotate."""
     if promise.ranks == 1:
         return None
     if all(effect is Effect.ALL_REDUCE for effect in effects):
@@ -260,7 +266,7 @@ def _turn_of(promise: Promise, effects: Sequence[Effect]) -> Turn | None:
 
 
 def _is_short(phases: Sequence[Phase], size: int) -> bool:
-    """Whether a line has so few messages that each can be proven by itself."""
+    """Return whether a line has so few messages that each can be proven by itself."""
     programs = (phase.pattern.program(size, at) for phase in phases for at in range(size))
     counts = accumulate(len(program.peers) for program in programs)
     return all(count <= _MOST_MESSAGES for count in counts)
@@ -281,7 +287,7 @@ def _check_program(pattern: Pattern, size: int, at: int, program: Moves) -> None
 
 
 def _any_peer(program: Moves, peers: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return, for each move, whether one of its peers is among `peers`: shape (moves,)."""
+    """Return, for each move, whether one of its peers is marked in `peers`: shape (moves,)."""
     found = np.zeros(len(program), np.bool_)
     found[np.repeat(np.arange(len(program)), np.diff(program.peer_start))[peers]] = True
     return found

@@ -1,4 +1,4 @@
-"""What chunks hold while programs are proven, and what a move may put there: the rules that every proof shares."""
+"""Contents of chunks during a proof, and the rules for moves that change them; every proof uses these rules."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,22 +11,22 @@ from multiring.schedule.versions import Version
 
 
 class Content(NamedTuple):
-    """What a chunk holds."""
+    """The state of one chunk during a proof."""
 
-    mask: int  # whose contributions: bit r is rank r
+    mask: int  # the ranks whose contributions it holds: bit r is rank r
     home: int
-    roundings: int  # REDUCEs that a contribution in it has passed, at most
-    codings: int  # lossy wires that a contribution in it has passed, at most
-    version: Version  # how its bits came about
+    roundings: int  # the most REDUCEs that any of its contributions has passed
+    codings: int  # the most lossy wires that any of its contributions has passed
+    version: Version  # how its bits were computed
 
 
 def result_of(
     promise: Promise, move: Move, chunk: int, held: Content, operands: Sequence[Content], version: Version
 ) -> Content:
-    """Return what `move` makes of `operands`, one from each of its peers, where `held` is now.
+    """Return the content that `move` writes over `held`, from one operand of each of its peers.
 
     Raises:
-        ScheduleError: it may not.
+        ScheduleError: the rules forbid this move.
     """
     result = 0
     for operand in operands:
@@ -54,10 +54,10 @@ def result_of(
 
 
 def kept_of(promise: Promise, chunk: int, coded: Content) -> Content:
-    """Return what a SEND leaves of a chunk that it codes for its peers.
+    """Return the content that remains in a chunk after a SEND has encoded it for its peers.
 
     Raises:
-        ScheduleError: it may not.
+        ScheduleError: the rules forbid this move.
     """
     if coded.mask != promise.complete:
         raise ScheduleError(f"chunk {chunk} is rounded for its peers before it is finished")
@@ -65,7 +65,11 @@ def kept_of(promise: Promise, chunk: int, coded: Content) -> Content:
 
 
 def bounded(promise: Promise, chunk: int, content: Content, *, is_final: bool) -> Content:
-    """Return `content`; a contribution may be coded once an axis on its way in, and as often on its way back."""
+    """Return `content`, unless a contribution passed a lossy wire more than once per axis and direction.
+
+    Raises:
+        ScheduleError: a contribution passed more lossy wires than `promise` allows.
+    """
     most = promise.codings * (2 if is_final else 1)
     if content.codings > most:
         raise ScheduleError(
@@ -75,11 +79,11 @@ def bounded(promise: Promise, chunk: int, content: Content, *, is_final: bool) -
 
 
 def wants(rank: int, chunk: int, content: Content, mask: int) -> None:
-    """Raise ScheduleError unless `content` is what `rank` has to end with in `chunk`."""
+    """Raise ScheduleError unless `rank` may end with `content` in `chunk`."""
     if content.mask != mask:
         raise ScheduleError(f"rank {rank} ends with {ranks_in(content.mask)} in chunk {chunk}, want {ranks_in(mask)}")
 
 
 def ranks_in(mask: int) -> list[int]:
-    """Return the ranks in `mask`, for errors."""
+    """Return the ranks in `mask`, for error messages."""
     return [rank for rank in range(mask.bit_length()) if mask >> rank & 1]

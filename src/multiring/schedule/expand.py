@@ -1,8 +1,8 @@
-"""From phases to moves: one rank's share of a lazy schedule.
+"""Expand the phases of a schedule into the moves of one rank.
 
-A phase's pattern speaks of parts of a line; here parts become chunks and coordinates become ranks. A part is
-one move where its chunks are contiguous in memory, several where they are not; the two ends of a message
-cut it alike, because both cut by the same table of breaks.
+A phase's pattern uses part numbers and coordinates of a line; this module maps parts to chunks and coordinates to
+ranks. A part becomes one move if its chunks are contiguous in memory, and several moves otherwise. Both ends of a
+message cut the part in the same way, because both use the same table of breaks.
 """
 
 from collections.abc import Sequence
@@ -22,16 +22,16 @@ _SUMS = frozenset({Effect.REDUCE_SCATTER, Effect.ALL_REDUCE})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Places:
-    """Where a phase finds and leaves its blocks: the chunk numbers of block 0 on channel 0."""
+    """Chunk numbers of block 0 on channel 0 where a phase reads and writes its blocks."""
 
-    before: int  # of blocks this phase has not yet written
-    after: int  # of blocks this phase has written
-    finished: int | None = None  # first chunk of OUTPUT where what this phase completes goes; None: where it stood
-    scattered: bool = True  # whether the breaks of the user's buffer matter
+    before: int  # for blocks that this phase has not written
+    after: int  # for blocks that this phase has written
+    finished: int | None = None  # first chunk of OUTPUT for the parts that this phase completes; None: as `after`
+    scattered: bool = True  # whether the breaks of the user's buffer cut the parts
 
 
 def expand(frame: Frame, phases: Sequence[Phase], rank: int) -> Moves:
-    """Return what `rank` does: the moves of all phases, in order.
+    """Return the moves of `rank` in all phases, in order.
 
     Raises:
         ScheduleError: there is no such rank.
@@ -56,7 +56,7 @@ def expand(frame: Frame, phases: Sequence[Phase], rank: int) -> Moves:
 
 
 def _joining(frame: Frame, partner: int) -> Moves:
-    """Return what a rank beyond the grid does: it hands its buffer to `partner`, and takes the result from there."""
+    """Return the moves of a rank outside the grid: send its buffer to `partner`, then receive the result."""
     parts = _of_channels(frame)
     return Moves.of(
         [
@@ -67,7 +67,7 @@ def _joining(frame: Frame, partner: int) -> Moves:
 
 
 def _adding(frame: Frame, rank: int, *, completes: bool) -> Moves:
-    """Return the moves by which a rank of the grid adds those that join it to its own, before the first axis."""
+    """Return the moves with which a grid rank adds the buffers of its joining ranks, before the first axis."""
     peers = (rank, *frame.joined_to(rank))
     return Moves.of(
         Move(Kind.REDUCE, channel, first, first, frame.blocks, completes, peers)
@@ -76,7 +76,7 @@ def _adding(frame: Frame, rank: int, *, completes: bool) -> Moves:
 
 
 def _handing_out(frame: Frame, rank: int) -> Moves:
-    """Return the moves by which a rank of the grid gives those that join it the result, after the last axis."""
+    """Return the moves with which a grid rank sends the result to its joining ranks, after the last axis."""
     return Moves.of(
         Move(Kind.SEND, channel, first, NOWHERE, frame.blocks, False, frame.joined_to(rank))
         for channel, first in _of_channels(frame)
@@ -84,22 +84,22 @@ def _handing_out(frame: Frame, rank: int) -> Moves:
 
 
 def _of_channels(frame: Frame) -> list[tuple[int, int]]:
-    """Return each channel, and the first chunk of its share: all ranks' programs have the same channels."""
+    """Return each channel and the first chunk of its share; the programs of all ranks use the same channels."""
     return [(channel, bases_of(frame).output + channel * frame.blocks) for channel in range(frame.channels)]
 
 
 def _has_it(frame: Frame, axis: int, coordinates: tuple[int, ...]) -> bool:
-    """Whether a line along `axis` starts from a rank that has the data: those beside the root's line wait."""
+    """Return whether the line along `axis` contains a rank that already has the root's data."""
     return coordinates[:axis] == frame.coordinates_of(frame.root)[:axis]
 
 
 def _opening(frame: Frame, rank: int, coordinates: tuple[int, ...], *, copies: bool) -> Moves:
-    """Return the local copies to start with: own blocks that no pattern carries from INPUT to OUTPUT."""
+    """Return the initial local copies: own blocks that no pattern carries from INPUT to OUTPUT."""
     bases = bases_of(frame)
     block = sum(at * frame.width_of(axis) for axis, at in enumerate(coordinates))
     starts = {
         Collective.ALL_GATHER: (bases.input, 1, bases.output + block, frame.ranks),
-        # With one rank there is no phase that would take these along.
+        # With one rank there is no phase that would carry these blocks.
         Collective.REDUCE_SCATTER: (bases.input, 1, bases.output, 1) if copies else None,
         Collective.ALL_TO_ALL: (bases.input, 1, bases.output, 1) if copies else None,
     }.get(frame.collective)
@@ -115,7 +115,7 @@ def _opening(frame: Frame, rank: int, coordinates: tuple[int, ...], *, copies: b
 def _places_of(frame: Frame, phase: Phase, index: int, *, is_final: bool) -> _Places:
     bases, is_first = bases_of(frame), index == 0
     if phase.pattern.effect is Effect.ALL_REDUCE:
-        # The user's buffer stays as it is to the last, so that it is intact where the ranks turn out not to agree.
+        # The user's buffer is written last, so that it stays intact if the ranks turn out to disagree.
         aside, whole = bases.scratch + 2 * index * frame.blocks * frame.channels, frame.blocks * frame.channels
         return _Places(
             before=bases.output if is_first else aside - whole,
@@ -169,7 +169,7 @@ def _phase(frame: Frame, phase: Phase, rank: int, places: _Places, *, completes:
     rows = program.take(row)
     wire = frame.wire_of(axis)
     sends = rows.kind == Kind.SEND
-    # What is finished stays as its peers decode it; what is still to be summed the gather brings back.
+    # A finished chunk keeps the values that its peers decode. The gather will overwrite an unfinished chunk.
     rounds = sends if wire and phase.pattern.effect is Effect.ALL_GATHER else np.zeros(len(sends), np.bool_)
     return Moves(
         kind=rows.kind,
@@ -185,7 +185,7 @@ def _phase(frame: Frame, phase: Phase, rank: int, places: _Places, *, completes:
 
 
 def _written_before(program: Moves, parts: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Return, for every move, whether an earlier one has written its part."""
+    """Return, for every move, whether an earlier move has written its part: shape (moves,)."""
     first_write = np.full(int(parts.max(initial=0)) + 1, len(program))
     writes = np.flatnonzero(program.dst != NOWHERE)
     np.minimum.at(first_write, parts[writes], writes)
@@ -195,10 +195,10 @@ def _written_before(program: Moves, parts: NDArray[np.int32]) -> NDArray[np.bool
 def _runs(
     breaks: NDArray[np.bool_], first: int, width: int, parts: int
 ) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
-    """Cut `parts` parts of `width` blocks, from block `first` on, into contiguous runs.
+    """Cut `parts` parts of `width` blocks, starting at block `first`, into contiguous runs.
 
     Returns:
-        every run's first block and its blocks, every part's first run and its runs.
+        The first block and the number of blocks of every run, then the first run and the number of runs of every part.
     """
     cut = breaks[first : first + parts * width].copy()
     cut[::width] = True

@@ -1,4 +1,4 @@
-"""The form of moves: what each must look like by itself, whatever the others do."""
+"""Check the form of each move by itself, independent of all other moves."""
 
 import numpy as np
 
@@ -9,11 +9,11 @@ from multiring.schedule.moves import NOWHERE, Move, Moves
 
 
 class Spans:
-    """Which chunks are contiguous memory, on a layout."""
+    """The spans of chunks that are contiguous memory in a layout."""
 
     def __init__(self, layout: Layout) -> None:
         self.chunks = len(layout.slot)
-        breaks = np.ones(self.chunks + 1, np.int64)  # between a chunk and the one before
+        breaks = np.ones(self.chunks + 1, np.int64)  # 1: a gap before this chunk
         breaks[1:-1] = (np.diff(layout.slot) != 1) | (np.diff(layout.space.astype(np.int8)) != 0)
         self._passed = np.cumsum(breaks)
 
@@ -33,7 +33,7 @@ class Spans:
 
 
 def prove_form(move: Move, rank: int, index: int, limits: tuple[int, int]) -> None:
-    """Raise ScheduleError unless move `index` of `rank` has what its kind needs; `limits` are ranks and channels."""
+    """Raise ScheduleError unless move `index` of `rank` fits its kind; `limits`: numbers of ranks and channels."""
     ranks, channels = limits
     wrong = ""
     if not all(0 <= peer < ranks for peer in move.peers):
@@ -73,7 +73,7 @@ def _wrong_in_receive(move: Move, rank: int) -> str:
 
 
 def text_of(move: Move) -> str:
-    """Return `move` in words, for errors."""
+    """Return a description of `move` for error messages."""
     arrow = f"{'' if move.src == NOWHERE else move.src} -> {'' if move.dst == NOWHERE else move.dst}"
     wire = f", wire {move.wire.name.lower()}" if move.wire else ""
     return (

@@ -1,11 +1,11 @@
-"""The frame of a schedule: who stands where and how the buffers are cut; all that does not depend on the algorithm.
+"""The frame of a schedule: the position of every rank and the cuts of the buffers, independent of the algorithm.
 
-On a grid (p1, ..., pk) of p ranks every channel's share is cut into p blocks, one per rank. They are
+On a grid (p1, ..., pk) of p ranks every channel's share is cut into p blocks, one per rank. The blocks are
 numbered so that each axis cuts into contiguous parts: the rank with coordinates (i1, ..., ik) owns
 block i1 * p2 * ... * pk + i2 * p3 * ... * pk + ... + ik.
 
-Where hosts are of unequal size, ranks beyond what all hosts have stand on no axis: each joins a rank of the grid, which
-adds its contribution before the first axis and hands it the result after the last.
+If hosts have unequal numbers of ranks, the surplus ranks have no position on the grid. Each of them joins a rank of the
+grid, which adds its contribution before the first axis and sends it the result after the last axis.
 """
 
 import math
@@ -21,17 +21,17 @@ from multiring.topology import coordinates_of, strides_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Frame:
-    """The collective, the grid its ranks stand on, and its channels.
+    """The collective, the positions of its ranks on a grid, and its channels.
 
     `order` gives the rank at each grid position. `shares` are the relative weights of the channels: rails
-    of unequal speed carry unequal shares. Only a broadcast has a root; it is 0 elsewhere. `wires` has the wire type
-    of each axis, or is empty where nothing is coded; only an all_reduce can be. `joined` are the ranks beyond the grid,
-    each with the rank of the grid that it joins; only an all_reduce has any.
+    of unequal speed carry unequal shares. `root` is 0 except for a broadcast. `wires` has the wire type of each axis;
+    it is empty if all axes are exact. `joined` pairs each rank outside the grid with the grid rank that it joins. Only
+    an all_reduce can have lossy wires or joining ranks.
 
     Raises:
         ScheduleError: the grid is empty, `order` and `joined` do not name each rank once, `order` does not fill the
-            grid, a rank joins none of the grid, the root is not a rank, a share is not a positive integer, or `wires`
-            has not one type an axis, or an exact axis behind a coded one.
+            grid, a rank joins a rank that is not on the grid, the root is not a rank, or a share is not a positive
+            integer. Also if `wires` does not have one type per axis, or has an exact axis after a lossy axis.
     """
 
     collective: Collective
@@ -41,7 +41,7 @@ class Frame:
     shares: tuple[int, ...] = (1,)
     wires: tuple[Wire, ...] = ()
     joined: tuple[tuple[int, int], ...] = ()
-    # `order` as an array, and its inverse: all ranks of a long line are looked up one by one. -1: it stands nowhere.
+    # `order` as an array, and its inverse, for fast look-ups on long lines. -1: the rank is not on the grid.
     _ranks_at: NDArray[np.int32] = field(init=False, repr=False, compare=False)
     _position: NDArray[np.int32] = field(init=False, repr=False, compare=False)
 
@@ -57,7 +57,7 @@ class Frame:
         if self.joined:
             self._check_joined()
         if not 0 <= self.root < self.ranks or (self.root and self.collective is not Collective.BROADCAST):
-            raise ScheduleError(f"root={self.root}: want a rank below {self.ranks}, and 0 where nobody broadcasts")
+            raise ScheduleError(f"root={self.root}: want a rank below {self.ranks}, and 0 unless this is a broadcast")
         if not self.shares or any(share < 1 or share != int(share) for share in self.shares):
             raise ScheduleError(f"shares={self.shares}: want a positive integer for every channel")
         self._check_wires()
@@ -85,7 +85,7 @@ class Frame:
             )
         coded = [self.wire_of(axis) is not Wire.NONE for axis, size in enumerate(self.grid) if size > 1]
         if coded != sorted(coded):
-            # A coded axis overwrites what it gathers, which peers on an exact one may still be reading.
+            # A lossy axis overwrites the chunks that it gathers, and peers on a later exact axis may still read them.
             raise ScheduleError(
                 f"wires={names_of(self.wires)} on grid {self.grid}: an axis behind a coded one must be coded too:"
                 " code the slowest axes"
@@ -93,17 +93,17 @@ class Frame:
 
     @property
     def ranks(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks, including the ranks outside the grid."""
         return self.blocks + len(self.joined)
 
     @property
     def blocks(self) -> int:
-        """How many blocks a share is cut into: one for each rank of the grid."""
+        """The number of blocks in a share: one for each rank of the grid."""
         return math.prod(self.grid)
 
     @property
     def channels(self) -> int:
-        """How many channels run side by side."""
+        """The number of channels."""
         return len(self.shares)
 
     @property
@@ -119,7 +119,7 @@ class Frame:
         """Return the grid position of `rank`.
 
         Raises:
-            ScheduleError: there is no such rank, or it only joins one that stands there.
+            ScheduleError: there is no such rank, or the rank is outside the grid.
         """
         self.refuse_other(rank)
         if self._position[rank] < 0:
@@ -127,12 +127,12 @@ class Frame:
         return int(self._position[rank])
 
     def refuse_other(self, rank: int) -> None:
-        """Raise ScheduleError unless there is such a rank."""
+        """Raise ScheduleError unless `rank` is a rank of this frame."""
         if not 0 <= rank < self.ranks:
             raise ScheduleError(f"rank={rank}: want 0 to {self.ranks - 1}")
 
     def joins(self, rank: int) -> int:
-        """Return the rank of the grid that `rank` joins; of those that stand there, the rank itself."""
+        """Return the grid rank that `rank` joins, or `rank` itself if it is on the grid."""
         return next((partner for joining, partner in self.joined if joining == rank), rank)
 
     def joined_to(self, rank: int) -> tuple[int, ...]:
@@ -144,17 +144,17 @@ class Frame:
         return coordinates_of(self.grid, self.position_of(rank))
 
     def line_of(self, rank: int, axis: int) -> NDArray[np.int32]:
-        """Return the ranks on the line through `rank` along `axis`, by coordinate: shape (grid[axis],)."""
+        """Return the ranks on the line through `rank` along `axis`, ordered by coordinate: shape (grid[axis],)."""
         stride, position = strides_of(self.grid)[axis], self.position_of(rank)
         first = position - position // stride % self.grid[axis] * stride
         return self._ranks_at[first : first + stride * self.grid[axis] : stride]
 
     def width_of(self, axis: int) -> int:
-        """Return how many blocks one part along `axis` has."""
+        """Return the number of blocks in one part along `axis`."""
         return math.prod(self.grid[axis + 1 :])
 
     def owners(self) -> NDArray[np.int32]:
         """Return the rank that owns each block: shape (blocks,)."""
-        # Position numbers count the first axis fastest, block numbers the last.
+        # Grid positions count the first axis fastest; block numbers count the last axis fastest.
         owners: NDArray[np.int32] = self._ranks_at.reshape(self.grid[::-1]).T.ravel()
         return owners

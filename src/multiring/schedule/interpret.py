@@ -1,7 +1,7 @@
-"""The interpreter: runs a schedule move by move on numpy arrays of all ranks. The one reference for native code.
+"""Run a schedule move by move on numpy arrays of all ranks. This interpreter is the reference for the native executor.
 
-Slow and simple on purpose. A receiver reads out of its sender's memory as late as the executor may: when it takes the
-message. Scratch starts as noise.
+It is slow and simple on purpose. A receiver reads its sender's memory as late as the executor may: when it takes the
+message. Scratch memory starts as noise.
 """
 
 from collections import deque
@@ -25,7 +25,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Interpretation:
-    """What the ranks computed, and what each of them did, in its order."""
+    """The results of the ranks, and the moves that each rank executed, in order."""
 
     outputs: tuple[Array, ...]
     log: tuple[tuple[Move, ...], ...]
@@ -34,18 +34,18 @@ class Interpretation:
 def interpret(
     schedule: Schedule, arrays: Sequence[Array], op: str = "sum", counts: Sequence[Counts] | None = None
 ) -> Interpretation:
-    """Return what `schedule` makes of `arrays`, which stay as they are.
+    """Run `schedule` on copies of `arrays` and return the results.
 
     Args:
-        schedule: what to run; it should have passed `check`.
-        arrays: every rank's array, one-dimensional: the input, or what is worked on in place.
-        op: how to combine; one of `OPS`.
-        counts: every rank's counts, as `Schedule.extents_of` takes them; by default what the arrays' sizes say,
-            blocks being equal.
+        schedule: the schedule; it should have passed `check`.
+        arrays: one one-dimensional array per rank: the rank's input, or its buffer if the collective works in place.
+        op: the operation; one of `OPS`.
+        counts: one entry per rank, as for `Schedule.extents_of`; by default derived from the arrays' sizes, with
+            equal blocks.
 
     Raises:
-        ArgumentError: `op` has no meaning for the arrays' type.
-        ScheduleError: `arrays` or `counts` do not fit the schedule, or the ranks wait for each other for ever.
+        ArgumentError: `op` is not defined for the arrays' type.
+        ScheduleError: `arrays` or `counts` do not fit the schedule, or the ranks deadlock.
     """
     if len(arrays) != schedule.ranks or (counts is not None and len(counts) != schedule.ranks):
         raise ScheduleError(f"{len(arrays)} arrays, {counts} for {schedule.ranks} ranks: want one for each")
@@ -75,7 +75,7 @@ def _default_counts(schedule: Schedule, sizes: list[int]) -> list[Counts]:
 
 
 class _Rank:
-    """One rank's memory, and the moves it has done and has to do."""
+    """One rank's memory, its log of finished moves, and its remaining moves."""
 
     def __init__(self, moves: Moves, extents: Extents, array: Array) -> None:
         self.extents = extents
@@ -90,14 +90,14 @@ class _Rank:
         self.log: list[Move] = []
 
     def view(self, first: int, span: int) -> Array:
-        """Return the memory of `span` chunks from `first` on."""
+        """Return the memory of `span` chunks, starting at chunk `first`."""
         start = int(self.extents.offset[first])
         stop = start + int(self.extents.count[first : first + span].sum())
         return self.memory[Space(self.extents.space[first])][start:stop]
 
 
 def _run(ranks: list[_Rank], op: str, accumulation: Accumulation) -> None:
-    """Go round the ranks, each doing what it can, until all are done."""
+    """Execute the moves of all ranks in turns until every rank is done."""
     offers: dict[tuple[int, int, int], deque[Array]] = {}
     has_progress = True
     while has_progress:
@@ -118,7 +118,7 @@ def _execute(
     offers: dict[tuple[int, int, int], deque[Array]],
     arithmetic: tuple[str, Accumulation],
 ) -> bool:
-    """Do one move; return False, having done nothing, if a message it takes was not sent yet."""
+    """Execute one move. If one of its messages has not been sent, change nothing and return False."""
     rank = ranks[me]
     if move.kind is Kind.SEND:
         offered = rank.view(move.src, move.span)
@@ -144,7 +144,7 @@ def _execute(
 
 
 def _arrived(message: Array, wire: Wire, elements: int) -> Array:
-    """Return the elements that a message holds, of which `elements` are taken."""
+    """Return a message's `elements` elements, decoded."""
     if not wire:
         return message
     if message.size != encoded_bytes(wire, elements):

@@ -1,19 +1,19 @@
-"""The closed sets of words a schedule is written in. Their numbers are part of the native executor's interface."""
+"""Enumerations used by schedules. Their numbers are part of the native executor's interface."""
 
 from collections.abc import Iterable
 from enum import Enum, IntEnum
 
 
 class Kind(IntEnum):
-    """What a move does."""
+    """The action of a move."""
 
-    SEND = 0  # offer chunks to peers; never blocks; they stay readable until every peer has taken them
-    COPY = 1  # take chunks from one peer and overwrite; from oneself: a local copy
+    SEND = 0  # offer chunks to peers; never blocks; the chunks stay readable until every peer has taken them
+    COPY = 1  # take chunks from one peer and overwrite; if the peer is the rank itself: a local copy
     REDUCE = 2  # take chunks from several peers, combine them left to right, write the result
 
 
 class Space(IntEnum):
-    """Which memory a chunk lies in. Collectives that work in place use OUTPUT only; nobody ever writes INPUT."""
+    """The memory that holds a chunk. In-place collectives use OUTPUT only; INPUT is never written."""
 
     INPUT = 0
     OUTPUT = 1
@@ -21,24 +21,24 @@ class Space(IntEnum):
 
 
 class Accumulation(IntEnum):
-    """In what type, and how often rounded, contributions are summed."""
+    """The type in which contributions are summed, and the number of roundings."""
 
     SAME = 0  # in the array's own type
     WIDE = 1  # 16-bit floats in float32, rounded once per axis of the grid
-    ONCE = 2  # as WIDE, and all contributions meet in one move: an average of integers never wraps
+    ONCE = 2  # as WIDE, but one move sums all contributions: an average of integers never wraps
 
 
 class Wire(IntEnum):
-    """In what form float32 elements travel along an axis; all but NONE lose bits. schedule/wire.py says which."""
+    """The form of float32 elements on the wire along an axis. All but NONE are lossy; see schedule/wire.py."""
 
-    NONE = 0  # as they are
+    NONE = 0  # exact float32
     FP16 = 1
     BF16 = 2
-    INT8 = 3  # blocks of 256 elements, with a scale each
+    INT8 = 3  # blocks of 256 elements, each with a scale
 
 
 class Collective(Enum):
-    """What the ranks do together, in the field's spelling."""
+    """The collective operations, in the field's spelling."""
 
     ALL_REDUCE = "all_reduce"
     REDUCE_SCATTER = "reduce_scatter"
@@ -48,7 +48,7 @@ class Collective(Enum):
 
 
 def names_of(wires: Iterable[Wire]) -> str:
-    """Return the names of wire types, as people write them: "none,bf16"."""
+    """Return the names of wire types in the form that users write: "none,bf16"."""
     return ",".join(wire.name.lower() for wire in wires) or "none"
 
 

@@ -1,8 +1,8 @@
-"""Where chunks lie: the table that turns chunk numbers into memory.
+"""The layout of chunks: the table that maps chunk numbers to memory.
 
-A chunk is one channel's piece of one block, in one space. Within a space chunks follow each other without
-a gap in the order of their slots, so two chunks are contiguous exactly when their slots are consecutive,
-whatever the sizes turn out to be. With p ranks on the grid and K channels the chunks are numbered, channel by channel:
+A chunk is one channel's piece of one block, in one space. Within a space chunks are stored without gaps, in the order
+of their slots. So two chunks are contiguous exactly if their slots are consecutive, whatever their sizes.
+With p ranks on the grid and K channels the chunks are numbered, channel by channel:
 
     all_reduce       OUTPUT p K, SCRATCH (2 axes - 1) p K: whole buffers, one after the other
     broadcast        OUTPUT K
@@ -23,25 +23,25 @@ from multiring.schedule.frame import Frame
 from multiring.schedule.kinds import Collective, Space, Wire
 from multiring.schedule.wire import BLOCK
 
-# Boundaries of an even split fall on multiples of this many elements: whole vectors, whole cache lines of float32.
+# Boundaries of an even split are multiples of this many elements: whole vectors, whole cache lines of float32.
 GRAIN = 16
 
 
 def grain_of(frame: Frame) -> int:
-    """Return the elements at whose multiples `frame` cuts: those that share a scale are never parted."""
+    """Return the number of elements at whose multiples `frame` cuts; a cut never splits a block with one scale."""
     return BLOCK if Wire.INT8 in frame.wires else GRAIN
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Layout:
-    """One rank's chunks: arrays over chunk numbers."""
+    """The space and the slot of each of one rank's chunks: arrays over chunk numbers."""
 
     space: NDArray[np.uint8]
     slot: NDArray[np.int64]
 
 
 class Splits(NamedTuple):
-    """One rank's share of an all_to_all: elements sent to, and received from, each rank."""
+    """One rank's counts for an all_to_all: elements sent to each rank, and elements received from each rank."""
 
     send: Sequence[int]
     receive: Sequence[int]
@@ -62,7 +62,7 @@ Counts = int | Sequence[int] | Splits
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bases:
-    """The first chunk number of each space; -1 for a space the collective does not have."""
+    """The first chunk number of each space; -1 if the collective does not use the space."""
 
     input: int = -1
     output: int = -1
@@ -70,7 +70,7 @@ class Bases:
 
 
 def bases_of(frame: Frame) -> Bases:
-    """Return where each space's chunk numbers begin."""
+    """Return the first chunk number of each space."""
     one, all_blocks = frame.channels, frame.channels * frame.blocks
     return {
         Collective.ALL_REDUCE: Bases(output=0, scratch=all_blocks),
@@ -82,7 +82,7 @@ def bases_of(frame: Frame) -> Bases:
 
 
 def layout_of(frame: Frame) -> Layout:
-    """Return where the chunks lie; it is the same table on every rank."""
+    """Return the space and slot of every chunk; the table is the same on every rank."""
     own = np.arange(frame.channels)
     in_turn = np.arange(frame.channels * frame.blocks)
     # A block's pieces for the channels lie side by side, and blocks follow each other by rank.
@@ -104,12 +104,12 @@ def layout_of(frame: Frame) -> Layout:
 
 
 def scratch_buffers_of(frame: Frame) -> int:
-    """Return how many whole buffers an all_reduce may put aside: what is sent on each axis, and a sum between two."""
+    """Return the number of whole scratch buffers of an all_reduce: one per axis for sends, one between two axes."""
     return 2 * len(frame.grid) - 1
 
 
 def breaks_of(frame: Frame) -> NDArray[np.bool_]:
-    """Return, for every block, whether the user's buffer has something else between it and the block before."""
+    """Return, for every block, whether the user's buffer has a gap between it and the block before: shape (blocks,)."""
     if frame.collective in {Collective.ALL_REDUCE, Collective.BROADCAST}:
         return np.zeros(frame.blocks, np.bool_)
     if frame.channels > 1:
@@ -119,17 +119,17 @@ def breaks_of(frame: Frame) -> NDArray[np.bool_]:
 
 
 def extents_of(frame: Frame, rank: int, counts: Counts, used: NDArray[np.bool_]) -> Extents:
-    """Return `rank`'s chunks in memory.
+    """Return the memory of `rank`'s chunks.
 
     Args:
         frame: the frame of the schedule.
-        rank: whose chunks; only their sizes differ between ranks.
-        counts: elements: of the whole buffer (all_reduce, broadcast), of each rank's block (reduce_scatter,
+        rank: the rank; only the sizes of chunks differ between ranks.
+        counts: elements of the whole buffer (all_reduce, broadcast), of each rank's block (reduce_scatter,
             all_gather), or sent to and received from each rank (all_to_all).
-        used: which chunks the rank's moves touch; scratch is given to those only.
+        used: whether the rank's moves touch each chunk; unused scratch chunks get no memory.
 
     Raises:
-        ScheduleError: `counts` is of another form, of another length, or negative.
+        ScheduleError: `counts` has a wrong form or length, or a negative number.
     """
     layout = layout_of(frame)
     sizes = _sizes_of(frame, rank, counts)
@@ -147,7 +147,7 @@ def extents_of(frame: Frame, rank: int, counts: Counts, used: NDArray[np.bool_])
 
 
 def _sizes_of(frame: Frame, rank: int, counts: Counts) -> dict[Space, NDArray[np.int64]]:
-    """Return the elements in each slot of each space."""
+    """Return the number of elements in each slot of each space."""
     frame.refuse_other(rank)
     if frame.collective in {Collective.ALL_REDUCE, Collective.BROADCAST}:
         if not isinstance(counts, int) or counts < 0:
@@ -169,7 +169,7 @@ def _sizes_of(frame: Frame, rank: int, counts: Counts) -> dict[Space, NDArray[np
     every, own = _pieces(frame, counts), split(int(counts[rank]), frame.shares)
     if frame.collective is Collective.ALL_GATHER:
         return {Space.INPUT: own, Space.OUTPUT: every}
-    # Scratch goes by block number, channel by channel; the user's buffer by rank, channels side by side.
+    # Scratch is ordered by channel, then by block. The user's buffer is ordered by rank, then by channel.
     scratch = every.reshape(frame.ranks, frame.channels)[frame.owners()].T.ravel()
     return {Space.INPUT: every, Space.OUTPUT: own, Space.SCRATCH: scratch}
 

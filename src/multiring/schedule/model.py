@@ -1,4 +1,4 @@
-"""The Schedule: a collective as a value that is built, checked, priced, interpreted, executed and printed."""
+"""The Schedule: a collective as a value that is built, proven, priced, interpreted, executed and printed."""
 
 import hashlib
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from multiring.schedule.pattern import Phase
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """Phases over a frame. Nothing here grows with the number of moves; `moves_of` expands one rank's.
+    """The phases of a collective over a frame. Its size is independent of the number of moves.
 
     Raises:
-        ScheduleError: a phase names an axis that the grid does not have, or 16-bit sums would be coded.
+        ScheduleError: a phase names an axis that the grid does not have, or lossy wires would carry 16-bit sums.
     """
 
     algorithm: str
@@ -37,12 +37,12 @@ class Schedule:
 
     @property
     def collective(self) -> Collective:
-        """What the ranks do together."""
+        """The collective operation."""
         return self.frame.collective
 
     @property
     def ranks(self) -> int:
-        """How many ranks take part."""
+        """The number of ranks."""
         return self.frame.ranks
 
     @property
@@ -52,12 +52,12 @@ class Schedule:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """The rank at each grid position; ranks that only join one of these are not among them."""
+        """The rank at each grid position; ranks outside the grid are not listed."""
         return self.frame.order
 
     @property
     def root(self) -> int:
-        """The rank that a broadcast starts from; 0 elsewhere."""
+        """The rank that a broadcast starts from; 0 for other collectives."""
         return self.frame.root
 
     @property
@@ -71,7 +71,7 @@ class Schedule:
         return self.frame.wires or (Wire.NONE,) * len(self.grid)
 
     def moves_of(self, rank: int) -> Moves:
-        """Return what `rank` does, in its order.
+        """Return the moves of `rank`, in order.
 
         Raises:
             ScheduleError: there is no such rank.
@@ -79,12 +79,12 @@ class Schedule:
         return expand(self.frame, self.phases, rank)
 
     def extents_of(self, rank: int, counts: Counts) -> Extents:
-        """Return where `rank`'s chunks lie for buffers of these sizes (in elements).
+        """Return the memory of `rank`'s chunks for buffers of the given sizes, in elements.
 
         Args:
-            rank: whose chunks.
-            counts: the whole buffer (all_reduce, broadcast), every rank's block (reduce_scatter, all_gather),
-                or `Splits` (all_to_all).
+            rank: the rank.
+            counts: elements of the whole buffer (all_reduce, broadcast), of every rank's block (reduce_scatter,
+                all_gather), or `Splits` (all_to_all).
 
         Raises:
             ScheduleError: there is no such rank, or `counts` does not fit the collective.
@@ -97,7 +97,7 @@ class Schedule:
         return layout.extents_of(self.frame, rank, counts, np.cumsum(used)[:-1] > 0)
 
     def digest(self) -> bytes:
-        """Return 16 bytes that differ between schedules that differ, and agree between processes and versions."""
+        """Return 16 bytes that identify the schedule; they are the same in all processes and versions."""
         return hashlib.blake2b(self._identity().encode(), digest_size=16).digest()
 
     def _identity(self) -> str:
@@ -109,7 +109,7 @@ class Schedule:
         return "|".join([*words, *columns])
 
     def describe(self) -> str:
-        """Return several lines that say what happens, phase by phase."""
+        """Return several lines that describe the schedule phase by phase."""
         lines = [str(self)]
         if self.frame.joined:
             pairs = ", ".join(f"{rank} joins {partner}" for rank, partner in self.frame.joined)

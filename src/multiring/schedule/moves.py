@@ -1,4 +1,4 @@
-"""Moves: what one rank does, in its own order, as arrays that a native executor reads directly."""
+"""Moves: one rank's steps in order, as arrays that the native executor reads directly."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from multiring.schedule.kinds import Kind, Wire
 
-NOWHERE = -1  # the chunk a move does not have: a plain SEND's dst, a remote COPY's src
+NOWHERE = -1  # stands for a chunk that a move does not have: a plain SEND's dst, a remote COPY's src
 
 
 class Move(NamedTuple):
@@ -29,29 +29,29 @@ class Move(NamedTuple):
 class Moves:
     """n moves as read-only arrays, one row per move, in the order the rank executes them.
 
-    SEND offers the `span` chunks from `src` on to each of its peers. COPY takes from its single peer
-    and overwrites the `span` chunks from `dst` on; when the peer is the rank itself, it copies them from
-    `src`. REDUCE takes one message from each peer, combines left to right in the order of `peers`, in which
-    the rank itself stands for its own operand at `src`, and writes at `dst`; a REDUCE may write while
-    operands still arrive. `last` marks the REDUCE that makes a chunk complete: an average divides there.
+    SEND offers `span` chunks, starting at `src`, to each of its peers. COPY takes chunks from its single peer and
+    overwrites the `span` chunks starting at `dst`. If the peer is the rank itself, COPY takes the chunks at `src`.
+    REDUCE takes one message from each peer and combines them left to right in the order of `peers`. If `peers` has the
+    rank itself, its operand is the chunks at `src`. REDUCE writes the result at `dst`, possibly while operands still
+    arrive. `last` marks the REDUCE that completes a chunk: an average divides there.
 
-    A `wire` that is not NONE says that what travels is coded. A SEND encodes its chunks when it is executed, after
-    which they may be written; with a dst, which is its src, it leaves there what its peers will decode, so that all
-    hold the same. A REDUCE or COPY decodes what comes from its peers; a REDUCE's own operand is exact.
+    If `wire` is not NONE, messages are encoded. A SEND encodes its chunks when it is executed; afterwards they may be
+    overwritten. If a SEND has a dst (equal to its src), it stores there the values that its peers will decode, so that
+    all ranks hold the same values. A REDUCE or COPY decodes messages from its peers; a REDUCE's own operand is exact.
 
-    Messages from one rank to another match in order on each channel: the n-th sent is the n-th taken.
-    A rank is done when its moves are, and when all that it offered has been taken.
+    Messages from one rank to another match in order on each channel: the n-th SEND meets the n-th receive.
+    A rank is done when its moves are done and its peers have taken all chunks that it offered.
     """
 
     kind: NDArray[np.uint8]  # (n,)
     channel: NDArray[np.uint16]  # (n,)
-    src: NDArray[np.int32]  # (n,), NOWHERE where there is none
-    dst: NDArray[np.int32]  # (n,), NOWHERE where there is none
+    src: NDArray[np.int32]  # (n,), NOWHERE if the move has no src
+    dst: NDArray[np.int32]  # (n,), NOWHERE if the move has no dst
     span: NDArray[np.int32]  # (n,), consecutive chunks that are contiguous in memory
     last: NDArray[np.bool_]  # (n,)
     peer_start: NDArray[np.int32]  # (n + 1,): move i has peers[peer_start[i]:peer_start[i + 1]]
     peers: NDArray[np.int32]  # (m,), ranks of the group
-    wire: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))  # (n,); by default nothing is coded
+    wire: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))  # (n,); by default all NONE
 
     def __post_init__(self) -> None:
         if len(self.wire) != len(self.kind):
@@ -89,7 +89,7 @@ class Moves:
         return cls(**joined, peer_start=_starts(counts))
 
     def take(self, rows: NDArray[np.intp]) -> "Moves":
-        """Return the moves at `rows`, in that order; a row may come several times."""
+        """Return the moves at `rows`, in that order; a row may occur several times."""
         counts = np.diff(self.peer_start)[rows]
         peer_start = _starts(counts)
         within = np.arange(peer_start[-1]) - np.repeat(peer_start[:-1], counts)

@@ -1,4 +1,4 @@
-"""Patterns: what the ranks of one line do along one axis; the pieces a schedule is made of."""
+"""Patterns: the parts of a schedule, each an algorithm for the ranks of one line along one axis."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from multiring.schedule.moves import Moves
 
 
 class Effect(Enum):
-    """What a pattern does to a line of p ranks whose range of blocks is cut into p parts."""
+    """The effect of a pattern on a line of p ranks whose range of blocks is cut into p parts."""
 
     REDUCE_SCATTER = "reduce_scatter"  # coordinate i ends with the sum of all parts i
-    ALL_GATHER = "all_gather"  # coordinate i starts with part i; all end with all parts
-    BROADCAST = "broadcast"  # coordinate 0 starts with the one part; all end with it
-    ALL_REDUCE = "all_reduce"  # all end with the sum of the one part there is, which is copied aside first
-    ALL_TO_ALL = "all_to_all"  # coordinate i ends with part i of every other, as its part j from j
+    ALL_GATHER = "all_gather"  # coordinate i starts with part i; all coordinates end with all parts
+    BROADCAST = "broadcast"  # there is one part; coordinate 0 starts with it; all coordinates end with it
+    ALL_REDUCE = "all_reduce"  # there is one part; it is first copied aside; all coordinates end with its sum
+    ALL_TO_ALL = "all_to_all"  # coordinate i ends with part i of every coordinate j, stored as its part j
 
 
 def parts_of(effect: Effect, ranks: int) -> int:
-    """Return how many parts a pattern of that effect cuts the range of a line of `ranks` into."""
+    """Return the number of parts into which a pattern with this effect cuts the range of a line of `ranks`."""
     return 1 if effect in {Effect.BROADCAST, Effect.ALL_REDUCE} else ranks
 
 
@@ -26,9 +26,9 @@ def parts_of(effect: Effect, ranks: int) -> int:
 class Pattern:
     """An algorithm along one axis.
 
-    `program(p, i)` returns what coordinate i of a line of p does: chunks are part numbers, peers are
-    coordinates, and `last` says that the whole line is in. A move reads and writes the same part
-    number. The name determines the program: it goes into the schedule's digest.
+    `program(p, i)` returns the moves of coordinate i on a line of p ranks. In these moves chunks are part numbers and
+    peers are coordinates; `last` marks the REDUCE that completes the sum of the line. A move reads and writes the same
+    part number. The name determines the program: it is part of the schedule's digest.
     """
 
     name: str

@@ -1,15 +1,15 @@
-"""What a schedule costs: the only pricing there is.
+"""Price a schedule in seconds.
 
 The model is LogGP's with one port per rank, direction and physical link; docs/algorithms.md has its closed forms. A
-port handles a message of b bytes for the overhead, then has it on the wire for b / bandwidth while it handles the
-next; it arrives latency later, and occupies its receiver's port as long. A SEND costs its rank nothing else, a
-receive waits, and what a REDUCE or a local COPY writes costs b / reduce bandwidth more. On a lossy wire fewer bytes
-travel, and encoding, and decoding in a COPY, cost as much as a local COPY. A buffer may be cut into segments that go
-side by side.
+port handles a message of b bytes for the overhead. Then the message occupies the wire for b / bandwidth, and the port
+handles the next message. The message arrives one latency later, and occupies its receiver's port equally long. A SEND
+costs its rank nothing else. A receive waits. A REDUCE or a local COPY that writes b bytes costs b / reduce bandwidth
+more. A lossy wire carries fewer bytes; encoding, and decoding in a COPY, cost as much as a local COPY. A buffer may be
+cut into segments that are processed side by side.
 
-On a grid without a root every rank does the same up to a turn of each axis, so what the peer at offset -d sends is
-what the rank itself sends to offset +d: one rank's moves are enough. Where ranks join others, it is one whom most join,
-and those are timed beside it.
+On a grid without a root all ranks do the same up to a rotation of each axis. So the peer at offset -d sends the same
+messages as the rank itself sends to offset +d, and the moves of one rank are enough. If ranks join the grid, that rank
+is a rank with the most joining ranks, and the joining ranks are timed beside it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,29 +25,29 @@ from multiring.schedule.timing import MOST_LANES, Message, Step, Way, last_end
 from multiring.schedule.wire import BLOCK, encoded_bytes
 from multiring.topology import Link
 
-# (rank, peer) -> (axis, the queue of what rank sends at the peer, the queue of what it takes at itself)
+# (rank, peer) -> (axis, queue at the peer for messages that rank sends, queue at rank for messages that it takes)
 Routing = Callable[[int, int], tuple[int, int, int]]
 
-_CARRIED = {wire: encoded_bytes(wire, BLOCK) / (4 * BLOCK) for wire in Wire}  # of a float32's bytes
+_CARRIED = {wire: encoded_bytes(wire, BLOCK) / (4 * BLOCK) for wire in Wire}  # encoded bytes / float32 bytes
 
-_RESULT = -1  # the queue of a rank that joins another; that one takes from its i-th in its own queue -i
+_RESULT = -1  # the queue of a joining rank; its partner takes messages of its i-th joining rank from queue -i
 
-_MOST_MESSAGES = 600  # that are timed one by one
+_MOST_MESSAGES = 600  # the most messages that are timed one by one
 
 
 def price(schedule: Schedule, size_bytes: float, ways: Sequence[Link | Way], segments: int = 1) -> float:
     """Return the seconds that `schedule` takes.
 
     Args:
-        schedule: what to price; not its size, which it does not know.
-        size_bytes: the whole buffer, the longer side: all ranks' blocks.
-        ways: one for every axis, and one more where ranks join others, for what passes between these; several channels
-            share it in proportion to their weights. A Link has its own port.
-        segments: into how many equal pieces the buffer is cut. Where they are many, a few are timed and the rest
-            extrapolated: exact to 3 %, which tests/pure holds.
+        schedule: the schedule to price.
+        size_bytes: the size of the whole buffer: the blocks of all ranks, on the longer side.
+        ways: one per axis. If ranks join the grid, one more for the messages between joining ranks and their partners.
+            Several channels share a way in proportion to their weights. A Link counts as a Way with its own port.
+        segments: the number of equal pieces of the buffer. If there are many, `price` times a few and extrapolates
+            the rest; tests/pure checks that this is exact to 3 %.
 
     Raises:
-        ScheduleError: `ways` does not have one for every axis.
+        ScheduleError: `ways` has a wrong length.
     """
     if len(ways) != _kinds_of_way(schedule):
         more = ", and one for those that join" if schedule.frame.joined else ""
@@ -58,7 +58,7 @@ def price(schedule: Schedule, size_bytes: float, ways: Sequence[Link | Way], seg
     chunk_bytes = size_bytes / segments / schedule.frame.blocks
     steps = (representative(schedule), *_joining(schedule))
     affordable = max(2, _MOST_MESSAGES // max(1, sum(_loads(schedule)[0])))
-    # Lanes whose time goes into waiting take their segments in waves: what is left out are whole waves.
+    # Lanes that mostly wait process their segments in waves, so the extrapolated segments are whole waves.
     timed = segments if segments <= affordable else min(MOST_LANES + segments % MOST_LANES, affordable)
     found = last_end(steps, known, chunk_bytes, timed)
     if timed == segments:
@@ -69,7 +69,7 @@ def price(schedule: Schedule, size_bytes: float, ways: Sequence[Link | Way], seg
 
 
 def least(schedule: Schedule, size_bytes: float, ways: Sequence[Way], segments: int = 1) -> float:
-    """Return seconds below which `price` never is: what the busiest port, or the rank itself, has to do. Cheap."""
+    """Return a cheap lower bound of `price` in seconds: the work of the busiest port, or of the rank itself."""
     chunk_bytes = size_bytes / segments / schedule.frame.blocks
     if schedule.collective is Collective.BROADCAST:
         return 0.0
@@ -87,7 +87,7 @@ def least(schedule: Schedule, size_bytes: float, ways: Sequence[Way], segments: 
 
 @lru_cache(maxsize=512)
 def _loads(schedule: Schedule) -> tuple[list[int], list[float], list[int]]:
-    """Return, by axis, the messages a rank sends in a segment, the chunks that travel, and the chunks it writes."""
+    """Return, by axis, the messages that a rank sends in a segment, the chunks on the wire, and the chunks written."""
     kinds = _kinds_of_way(schedule)
     messages, chunks, written = [0] * kinds, [0.0] * kinds, [0] * kinds
     for step in representative(schedule):
@@ -101,7 +101,7 @@ def _loads(schedule: Schedule) -> tuple[list[int], list[float], list[int]]:
 
 @lru_cache(maxsize=512)
 def representative(schedule: Schedule) -> tuple[Step, ...]:
-    """Return what every rank does, as far as time goes; what a peer sends it is what it sends itself."""
+    """Return the timed steps of the representative rank; its peers send it the messages that it sends itself."""
     rank = _represents(schedule)
     frame = replace(schedule.frame, shares=(1,))
     offsets = _offsets_of(schedule, rank)
@@ -118,7 +118,7 @@ def representative(schedule: Schedule) -> tuple[Step, ...]:
 
 
 def _joining(schedule: Schedule) -> list[tuple[Step, ...]]:
-    """Return what the ranks do that join the representative, in order; their way is the last one."""
+    """Return the timed steps of the ranks that join the representative, in order; they use the last way."""
     frame, partner = replace(schedule.frame, shares=(1,)), _represents(schedule)
     return [
         steps_of(
@@ -132,7 +132,7 @@ def _joining(schedule: Schedule) -> list[tuple[Step, ...]]:
 
 
 def _represents(schedule: Schedule) -> int:
-    """Return the rank that has most to do: the first whom most others join."""
+    """Return the rank with the most work: the first rank with the most joining ranks."""
     if not schedule.frame.joined:
         return schedule.order[0]
     return max(schedule.order, key=lambda rank: len(schedule.frame.joined_to(rank)))
@@ -143,7 +143,7 @@ def _kinds_of_way(schedule: Schedule) -> int:
 
 
 def _offsets_of(schedule: Schedule, rank: int) -> dict[int, tuple[int, int]]:
-    """Return, for every peer on a line through `rank`, the axis and how far ahead the peer is."""
+    """Return, for every peer on a line through `rank`, the axis and the peer's offset along it."""
     found = {}
     for axis, at in enumerate(schedule.frame.coordinates_of(rank)):
         line = schedule.frame.line_of(rank, axis).tolist()
@@ -152,7 +152,7 @@ def _offsets_of(schedule: Schedule, rank: int) -> dict[int, tuple[int, int]]:
 
 
 def steps_of(rank: int, moves: Moves, routing: Routing, index_of: Mapping[int, int]) -> tuple[Step, ...]:
-    """Return `moves` of `rank` as far as time goes; `index_of` has each peer's place among those who are timed."""
+    """Return the timed steps of `moves`, the moves of `rank`; `index_of` maps peers to indices of timed ranks."""
     steps = []
     for move in moves.rows():
         peers = [(peer, *routing(rank, peer)) for peer in move.peers if peer != rank]
@@ -168,9 +168,10 @@ def steps_of(rank: int, moves: Moves, routing: Routing, index_of: Mapping[int, i
 
 
 def _price_broadcast(schedule: Schedule, size_bytes: float, ways: Sequence[Way], segments: int) -> float:
-    """A rank goes on to the next axis as soon as it has the data; the last of each axis is the last of the next.
+    """Return the seconds of a broadcast.
 
-    Further segments follow at the pace of the axis that takes longest; of axes with the same port, one after the other.
+    A rank starts the next axis as soon as it has the data; the last rank of an axis is the last rank of the next one.
+    Further segments follow at the pace of the slowest port. Axes with the same port take turns on it.
     """
     total, paces = 0.0, [0.0] * (1 + max(way.port for way in ways))
     for phase in schedule.phases:

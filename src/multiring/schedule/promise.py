@@ -1,7 +1,7 @@
-"""What a collective promises, apart from any algorithm: what each chunk holds at first, and must hold at last.
+"""The promise of a collective, independent of any algorithm: the contents of chunks at the start and at the end.
 
-A chunk's content is the set of ranks whose contributions are in it, as an integer bit mask: bit r is rank r,
-0 means nothing was put there yet. A chunk may only ever hold pieces of its own home block.
+A chunk's content is the set of ranks whose contributions are in it, as an integer bit mask: bit r is rank r, and
+0 means that the chunk is empty. A chunk may only ever hold pieces of its own home block.
 """
 
 from collections.abc import Callable
@@ -13,30 +13,30 @@ from multiring.schedule.frame import Frame
 from multiring.schedule.kinds import SUMS, Collective, Space, Wire
 from multiring.schedule.layout import Layout, layout_of, scratch_buffers_of
 
-OfChunk = Callable[[int, int], int]  # of a rank, of a chunk
+OfChunk = Callable[[int, int], int]  # called with a rank and a chunk
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Promise:
-    """The start and the end that a set of programs, one per rank, has to connect."""
+    """The contents at the start and at the end that a set of programs, one per rank, has to connect."""
 
     ranks: int
     home: OfChunk  # the block whose pieces the chunk may hold
     start: OfChunk  # a bit mask
-    want: OfChunk  # a bit mask; 0 where the end does not matter
-    complete: int  # the mask of a finished sum; 0 where nothing is summed
+    want: OfChunk  # a bit mask; 0 if the final content does not matter
+    complete: int  # the mask of a finished sum; 0 if the collective does not sum
     layout: Layout
     channels: int
     roundings: int  # how many REDUCEs a contribution may pass through
-    codings: int = 0  # how many lossy wires a contribution may pass until it is summed; the sum may pass as many again
-    is_quiet: bool = False  # whether nobody may still read a wanted chunk when its rank is done
-    turns: bool = False  # whether rank i is promised what rank 0 is, ranks and chunks turned by i (turn.py)
-    stays: bool = False  # whether it is promised what rank 0 is with its ranks turned by i, and its chunks as they are
-    pairs: bool = False  # whether a home is a pair of ranks, from * ranks + to, and not one block of `ranks`
+    codings: int = 0  # the most lossy wires a contribution may pass before it is summed; as many again after the sum
+    is_quiet: bool = False  # whether a wanted chunk must have no readers left when its rank is done
+    turns: bool = False  # whether rank i's promise is rank 0's, with ranks and chunks rotated by i (turn.py)
+    stays: bool = False  # whether rank i's promise is rank 0's, with ranks rotated by i and chunks unchanged
+    pairs: bool = False  # whether a home is a pair of ranks, from * ranks + to, instead of one block of `ranks`
 
 
 def promise_of(frame: Frame, roundings: int) -> Promise:
-    """Return what `frame.collective` promises, read off the users' buffers (slots), not off block numbers."""
+    """Return the promise of `frame.collective`, derived from the users' buffers (slots), not from block numbers."""
     ranks, channels = frame.ranks, frame.channels
     layout = layout_of(frame)
     slots, spaces = layout.slot.tolist(), [Space(space) for space in layout.space.tolist()]
@@ -44,7 +44,7 @@ def promise_of(frame: Frame, roundings: int) -> Promise:
     everyone = (1 << ranks) - 1
     is_plain_line = len(frame.grid) == channels == 1 and frame.order == tuple(range(ranks)) and not frame.joined
     scratch_home = list(range(frame.blocks * channels)) * scratch_buffers_of(frame)
-    if frame.collective is not Collective.ALL_REDUCE:  # whose blocks go by number everywhere
+    if frame.collective is not Collective.ALL_REDUCE:  # an all_reduce uses block numbers in every space
         scratch_home = (frame.owners() * channels + np.arange(channels)[:, np.newaxis]).ravel().tolist()
 
     def home(rank: int, chunk: int) -> int:
@@ -76,7 +76,7 @@ def promise_of(frame: Frame, roundings: int) -> Promise:
 
 
 def _first_space(frame: Frame, rank: int) -> Space | None:
-    """Return the space that holds the rank's contribution at first."""
+    """Return the space that holds the rank's contribution at the start."""
     if frame.collective is Collective.ALL_REDUCE:
         return Space.OUTPUT
     if frame.collective is Collective.BROADCAST:
@@ -85,7 +85,7 @@ def _first_space(frame: Frame, rank: int) -> Space | None:
 
 
 def _home(frame: Frame, rank: int, space: Space, slot: int) -> int:
-    """Return the number of the block, over all ranks, whose piece belongs at `slot` of `space`."""
+    """Return the number, over all ranks, of the block whose piece belongs at `slot` of `space`."""
     peer, channel = divmod(slot, frame.channels)
     if frame.collective is Collective.REDUCE_SCATTER and space is Space.OUTPUT:
         return rank * frame.channels + channel
@@ -98,12 +98,12 @@ def _home(frame: Frame, rank: int, space: Space, slot: int) -> int:
 
 
 def _source(frame: Frame, slot: int) -> int:
-    """Return the rank whose data a result that is not a sum consists of."""
+    """Return the rank whose data are the result in `slot`, for collectives that do not sum."""
     return frame.root if frame.collective is Collective.BROADCAST else slot // frame.channels
 
 
 def scattered_promise(ranks: int, wire: Wire) -> Promise:
-    """Return what a reduce-scatter in place promises on a line of `ranks`: rank i ends with part i, undisturbed."""
+    """Return the promise of an in-place reduce-scatter: rank i ends with part i, and nobody still reads it."""
     everyone = (1 << ranks) - 1
     return Promise(
         ranks=ranks,

@@ -1,20 +1,20 @@
-"""The proof, event by event: do these programs, one per rank, keep a promise under the executor's real order?
+"""The proof, event by event: do these programs, one per rank, keep a promise in every order the executor may choose?
 
-What the executor guarantees, and all that is used here: a rank executes its moves in its own order; a SEND never
-blocks and copies nothing; a COPY or REDUCE waits for its messages and reads them out of the senders' memory at any
-time up to its own end; a REDUCE may write before all its operands are in; the n-th message from one rank to another on
-a channel meets the n-th receive. There is no global step and no buffer.
+The proof uses only these guarantees of the executor. A rank executes its moves in its own order. A SEND never blocks
+and copies nothing. A COPY or REDUCE waits for its messages and reads them out of the senders' memory at any time up to
+its own end. A REDUCE may write before all its operands have arrived. The n-th message from one rank to another on a
+channel meets the n-th receive. There is no global step and no buffer.
 
-Sends never block and receives name their source, so any order of execution that respects program order and
-messages gives one and the same outcome; this module executes one. What could still differ is *when* offered memory
-is read: so a write to memory that was offered needs a chain of messages which proves that its reader is done.
-Vector clocks carry those chains (Mattern, "Virtual time and global states of distributed systems", 1989).
+Sends never block and receives name their source, so every execution order that respects program order and messages has
+the same outcome. This module executes one such order. Only the time at which offered memory is read can differ.
+Therefore a write to offered memory needs a chain of messages which proves that its reader is done. Vector clocks carry
+these chains (Mattern, "Virtual time and global states of distributed systems", 1989).
 
-Masks say whose contributions a chunk holds; a *version* (versions.py) says how its
-bits came about. The proof ends with all ranks that want a chunk holding one version of it: replicas never diverge.
+A mask names the ranks whose contributions a chunk holds. A *version* (versions.py) identifies how its bits were
+computed. The proof ends when all ranks that want a chunk hold the same version of it: replicas never diverge.
 
-This module takes any programs, at a cost that grows with all of their messages; turned.py proves those in which every
-rank does what rank 0 does, turned, by rank 0 alone.
+This module accepts any programs, at a cost that grows with the messages of all ranks. If every program is a rotation of
+rank 0's, turned.py proves them all by rank 0's moves.
 """
 
 from collections import deque
@@ -38,28 +38,28 @@ _Route = tuple[int, int, int]  # sender, receiver, channel
 class _Message(NamedTuple):
     contents: list[Content]
     wire: Wire
-    clock: NDArray[np.int32] | None  # of its sender, when it was offered
-    executed: int  # moves its sender had executed then
+    clock: NDArray[np.int32] | None  # the sender's, at the time of the offer
+    executed: int  # how many moves the sender had executed at that time
 
 
 def prove(promise: Promise, programs: Mapping[int, Moves]) -> None:
-    """Raise ScheduleError unless `programs` keep `promise` in every order the executor may run them.
+    """Raise ScheduleError unless `programs` keep `promise` in every order in which the executor may run them.
 
-    Cost: linear in moves and messages; where memory that was offered is written again, times the number of ranks for
-    every message taken.
+    Cost: linear in moves and messages. If offered memory is written again, each taken message costs a factor of the
+    number of ranks more.
     """
     if sorted(programs) != list(range(promise.ranks)):
         raise ScheduleError(f"programs of ranks {sorted(programs)}: want 0 to {promise.ranks - 1}")
     spans = Spans(promise.layout)
     for rank, moves in programs.items():
         spans.prove(moves, rank)
-    # Without a chunk that is offered and written behind that, no write has a reader to wait for.
+    # Clocks are needed only if a chunk is written after it was offered: only such a write has readers to wait for.
     has_clocks = promise.is_quiet or any(_writes_what_it_offered(moves, spans.chunks) for moves in programs.values())
     _Proof(promise, {rank: list(programs[rank].rows()) for rank in sorted(programs)}, has_clocks=has_clocks).run()
 
 
 def _writes_what_it_offered(moves: Moves, chunks: int) -> bool:
-    """Whether a chunk that is offered may be written behind that, or in the same move."""
+    """Return whether a chunk may be written after it was offered, or in the same move."""
     rows = np.arange(len(moves))
     offered, written = np.full(chunks, len(moves)), np.full(chunks, -1)
     for first, touched, at, keep in (
@@ -73,7 +73,7 @@ def _writes_what_it_offered(moves: Moves, chunks: int) -> bool:
 
 
 class _Proof:
-    """One execution of all programs on bit masks."""
+    """One execution of all programs on bit masks instead of data."""
 
     def __init__(self, promise: Promise, programs: dict[int, list[Move]], *, has_clocks: bool) -> None:
         ranks = len(programs)
@@ -82,9 +82,9 @@ class _Proof:
         self.programs = programs
         self.versions = Versions()
         self.chunks = [[self._first(rank, chunk) for chunk in chunks] for rank in range(ranks)]
-        # For every chunk of every rank: who was offered it, and which of the reader's moves takes it.
+        # For every chunk of every rank: each reader it was offered to, and the number of the reader's move.
         self.readers: list[list[list[tuple[int, int]]]] = [[[] for _ in chunks] for _ in range(ranks)]
-        # clock[r][q]: how many of q's moves are known to be executed before r's next one; None: nobody asks.
+        # clock[r][q]: how many of q's moves were certainly executed before r's next move; None: clocks are not needed.
         self.clock = [np.zeros(ranks, np.int32) if has_clocks else None for _ in range(ranks)]
         self.next_move = [0] * ranks
         self.in_flight: dict[_Route, deque[_Message]] = {}
@@ -95,7 +95,7 @@ class _Proof:
         return Content(self.promise.start(rank, chunk), home, 0, 0, self.versions.own(rank, home))
 
     def _match(self) -> dict[_Route, deque[int]]:
-        """Return, for each route, which moves of the receiver take its messages; refuse unequal numbers."""
+        """Return, for each route, the receiver's moves that take its messages; reject unequal numbers."""
         offered: dict[_Route, int] = {}
         takers: dict[_Route, deque[int]] = {}
         for rank, program in self.programs.items():
@@ -117,7 +117,7 @@ class _Proof:
         return takers
 
     def run(self) -> None:
-        """Execute every move as soon as its messages are there, then compare with the promise."""
+        """Execute every move as soon as its messages have arrived, then compare the end with the promise."""
         ready = deque(self.programs)
         while ready:
             rank = ready.popleft()
@@ -139,7 +139,7 @@ class _Proof:
         self._check_end()
 
     def _offer(self, rank: int, index: int, move: Move) -> list[int]:
-        """Put one message on the way to every peer; return the peers, which may now have something to do."""
+        """Put one message in flight to every peer; return the peers, whose moves may now be ready."""
         message = self._contents(rank, move, index + 1)
         for at, content in enumerate(message.contents):
             if content.mask == 0:
@@ -150,7 +150,7 @@ class _Proof:
             route = (rank, peer, move.channel)
             self.in_flight.setdefault(route, deque()).append(message)
             reader = (peer, self.takers[route].popleft())
-            # The encoding lies elsewhere.
+            # An encoded message is a copy in other memory, so its readers do not read the chunk.
             for chunk in () if move.wire else range(move.src, move.src + move.span):
                 self.readers[rank][chunk].append(reader)
         if move.dst != NOWHERE:
@@ -181,7 +181,7 @@ class _Proof:
                         np.maximum(after, operand.clock, out=after)
                         after[peer] = max(after[peer], operand.executed)
             self.clock[rank] = after
-            # A COPY's bytes exist only once its message was sent. A REDUCE may begin to write with its first operand.
+            # A COPY starts to write after it has its message. A REDUCE may start to write with its first operand.
             known = after if move.kind is Kind.COPY else before
             for at, chunk in enumerate(range(move.dst, move.dst + move.span)):
                 self._check_write(rank, chunk, known)
@@ -202,7 +202,7 @@ class _Proof:
         return message
 
     def _contents(self, rank: int, move: Move, executed: int) -> _Message:
-        """Return what is in the chunks at the move's src."""
+        """Return a message with the contents of the chunks at the move's src."""
         contents = self.chunks[rank][move.src : move.src + move.span]
         return _Message(contents, move.wire, self.clock[rank], executed)
 

@@ -1,8 +1,8 @@
-"""When moves happen: the events of several ranks that run several segments at once, in the order of time.
+"""Simulate several ranks that run several segments at once: the events in order of time.
 
-A port handles a message, then puts it on the wire, and handles the next one meanwhile; the message passes a narrower
-wire on its way, where there is one, is under way for the latency, and goes through its receiver's port the other way
-round. A rank runs its segments as lanes: it does what can be done for the oldest first, one thing at a time.
+A port handles a message, then puts it on the wire while it handles the next message. The message then passes the uplink
+between racks, if there is one, and travels for the latency. At the receiver it passes the wire, then the port. A rank
+runs its segments as lanes: it serves the oldest segment that can proceed, and does one thing at a time.
 docs/algorithms.md has the model.
 """
 
@@ -14,15 +14,15 @@ from typing import NamedTuple
 
 from multiring.topology import Link
 
-MOST_LANES = 16  # that the native executor runs at once
+MOST_LANES = 16  # the native executor runs at most this many lanes at once
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Way:
-    """What a message along an axis passes.
+    """The links that a message along an axis passes.
 
-    `link` has the constants, its bandwidth being this rank's part of it. Axes with the same `port` leave a rank by the
-    same physical port. Between racks messages also pass an uplink: `uplink_bytes_per_s` is this rank's part of that.
+    `link` has the constants; its bandwidth is this rank's part of the link. Axes with the same `port` share a rank's
+    physical port. Messages between racks also pass an uplink; `uplink_bytes_per_s` is this rank's part of the uplink.
     """
 
     link: Link
@@ -31,7 +31,7 @@ class Way:
 
 
 class Message(NamedTuple):
-    """One message of a step: along which axis, to which rank, into which of its queues."""
+    """One message of a step: its axis, its receiver, and the receiver's queue."""
 
     axis: int
     rank: int
@@ -39,23 +39,23 @@ class Message(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A move, as far as time goes. A step without `sends` and `takes` is a local copy."""
+    """The timed part of a move. A step without `sends` and `takes` is a local copy."""
 
     chunks: int
     sends: tuple[Message, ...]
-    takes: tuple[int, ...]  # queues, one message of each
-    axis: int  # whose link says how fast it writes, or codes what it sends; -1 where that costs nothing
-    carried: float = 1.0  # of the chunks' bytes, what travels
+    takes: tuple[int, ...]  # queues from which the step takes one message each
+    axis: int  # the axis whose link gives the speed of writing or encoding; -1 if that costs nothing
+    carried: float = 1.0  # encoded bytes / bytes of the chunks
 
 
 def last_end(programs: Sequence[Sequence[Step]], ways: Sequence[Way], chunk_bytes: float, segments: int) -> float:
-    """Return when the last rank is done with all segments; all chunks are of one size."""
+    """Return the time in seconds at which the last rank is done with all segments; all chunks have one size."""
     run = _Run(programs, ways, chunk_bytes, segments)
     return run.end()
 
 
 class _Lane:
-    """One of the places in which a rank runs segments."""
+    """One of the lanes in which a rank runs segments."""
 
     __slots__ = ("at", "segment")
 
@@ -72,12 +72,12 @@ class _Rank:
     def __init__(self, steps: Sequence[Step], ports: int, lanes: int, segments: int) -> None:
         self.steps = steps
         self.now = 0.0
-        # When each port's wire is free, and when it has handled what it was given.
+        # For each port: when its wire is free, and when it has handled its last message.
         self.out_free, self.out_handled = [0.0] * ports, [0.0] * ports
         self.in_free, self.in_handled = [0.0] * ports, [0.0] * ports
         self.uplink_free = 0.0
         self.lanes = [_Lane(segment) for segment in range(lanes)]
-        # When the messages of each segment were there, by queue.
+        # For each segment and queue: when its messages arrived.
         self.arrived: list[dict[int, deque[float]]] = [{} for _ in range(segments)]
 
 
@@ -113,7 +113,7 @@ class _Run:
         heappush(self.events, (time, self.count, rank, message))
 
     def _deliver(self, time: float, index: int, message: tuple[int, int, int, float]) -> None:
-        """Let a message through the receiver's port, and wake the receiver when it is through."""
+        """Pass a message through the receiver's port, and schedule an event for the receiver at its end."""
         segment, queue, axis, size_bytes = message
         rank, way = self.ranks[index], self.ways[axis]
         link = way.link
@@ -125,7 +125,7 @@ class _Run:
         self._push(max(there, rank.now), index, None)
 
     def _work(self, index: int) -> None:
-        """Do all that a rank can do at this moment; where that takes time, go on when it is over."""
+        """Do everything that a rank can do now. After a step that takes time, schedule the rest for its end."""
         rank = self.ranks[index]
         for lane in rank.lanes:
             while lane.segment < self.segments:

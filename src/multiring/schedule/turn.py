@@ -1,7 +1,7 @@
-"""Turning: what one rank of a line does, as another would do it that stands `by` coordinates further.
+"""Rotations of a line: rank 0's moves rotated by `by` become the moves of the rank `by` coordinates further.
 
-Rank r becomes r + by, modulo the ranks. A chunk turns within its cycle: with cycles of as many chunks as there are
-ranks part c becomes part c + by; a cycle of one chunk stays as it is.
+Rank r becomes r + by, modulo the number of ranks. A chunk rotates within its cycle. In a cycle with as many chunks as
+ranks, part c becomes part c + by; a cycle of one chunk is unchanged.
 """
 
 from dataclasses import dataclass
@@ -16,20 +16,20 @@ from multiring.schedule.moves import NOWHERE, Moves
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Turn:
-    """How the ranks and chunks of a line turn."""
+    """How the ranks and chunks of a line rotate."""
 
     ranks: int
-    first: NDArray[np.int64]  # (chunks,): the first chunk of the cycle in which a chunk turns
-    length: NDArray[np.int64]  # (chunks,): of that cycle
+    first: NDArray[np.int64]  # (chunks,): the first chunk of each chunk's cycle
+    length: NDArray[np.int64]  # (chunks,): the length of each chunk's cycle
 
     @classmethod
     def of_parts(cls, ranks: int, parts: int) -> "Turn":
-        """Return how the part numbers of a pattern turn: all in one cycle."""
+        """Return the rotation of the part numbers of a pattern: all parts form one cycle."""
         return cls(ranks, np.zeros(parts, np.int64), np.full(parts, parts, np.int64))
 
     @classmethod
     def of_chunks(cls, ranks: int, layout: Layout) -> "Turn":
-        """Return how the chunks of a line turn: every buffer of a block for each rank is a cycle."""
+        """Return the rotation of the chunks of a line: each buffer with one block per rank forms a cycle."""
         first, length = np.arange(len(layout.space)), np.ones(len(layout.space), np.int64)
         starts = np.flatnonzero(np.diff(layout.space.astype(np.int8), prepend=-1))
         for start, stop in zip(starts, np.append(starts[1:], len(layout.space)), strict=True):
@@ -40,25 +40,25 @@ class Turn:
 
     @classmethod
     def of_ranks(cls, ranks: int, layout: Layout) -> "Turn":
-        """Return the turn of the ranks in which all chunks stay."""
+        """Return the rotation that changes ranks only: every chunk stays as it is."""
         return cls(ranks, np.arange(len(layout.space)), np.ones(len(layout.space), np.int64))
 
     def chunk(self, chunk: int, by: int) -> int:
-        """Return what becomes of one chunk."""
+        """Return `chunk` rotated by `by`."""
         first = int(self.first[chunk])
         return first + (chunk - first + by) % int(self.length[chunk])
 
     def chunks(self, chunks: NDArray[np.int32], by: int) -> NDArray[np.int64]:
-        """Return what becomes of chunks; NOWHERE stays."""
+        """Return `chunks` rotated by `by`; NOWHERE is unchanged."""
         first, length = self.first[chunks], self.length[chunks]
         return np.where(chunks == NOWHERE, NOWHERE, first + (chunks - first + by) % length)
 
 
 class Likeness:
-    """Whether ranks do what rank 0 does, turned.
+    """Compare the moves of other ranks with rank 0's moves, rotated.
 
-    `is_fixed` says for each move whether all that were compared take its operands in one and the same order of ranks,
-    and not in one that turns with them.
+    `is_fixed` says for each move whether all compared ranks take its operands in the same order of ranks, so that the
+    order does not rotate with the ranks.
     """
 
     def __init__(self, moves: Moves, turn: Turn) -> None:
@@ -66,11 +66,11 @@ class Likeness:
         self.turn = turn
         counts = np.diff(moves.peer_start)
         self._counts = counts
-        self._row = np.repeat(np.arange(len(moves)), counts)  # of every peer
+        self._row = np.repeat(np.arange(len(moves)), counts)  # the move of every peer
         self.is_fixed = (moves.kind == Kind.REDUCE) & (counts > 0)
 
     def differs(self, other: Moves, by: int) -> int | None:
-        """Return the first of `other`'s moves that is not this one's turned by `by`, up to the order of its peers."""
+        """Return the first of `other`'s moves that is not `moves` rotated by `by`, ignoring the order of peers."""
         mine, count = self.moves, min(len(self.moves), len(other))
         if len(mine) == len(other) and np.array_equal(mine.peer_start, other.peer_start):
             alike = (mine.kind == other.kind) & (mine.channel == other.channel) & (mine.span == other.span)
@@ -79,7 +79,7 @@ class Likeness:
             alike &= self.turn.chunks(mine.dst, by) == other.dst
             self._compare_peers(other.peers, by, alike)
             return None if alike.all() else int(alike.argmin())
-        # Of another length: go by what both have.
+        # The programs have different lengths: compare the moves that both have.
         common = np.arange(count)
         less = Likeness(mine.take(common), self.turn)
         wanted = np.diff(other.peer_start)[:count]
@@ -89,7 +89,7 @@ class Likeness:
         return count if found is None else found
 
     def _compare_peers(self, peers: NDArray[np.int32], by: int, alike: NDArray[np.bool_]) -> None:
-        """Take out of `alike`, and of `is_fixed`, the moves whose peers are not the same."""
+        """Clear the entries of `alike` and `is_fixed` for the moves whose peers differ."""
         wanted = (self.moves.peers + by) % self.turn.ranks
         if self.is_fixed.any():
             self.is_fixed[self._row[self.moves.peers != peers]] = False

@@ -1,15 +1,15 @@
-"""The proof by one rank: where every rank of a line does what rank 0 does, turned, so do all of their memories.
+"""The proof by one rank: if every rank of a line does what rank 0 does, rotated, their memories are rotations too.
 
-All ranks in step, move by move, is an order in which they may run, and any order has the same outcome (prove.py). In
-step, and by induction over moves, what rank r holds is what rank 0 holds, turned by r: so what rank 0 takes from
-rank q is what it has itself offered to the rank q before it, turned by q. It gets further only if it offered that in an
-earlier move; else all ranks wait for each other. Clocks turn as contents do.
+All ranks may run in lockstep, move by move, and every other order has the same outcome (prove.py). In lockstep, by
+induction over moves, rank r's contents are rank 0's contents rotated by r. So a message that rank 0 takes from rank q
+is the message that rank 0 itself offered to the rank q before it, rotated by q. Rank 0 proceeds only if it offered that
+message in an earlier move; otherwise all ranks wait for each other. Clocks rotate as contents do.
 
-The order in which a REDUCE takes its operands need not turn. Its result gets a version of its own at every rank, "made
-by rank r in this move"; where all ranks combine the same versions in one and the same order of ranks, one that is
-common to all.
+The order in which a REDUCE takes its operands need not rotate. If it rotates, the result gets a version of its own at
+every rank, "made by rank r in this move". If all ranks combine the same versions in the same order of ranks, the result
+gets one version that is common to all.
 
-Cost: linear in the moves and messages of one rank, times the number of ranks for messages behind which a clock stands.
+Cost: linear in the moves and messages of one rank; a message with a clock costs a factor of the number of ranks more.
 """
 
 from collections.abc import Sequence
@@ -28,22 +28,22 @@ from multiring.schedule.promise import Promise
 from multiring.schedule.turn import Turn
 from multiring.schedule.versions import Version
 
-Clock = NDArray[np.int32]  # (ranks,): how many of each rank's moves are known to be executed
+Clock = NDArray[np.int32]  # (ranks,): how many of each rank's moves were certainly executed
 
 
 def prove_turned(promise: Promise, moves: Moves, is_fixed: NDArray[np.bool_], turn: Turn) -> None:
-    """Raise ScheduleError unless the promise is kept where rank r's program is `moves`, rank 0's, turned by r.
+    """Raise ScheduleError unless programs that are rotations of `moves` keep `promise`.
 
     Args:
-        promise: it has to turn likewise (`Promise.turns`, `Promise.stays`).
-        moves: rank 0's.
-        is_fixed: shape (moves,), of `Likeness`.
-        turn: how the chunks turn; where they do, every span is 1.
+        promise: a promise that rotates in the same way (`Promise.turns`, `Promise.stays`).
+        moves: rank 0's program; rank r's program is `moves` rotated by r.
+        is_fixed: shape (moves,), from `Likeness`.
+        turn: how the chunks rotate; if they do, every span is 1.
     """
     Spans(promise.layout).prove(moves, 0)
     chunks_turn = bool((turn.length > 1).any())
     if chunks_turn and (moves.span != 1).any():
-        raise ScheduleError("spans of several chunks do not turn")
+        raise ScheduleError("spans of several chunks cannot be rotated: want span 1")
     limits = (promise.ranks, promise.channels)
     rows = list(moves.rows())
     for index, move in enumerate(rows):
@@ -54,7 +54,7 @@ def prove_turned(promise: Promise, moves: Moves, is_fixed: NDArray[np.bool_], tu
 
 
 class _Atoms:
-    """Neighbouring chunks that no move tells apart, as one; they all fare alike, each with its own home."""
+    """Groups of neighbouring chunks that every move treats alike; each chunk keeps its own home."""
 
     def __init__(self, promise: Promise, moves: Moves) -> None:
         chunks = range(len(promise.layout.space))
@@ -75,7 +75,7 @@ class _Atoms:
         self._index = np.cumsum(edge) - 1
 
     def of(self, move: Move) -> Move:
-        """Return `move` with atoms in place of chunks."""
+        """Return `move` with atom numbers instead of chunk numbers."""
         start = move.dst if move.src == NOWHERE else move.src
         span = int(self._index[start + move.span] - self._index[start])
         src, dst = (each if each == NOWHERE else int(self._index[each]) for each in (move.src, move.dst))
@@ -84,20 +84,21 @@ class _Atoms:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Messages:
-    """Which of rank 0's messages are which: arrays over `Moves.peers`."""
+    """The receiver of each of rank 0's messages: arrays over `Moves.peers`."""
 
     peer_start: list[int]
     peers: NDArray[np.int32]
     met: NDArray[
         np.int64
-    ]  # of an offer: the receiver's move that takes it; of an operand: the sender's that offered it
+    ]  # for an offer: the number of the receiver's move; for an operand: the number of the sender's move
 
 
 def _match(moves: Moves, rows: Sequence[Move], ranks: int) -> _Messages:
-    """Return what meets what: the n-th offer to the rank d further meets the n-th receive from the rank d before.
+    """Match messages: the n-th offer to the rank d further meets the n-th receive from the rank d before.
 
     Raises:
-        ScheduleError: they are not as many, not alike, or a receive waits for an offer behind itself.
+        ScheduleError: numbers of sends and receives differ, a message and its receive differ in span or wire type, or
+            a receive comes before the offer that it waits for.
     """
     row = np.repeat(np.arange(len(moves)), np.diff(moves.peer_start))
     is_offer = moves.kind[row] == Kind.SEND
@@ -127,14 +128,14 @@ def _match(moves: Moves, rows: Sequence[Move], ranks: int) -> _Messages:
 
 
 class _Offer(NamedTuple):
-    """What rank 0 offers in a move."""
+    """The chunks that rank 0 offers in a move."""
 
     contents: list[Content]
-    clock: Clock | None  # None: nothing known
+    clock: Clock | None  # None: no move of another rank is certain
 
 
 class _TurnedProof:
-    """Rank 0's execution, in step with all others."""
+    """Rank 0's execution, in lockstep with all other ranks."""
 
     def __init__(
         self, promise: Promise, messages: _Messages, is_fixed: NDArray[np.bool_], turn: Turn, atoms: _Atoms
@@ -154,10 +155,10 @@ class _TurnedProof:
         self.readers: list[list[tuple[NDArray[np.int32], NDArray[np.int64]]]] = [[] for _ in atoms.first]
         self.clock: Clock | None = None
         self.offers: dict[int, _Offer] = {}
-        self.left: dict[int, int] = {}  # how often each will still be taken
+        self.left: dict[int, int] = {}  # how many peers have not taken each offer
 
     def run(self, rows: Sequence[Move]) -> None:
-        """Execute every move, then compare with the promise."""
+        """Execute every move, then compare the end with the promise."""
         for index, move in enumerate(rows):
             try:
                 if move.kind is Kind.SEND:
@@ -169,7 +170,7 @@ class _TurnedProof:
         self._check_end()
 
     def _met(self, index: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Return the peers of a move, and which of their moves each meets."""
+        """Return the peers of a move, and the number of the move that each of them meets it with."""
         those = slice(self.messages.peer_start[index], self.messages.peer_start[index + 1])
         return self.messages.peers[those], self.messages.met[those]
 
@@ -185,7 +186,7 @@ class _TurnedProof:
             ]
         self.offers[index] = _Offer(contents, self.clock)
         self.left[index] = len(move.peers)
-        # The encoding lies elsewhere.
+        # An encoded message is a copy in other memory, so its readers do not read the chunk.
         for at in () if move.wire else range(move.src, move.src + move.span):
             self.readers[at].append(self._met(index))
         if move.dst != NOWHERE:
@@ -201,19 +202,19 @@ class _TurnedProof:
             for sender in met.tolist()
         ]
         self._hear(peers, met)
-        # A COPY's bytes exist only once its message was sent. A REDUCE may begin to write with its first operand.
+        # A COPY starts to write after it has its message. A REDUCE may start to write with its first operand.
         known = self.clock if move.kind is Kind.COPY else before
         for at in range(move.span):
             self._check_write(move.dst + at, known)
             self._write(index, move, at, [contents[at] for contents in offered])
 
     def _hear(self, peers: NDArray[np.int32], met: NDArray[np.int64]) -> None:
-        """Learn what the senders of a move's operands knew when they offered them."""
+        """Merge the clocks that the senders of a move's operands had at the time of their offers."""
         others = met >= 0
         if not others.any():
             return
         ranks = self.turn.ranks
-        # Who was offered the one that stands here may still hold it.
+        # Make a copy: offers may still refer to the present clock.
         clock = np.zeros(ranks, np.int32) if self.clock is None else self.clock.copy()
         for peer, sender in zip(peers[others].tolist(), met[others].tolist(), strict=True):
             told = self.offers[sender].clock
@@ -255,7 +256,7 @@ class _TurnedProof:
         self.held[target] = result_of(self.promise, move, self.atoms.first[target], held, operands, version)
 
     def _turned(self, content: Content, by: int) -> Content:
-        """Return, as it is at the rank `by` further, what is `content` here."""
+        """Return the content at the rank `by` further that corresponds to `content` at this rank."""
         if by == 0:
             return content
         return content._replace(
@@ -278,7 +279,7 @@ class _TurnedProof:
         return (home + by) % ranks
 
     def _check_end(self) -> None:
-        # Ranks that want the same block want what turns into each other: one version, turned.
+        # Ranks that want the same block must hold one version of it, so compare rotations of the chunks that match.
         seen: dict[int, tuple[int, Version]] = {}
         for at, (chunk, content) in enumerate(zip(self.atoms.first, self.held, strict=True)):
             mask = self.promise.want(0, chunk)
@@ -297,7 +298,7 @@ class _TurnedProof:
                 self._check_write(at, self.clock)
 
     def _place_of(self, home: int) -> tuple[int, int]:
-        """Return which homes turn into this one, as a number, and how far it is turned among them."""
+        """Return the number of the cycle in which this home rotates, and its position in the cycle."""
         if not self.chunks_turn:
             return home, 0
         if self.promise.pairs:
@@ -307,9 +308,9 @@ class _TurnedProof:
 
 
 class _TurnedVersions:
-    """Numbers histories as `Versions` does, of which each comes once at every rank, turned.
+    """Number histories as `Versions` does; each history exists once per rank, rotated.
 
-    A version is a history's number and the rank that it is turned to, as one integer: number * ranks + rank.
+    A version combines a history's number and the rank it is rotated to in one integer: number * ranks + rank.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -323,26 +324,26 @@ class _TurnedVersions:
         return self._number("own", home)
 
     def made(self, index: int, at: int) -> Version:
-        """Return what move `index` makes of its chunk `at`, whatever of."""
+        """Return the version that move `index` writes to its chunk `at`, for any operands."""
         return self._number("made", index, at)
 
     def common(self, version: Version, order: tuple[int, ...], *, last: bool) -> Version:
-        """Return what combining rank 0's `version`, turned to each rank of `order` in turn, makes on all ranks."""
+        """Return the common version of a REDUCE that combines `version`, rotated to each rank of `order` in turn."""
         number = self._number("common", version, order, last)
         self._common.add(number // self._ranks)
         return number
 
     def is_common(self, version: Version) -> bool:
-        """Whether all ranks have the same bits by this version."""
+        """Return whether this version means the same bits on all ranks."""
         return version // self._ranks in self._common
 
     def turned(self, version: Version, by: int) -> Version:
-        """Return the version `by` ranks further."""
+        """Return the version rotated by `by` ranks."""
         number, at = divmod(version, self._ranks)
         return version if number in self._common else number * self._ranks + (at + by) % self._ranks
 
     def coded(self, version: Version, wire: Wire) -> Version:
-        """Return what is left of `version` after the wire; a second time it takes nothing more."""
+        """Return the version after a lossy wire; encoding with the same wire again changes nothing."""
         number, at = divmod(version, self._ranks)
         if self._coded.get(number) is wire:
             return version

@@ -1,6 +1,6 @@
-"""Versions: how the bits of a chunk came about, as numbers that are like where the bits are.
+"""Versions: numbers that identify how the bits of a chunk were computed. Equal versions mean equal bits.
 
-A version is a rank's own contribution, the combination of versions in an order, or a version after a lossy wire.
+A version is a rank's own contribution, a combination of versions in some order, or a version after a lossy wire.
 """
 
 from multiring.schedule.kinds import Wire
@@ -9,22 +9,22 @@ Version = int
 
 
 class Versions:
-    """Numbers histories: like ones alike, whatever rank they came about on."""
+    """Number histories: equal histories get equal numbers, on whichever rank they arise."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[object, ...], Version] = {}
-        self._coded: dict[Version, Wire] = {}  # what was coded, and by what
+        self._coded: dict[Version, Wire] = {}  # the wire that each encoded version passed last
 
     def own(self, rank: int, home: int) -> Version:
         """Return the version of `rank`'s contribution to block `home`."""
         return self._number("own", rank, home)
 
     def combined(self, versions: tuple[Version, ...], *, last: bool) -> Version:
-        """Return what a REDUCE makes of `versions`, in this order."""
+        """Return the version that a REDUCE computes from `versions`, in this order."""
         return self._number("combined", versions, last)
 
     def coded(self, version: Version, wire: Wire) -> Version:
-        """Return what is left of `version` after the wire; a second time it takes nothing more."""
+        """Return the version after a lossy wire; encoding with the same wire again changes nothing."""
         if not wire or self._coded.get(version) is wire:
             return version
         number = self._number("coded", version, wire)

@@ -1,19 +1,18 @@
-"""Wire types: what float32 elements become while they travel, and what is left of them.
+"""Wire types: lossy encodings of float32 elements for messages. Tests compare the native codecs with this module.
 
-FP16 and BF16 are the 16-bit floats, rounded to nearest, ties to even; beyond the largest, 65504 for float16, there
-is infinity.
+FP16 and BF16 are the 16-bit floats, rounded to nearest, ties to even. Values beyond the largest finite number, 65504
+for float16, become infinity.
 
-INT8 goes by blocks of 256 elements, counted from the start of the user's buffer (`layout.grain_of` cuts there): a
-float32 scale s, then a signed byte q for every element; the last block is as short as what is left. With m = max |x|
-of a block
+INT8 encodes blocks of 256 elements, counted from the start of the user's buffer (`layout.grain_of` cuts there). A
+block is a float32 scale s and one signed byte q per element; the last block may be shorter. m = max |x| of a block:
 
-- s is m / 127 without the lowest seven bits of its significand, q is x * (1 / s) rounded to the nearest integer, ties
-  to even, and what arrives is q * s: off by at most s / 2, 0.4 % of m. q * s is exact, and encoding it again
-  gives the same bytes: nothing is lost twice.
-- below m = 2^-119 s is 0 and zeros arrive: so no scale, and nothing that arrives, is ever a subnormal number;
-- where m is infinite or NaN s is NaN, and so is every element that arrives: an overflow is never averaged away.
+- s is m / 127 without the lowest seven bits of its significand. q is x * (1 / s) rounded to the nearest integer, ties
+  to even. The decoded value is q * s: off by at most s / 2, 0.4 % of m. q * s is exact, and encoding it again
+  gives the same bytes, so a second encoding loses nothing.
+- If m is below 2^-119, s is 0 and all decoded values are zero. So no scale and no decoded value is ever subnormal.
+- If m is infinite or NaN, s and all decoded values are NaN. So an average never hides an overflow.
 
-In all of them a NaN arrives as the positive quiet NaN. This is the reference that native codecs are tested against.
+All wire types decode a NaN as the positive quiet NaN.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,12 +29,12 @@ Raw = NDArray[np.uint8]
 
 BLOCK = 256  # elements that share a scale
 _SCALE_BYTES = 4
-_LOST_BITS = np.uint32(0x7F)  # of a scale, so that 127 s needs no more than a float32 has
+_LOST_BITS = np.uint32(0x7F)  # cleared in a scale, so that 127 s fits into a float32
 _LEAST = np.float32(2.0**-119)
 
 
 def wire_of(name: object) -> Wire:
-    """Return the wire type of that name; None is NONE.
+    """Return the wire type called `name`; None means Wire.NONE.
 
     Raises:
         ArgumentError: there is no such type.
@@ -50,35 +49,36 @@ def wire_of(name: object) -> Wire:
 
 
 def encoded_bytes(wire: Wire, elements: int) -> int:
-    """Return the bytes that `elements` float32 take on the wire, from the start of a block on."""
+    """Return the size in bytes of `elements` encoded float32, starting at the start of a block."""
     if wire is Wire.INT8:
         return elements + _SCALE_BYTES * -(-elements // BLOCK)
     return elements * (4 if wire is Wire.NONE else 2)
 
 
 def encode(wire: Wire, array: Floats) -> Raw:
-    """Return what travels: shape (encoded_bytes(wire, array.size),)."""
-    with np.errstate(over="ignore"):  # to infinity, as documented
+    """Return `array` encoded: shape (encoded_bytes(wire, array.size),)."""
+    with np.errstate(over="ignore"):  # values too large become infinity
         raw: Raw = _CODECS[wire][0](np.ascontiguousarray(array, np.float32).ravel())
     return raw
 
 
 def decode(wire: Wire, raw: Raw, elements: int) -> Floats:
-    """Return the `elements` float32 that arrive: shape (elements,)."""
+    """Return `elements` decoded float32: shape (elements,)."""
     with np.errstate(invalid="ignore"):
         array: Floats = _CODECS[wire][1](raw, elements)
-    array[np.isnan(array)] = np.nan  # whatever its sign and payload were
+    array[np.isnan(array)] = np.nan  # drop the sign and payload of NaNs
     return array
 
 
 def decoded(wire: Wire, array: Floats) -> Floats:
-    """Return `array` as it arrives."""
+    """Return `array` after encoding and decoding."""
     return decode(wire, encode(wire, array), array.size).reshape(array.shape)
 
 
 def _encode_bf16(array: Floats) -> Raw:
     bits = array.view(np.uint32)
-    # Nearest even at bit 16; a carry out of the significand is the right exponent, up to and including infinity.
+    # Round to nearest even at bit 16. A carry out of the significand increments the exponent, which is right, even
+    # up to infinity.
     rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
     raw: Raw = np.where(np.isnan(array), np.uint32(0x7FC0), rounded).astype(np.uint16).view(np.uint8)
     return raw
