@@ -211,7 +211,9 @@ def test_logs_replace_logs_alone(tmp_path: Path) -> None:
     (tmp_path / "rank-0.out").write_bytes(NOTES)
     logs._take(tmp_path, "rank-0.out")
     (tmp_path / "rank-1.out").write_bytes(NOTES)
-    with pytest.raises(LaunchError, match=r"rank-1.out is there already, and .multiring-logs beside it does not say"):
+    with pytest.raises(
+        LaunchError, match=r"rank-1.out is there already, and .multiring-logs in the same folder does not list"
+    ):
         logs._take(tmp_path, "rank-1.out")
     assert (tmp_path / logs.LOGS).read_text() == "rank-0.out\n"
 

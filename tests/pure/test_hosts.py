@@ -23,7 +23,7 @@ def test_hosts_and_ranks() -> None:
 
 @pytest.mark.parametrize("text", ["", "a:", "a:0", "a:-1", "a:x", ":4", "a:4,,b:4", "-x:2", "a b:2", "a:1:2", "a:²"])
 def test_what_is_no_host(text: str) -> None:
-    with pytest.raises(ArgumentError, match="is no HOST:RANKS; want names and numbers, like a:4,b:4"):
+    with pytest.raises(ArgumentError, match="is not HOST:RANKS; want names and numbers, like a:4,b:4"):
         parse_hosts(text)
 
 
@@ -88,7 +88,10 @@ def test_a_file_of_hosts_is_read_as_others_write_it(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("# the cluster\na slots=4\n\nb:2  # two\nc\nd max_slots=3\n", encoding="utf-8")
     assert parse_hostfile(file) == "a:4,b:2,c,d:3"
-    for text, told in (("a 4", "line 1: 'a 4' is no host; want like: a slots=4"), ("#", "names no host; want lines")):
+    for text, told in (
+        ("a 4", "line 1: 'a 4' is not a host; want a line like: a slots=4"),
+        ("#", "names no host; want lines"),
+    ):
         file.write_text(text, encoding="utf-8")
         with pytest.raises(ArgumentError, match=told):
             parse_hostfile(file)
@@ -116,7 +119,7 @@ def test_no_mpiexec(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
             ["--stdin", "1", "--hosts", "a:2,b:2", "--", "prog"],
             "--stdin 1: on several hosts mpiexec gives it to rank 0",
         ),
-        (["--hosts", "a:2,b:", "--", "prog"], "'b:' is no HOST:RANKS"),
+        (["--hosts", "a:2,b:", "--", "prog"], "'b:' is not HOST:RANKS"),
         (["--hosts", "a:2"], "no command to run"),
     ],
 )

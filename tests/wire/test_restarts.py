@@ -104,7 +104,7 @@ def test_restarts_end(tmp_path: Path) -> None:
 def test_a_mistake_is_not_repeated_for_long(tmp_path: Path) -> None:
     done = run(tmp_path, "1:early", "1:early", "1:early", restarts=100)
     assert done.returncode == 128 + signal.SIGKILL
-    assert "failed twice before its first step, which another start will not mend: not started again" in done.stderr
+    assert "failed twice before its first step, so another start would fail too: not started again" in done.stderr
     assert done.stderr.count(": all ranks, with a new secret") == 1
 
 

@@ -421,7 +421,7 @@ def test_a_signal_leaves_ten_seconds_to_save_together(
         assert job.finish() == 128 + number
         assert time.monotonic() - begin >= 10.0
         assert (tmp_path / number.name).read_text() == "8.0"
-        assert "which may take 30 s; once more ends it now" in job.err
+        assert "which may take 30 s; a second signal kills now" in job.err
         assert "killing" not in job.err
 
 
@@ -602,4 +602,4 @@ def test_a_rank_that_the_system_killed_for_memory_is_told_so(tmp_path: Path) -> 
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 128 + 9
-    assert f"the memory of its control group of 64 MiB ({group}) was at an end" in done.stderr
+    assert f"the memory of its control group of 64 MiB ({group}) was used up" in done.stderr

@@ -1,4 +1,4 @@
-"""Start ranks on this machine, and leave none behind; on others, by the mpiexec that is there."""
+"""Start the ranks of a job on this machine and clean up after them; start ranks on other hosts with mpiexec."""
 
 from multiring.launch.commands import CommandError as CommandError
 from multiring.launch.function import FunctionOptions as FunctionOptions

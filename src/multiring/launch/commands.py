@@ -1,4 +1,4 @@
-"""The command that every rank runs: whether it can be started, and the environment that it gets."""
+"""Check the command that every rank runs, and build the environment of the rank processes."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from multiring.settings import HOROVOD_PLACE, TORCH_PLACE, environment_of, place
 
 
 class CommandError(LaunchError):
-    """The command cannot be run; `exit_code` is what a shell would return: 127 not found, 126 not executable."""
+    """The command cannot be run. `exit_code` is a shell's exit code: 127 not found, 126 not executable."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -26,17 +26,17 @@ class CommandError(LaunchError):
 
 
 _OURS = ("rank", "size", "local_rank", "local_size", "rank_process", "launched_in")
-_OF_ONE_HOST = ("rendezvous", "secret", "secret_file", "job")  # a job of several hosts takes the user's
+_OF_ONE_HOST = ("rendezvous", "secret", "secret_file", "job")  # on several hosts the user may set these variables
 
 
 def refuse_places(variables: Mapping[str, str], *, horovod: bool, timeline: bool, one_host: bool = True) -> None:
-    """Raise ArgumentError where `variables`, of --env, have one that the launcher itself gives each rank.
+    """Raise ArgumentError if `variables` contains a variable that the launcher sets for each rank.
 
     Args:
-        variables: by name.
-        horovod: whether ranks take multiring for Horovod.
-        timeline: whether an option names the timeline.
-        one_host: whether this launcher starts the ranks itself.
+        variables: values by name, from --env.
+        horovod: whether `import horovod` means multiring in the ranks.
+        timeline: whether an option already names the timeline file.
+        one_host: whether this launcher starts the ranks itself. On several hosts mpiexec starts them.
     """
     ours = environment_of(**dict.fromkeys((*_OURS, *(_OF_ONE_HOST if one_host else ())), ""))
     given = {*ours, *(name for key, name in TORCH_PLACE.items() if key not in ("address", "port") or not one_host)}
@@ -49,17 +49,17 @@ def refuse_places(variables: Mapping[str, str], *, horovod: bool, timeline: bool
         )
     (name,) = environment_of(timeline="")
     if timeline and name in variables:
-        raise ArgumentError(f"--env {name}={variables[name]!r}: --timeline says where it is written; leave one out")
+        raise ArgumentError(f"--env {name}={variables[name]!r}: --timeline already names the file; leave one out")
 
 
 def check_can_run(what: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
     """Raise unless `command` can be started from here with `environment`.
 
     Raises:
-        ArgumentError: there is no command.
-        CommandError: it does not exist or cannot be executed.
-        UnsupportedError: this is not Linux.
-        StateError: not called from the main thread.
+        ArgumentError: `command` is empty.
+        CommandError: the program does not exist or cannot be executed.
+        UnsupportedError: the system is not Linux.
+        StateError: the caller is not the main thread.
     """
     if not sys.platform.startswith("linux"):
         raise UnsupportedError(f"{what} works on Linux only, this is {sys.platform}")
@@ -84,7 +84,7 @@ def check_command(program: str, environment: Mapping[str, str]) -> None:
 
 
 def _like_it(script: str) -> str:
-    """Return the script in the same folder that was meant, if it can be told."""
+    """Return a hint that names the script of the same folder with the most similar name, or an empty text."""
     folder = Path(script).parent
     there = [each.name for each in folder.glob("*.py")] if folder.is_dir() else []
     meant = get_close_matches(Path(script).name, there, n=1, cutoff=0.8)
@@ -92,8 +92,8 @@ def _like_it(script: str) -> str:
 
 
 def environment_of_process(environment: Mapping[str, str], threads: int, **settings: object) -> dict[str, str]:
-    """Return `environment` for a process that computes with `threads` and reads `settings`, given by field name."""
+    """Return `environment` plus the variables for `threads` and for `settings`, which are given by field name."""
     made = {"PYTHONUNBUFFERED": "1", **without_position(environment), **thread_variables(environment, threads)}
     for name in environment_of(secret_file="", rank_process=""):
-        made.pop(name, None)  # an outer job's; this one's secret is given in full
+        made.pop(name, None)  # they belong to an outer job; this job passes its secret in MULTIRING_SECRET
     return made | environment_of(launched_in=places_told(environment), **settings)

@@ -1,4 +1,4 @@
-"""Which cores each local rank gets, and with how many threads it computes."""
+"""Assign cores to the ranks of this host, and choose their number of threads."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -6,15 +6,15 @@ from itertools import pairwise
 from pathlib import Path
 
 _CPU_ROOT = Path("/sys/devices/system/cpu")
-# OpenMP's variable is the one the others fall back to, so a user who sets it has decided for all of them.
+# All these libraries fall back to OpenMP's variable, so a user who sets it has decided for all of them.
 _THREADS = "OMP_NUM_THREADS"
 _MORE_THREADS = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
-Core = tuple[int, int]  # package, core in it; several CPUs (hardware threads) may share one
+Core = tuple[int, int]  # (package, core in the package); several CPUs (hardware threads) may share a core
 
 
 def cores_of_cpus(cpus: Sequence[int], root: Path = _CPU_ROOT) -> dict[int, Core]:
-    """Return the physical core of each of `cpus`; where the system does not say, each is its own."""
+    """Return the physical core of each of `cpus`. A CPU without topology information counts as a core of its own."""
     return {cpu: _core_of_cpu(cpu, root) for cpu in cpus}
 
 
@@ -28,9 +28,10 @@ def _core_of_cpu(cpu: int, root: Path) -> Core:
 
 
 def share_cpus(core_of: Mapping[int, Core], ranks: int) -> list[frozenset[int]]:
-    """Return each rank's CPUs: neighbouring, disjoint and all used; or all of them for all where ranks are more.
+    """Split the CPUs into one disjoint set of neighbouring CPUs for each rank.
 
-    Hardware threads of one core are kept together as far as the counts allow.
+    Every CPU is used. If there are more ranks than CPUs, every rank gets all CPUs. Hardware threads of one core stay
+    together as far as the counts allow.
     """
     ordered = sorted(core_of, key=lambda cpu: (core_of[cpu], cpu))
     if ranks > len(ordered):
@@ -40,9 +41,9 @@ def share_cpus(core_of: Mapping[int, Core], ranks: int) -> list[frozenset[int]]:
 
 
 def threads_per_rank(core_of: Mapping[int, Core], ranks: int) -> int:
-    """Return how many threads every rank computes with: the physical cores of the smallest share.
+    """Return the number of threads for each rank: the physical cores of the smallest share.
 
-    The same number on all ranks, or one rank's arithmetic would differ from the others'.
+    All ranks get the same number, because the number of threads can change floating-point results.
     """
     if ranks > len(core_of):
         return 1
@@ -50,12 +51,12 @@ def threads_per_rank(core_of: Mapping[int, Core], ranks: int) -> int:
 
 
 def thread_variables(environment: Mapping[str, str], threads: int) -> dict[str, str]:
-    """Return what to add to `environment` so that numerical libraries use `threads`; the user's choice stands."""
+    """Return the variables that make numerical libraries use `threads`, except variables set in `environment`."""
     if _THREADS in environment:
         return {}
     return {name: str(threads) for name in (_THREADS, *_MORE_THREADS) if name not in environment}
 
 
 def usable_cpus() -> list[int]:
-    """Return the CPUs this process may run on."""
+    """Return the numbers of the CPUs that this process may run on."""
     return sorted(os.sched_getaffinity(0))

@@ -1,7 +1,7 @@
-"""A function on several ranks of this machine, and what it returned on each: from a script, or from a notebook.
+"""Run a function on several ranks of this machine and return the results, from a script or a notebook.
 
-The function goes to the ranks, and results and errors come back, as pickles in a folder that only this user can
-enter. The ranks are started and watched by a launcher process of their own, which ends them when one fails.
+The function, the results and the errors are pickles in a folder that only this user can enter. A separate launcher
+process starts and watches the ranks. It stops all of them if one fails.
 """
 
 import codecs
@@ -29,7 +29,7 @@ _TOLD = "job.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FunctionOptions:
-    """How the ranks of a function run. `failed` begins the error of a job in which one failed; `python` runs them."""
+    """Options of `run_function`: the job's options, the ranks' Python, and the first words of a failure's error."""
 
     job: JobOptions = field(default_factory=JobOptions)
     python: str = sys.executable
@@ -45,24 +45,25 @@ def run(
     env: Mapping[str, str] | None = None,
     log_dir: str | Path | None = None,
 ) -> list[Any]:
-    """Call `function(*args, **kwargs)` on `ranks` new processes of this machine and return the results, by rank.
+    """Call a function on `ranks` new processes of this machine and return its results, ordered by rank.
 
-    In each it may call `multiring.init()`, and is what a script under `multiring run` is. What they write is written
-    here, tagged with the rank, also in a notebook. Interrupting this call ends them.
+    In each process the function runs like a script under `multiring run`, and may call `multiring.init()`. The output
+    of the ranks appears in this process's output, tagged with the rank, also in a notebook. Ctrl-C stops the ranks.
 
     Args:
-        function: found by its name in its module, or sent along (by cloudpickle, where that is installed; functions of
-            a notebook need it).
-        ranks: how many.
-        args: its arguments.
-        kwargs: its arguments by name.
+        function: the function, called as `function(*args, **kwargs)`. Without cloudpickle it must be importable by
+            its name. With cloudpickle installed it may also be defined in a notebook.
+        ranks: the number of processes.
+        args: positional arguments.
+        kwargs: keyword arguments.
         env: variables to set for the ranks.
-        log_dir: a folder; what rank K writes is also in its files rank-K.out and rank-K.err.
+        log_dir: a folder. The output of rank K also goes to rank-K.out and rank-K.err in it.
 
     Raises:
-        ArgumentError: there can be no so many ranks, or the function or its arguments cannot be sent.
-        LaunchError: a rank failed; its error is the cause, and its traceback in the text. The others were stopped.
-        KeyboardInterrupt: once all ranks have ended.
+        ArgumentError: `ranks` is not a positive integer, or the function or its arguments cannot be pickled.
+        LaunchError: a rank failed, and the others were stopped. The rank's error is the cause (`__cause__`), and its
+            traceback is in the text.
+        KeyboardInterrupt: the user pressed Ctrl-C. It is raised after all ranks have ended.
     """
     options = JobOptions(log_dir=None if log_dir is None else Path(log_dir), variables=dict(env or {}))
     return run_function(function, args, kwargs or {}, ranks, FunctionOptions(job=options))
@@ -75,12 +76,12 @@ def run_function(
     ranks: int,
     options: FunctionOptions,
 ) -> list[Any]:
-    """Do what `run` does, and raise what it raises, as `options` say; `timeline` and `stdin_rank` have no effect."""
-    wanted: object = function  # whatever a user gave
+    """Run a function on `ranks` processes, like `run`, with `options`. `timeline` and `stdin_rank` have no effect."""
+    wanted: object = function  # a user may pass a value of any type
     if not callable(wanted):
         scripts = "; a script is started by `multiring run -n N script.py`" if isinstance(wanted, str) else ""
-        raise ArgumentError(f"{wanted!r} is no function: want one, not what it returns{scripts}")
-    count: object = ranks  # whatever a user gave
+        raise ArgumentError(f"{wanted!r} is not a function: want the function itself, not its result{scripts}")
+    count: object = ranks  # a user may pass a value of any type
     if not isinstance(count, int) or count < 1:
         raise ArgumentError(f"ranks={ranks!r}: want an integer, at least 1")
     refuse_places(options.job.variables, horovod=options.job.horovod, timeline=False)
@@ -100,7 +101,7 @@ def run_function(
 
 
 def _launched(told: Path, variables: Mapping[str, str]) -> int:
-    """Run the launcher to its end; Ctrl-C ends the ranks before it goes on."""
+    """Run the launcher process and return its exit code. Ctrl-C stops the ranks, and is raised after their end."""
     process = subprocess.Popen(  # noqa: S603 -- our own module
         [sys.executable, "-m", "multiring.launch.function_launcher", str(os.getpid()), str(told)],
         env={**inherited_environment(), **variables},
@@ -125,7 +126,7 @@ def _launched(told: Path, variables: Mapping[str, str]) -> int:
 
 
 def _pass_on(process: "subprocess.Popen[bytes]") -> None:
-    """Write to this program's own streams what the launcher writes; a notebook's are no files."""
+    """Copy the launcher's output to sys.stdout and sys.stderr, because a notebook's streams have no descriptors."""
     with selectors.DefaultSelector() as selector:
         for pipe, stream in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
             if pipe is not None and not pipe.closed:
@@ -152,7 +153,7 @@ def _results(code: int, outcomes: Sequence[Outcome | None], failed: str) -> list
     if code == 0 and len(returned) == len(outcomes):
         return returned
     failures = [(rank, each) for rank, each in enumerate(outcomes) if isinstance(each, Failure)]
-    # A rank that raises because it misses another one is not the cause.
+    # A rank that raises because it lost another rank is not the cause.
     causes = [(rank, failure) for rank, failure in failures if not failure.is_consequence]
     if causes:
         rank, failure = causes[0]

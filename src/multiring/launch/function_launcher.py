@@ -1,6 +1,6 @@
 """`python -m multiring.launch.function_launcher PARENT FILE`: the process that runs the ranks of `run_function`.
 
-It is one of its own because a launcher handles signals and forks, which the calling program may not like.
+The launcher handles signals and forks. A separate process keeps both out of the calling program.
 """
 
 import json
@@ -13,7 +13,7 @@ from multiring.launch.local import die_with, run_local
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the ranks and return the job's exit code; should the caller die, this process and the ranks do too."""
+    """Run the ranks and return the job's exit code. This process and the ranks are killed if the caller dies."""
     parent, file = arguments
     die_with(int(parent))
     told = json.loads(Path(file).read_text(encoding="utf-8"))

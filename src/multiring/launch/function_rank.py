@@ -1,4 +1,4 @@
-"""`python -m multiring.launch.function_rank FOLDER`: a rank of `run`, which leaves in FOLDER what became of it."""
+"""`python -m multiring.launch.function_rank FOLDER`: a rank of `run`, which writes its result or error to FOLDER."""
 
 import sys
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ from multiring.settings import Settings
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Call the function; what it raises ends this process, once it is told.
+    """Call the function and store its result. An exception is stored, and then ends this process.
 
     Raises:
-        StateError: this process is no rank.
+        StateError: this process is not a rank.
     """
     rank = Settings.from_environment().rank
     if rank is None:
-        raise StateError("MULTIRING_RANK is not set: this is a rank of multiring.run, which starts it")
+        raise StateError("MULTIRING_RANK is not set: only multiring.run starts this module; call multiring.run")
     call = CallFolder(Path(arguments[0]))
     try:
         call.leave(rank, Returned(call.call()))

@@ -1,7 +1,7 @@
-"""What a program written for Horovod is told of its place, and which package it gets when it imports horovod.
+"""Set the variables and the import path of ranks that run a program written for Horovod.
 
-Horovod's launcher tells a process where it is in HOROVOD_RANK, HOROVOD_SIZE and so on. Ranks of multiring find
-each other by MULTIRING_* alone; these are for programs that read them.
+Horovod's launcher sets HOROVOD_RANK, HOROVOD_SIZE and so on for each process. multiring itself only reads the
+MULTIRING_* variables. It sets the HOROVOD_* variables for programs that read them.
 """
 
 import os
@@ -13,18 +13,18 @@ from types import MappingProxyType
 
 from multiring.settings import HOROVOD_PLACE, inherited_environment
 
-# Put first on a rank's PYTHONPATH, this folder makes `import horovod` mean multiring; it is on nobody else's path.
+# This folder makes `import horovod` mean multiring. Only such ranks have it on their PYTHONPATH, at the front.
 PACKAGES = Path(__file__).parents[1] / "horovod" / "onpath"
-# Horovod's word for a controller that needs no MPI is gloo; there is no Gloo here, and none is claimed.
+# Horovod says "gloo" for a controller that needs no MPI. multiring has no Gloo, so the value is "multiring".
 CARRIERS = MappingProxyType({"HOROVOD_CONTROLLER": "multiring", "HOROVOD_CPU_OPERATIONS": "multiring"})
 
 _PLANNER = "the planner chooses what is cheapest on the topology (docs/plan.md)"
-_NO_CYCLE = "operations start when they are submitted; there is no cycle, and what ranks agree on is not cached"
+_NO_CYCLE = "operations start when they are submitted; there is no cycle, and no cache of the ranks' agreements"
 _BUCKETS = "gradients are reduced where they lie, in buckets: DistributedOptimizer(bucket_bytes=)"
 _NO_GPU = "multiring moves host memory"
-_NO_MPI_CONTROLLER = "MPI carries bytes with MULTIRING_ENGINE=mpi, and decides nothing"
+_NO_MPI_CONTROLLER = "with MULTIRING_ENGINE=mpi, MPI only carries bytes; it does not coordinate operations"
 _ELASTIC = "the number of ranks is fixed"
-# What Horovod reads while it runs and multiring does not, and why.
+# The variables that Horovod reads and multiring ignores, each with the reason.
 HOROVOD_IGNORED = MappingProxyType(
     {
         "HOROVOD_ADASUM_MPI_CHUNK_SIZE": _NO_MPI_CONTROLLER,
@@ -44,7 +44,7 @@ HOROVOD_IGNORED = MappingProxyType(
         "HOROVOD_ELASTIC": _ELASTIC,
         "HOROVOD_ELASTIC_TIMEOUT": _ELASTIC,
         "HOROVOD_ENABLE_ASYNC_COMPLETION": _NO_GPU,
-        "HOROVOD_ENABLE_XLA_OPS": "XLA has no operations of multiring's; want tf.function without jit_compile",
+        "HOROVOD_ENABLE_XLA_OPS": "multiring has no operations for XLA; want tf.function without jit_compile",
         "HOROVOD_FUSION_THRESHOLD": _BUCKETS,
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": "ranks meet at MULTIRING_RENDEZVOUS",
         "HOROVOD_GLOO_RENDEZVOUS_PORT": "ranks meet at MULTIRING_RENDEZVOUS",
@@ -64,7 +64,11 @@ HOROVOD_IGNORED = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HorovodPosition:
-    """Where a rank is. A cross rank counts the hosts that have this local rank, in their order."""
+    """A rank's position in Horovod's terms.
+
+    `cross_rank` is the index of the rank's host among the hosts that have this local rank. `cross_size` is the number
+    of these hosts.
+    """
 
     rank: int
     size: int
@@ -76,7 +80,7 @@ class HorovodPosition:
 
 
 def positions_on(hosts: Sequence[tuple[str, int]]) -> list[HorovodPosition]:
-    """Return the place of each rank where ranks fill the (host, ranks) of `hosts` in that order."""
+    """Return the position of each rank. Ranks fill the (host, number of ranks) pairs of `hosts` in order."""
     size = sum(count for _, count in hosts)
     places: list[HorovodPosition] = []
     for index, (name, count) in enumerate(hosts):
@@ -97,32 +101,35 @@ def positions_on(hosts: Sequence[tuple[str, int]]) -> list[HorovodPosition]:
 
 
 def horovod_environment(environment: Mapping[str, str], place: HorovodPosition) -> dict[str, str]:
-    """Return what a rank needs besides `environment` to take multiring for Horovod."""
+    """Return the variables to add to `environment` so that a rank uses multiring as Horovod."""
     told = {variable: str(getattr(place, name)) for name, variable in HOROVOD_PLACE.items()}
     return {**told, **CARRIERS, "PYTHONPATH": path_with_horovod(environment)}
 
 
 def path_with_horovod(environment: Mapping[str, str]) -> str:
-    """Return `environment`'s PYTHONPATH with multiring's horovod first, and once."""
+    """Return the PYTHONPATH of `environment` with multiring's `horovod` package moved or added to the front."""
     former = environment.get("PYTHONPATH")
     others = former.split(os.pathsep) if former else []
     return os.pathsep.join([str(PACKAGES), *(part for part in others if part != str(PACKAGES))])
 
 
 def without_position(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return `environment` less what an outer job's launcher says of its rank's place, under Horovod's names."""
+    """Return `environment` without the HOROVOD_* variables in which an outer job describes its rank's position."""
     return {name: text for name, text in environment.items() if name not in HOROVOD_PLACE.values()}
 
 
 def horovod_without_effect(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables in `environment` (default: this process's) that steer Horovod and nothing here, with why."""
+    """Return the variables of `environment` that Horovod reads and multiring ignores, each with the reason.
+
+    The default for `environment` is this process's environment.
+    """
     source = inherited_environment() if environment is None else environment
     return {name: HOROVOD_IGNORED[name] for name in sorted(source) if name in HOROVOD_IGNORED and source[name]}
 
 
 def horovod_exec_command(hosts: str, command: Sequence[str]) -> list[str]:
-    """Return what mpiexec is to start on each rank of `hosts` (`a:4,b:4`) so that `command` is told of its place.
+    """Return the command for mpiexec that sets a rank's HOROVOD_* variables and then runs `command`.
 
-    mpiexec gives all ranks one environment, and HOROVOD_RANK differs.
+    mpiexec gives all ranks the same environment, but HOROVOD_RANK differs by rank. `hosts` is like `a:4,b:4`.
     """
     return [sys.executable, "-m", "multiring.launch.horovod_exec", hosts, *command]

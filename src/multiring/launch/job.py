@@ -1,8 +1,8 @@
-"""Run a job's processes on this machine: one thread, one loop, nothing left behind.
+"""Run a job's processes on this machine in one thread with one loop, and end every process of the job.
 
-The life of a job: running -> (a process failed) settling -> stopping -> over. Settling exists because a rank that
-dies slowly, say while its interpreter shuts down, is overtaken by the ranks that miss it and raise PeerLostError:
-their failure is a consequence, and the cause gets a moment to come forward.
+A job passes through these states: running -> (a process failed) settling -> stopping -> over. A rank can die slowly,
+for example while its interpreter shuts down. Then other ranks raise PeerLostError and end before it. Their failure is
+a consequence. In the settling state the launcher waits for the rank whose failure is the cause.
 """
 
 import contextlib
@@ -29,20 +29,20 @@ from multiring.launch.signals import PASSED_ON, StopSignals
 from multiring.launch.tracebacks import TracebackFolder, Tracebacks
 
 _SETTLE_S = 1.0
-_CULPRIT_S = 5.0  # how long the end of a rank is waited for that others have lost
-_GRACE_S = 2.0  # from asking the processes to stop to killing them, where one of them failed
+_CULPRIT_S = 5.0  # how long to wait for the end of a rank that other ranks have lost
+_GRACE_S = 2.0  # from asking the processes to stop to killing them, if one of them failed
 _LONGEST_GRACE_S = 86_400.0
-_STUCK_S = 10.0  # from killing a process to going on without its end
-_LEAST_GRACE_S = 0.3  # what processes found last are given
-# The last line of a traceback; torch's own hook writes the rank before it.
+_STUCK_S = 10.0  # from killing a process to giving up on its end
+_LEAST_GRACE_S = 0.3  # the least grace of processes that are found after the ranks have ended
+# The last line of a traceback. torch's excepthook writes the rank before it.
 _CONSEQUENCES = re.compile(
     rb"(?:\[rank\d+\]: )?"
     + f"{PeerLostError.__module__}.(?:{PeerLostError.__name__}|{RendezvousError.__name__})".encode()
 )
-_HINTS = {  # last words of a rank, which have a remedy that is the launcher's
+_HINTS = {  # text in a rank's last lines -> a remedy that the launcher can name
     b"No module named 'horovod'": "a program written for Horovod gets multiring under that name with --horovod: "
     "multiring run --horovod ... (docs/horovod.md)",
-    b"No module named 'multiring'": f"this program's Python is another than multiring's, {sys.executable}: activate "
+    b"No module named 'multiring'": f"this program's Python is not multiring's, which is {sys.executable}: activate "
     "its environment, or name the script alone, as in `multiring run -n 2 script.py`, which takes that Python",
 }
 _PAUSE_S = 0.01
@@ -51,28 +51,31 @@ _BROKEN_PIPE_CODE = 128 + signal.SIGPIPE
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """A process to start. `name` is what messages call it: a kind and, where there are several, a number.
+    """A process to start.
 
-    `prepare` runs in it between fork and exec; `birthplace` is entered by this process while it forks. With `has_stdin`
-    it reads this process's standard input, and what it writes is shown before its line ends: it may be a question.
+    - name: its name in messages, a kind and a number if there are several of the kind.
+    - prepare: runs in the new process between fork and exec.
+    - birthplace: makes a context that this process enters while it forks.
+    - has_stdin: the new process reads this process's standard input. Its output is shown before a line ends, because
+      the output may be a question to the user.
     """
 
     name: str
     tag: str
-    log_files: tuple[str, str]  # of its stdout and stderr, within the job's folder for them
+    log_files: tuple[str, str]  # for stdout and stderr, in the job's log folder
     command: tuple[str, ...]
     environment: Mapping[str, str]
     prepare: Callable[[], None]
     birthplace: Callable[[], AbstractContextManager[object]] = nullcontext
     has_stdin: bool = False
-    taggers: tuple[Tagger, Tagger] | None = None  # of its stdout and stderr, where `tag` does not say all
+    taggers: tuple[Tagger, Tagger] | None = None  # for stdout and stderr; default: put `tag` before each line
 
 
 @dataclass(slots=True, eq=False)
 class Member:
     """A started process of the job. `code` is None while it runs, then its exit code, or -n for signal n.
 
-    `is_excused`: its end was asked for, and counts as no failure.
+    With `is_excused` its end was requested and does not count as a failure.
     """
 
     name: str
@@ -81,32 +84,32 @@ class Member:
     err: RankStream
     code: int | None = None
     is_excused: bool = False
-    known_as: int = 0  # its process's number to the user, where that is another
+    known_as: int = 0  # the process ID that the user sees, if it differs from `pid`
 
     @property
     def pid(self) -> int:
-        """Its process, and the process group it leads."""
+        """The ID of the process and of the process group that it leads."""
         return self.process.pid
 
     @property
     def has_failed(self) -> bool:
-        """Whether it ended otherwise than it should."""
+        """Whether the process ended with an error that nobody requested."""
         return self.code not in (None, 0) and not self.is_excused
 
     @property
     def is_consequence(self) -> bool:
-        """Whether it failed because it lost another rank, by its own last words."""
+        """Whether its last lines on stderr say that it failed because it lost another rank."""
         return self.has_failed and any(map(_CONSEQUENCES.match, self.err.last_lines))
 
     @property
     def exit_code(self) -> int:
-        """What a shell would say: 128 + n for signal n."""
+        """The exit code that a shell would report: 128 + n for signal n."""
         code = self.code or 0
         return code if code >= 0 else 128 - code
 
     @property
     def ending(self) -> str:
-        """How it ended, in words."""
+        """How the process ended, in words."""
         if self.code is None:
             return "is running"
         if self.code >= 0:
@@ -118,52 +121,57 @@ class Member:
 
 
 def log_files(name: str) -> tuple[str, str]:
-    """Return the files of the stdout and stderr of what is called `name`."""
+    """Return the names of the log files for the stdout and stderr of the process `name`."""
     return f"{name}.out", f"{name}.err"
 
 
 def rank_logs(rank: int, _ranks: int) -> tuple[str, str]:
-    """Return the files of a rank's stdout and stderr."""
+    """Return the names of the log files for a rank's stdout and stderr."""
     return log_files(f"rank-{rank}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobOptions:
-    """How a job runs.
+    """Options of a job.
 
-    log_dir: where each rank's output goes as well, untagged, as rank-K.out and rank-K.err, or as `logs` has it.
-    logs: a rank, and how many there are -> the files of its stdout and stderr within `log_dir`.
-    horovod: ranks take multiring for Horovod (`multiring.launch.horovod`).
-    timeline: where the ranks write one, whatever MULTIRING_TIMELINE says.
-    grace_s: seconds from a signal (Ctrl-C, SIGTERM) to killing, in which ranks may save their work.
-    variables: what is added to the ranks' environment.
-    stdin_rank: the rank that reads this process's standard input; the others' is empty.
-    mpiexec_words: what mpiexec is told besides, where it starts the ranks.
-    max_restarts: how often all ranks are started anew after one has failed.
+    Args:
+        log_dir: a folder for untagged copies of the ranks' output, or None for no copies.
+        logs: takes a rank and the number of ranks; returns the names of the files in `log_dir` for the rank's stdout
+            and stderr. Default: rank-K.out and rank-K.err.
+        horovod: `import horovod` means multiring in the ranks (`multiring.launch.horovod`).
+        timeline: the timeline file of the ranks. It overrides MULTIRING_TIMELINE.
+        grace_s: seconds from a signal (Ctrl-C, SIGTERM) to killing the ranks. They may save their work in this time.
+        variables: variables to add to the ranks' environment.
+        stdin_rank: the rank that reads this process's standard input. The other ranks' input is empty.
+        mpiexec_words: more arguments for mpiexec, if it starts the ranks.
+        max_restarts: how often to start all ranks again after a failure.
 
     Raises:
-        ArgumentError: there can be no such grace, or so many restarts.
+        ArgumentError: `grace_s` is not between 0 and one day, or `max_restarts` is negative.
     """
 
     log_dir: Path | None = None
     logs: Callable[[int, int], tuple[str, str]] = rank_logs
     horovod: bool = False
     timeline: Path | None = None
-    grace_s: float = 30.0  # torchrun's
+    grace_s: float = 30.0  # the same as torchrun's
     variables: Mapping[str, str] = field(default_factory=dict)
     stdin_rank: int | None = None
     mpiexec_words: tuple[str, ...] = ()
     max_restarts: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.grace_s <= _LONGEST_GRACE_S:  # nor is NaN
+        if not 0 <= self.grace_s <= _LONGEST_GRACE_S:  # the comparison also rejects NaN
             raise ArgumentError(f"a grace of {self.grace_s:g} s: want 0 to {_LONGEST_GRACE_S:.0f} s, a day")
         if self.max_restarts < 0:
             raise ArgumentError(f"{self.max_restarts} restarts: want 0 or more")
 
 
 class Job:
-    """The loop and its state. A subclass says what the processes stand on, and what ends those that they leave."""
+    """The launcher's loop and its state.
+
+    A subclass sets up what the processes need, and ends the processes that they leave behind.
+    """
 
     def __init__(self, starts: Sequence[Start], log_dir: Path | None, grace_s: float = _GRACE_S) -> None:
         self._starts = starts
@@ -173,22 +181,22 @@ class Job:
         self._tracebacks = Tracebacks()
         self._members: list[Member] = []
         self._failed: list[Member] = []  # in the order found
-        self._patience_s = 0.0  # how long others may go on after a failure that is no consequence
+        self._patience_s = 0.0  # how long other processes may run on after a failure that is not a consequence
         self._settle_until: float | None = None
         self._kill_at: float | None = None  # set once the job is being stopped
         self._killed = False
-        self._stuck_at = 0.0  # when killed processes are waited for no longer
+        self._stuck_at = 0.0  # when to give up waiting for the end of killed processes
         self._memory = group_here()
         self._killed_before = killed_for_memory(self._memory)
         self._code: int | None = None  # decided by the first failure or signal
-        self.was_stopped = False  # by a signal, or as nobody reads any more: by no failure of the job's
+        self.was_stopped = False  # by a signal, or because the reader of the output is gone; not by a failure
 
     def run(self) -> int:
-        """Run to the end and return the job's exit code; nothing of the job is left then."""
+        """Run the job to its end and return its exit code. No process of the job is left afterwards."""
         with contextlib.ExitStack() as stack:
             self._signals = stack.enter_context(StopSignals())
             self._open(stack)
-            # However this ends, and also by a bug of ours: first the processes, then what they stand on.
+            # On every exit, also after an internal error, end the processes before their resources are released.
             stack.callback(self._end_everyone)
             self._start_all()
             while self._running():
@@ -198,45 +206,45 @@ class Job:
             self._write_all()
         return self._code or 0
 
-    # -- what a subclass says
+    # -- methods for a subclass to override
 
     def _open(self, stack: contextlib.ExitStack) -> None:
-        """Make what the processes need; `stack` takes it down after their end."""
+        """Create the resources of the processes; `stack` releases them after the processes have ended."""
 
     def _born(self, member: Member) -> None:
-        """A process was started."""
+        """React to the start of a process."""
 
     def _reaped(self, pid: int) -> None:
-        """A process was reaped: its number may come to mean something else."""
+        """React to the end of a process. The system may reuse its ID from now on."""
 
     def _stop_leftovers(self, known: set[int]) -> None:
-        """Ask what the processes started, less `known`, to end."""
+        """Ask the processes that members started, except `known`, to end."""
 
     def _end_leftovers(self, grace_s: float) -> None:
-        """Leave nothing of what the processes started; give it `grace_s` seconds if it was asked already."""
+        """End every process that members started; kill processes that still run after `grace_s` seconds."""
 
     def _lost_by(self, member: Member) -> set[Member] | None:
-        """Return whom a member says that it has lost; None where it does not know, or does not say."""
+        """Return the members that `member` reported as lost, or None if it lost a member without naming it."""
         return None if member.is_consequence else set()
 
     def _pass_on(self, number: int) -> None:
-        """Hand a signal on that asks for no end."""
+        """Forward a signal that does not ask for an end."""
         for member in self._running():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(member.pid, number)
 
     def _conclude(self) -> None:
-        """Say what there is to say of the job as a whole; every process has ended."""
+        """Print messages about the job as a whole, after every process has ended."""
 
     def _watch_more(self, poll: selectors.BaseSelector) -> None:
-        """Register what else the loop serves: data is a callable without arguments."""
+        """Register more descriptors with `poll`, each with a callable without arguments as its data."""
 
     def _wake_at(self) -> float | None:
-        """Return when, by the monotonic clock, `_do_more` has something to do; None: not until something happens."""
+        """Return the monotonic time at which `_do_more` must run, or None if it need not run at a set time."""
         return None
 
     def _do_more(self) -> None:
-        """Do what is due; called on every turn."""
+        """Do the subclass's own work; called on every turn of the loop."""
 
     # -- starting
 
@@ -252,17 +260,16 @@ class Job:
     def _start(self, start: Start) -> Member:
         logs = [open_log(self._log_dir, name) for name in start.log_files]
         with start.birthplace():
-            process = subprocess.Popen(  # noqa: S603 -- running the user's command is what this is for
+            process = subprocess.Popen(  # noqa: S603 -- the user asked for this command
                 start.command,
                 bufsize=0,
                 stdin=None if start.has_stdin else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=start.environment,
-                start_new_session=True,  # a group of its own, with what it will start
+                start_new_session=True,  # its own process group, which its children inherit
                 preexec_fn=start.prepare,  # noqa: PLW1509 -- this process has one thread
             )
-        # Both are pipes, as asked for above.
         taggers = start.taggers or tuple(
             LineTagger(start.tag.encode(), is_live=start.has_stdin, line_bytes=RANKS_LINE_BYTES) for _ in logs
         )
@@ -297,7 +304,7 @@ class Job:
         return min((at for at in (own, self._wake_at()) if at is not None), default=None)
 
     def _poll(self, wake: float | None) -> None:
-        """Move what can be moved, and return at the latest when `wake`, by the monotonic clock, has come."""
+        """Read and write what is ready, and return at the monotonic time `wake` at the latest."""
         with selectors.PollSelector() as poll:
             poll.register(self._signals.descriptor, selectors.EVENT_READ, self._signals.clear)
             for outlet in {id(each): each for each in (self._out, self._err)}.values():
@@ -359,7 +366,10 @@ class Job:
             self._settle_until = time.monotonic() + (self._patience_s or (_CULPRIT_S if knows else _SETTLE_S))
 
     def _is_consequence(self, member: Member) -> bool:
-        """Return whether a failure may be another's: the member lost one that failed too, or has not ended yet."""
+        """Return whether `member` may have failed because of another one.
+
+        This is the case if `member` lost a member that has failed too or has not ended yet.
+        """
         lost = self._lost_by(member)
         others = [each for each in self._members if each is not member] if lost is None else lost
         return any(each.code is None or each.has_failed for each in others)
@@ -370,8 +380,8 @@ class Job:
             limit = limit_bytes(self._memory)
             most = "" if limit is None else f" of {limit / (1 << 20):.0f} MiB"
             self._say(
-                f"the system killed it, as the memory of its control group{most} ({self._memory}) was at an end: want "
-                "more, smaller models or batches, or fewer ranks"
+                f"the system killed it, because the memory of its control group{most} ({self._memory}) was used up: "
+                "raise the limit, or use smaller models, smaller batches or fewer ranks"
             )
         lines = cause.err.last_lines
         self._say("its last lines on stderr:" if lines else "it wrote nothing on stderr")
@@ -393,7 +403,7 @@ class Job:
             self._pass_on(number)
             return
         if self._kill_at is not None:
-            self._kill_at = time.monotonic()  # asked twice
+            self._kill_at = time.monotonic()  # the second signal asks for an immediate end
             return
         self.was_stopped = True
         self._say(f"{signal.Signals(number).name} received")
@@ -404,11 +414,11 @@ class Job:
         self._kill_at = time.monotonic() + grace_s
         running = self._running()
         if running:
-            patience = f", which may take {grace_s:g} s; once more ends it now" if grace_s > _GRACE_S else ""
+            patience = f", which may take {grace_s:g} s; a second signal kills now" if grace_s > _GRACE_S else ""
             self._say(f"stopping {text_of(running)}{patience}")
         for member in running:
             signal_group(member.pid, number)
-            signal_group(member.pid, signal.SIGCONT)  # a stopped process hears nothing
+            signal_group(member.pid, signal.SIGCONT)  # a stopped process does not handle signals
         self._stop_leftovers({member.pid for member in running})
 
     def _kill(self) -> None:
@@ -421,7 +431,7 @@ class Job:
             signal_group(member.pid, signal.SIGKILL)
 
     def _end_everyone(self) -> None:
-        """Leave no process of the job, whatever state it is in."""
+        """Kill and reap every process of the job, in any state of the job."""
         for member in self._running():
             signal_group(member.pid, signal.SIGKILL)
         until = time.monotonic() + _STUCK_S
@@ -433,12 +443,12 @@ class Job:
         self._end_leftovers(max(left_s, _LEAST_GRACE_S))
 
     def _leave_stuck(self, members: Sequence[Member]) -> None:
-        """Go on without the end of killed processes, which nothing can hasten."""
+        """Report killed processes that have not ended, and treat them as ended."""
         if members:
             self._say(
                 f"{text_of(members)} ({', '.join(f'pid {each.pid}' for each in members)}) was killed {_STUCK_S:g} s "
-                "ago and has not ended: the kernel holds it, as for a file system that does not answer, or a debugger "
-                "does. It is left behind"
+                "ago and has not ended: the kernel holds it, for example because a file system does not answer, or a "
+                "debugger holds it. It is left behind"
             )
         for member in members:
             member.code = member.process.returncode = -signal.SIGKILL
@@ -450,7 +460,7 @@ class Job:
         self._err.add(f"multiring: {text}\n".encode())
 
     def _write_all(self) -> None:
-        """Hand on what is left; a slow reader is waited for, unless a signal says not to."""
+        """Write the rest of the output. Wait for a slow reader until a signal arrives."""
         for member in self._members:
             for stream in (member.out, member.err):
                 stream.drain()
@@ -460,7 +470,7 @@ class Job:
 
 
 def text_of(members: Sequence[Member]) -> str:
-    """Return the names of members in few words: "rank 3", or "ranks 0, 1 and 20 more"."""
+    """Return the names of `members` as a short text: "rank 3", or "ranks 0, 1 and 20 more"."""
     kind, _, _ = members[0].name.partition(" ")
     if len(members) == 1:
         return members[0].name
@@ -470,7 +480,7 @@ def text_of(members: Sequence[Member]) -> str:
 
 
 def _start_error(start: Start, error: OSError, counts: tuple[int, int]) -> LaunchError:
-    """Return the error of a process that could not be started, after so many of all."""
+    """Return the error for a process that could not be started; `counts` are the processes started and wanted."""
     program = start.command[0]
     if isinstance(error, FileNotFoundError):
         return CommandError(f"cannot execute {program!r}: its interpreter does not exist", 127)

@@ -1,9 +1,9 @@
-"""Find and end what a job leaves behind: processes its ranks started, however they detached themselves.
+"""Find and end the processes that a job's ranks started, even if these processes detached themselves.
 
-A process of the job is known by MULTIRING_JOB in the environment it was started with, which every child
-inherits through fork, exec and setsid alike. A process that was given another environment is found as a descendant
-of the launcher, which adopts what its ranks leave (PR_SET_CHILD_SUBREAPER); once the launcher itself was killed, by its
-rank's process group or session only.
+The launcher recognises a process of the job by MULTIRING_JOB in its initial environment. Children inherit this
+variable through fork, exec and setsid. A process with another environment is found as a descendant of the launcher,
+which adopts orphans of its ranks (PR_SET_CHILD_SUBREAPER). If the launcher itself was killed, such a process is found
+only by the process group or session of its rank.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _KILLED_S = 2.0  # how long a killed process may take to disappear
 
 
 def job_processes(job: str) -> list[int]:
-    """Return the living processes of `job`, and of jobs started within it."""
+    """Return the IDs of the running processes of `job` and of jobs started within it."""
     (setting,) = environment_of(job=job).items()
     mark = "=".join(setting).encode()
     return [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal() and _carries(entry, mark)]
@@ -36,12 +36,12 @@ def _carries(process: Path, mark: bytes) -> bool:
     try:
         environment = (process / "environ").read_bytes()  # empty for a zombie
     except OSError:
-        return False  # it ended, or it is another user's
+        return False  # the process has ended, or belongs to another user
     return any(entry == mark or entry.startswith(mark + b"/") for entry in environment.split(b"\0"))
 
 
 def signal_group(group: int, number: int) -> bool:
-    """Return whether the process group still had someone to signal."""
+    """Send signal `number` to a process group, and return whether the group still had a process."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
         return True
@@ -49,24 +49,24 @@ def signal_group(group: int, number: int) -> bool:
 
 
 def signal_processes(pids: Iterable[int], number: int) -> None:
-    """Signal each of `pids` that still is there."""
+    """Send signal `number` to each of `pids`, skipping processes that have ended."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
 def end_leftovers(job: str, groups: Iterable[int], grace_s: float, *, spared: Iterable[int] | None = None) -> None:
-    """Ask every process of `job` and of `groups` to end, and kill what is still there after `grace_s`.
+    """Send SIGTERM to every process of a job, and kill the processes that still run after `grace_s`.
 
-    The grace matters: Python's resource tracker ignores the asking, but removes its dead clients' shared
-    memory from /dev/shm meanwhile, and ends by itself.
+    Python's resource tracker needs the grace. It ignores SIGTERM, removes the shared memory of its dead clients from
+    /dev/shm, and ends by itself.
 
     Args:
-        job: its name.
-        groups: process groups, or sessions, of ranks; their processes are meant too.
-        grace_s: how long they may take.
-        spared: where this process is the launcher, those of its children that are none of the job's: all its other
-            descendants are meant too.
+        job: the name of the job.
+        groups: process groups or sessions of ranks. Their processes are ended too.
+        grace_s: seconds between SIGTERM and SIGKILL.
+        spared: only if this process is the launcher: its children that do not belong to the job. All its other
+            descendants are ended too.
     """
     left = _Left(job, frozenset(groups), None if spared is None else frozenset(spared))
     signal_processes(left.pids(), signal.SIGTERM)
@@ -77,7 +77,7 @@ def end_leftovers(job: str, groups: Iterable[int], grace_s: float, *, spared: It
 
 
 class _Left:
-    """What a job left."""
+    """The remaining processes of a job."""
 
     def __init__(self, job: str, groups: frozenset[int], spared: frozenset[int] | None) -> None:
         self._job, self._groups, self._spared = job, groups, spared
@@ -111,20 +111,21 @@ class _Process(NamedTuple):
 
 
 def _processes() -> Iterator[_Process]:
-    """Yield every process that is more than a zombie, which only its parent can remove."""
+    """Yield every process except zombies, which only their parent can remove."""
     for stat in _PROC.glob("[0-9]*/stat"):
         try:
             state, *numbers = stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[:4]
         except OSError:
-            continue  # it ended meanwhile
+            continue  # the process has just ended
         if state not in _ZOMBIE_STATES:
             yield _Process(int(stat.parent.name), state, *map(int, numbers))
 
 
 def descendants(ancestor: int, spared: Iterable[int] = ()) -> list[int]:
-    """Return the living processes below `ancestor`; not `spared`, nor what shares its session, nor what is below them.
+    """Return the running descendants of `ancestor`, except some of its children with all their descendants.
 
-    What is in its session was there before the ranks, which have sessions of their own.
+    The exceptions are the children in `spared` and the children in the session of `ancestor`. Children in that session
+    are older than the ranks, because each rank has its own session.
     """
     children: dict[int, list[_Process]] = {}
     own = os.getsid(ancestor)
@@ -140,7 +141,7 @@ def descendants(ancestor: int, spared: Iterable[int] = ()) -> list[int]:
 
 
 def children_here() -> list[int]:
-    """Return this process's children, zombies too."""
+    """Return the IDs of this process's children, including zombies."""
     path = _PROC / "self" / "task" / str(os.getpid()) / "children"
     with contextlib.suppress(OSError):
         return [int(pid) for pid in path.read_text(encoding="ascii").split()]
@@ -148,12 +149,12 @@ def children_here() -> list[int]:
 
 
 def reap_adopted(spared: Iterable[int]) -> None:
-    """Remove the zombies among the processes that this one has adopted: all its children but `spared`."""
+    """Reap the zombies among this process's adopted children, which are all its children except `spared`."""
     for pid in set(children_here()) - set(spared):
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
 
 
 def adopt_orphans(*, on: bool) -> None:
-    """Have orphans among this process's descendants become its children, or init's again."""
+    """Adopt orphaned descendants of this process as its children (`on=True`), or leave them to init again."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0)

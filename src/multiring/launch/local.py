@@ -1,4 +1,4 @@
-"""Run a command as N ranks on this machine, and leave none behind."""
+"""Run a command as N ranks on this machine, and end every process of the job."""
 
 import contextlib
 import ctypes
@@ -31,23 +31,26 @@ from multiring.settings import TORCH_PLACE, JobNews, Settings, inherited_environ
 
 _PR_SET_PDEATHSIG = 1
 _MOST_EARLY_FAILURES = 2
-_LONG_S = 60.0  # a job that lived so long has done something, whatever it told
+_LONG_S = 60.0  # a job that ran so long counts as having made progress, even if it reported none
 
 
 def run_local(command: Sequence[str], ranks: int, options: JobOptions | None = None) -> int:
     """Run `command` as `ranks` local ranks and return the job's exit code.
 
-    0 only where every rank ended with 0; else the code of the rank that failed first, 128 + n where it died of
-    signal n. SIGINT, SIGTERM and SIGHUP are forwarded, and the code is 128 + n. Blocks until every process of the
-    job is gone. Writes to file descriptors 1 and 2. Call it from the main thread.
+    The function blocks until every process of the job has ended, and writes to file descriptors 1 and 2. It forwards
+    SIGINT, SIGTERM and SIGHUP to the ranks. Call it from the main thread.
+
+    Returns:
+        0 if every rank ended with 0. 128 + n if this process received signal n. Otherwise the exit code of the rank
+        that failed first, which is 128 + n if signal n killed the rank.
 
     Raises:
-        ArgumentError: no command, less than one rank, no rank to read standard input, or a MULTIRING variable that
-            makes no sense.
+        ArgumentError: `command` is empty, `ranks` is less than 1, `stdin_rank` is not a rank, or a MULTIRING variable
+            has an invalid value.
         CommandError: the command does not exist or cannot be executed.
         LaunchError: the system refuses so many processes, or `log_dir` cannot be written.
-        UnsupportedError: this is not Linux.
-        StateError: not called from the main thread.
+        UnsupportedError: the system is not Linux.
+        StateError: the caller is not the main thread.
     """
     options = options or JobOptions()
     open_closed_streams()
@@ -66,7 +69,7 @@ def run_local(command: Sequence[str], ranks: int, options: JobOptions | None = N
             return code
         early = 0 if job.made_progress else early + 1
         if early == _MOST_EARLY_FAILURES:
-            _say("failed twice before its first step, which another start will not mend: not started again")
+            _say("the job failed twice before its first step, so another start would fail too: not started again")
             return code
         _say(f"start {restart + 1} of at most {options.max_restarts + 1}: all ranks, with a new secret")
         logs = options.logs
@@ -89,7 +92,7 @@ def _in_folder(folder: str, names: tuple[str, str]) -> tuple[str, str]:
 
 
 def _made(command: Sequence[str], ranks: int, options: JobOptions, environment: Mapping[str, str]) -> "_LocalJob":
-    """Return a job that has not begun, with a name and a secret of its own."""
+    """Return a new job, not yet started, with its own name and secret."""
     token, secret = secrets.token_hex(8), secrets.token_hex(32)
     rendezvous = f"@multiring-{token}"
     job = job_name(Settings.from_environment(environment, horovod=options.horovod).job, token)
@@ -135,40 +138,40 @@ def _shares_told(ranks: int, cpus: int, threads: int) -> str:
 
 
 def torch_environment(rank: int, ranks: int, port: int, chosen: Mapping[str, str]) -> dict[str, str]:
-    """Return where a rank of this host is, for programs that only call `torch.distributed.init_process_group`.
+    """Return the variables of a rank for programs that only call `torch.distributed.init_process_group`.
 
-    The address and the port of torch's store in `chosen` stand.
+    Variables in `chosen`, such as the address and the port of torch's store, keep their values.
     """
     place = {"rank": rank, "size": ranks, "local_rank": rank, "local_size": ranks, "address": "127.0.0.1", "port": port}
     return {name: chosen.get(name, str(place[key])) for key, name in TORCH_PLACE.items()}
 
 
 def _free_port() -> int:
-    """Return a port on which nobody listens; torch's rank 0 may, soon."""
+    """Return a free TCP port, on which rank 0 of torch may listen later."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def job_name(outer: str | None, token: str) -> str:
-    """Return a job's name; one started inside another's rank carries its name too, so that both are found."""
+    """Return a job's name. Inside a rank of another job, `outer` is that job's name and becomes a prefix."""
     return f"{outer}/{token}" if outer else token
 
 
 class _LocalJob(Job):
-    """Ranks on this host; a guard ends what they left if this process is killed."""
+    """A job of ranks on this host. A watchdog process ends leftover processes if this process is killed."""
 
     def __init__(self, name: str, starts: Sequence[Start], options: JobOptions, rendezvous: str, said: str) -> None:
         super().__init__(starts, options.log_dir, options.grace_s)
         self._name = name
         self._rendezvous = rendezvous
-        self._said = said  # of the job, once
-        self._held_back: dict[int, set[int]] = {}  # first process of a rank -> signals that wait until it has joined
+        self._said = said  # a message to print at the start of the job
+        self._held_back: dict[int, set[int]] = {}  # first process of a rank -> signals to send after the rank joins
         self._began_s = time.monotonic()
 
     @property
     def made_progress(self) -> bool:
-        """Whether the ranks took a step, or saved, or worked long; once it is over."""
+        """Whether the ranks reported progress (a step, a save), or ran for a minute; valid after the job's end."""
         return JobNews.PROGRESS.value in self._reports.news or time.monotonic() - self._began_s >= _LONG_S
 
     def _open(self, stack: contextlib.ExitStack) -> None:
@@ -176,7 +179,7 @@ class _LocalJob(Job):
         stack.callback(self._reports.close)
         if self._said:
             self._say(self._said)
-        self._spared = set(children_here())  # whoever started us may have had children before
+        self._spared = set(children_here())  # children that this process had before the job
         adopt_orphans(on=True)
         stack.callback(adopt_orphans, on=False)
         self._watchdog = Watchdog(self._name)
@@ -214,7 +217,7 @@ class _LocalJob(Job):
         return {each for each in self._members if each.pid in lost}
 
     def _pass_on(self, number: int) -> None:
-        """Signal the processes that are ranks, and not their workers and helpers, which would die of it."""
+        """Signal the rank processes only, because the signal would kill their workers and helpers."""
         waiting = []
         for member in self._running():
             if self._ranks_in(member.pid):
@@ -237,12 +240,12 @@ class _LocalJob(Job):
 
     def _conclude(self) -> None:
         self._reports.hear()
-        if self._code or len(self._members) < 2:  # who failed may not have come to it
+        if self._code or len(self._members) < 2:  # a rank that failed may not have reached multiring.init()
             return
         if not self._reports.news:
             self._say(
-                f"none of the {len(self._members)} ranks joined the job: as far as multiring knows, each of them ran "
-                "the whole program for itself. Want multiring.init() in it, or what calls that; or -n 1"
+                f"none of the {len(self._members)} ranks joined the job: each of them seems to have run the whole "
+                "program on its own. Call multiring.init() in the program, directly or through a library; or use -n 1"
             )
 
 
@@ -255,16 +258,19 @@ def _preparation(die_with_us: Callable[[], None], cpus: frozenset[int]) -> Calla
 
 
 def die_with(parent: int) -> None:
-    """Be killed when `parent`, the process that started this one, is gone, however it dies."""
+    """Make the kernel kill this process when `parent`, which started this process, ends in any way."""
     _death_with(parent)()
 
 
 def _death_with(parent: int) -> Callable[[], None]:
-    """Return what a child of `parent` runs, possibly between fork and exec, to be killed when that is gone."""
+    """Return a function that makes the kernel kill a child of `parent` when `parent` ends.
+
+    The child calls the function, possibly between fork and exec.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
 
     def die_with_parent() -> None:
         if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0 or os.getppid() != parent:
-            os._exit(1)  # the parent died before the kernel was told
+            os._exit(1)  # the parent died before prctl took effect
 
     return die_with_parent

@@ -1,18 +1,18 @@
-"""Folders of logs: what a job writes there replaces its own logs alone."""
+"""Open log files in a folder, and replace only files that are logs of multiring."""
 
 from pathlib import Path
 from typing import BinaryIO
 
 from multiring.errors import LaunchError
 
-LOGS = ".multiring-logs"  # in a folder of logs: their names, by which they are known for ours
+LOGS = ".multiring-logs"  # the file in a log folder that lists the logs that multiring wrote there
 
 
 def open_log(folder: Path | None, name: str) -> BinaryIO | None:
-    """Return a new log, which may replace an older one; None without a folder.
+    """Open a new log file and return it, or None if `folder` is None. It may replace an older log.
 
     Raises:
-        LaunchError: a file of that name is there, and is no log of multiring's; or it cannot be written.
+        LaunchError: a file of that name exists and is not a log of multiring, or the log cannot be written.
     """
     if folder is None:
         return None
@@ -26,11 +26,11 @@ def open_log(folder: Path | None, name: str) -> BinaryIO | None:
 
 
 def _take(folder: Path, name: str) -> None:
-    """Note in a folder of logs that one of this name is written there.
+    """Add `name` to the list of logs in `folder`.
 
     Raises:
-        LaunchError: there is a file of that name already, and no note of it.
-        OSError: it cannot be noted.
+        LaunchError: a non-empty file of that name exists already, and the list does not name it.
+        OSError: the list cannot be written.
     """
     path, notes = folder / name, folder / LOGS
     known = notes.read_text("utf-8").splitlines() if notes.exists() else []
@@ -38,8 +38,8 @@ def _take(folder: Path, name: str) -> None:
         return
     if path.is_file() and path.stat().st_size:
         raise LaunchError(
-            f"{path} is there already, and {LOGS} beside it does not say that it is a log of multiring's; it was left "
-            "as it is. Name another folder for the logs, or remove the file"
+            f"{path} is there already, and {LOGS} in the same folder does not list it as a log of multiring; it was "
+            "not changed. Name another folder for the logs, or remove the file"
         )
     with notes.open("a", encoding="utf-8") as file:
         file.write(f"{name}\n")

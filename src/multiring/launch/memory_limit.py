@@ -1,4 +1,4 @@
-"""What the system says of memory that was not there: how many processes of this control group it has killed for it.
+"""Read from the system how many processes of this control group were killed for lack of memory, and the limit.
 
 Source: the kernel's Documentation/admin-guide/cgroup-v2.rst (memory.events, memory.max) and cgroup-v1/memory.rst
 (memory.oom_control, memory.limit_in_bytes).
@@ -7,15 +7,15 @@ Source: the kernel's Documentation/admin-guide/cgroup-v2.rst (memory.events, mem
 from pathlib import Path
 
 _FILES = (("memory.events", "memory.max"), ("memory.oom_control", "memory.limit_in_bytes"))
-_NO_LIMIT = 1 << 62  # what version 1 says where there is none
+_NO_LIMIT = 1 << 62  # version 1 reports a number above this if there is no limit
 
 
 def memory_group(told: str, mounts: Path = Path("/sys/fs/cgroup")) -> Path | None:
-    """Return the folder of the control group that limits this process's memory; None where none is to be seen.
+    """Return the folder of the control group that limits this process's memory, or None if it cannot be found.
 
     Args:
-        told: /proc/self/cgroup.
-        mounts: where control groups are mounted.
+        told: the content of /proc/self/cgroup.
+        mounts: the folder in which control groups are mounted.
     """
     for line in told.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -32,7 +32,7 @@ def memory_group(told: str, mounts: Path = Path("/sys/fs/cgroup")) -> Path | Non
 
 
 def killed_for_memory(group: Path | None) -> int:
-    """Return how many processes of `group` were killed as its memory was at an end; 0 where nobody says."""
+    """Return how many processes of `group` were killed for lack of memory, or 0 if the system does not say."""
     if group is None:
         return 0
     for events, _ in _FILES:
@@ -44,7 +44,7 @@ def killed_for_memory(group: Path | None) -> int:
 
 
 def limit_bytes(group: Path | None) -> int | None:
-    """Return how much memory `group` may have; None where there is no limit, or nobody says."""
+    """Return the memory limit of `group` in bytes, or None if there is no limit or the system does not say."""
     if group is None:
         return None
     for _, limit in _FILES:
@@ -55,7 +55,7 @@ def limit_bytes(group: Path | None) -> int | None:
 
 
 def group_here() -> Path | None:
-    """Return the control group of this process, as `memory_group`."""
+    """Return the folder of this process's control group, as `memory_group` does."""
     return memory_group(_read(Path("/proc/self/cgroup")))
 
 

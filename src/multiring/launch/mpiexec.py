@@ -1,4 +1,4 @@
-"""The mpiexec that is there: which one it is, and what it is to be told. Nothing here starts a rank."""
+"""Detect which mpiexec is installed, and build its options for hosts. Nothing in this module starts a rank."""
 
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -12,21 +12,21 @@ _SLOTS = ("slots", "max_slots", "max-slots")
 
 
 class Mpiexec(Enum):
-    """Whose mpiexec. The value is what messages call it."""
+    """The supported kinds of mpiexec. The value is the name in messages."""
 
     HYDRA = "Hydra (MPICH, Intel MPI)"
     OPEN_MPI = "Open MPI"
 
 
 def version_of_mpiexec(environment: Mapping[str, str]) -> str:
-    """Return what the mpiexec that `environment` leads to says of itself.
+    """Return the output of `mpiexec --version`, for the mpiexec on the PATH of `environment`.
 
     Raises:
-        LaunchError: it says nothing.
+        LaunchError: the command cannot be run, or does not end within 30 s.
     """
     try:
         done = subprocess.run(
-            ["mpiexec", "--version"],  # noqa: S607 -- the one on PATH is the one that will start the ranks
+            ["mpiexec", "--version"],  # noqa: S607 -- the mpiexec on PATH will also start the ranks
             env=dict(environment),
             capture_output=True,
             text=True,
@@ -39,10 +39,10 @@ def version_of_mpiexec(environment: Mapping[str, str]) -> str:
 
 
 def mpiexec_of(version: str) -> Mpiexec:
-    """Return whose mpiexec says `version` of itself.
+    """Return the kind of mpiexec that prints `version` for `--version`.
 
     Raises:
-        UnsupportedError: nobody's whose options are known.
+        UnsupportedError: the mpiexec is neither Hydra nor Open MPI.
     """
     if "HYDRA" in version or "Intel(R) MPI" in version:
         return Mpiexec.HYDRA
@@ -53,10 +53,10 @@ def mpiexec_of(version: str) -> Mpiexec:
 
 
 def parse_hosts(text: str) -> tuple[tuple[str, int], ...]:
-    """Return (host, ranks) of each host in `text`, which is like `a:4,b:4`; without a number a host has one rank.
+    """Return (host, number of ranks) for each host in a text like `a:4,b:4`. A host without a number has one rank.
 
     Raises:
-        ArgumentError: a part is no host and number, or a host comes twice.
+        ArgumentError: a part is not a host and a positive number, or a host occurs twice.
     """
     hosts: list[tuple[str, int]] = []
     for part in text.split(","):
@@ -65,7 +65,7 @@ def parse_hosts(text: str) -> tuple[tuple[str, int], ...]:
             name, count = count, "1"
         is_count = count.isascii() and count.isdecimal() and int(count) > 0
         if not is_count or not name or name.startswith("-") or any(sign in name for sign in ":/ \t'\""):
-            raise ArgumentError(f"--hosts {text!r}: {part!r} is no HOST:RANKS; want names and numbers, like a:4,b:4")
+            raise ArgumentError(f"--hosts {text!r}: {part!r} is not HOST:RANKS; want names and numbers, like a:4,b:4")
         if name in dict(hosts):
             raise ArgumentError(f"--hosts {text!r}: {name!r} comes twice; give it all its ranks at once")
         hosts.append((name, int(count)))
@@ -73,12 +73,13 @@ def parse_hosts(text: str) -> tuple[tuple[str, int], ...]:
 
 
 def parse_hostfile(path: Path) -> str:
-    """Return the hosts in a file as `parse_hosts` reads them.
+    """Read a hostfile and return its hosts as a text for `parse_hosts`.
 
-    A line is `host`, `host:4` or `host slots=4`, as Horovod's and both MPIs' files have it; `#` begins a comment.
+    A line is `host`, `host:4` or `host slots=4`, as in the hostfiles of Horovod, Hydra and Open MPI. `#` begins a
+    comment.
 
     Raises:
-        ArgumentError: it cannot be read, has no host, or a line of it is none of these.
+        ArgumentError: the file cannot be read, has no host, or has a line of another form.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -92,7 +93,7 @@ def parse_hostfile(path: Path) -> str:
         name, *others = words
         slots = [word.partition("=")[2] for word in others if word.partition("=")[0] in _SLOTS]
         if len(others) > 1 or len(slots) != len(others):
-            raise ArgumentError(f"{path}, line {number}: {line.strip()!r} is no host; want like: a slots=4")
+            raise ArgumentError(f"{path}, line {number}: {line.strip()!r} is not a host; want a line like: a slots=4")
         hosts.append(f"{name}:{slots[0]}" if slots else name)
     if not hosts:
         raise ArgumentError(f"{path} names no host; want lines like: a slots=4")
@@ -100,10 +101,10 @@ def parse_hostfile(path: Path) -> str:
 
 
 def first_places(hosts: Sequence[tuple[str, int]], ranks: int | None) -> tuple[tuple[str, int], ...]:
-    """Return the first places of `hosts`, as many as there are `ranks`; all of them for None.
+    """Return the hosts, cut down to the first `ranks` places. None keeps all places.
 
     Raises:
-        ArgumentError: there are not so many.
+        ArgumentError: `hosts` has fewer than `ranks` places.
     """
     total = sum(count for _, count in hosts)
     left = total if ranks is None else ranks
@@ -118,10 +119,10 @@ def first_places(hosts: Sequence[tuple[str, int]], ranks: int | None) -> tuple[t
 
 
 def placement(kind: Mpiexec, hosts: Sequence[tuple[str, int]]) -> list[str]:
-    """Return mpiexec's options that put so many ranks on each host, in that order."""
+    """Return mpiexec's options that place the given number of ranks on each host, in the order of `hosts`."""
     places = ",".join(f"{name}:{count}" for name, count in hosts)
     ranks = str(sum(count for _, count in hosts))
     if kind is Mpiexec.HYDRA:
         return ["-hosts", places, "-n", ranks]
-    # Binding, which it does by default, would give a rank's threads one core between them.
+    # Open MPI binds each rank to one core by default, so all threads of a rank would share that core.
     return ["--host", places, "-n", ranks, "--bind-to", "none"]

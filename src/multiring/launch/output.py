@@ -1,4 +1,4 @@
-"""From the ranks' pipes to the launcher's own outputs: lines, tagged, in bounded memory."""
+"""Copy the ranks' output to the launcher's stdout and stderr as tagged lines, in bounded memory."""
 
 import contextlib
 import os
@@ -9,22 +9,22 @@ from typing import IO, BinaryIO, Protocol
 from multiring.launch.tracebacks import Piece, TracebackFolder
 
 _LINE_BYTES = 1 << 16
-RANKS_LINE_BYTES = 1 << 24  # a longer line of a rank is cut: memory is bounded, and docs/run.md says so
+RANKS_LINE_BYTES = 1 << 24  # a longer line of a rank is broken up, to bound memory (docs/run.md names this limit)
 _READ_BYTES = 1 << 16
 _DRAIN_READS = 64
-_WRITE_BYTES = 4096  # PIPE_BUF: what poll promises a pipe takes without blocking
-_QUEUE_BYTES = 1 << 20  # above this the ranks' pipes are not read any further, so that the ranks wait too
+_WRITE_BYTES = 4096  # PIPE_BUF: a pipe that poll reports as writable takes this much without blocking
+_QUEUE_BYTES = 1 << 20  # above this size the launcher stops reading the ranks' pipes, so the ranks wait too
 _LAST_LINES = 40
 _LAST_LINE_BYTES = 2000
 _ENDS = re.compile(rb"([\r\n])")
 
 
 class LineTagger:
-    """Puts `tag` before each line of a byte stream, and before what is written over it behind a carriage return.
+    """Puts `tag` before each line of a byte stream, and again after each carriage return within a line.
 
-    What is given out are whole lines only; but a line with a carriage return in it, a progress bar, is given out as it
-    grows, and so is every line where `is_live`. `last_lines` holds the latest ones, untagged and cut to 2000 bytes
-    each, of a bar its last state.
+    The methods return whole lines. Two kinds of lines are returned as they grow: a line with a carriage return, which
+    is a progress bar, and every line if `is_live`. `last_lines` holds the latest lines, untagged and cut to 2000 bytes
+    each. For a progress bar it holds the last state.
     """
 
     has_marks = False
@@ -33,15 +33,15 @@ class LineTagger:
         self._tag = tag
         self._line_bytes = line_bytes
         self._is_live = is_live
-        self._line = bytearray()  # the last one, from its last carriage return on
-        self._shown = 0  # bytes of it that were given out
-        self._grows = is_live  # whether it is given out before its end
-        self._ends_in_return = False  # which is one over the line, or belongs to a newline
+        self._line = bytearray()  # the current line, from its last carriage return on
+        self._shown = 0  # the number of bytes of the current line that were returned already
+        self._grows = is_live  # whether to return the beginning of the current line before its end
+        self._ends_in_return = False  # the next byte decides: "\r\n" ends the line, a lone "\r" overwrites it
         self._was_interrupted = False
         self.last_lines: deque[bytes] = deque(maxlen=_LAST_LINES)
 
     def feed(self, data: bytes) -> bytes:
-        """Return what is to be given out now; a line of more than `line_bytes` is broken into several."""
+        """Take `data` and return the output that is ready. A line of more than `line_bytes` is broken up."""
         out = bytearray()
         for token in _ENDS.split(data):
             if token == b"\n":
@@ -62,14 +62,14 @@ class LineTagger:
         return bytes(out)
 
     def finish(self) -> bytes:
-        """Return the last line where the stream did not end with a newline; it gets one."""
+        """Return the last line, with a newline added, if the stream did not end with a newline."""
         out = bytearray()
         if self._line or self._ends_in_return:
             self._end_line(out)
         return bytes(out)
 
     def interrupt(self) -> None:
-        """Hear that another's line has come into this one: what follows of it needs the tag again."""
+        """Note that other output was written after the unfinished line. The rest of the line gets a new tag."""
         self._line, self._shown, self._was_interrupted = self._line[self._shown :], 0, True
 
     def _show(self, out: bytearray) -> None:
@@ -93,26 +93,26 @@ class LineTagger:
 
 
 class Tagger(Protocol):
-    """What makes a stream into tagged lines: LineTagger, or HostTagger for a stream of several ranks."""
+    """Turns a stream into tagged lines: LineTagger for one rank, HostTagger for a stream of several ranks."""
 
-    has_marks: bool  # whether what it is fed has marks in it that are for nobody else
+    has_marks: bool  # whether the input contains marks that must not be shown or logged
     last_lines: deque[bytes]
 
     def feed(self, data: bytes) -> bytes:
-        """Return what is to be given out now."""
+        """Take `data` and return the output that is ready."""
 
     def finish(self) -> bytes:
-        """Return what is left at the stream's end."""
+        """Return the rest of the output at the end of the stream."""
 
     def interrupt(self) -> None:
-        """Hear that another's line has come into the one that was given out last."""
+        """Note that other output was written after the unfinished line that was returned last."""
 
 
 class Outlet:
-    """A queue before one of the launcher's own outputs, written when poll says that it takes more.
+    """A queue for one of the launcher's own outputs. The loop writes from it when poll reports the output writable.
 
-    The file descriptor is not made non-blocking: it is shared with whoever started us. Where standard output and error
-    are one file, pipe or terminal, one outlet serves both, so that neither's lines come into the other's.
+    The file descriptor stays blocking, because the parent process shares it. If standard output and error are the same
+    file, pipe or terminal, one outlet serves both. Then a line of one stream cannot break a line of the other.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -120,36 +120,37 @@ class Outlet:
         self.failure_to_report: OSError | None = None
         self._is_broken = False
         self._queue = bytearray()
-        self._within: Tagger | None = None  # whose unfinished line came last
+        self._within: Tagger | None = None  # the tagger of the unfinished line at the end of the queue
 
     def add(self, data: bytes, tagger: Tagger | None = None) -> None:
-        """Queue `data`; dropped where the output is broken.
+        """Queue `data` for writing, or drop it if the output is broken.
 
         Args:
-            data: whole lines, or what `tagger` gave out, who is told where another's line comes into its own.
-            tagger: where `data` may end within a line.
+            data: whole lines, or output of `tagger`.
+            tagger: must be given if `data` may end within a line. Its `interrupt` is called if other output follows
+                before the line ends.
         """
         if self._is_broken or not data:
             return
         if self._within is not None and self._within is not tagger:
             self._within.interrupt()
-            if not data.startswith(b"\r"):  # a bar is written over the other one
+            if not data.startswith(b"\r"):  # a progress bar overwrites the other line instead
                 self._queue += b"\n"
         self._queue += data
         self._within = tagger if tagger is not None and not data.endswith(b"\n") else None
 
     @property
     def is_empty(self) -> bool:
-        """Whether everything was written."""
+        """Whether all queued data was written."""
         return not self._queue
 
     @property
     def is_full(self) -> bool:
-        """Whether what feeds this outlet should wait."""
+        """Whether the queue is above its limit, so that callers should wait before they add more."""
         return len(self._queue) > _QUEUE_BYTES
 
     def write_some(self) -> None:
-        """Write once; to be called when the descriptor is writable."""
+        """Write some of the queue. Call it when the descriptor is writable."""
         try:
             del self._queue[: os.write(self.descriptor, self._queue[:_WRITE_BYTES])]
         except BlockingIOError:
@@ -161,7 +162,7 @@ class Outlet:
 
 
 def outlets() -> tuple[Outlet, Outlet]:
-    """Return the outlets of standard output and standard error, which are one where both lead to the same place."""
+    """Return the outlets of standard output and error. It is one outlet twice if both are the same file."""
     out, err = os.fstat(1), os.fstat(2)
     first = Outlet(1)
     is_one = (out.st_dev, out.st_ino, out.st_rdev) == (err.st_dev, err.st_ino, err.st_rdev)
@@ -169,7 +170,7 @@ def outlets() -> tuple[Outlet, Outlet]:
 
 
 class RankStream:
-    """One rank's stdout or stderr: read from its pipe, tagged into an outlet, raw into its log file."""
+    """One rank's stdout or stderr. It is read from a pipe, goes to an outlet with tags, and to a log file as it is."""
 
     def __init__(
         self,
@@ -189,21 +190,21 @@ class RankStream:
 
     @property
     def descriptor(self) -> int:
-        """What to poll; valid while open."""
+        """The file descriptor to poll, valid while the stream is open."""
         return self._pipe.fileno()
 
     @property
     def is_open(self) -> bool:
-        """Whether more may come."""
+        """Whether the stream may still deliver data."""
         return not self._pipe.closed
 
     @property
     def last_lines(self) -> list[bytes]:
-        """The latest lines, the unfinished one not among them."""
+        """The latest complete lines."""
         return list(self._tagger.last_lines)
 
     def read_some(self) -> bool:
-        """Read once; return whether there may be more right now. Closes at the end of the stream."""
+        """Read once and return whether more data may be ready. At the end of the stream, close it."""
         try:
             data = os.read(self._pipe.fileno(), _READ_BYTES)
         except BlockingIOError:
@@ -221,7 +222,7 @@ class RankStream:
         return True
 
     def _shown(self, data: bytes) -> bytes:
-        """Hand `data` on; return what it was made into."""
+        """Tag `data`, add the result to the outlet, and return the result."""
         made = b""
         for piece in [Piece(data)] if self._folder is None else self._folder.feed(data):
             lines = piece.data
@@ -235,13 +236,13 @@ class RankStream:
         return made
 
     def drain(self) -> None:
-        """Read what its ended rank left in the pipe; whoever inherited the pipe may write on."""
+        """Read what the ended rank left in the pipe, in a bounded number of reads: its children may still write."""
         for _ in range(_DRAIN_READS):
             if not self.is_open or not self.read_some():
                 return
 
     def close(self) -> None:
-        """Give out what is left and close; may be called twice."""
+        """Pass the rest of the output to the outlet and close the stream. A second call has no effect."""
         if self.is_open:
             left = b"" if self._folder is None else self._folder.finish()
             self.outlet.add(self._tagger.feed(left) + self._tagger.finish(), self._tagger)

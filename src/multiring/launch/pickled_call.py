@@ -1,4 +1,4 @@
-"""What `run_function` sends to its ranks, and what comes back: pickles in a folder of this user's own."""
+"""Exchange the call and its results between `run_function` and its ranks, as pickles in a private folder."""
 
 import pickle
 import sys
@@ -17,16 +17,17 @@ _FUNCTION = "function"
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """What the function returned on a rank."""
+    """The value that the function returned on a rank."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What it raised: the traceback's text, and the error where that can be pickled.
+    """The exception that the function raised on a rank.
 
-    `is_consequence`: it was raised because another rank is gone.
+    `text` is the traceback. `error` is the exception, or None if it cannot be pickled. `is_consequence` means that the
+    rank failed because it lost another rank.
     """
 
     text: str
@@ -38,16 +39,16 @@ Outcome = Returned | Failure
 
 
 class CallFolder:
-    """The folder. One process sends, then each rank opens it and leaves its outcome."""
+    """The folder of a call. The calling process writes the call, then each rank reads it and writes its outcome."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def send(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Put the call into the folder, with the path on which this process finds modules.
+        """Write the call into the folder, together with this process's `sys.path`.
 
         Raises:
-            ArgumentError: it cannot be pickled.
+            ArgumentError: the function or its arguments cannot be pickled.
         """
         try:
             call = _dumps((func, args, kwargs))
@@ -56,35 +57,35 @@ class CallFolder:
             raise ArgumentError(
                 f"{func!r} or its arguments cannot be sent to other processes: {error}{hint}"
             ) from error
-        # Two pickles, as the second may need modules that are found by the first.
+        # Two pickles, because loading the second may need modules on the path in the first.
         (self._folder / _FUNCTION).write_bytes(pickle.dumps(sys.path) + call)
 
     def call(self) -> Any:
-        """Return what the function returns."""
+        """Read the call from the folder, make it, and return its result."""
         with (self._folder / _FUNCTION).open("rb") as file:
             sys.path += [entry for entry in pickle.load(file) if entry not in sys.path]  # noqa: S301 -- from `send`
             func, args, kwargs = pickle.load(file)  # noqa: S301 -- from `send`, by the same user
         return func(*args, **kwargs)
 
     def leave(self, rank: int, outcome: Outcome) -> None:
-        """Leave a rank's outcome: whole, or not at all."""
+        """Write a rank's outcome to the folder atomically."""
         draft = self._folder / f"draft-{rank}"
         draft.write_bytes(_dumps(outcome))
         draft.rename(self._folder / f"rank-{rank}")
 
     def outcomes(self, ranks: int) -> Sequence[Outcome | None]:
-        """Return each rank's outcome, None where it left none."""
+        """Return the outcome of each rank, or None for a rank that wrote none."""
         files = [self._folder / f"rank-{rank}" for rank in range(ranks)]
         return [pickle.loads(file.read_bytes()) if file.exists() else None for file in files]  # noqa: S301 -- from `leave`
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return `error` as it is told to the process that asked; without the error itself where that cannot be sent."""
+    """Return the Failure that describes `error` to the calling process, without `error` if it cannot be pickled."""
     text = "".join(traceback.format_exception(error)).rstrip()
     is_consequence = any(isinstance(each, (PeerLostError, RendezvousError)) for each in _causes(error))
     try:
-        pickle.loads(_dumps(error))  # noqa: S301 -- made here: some errors can be written and not read
-    except Exception:  # noqa: BLE001 -- pickling raises what it likes
+        pickle.loads(_dumps(error))  # noqa: S301 -- made here: some errors can be pickled but not unpickled
+    except Exception:  # noqa: BLE001 -- pickling can raise any exception
         return Failure(text, None, is_consequence)
     return Failure(text, error, is_consequence)
 
@@ -100,13 +101,13 @@ def _has_cloudpickle() -> bool:
 
 
 def _dumps(value: Any) -> bytes:
-    """Pickle `value`, also functions that no other process finds by their name, where cloudpickle is there for it.
+    """Pickle `value` with cloudpickle if it is installed, because it can pickle functions that cannot be imported.
 
     Raises:
-        Exception: whatever pickling it raises.
+        Exception: `value` cannot be pickled.
     """
     if _has_cloudpickle():
         return bytes(import_module("cloudpickle").dumps(value))
     if isinstance(value, tuple) and getattr(value[0], "__module__", None) == "__main__":
-        raise pickle.PicklingError("it is defined in __main__, which is another program there")
+        raise pickle.PicklingError("it is defined in __main__, which is a different module in the ranks")
     return pickle.dumps(value)

@@ -1,6 +1,6 @@
-"""What ranks tell their launcher: which process is which rank, which rank has lost which, and what they did together.
+"""Receive the ranks' reports to their launcher: which process is which rank, which ranks were lost, and progress.
 
-Words come as datagrams; the kernel says which process sent them, by the number that it has for this process.
+A report is a datagram. The kernel adds the sender's process ID, as seen from the launcher's PID namespace.
 """
 
 import os
@@ -14,32 +14,32 @@ from multiring.settings import JobNews, roll_address
 
 _UCRED = struct.Struct("3i")
 _MOST_BYTES = 64
-ANY = -1  # the rank that a rank lost, where it does not know which
+ANY = -1  # stands for a lost rank without a known process
 
 
 class RankReports:
-    """What the ranks of one job have told, by the first process of each: the one that the launcher started."""
+    """The reports of one job's ranks. They are stored by each rank's first process, which the launcher started."""
 
     def __init__(self, rendezvous: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._socket.bind(roll_address(rendezvous))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self.news: set[bytes] = set()
-        self.rank_processes: dict[int, list[int]] = {}  # first process -> the processes in it that are ranks
+        self.rank_processes: dict[int, list[int]] = {}  # first process -> the processes of its session that are ranks
         self._first_of: dict[int, int] = {}  # rank -> first process
         self._lost: dict[int, set[int]] = {}  # first process -> ranks that it has lost
 
     @property
     def descriptor(self) -> int:
-        """What to poll."""
+        """The file descriptor to poll."""
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Hear no more."""
+        """Close the socket. Later reports are lost."""
         self._socket.close()
 
     def hear(self) -> None:
-        """Take in all that was told."""
+        """Receive all waiting reports."""
         while True:
             try:
                 words, ancillary, _, _ = self._socket.recvmsg(_MOST_BYTES, socket.CMSG_SPACE(_UCRED.size))
@@ -52,7 +52,10 @@ class RankReports:
             self._take(words, pid)
 
     def lost_by(self, first: int) -> set[int]:
-        """Return the first processes of the ranks that the rank with this first process has lost; ANY among them."""
+        """Return the first processes of the ranks that the rank with first process `first` has lost.
+
+        The set contains ANY if the process of a lost rank is unknown.
+        """
         return {self._first_of.get(rank, ANY) for rank in self._lost.get(first, ())} - {first}
 
     def _take(self, words: bytes, pid: int) -> None:
@@ -63,7 +66,7 @@ class RankReports:
         try:
             first, ranks = os.getsid(pid), [int(each) for each in numbers]  # each rank leads a session
         except (OSError, ValueError):
-            return  # it has ended
+            return  # the sender has ended
         if kind == b"J" and len(ranks) == 1:
             self._first_of[ranks[0]] = first
             known = self.rank_processes.setdefault(first, [])
@@ -73,14 +76,14 @@ class RankReports:
 
 
 def catches(pid: int, number: int) -> bool:
-    """Return whether a process has a handler of a signal, or ignores it."""
+    """Return whether process `pid` handles or ignores signal `number`."""
     fields = _status(pid)
     bit = 1 << (number - 1)
     return any(int(fields.get(name, "0"), 16) & bit for name in ("SigCgt", "SigIgn"))
 
 
 def lives(pid: int) -> bool:
-    """Return whether a process is more than a zombie."""
+    """Return whether process `pid` runs. A zombie does not."""
     return _status(pid).get("State", "Z")[:1] not in "ZX"
 
 

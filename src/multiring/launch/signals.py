@@ -1,4 +1,4 @@
-"""The launcher's signals, as something to poll."""
+"""Catch the launcher's signals and make them available to poll."""
 
 import os
 import signal
@@ -12,9 +12,10 @@ PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # to the ranks, which may save the
 
 @final
 class StopSignals:
-    """While entered: SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are kept for `take`; these and SIGCHLD wake a poll.
+    """A context manager that keeps SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 for `take`.
 
-    A signal that is ignored on entry (nohup, a shell's background job) stays ignored. Main thread only.
+    These signals and SIGCHLD make `descriptor` readable, which wakes a poll. A signal that is ignored on entry (nohup,
+    a shell's background job) stays ignored. Enter the context in the main thread only.
     """
 
     def __init__(self) -> None:

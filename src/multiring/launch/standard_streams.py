@@ -1,6 +1,6 @@
-"""Standard input, output and error that a caller has closed, as `>&-` does: they lead nowhere from then on.
+"""Replace standard streams that the caller has closed, as the shell's `>&-` does, by /dev/null.
 
-Otherwise the next file that this process opens would get such a number, and be taken for the stream.
+Otherwise the next file that this process opens would get the number of the closed stream and be used as the stream.
 """
 
 import os
@@ -16,7 +16,7 @@ def open_closed_streams() -> None:
             os.fstat(number)
         except OSError:
             opened = os.open(os.devnull, os.O_RDWR)
-            if opened != number:  # a lower one was closed meanwhile
+            if opened != number:  # a lower descriptor was free
                 os.dup2(opened, number)
                 os.close(opened)
             os.set_inheritable(number, True)

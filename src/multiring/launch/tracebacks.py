@@ -1,7 +1,7 @@
-"""One mistake is printed once: a traceback that is another rank's, too, is shown by its last line alone.
+"""Show equal tracebacks of several ranks once; for the other ranks, show only the last line.
 
-The ranks of a job run one program, and most mistakes are all ranks': a wrong setting, a file that is not there. The
-traceback of the first rank says where; sixteen of them hide what is behind them.
+All ranks of a job run one program. Most mistakes, such as a wrong setting or a missing file, occur on every rank. The
+first rank's traceback names the place. Many copies of the traceback would hide other output.
 """
 
 import hashlib
@@ -12,26 +12,26 @@ _HEAD = re.compile(rb"(?:\[rank\d+\]: )?Traceback \(most recent call last\):\r?$
 _LINES = re.compile(rb"[^\n]*\n|[^\n]+")
 _RANK = re.compile(rb"^\[rank\d+\]: ", re.MULTILINE)
 _MOST_BYTES = 1 << 18
-_LEAST_LINES = 6  # a shorter one is shown as it is
+_LEAST_LINES = 6  # a shorter traceback is always shown in full
 
 
 class Piece(NamedTuple):
-    """A part of a stream: to be shown as it is, or, where `whose` names a rank, a traceback that it had first."""
+    """A part of a stream. If `whose` names a rank, it is a traceback that this other rank showed first."""
 
     data: bytes
     whose: str = ""
 
 
 class Tracebacks:
-    """Digests of the tracebacks that were shown, and of which rank."""
+    """The digests of all tracebacks shown so far, each with the rank that showed it first."""
 
     def __init__(self) -> None:
         self._shown: dict[bytes, str] = {}
 
     def first_with(self, text: bytes, name: str) -> str:
-        """Return the rank that had this traceback first: `name` itself, from now on, where none had.
+        """Return the rank that showed this traceback first. A new traceback is recorded under `name`.
 
-        Tracebacks that only end alike are of different mistakes: each of them says where its own is.
+        The whole text is compared, because tracebacks that share only the last line belong to different mistakes.
         """
         plain = _RANK.sub(b"", text).replace(b"\r\n", b"\n")
         return self._shown.setdefault(hashlib.blake2b(plain, digest_size=16).digest(), name)
@@ -41,19 +41,19 @@ class TracebackFolder:
     """Finds the tracebacks in what one rank writes to standard error.
 
     Args:
-        tracebacks: those of all ranks.
-        name: of this rank, for others' lines.
+        tracebacks: the record of tracebacks, shared by all ranks.
+        name: this rank's name. Other ranks' output refers to it.
     """
 
     def __init__(self, tracebacks: Tracebacks, name: str) -> None:
         self._tracebacks, self._name = tracebacks, name
-        self._held = bytearray()  # a traceback as far as it has come
+        self._held = bytearray()  # an incomplete traceback
         self._lines = 0
-        self._partial = b""  # the beginning of a line, which may begin a traceback
-        self._is_within = False  # the line that comes has been shown in part
+        self._partial = b""  # the beginning of a line that may belong to a traceback
+        self._is_within = False  # whether the beginning of the current line was returned already
 
     def feed(self, data: bytes) -> list[Piece]:
-        """Return what can be shown now."""
+        """Take `data` and return the pieces that can be shown now."""
         out: list[Piece] = []
         plain = bytearray()
         for line in _LINES.findall(self._partial + data):
@@ -77,7 +77,7 @@ class TracebackFolder:
         return out
 
     def finish(self) -> bytes:
-        """Return what was held back, at the end of the stream."""
+        """Return the data held back so far. Call it at the end of the stream."""
         left = bytes(self._held) + self._partial
         self._held, self._partial = bytearray(), b""
         return left

@@ -1,4 +1,4 @@
-"""A second process that outlives a killed launcher, for as long as it takes to end what the job left."""
+"""A process that outlives a killed launcher and ends the leftover processes of the job."""
 
 import contextlib
 import os
@@ -14,11 +14,11 @@ _READ_BYTES = 4096
 
 
 class Watchdog:
-    """Forked before the ranks; it waits at a pipe whose other end only the launcher holds.
+    """A process forked before the ranks. It reads a pipe whose other end only the launcher holds.
 
-    When the launcher dies without having said that all is well, even by kill -9, the pipe closes and the guard
-    ends the job's processes. The ranks themselves are killed by the kernel before (PR_SET_PDEATHSIG); the
-    guard is for what they started.
+    If the launcher dies, even by kill -9, the pipe closes without the final message that all is well. Then the
+    watchdog ends the job's processes. The kernel has killed the ranks themselves before (PR_SET_PDEATHSIG). The
+    watchdog is needed for the processes that the ranks started.
     """
 
     def __init__(self, job: str) -> None:
@@ -29,42 +29,43 @@ class Watchdog:
         os.close(watched)
 
     def watch(self, group: int) -> None:
-        """Add a rank's process group, from its start."""
+        """Add the process group of a rank that has just started."""
         self._say(b"+%d\n" % group)
 
     def forget(self, group: int) -> None:
-        """Drop a process group whose leader was reaped: its number may come to mean something else."""
+        """Drop a process group whose leader was reaped, because the system may reuse its ID."""
         self._say(b"-%d\n" % group)
 
     def dismiss(self) -> None:
-        """Let the guard go; the job is over and nothing is left."""
+        """End the watchdog. Call it when no process of the job is left."""
         self._say(_ALL_IS_WELL)
         os.close(self._pipe)
         with contextlib.suppress(ChildProcessError, ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)  # it has nothing to do any more; it may have been stopped
+            os.kill(self._pid, signal.SIGKILL)  # it may be stopped by a signal, so do not wait for its own exit
             os.waitpid(self._pid, 0)
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """The watchdog's process ID."""
         return self._pid
 
     def _say(self, words: bytes) -> None:
-        with contextlib.suppress(BrokenPipeError):  # someone killed the guard; the job goes on without it
+        with contextlib.suppress(BrokenPipeError):  # the watchdog was killed; the job continues without it
             os.write(self._pipe, words)
 
 
 def _watch_launcher(job: str, watched: int) -> None:
-    """Never returns: in this process the launcher's stack must not be unwound."""
+    """Run the watchdog and exit the process. Never returns, because the launcher's stack must not be unwound here."""
     try:
-        os.setsid()  # a signal to the launcher's group, even SIGKILL, must not reach the guard
+        os.setsid()  # a signal to the launcher's group, even SIGKILL, must not reach the watchdog
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, *PASSED_ON):
             signal.signal(number, signal.SIG_IGN)
         signal.set_wakeup_fd(-1)
-        # Whoever waits for the end of the launcher's output must not wait for the guard.
+        # Close inherited descriptors, so that a reader waiting for the end of the launcher's output need not wait
+        # for the watchdog.
         for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
             if descriptor != watched:
-                with contextlib.suppress(OSError):  # the listing's own, closed already
+                with contextlib.suppress(OSError):  # the descriptor of the listing is closed already
                     os.close(descriptor)
         heard = _listen(watched)
         if not heard.endswith(_ALL_IS_WELL):
