@@ -1,4 +1,4 @@
-"""Ranks at work: who they are, how they meet, the groups they form and the operations in flight."""
+"""The runtime of a rank: start-up, rendezvous, groups of ranks and the operations they run."""
 
 from multiring.runtime.api import event_reader as event_reader
 from multiring.runtime.api import local_rank as local_rank

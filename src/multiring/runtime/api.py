@@ -1,4 +1,4 @@
-"""The public functions on the world this process is in."""
+"""Public functions about this process's job: its rank, its groups, timelines and events."""
 
 import os
 
@@ -14,17 +14,17 @@ def rank() -> int:
 
 
 def size() -> int:
-    """Return how many ranks the job has."""
+    """Return the number of ranks in the job."""
     return place().size
 
 
 def local_rank() -> int:
-    """Return this process's rank among those of its host, 0 to local_size() - 1."""
+    """Return this process's rank among the ranks of its host, 0 to local_size() - 1."""
     return place().local_rank
 
 
 def local_size() -> int:
-    """Return how many ranks this host has."""
+    """Return the number of ranks on this host."""
     return place().local_size
 
 
@@ -34,37 +34,39 @@ def world() -> Group:
 
 
 def start_timeline(path: str | os.PathLike[str], *, mark_cycles: bool = False) -> None:
-    """Record what every rank does from now on; `stop_timeline`, or the end of the job, puts it into the file `path`.
+    """Start recording a timeline of every rank's operations.
 
-    Every rank calls it. Rank 0's path counts, and its host has the file; while the job runs each rank keeps its part in
-    the same directory of its own host.
+    Every rank must call this function. Rank 0's `path` is used; the other ranks' paths are ignored. `stop_timeline`, or
+    the end of the job, writes the file on rank 0's host. While the job runs, each rank keeps its part of the recording
+    in the same directory on its own host.
 
     Args:
-        path: compressed if it ends in .gz. What is there is removed.
-        mark_cycles: whether to mark where an operation begins while none is in flight.
+        path: the timeline file, compressed if its name ends in .gz. An existing file is removed.
+        mark_cycles: whether to mark each operation that starts while no other operation is in flight.
 
     Raises:
-        StateError: before `init`; or, on every rank, a timeline is on already.
-        ArgumentError: on every rank, and nothing has begun: the path leads nowhere, or a rank cannot write beside it.
+        StateError: `init` was not called. On every rank: a timeline is already being recorded.
+        ArgumentError: on every rank: `path` is unusable (for example, its directory does not exist), or a rank cannot
+            write its part. The recording has not started.
     """
     current().timelines.start(path, mark_cycles=mark_cycles)
 
 
 def stop_timeline() -> None:
-    """Stop recording, and return when the file is written. Every rank calls it.
+    """Stop recording and return once the timeline file is written. Every rank must call this function.
 
     Raises:
-        StateError: before `init`; no timeline is on; or the file could not be written, and every rank's part stays
-            where the text says.
+        StateError: `init` was not called; no timeline is being recorded; or the file could not be written. In the last
+            case every rank's part stays on disk, and the message gives its path.
     """
     current().timelines.stop()
 
 
 def take_events() -> list[Event]:
-    """Return what this rank's operations and waits took since the last call, oldest first."""
+    """Return the events this rank recorded since the last call, oldest first."""
     return current().take_events()
 
 
 def event_reader() -> EventReader:
-    """Return a reader of this rank's events from now on, as the native core has them; `take_events` keeps its own."""
+    """Return a reader of this rank's future events, as rows of the native core. `take_events` is not affected."""
     return current().event_reader()

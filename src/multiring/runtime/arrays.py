@@ -1,8 +1,9 @@
-"""Arrays of any library as plain memory: address, shape, type; nothing is copied.
+"""Views of any library's arrays as plain memory: address, shape and element type, without a copy.
 
-What is accepted: NumPy arrays (bfloat16 by ml_dtypes), and anything that speaks DLPack or the buffer
-protocol, in host memory, dense. Dense means that the elements fill their memory without gaps; the order
-of the strides is free where a collective treats the array as one buffer (all_reduce, broadcast, send).
+multiring accepts NumPy arrays (bfloat16 through ml_dtypes) and any object that supports DLPack or the buffer
+protocol. The array must be dense and in host memory. Dense means that the elements fill their memory without
+gaps. The order of the strides does not matter to collectives that treat the array as one buffer (all_reduce,
+broadcast, send).
 """
 
 import ctypes
@@ -24,18 +25,21 @@ _NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
         *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     )
 }
-_NAMES = {dtype: name for name, dtype in _NUMPY_DTYPES.items()}  # what NumPy's own `name` takes microseconds to find
+_NAMES = {dtype: name for name, dtype in _NUMPY_DTYPES.items()}  # NumPy's own `name` takes microseconds
 _HOST = 1  # kDLCPU
 _DEVICES = {2: "CUDA", 3: "CUDA-pinned host", 4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROCm", 13: "CUDA-managed"}
-# Libraries whose arrays never change, though DLPack would hand out their memory to be written.
+# Arrays of these libraries are immutable, but DLPack would still hand out their memory as writable.
 _IMMUTABLE = ("jax", "jaxlib", "tensorflow")
 
 
 def numpy_dtype(kind: Any) -> np.dtype[Any]:
-    """Return the NumPy type that `kind`, a name or anything `numpy.dtype` takes, stands for; "bfloat16" is ml_dtypes'.
+    """Return the NumPy element type named by `kind`.
+
+    Args:
+        kind: a type name, or any argument that `numpy.dtype` accepts. "bfloat16" gives the type of ml_dtypes.
 
     Raises:
-        ArgumentError: multiring moves no such type.
+        ArgumentError: multiring does not support the type.
     """
     if isinstance(kind, str) and kind in _NUMPY_DTYPES:
         return _NUMPY_DTYPES[kind]
@@ -47,7 +51,7 @@ def numpy_dtype(kind: Any) -> np.dtype[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """An array as memory. Whoever holds the Buffer holds the memory."""
+    """An array as plain memory. The memory stays allocated for as long as the Buffer exists."""
 
     address: int
     shape: tuple[int, ...]
@@ -57,44 +61,48 @@ class Buffer:
 
     @property
     def count(self) -> int:
-        """How many elements there are."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element."""
+        """The size of one element in bytes."""
         return _NUMPY_DTYPES[self.dtype].itemsize
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all elements."""
+        """The size of all elements in bytes."""
         return self.count * self.itemsize
 
     @property
     def layout(self) -> tuple[int, ...]:
-        """The dimensions longer than 1, slowest first; equal layouts and shapes mean equal order in memory."""
-        # Libraries give an array of nothing any strides.
+        """The dimensions longer than 1, slowest first.
+
+        Two arrays of equal shape and equal layout store their elements in the same order.
+        """
+        # The strides of an empty array are arbitrary.
         long = [dim for dim, size in enumerate(self.shape) if size > 1] if self.count else []
         return tuple(sorted(long, key=lambda dim: -self.strides[dim]))
 
     @property
     def is_row_major(self) -> bool:
-        """Whether the last dimension is the fastest, so that leading rows are contiguous."""
+        """Whether the elements lie in row-major order, which makes each row contiguous."""
         if len(self.shape) < 2:
             return True
         return self.layout == tuple(sorted(self.layout))
 
 
 def buffer_of(array: Any, *, writes: bool) -> Buffer:
-    """Return `array`'s memory.
+    """Return the memory of `array` as a Buffer.
 
     Args:
-        array: NumPy, DLPack or buffer protocol; or a Buffer, which an adapter has seen to itself.
-        writes: whether the collective will write into it.
+        array: a NumPy array, an object with DLPack or the buffer protocol, or a Buffer. A Buffer is returned unchecked.
+        writes: whether the collective will write into the array.
 
     Raises:
-        ArgumentError: not an array, gaps between elements, another byte order, or `writes` and read-only.
-        UnsupportedError: it is not in host memory.
+        ArgumentError: `array` is not an array, has gaps between its elements or a foreign byte order, or is read-only
+            and `writes` is set.
+        UnsupportedError: the array is not in host memory.
     """
     if isinstance(array, Buffer):
         return array
@@ -115,16 +123,16 @@ def buffer_of(array: Any, *, writes: bool) -> Buffer:
 
 
 def copied(array: Any, out: Any, *, copies: bool = True) -> Buffer:
-    """Return the memory of `out`, into which the elements of `array` were copied.
+    """Copy `array` into `out` and return the memory of `out`.
 
     Args:
-        array: as for `buffer_of`; only read. It may be `out`.
-        out: of the same shape and type, and in the same order of strides.
-        copies: False: only see that they fit.
+        array: as for `buffer_of`; it is only read. It may be `out` itself.
+        out: an array of the same shape, element type and order of strides.
+        copies: False only checks that the two arrays fit.
 
     Raises:
-        ArgumentError: as `buffer_of`; or the two do not fit, or share a part of their memory.
-        UnsupportedError: as `buffer_of`.
+        ArgumentError: as for `buffer_of`; or the two arrays do not fit, or overlap in part.
+        UnsupportedError: as for `buffer_of`.
     """
     source, target = buffer_of(array, writes=False), buffer_of(out, writes=True)
     if (source.shape, source.dtype, source.layout) != (target.shape, target.dtype, target.layout):
@@ -168,7 +176,7 @@ def _of_other(array: Any, *, writes: bool) -> Buffer:
         return _of_buffer(array, writes=writes)
     try:
         seen = view(array)
-    except TypeError:  # says what view takes, not what the array's library refused
+    except TypeError:  # its text lists the arguments of `view`, not the reason why the array's library refused
         raise ArgumentError(f"{kind.__qualname__} does not give its memory: {_refusal_of(array)}") from None
     return Buffer(seen.address, tuple(seen.shape), tuple(seen.strides), seen.dtype, seen)
 
@@ -176,7 +184,7 @@ def _of_other(array: Any, *, writes: bool) -> Buffer:
 def _device_of(array: Any) -> int:
     try:
         return int(array.__dlpack_device__()[0])
-    except ValueError as error:  # torch's meta tensors, which have no memory
+    except ValueError as error:  # for example a torch meta tensor, which has no memory
         raise UnsupportedError(f"{type(array).__qualname__}: {error}") from None
 
 

@@ -1,33 +1,35 @@
-"""Events: what every operation and every blocked call took, in one format."""
+"""Events: the times of every operation and every blocked call, in one format."""
 
 from dataclasses import dataclass
 
-# The closed list of names; an event carries its index through the native core.
+# The complete list of operation names. The native core stores a name's index in each event.
 NAMES = (
     *("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier", "send", "recv"),
     *("subgroup", "counts", "measures"),
 )
 
-_KINDS = ("operation", "wait", "rail")  # as the native core counts them
+_KINDS = ("operation", "wait", "rail")  # in the order of the native core's numbers
 
-# An operation of several steps (assuming the sizes, or else finding them, and then moving the bytes) takes one sequence
-# number for each. All operations have as many, so that ranks that called different ones are not out of step afterwards.
+# An operation may need up to three steps: an attempt with assumed sizes, a count of the sizes, and the transfer. Each
+# step has its own sequence number. Every operation reserves this many numbers: then ranks that called different
+# operations still use the same numbers afterwards.
 STEPS = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
-    """One operation, one stretch of a thread's time spent waiting for one, or the loss of a rail.
+    """An operation, the time a thread spent waiting for an operation, or the loss of a rail.
 
-    Times are seconds of this host's monotonic clock. `agreed_s` is when every rank of the group had
-    arrived (None for a wait, and where they never did); `size_bytes` is the user's whole buffer. Of a rail, `name` says
-    which, `peer` the rank it led to; it was given up at `start_s`.
+    Times are in seconds of this host's monotonic clock. `agreed_s` is the time at which all ranks of the group had
+    arrived; it is None for a wait, and for an operation to which not all ranks came. `size_bytes` is the size of the
+    caller's whole buffer. For a lost rail, `name` identifies the rail, `peer` is the rank at its other end, and
+    `start_s` is the time at which this rank stopped using the rail.
     """
 
     kind: str  # "operation", "wait" or "rail"
     name: str
     group: int
-    operation: int  # its place among the group's; counts at 1
+    operation: int  # the operation's number in its group, counted from 1
     rank: int
     start_s: float
     agreed_s: float | None
@@ -37,7 +39,7 @@ class Event:
 
 
 def event_of(raw: tuple[int, int, int, int, int, int, int, int], rank: int) -> Event:
-    """Return the Event of one row of the native recorder."""
+    """Convert one row of the native recorder into an Event."""
     kind, name, group, sequence, size_bytes, start_ns, agreed_ns, end_ns = raw
     is_rail = _KINDS[kind] == "rail"
     return Event(

@@ -1,1 +1,1 @@
-"""Groups: the ranks that do collectives together, and how one operation is posted, compiled and handled."""
+"""Groups of ranks: how they compile, post and wait for collectives and messages."""

@@ -1,4 +1,4 @@
-"""What the ranks of a group do together: collectives, and messages between two of them."""
+"""The operations of a group: collectives, and messages between two of its ranks."""
 
 from collections.abc import Sequence
 
@@ -22,16 +22,20 @@ from multiring.runtime.group.varying_rows import RowCalls
 class Collectives:
     """The collectives and messages of a Group.
 
-    Arrays are NumPy's, or speak DLPack or the buffer protocol; they are worked on in place, without a copy, and are the
-    operation's until it has ended.
+    Arrays are NumPy arrays or objects that support DLPack or the buffer protocol. Operations work on their memory in
+    place, without a copy. The caller must not use an array before its operation has ended.
 
-    Every collective raises ArgumentError or UnsupportedError where this rank's arguments are wrong, and then
-    MismatchError on the other ranks; MismatchError on all where they differ (inputs intact, the group
-    usable); PeerLostError or StallError where a rank is gone or silent (contents undefined, the group
-    unusable). `<name>_async` returns a handle at once; its `wait` returns, or raises, the same.
+    All collectives raise the same errors:
 
-    `label`, of every collective: text that the ranks must agree on besides; MismatchError.titles has it behind
-    " labelled ".
+    - ArgumentError or UnsupportedError if this rank's arguments are wrong; the other ranks raise MismatchError.
+    - MismatchError on all ranks if their calls differ. The inputs are intact, and the group stays usable.
+    - PeerLostError or StallError if a rank has died, left or become silent. The contents of the arrays are undefined,
+      and the group is unusable.
+
+    `<name>_async` returns a handle at once; the handle's `wait` returns the same result or raises the same error.
+
+    Every collective takes a `label`: a text on which the ranks must also agree. It appears in MismatchError.titles
+    after " labelled ".
     """
 
     def __init__(self, calls: Calls) -> None:
@@ -41,14 +45,16 @@ class Collectives:
     def all_reduce(
         self, array: Array, op: str = "sum", *, out: Array | None = None, wire: str | None = None, label: str = ""
     ) -> Array | None:
-        """Combine every rank's `array` into all of them, in place; or into `out`, which is returned.
+        """Reduce every rank's `array` element by element, and store the result in `array` on all ranks.
 
         Args:
-            array: any shape, the same on all ranks, as is the order of its strides. With `out` it is only read.
-            op: "sum", "average", "min", "max" or "product" (docs/algorithms.md: by type).
-            out: where the result goes instead, in memory as `array` is; for arrays that never change.
-            wire: "fp16", "bf16" or "int8": how float32 travels between hosts, for a sum or an average; all ranks still
-                get the same bits (docs/algorithms.md: what is lost). Within a host nothing is coded.
+            array: any shape; shape and order of strides must be the same on all ranks. With `out` it is only read.
+            op: "sum", "average", "min", "max" or "product"; docs/algorithms.md lists them by element type.
+            out: an array of the same shape, type and order of strides that receives the result instead of `array`, for
+                immutable arrays. It is then the return value.
+            wire: "fp16", "bf16" or "int8" encodes float32 data that travels between hosts, for a sum or an average.
+                All ranks still get identical bits. docs/algorithms.md gives the loss. Traffic within a host is not
+                encoded.
             label: see the class.
         """
         if out is not None or wire is not None or label or not self._calls.again("all_reduce", array, op):
@@ -65,14 +71,17 @@ class Collectives:
         label: str = "",
         waits: bool = False,
     ) -> Handle:
-        """Start an `all_reduce`; with `waits` this thread waits for the handle at once, and no other need be woken."""
+        """Start an `all_reduce` and return its handle.
+
+        `waits=True` promises that this thread waits for the handle next, which saves waking another thread.
+        """
         return start_all_reduce(self._calls, array, op, out, wire, label, waits=waits)
 
     def broadcast(self, array: Array, root: int = 0, *, out: Array | None = None, label: str = "") -> Array | None:
-        """Overwrite every rank's `array` with rank `root`'s, in place; or put that into `out`, which is returned.
+        """Copy rank `root`'s `array` into every rank's `array`, or into `out`, which is then returned.
 
         Args:
-            array: any shape, the same on all ranks, as is the order of its strides. With `out` it is only read.
+            array: any shape; shape and order of strides must be the same on all ranks. With `out` it is only read.
             root: a rank of the group.
             out: as for all_reduce.
             label: see the class.
@@ -80,14 +89,16 @@ class Collectives:
         return start_broadcast(self._calls, array, root, out, label, waits=True).wait()
 
     def broadcast_async(self, array: Array, root: int = 0, *, out: Array | None = None, label: str = "") -> Handle:
-        """Start a `broadcast`."""
+        """Start a `broadcast` and return its handle."""
         return start_broadcast(self._calls, array, root, out, label, waits=False)
 
     def reduce(self, array: Array, root: int = 0, op: str = "sum", *, label: str = "") -> None:
-        """Combine every rank's `array` into rank `root`'s, in place; those of the others are only read.
+        """Reduce every rank's `array`, and store the result in rank `root`'s `array`.
+
+        The arrays of the other ranks are only read.
 
         Args:
-            array: any shape, the same on all ranks, as is the order of its strides.
+            array: any shape; shape and order of strides must be the same on all ranks.
             root: a rank of the group.
             op: as for all_reduce.
             label: see the class.
@@ -95,16 +106,16 @@ class Collectives:
         start_reduce(self._calls, array, root, op, label, waits=True).wait()
 
     def reduce_async(self, array: Array, root: int = 0, op: str = "sum", *, label: str = "") -> Handle:
-        """Start a `reduce`."""
+        """Start a `reduce` and return its handle."""
         return start_reduce(self._calls, array, root, op, label, waits=False)
 
     def reduce_scatter(self, array: Array, out: Array | None = None, op: str = "sum", *, label: str = "") -> Array:
-        """Combine every rank's `array` and return this rank's part of the rows; `array` stays as it is.
+        """Reduce every rank's `array` and return this rank's rows of the result. `array` is only read.
 
         Args:
-            array: shape (n, ...), the same on all ranks, row-major. Rank r gets n // size rows, and one more where
+            array: shape (n, ...), the same on all ranks, row-major. Rank r gets n // size rows, and one more if
                 r < n % size.
-            out: where to put them, row-major; a new array in the arena by default.
+            out: a row-major array for the result. By default the result is a new array in shared memory.
             op: as for all_reduce.
             label: see the class.
         """
@@ -113,17 +124,17 @@ class Collectives:
     def reduce_scatter_async(
         self, array: Array, out: Array | None = None, op: str = "sum", *, label: str = ""
     ) -> Handle:
-        """Start a `reduce_scatter`."""
+        """Start a `reduce_scatter` and return its handle."""
         return start_reduce_scatter(self._calls, array, out, op, label, waits=False)
 
     def all_gather(self, array: Array, out: Array | None = None, *, label: str = "", with_rows: bool = False) -> Array:
-        """Return every rank's `array`, one after the other along the first dimension.
+        """Return the arrays of all ranks, concatenated along the first dimension.
 
         Args:
             array: shape (n_r, ...), row-major; the ranks may differ in n_r only.
-            out: shape (sum of n_r, ...), row-major; a new array in the arena by default. It may hold `array` as this
-                rank's own part, which then is not copied.
-            with_rows: whether to return (array, rows), how many rows came from each rank, in place of the array.
+            out: shape (sum of n_r, ...), row-major. By default the result is a new array in shared memory. `array` may
+                be this rank's own part of `out`; then it is not copied.
+            with_rows: whether to return the pair (array, rows), where `rows` lists the number of rows of each rank.
             label: see the class.
         """
         return start_all_gather(self._row_calls, array, out, label, with_rows=with_rows, waits=True)()
@@ -137,7 +148,10 @@ class Collectives:
         with_rows: bool = False,
         waits: bool = False,
     ) -> Handle:
-        """Start an `all_gather`; with `waits` the caller waits for the handle at once, and needs no thread for that."""
+        """Start an `all_gather` and return its handle.
+
+        `waits=True` promises that the caller waits for the handle next, so that no background thread is needed.
+        """
         start = start_all_gather(self._row_calls, array, out, label, with_rows=with_rows, waits=False)
         return chained("all_gather", start, waits=waits)
 
@@ -150,12 +164,13 @@ class Collectives:
         label: str = "",
         with_rows: bool = False,
     ) -> Array:
-        """Send each rank its rows of `array`, and return the rows they all sent here, by sender.
+        """Send a part of the rows of `array` to each rank; return the rows received, ordered by sender.
 
         Args:
             array: shape (n, ...), row-major.
-            out: shape (rows received, ...), row-major; a new array in the arena by default.
-            splits: how many rows go to each rank; without it n must be a multiple of the group's size.
+            out: shape (rows received, ...), row-major. By default the result is a new array in shared memory.
+            splits: the number of rows to send to each rank. By default all ranks get equally many rows, and n must be a
+                multiple of the group's size.
             with_rows: as for all_gather.
             label: see the class.
         """
@@ -171,17 +186,17 @@ class Collectives:
         with_rows: bool = False,
         waits: bool = False,
     ) -> Handle:
-        """Start an `all_to_all`; `waits` as for all_gather_async."""
+        """Start an `all_to_all` and return its handle; `waits` is as for all_gather_async."""
         start = start_all_to_all(self._row_calls, array, out, splits, label, with_rows=with_rows, waits=False)
         return chained("all_to_all", start, waits=waits)
 
     def barrier(self, *, label: str = "") -> None:
-        """Return once every rank has called it."""
+        """Wait until every rank of the group has called `barrier`."""
         if label or not self._calls.again("barrier"):
             start_barrier(self._calls, label, waits=True).wait()
 
     def barrier_async(self, *, label: str = "") -> Handle:
-        """Start a `barrier`."""
+        """Start a `barrier` and return its handle."""
         return start_barrier(self._calls, label, waits=False)
 
     # ---- messages ----
@@ -189,18 +204,18 @@ class Collectives:
     def send(self, array: Array, to: int, tag: int = 0) -> None:
         """Send `array` to rank `to`, which must `recv` an array of the same shape and type under the same tag.
 
-        Returns once the array may be changed. Messages between two ranks under one tag arrive in order.
+        The call returns once the array may be changed. Messages between two ranks with the same tag arrive in order.
         """
         start_message(self._calls, "send", array, to, tag, waits=True).wait()
 
     def send_async(self, array: Array, to: int, tag: int = 0) -> Handle:
-        """Start a `send`."""
+        """Start a `send` and return its handle."""
         return start_message(self._calls, "send", array, to, tag, waits=False)
 
     def recv(self, array: Array, source: int, tag: int = 0) -> None:
-        """Overwrite `array` with what rank `source` sends here under `tag`."""
+        """Receive the next message of rank `source` with tag `tag` into `array`."""
         start_message(self._calls, "recv", array, source, tag, waits=True).wait()
 
     def recv_async(self, array: Array, source: int, tag: int = 0) -> Handle:
-        """Start a `recv`."""
+        """Start a `recv` and return its handle."""
         return start_message(self._calls, "recv", array, source, tag, waits=False)

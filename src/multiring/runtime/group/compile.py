@@ -1,4 +1,4 @@
-"""Plans made ready to run: chosen, proven once per job, compiled for this rank, kept."""
+"""Choose plans, prove each schedule once per group, compile the plans for this rank, and cache the programs."""
 
 import hashlib
 import logging
@@ -35,14 +35,14 @@ from multiring.schedule import (
 from multiring.topology import Topology
 
 _log = logging.getLogger("multiring")
-# Up to here every rank of a host tells every other at once: one exchange, and all know where all buffers lie.
+# Up to this number of ranks on one host, every rank sends its buffer's location to all others in a single exchange.
 AT_ONCE_MOST = 16
 _LINE = 64  # bytes of a cache line
-_MOST_COMPARED = 1024  # ranks whose programs are all compared by each: at most 2 s (docs/decisions/0032)
+_MOST_COMPARED = 1024  # up to this many ranks, each rank compares all programs; takes 2 s at most (docs/decisions/0032)
 _DRAWN = 511
 _MOST_KEPT = 1024  # programs; a training run needs a few dozen
 
-# Their second step may begin whenever it wants, on one rank before others plan anew and on another behind it.
+# These collectives have a second step, which may start before a new planning on one rank and after it on another rank.
 _PLANNED_ONCE = frozenset({Collective.ALL_GATHER, Collective.ALL_TO_ALL})
 
 Counts = int | tuple[int, ...] | Splits
@@ -50,7 +50,7 @@ Counts = int | tuple[int, ...] | Splits
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What decides a program, the same on every rank but for all_to_all's own splits."""
+    """The properties that determine a program, the same on every rank except for the splits of all_to_all."""
 
     collective: Collective
     dtype: str
@@ -58,11 +58,11 @@ class Request:
     total: int  # elements of the whole buffer, the longer side
     op: str = "sum"
     root: int = 0
-    agreed: str = ""  # what else decides that the ranks mean the same; part of the digest
-    wire: Wire = Wire.NONE  # how what crosses hosts is coded
+    agreed: str = ""  # a further text on which the ranks must agree; part of the digest
+    wire: Wire = Wire.NONE  # the encoding of data between hosts
 
     def __post_init__(self) -> None:
-        if not isinstance(self.op, str):  # it may not even be hashable
+        if not isinstance(self.op, str):  # other values may not be hashable
             raise ArgumentError(f"op={self.op!r}: want one of {', '.join(OPS)}")
         if self.wire and (self.dtype != "float32" or self.op not in {"sum", "average"}):
             raise ArgumentError(
@@ -73,17 +73,17 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A plan and this rank's program of it; the program alone runs."""
+    """A plan and this rank's compiled program for it."""
 
     plan: Plan
     program: Program
     lowering: Lowering
-    digest: bytes  # of the plan, to be agreed on
+    digest: bytes  # of the plan; the ranks agree on it
 
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """How a buffer is cut into pieces that go through the schedule one beside the other: the elements of each."""
+    """The segments of a buffer, which run through the schedule concurrently: their count and their elements."""
 
     count: int
     each: Counts
@@ -91,9 +91,9 @@ class Segments:
 
     @classmethod
     def of(cls, plan: Plan, request: Request) -> "Segments":
-        """Return the equal pieces, but for a shorter last one, that are `plan.segment_bytes` long at most.
+        """Cut the buffer into equal segments of at most `plan.segment_bytes` bytes; the last one may be shorter.
 
-        Only what is one piece of memory on every rank is cut: the buffers of an all_reduce and a broadcast.
+        Only a buffer that is a single piece of memory on every rank is cut: that of an all_reduce or a broadcast.
         """
         whole, itemsize = request.counts, numpy_dtype(request.dtype).itemsize
         if plan.segment_bytes is None or not isinstance(whole, int):
@@ -101,13 +101,13 @@ class Segments:
         count = max(1, -(-whole * itemsize // plan.segment_bytes))
         grain = grain_of(plan.schedule.frame)
         each = -(-whole // (count * grain)) * grain
-        count = max(1, -(-whole // max(each, 1)))  # rounding up may have left nothing for the last
+        count = max(1, -(-whole // max(each, 1)))  # rounding up may have left no elements for the last segment
         return cls(count, each, whole - (count - 1) * each) if count > 1 else cls(1, whole, whole)
 
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """How a program's moves are run; `last_segment` is the last segment's program where that is shorter."""
+    """How a program's moves are executed. `last_segment` is the program of a last segment that is shorter."""
 
     lowering: Lowering = Lowering.NONE
     segments: int = 1
@@ -118,7 +118,7 @@ MOVE_BY_MOVE = Execution()
 
 
 class Programs:
-    """The programs of one group on this rank. Not thread-safe: the group holds its lock."""
+    """The programs of one group on this rank. It is not thread-safe: the caller must hold the group's lock."""
 
     def __init__(
         self,
@@ -130,19 +130,19 @@ class Programs:
         *,
         is_alone: bool = False,
     ) -> None:
-        """Plan for these ranks.
+        """Create an empty cache of programs.
 
         Args:
-            topology: where they are.
-            rank: of the group, whose programs these are.
-            ranks: in the world.
-            pins: plans that are given.
-            carrier: what carries bytes between hosts.
-            is_alone: whether it does within hosts, too.
+            topology: the hosts of the group's ranks and the links between them.
+            rank: this process's rank in the group.
+            ranks: the group's ranks in the world.
+            pins: plans that the user has given.
+            carrier: the transport or engine that moves data between hosts.
+            is_alone: whether `carrier` also moves the data within hosts.
         """
         self._topology = topology
         self._engine = carrier if is_alone else engine_of(topology).replace("tcp", carrier)
-        # Those of the job say nothing of a group whose ranks lie in another way.
+        # The job's pinned plans do not apply to a group whose topology has another shape.
         self._pins = pins if pins is not None and pins.shape == topology.shape() else None
         self._rank = rank
         self._world_ranks = np.asarray(ranks, np.int32)
@@ -150,13 +150,13 @@ class Programs:
         self._messages: OrderedDict[tuple[int, int, int, str], Program] = OrderedDict()
         self.plans: dict[Task, Plan] = {}
         self._proven: set[bytes] = set()
-        self._measured = topology  # with the constants that were measured since
-        self._fixed: set[Task] = set()  # what nothing measured changes
+        self._measured = topology  # updated with measured constants
+        self._fixed: set[Task] = set()  # the tasks whose plans measurements do not change
         self._former: dict[Task, Plan] = {}
         self._predicted: dict[Task, float] = {}
 
     def get(self, request: Request) -> Compiled:
-        """Return the program of `request`; the same request gets the same plan for as long as the group lives."""
+        """Return the program of `request`. Its plan stays the same until `use` or `replan` changes it."""
         found = self._compiled.get(request)
         if found is None:
             found = self._compile(request)
@@ -168,7 +168,7 @@ class Programs:
         return found
 
     def message(self, sender: int, receiver: int, count: int, dtype: str) -> Program:
-        """Return the program of a message between two ranks of the group, one of them this one."""
+        """Return the program of a message between this rank and another rank of the group."""
         key = sender, receiver, count, dtype
         found = self._messages.get(key)
         if found is None:
@@ -183,16 +183,16 @@ class Programs:
         return found
 
     def use(self, task: Task, plan: Plan) -> None:
-        """Run `plan` for `task` from now on; every rank of the group does the same.
+        """Use `plan` for `task` from now on. Every rank of the group must do the same.
 
         Raises:
-            ScheduleError: the plan's schedule does not do what it promises, or does something else than `task`.
+            ScheduleError: the plan's schedule does not compute the collective that it declares, or does not fit `task`.
         """
         self._keep(task, plan)
         self._fixed.add(task)
 
     def replan(self, topology: Topology) -> None:
-        """Plan with the constants of `topology` from now on; what is pinned, and what is planned once, stays."""
+        """Plan with the constants of `topology` from now on. Pinned plans, and plans that are made once, stay."""
         self._measured = topology
         self._predicted.clear()
         dropped = {task: plan for task, plan in self.plans.items() if task not in self._fixed}
@@ -203,7 +203,7 @@ class Programs:
             del self._compiled[request]
 
     def predicted(self, request: Request) -> float:
-        """Return the seconds that `request` is predicted to take with the plan it runs by."""
+        """Return the predicted time of `request` with its plan, in seconds."""
         task = task_of(request)
         if task not in self._predicted:
             self._predicted[task] = repriced(task, self.plan(request), self._measured)
@@ -211,7 +211,7 @@ class Programs:
 
     def _keep(self, task: Task, plan: Plan) -> None:
         refuse_unfit(plan, task, self._topology)
-        plan = replace(plan, engine=self._engine)  # a plan file may be another engine's
+        plan = replace(plan, engine=self._engine)  # a plan file may have been written for another engine
         self._predicted.pop(task, None)
         if plan.schedule.digest() not in self._proven:
             check(plan.schedule, compared_by(self._rank, plan.schedule.ranks))
@@ -221,7 +221,7 @@ class Programs:
             del self._compiled[request]
 
     def plan(self, request: Request) -> Plan:
-        """Return the plan of `request`: pinned, or the cheapest."""
+        """Return the plan of `request`: the pinned one, or else the cheapest."""
         task = task_of(request)
         plan = self.plans.get(task)
         if plan is None:
@@ -235,7 +235,7 @@ class Programs:
             former = self._former.pop(task, plan)
             if former.schedule != plan.schedule or former.segment_bytes != plan.segment_bytes:
                 _log.warning(
-                    "%s of %d bytes runs by another plan from now on: %s instead of %s",
+                    "%s of %d bytes runs with another plan from now on: %s instead of %s",
                     task.collective.value,
                     task.size_bytes,
                     plan,
@@ -278,23 +278,24 @@ class Programs:
 
 
 def digest_of(plan: Plan, request: Request) -> bytes:
-    """Return what the ranks agree on of how `request` runs."""
+    """Return the digest of `plan` and `request` on which the ranks agree."""
     meant = plan.schedule.digest() + f"{plan.engine} {plan.segment_bytes} {request.agreed}".encode()
     return hashlib.blake2b(meant, digest_size=16).digest()
 
 
 def compared_by(rank: int, ranks: int) -> list[int] | None:
-    """Return whose programs `rank` compares when it proves a schedule of `ranks` ranks; None: all.
+    """Return the ranks whose programs `rank` compares when it proves a schedule of `ranks` ranks; None means all.
 
-    Of many ranks itself, so that between them the ranks of a job compare all, and others drawn by its number.
+    In a large group a rank compares its own program, so that together the ranks compare all programs, and the programs
+    of some other ranks. These are drawn at random with `rank` as the seed.
     """
     if ranks <= _MOST_COMPARED:
         return None
-    return [rank, *Random(rank).sample(range(ranks), _DRAWN)]  # noqa: S311 nobody is to be surprised by it
+    return [rank, *Random(rank).sample(range(ranks), _DRAWN)]  # noqa: S311 -- the draw need not be unpredictable
 
 
 def task_of(request: Request) -> Task:
-    """Return what is planned for `request`."""
+    """Return the planner's task for `request`."""
     dtype = numpy_dtype(request.dtype)
     sums = request.collective in SUMS
     return Task(
@@ -307,9 +308,10 @@ def task_of(request: Request) -> Task:
 
 
 def lowering_of(schedule: Schedule, size_bytes: int, *, on_one_host: bool) -> Lowering:
-    """Return how the native core may run `schedule` at once; whether it does is decided with the buffers at hand.
+    """Return the lowering with which the native core may run the whole `schedule` in one step.
 
-    That the moves have the form which the lowering stands for the core sees to itself, of each program.
+    The core decides for each call, from its buffers, whether it uses the lowering. It also checks, for each program,
+    that the moves have the form that the lowering requires.
     """
     patterns = {phase.pattern for phase in schedule.phases}
     if schedule.collective is not Collective.ALL_REDUCE or schedule.frame.is_coded or schedule.frame.joined:
@@ -332,7 +334,10 @@ def compile_moves(
     world_ranks: NDArray[np.int32],
     execution: Execution = MOVE_BY_MOVE,
 ) -> Program:
-    """Return one rank's moves with chunks resolved to bytes and peers to world ranks; the extents are a segment's."""
+    """Return the program of one rank's moves, with chunks resolved to byte ranges and peers to world ranks.
+
+    The extents are those of one segment.
+    """
     itemsize = numpy_dtype(dtype).itemsize
     ends = np.concatenate([[0], np.cumsum(extents.count)])
     sends = moves.kind == Kind.SEND
@@ -342,7 +347,7 @@ def compile_moves(
     target = np.maximum(moves.dst, 0)
     scratch_bytes = extents.scratch_count * itemsize
     coded_offset, end = _coded_offsets(moves, size // itemsize, scratch_bytes)
-    # The last segment is the shorter one, but cut at the same grain one of its chunks may be the longer.
+    # The last segment is shorter, but because chunks are rounded to the grain, one of its chunks may be longer.
     last_bytes = execution.last_segment.scratch_bytes if execution.last_segment else 0
     columns = MoveColumns(
         kind=moves.kind,
@@ -373,7 +378,7 @@ def compile_moves(
 
 
 def _coded_offsets(moves: Moves, elements: NDArray[np.int64], start: int) -> tuple[NDArray[np.int64], int]:
-    """Return where in scratch each coded SEND puts its encoding, in bytes, behind `start`, and where the last ends."""
+    """Return the byte offset in scratch, after `start`, of each coded SEND's encoding, and the end of the last one."""
     sizes = np.zeros(len(moves), np.int64)
     for row in np.flatnonzero((moves.kind == Kind.SEND) & (moves.wire != Wire.NONE)):
         sizes[row] = -(-encoded_bytes(Wire(moves.wire[row]), int(elements[row])) // _LINE) * _LINE
@@ -382,7 +387,7 @@ def _coded_offsets(moves: Moves, elements: NDArray[np.int64], start: int) -> tup
 
 
 def message_moves(rank: int, sender: int, receiver: int) -> Moves:
-    """Return the one move of a message between two ranks of a group: chunk 0, on channel 0."""
+    """Return the single move of a message between two ranks of a group: chunk 0, on channel 0."""
     kind = Kind.SEND if rank == sender else Kind.COPY
     peer = receiver if rank == sender else sender
     return Moves(
@@ -398,16 +403,17 @@ def message_moves(rank: int, sender: int, receiver: int) -> Moves:
 
 
 def direct_rounds(ranks: int, rank: int) -> list[tuple[int, int]]:
-    """Return the (to, from) ranks with which `rank` meets every other rank."""
+    """Return one (to, from) pair of ranks per round, with which `rank` exchanges data with every other rank."""
     return [((rank + distance) % ranks, (rank - distance) % ranks) for distance in range(1, ranks)]
 
 
 def agreement_rounds(grid: tuple[int, ...], order: tuple[int, ...], rank: int) -> list[tuple[int, int]]:
     """Return the (to, from) ranks of each round of agreement on the grid, for `rank`.
 
-    Dissemination along each axis in turn: after the rounds of distance 1, 2, 4, ... on an axis of q ranks,
-    ceil(log2 q) of them, every rank has heard, directly or not, from all of its line; after the last axis, from
-    all (Hensgen, Finkel and Manber 1988, "Two algorithms for barrier synchronization").
+    The rounds disseminate along one axis after the other. An axis of q ranks takes ceil(log2 q) rounds, with distances
+    1, 2, 4, .... After them every rank has received, directly or indirectly, from all ranks in its line on that axis;
+    after the last axis, from all ranks. Source: Hensgen, Finkel and Manber 1988, "Two algorithms for barrier
+    synchronization".
     """
     rounds = []
     position, stride = order.index(rank), 1

@@ -1,4 +1,4 @@
-"""A group's operations on an engine: started in the order of the calls, each once all ranks have agreed on it."""
+"""Run a group's collectives on an engine, in the order of the calls and each after all ranks agreed on it."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ from multiring.topology import Topology
 
 
 class EngineHandle(Waiter):
-    """The handle of one operation of an engine: of the agreement on it, and of what the engine then does."""
+    """The handle of an engine's operation: first of the ranks' agreement on it, then of the engine's run."""
 
     def __init__(self, agreement: OperationHandle, start: Callable[[], Running], result: Any) -> None:
         self._agreement = agreement
@@ -30,42 +30,42 @@ class EngineHandle(Waiter):
 
     @property
     def title(self) -> str:
-        """What is waited for, in words."""
+        """A description of the operation for messages."""
         return self._agreement.title
 
     @property
     def key(self) -> Key | None:
-        """What is waited for; None where ranks do not come to it in an order, as to messages."""
+        """The operation's identity, the same on all ranks; None for a message."""
         return self._agreement.key
 
     @property
     def titles(self) -> Mapping[int, str]:
-        """What each rank of the group called the operation; known after a mismatch."""
+        """Each rank's own title of the operation; available after a mismatch."""
         return self._agreement.titles
 
     def stalled_on(self) -> tuple[Sequence[int], float]:
-        """Return the ranks of the world that are waited for, and for how many seconds nothing has moved."""
+        """Return the world ranks that this operation waits for, and the seconds since its last progress."""
         return ((), 0.0) if self._is_decided.is_set() else self._agreement.stalled_on()
 
     def give_up(self, silent: int) -> None:
-        """Fail on all ranks, as if rank `silent` of the world had been silent for too long."""
+        """Make the operation fail on all ranks with a stall of world rank `silent`."""
         self._agreement.give_up(silent)
 
     def abort(self, culprit: int) -> None:
-        """Fail on all ranks, as rank `culprit` of the world has aborted the group."""
+        """Make the operation fail on all ranks because world rank `culprit` aborted the group."""
         self._agreement.abort(culprit)
 
     def begin(self) -> None:
-        """Wait until all ranks agree, then have the engine start; whoever waits for the handle gets what is raised."""
+        """Wait until all ranks agree, then start the engine. An error is raised later, from the handle's `wait`."""
         try:
             self._agreement.wait()
             self._running = self._start()
-        except Exception as error:  # noqa: BLE001 -- whoever waits gets it
+        except Exception as error:  # noqa: BLE001 -- `wait` raises it
             self._error = error
         self._is_decided.set()
 
     def done(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
+        """Return whether `wait` would return or raise at once."""
         return self._is_decided.is_set() and (self._running is None or self._running.done())
 
     def wait(self, timeout: float | None = None) -> Any:
@@ -81,13 +81,13 @@ class EngineHandle(Waiter):
 
 
 class EngineCalls(Calls):
-    """The operations of one group on an engine; what is posted, as barriers and messages are, stays the host's."""
+    """The operations of a group with an engine. Its barriers and messages still run in the native core."""
 
     def __init__(
         self, services: ProcessServices, ranks: tuple[int, ...], topology: Topology, key: bytes, engine: Engine
     ) -> None:
         self._queue: SimpleQueue[EngineHandle | None] = SimpleQueue()
-        super().__init__(replace(services, replan=False), ranks, topology, key)  # what is measured is the host's
+        super().__init__(replace(services, replan=False), ranks, topology, key)  # measurements are of the native core
         self.engine: Engine = engine
         self.programs = Programs(topology, self.own, ranks, services.pins, engine.name, is_alone=True)
         threading.Thread(
@@ -95,11 +95,11 @@ class EngineCalls(Calls):
         ).start()
 
     def buffer_of(self, array: Any, *, writes: bool) -> Buffer:
-        """Return where an array of the engine's is."""
+        """Return the memory of one of the engine's arrays."""
         return self.engine.buffer_of(array, writes=writes)
 
     def copied(self, array: Any, out: Any, *, copies: bool = True) -> Buffer:
-        """Refuse: who has the engine's arrays copies them.
+        """Raise UnsupportedError: the caller must copy an engine's arrays itself.
 
         Raises:
             UnsupportedError: always.
@@ -108,7 +108,7 @@ class EngineCalls(Calls):
         raise UnsupportedError(f"copies between arrays of the engine {self.engine.name}: want one array, in place")
 
     def allocate(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """Return an array of the engine's whose contents are undefined."""
+        """Return a new, uninitialized array of the engine."""
         return self.engine.allocate(shape, dtype)
 
     def run(  # type: ignore[override] # another handle
@@ -121,8 +121,8 @@ class EngineCalls(Calls):
         *,
         waits: bool,
     ) -> EngineHandle:
-        """Have the engine carry out `request` on (input, output), once the ranks agree on it."""
-        del waits  # another thread does
+        """Have the engine run `request` on the buffers (input, output), once the ranks agree on it."""
+        del waits  # the engine's own thread waits for the agreement
         plan = self.plan_of(request)
         work = Work(plan=plan, plan_digest=digest_of(plan, request), size_bytes=buffers[1].size_bytes)
         start = partial(self.engine.start, plan, request, buffers)
@@ -137,4 +137,4 @@ class EngineCalls(Calls):
 def _start_all(queue: "SimpleQueue[EngineHandle | None]") -> None:
     while (handle := queue.get()) is not None:
         handle.begin()
-        del handle  # or its arrays would live until the next one comes
+        del handle  # otherwise its arrays would stay allocated until the next handle comes

@@ -1,4 +1,4 @@
-"""Group: ranks that do collectives together; who they are, their memory and plans, and the groups made of them."""
+"""Group: a set of ranks that run collectives together, with its members, memory, plans and subgroups."""
 
 import threading
 from collections.abc import Iterable, Sequence
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class Group(Collectives):
-    """Ranks that do collectives together; every one of them calls the same operations in the same order.
+    """A set of ranks that run collectives together. All of them must call the same operations in the same order.
 
-    Ranks of a group are numbered from 0; `ranks` gives their ranks in the world. Operations of one group start in the
-    order of the calls; different groups do not wait for each other.
+    The ranks of a group are numbered from 0; `ranks` gives their ranks in the world. The operations of one group start
+    in the order of the calls. Different groups do not wait for each other.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class Group(Collectives):
         key: bytes,
         engine: Engine | None = None,
     ) -> None:
-        """Be these ranks of the world; every one of them gives the same.
+        """Create this process's end of the group. Every rank of the group must pass equal arguments.
 
         Args:
-            services: what all groups of this process share.
-            ranks: as the native core calls them, in the group's order; this process is among them.
-            topology: where they are.
-            key: names the group.
-            engine: what carries its bytes, other than the native core.
+            services: the objects that all groups of this process share.
+            ranks: the group's ranks by their numbers in the native core, in the group's order. This process is one.
+            topology: the hosts of the ranks and the links between them.
+            key: the group's unique name.
+            engine: the engine that transfers the group's data; None uses the native core.
         """
         if engine is None:
             super().__init__(Calls(services, ranks, topology, key))
@@ -63,7 +63,7 @@ class Group(Collectives):
 
     @property
     def size(self) -> int:
-        """How many ranks the group has."""
+        """The number of ranks in the group."""
         return len(self._ranks)
 
     @property
@@ -74,36 +74,43 @@ class Group(Collectives):
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """The grid the topology lays the ranks on, fastest links first."""
+        """The lengths of the axes of the grid in which the topology arranges the ranks, fastest links first."""
         return self._calls.grid
 
     @property
     def topology(self) -> Topology:
-        """Where the ranks are, and what the links between them cost, as the planner sees it."""
+        """The ranks' hosts and the costs of the links between them, as the planner uses them."""
         return self._topology
 
     @property
     def calls(self) -> Calls:
-        """What the group's operations have in common; for what is built on groups."""
+        """The machinery that posts the group's operations, for code that builds on groups."""
         return self._calls
 
     @cached_property
     def known_sizes(self) -> KnownSizes:
-        """The collectives on memory that the caller has laid out, where every rank knows what the others bring."""
+        """The collectives for callers that know the sizes of every rank's data and lay out the memory themselves."""
         return KnownSizes(self._calls, self._row_calls)
 
     @property
     def plans(self) -> dict[Task, Plan]:
-        """What this group has planned so far, and how; `multiring.planner.pins_text` makes a plan file of them."""
+        """The plans this group has made so far, by task. `multiring.planner.pins_text` makes a plan file of them."""
         return self._calls.plans
 
     def plan_of(self, collective: str, elements: int, dtype: Any = "float32", op: str = "sum", root: int = 0) -> Plan:
-        """Return the plan by which `collective` runs on so many elements: those of the longer side, all ranks' blocks.
+        """Return the plan with which this group runs `collective` on `elements` elements.
 
-        Local: every rank comes to the same plan, and keeps it.
+        The call is local. Every rank computes the same plan and keeps it.
+
+        Args:
+            collective: the collective's name, such as "all_reduce".
+            elements: the number of elements in the longer of the two buffers, which holds the blocks of all ranks.
+            dtype: the element type.
+            op: the reduction, as for `all_reduce`.
+            root: the root's rank in this group.
 
         Raises:
-            ArgumentError: there is no such collective, type or operation.
+            ArgumentError: the collective, type or reduction does not exist.
         """
         known = {each.value: each for each in Collective}
         if collective not in known:
@@ -115,10 +122,12 @@ class Group(Collectives):
         return self._calls.plan_of(request)
 
     def pin(self, task: Task, plan: Plan) -> None:
-        """Run `plan` for `task` from now on. Local: every rank pins the same between the same two operations.
+        """Use `plan` for `task` from now on.
+
+        The call is local. Every rank must pin the same plan, between the same two operations.
 
         Raises:
-            ScheduleError: the plan's schedule does not do what it promises.
+            ScheduleError: the plan's schedule does not compute the collective that it declares.
         """
         self._calls.use(task, plan)
 
@@ -128,13 +137,13 @@ class Group(Collectives):
     # ---- memory ----
 
     def allocate(self, shape: int | Sequence[int], dtype: Any) -> "np.ndarray[Any, Any]":
-        """Return an array in the arena, which the ranks of this host read in place. Its contents are undefined.
+        """Return a new, uninitialized array in shared memory that the other ranks of this host can read directly.
 
-        Local: no other rank takes part. The memory is given back with the last array that views it,
-        also after `shutdown`.
+        The call is local: no other rank takes part. The memory is freed with the last array that views it, even after
+        `shutdown`.
 
         Raises:
-            ArgumentError: a negative dimension, an unknown type, or the rank's segment is full.
+            ArgumentError: a dimension is negative, the type is unknown, or this rank's shared memory is full.
         """
         dims = tuple(number("shape", dim, 0) for dim in (shape if isinstance(shape, Iterable) else (shape,)))
         found: np.ndarray[Any, Any] = self._calls.allocate(dims, numpy_dtype(dtype).name)  # or the engine's
@@ -143,13 +152,15 @@ class Group(Collectives):
     # ---- groups ----
 
     def subgroup(self, ranks: Sequence[int]) -> "Group | None":
-        """Return the group of these ranks, or None on ranks that do not belong to it.
+        """Return a new group of some ranks of this group, or None on ranks outside the new group.
+
+        Every rank of this group must call this method with equal arguments.
 
         Args:
-            ranks: ranks of this group, in the order they have in the new one; every rank of this group passes the same.
+            ranks: ranks of this group, in the order they will have in the new group.
 
         Raises:
-            ArgumentError: `ranks` is empty, names a rank twice, or one that is not in this group.
+            ArgumentError: `ranks` is empty, or contains a rank twice or a rank that is not in this group.
         """
         chosen, key = agree_on_ranks(self._calls, ranks)
         if self._own not in chosen:
@@ -157,16 +168,17 @@ class Group(Collectives):
         return self._group_of(chosen, key)
 
     def subgroup_named(self, ranks: Sequence[int], name: str) -> "Group":
-        """Return the group of these ranks that goes by `name`; this rank is one of them.
+        """Return a new group of `ranks`, which must include this rank, under a name.
 
-        Local: it is one group on all of them, who name it alike, each once; the other ranks have no part in it.
+        The call is local. Each of `ranks` must make the call once, with equal arguments; the other ranks of this group
+        do not take part.
 
         Args:
-            ranks: of this group, in the order they have in the new one.
-            name: another one than for every other group of the same ranks.
+            ranks: ranks of this group, in the order they will have in the new group.
+            name: a name that no other group of the same ranks has.
 
         Raises:
-            ArgumentError: `ranks` names a rank twice, or one that is not in this group, or not this one.
+            ArgumentError: `ranks` contains a rank twice, contains a rank outside this group, or lacks this rank.
         """
         chosen = tuple(rank_of(self._calls, "ranks", rank) for rank in ranks)
         if self._own not in chosen or len(set(chosen)) != len(chosen):
@@ -179,16 +191,17 @@ class Group(Collectives):
         return Group(self._calls.services, members, self._topology.restricted(ranks), key, self._calls.engine)
 
     def twin(self) -> "Group":
-        """Return another group of the same ranks, whose operations have an order of their own.
+        """Return a new group of the same ranks. Its operations are ordered independently of this group's.
 
-        Local: the k-th twin that one rank makes belongs together with the k-th of every other.
+        The call is local. The k-th twin that a rank makes is the same group as the k-th twin of every other rank.
         """
         return Group(self._calls.services, self._ranks, self._topology, self._calls.twin_key(), self._calls.engine)
 
     def twin_for(self, purpose: str) -> "Group":
-        """Return the group of the same ranks for `purpose`, whose operations have an order of their own.
+        """Return the group of the same ranks that is reserved for `purpose`, and create it on the first call.
 
-        Local: it is one group on all ranks, whenever each of them asks for it.
+        Its operations are ordered independently of this group's. The call is local; the ranks may make it at different
+        times and still get the same group.
         """
         with self._twins_lock:
             found = self._twins.get(purpose)
@@ -199,9 +212,9 @@ class Group(Collectives):
             return found
 
     def on_engine(self, engine: Engine) -> "Group":
-        """Return the group of the same ranks whose collectives `engine` carries out, on arrays of its own.
+        """Return a group of the same ranks whose collectives `engine` runs, on the engine's own arrays.
 
-        Local: it is one group on all ranks, which each make it once. Messages and barriers stay the host's.
+        The call is local; each rank must make it once. Messages and barriers still run in the native core.
         """
         key = self._calls.purpose_key(f"engine {engine.name}")
         return Group(self._calls.services, self._ranks, self._topology, key, engine)

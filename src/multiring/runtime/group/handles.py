@@ -1,4 +1,4 @@
-"""Handles of operations in flight, and what a failed one means in words."""
+"""Handles of operations in flight, and the errors of failed operations."""
 
 import logging
 import math
@@ -20,48 +20,48 @@ from multiring.runtime.named.signature_text import shown
 
 _log = logging.getLogger("multiring")
 LINGER_S = 0.3
-_NEVER_S = 1e9  # seconds; what settings have for "never"
+_NEVER_S = 1e9  # the settings' value for "never"
 
 
 class Handle(Protocol):
-    """An operation in flight. Its arrays belong to it until `wait` returned or raised."""
+    """An operation in flight. The caller must not use its arrays before `wait` has returned or raised."""
 
     def done(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
+        """Return whether `wait` would return or raise at once."""
 
     def wait(self, timeout: float | None = None) -> Any:
         """Return the operation's result once it has ended.
 
         Args:
-            timeout: seconds; None waits until the operation ends or a stall is an error.
+            timeout: in seconds; None waits until the operation ends or fails, for example because of a stall.
 
         Raises:
-            TimeoutError: it is still in flight after `timeout`; it goes on, and may be waited for again.
-            MismatchError: the ranks asked for different things; inputs are intact.
-            PeerLostError: a rank it needs died or left; the contents are undefined.
-            StallError: a rank did not take part in time; the contents are undefined.
+            TimeoutError: the operation is still in flight after `timeout`. It continues; `wait` may be called again.
+            MismatchError: the ranks called different operations; the inputs are intact.
+            PeerLostError: a rank of the operation died or left; the contents of its arrays are undefined.
+            StallError: a rank did not take part in time; the contents of the arrays are undefined.
         """
 
 
 class AgreedHandle(Handle, Protocol):
-    """The handle of an operation that the ranks agree on before it touches memory."""
+    """The handle of an operation on which the ranks agree before it touches memory."""
 
     @property
     def titles(self) -> Mapping[int, str]:
-        """What each rank of the group called the operation; known after a mismatch."""
+        """Each rank's own title of the operation; available after a mismatch."""
 
 
 class Executed(NamedTuple):
-    """One entry of the executor's log: a move of the Schedule, or a lowering of all of it on one move's extents."""
+    """One entry of the executor's log: a move of the Schedule, or the whole Schedule run as a lowering."""
 
     lowering: str | None
     segment: int
-    move: int  # its place among the rank's moves of a segment
-    size_bytes: int  # over all its peers; of a lowering: of the extents
+    move: int  # the move's index among this rank's moves of a segment
+    size_bytes: int  # of a move: the sum over its peers; of a lowering: the size of the extents
 
 
 class PostedOperation:
-    """A native operation; the process holds the memory that ranks read and write until it has ended."""
+    """A native operation. The process keeps the operation's memory alive until it has ended."""
 
     def __init__(self, context: Context, holdings: Holdings, operation: Operation) -> None:
         self.context = context
@@ -69,75 +69,75 @@ class PostedOperation:
         self._holdings = holdings
 
     def done(self) -> bool:
-        """Whether the operation has ended."""
+        """Return whether the operation has ended."""
         return self.context.has_ended(self.operation)
 
     def stalled_on(self) -> tuple[Sequence[int], float]:
-        """Return the ranks of the world that are waited for, and for how many seconds nothing has moved."""
+        """Return the world ranks that the operation waits for, and the seconds since its last progress."""
         return self.context.stalled_on(self.operation)
 
     def give_up(self, silent: int) -> None:
-        """Fail on all ranks, as if rank `silent` of the world had been silent for too long."""
+        """Make the operation fail on all ranks with a stall of world rank `silent`."""
         self.context.give_up(self.operation, silent)
 
     def abort(self, culprit: int) -> None:
-        """Fail on all ranks, as rank `culprit` of the world has aborted the group."""
+        """Make the operation fail on all ranks because world rank `culprit` aborted the group."""
         self.context.abort(self.operation, culprit)
 
     def release(self) -> None:
-        """Let go of the memory; the operation has ended."""
+        """Release the memory of the operation, which has ended."""
         self._holdings.release(self.operation)
 
     @property
     def log(self) -> list[Executed]:
-        """Return what the executor did, in its order; empty unless the setting `log_moves` is on."""
+        """The executor's steps in order; empty unless the setting `log_moves` is on."""
         return [
             Executed(lowering.name.lower() if lowering is not Lowering.NONE else None, segment, move, size)
             for lowering, segment, move, size in self.operation.log
         ]
 
 
-# What is waited for, the same on all ranks: ("operation", the id of a group or of a line of messages, the number), or
-# ("name", a set's id, the name).
+# The identity of an operation, the same on all ranks: ("operation", the id of its group or of its sequence of messages,
+# its number), or ("name", the id of its set of named operations, its name).
 Key = tuple[str, int, int | str]
 
 
 class Waiter:
-    """Whose `wait` a thread is in when it waits for other ranks."""
+    """The base of handles that wait for other ranks."""
 
-    verdict = ""  # why it was given up, for the error
+    verdict = ""  # the reason of `give_up`, for the error's text
 
     @property
     def title(self) -> str:
-        """What is waited for, in words."""
+        """A description of the operation for messages."""
         raise NotImplementedError
 
     def stalled_on(self) -> tuple[Sequence[int], float]:
-        """Return the ranks of the world that are waited for, and for how many seconds nothing has moved."""
+        """Return the world ranks that the operation waits for, and the seconds since its last progress."""
         raise NotImplementedError
 
     @property
     def key(self) -> Key | None:
-        """What is waited for; None where that is not known yet."""
+        """The identity of the operation; None if it is not known yet."""
         return None
 
     def give_up(self, silent: int) -> None:
-        """Fail on all ranks, as if rank `silent` of the world had been silent for too long."""
+        """Make the operation fail on all ranks with a stall of world rank `silent`."""
         raise NotImplementedError
 
 
 class Patience(NamedTuple):
-    """How long a thread waits for other ranks before it asks what they wait for themselves."""
+    """The times, in seconds, after which a waiting thread asks the other ranks what they wait for."""
 
-    look_s: float  # between two looks at whether anything has moved
+    look_s: float  # between two checks for progress
     ask_s: float  # before the first question
     sure_s: float  # before an answer is final
 
     @classmethod
     def of(cls, stall_warn_s: float) -> "Patience":
-        """Return 1, 3 and 10 s where a silent rank is warned of after 60 s, less where that is sooner.
+        """Return 1, 3 and 10 s if `stall_warn_s` is 60 s or more, and proportionally less below 60 s.
 
-        Where it never is, because nobody wants to hear of stalls, nothing is asked.
+        If stall warnings are switched off, the times are infinite: nothing is asked.
         """
         if stall_warn_s >= _NEVER_S:
             return cls(math.inf, math.inf, math.inf)
@@ -145,64 +145,71 @@ class Patience(NamedTuple):
         return cls(max(0.1, share), max(0.2, 3.0 * share), max(0.5, 10.0 * share))
 
     def after(self, quiet_s: float) -> float:
-        """Return when to ask again, who has asked at `quiet_s`."""
+        """Return the time of the next question, in seconds without progress, after a question at `quiet_s`."""
         if quiet_s < self.sure_s:
             return self.sure_s
         return quiet_s + self.sure_s * (0.5 if quiet_s < 3.0 * self.sure_s else 1.5)
 
 
 class Lookout:
-    """Sees nothing: there are no other ranks. See rank_status.py for the one that does."""
+    """The interface to the status of other ranks, and its implementation for a job of one rank.
+
+    rank_status.py has the implementation for several ranks.
+    """
 
     patience = Patience(math.inf, math.inf, math.inf)
 
     def look(self, ranks: Sequence[int]) -> str:  # noqa: ARG002 -- for others
-        """Return where these ranks of the world are: "; rank 1 is at ...; rank 2 does not answer", or ""."""
+        """Return where these world ranks' programs are: "; rank 1 is at ...; rank 2 does not answer", or ""."""
         return ""
 
     def know(self, group: Any) -> None:
-        """Take note of a group of this process, its `id` and the number of its `last` operation."""
+        """Register a group of this process. Its `id` and the number of its `last` operation are read later."""
 
     def seek(self, waiter: Waiter) -> None:
-        """Find out whether those that this thread waits for in `waiter` wait for this rank; see standoffs.py."""
+        """Ask the ranks that `waiter` waits for whether they wait for this rank in turn; see standoffs.py."""
 
     def leave(self) -> Callable[[], bool]:
-        """Seek nothing any more. Return what tells whether another rank waits for what this one will not come to."""
+        """Stop asking, because this rank leaves.
+
+        Returns:
+            A function that returns whether another rank waits for an operation to which this rank will not come.
+        """
         return lambda: False
 
     def is_single(self) -> bool:
-        """Return whether this process's program has one thread, and it waits for other ranks."""
+        """Return whether this process's program has a single thread, and this thread waits for other ranks."""
         return True
 
     def let_end(self, rank: int) -> None:
-        """Wait a moment until this rank of the world, which was lost, has ended, where its error is to be shown."""
+        """Wait a moment for the process of the lost world rank to end, so that its error is shown first."""
 
 
 NOBODY = Lookout()
 
 
 class Attention(NamedTuple):
-    """How operations of a group are waited for; the same for all of them."""
+    """How a thread waits for an operation; the same for all operations of a group."""
 
     lookout: Lookout
-    look_s: float  # between two looks at whether anything has moved
-    warn_s: float  # before a silent rank is warned of
+    look_s: float  # between two checks for progress
+    warn_s: float  # before a warning about a silent rank
 
     @classmethod
     def of(cls, lookout: Lookout, stall_warn_s: float) -> "Attention":
-        """Return that of a process that warns after so many seconds."""
+        """Return the Attention of a process that warns of silent ranks after `stall_warn_s` seconds."""
         return cls(lookout, min(stall_warn_s, lookout.patience.look_s), stall_warn_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """An operation that this thread waited for, as `Calls.post_again` needs it."""
+    """A posted operation in the form that `Calls.post_again` needs."""
 
     spec: OperationSpec
     memory: tuple[Buffer | None, Buffer | None]
     title: str
     result: Any
-    edition: int  # of the group's plans
+    edition: int  # the version of the group's plans
 
 
 class OperationHandle(Waiter):
@@ -221,11 +228,12 @@ class OperationHandle(Waiter):
 
         Args:
             posted_operation: the operation in flight.
-            title: of it.
-            ranks: of its group, in the world.
-            result: what `wait` returns.
-            attention: how it is waited for.
-            line: what numbers it: the group, or the messages from one rank to another under a tag; by its id.
+            title: the operation's title.
+            ranks: the world ranks of its group.
+            result: the value that `wait` returns.
+            attention: how `wait` waits.
+            line: the id of the sequence that numbers the operation: its group, or the messages from one rank to another
+                under one tag.
         """
         self._posted_operation = posted_operation
         self._title = title
@@ -234,19 +242,19 @@ class OperationHandle(Waiter):
         self._attention = attention
         self._line = line
         self._warned = False
-        self._ask_at_s = 0.0  # of quiet
+        self._ask_at_s = 0.0  # seconds without progress
         self._quiet_s = 0.0
         self.posted: Posted | None = None
 
     @property
     def title(self) -> str:
-        """What is waited for, in words."""
+        """A description of the operation for messages."""
         number = self._posted_operation.operation.sequence // STEPS
         return f"{shown(self._title)} (operation {number} of the group of {len(self._ranks)})"
 
     @property
     def key(self) -> Key:
-        """What is waited for, the same on all ranks."""
+        """The identity of the operation, the same on all ranks."""
         return "operation", self._line, self._posted_operation.operation.sequence // STEPS
 
     @property
@@ -255,19 +263,19 @@ class OperationHandle(Waiter):
         return self._posted_operation.operation
 
     def stalled_on(self) -> tuple[Sequence[int], float]:
-        """Return the ranks of the world that are waited for, and for how many seconds nothing has moved."""
+        """Return the world ranks that the operation waits for, and the seconds since its last progress."""
         return self._posted_operation.stalled_on()
 
     def give_up(self, silent: int) -> None:
-        """Fail on all ranks, as if rank `silent` of the world had been silent for too long."""
+        """Make the operation fail on all ranks with a stall of world rank `silent`."""
         self._posted_operation.give_up(silent)
 
     def abort(self, culprit: int) -> None:
-        """Fail on all ranks, as rank `culprit` of the world has aborted the group."""
+        """Make the operation fail on all ranks because world rank `culprit` aborted the group."""
         self._posted_operation.abort(culprit)
 
     def done(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
+        """Return whether `wait` would return or raise at once."""
         return self._posted_operation.done()
 
     def wait(self, timeout: float | None = None) -> Any:
@@ -285,20 +293,21 @@ class OperationHandle(Waiter):
         posted_operation.release()
         if posted_operation.operation.fault is not FaultKind.NONE:
             if self.verdict:
-                # The others are being told: were this rank to leave at once, they might take that for the cause.
+                # The failure is still being reported to the other ranks. If this rank left at once, they might report
+                # its departure as the cause.
                 time.sleep(LINGER_S)
             raise failure_of(posted_operation.operation, self.title, self._ranks, self._attention.lookout, self.verdict)
         return self._result
 
     @property
     def titles(self) -> dict[int, str]:
-        """What each rank of the group called the operation; known after a mismatch."""
+        """Each rank's own title of the operation; available after a mismatch."""
         return titles_of(self._posted_operation.operation, self._ranks)
 
     def _mind_stall(self) -> None:
         ranks, quiet_s = self.stalled_on()
         lookout = self._attention.lookout
-        if quiet_s <= self._quiet_s or not self._ask_at_s:  # it has moved
+        if quiet_s <= self._quiet_s or not self._ask_at_s:  # there was progress
             self._ask_at_s = lookout.patience.ask_s
         self._quiet_s = quiet_s
         if quiet_s >= self._ask_at_s:
@@ -311,17 +320,17 @@ class OperationHandle(Waiter):
 
 
 def in_background(steps: Callable[[], Any], title: str) -> "ChainedHandle":
-    """Run `steps`, each of which may wait for other ranks, and return their handle.
+    """Run `steps` in a new thread, and return their handle.
 
-    Each call has a thread of its own: were they to share one, operations of different groups would wait for each other.
-    A daemon, because the interpreter waits for other threads before it lets a rank take its leave.
+    Each call has its own thread; in a shared thread, operations of different groups would wait for each other. The
+    thread is a daemon, because the interpreter waits for other threads before it lets the rank leave the job.
     """
     future: Future[Any] = Future()
 
     def run() -> None:
         try:
             future.set_result(steps())
-        except BaseException as error:  # noqa: BLE001 -- whoever waits gets it
+        except BaseException as error:  # noqa: BLE001 -- `wait` raises it
             future.set_exception(error)
 
     thread = threading.Thread(target=run, name=f"multiring {title}", daemon=True)
@@ -330,7 +339,7 @@ def in_background(steps: Callable[[], Any], title: str) -> "ChainedHandle":
 
 
 class SteppedHandle:
-    """The handle of an operation of several steps, which the thread that waits for it takes; it waits at once."""
+    """The handle of an operation of several steps, which run in the thread that calls `wait`."""
 
     def __init__(self, steps: Callable[[], Any]) -> None:
         self._steps = steps
@@ -338,11 +347,11 @@ class SteppedHandle:
         self._outcome: Future[Any] = Future()
 
     def done(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
+        """Return whether `wait` would return or raise at once."""
         return self._outcome.done()
 
     def wait(self, timeout: float | None = None) -> Any:
-        """Return the operation's result once it has ended; see `Handle`. No step is cut short by the time-out."""
+        """Run the steps and return the operation's result; see `Handle`. The time-out does not interrupt a step."""
         with self._lock:
             if not self._outcome.done():
                 try:
@@ -356,7 +365,7 @@ class SteppedHandle:
 
 
 class TimedSteps(SteppedHandle):
-    """The same, of steps that take what waits for a step's handle: then the time-out is that of all steps together."""
+    """A SteppedHandle whose time-out covers all steps together. The steps accept a function that waits for a handle."""
 
     def __init__(self, steps: Callable[[Callable[[Handle], Any]], Any]) -> None:
         super().__init__(lambda: None)
@@ -372,7 +381,7 @@ class TimedSteps(SteppedHandle):
 
 
 class ChainedHandle(Waiter):
-    """The handle of an operation of several steps, which another thread takes one after the other."""
+    """The handle of an operation of several steps, which run in another thread."""
 
     def __init__(self, future: "Future[Any]", title: str, thread: threading.Thread | None = None) -> None:
         self._future = future
@@ -381,34 +390,34 @@ class ChainedHandle(Waiter):
 
     @property
     def title(self) -> str:
-        """What is waited for, in words."""
+        """A description of the operation for messages."""
         return self._title
 
     def stalled_on(self) -> tuple[Sequence[int], float]:
-        """Return nothing: the other thread's waits know."""
+        """Return no ranks: the other thread's own handles report the stalled ranks."""
         return (), 0.0
 
     def done(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
+        """Return whether `wait` would return or raise at once."""
         return self._future.done()
 
     def wait(self, timeout: float | None = None) -> Any:
         """Return the operation's result once it has ended; see `Handle`."""
         try:
             return self._future.result(timeout)
-        except FutureTimeoutError as error:  # the builtin one from Python 3.11 on
+        except FutureTimeoutError as error:  # from Python 3.11 on, this is the builtin TimeoutError
             if self._future.done() and self._future.exception() is error:
                 raise
             raise TimeoutError(f"{self._title} is still in flight after {timeout:g} s") from None
 
 
-_LOST = re.compile(r"rank (\d+) ")  # how the native core's words of a lost rank begin
+_LOST = re.compile(r"rank (\d+) ")  # the beginning of the native core's text about a lost rank
 
 
 def failure_of(
     operation: Operation, title: str, ranks: Sequence[int], lookout: Lookout, verdict: str = ""
 ) -> MultiringError:
-    """Return the error that says why `operation`, of a group of these world ranks, failed; see `Waiter.verdict`."""
+    """Return the error of a failed `operation` of a group with the world ranks `ranks`; see `Waiter.verdict`."""
     text = operation.fault_text
     if operation.fault is FaultKind.MISMATCH:
         text = f"{title}: the ranks do not agree: {told_apart(operation.descriptions)}; inputs are intact"
@@ -425,12 +434,12 @@ def failure_of(
 
 
 def titles_of(operation: Operation, ranks: Sequence[int]) -> dict[int, str]:
-    """Return what each rank of the group called `operation`, after a mismatch."""
+    """Return each rank's own title of `operation`, after a mismatch."""
     return {ranks.index(rank): text for rank, text in sorted(operation.descriptions.items())}
 
 
 def told_apart(descriptions: dict[int, str]) -> str:
-    """Return "rank 1: X; ranks 0, 2: Y", the smallest camp first: it is the likelier culprit."""
+    """Return "rank 1: X; ranks 0, 2: Y". The smallest set of ranks comes first, as the likeliest cause."""
     camps: dict[str, list[int]] = defaultdict(list)
     for rank, text in sorted(descriptions.items()):
         camps[text].append(rank)

@@ -1,7 +1,8 @@
-"""Collectives on memory that is laid out already: every rank knows how much each of them brings, nothing is counted.
+"""Collectives for callers that know every rank's sizes, so that the ranks need not count rows.
 
-`Group.all_gather` and `all_to_all` take arrays whose ranks may differ in rows. Here the caller knows what every rank
-brings, so that one operation does; its title has the sizes for the ranks to agree on.
+`Group.all_gather` and `all_to_all` accept arrays with different numbers of rows on each rank, and may need several
+operations. Here the caller knows the sizes and lays out the memory, so one operation is enough. The sizes are part of
+the operation's title, on which the ranks agree.
 """
 
 from collections.abc import Sequence
@@ -16,33 +17,39 @@ from multiring.schedule import Collective, Splits
 
 
 class KnownSizes:
-    """Those of one group. Buffers are flat, `title` says all that ranks agree on, `waits` is as of `Calls.post`."""
+    """The known-size collectives of one group.
+
+    Buffers are flat. `title` contains everything the ranks must agree on. `waits` is as for `Calls.post`.
+    """
 
     def __init__(self, calls: Calls, row_calls: RowCalls) -> None:
         self._calls = calls
         self._row_calls = row_calls
 
     def all_reduce(self, buffer: Buffer, op: str, title: str, *, waits: bool) -> AgreedHandle:
-        """Combine every rank's `buffer` into all of them."""
+        """Reduce every rank's `buffer` and store the result in all of them."""
         count = buffer.shape[0]
         request = Request(Collective.ALL_REDUCE, buffer.dtype, count, count, op)
         return self._run(title, request, (None, buffer), waits=waits)
 
     def broadcast(self, memory: Buffer, root: int, title: str, *, waits: bool) -> AgreedHandle:
-        """Overwrite every rank's bytes with rank `root`'s."""
+        """Copy rank `root`'s bytes into every rank's memory."""
         count = memory.shape[0]
         request = Request(Collective.BROADCAST, memory.dtype, count, count, root=root)
         return self._run(title, request, (None, memory), waits=waits)
 
     def all_gather(self, own: Buffer, out: Buffer, sizes: tuple[int, ...], title: str, *, waits: bool) -> AgreedHandle:
-        """Fill the bytes of `out` with every rank's `own`, of as many as `sizes` says; it may lie in its place."""
+        """Concatenate every rank's `own` in `out`.
+
+        `sizes` lists the bytes of each rank. `own` may be this rank's part of `out`.
+        """
         request = Request(Collective.ALL_GATHER, "uint8", sizes, out.shape[0])
         return self._run(title, request, (own, out), waits=waits)
 
     def reduce_scatter(
         self, buffers: tuple[Buffer, Buffer], counts: tuple[int, ...], op: str, title: str, *, waits: bool
     ) -> AgreedHandle:
-        """Combine every rank's first buffer and put this rank's part, of `counts` elements by rank, into the second."""
+        """Reduce every rank's first buffer and store this rank's part, `counts` elements by rank, in the second."""
         source = buffers[0]
         request = Request(Collective.REDUCE_SCATTER, source.dtype, counts, source.shape[0], op)
         return self._run(title, request, buffers, waits=waits)
@@ -50,12 +57,12 @@ class KnownSizes:
     def all_to_all(
         self, buffers: tuple[Buffer, Buffer], sizes: Splits, total: int, title: str, *, waits: bool
     ) -> AgreedHandle:
-        """Send each rank its bytes of one buffer, and put what they send here into another.
+        """Send each rank its part of the first buffer, and receive the other ranks' parts into the second.
 
         Args:
-            buffers: bytes to send, and memory for those that come.
-            sizes: bytes sent to, and received from, each rank.
-            total: by what the operation is planned, the same on all ranks: the mean buffer.
+            buffers: the bytes to send, and the memory for the bytes to receive.
+            sizes: the number of bytes sent to each rank, and received from each rank.
+            total: the mean size of the ranks' buffers in bytes, the same on all ranks; the plan depends on it.
             title: see the class.
             waits: see the class.
         """
@@ -65,18 +72,20 @@ class KnownSizes:
     def all_to_all_rows(
         self, source: Buffer, out: Buffer, rows: tuple[Sequence[int], Sequence[int]], title: str, *, waits: bool
     ) -> Handle:
-        """Send each rank its rows of `source`, and put what they send here into `out`; others' sizes nobody knows.
+        """Send each rank its rows of `source`, and receive the other ranks' rows into `out`.
+
+        A rank knows its own numbers of rows only, not the numbers between two other ranks.
 
         Args:
-            source: rows of bytes.
-            out: rows of bytes.
-            rows: how many go to, and come from, each rank.
-            title: what all ranks have in common.
-            waits: whether the caller waits for the handle next; else the steps that are needed where ranks differ are
-                taken by a thread of their own.
+            source: the rows to send, as bytes.
+            out: memory for the rows to receive, as bytes.
+            rows: the numbers of rows sent to each rank, and expected from each rank.
+            title: the properties in which all ranks must agree.
+            waits: whether the caller waits for the handle next. Otherwise a background thread takes the extra steps
+                that are needed if the numbers differ between ranks.
 
         Raises:
-            ArgumentError: from the handle, on the rank that expects other rows than are sent to it.
+            ArgumentError: from the handle's `wait`, on a rank to which the others send other numbers than it expects.
         """
         calls = self._calls
         sent, expected = list(rows[0]), list(rows[1])

@@ -1,4 +1,4 @@
-"""Files of pinned plans: what `planner/` makes of their text, read and written."""
+"""Read and write files of pinned plans; `planner/` parses and formats their text."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,7 +13,7 @@ def read_pins(path: str | Path) -> Pins:
     """Return the pinned plans in the file at `path`.
 
     Raises:
-        ArgumentError: the file cannot be read, or has no plans that can be.
+        ArgumentError: the file cannot be read, or its contents are not valid plans.
     """
     try:
         return pins_of(Path(path).read_text(encoding="utf-8"))
@@ -24,10 +24,10 @@ def read_pins(path: str | Path) -> Pins:
 
 
 def write_pins(path: str | Path, plans: Iterable[tuple[Task, Plan]], topology: Topology) -> None:
-    """Write `plans` to `path`, pinned for `topology`, also in place of plans that were written there.
+    """Write `plans`, pinned for `topology`, to the file `path`. An existing plan file is replaced.
 
     Raises:
-        ArgumentError: something else is at `path`, or the file cannot be written.
+        ArgumentError: `path` exists and is not a plan file, or the file cannot be written.
     """
     text = pins_text(plans, topology)
     head = text[: len("# Plans for ")].encode()

@@ -1,9 +1,9 @@
-"""Any-source matching: messages whose receivers may leave open from whom, matched in the order they are posted in.
+"""Any-source matching: receives that accept a message from any rank, matched in the order of their posting.
 
-A Group's receive names its source. Here one that does not waits in the queue of its tag until a rank is known to have
-sent a message that no earlier receive takes. Nothing is announced for that: only a rank that waits asks the others how
-many messages they have sent it under the tag, and each tells it again once it has sent another. Behind a receive from
-any source those that name theirs queue up as well, or they would overtake it.
+A receive of a Group must name its source. A receive without a source waits here, in the queue of its tag, until a rank
+has reported a message that no earlier receive takes. Senders do not announce messages. Only a rank that waits asks the
+others how many messages they have sent to it under the tag; each of them reports again once it has sent another one.
+Receives with a source that come after a receive from any source also queue up; otherwise they would overtake it.
 """
 
 import ctypes
@@ -24,16 +24,16 @@ from multiring.runtime.group.send_counts import SendCounts
 from multiring.runtime.group.starting import Array
 
 _log = logging.getLogger("multiring")
-# A rank that has no connection yet, or has not made its AnySourceMatching, does not answer: it is asked again.
+# A rank without a connection, or without its AnySourceMatching, does not answer yet. It is asked again.
 _FIRST_AGAIN_S, _LAST_AGAIN_S = 0.005, 0.1
-_LONGEST_WAIT_S = 3600.0  # at once: "never" is more than a lock can wait
+_LONGEST_WAIT_S = 3600.0  # of one wait on a lock; the value that stands for "never" is too long for it
 
 
 class AnySourceMatching:
-    """The messages of one group on this rank, all of which go through it. Its methods may be called from any thread.
+    """The messages of one group on this rank. All messages of the group must go through it. It is thread-safe.
 
     Args:
-        group: the ranks; every one of them makes its own AnySourceMatching.
+        group: the group; every rank of it must create its own AnySourceMatching.
     """
 
     def __init__(self, group: Group) -> None:
@@ -56,9 +56,9 @@ class AnySourceMatching:
             self._control.add(self._id, self)
 
     def send(self, array: Array, to: int, tag: int = 0) -> Handle:
-        """Start to send `array`; as `Group.send_async`, but that `to` may be this rank.
+        """Start to send `array` like `Group.send_async`, except that `to` may also be this rank.
 
-        A message to this rank itself is copied, and waits here for its receive.
+        A message to this rank itself is copied, and the copy is kept until its receive.
         """
         if to == self.rank:
             buffer = buffer_of(array, writes=False)
@@ -75,9 +75,10 @@ class AnySourceMatching:
         """Start to receive a message into `array`.
 
         Args:
-            array: of the message's type and shape; it is the operation's until it has ended.
-            source: a rank of the group, this one too; None for the first to send that no earlier receive is for.
-            tag: the message's.
+            array: an array of the message's type and shape. The caller must not use it before the receive has ended.
+            source: a rank of the group, possibly this rank; None accepts the first message, from any rank, that no
+                earlier receive takes.
+            tag: the tag of the message.
         """
         receive = PostedReceive(self, array, source, tag)
         with self._changed:
@@ -89,16 +90,16 @@ class AnySourceMatching:
             self._waiting.setdefault(tag, deque()).append(receive)
             self._again_s = _FIRST_AGAIN_S
             self._match(tag)
-            if not receive.is_matched:  # what is here is received whoever has left since
+            if not receive.is_matched:  # a message that is already here is received even if its sender has left
                 self._refuse_gone(receive)
                 self._ask(tag)
         return receive
 
     def await_match(self, receive: PostedReceive, timeout: float | None) -> None:
-        """Return once it is known whose message `receive` gets, or that it gets none.
+        """Return once `receive` is matched with a sender, or has failed.
 
         Raises:
-            TimeoutError: that is still open after `timeout` seconds.
+            TimeoutError: neither has happened after `timeout` seconds.
         """
         began_s, (warn_s, most_s), has_warned = time.monotonic(), self._patience, False
         with self._changed:
@@ -116,20 +117,20 @@ class AnySourceMatching:
                     self._changed.wait(min(next_s - waited_s, _LONGEST_WAIT_S))
 
     def suspects(self, receive: PostedReceive) -> Sequence[int]:
-        """Return the ranks of the world that may send for `receive`."""
+        """Return the world ranks that may send the message for `receive`."""
         ranks = self._group.calls.ranks
         if receive.source is not None:
             return (ranks[receive.source],)
         return [rank for rank in ranks if rank != ranks[self.rank]]
 
     def withdraw(self, receive: PostedReceive, error: MultiringError) -> None:
-        """Let `receive` get no message, but that error."""
+        """Make `receive` fail with `error`, if it is not matched yet."""
         with self._changed:
             if not receive.is_matched and receive.error is None:
                 self._give_up(receive, error)
 
     def close(self) -> None:
-        """Take part in no more messages; receives whose source is still open fail."""
+        """Stop all messages of this object. Receives that wait for a match fail."""
         if self._control is not None:
             self._control.remove(self._id)
         self._fail_all("this group was closed")
@@ -137,7 +138,7 @@ class AnySourceMatching:
     # ---- for the control thread ----
 
     def hear(self, notice: ControlMessage) -> None:
-        """Answer how many messages this rank has sent to another, or note how many that one has."""
+        """Answer another rank's question for this rank's send count, or store that rank's own send count."""
         if notice.kind is not ControlMessageKind.MESSAGE:
             return
         with self._changed:
@@ -147,13 +148,13 @@ class AnySourceMatching:
                 self._ask(tag)
 
     def has_come(self, name: str) -> bool:  # noqa: ARG002 -- there are none
-        """Return False: there are no named operations here."""
+        """Return False: messages have no names."""
         return False
 
     def lose(self, rank: int, *, died: bool, why: str) -> None:
-        """Have receives fail that a rank which is gone may have been to send for.
+        """Fail the receives that may have waited for a rank that died or left.
 
-        One that left, in order, owes nothing to a receive from any source as long as there are others.
+        A receive from any source does not fail because a rank left in order, as long as other ranks remain.
         """
         if rank not in self._index:
             return
@@ -167,13 +168,13 @@ class AnySourceMatching:
                     self._give_up(receive, error)
 
     def end(self) -> None:
-        """Have what waits fail: this rank leaves the job."""
+        """Fail all waiting receives, because this rank leaves the job."""
         self._fail_all("multiring was shut down")
 
     # ---- the common path; all with the lock held ----
 
     def _match(self, tag: int) -> None:
-        """Give the receives under `tag` the messages that are known of, the oldest receive first."""
+        """Match the receives under `tag` with the reported messages, the oldest receive first."""
         queue = self._waiting.get(tag, deque())
         for receive in list(queue):
             ranks = range(self._group.size) if receive.source is None else (receive.source,)
@@ -211,7 +212,7 @@ class AnySourceMatching:
         ctypes.memmove(buffer.address, data, len(data))
 
     def _ask(self, tag: int) -> None:
-        """Ask the ranks that the receives under `tag` may be waiting for, but those that will tell anyhow."""
+        """Ask for the send counts of the ranks from which the receives under `tag` may get a message."""
         queue = self._waiting.get(tag)
         if not queue or self._control is None:
             return
@@ -231,7 +232,7 @@ class AnySourceMatching:
                 self._ask(tag)
 
     def _loss_for(self, receive: PostedReceive) -> PeerLostError | None:
-        """Return why `receive` has nobody left to wait for, or may have lost whom it waits for."""
+        """Return the error of `receive` if its sender is lost, or may be lost; else None."""
         if receive.source is not None:
             found = self._gone.get(receive.source)
         elif self._has_died or len(self._gone) == self._group.size - 1:

@@ -1,7 +1,7 @@
-"""Calls: what all operations of a group have in common, whatever they compute.
+"""Calls: the machinery that all operations of a group share.
 
-Their order, the descriptor the ranks agree on, what is held while they are in flight, and how a rank whose
-arguments are wrong tells the others.
+It numbers the operations, makes the descriptor on which the ranks agree, and keeps the memory alive while an operation
+is in flight. If a rank's arguments are wrong, it reports the error to the other ranks.
 """
 
 import hashlib
@@ -45,25 +45,25 @@ _NAME_INDEX = {name: index for index, name in enumerate(NAMES)}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessServices:
-    """What every group of one process shares."""
+    """The objects and settings that all groups of one process share."""
 
     context: Context
     holdings: Holdings
-    world_rank: int  # what the native core calls this process: its rank in the first generation of the job
+    world_rank: int  # this process's number in the native core: its rank in the job's first generation
     stall_warn_s: float
     stall_timeout_s: float
     lookout: Lookout = NOBODY
-    control: Control | None = None  # where there are other ranks
+    control: Control | None = None  # None if there are no other ranks
     glossary: Glossary
     pins: Pins | None = None
     replan: bool = True
-    rank_of_id: Mapping[int, int] | None = None  # each rank of the job by what the core calls it; None: it is that
-    between_hosts: str = "tcp"  # what carries bytes there, in `Plan.engine`'s words
-    spin_s: float = 0.0  # how long callers spin before they sleep, where all that they wait for is on their host
+    rank_of_id: Mapping[int, int] | None = None  # ranks of the job by their numbers in the core; None: they are equal
+    between_hosts: str = "tcp"  # the transport between hosts, as `Plan.engine` names it
+    spin_s: float = 0.0  # how long callers spin before they sleep, if they wait for ranks of their own host only
 
     @contextmanager
     def asleep(self) -> Iterator[None]:
-        """Let no caller of this process spin meanwhile; it is as if each waited for other hosts."""
+        """Disable spinning in this process inside the block, as if every caller waited for other hosts."""
         self.context.allow_spin(0.0)
         try:
             yield
@@ -73,40 +73,40 @@ class ProcessServices:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
-    """One operation's place: its number, and the ranks it is agreed with."""
+    """An operation's number and the ranks that must agree on it."""
 
     name: str
     key: tuple[int, int]
     members: Sequence[int]  # world ranks
     rounds: Rounds
-    at_once: bool  # all rounds at the same time: every rank tells every other
+    at_once: bool  # all rounds run at the same time: every rank sends to every other rank
     slots: SharedSlots | None = None  # the group's slots for small messages
-    label: str = ""  # the caller's own part of what the ranks agree on
+    label: str = ""  # a text of the caller on which the ranks must also agree
 
     @property
     def number(self) -> int:
-        """The operation's place among those of its group, or of its line of messages."""
+        """The operation's number in its group, or a message's number among those of equal sender, receiver and tag."""
         return self.key[1] // STEPS
 
     def titled(self, title: str) -> str:
-        """Return `title` with the label, as the ranks agree on it."""
+        """Return `title` with the label appended, the text on which the ranks agree."""
         return f"{title}{LABELLED}{self.label}" if self.label else title
 
     def step(self, index: int, name: str) -> "Call":
-        """Return the place of the same operation's step `index`, below STEPS; this is step 0."""
+        """Return the call of the same operation's step `index`, 0 to STEPS - 1. This call is step 0."""
         return replace(self, name=name, key=(self.key[0], self.key[1] + index))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """What an operation does once it is agreed on; nothing, for a barrier."""
+    """The program and memory of an operation. A barrier has neither."""
 
     program: Program | None = None
     plan: Plan | None = None
     plan_digest: bytes = b""
-    meets: bool = False  # whether it can be done in the slots
+    meets: bool = False  # whether the operation can run in the shared slots
     size_bytes: int = 0
-    repeated: tuple[Any, str] | None = None  # (array, op) of a call that may come again; array None: of a barrier
+    repeated: tuple[Any, str] | None = None  # (array, op) of a call that may be repeated; array None for a barrier
     input: Buffer | None = None
     output: Buffer | None = None
     result: Any = None
@@ -115,7 +115,7 @@ class Work:
 class Calls:
     """The operations of one group on this rank."""
 
-    engine: Engine | None = None  # what carries out collectives, other than the native core
+    engine: Engine | None = None  # the engine that runs the collectives; None: the native core
     buffer_of = staticmethod(buffer_of)
     copied = staticmethod(copied)
 
@@ -156,11 +156,11 @@ class Calls:
 
     @property
     def last(self) -> int:
-        """The number of the operation that came last; 0: none has come."""
+        """The number of the latest operation; 0 if the group has had none."""
         return self.repeats.last // STEPS
 
     def next(self, name: str, label: str = "") -> Call:
-        """Return the group's next operation; the order of these calls is the order the ranks agree on."""
+        """Return the group's next call. The order of calls of this method must be the same on all ranks."""
         call = Call(
             name=name,
             key=(self.id, self.repeats.next()),
@@ -176,9 +176,9 @@ class Calls:
         return call
 
     def _check(self, watch: Watch, call: Call) -> None:
-        """Act on what was gathered since the last check, and begin to gather for the next one.
+        """Evaluate the measurements gathered since the last check, and start to gather those for the next check.
 
-        The wait is for all ranks to have come to the operation of the last check, CHECK_EVERY operations ago.
+        This rank waits until all ranks have come to the operation of the last check, CHECK_EVERY operations ago.
         """
         if watch.gathering is not None:
             handle, table = watch.gathering
@@ -194,13 +194,13 @@ class Calls:
         table = np.zeros((len(self.ranks), len(own)))
         counts = (len(own),) * len(self.ranks)
         request = Request(Collective.ALL_GATHER, "float64", counts, table.size, agreed="measures")
-        key = (identifier(self._key, "measures"), call.key[1])  # a line of its own, which no other operation waits for
+        key = (identifier(self._key, "measures"), call.key[1])  # an order of its own: no other operation waits for it
         place = replace(call, name="measures", key=key, slots=None, label="")
         buffers = buffer_of(own, writes=False), buffer_of(table, writes=True)
         watch.gathering = self.run(place, "measures", request, buffers, None, waits=False), table
 
     def message(self, name: str, sender: int, receiver: int, tag: int) -> Call:
-        """Return the next message from `sender` to `receiver` under `tag`; one of them is this rank."""
+        """Return the call of the next message from `sender` to `receiver` under `tag`. This rank is one of the two."""
         with self._lock:
             number = self._messages.get((sender, receiver, tag), 0)
             self._messages[sender, receiver, tag] = number + STEPS
@@ -210,25 +210,25 @@ class Calls:
         return Call(name=name, key=key, members=members, rounds=Rounds([(peer, peer)]), at_once=False)
 
     def message_program(self, sender: int, receiver: int, count: int, dtype: str) -> Program:
-        """Return the program of a message between two ranks of the group, one of them this one."""
+        """Return the program of a message between this rank and another rank of the group."""
         with self._lock:
             return self.programs.message(sender, receiver, count, dtype)
 
     def decline(self, label: str, error: Exception) -> None:
-        """Take part in the group's next operation by telling the others that this rank cannot: they raise."""
+        """Take part in the group's next operation by reporting `error`, so that the other ranks raise."""
         self._tell(self.next("barrier", label), error)
 
     @contextmanager
     def telling(self, call: Call) -> Iterator[None]:
-        """Tell the other ranks of `call` when the block fails here: they raise instead of waiting for this one."""
+        """Report a failure of the block to the other ranks of `call`, so that they raise instead of waiting."""
         try:
             yield
-        except (StateError, StallError):  # there is nobody to talk to
+        except (StateError, StallError):  # no other rank can be reached
             raise
         except Exception as error:
             self._tell(call, error)
             raise
-        except BaseException as error:  # Ctrl-C; where it came behind the posting, there is nothing to tell
+        except BaseException as error:  # Ctrl-C; after the operation was posted, there is nothing to report
             with suppress(StateError):
                 self._tell(call, error)
             raise
@@ -237,7 +237,7 @@ class Calls:
         self.post(call, f"{call.name} failed with {type(error).__name__}: {error}", Work(), waits=False)
 
     def allocate(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """Return an array in the arena whose contents are undefined."""
+        """Return a new, uninitialized array in shared memory."""
         kind = numpy_dtype(dtype)
         size = math.prod(shape) * kind.itemsize
         return self.services.context.allocate(size)[:size].view(kind).reshape(shape)
@@ -252,7 +252,7 @@ class Calls:
         *,
         waits: bool,
     ) -> OperationHandle:
-        """Start the program of `request` on (input, output); see `post`."""
+        """Start the program of `request` on the buffers (input, output); see `post`."""
         with self._lock:
             compiled = self.programs.get(request)
             size_bytes = request.total * numpy_dtype(request.dtype).itemsize
@@ -278,10 +278,10 @@ class Calls:
         return handle
 
     def post(self, call: Call, title: str, work: Work, *, waits: bool) -> OperationHandle:
-        """Start `work`, once all ranks of `call` have come with the same title and plan.
+        """Post `work`. It starts once all ranks of `call` have posted it with the same title and plan.
 
-        `title` says in words what the ranks must agree on; other ranks are shown it where they do not. `waits` says
-        that this thread waits for the handle next, so that no other need be woken.
+        `title` describes in words everything the ranks must agree on; after a mismatch the other ranks' errors show it.
+        `waits` promises that this thread waits for the handle next, which saves waking another thread.
         """
         title = call.titled(title)
         services = self.services
@@ -310,14 +310,14 @@ class Calls:
         if waits and work.repeated is not None:
             if self._watch is None:
                 handle.posted = Posted(spec, memory, title, work.result, self._edition)
-            if not call.label:  # which `again` does not know
+            if not call.label:  # `again` does not compare labels
                 self.repeats.remember(spec, *work.repeated)
         return handle
 
     def post_again(self, posted: Posted) -> OperationHandle | None:
-        """Start as the group's next operation what was posted before; None: plans may have changed since.
+        """Post an earlier operation again, as the group's next operation, with the same memory and label.
 
-        Its memory, and its label, are what they were. This thread waits for the handle next.
+        Return None, and post nothing, if the plans may have changed since. This thread must wait for the handle next.
         """
         if posted.edition != self._edition:
             return None
@@ -332,7 +332,7 @@ class Calls:
         self._edition += 1
 
     def again(self, name: str, array: Any = None, op: str = "sum") -> bool:
-        """Make a blocking call that was made before, which is cheap; False: it was not, and nothing was done."""
+        """Repeat an earlier blocking call cheaply. Return False, without any effect, if there was no such call."""
         index = _NAME_INDEX[name]
         found = self.repeats.barrier(index) if array is None else self.repeats.all_reduce(index, array, op)
         if found is None:
@@ -342,7 +342,7 @@ class Calls:
         return True
 
     def _resume(self, operation: Operation) -> OperationHandle:
-        """Return the handle of a repeated call that is still in flight, or has failed."""
+        """Return the handle of a repeated call that is still in flight or has failed."""
         posted_operation = PostedOperation(self.services.context, self.services.holdings, operation)
         return self._handle_of(posted_operation, operation.title, None, self.id)
 
@@ -351,47 +351,47 @@ class Calls:
 
     @property
     def latest(self) -> PostedOperation:
-        """The operation posted last, ended or not; for tests and tools."""
+        """The operation that was posted last, in flight or ended, for tests and tools."""
         if self._latest is None:
             raise StateError("no operation was posted yet")
         return self._latest
 
     @property
     def plans(self) -> dict[Task, Plan]:
-        """What was planned so far, and how."""
+        """The plans made so far, by task."""
         with self._lock:
             return dict(self.programs.plans)
 
     def use(self, task: Task, plan: Plan) -> None:
-        """Run `plan` for `task` from now on; every rank of the group does the same, between two operations."""
+        """Use `plan` for `task` from now on. Every rank must do the same, between the same two operations."""
         with self._lock:
             self.programs.use(task, plan)
         self._forget()
 
     def plan_of(self, request: Request) -> Plan:
-        """Return the plan that runs for `request`."""
+        """Return the plan with which `request` runs."""
         with self._lock:
             return self.programs.plan(request)
 
     def twin_key(self) -> bytes:
-        """Return what names the next group of the same ranks, the same on every rank."""
+        """Return the key of the next twin of this group, the same on every rank."""
         return hashlib.blake2b(self._key + repr(("twin", next(self._twins))).encode(), digest_size=16).digest()
 
     def subgroup_key(self, call: Call, ranks: Sequence[int]) -> bytes:
-        """Return what names the group that `call` makes of `ranks`, the same on every rank."""
+        """Return the key of the group that `call` makes of `ranks`, the same on every rank."""
         return hashlib.blake2b(self._key + repr((call.number, tuple(ranks))).encode(), digest_size=16).digest()
 
     def purpose_id(self, purpose: str) -> int:
-        """Return what names the notices of this group for `purpose`, the same on every rank."""
+        """Return the id of this group's control messages for `purpose`, the same on every rank."""
         return identifier(self._key, "purpose", purpose)
 
     def purpose_key(self, purpose: str) -> bytes:
-        """Return what names the group of the same ranks for `purpose`, the same on every rank."""
+        """Return the key of the group of the same ranks for `purpose`, the same on every rank."""
         return hashlib.blake2b(self._key + repr(("purpose", purpose)).encode(), digest_size=16).digest()
 
 
 def _may_repeat(request: Request) -> bool:
-    """Whether a call can be known again by its array and its operation alone."""
+    """Return whether a call can be recognized by its array and its reduction alone."""
     return request.collective is Collective.ALL_REDUCE and not request.wire
 
 
@@ -405,5 +405,5 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
 
 
 def identifier(key: bytes, *parts: object) -> int:
-    """Return 64 bits that name a group, or a line of messages in it."""
+    """Return the 64-bit id of a group, or of a separately numbered sequence of operations in it."""
     return int.from_bytes(hashlib.blake2b(key + repr(parts).encode(), digest_size=8).digest(), "little")

@@ -1,4 +1,4 @@
-"""Posted receives: those that may have to wait for their turn; and messages of a rank to itself."""
+"""Handles of receives that may wait for a match, and of messages of a rank to itself."""
 
 import time
 from collections.abc import Sequence
@@ -9,25 +9,25 @@ from multiring.runtime.group.handles import Handle, Key, OperationHandle, Waiter
 
 
 class Post(Protocol):
-    """What gives receives their messages."""
+    """The interface of the object that matches receives with messages; see AnySourceMatching."""
 
     ranks: tuple[int, ...]  # of the group, in the world
     rank: int
 
     def await_match(self, receive: "PostedReceive", timeout: float | None) -> None:
-        """Return once it is known whose message `receive` gets, or that it gets none."""
+        """Return once `receive` is matched with a sender, or has failed."""
 
     def withdraw(self, receive: "PostedReceive", error: MultiringError) -> None:
-        """Let `receive` get no message, but that error."""
+        """Make `receive` fail with `error`, if it is not matched yet."""
 
     def suspects(self, receive: "PostedReceive") -> Sequence[int]:
-        """Return the ranks of the world that may send for `receive`."""
+        """Return the world ranks that may send the message for `receive`."""
 
 
 class PostedReceive(Waiter):
-    """The handle of a receive that waits for its turn, and then of the message it got; see `Handle`.
+    """The handle of a receive: first until it is matched with a message, then of the transfer; see `Handle`.
 
-    `source` is the rank of the group that it comes from, None as long as that is open.
+    `source` is the sender's rank in the group, or None as long as no sender is matched.
     """
 
     def __init__(self, post: Post, array: Any, source: int | None, tag: int) -> None:
@@ -42,43 +42,43 @@ class PostedReceive(Waiter):
 
     @property
     def title(self) -> str:
-        """What is waited for, in words."""
+        """A description of the message for messages to the user."""
         sender = "any rank" if self.source is None else f"rank {self._post.ranks[self.source]}"
         return f"message from {sender} to rank {self._post.ranks[self._post.rank]}, tag {self.tag}"
 
     @property
     def key(self) -> Key | None:
-        """What is waited for; None where several ranks may send it, and where the message is in flight."""
+        """The receive's identity; None if several ranks may send the message, or once the transfer has started."""
         if self.posted is not None or len(self._post.suspects(self)) != 1:
             return None
         return "receive", id(self), self._post.ranks[self._post.rank]
 
     def stalled_on(self) -> tuple[Sequence[int], float]:
-        """Return the ranks of the world that are waited for, and for how many seconds nothing has moved."""
+        """Return the world ranks that this receive waits for, and the seconds since its last progress."""
         if isinstance(self.posted, OperationHandle):
             return self.posted.stalled_on()
         return self._post.suspects(self), time.monotonic() - self._began_s
 
     def give_up(self, silent: int) -> None:
-        """Fail, as if rank `silent` of the world had been silent for too long."""
+        """Make the receive fail with a stall of world rank `silent`."""
         if isinstance(self.posted, OperationHandle):
             self.posted.give_up(silent)
         else:
             self._post.withdraw(self, StallError(f"{self.title}: rank {silent} has sent none{self.verdict}"))
 
     def abort(self, culprit: int) -> None:
-        """Fail, as rank `culprit` of the world has aborted the group."""
+        """Make the receive fail because world rank `culprit` aborted the group."""
         if isinstance(self.posted, OperationHandle):
             self.posted.abort(culprit)
         else:
             self._post.withdraw(self, StateError(f"{self.title}: rank {culprit} aborted the group"))
 
     def done(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
+        """Return whether `wait` would return or raise at once."""
         return self.error is not None or (self.is_matched and (self.posted is None or self.posted.done()))
 
     def wait(self, timeout: float | None = None) -> None:
-        """Return once the message has come; see `Handle`."""
+        """Wait until the message has arrived; see `Handle`."""
         began_s = time.monotonic()
         self._post.await_match(self, timeout)
         if self.error is not None:
@@ -88,7 +88,7 @@ class PostedReceive(Waiter):
 
 
 class CompletedSend:
-    """The handle of a message to this rank itself: it was copied, and the array may be changed."""
+    """The handle of a message from this rank to itself. The message was already copied."""
 
     def done(self) -> bool:
         """Return True."""

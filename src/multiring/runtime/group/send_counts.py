@@ -1,7 +1,7 @@
-"""Send counts: how many messages each rank of a group has sent to this one, found out by those that wait for one.
+"""Send counts: the number of messages that each rank of a group has sent to this rank.
 
-Only a rank that waits asks; whoever is asked answers at once, and again when it has sent more than the one who asked
-knows of.
+Only a rank that waits for a message asks for the counts. The asked rank answers at once. It answers once more when it
+has sent more messages than the asking rank knows of.
 """
 
 import struct
@@ -14,8 +14,10 @@ from multiring.errors import StateError
 from multiring.runtime.failures.control_thread import Control
 
 _ASK, _TELL = 0, 1
-_WORDS = struct.Struct("<qq")  # tag, and how many messages: known to the one who asks, sent by the one who tells
-_LATER_S = 0.1  # a rank that takes nothing for now is told then
+_WORDS = struct.Struct(
+    "<qq"
+)  # the tag, and a number of messages: known to the asking rank, or sent by the answering one
+_LATER_S = 0.1  # the delay before a count is sent again to a rank that accepts no control messages at the moment
 
 Key = tuple[int, int]  # rank of the group, tag
 
@@ -24,9 +26,9 @@ class SendCounts:
     """The send counts of one group on this rank. Not thread-safe: the AnySourceMatching holds its lock.
 
     Args:
-        control: what carries questions and answers; None where there are no other ranks.
-        ranks: the group's, in the world.
-        name: of the group's notices.
+        control: sends the questions and answers; None if there are no other ranks.
+        ranks: the group's ranks in the world.
+        name: the id of the control messages.
     """
 
     def __init__(self, control: Control | None, ranks: tuple[int, ...], name: int) -> None:
@@ -35,14 +37,14 @@ class SendCounts:
         self._name = name
         self._index = {rank: index for index, rank in enumerate(ranks)}
         self._sent: dict[Key, int] = defaultdict(int)  # messages posted here
-        self._wanted: dict[Key, int] = {}  # the rank wants to hear of more messages than so many
+        self._wanted: dict[Key, int] = {}  # the rank waits for a count above this number
         self._begun: dict[Key, int] = defaultdict(int)  # receives posted here
-        self._told: dict[Key, int] = defaultdict(int)  # messages the rank said it had sent
-        self._asked: dict[Key, int] = {}  # what it was asked with
-        self._subscribed: set[Key] = set()  # it has heard the question, and will tell of more
+        self._told: dict[Key, int] = defaultdict(int)  # the count that the rank has reported
+        self._asked: dict[Key, int] = {}  # the number in this rank's latest question
+        self._subscribed: set[Key] = set()  # the rank has received the question, and will report further messages
 
     def note_sent(self, to: int, tag: int) -> None:
-        """Count a message to rank `to`, which is told if it wants to know."""
+        """Count a message to rank `to`, and report the new count if that rank waits for it."""
         key = to, tag
         self._sent[key] += 1
         if self._wanted.get(key, self._sent[key]) < self._sent[key]:
@@ -54,11 +56,11 @@ class SendCounts:
         self._begun[source, tag] += 1
 
     def has_more(self, source: int, tag: int) -> bool:
-        """Return whether the rank is known to have sent a message that no receive was begun for."""
+        """Return whether the rank has reported a message for which no receive was posted here."""
         return self._told.get((source, tag), 0) > self._begun.get((source, tag), 0)
 
     def ask(self, ranks: Iterable[int], tag: int) -> bool:
-        """Ask these ranks, but those that will tell anyhow; return whether there were any."""
+        """Ask those of `ranks` that will not report new messages by themselves. Return whether any rank was asked."""
         unsure = [(rank, tag) for rank in ranks if (rank, tag) not in self._subscribed]
         for key in unsure:
             self._asked[key] = self._begun[key]
@@ -66,7 +68,7 @@ class SendCounts:
         return bool(unsure)
 
     def hear(self, notice: ControlMessage) -> int | None:
-        """Answer a question, or take an answer: then return the tag it is about."""
+        """Answer a question and return None, or store an answer and return its tag."""
         tag, number = _WORDS.unpack(notice.payload)
         key = self._index[notice.rank], tag
         if notice.tag == _ASK:
@@ -86,7 +88,7 @@ class SendCounts:
             self._control.after(_LATER_S, partial(self._tell, key))
 
     def _say(self, what: int, key: Key, number: int) -> bool:
-        """Return False where the rank takes nothing for now; to one that is gone nothing need be said."""
+        """Send a question or a count. Return False if the rank accepts no control messages at the moment."""
         if self._control is None:
             return True
         try:

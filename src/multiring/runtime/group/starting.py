@@ -1,6 +1,6 @@
-"""How the collectives and messages of a Group start: arguments checked, the memory found, the operation posted.
+"""Start the collectives and messages of a Group: check the arguments, find the memory, post the operation.
 
-Each function makes the group's next call, and from then on tells the other ranks where it fails here.
+Each function takes the group's next call first. If it fails after that, it reports the failure to the other ranks.
 """
 
 import math
@@ -16,7 +16,7 @@ from multiring.runtime.group.posting import Calls, Work
 from multiring.runtime.group.varying_rows import Move, RowCalls, Rows
 from multiring.schedule import Collective, Splits, wire_of
 
-Array = Any  # NumPy, DLPack or buffer protocol, see runtime/arrays.py; or the engine's
+Array = Any  # a NumPy array, an object with DLPack or the buffer protocol (runtime/arrays.py), or an engine's array
 
 
 def start_all_reduce(  # noqa: PLR0913 -- Group.all_reduce's own
@@ -33,7 +33,7 @@ def start_all_reduce(  # noqa: PLR0913 -- Group.all_reduce's own
 
 
 def start_reduce(calls: Calls, array: Array, root: int, op: str, label: str, *, waits: bool) -> Handle:
-    """Start `Group.reduce`: an all_reduce of copies everywhere but on the root, one pass where ranks share memory."""
+    """Start `Group.reduce`: an all_reduce in which all ranks other than the root use copies of their arrays."""
     call = calls.next("all_reduce", label)
     with calls.telling(call):
         root = rank_of(calls, "root", root)
@@ -78,7 +78,7 @@ def start_reduce_scatter(calls: Calls, array: Array, out: Array | None, op: str,
 def start_all_gather(
     row_calls: RowCalls, array: Array, out: Array | None, label: str, *, with_rows: bool, waits: bool
 ) -> Callable[[], Array]:
-    """Start `Group.all_gather`; return what waits for it and returns its result."""
+    """Start `Group.all_gather`; return a function that waits for it and returns its result."""
     calls = row_calls.calls
     call = calls.next("all_gather", label)
     with calls.telling(call):
@@ -106,7 +106,7 @@ def start_all_to_all(  # noqa: PLR0913 -- Group.all_to_all's own
     with_rows: bool,
     waits: bool,
 ) -> Callable[[], Array]:
-    """Start `Group.all_to_all`; return what waits for it and returns its result."""
+    """Start `Group.all_to_all`; return a function that waits for it and returns its result."""
     calls = row_calls.calls
     call = calls.next("all_to_all", label)
     with calls.telling(call):
@@ -132,7 +132,7 @@ def start_barrier(calls: Calls, label: str, *, waits: bool) -> Handle:
 
 
 def start_message(calls: Calls, name: str, array: Array, peer: int, tag: int, *, waits: bool) -> Handle:
-    """Start `Group.send` or `recv`, which `name` says."""
+    """Start `Group.send` or `Group.recv`; `name` is "send" or "recv"."""
     peer = rank_of(calls, "to" if name == "send" else "source", peer)
     if peer == calls.own:
         raise ArgumentError(f"{name}: rank {peer} is this rank itself; copy the array instead")
@@ -142,14 +142,14 @@ def start_message(calls: Calls, name: str, array: Array, peer: int, tag: int, *,
     with calls.telling(call):
         buffer = buffer_of(array, writes=name == "recv")
         program = calls.message_program(sender, receiver, buffer.count, buffer.dtype)
-        ends = f"from rank {calls.ranks[sender]} to rank {calls.ranks[receiver]}"  # of the world, as all that is said
+        ends = f"from rank {calls.ranks[sender]} to rank {calls.ranks[receiver]}"  # all messages give world ranks
         title = f"message {ends}, tag {tag}, {_shown(buffer)}"
         work = Work(program=program, size_bytes=buffer.size_bytes, output=buffer)
         return calls.post(call, title, work, waits=waits)
 
 
 def agree_on_ranks(calls: Calls, ranks: Sequence[int]) -> tuple[tuple[int, ...], bytes]:
-    """Return those ranks, once every rank of the group has come with the same, and the key of the group they form."""
+    """Wait until all ranks of the group request the same subgroup; return its ranks and its key."""
     call = calls.next("subgroup")
     with calls.telling(call):
         chosen = tuple(rank_of(calls, "ranks", rank) for rank in ranks)
@@ -161,27 +161,27 @@ def agree_on_ranks(calls: Calls, ranks: Sequence[int]) -> tuple[tuple[int, ...],
 
 
 def chained(title: str, finish: Callable[[], Array], *, waits: bool) -> Handle:
-    """Return the handle of what `finish` waits for: with `waits` on the thread that waits next, else on another."""
+    """Return a handle that runs `finish`: with `waits` in the thread that calls its `wait`, else in a new thread."""
     return SteppedHandle(finish) if waits else in_background(finish, title)
 
 
 def rank_of(calls: Calls, what: str, rank: int) -> int:
-    """Return `rank`, which is the argument `what`.
+    """Return `rank`, the value of the argument named `what`, as an integer.
 
     Raises:
-        ArgumentError: it is no rank of the group.
+        ArgumentError: `rank` is not a rank of the group.
     """
     return number(what, rank, 0, len(calls.ranks) - 1)
 
 
 def number(what: str, value: object, least: int, most: int | None = None) -> int:
-    """Return `value`, the argument `what`, as an integer.
+    """Return `value`, the value of the argument named `what`, as an integer.
 
     Raises:
-        ArgumentError: it is none, below `least`, or above `most`, which is the last rank of a group.
+        ArgumentError: `value` is not an integer, is below `least`, or is above `most`, the last rank of a group.
     """
     try:
-        found = operator.index(value)  # type: ignore[arg-type]  # what it refuses is what is asked for here
+        found = operator.index(value)  # type: ignore[arg-type]  # its TypeError is the check
     except TypeError:
         found = least - 1
     if found < least or (most is not None and found > most):
@@ -205,7 +205,7 @@ def _splits(buffer: Buffer, splits: Sequence[int] | None, size: int) -> list[int
 def _out(
     calls: Calls, out: Array | None, shape: tuple[int, ...], source: Buffer, *, own_row: int | None = None
 ) -> tuple[Array, Buffer]:
-    """Return `out`, or a new array; with `own_row` the source may be those rows of it, from that one on."""
+    """Return `out`, or a new array. With `own_row`, `source` may be the part of `out` that begins at that row."""
     dtype = source.dtype
     if out is None:
         out = calls.allocate(shape, dtype)
@@ -218,7 +218,7 @@ def _out(
         return out, found
     overlap = min(found.address + found.size_bytes, source.address + source.size_bytes)
     if overlap > max(found.address, source.address):
-        raise ArgumentError("out shares memory with the array; want memory of its own, as ranks still read the array")
+        raise ArgumentError("out shares memory with the array; want separate memory: ranks still read the array")
     return out, found
 
 

@@ -1,9 +1,10 @@
-"""Rows: collectives whose ranks may differ in how many rows they bring.
+"""Collectives whose ranks may contribute different numbers of rows.
 
-Each rank must know how many before it can lay out what it receives; to ask would cost an operation each time, though
-ranks rarely differ. So they start with the operation itself, as if all ranks brought what this one does, and what they
-assume is part of what is agreed on. Where they differ, every rank sees a mismatch, inputs intact; then they count, and
-move. All that may differ stays out of the title: ranks of one title mean the same collective.
+A rank must know every rank's number of rows before it can lay out the result. A count of the rows would cost an extra
+operation each time, although the numbers rarely differ. So each rank first starts the collective itself, under the
+assumption that all ranks have as many rows as this rank. The assumed number is part of the ranks' agreement. If the
+numbers differ, every rank gets a mismatch with its inputs intact; then the ranks count their rows and start the
+collective again. The title contains nothing in which ranks may differ: equal titles mean the same collective.
 """
 
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from multiring.schedule import Collective
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Move:
-    """The collective itself, once it is known what each rank brings."""
+    """The collective itself, with every rank's number of rows filled in."""
 
     request: Request
     buffers: tuple[Buffer, Buffer]  # input, output
@@ -31,29 +32,30 @@ class Move:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
-    """What this rank brings to one such collective."""
+    """This rank's contribution to one such collective."""
 
-    title: str  # all that the ranks must have in common
-    own: list[int]  # rows: of the array, or to each rank
-    column: int  # which of every rank's numbers this rank has to know
-    # Of the numbers in the column, of the sum of all ranks' numbers, and of what the ranks have to agree on besides;
-    # raises ArgumentError where the caller's `out` does not fit.
+    title: str  # the properties in which all ranks must agree
+    own: list[int]  # this rank's numbers: the rows of its array, or the rows it sends to each rank
+    column: int  # the index, in each rank's `own`, of the number that this rank needs
+    # The arguments are the numbers in the column, the sum of all numbers of all ranks, and a text on which the ranks
+    # must also agree. It raises ArgumentError if the caller's `out` does not fit.
     move: Callable[[list[int], int, str], Move]
 
 
 class RowCalls:
-    """The collectives of one group whose ranks may differ in rows."""
+    """The collectives of one group in which ranks may have different numbers of rows."""
 
     def __init__(self, calls: Calls) -> None:
         self.calls = calls
-        # Titles whose ranks differed the last time: it is cheaper to count at once. What a rank remembers need not be
-        # what the others do: whoever counts differs from whoever assumes, and then all count.
+        # The titles whose numbers differed the last time: for these it is cheaper to count at once. Ranks may remember
+        # different titles: if one rank counts while another assumes, all ranks see a mismatch, and then all count.
         self._uneven: set[str] = set()
 
     def start(self, call: Call, rows: Rows, *, waits: bool) -> Callable[..., Any]:
-        """Start the collective; return what waits for it, does the rest, and returns or raises as `Handle.wait`.
+        """Start the collective; return a function that finishes it.
 
-        It may be given how to wait for the handle of each step.
+        The function waits, takes the further steps if there are any, and returns or raises like `Handle.wait`. It
+        accepts a function that waits for the handle of one step.
         """
         assumed = self._assumed(rows)
         if assumed is None:
@@ -73,7 +75,7 @@ class RowCalls:
             else:
                 if is_assumed:
                     return found
-            del first  # and with it the memory for what was assumed
+            del first  # this frees the memory that was allocated under the assumption
             if step == 1:
                 with self.calls.telling(counting := call.step(step, "counts")):
                     again = self._count(counting, rows, waits=True)
@@ -88,21 +90,21 @@ class RowCalls:
         return finish
 
     def _assumed(self, rows: Rows) -> Move | None:
-        """Return what happens if all ranks bring what this one does; None if that is not to be expected."""
+        """Return the collective for equal numbers on all ranks; None if the numbers are likely to differ."""
         each = rows.own[0]
         if rows.title in self._uneven or any(other != each for other in rows.own):
             return None
         ranks = len(self.calls.ranks)
         try:
             return rows.move([each] * ranks, each * len(rows.own) * ranks, f"{each} rows")
-        except ArgumentError:  # `out` may be right for what the others bring; if not, it is said once that is known
+        except ArgumentError:  # `out` may still fit the other ranks' rows; after the count a wrong `out` is an error
             return None
 
     def _run(self, call: Call, rows: Rows, move: Move, *, waits: bool) -> AgreedHandle:
         return self.calls.run(call, rows.title, move.request, move.buffers, move.result, waits=waits)
 
     def _count(self, call: Call, rows: Rows, *, waits: bool) -> AgreedHandle:
-        """Gather what every rank brings."""
+        """Gather every rank's numbers of rows."""
         own = np.asarray(rows.own, np.int64)
         table = np.empty(len(own) * len(self.calls.ranks), np.int64)
         counts = (len(own),) * len(self.calls.ranks)

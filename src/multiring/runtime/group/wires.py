@@ -1,4 +1,4 @@
-"""Wire types as a user meets them: what an array is behind one."""
+"""The public function that shows the loss of a wire type on an array."""
 
 from typing import Any
 
@@ -11,17 +11,17 @@ from multiring.schedule import wire_of
 
 
 def round_trip(array: Any, wire: str | None) -> NDArray[np.float32]:
-    """Return what is left of `array` when it has travelled as `wire`: a new array of the same shape and strides' order.
+    """Encode `array` as `wire`, decode it, and return the result as a new array.
 
-    What `all_reduce(..., wire=wire)` sends of a contribution arrives as this, and a round trip once more changes
-    nothing: so the difference is what error feedback has to keep. No other rank takes part.
+    `all_reduce(..., wire=wire)` transmits a contribution as these values, and a second round trip does not change them.
+    The difference from `array` is the error that error feedback must keep. No other rank takes part.
 
     Args:
-        array: NumPy, float32, any shape.
-        wire: "fp16", "bf16" or "int8"; None loses nothing.
+        array: a NumPy array of float32, of any shape. The result has the same shape and order of strides.
+        wire: "fp16", "bf16" or "int8"; None returns an exact copy.
 
     Raises:
-        ArgumentError: another array, or no such wire type.
+        ArgumentError: `array` is of another kind, or the wire type does not exist.
     """
     if not isinstance(array, np.ndarray) or array.dtype != np.float32:
         kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
