@@ -45,7 +45,7 @@ def use_static_sets(here: Here) -> None:
             mt.remove_process_set(pair)
         mt.shutdown()
     for sets in ([mt.ProcessSet([0, 1]), mt.ProcessSet([1, 0])], [mt.ProcessSet([0, 1, 2])]):
-        with pytest.raises(ArgumentError, match="A process set with the same ranks is there already"):
+        with pytest.raises(ArgumentError, match="A process set with the same ranks exists already"):
             mt.init(process_sets=sets)
         assert not mt.is_initialized()
     for wrong, text in ([[0, 1]], "has a list"), ("fixed", "'dynamic'"):

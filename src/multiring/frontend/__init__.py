@@ -1,1 +1,1 @@
-"""What the adapters of all frameworks share, in Horovod's words; imports no framework."""
+"""Code that the adapters of all frameworks share, with Horovod's names. It imports no framework."""

@@ -1,12 +1,12 @@
-"""Adasum: a sum of gradients that counts what they have in common once, not once a rank.
+"""Adasum: a sum of gradients that counts their common component once instead of once per rank.
 
-Of two vectors:
+The Adasum of two vectors is:
 
     adasum(a, b) = (1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b
 
-Orthogonal vectors are added, parallel ones averaged, and what lies in between gets what lies in between; so the step
-keeps a sensible length however many ranks there are, and the learning rate need not follow their number. Of more than
-two vectors it is taken pair by pair, along the tree that `rounds` gives: it is commutative, but not associative.
+Orthogonal vectors are added, and parallel vectors are averaged. Other vectors get a result in between. The length of a
+step therefore hardly depends on the number of ranks, and the learning rate need not be scaled by that number. More than
+two vectors are combined pair by pair, along the tree that `rounds` returns. Adasum is commutative, but not associative.
 
 Source: Maleki, Musuvathi, Mytkowicz, Saarikivi, Xu, Eksarevskiy, Ekanayake & Barsoum, "Scaling distributed training
 with adaptive summation", MLSys 2021, arXiv 2006.02924.
@@ -20,21 +20,21 @@ from numpy.typing import NDArray
 
 from multiring.errors import ArgumentError
 
-# Elements worked on at a time: two blocks of float64 stay in a cache, and OpenBLAS does not give the dot product of one
-# to several threads, as it does beyond 10,000 elements: among ranks that share cores that took ten times as long.
+# Elements of a block. Two float64 blocks of this size stay in a cache. OpenBLAS splits dot products of more than
+# 10,000 elements over several threads, which took ten times as long when ranks shared cores.
 _BLOCK = 8192
-# In what type vectors of each type are held between two combinations: the 16-bit ones are rounded once, at the end.
+# The type that holds vectors of each type between two combinations. 16-bit results are rounded only once, at the end.
 _HELD = {"float64": np.float64, "float32": np.float32, "float16": np.float32, "bfloat16": np.float32}
 
 Vector = NDArray[Any]
 
 
 def rounds(ranks: int) -> list[list[tuple[int, int]]]:
-    """Return which vectors are combined, round by round: pairs (i, j) whose Adasum takes the place of vector i.
+    """Return the pairs (i, j) of vectors that each round combines; the Adasum of a pair replaces vector i.
 
-    With 2^k the largest power of two up to `ranks`, the first round combines vector 2^k + i into vector i where there
-    is one; then follows the binary tree of the first 2^k: neighbours, pairs of neighbours, and so on. All end in
-    vector 0.
+    Let 2^k be the largest power of two up to `ranks`. The first round combines each vector 2^k + i into vector i. The
+    next rounds follow the binary tree of the first 2^k vectors: neighbours, pairs of neighbours, and so on. The result
+    is in vector 0.
     """
     power = 1 << (ranks.bit_length() - 1)
     found = [[(i, power + i) for i in range(ranks - power)]] if ranks > power else []
@@ -49,7 +49,7 @@ def held_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the type in which vectors of `dtype` are combined.
 
     Raises:
-        ArgumentError: `dtype` is none of floating numbers, of which alone there is an Adasum.
+        ArgumentError: `dtype` is not a floating-point type.
     """
     if dtype.name not in _HELD:
         raise ArgumentError(f"Adasum of {dtype.name}: want one of {', '.join(_HELD)}")
@@ -57,10 +57,10 @@ def held_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def products(a: Vector, b: Vector) -> NDArray[np.float64]:
-    """Return a.b, a.a and b.b, of float64 numbers.
+    """Return the dot products a.b, a.a and b.b as float64 numbers.
 
-    Those of parts of two vectors add up to those of the vectors. Squares beyond 1e308 are infinities, and then Adasum
-    is NaN; only float64 vectors come that far.
+    The products of the parts of two vectors add up to the products of the vectors. If a square exceeds 1e308, the
+    product is infinite and the Adasum is NaN. This can only happen with float64 vectors.
     """
     found = np.zeros(3)
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
@@ -70,12 +70,12 @@ def products(a: Vector, b: Vector) -> NDArray[np.float64]:
 
 
 def combine(a: Vector, b: Vector, dots: NDArray[np.float64]) -> None:
-    """Set `a` to the Adasum of `a` and `b`, or to that of parts of two vectors.
+    """Set `a` to the Adasum of `a` and `b`.
 
     Args:
-        a: shape (n,).
-        b: shape (n,).
-        dots: what `products` gives for the whole vectors.
+        a: a vector, or a part of it; shape (n,).
+        b: the other vector, or the same part of it; shape (n,).
+        dots: the result of `products` for the whole vectors.
     """
     scale_a, scale_b = _scales(*dots.tolist())
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
@@ -86,10 +86,13 @@ def combine(a: Vector, b: Vector, dots: NDArray[np.float64]) -> None:
 
 
 def adasum(vectors: Sequence[Vector]) -> Vector:
-    """Return the Adasum of `vectors`, of one type and shape (n,), along the tree of `rounds`.
+    """Return the Adasum of `vectors`, combined along the tree of `rounds`.
+
+    Args:
+        vectors: at least one; all of the same floating-point type and the same shape (n,).
 
     Raises:
-        ArgumentError: there is none, or they are of no floating type.
+        ArgumentError: `vectors` is empty, or its type is not a floating-point type.
     """
     if not vectors:
         raise ArgumentError("Adasum of no vectors: want at least one")
@@ -103,7 +106,7 @@ def adasum(vectors: Sequence[Vector]) -> Vector:
 
 
 def _blocks(a: Vector, b: Vector) -> Iterator[tuple[slice, NDArray[np.float64], NDArray[np.float64]]]:
-    """Yield, block by block, its place and what `a` and `b` have there in float64; each until the next is asked for."""
+    """Yield the slice of each block, and float64 copies of that block of `a` and of `b`. The copies are reused."""
     scratch = np.empty((2, min(_BLOCK, a.size)))
     for start in range(0, a.size, _BLOCK):
         place = slice(start, min(start + _BLOCK, a.size))
@@ -113,5 +116,5 @@ def _blocks(a: Vector, b: Vector) -> Iterator[tuple[slice, NDArray[np.float64], 
 
 
 def _scales(ab: float, aa: float, bb: float) -> tuple[float, float]:
-    # A vector of nothing has nothing in common with the other one.
+    # A zero vector has no component in common with the other vector.
     return 1.0 - ab / (2.0 * aa) if aa else 1.0, 1.0 - ab / (2.0 * bb) if bb else 1.0

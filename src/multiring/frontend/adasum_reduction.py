@@ -1,15 +1,15 @@
-"""The Adasum of every rank's arrays, worked out by all ranks together.
+"""The Adasum of all ranks' arrays, computed by all ranks together.
 
-Each rank gets one slice of all ranks' arrays, and combines those: as many elements as its own arrays have. What the
-formula needs to know of the whole arrays, their dot products, the ranks add up once a round. Every slice is worked out
-on one rank only, so all get the same bits.
+Each rank receives one slice of every rank's arrays and combines these slices. Together they have as many elements as
+the rank's own arrays. The formula needs the dot products of the whole arrays, so the ranks sum the products of their
+slices once per round. Each slice is computed on one rank only, so all ranks get the same bits.
 
-    all_to_all              the slices           (p - 1) / p of the arrays' bytes a rank
-    all_reduce, each round  the dot products     24 bytes an array and pair; ceil(log2 p) rounds
-    all_gather              the slices' results  (p - 1) / p of the arrays' bytes a rank
+    all_to_all              the slices           (p - 1) / p of the arrays' bytes per rank
+    all_reduce, each round  the dot products     24 bytes per array and pair; ceil(log2 p) rounds
+    all_gather              the slices' results  (p - 1) / p of the arrays' bytes per rank
 
-That is what an all_reduce moves, at any number of ranks. Meanwhile it holds twice the arrays' memory, or four times
-where they are of a 16-bit type.
+An all_reduce moves the same number of bytes, at any number of ranks. While it runs, the operation needs twice the
+memory of the arrays, or four times if they have a 16-bit type.
 """
 
 import threading
@@ -30,16 +30,17 @@ Array = NDArray[Any]
 
 
 def start_adasum(group: Group, arrays: Sequence[Array], *, label: str = "") -> Handle:
-    """Start to overwrite every rank's `arrays` with their Adasum; each of them is one vector.
+    """Start to overwrite every rank's `arrays` with their Adasum; each array is one vector.
 
     Args:
-        group: the ranks; for all of them this is one operation of the group.
-        arrays: of one floating type, writeable, in host memory; the same shapes and type on all ranks. They are the
-            operation's until it has ended, and are written last of all: after a mismatch they are what they were.
+        group: the ranks. All of them call this, in the same order as the group's other operations.
+        arrays: writeable arrays of one floating-point type in host memory, with the same type and shapes on all ranks.
+            Do not use them until the operation has ended. They are written at the very end, so a mismatch leaves them
+            unchanged.
         label: as for the Group's collectives.
 
     Raises:
-        ArgumentError: `arrays` are of different types, or of no floating type.
+        ArgumentError: `arrays` have different types, or a type that is not floating-point.
     """
     kinds = {array.dtype for array in arrays}
     if len(kinds) > 1:
@@ -56,16 +57,17 @@ def start_adasum(group: Group, arrays: Sequence[Array], *, label: str = "") -> H
 
 
 class _Line:
-    """The second and later steps of one group's reductions, which have an order of their own.
+    """The order of the second and later steps of one group's reductions.
 
-    All ranks come to the first steps in one order, but to the end of them at different times, with other operations of
-    the group behind. So the later steps are taken on a twin of the group, one reduction after the other.
+    All ranks start the first steps in the same order. These steps end at different times on different ranks, and by
+    then other operations of the group may have been posted. The later steps therefore run on a twin of the group, one
+    reduction after the other.
     """
 
     def __init__(self, group: Group) -> None:
         self.group = group.twin_for("Adasum")
-        self.number = 0  # of reductions whose first step all ranks have taken
-        self.lock = threading.Lock()  # held while a first step is posted and its turn is given out
+        self.number = 0  # counts reductions whose first step has ended
+        self.lock = threading.Lock()  # held while a first step is posted and its turn is assigned
         self._latest = threading.Event()
         self._latest.set()
 
@@ -85,7 +87,7 @@ class _Turn:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Wait for the reductions before this one; those behind it wait until the block has ended, in whatever way."""
+        """Wait for the earlier reductions, then run the block. Later reductions wait until it returns or raises."""
         self._before.wait()
         try:
             yield
@@ -115,14 +117,14 @@ class _Reduction:
         ends = np.cumsum([array.size for array in arrays], dtype=np.int64).tolist()
         self._extents = [(end - array.size, end) for end, array in zip(ends, arrays, strict=True)]
         count = ends[-1] if ends else 0
-        self._each = -(-count // group.size)  # elements of a slice; of the last ones some are there to fill it up
+        self._each = -(-count // group.size)  # elements of a slice; the last slices are padded with zeros
         self.memory = group.allocate(group.size * self._each, kind.name)
         for (start, end), array in zip(self._extents, arrays, strict=True):
             self.memory[start:end] = array.reshape(-1)
         self.memory[count:] = 0
 
     def finish(self, slices: Handle, turn: _Turn) -> None:
-        """Take all steps but the first, whose handle is `slices`."""
+        """Run all steps after the first step, whose handle is `slices`."""
         with turn.taken():
             rows = slices.wait().reshape(self._size, self._each)
             turn.line.number += 1
@@ -133,7 +135,7 @@ class _Reduction:
             array[...] = whole[start:end].reshape(array.shape)
 
     def _combine(self, rows: Array, group: Group, what: str) -> Array:
-        """Return this rank's slice of the result; `rows` are its slices of all ranks' arrays, and scratch."""
+        """Return this rank's slice of the result. `rows` holds its slices of all ranks' arrays, and is overwritten."""
         kind = rows.dtype
         held = rows.astype(held_type(kind), copy=False)
         pieces = self._pieces()
@@ -151,7 +153,7 @@ class _Reduction:
         return found
 
     def _pieces(self) -> list[tuple[int, slice]]:
-        """Return the arrays, by number, of which something lies in this rank's slice, and what of it that is."""
+        """Return the number of each array that overlaps this rank's slice, and the overlap within the slice."""
         first = self._rank * self._each
         last = first + self._each
         return [

@@ -1,4 +1,4 @@
-"""Collectives of NumPy's arrays, in Horovod's words: for frameworks whose arrays are NumPy's, or become such."""
+"""Collectives with Horovod's names, for frameworks whose arrays are NumPy arrays or can be converted to them."""
 
 from typing import Any
 
@@ -35,17 +35,16 @@ def allreduce(
     """Return `array` combined over the ranks, as a new array.
 
     Args:
-        array: what NumPy takes, with any strides; the same shape and type on all ranks.
+        array: an array, or any value that `numpy.asarray` accepts; the same shape and type on all ranks.
         op: Average, Sum, Min, Max or Product, or its name.
-        name: what the ranks match it by; by default the order in which they come to it.
+        name: the ranks match calls by this name. By default they match unnamed calls in the order of the calls.
         wire: "fp16", "bf16" or "int8": how float32 travels between hosts.
-        process_set: by default all ranks.
-        scales: what multiplies the array first, and what multiplies the result; an average of integers is truncated
-            behind the second.
+        process_set: the ranks that take part; by default all ranks.
+        scales: factors of the input and of the result. An average of integers is truncated after the second factor.
 
     Raises:
-        ArgumentError: there is no such operation, or it has no meaning for the type; this rank is not in the set.
-        HorovodInternalError: on every rank: they disagree, or one is gone.
+        ArgumentError: `op` is unknown, or undefined for the type of `array`; or this rank is not in the set.
+        HorovodInternalError: on every rank: the ranks' arguments differ, or a rank is gone.
     """
     found: Array = start_allreduce(array, op, name=name, wire=wire, process_set=process_set, scales=scales).wait()
     return found
@@ -60,12 +59,12 @@ def start_allreduce(
     process_set: ProcessSet | Members = global_process_set,
     scales: tuple[float, float] = (1.0, 1.0),
 ) -> Pending:
-    """Start an `allreduce`; `wait` of what comes back returns the new array. `array` is free at once."""
+    """Start an `allreduce`; `wait` of the result returns the new array. The caller may reuse `array` at once."""
     members, number, given = members_of(process_set), chosen_op(op), _native(array)
     if given.dtype == np.bool_ and scales != (1.0, 1.0):
         raise ArgumentError(f"factors {scales[0]} and {scales[1]} for bool: want numbers, or factors of 1")
     conversion = dtype_conversion(given.dtype.name, number, scales[1], members.size)
-    out = np.array(converted(given, conversion, scales[0]), order="C")  # a copy: row-major, and nobody else's
+    out = np.array(converted(given, conversion, scales[0]), order="C")  # a row-major copy that is not shared
 
     def start(group: Group, label: str) -> Handle:
         return group.all_reduce_async(out, conversion.op, wire=wire, label=label)
@@ -80,7 +79,7 @@ def start_allreduce(
 def broadcast(
     array: Any, root: int = 0, *, name: str | None = None, process_set: ProcessSet | Members = global_process_set
 ) -> Array:
-    """Return rank `root`'s array, as ranks are numbered in the whole job; otherwise as `allreduce`."""
+    """Return the array of rank `root`, a rank of the whole job; other arguments and errors are as in `allreduce`."""
     members = members_of(process_set)
     own_root, out = world_rank_in(members, root), np.array(_native(array), order="C")
 
@@ -96,7 +95,13 @@ def broadcast(
 
 
 def allgather(array: Any, *, name: str | None = None, process_set: ProcessSet | Members = global_process_set) -> Array:
-    """Return every rank's rows of `array`, of at least one dimension; ranks may differ in rows; as `allreduce`."""
+    """Return all ranks' arrays, concatenated along the first dimension; otherwise as `allreduce`.
+
+    Args:
+        array: at least one dimension. The ranks may have different numbers of rows, the first dimension.
+        name: as for `allreduce`.
+        process_set: as for `allreduce`.
+    """
     rows = np.ascontiguousarray(_native(array))
 
     def start(group: Group, label: str) -> Handle:
@@ -111,6 +116,6 @@ def allgather(array: Any, *, name: str | None = None, process_set: ProcessSet | 
 
 
 def _native(array: Any) -> Array:
-    """Return `array` as NumPy's, in the machine's byte order."""
+    """Return `array` as a NumPy array in the machine's byte order."""
     found = np.asarray(array)
     return found.astype(found.dtype.newbyteorder("="), copy=False)

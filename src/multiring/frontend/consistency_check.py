@@ -1,4 +1,4 @@
-"""Do all ranks mean the same? Compares what each rank is about to do, and names what differs."""
+"""Checks that all ranks are about to do the same, and reports the first difference."""
 
 import hashlib
 import json
@@ -14,27 +14,27 @@ from multiring.runtime.group.handles import told_apart
 
 @contextmanager
 def told_to_others(group: Group, what: str) -> Iterator[None]:
-    """Make an error of this rank's arguments a MismatchError of those ranks that are at `require_alike` meanwhile."""
+    """Report an error of the block to the other ranks: their call of `require_alike` raises MismatchError."""
     try:
         yield
     except MultiringError as error:
-        with suppress(MismatchError):  # this rank has the better one
+        with suppress(MismatchError):  # this rank raises its own, more precise error
             require_alike(group, what, [f"failed with {type(error).__name__}: {error}"])
         raise
 
 
 def require_alike(group: Group, what: str, lines: Sequence[str]) -> None:
-    """Raise unless all ranks of `group`, which all call this, pass the same `lines`.
+    """Raise unless all ranks of `group` pass the same `lines`. Every rank of the group calls it.
 
     Args:
         group: the ranks that compare.
-        what: who asks, for the error.
-        lines: each describes one thing, in an order that means something.
+        what: the operation that needs the check, for the error message.
+        lines: descriptions of the rank's arguments. Their order counts.
 
     Raises:
-        MismatchError: on every rank; it has the first line that differs, by rank.
+        MismatchError: on every rank: the lines differ. The message has each rank's version of the first difference.
     """
-    text = json.dumps(list(lines)).encode()  # a line may have any character
+    text = json.dumps(list(lines)).encode()  # JSON, because a line may contain any character
     digest = np.frombuffer(hashlib.blake2b(text, digest_size=16).digest(), np.uint8)
     digests = np.asarray(group.all_gather(digest)).reshape(group.size, -1)
     if (digests == digests[0]).all():

@@ -1,4 +1,4 @@
-"""In which type, and by which operation, a Group combines arrays of a type, as Horovod's results want it."""
+"""Choose the type and the operation with which a Group combines arrays, so that results agree with Horovod's."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,7 +12,7 @@ from multiring.frontend.integers import average_of_halves, halves, scaled_intege
 from multiring.frontend.reduce_ops import LINEAR, Adasum, Average, Min, Product, name_of
 from multiring.runtime.arrays import numpy_dtype
 
-_REAL_OF = {"complex64": "float32", "complex128": "float64", "complex32": "float16"}  # the last one torch alone has
+_REAL_OF = {"complex64": "float32", "complex128": "float64", "complex32": "float16"}  # only torch has complex32
 _FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 _SIGNED = frozenset({"int8", "int16", "int32", "int64"})
 _UNSIGNED = frozenset({"uint8", "uint16", "uint32", "uint64"})
@@ -23,32 +23,38 @@ _COMBINED = frozenset({*_FLOATS, *_SIGNED, *_UNSIGNED, "bool"})
 class DtypeConversion:
     """How arrays of a type are combined.
 
-    Complex numbers are summed as pairs of real ones. An average of signed integers is a sum of 64-bit integers, which
-    is divided here. An average that is scaled afterwards is divided and scaled at once, as it would be truncated twice
-    otherwise. The halves of 64-bit integers are summed apart: the sum may have more bits than 64, but its average does
-    not.
+    Complex numbers are summed as pairs of real numbers. To average signed integers, the Group sums 64-bit integers, and
+    this module divides the sum. If the average is scaled as well, division and scaling are one step, because two steps
+    would truncate twice. The upper and lower halves of 64-bit integers are summed separately: their sum may need more
+    than 64 bits, although the average does not.
     """
 
-    dtype: str  # in which a Group combines them, by NumPy's name
-    op: str  # by which it does
-    is_complex: bool  # there is one dimension more, of 2
+    dtype: str  # the type that the Group combines, by NumPy's name
+    op: str  # the Group's operation
+    is_complex: bool  # the Group's arrays have one more dimension, of 2
     is_split: bool = False  # the same, for the halves of integers
-    divisor: int = 1  # of results, truncating
-    factor: float = 1.0  # by which results are multiplied
-    is_plain: bool = False  # nothing of that: arrays are just what a Group takes, and gives
+    divisor: int = 1  # results are divided by it, and truncated
+    factor: float = 1.0  # results are multiplied by it
+    is_plain: bool = False  # no conversion: the Group takes and returns the caller's arrays as they are
 
     @property
     def more(self) -> tuple[int, ...]:
-        """The dimensions that a Group's arrays have behind those of the caller's."""
+        """The dimensions of a Group's arrays that follow the caller's dimensions."""
         return (2,) if self.is_complex or self.is_split else ()
 
 
 @lru_cache(maxsize=1024)
 def dtype_conversion(dtype: str, op: int, postscale: float, ranks: int) -> DtypeConversion:
-    """Return how arrays of `dtype`, by NumPy's name, are combined by `op` over so many ranks.
+    """Return how a Group combines arrays of `dtype` by `op`.
+
+    Args:
+        dtype: NumPy's name of the type.
+        op: one of the numbers in `reduce_ops`.
+        postscale: the factor that multiplies the result.
+        ranks: the number of ranks.
 
     Raises:
-        ArgumentError: `op` has no meaning for `dtype`.
+        ArgumentError: `dtype` is not supported, or `op` is not defined for it.
     """
     real = _REAL_OF.get(dtype, dtype)
     if real not in _COMBINED:
@@ -59,7 +65,7 @@ def dtype_conversion(dtype: str, op: int, postscale: float, ranks: int) -> Dtype
     if dtype == "bool" and op == Average:
         raise ArgumentError("average of bool: want Sum or Max (any), Product or Min (all), or numbers")
     if op == Adasum and dtype not in _FLOATS:
-        raise ArgumentError(f"adasum of {dtype}: want floating-point numbers, for they are scaled")
+        raise ArgumentError(f"adasum of {dtype}: want floating-point numbers, because Adasum scales them")
     if op == Average and (real in _SIGNED or (real in _UNSIGNED and (postscale != 1.0 or real == "uint64"))):
         is_split = real in {"int64", "uint64"}
         return DtypeConversion("int64", "sum", is_complex=False, is_split=is_split, divisor=ranks, factor=postscale)
@@ -68,7 +74,7 @@ def dtype_conversion(dtype: str, op: int, postscale: float, ranks: int) -> Dtype
 
 
 def converted(array: NDArray[Any], conversion: DtypeConversion, prescale: float = 1.0) -> NDArray[Any]:
-    """Return what a Group is to combine for `array`; it may share the array's memory."""
+    """Return `array`, scaled by `prescale`, in the form that a Group combines; it may share the memory of `array`."""
     found = scaled(array, prescale)
     if conversion.is_split:
         return halves(found)
@@ -79,12 +85,12 @@ def converted(array: NDArray[Any], conversion: DtypeConversion, prescale: float 
 
 
 def converted_back(combined: NDArray[Any], conversion: DtypeConversion, dtype: "np.dtype[Any]") -> NDArray[Any]:
-    """Return the result of type `dtype` for what a Group combined; it may share that memory.
+    """Return the caller's result for a Group's result. It may share the memory of `combined`.
 
     Args:
-        combined: of the caller's shape, and `conversion.more` behind it.
-        conversion: how it was combined.
-        dtype: of the caller's arrays.
+        combined: the Group's result: the caller's dimensions, followed by those of `conversion.more`.
+        conversion: the conversion that made the Group's arrays.
+        dtype: the type of the caller's arrays, and of the result.
     """
     if conversion.is_split:
         return average_of_halves(combined, conversion.divisor, conversion.factor, dtype)
@@ -93,14 +99,14 @@ def converted_back(combined: NDArray[Any], conversion: DtypeConversion, dtype: "
     if conversion.divisor != 1 and conversion.factor != 1.0:
         return average_of_halves(halves(combined), conversion.divisor, conversion.factor, dtype)
     if conversion.divisor != 1:
-        # Exact: `//` rounds towards minus infinity, and one less than the opposite is what truncates.
+        # `//` rounds towards minus infinity. Negating twice makes it truncate negative numbers; this is exact.
         found = np.where(combined < 0, -(-combined // conversion.divisor), combined // conversion.divisor)
         return found.astype(dtype)
     return scaled(combined, conversion.factor).astype(dtype, copy=False)
 
 
 def scaled(array: NDArray[Any], factor: float) -> NDArray[Any]:
-    """Return `array` times `factor`: integers are truncated; 16-bit floats are multiplied in float32."""
+    """Return `array` times `factor`. Integer results are truncated, and 16-bit floats are multiplied in float32."""
     if factor == 1.0:
         return array
     kind = array.dtype
@@ -110,7 +116,7 @@ def scaled(array: NDArray[Any], factor: float) -> NDArray[Any]:
 
 
 def neutral_array(conversion: DtypeConversion, elements: int) -> "np.ndarray[Any, np.dtype[Any]]":
-    """Return a flat array of so many elements that changes nothing when it is combined: zeros for sum and average."""
+    """Return a flat array of `elements` neutral elements of the operation, such as zeros for sum and average."""
     dtype = numpy_dtype(conversion.dtype)
     if conversion.op in {"sum", "average"}:
         return np.zeros(elements, dtype)

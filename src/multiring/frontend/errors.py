@@ -1,8 +1,8 @@
-"""What failed operations raise here: Horovod's error, which is of multiring's kind as well.
+"""Errors of failed operations: each is both Horovod's error and multiring's own.
 
-A program written for Horovod catches `HorovodInternalError`; one written for multiring catches `MismatchError`,
-`PeerLostError` and so on. Each error of a failed operation is both. It speaks of multiring; of Horovod as well where
-the program imported that name.
+A program written for Horovod catches `HorovodInternalError`. A program written for multiring catches `MismatchError`,
+`PeerLostError` and so on. Every error here has both as base classes. Its message has Horovod's wording in addition to
+multiring's if the program imported `horovod`.
 """
 
 import re
@@ -30,27 +30,27 @@ _SHUT_DOWN = (
 
 
 class HorovodInternalError(RuntimeError):
-    """A collective failed on every rank that took part; `elastic.run` restores the state and goes on."""
+    """A collective failed on every rank that took part; `elastic.run` restores the state and resumes."""
 
 
 class _NamedForProgram:
-    """In a program that does not import `horovod`, an error goes by multiring's own name: `MismatchError` and so on."""
+    """Gives an error multiring's own name, such as `MismatchError`, if the program does not import `horovod`."""
 
-    if not TYPE_CHECKING:  # what it returns is of the class that was called
+    if not TYPE_CHECKING:  # type checkers shall see instances of the class that is called
 
         def __new__(cls, *arguments: Any, **_named: Any) -> Any:
-            """Return one that goes by the name which the program knows."""
+            """Return an error whose class has Horovod's or multiring's name, depending on the program."""
             return super().__new__(_named_for_program(cls), *arguments)
 
 
 class MismatchInternalError(_NamedForProgram, MismatchError, HorovodInternalError):
-    """The ranks submitted one operation with different arguments; inputs are intact."""
+    """The ranks submitted an operation with different arguments; its inputs are unchanged."""
 
 
 class RefusedInternalError(_NamedForProgram, UnsupportedError, HorovodInternalError):
-    """All ranks asked for what cannot be done, such as an allgather beside a rank that has joined."""
+    """All ranks asked for an unsupported operation, such as an allgather after a rank has joined."""
 
-    is_argument = False  # native code has it as an invalid argument
+    is_argument = False  # whether native code reports an invalid argument
 
 
 class PeerLostInternalError(_NamedForProgram, PeerLostError, HorovodInternalError):
@@ -62,11 +62,14 @@ class StallInternalError(_NamedForProgram, StallError, HorovodInternalError):
 
 
 class StateInternalError(_NamedForProgram, StateError, HorovodInternalError):
-    """The operation does not fit the moment, as after `shutdown`."""
+    """The operation is not possible now, for example after `shutdown`."""
 
 
 class NotInitializedError(StateInternalError, ValueError):
-    """Before `init`, or after `shutdown`. Horovod's queries raise ValueError then, its operations its own error."""
+    """A call came before `init` or after `shutdown`.
+
+    In this case Horovod's queries raise ValueError, and its operations raise HorovodInternalError. This is both.
+    """
 
 
 def _named_for_program(kind: Any) -> Any:
@@ -75,7 +78,7 @@ def _named_for_program(kind: Any) -> Any:
         return kind
     if kind not in _plain_named:
 
-        def reduced(error: Exception) -> tuple[Any, ...]:  # in the other process `kind` may go by its own name
+        def reduced(error: Exception) -> tuple[Any, ...]:  # the process that unpickles it chooses the name again
             return kind, error.args, vars(error)
 
         inside = {"__module__": plain.__module__, "__doc__": plain.__doc__, "__reduce__": reduced}
@@ -87,11 +90,14 @@ _plain_named: dict[Any, Any] = {}
 
 
 class LoopOrderError(StateError, AssertionError):
-    """A loop's calls come in an order that loses gradients, or counts them twice; an AssertionError, as in Horovod."""
+    """The calls of a training loop have an order that loses gradients or counts them twice.
+
+    It is an AssertionError because Horovod raises one.
+    """
 
 
 def not_initialized(error: StateError, *, was_before: bool) -> NotInitializedError:
-    """Return `error` for who asks an adapter; `was_before`: there was an `init`, and then `shutdown`."""
+    """Return `error` as an adapter raises it; `was_before` says that this process has called `init` and `shutdown`."""
     if not speaks_horovod():
         left = "this process has left the job (shutdown): " if was_before else ""
         return NotInitializedError(f"{left}{error}, or init() of the framework's module, such as mt.init()")
@@ -101,10 +107,10 @@ def not_initialized(error: StateError, *, was_before: bool) -> NotInitializedErr
 
 @contextmanager
 def internal_errors(what: str = "") -> Iterator[None]:
-    """Raise what fails within, and is no wrong argument of this rank alone, as the HorovodInternalError of its kind.
+    """Turn multiring errors of the block into the matching HorovodInternalError, except wrong arguments of this rank.
 
     Args:
-        what: the operation, for the error.
+        what: the operation, for the error message.
     """
     try:
         yield
@@ -115,12 +121,12 @@ def internal_errors(what: str = "") -> Iterator[None]:
 
 
 def internal(error: MultiringError, what: str = "") -> HorovodInternalError:
-    """Return the HorovodInternalError that says what `error` says, and names what ranks differ in as Horovod does."""
+    """Return `error` as a HorovodInternalError, with Horovod's phrase for the difference between the ranks."""
     kind = next((ours for theirs, ours in _KINDS.items() if isinstance(error, theirs)), HorovodInternalError)
     text = str(error)
     unnamed = _UNNAMED.search(text) if isinstance(error, StallError) else None
     if unnamed:
-        text += f". {unnamed[0]} counts operations that were given no name: pass name=, and errors call them by it"
+        text += f". {unnamed[0]} counts operations without a name: pass name=, and errors show that name"
     words = [_phrase_of(error), "" if what in text else what, text]
     return kind(": ".join(word for word in words if word))
 
@@ -133,7 +139,7 @@ _KINDS: dict[type[MultiringError], type[HorovodInternalError]] = {
     UnsupportedError: RefusedInternalError,
 }
 _UNNAMED = re.compile(r"'noname\.[^']*'")
-# Horovod's controller says these; "{}" is the operation.
+# Horovod's controller uses these phrases; "{}" stands for the operation.
 _PHRASES = {
     OPERATION: "Mismatched operations",
     DATA_TYPE: "Mismatched data types",

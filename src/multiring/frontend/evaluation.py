@@ -1,4 +1,4 @@
-"""What all ranks found in their parts of a data set, as if one had seen all of it."""
+"""Metrics and outputs of a whole data set, combined from the parts that the ranks evaluated."""
 
 import math
 import numbers
@@ -22,29 +22,30 @@ from multiring.runtime import Group, Handle
 def mean(
     metrics: Mapping[str, Any], weight: float = 1.0, process_set: ProcessSet = global_process_set
 ) -> dict[str, Any]:
-    """Return the mean of each metric over all ranks' samples: exact, however unevenly they were dealt.
+    """Return the mean of each metric over all ranks' samples. It is exact, even if ranks have different sample counts.
 
-    Every rank of the set calls it, also one that had no samples, with `weight` 0.
+    Every rank of the set calls it. A rank without samples passes `weight` 0.
 
     Args:
-        metrics: by name, the same names in the same order on all ranks; numbers, or arrays of them, each the mean over
-            this rank's samples.
-        weight: how many samples those are. What a rank of weight 0 brings does not count, whatever it is.
-        process_set: by default all ranks.
+        metrics: by name; the same names in the same order on all ranks. Each is a number or an array of numbers, the
+            mean over this rank's samples.
+        weight: the number of this rank's samples. Metrics of a rank with weight 0 are ignored.
+        process_set: the ranks that take part; by default all ranks.
 
     Returns:
-        By name a float, or an array of float64, the same on all ranks.
+        For each name a float, or an array of float64; the same on all ranks.
 
     Raises:
-        ArgumentError: `weight` is below 0 or no number, or a metric is none; on every rank: no rank has any samples.
-        MismatchError: on the other ranks: one's weight or metric makes no sense.
+        ArgumentError: `weight` is below 0 or not a number, or a metric is not a number or an array of numbers. On every
+            rank: no rank has any samples.
+        MismatchError: on the other ranks: the weight or a metric of one rank is invalid.
         HorovodInternalError: on every rank: the names or shapes differ, or a rank is gone.
     """
     members = members_of(process_set)
     try:
         values = checked(metrics, weight)
     except ArgumentError as error:
-        with suppress(HorovodInternalError):  # the others have that one; this rank has the better one
+        with suppress(HorovodInternalError):  # the other ranks raise this error; this rank raises a more precise one
             _all_reduce(members, np.full(1, math.nan), f"failed with {error}")
         raise
     scaled = [value * weight if weight else np.zeros_like(value) for value in values]
@@ -64,16 +65,19 @@ def mean(
 
 
 def gathered(outputs: Any, is_array: Callable[[Any], bool], rows: Callable[[Any], Any], process_set: ProcessSet) -> Any:
-    """Return all ranks' outputs, by rank: of arrays the rows, of lists the elements; in dicts and tuples each.
+    """Return all ranks' outputs concatenated, in the order of the ranks.
+
+    Arrays are concatenated by rows and lists by elements. Dicts and tuples keep their structure.
 
     Args:
-        outputs: alike on all ranks, but for how many rows or elements there are, and for the order of names in dicts.
-        is_array: tells the framework's arrays.
-        rows: returns all ranks' rows of one.
+        outputs: the same structure on all ranks. Numbers of rows and elements, and the order of names in dicts, may
+            differ.
+        is_array: returns whether a value is an array of the framework.
+        rows: returns all ranks' rows of an array.
         process_set: the ranks.
 
     Raises:
-        ArgumentError: something is none of those.
+        ArgumentError: `outputs` contains a value of another type.
         HorovodInternalError: on every rank: outputs differ in names or kinds, or a rank is gone.
     """
     group = members_of(process_set).group
@@ -85,7 +89,7 @@ def gathered(outputs: Any, is_array: Callable[[Any], bool], rows: Callable[[Any]
 
 
 def _lines_of(value: Any, is_array: Callable[[Any], bool], where: str) -> Iterator[str]:
-    """Yield what of the structure of `value` has to be the same on all ranks."""
+    """Yield a description of each part of the structure that must be the same on all ranks."""
     if isinstance(value, Mapping):
         names = _in_order(value)
         yield f"{where} is a dict of {', '.join(map(repr, names))}"
@@ -109,14 +113,14 @@ def _lines_of(value: Any, is_array: Callable[[Any], bool], where: str) -> Iterat
 def _put_together(
     value: Any, is_array: Callable[[Any], bool], rows: Callable[[Any], Any], process_set: ProcessSet
 ) -> Any:
-    """As `gathered`, of outputs that are known to be alike."""
+    """Return the same as `gathered`; the ranks' outputs are known to have the same structure."""
     if is_array(value):
         return rows(value)
     if isinstance(value, list):
         parts = allgather_object(value, name="gather", process_set=process_set)
         return [each for part in parts for each in part]
     if isinstance(value, Mapping):
-        # In one order on all ranks; the result has this rank's own.
+        # All ranks gather in the same order; the result has this rank's own order of names.
         found = {name: _put_together(value[name], is_array, rows, process_set) for name in _in_order(value)}
         return {name: found[name] for name in value}
     each = [_put_together(part, is_array, rows, process_set) for part in value]
@@ -128,11 +132,11 @@ def _in_order(names: Mapping[Any, Any]) -> list[Any]:
 
 
 def checked(metrics: Any, weight: Any) -> list[NDArray[np.float64]]:
-    """Return the metrics' values; raises ArgumentError where they are none, or `weight` is no number of samples."""
+    """Return the metrics' values as float64; raise ArgumentError if a metric or `weight` is invalid."""
     if not isinstance(metrics, Mapping):
         raise ArgumentError(f"mean: metrics is a {type(metrics).__name__}; want them by name, as {{'loss': loss}}")
     if not isinstance(weight, numbers.Real) or not 0 <= float(weight) < math.inf:
-        raise ArgumentError(f"mean: weight={weight!r}; want how many samples the metrics are of, 0 or more")
+        raise ArgumentError(f"mean: weight={weight!r}; want the number of samples of the metrics, 0 or more")
     found = []
     for name, value in metrics.items():
         made = _real_numbers(value)
@@ -143,19 +147,19 @@ def checked(metrics: Any, weight: Any) -> list[NDArray[np.float64]]:
 
 
 def _real_numbers(value: Any) -> NDArray[np.float64] | None:
-    """Return a number, or an array or tensor of them, as float64; None where it is anything else."""
+    """Return a real number, array or tensor as an array of float64; return None for any other value."""
     try:
-        plain = value.detach() if hasattr(value, "detach") else value  # of a tensor that autograd knows
+        plain = value.detach() if hasattr(value, "detach") else value  # a torch tensor may require gradients
         # torch does not hand bfloat16 to NumPy.
         plain = plain.double() if str(getattr(plain, "dtype", "")) == "torch.bfloat16" else plain
         array = np.asarray(plain)
         is_real = array.dtype.kind in "biuf" or array.dtype.name.startswith(("bfloat16", "float"))
-        # As Python's integers of more than 64 bits, decimals and fractions.
+        # Such objects are Python's integers of more than 64 bits, decimals and fractions.
         are_objects = array.dtype.kind == "O" and all(
             isinstance(each, numbers.Number) and not isinstance(each, complex) for each in array.flat
         )
         return array.astype(np.float64) if is_real or are_objects else None
-    except Exception:  # noqa: BLE001 -- whatever a framework's object raises: the other ranks are to hear of it
+    except Exception:  # noqa: BLE001 -- frameworks may raise any error, and the other ranks must learn of it
         return None
 
 
@@ -167,5 +171,5 @@ def _all_reduce(members: Members, sums: NDArray[np.float64], shapes: str) -> Non
         return None
 
     operation, *terms = allreduce_signature("float64", sums.shape, "sum", (1.0, 1.0), None)
-    signature = (operation, (TENSORS, shapes), *terms)  # what differs is named before what follows from it
+    signature = (operation, (TENSORS, shapes), *terms)  # the error names the first term that differs
     submit(members, None, signature, start, finish).wait()

@@ -1,4 +1,4 @@
-"""What one rank does for all, and what of several ranks' output is worth seeing."""
+"""Work that rank 0 does for all ranks, and output and seeds of several ranks."""
 
 import logging
 import random
@@ -18,15 +18,16 @@ Item = TypeVar("Item")
 
 @contextmanager
 def on_first_rank(*, each_host: bool = False) -> Iterator[bool]:
-    """Run the block on rank 0 first, and then, when it is done there, on the others: they find what it has prepared.
+    """Run the block on rank 0 first, and on the other ranks after it has ended there.
 
-    Every rank calls it. The block is told whether this rank is (or was) the first.
+    Rank 0 can so prepare files for the others. Every rank calls it. The context manager yields whether this rank is
+    first.
 
     Args:
-        each_host: whether the first rank of each host goes first, as for what lies on the host's own disk.
+        each_host: True lets the first rank of each host go first, for example to prepare files on the host's own disk.
 
     Raises:
-        MismatchError: on the others: it failed on a first rank; they do not run it.
+        MismatchError: on the other ranks: the block failed on a first rank. They do not run it.
     """
     is_first = local_rank() == 0 if each_host else rank() == 0
     if not is_first:
@@ -48,17 +49,20 @@ def _heed(told: list[str]) -> None:
 
 
 def print_once(*values: object, **options: Any) -> None:
-    """As `print`, on rank 0 only; also before `init`, where every process is the first one it knows of."""
+    """Print on rank 0 only; the arguments are those of `print`. Before `init`, every process prints."""
     if not is_initialized() or rank() == 0:
-        print(*values, **options)  # noqa: T201 -- that is what it is for
+        print(*values, **options)  # noqa: T201 -- printing is its purpose
 
 
 def progress(items: Iterable[Item], description: str = "", *, total: int | None = None) -> Iterable[Item]:
-    """Return `items`, with a progress bar on rank 0 where tqdm is installed and somebody looks; else as they are."""
+    """Return `items` with a progress bar if this is rank 0, tqdm is installed and stderr is a terminal.
+
+    Otherwise return `items` unchanged.
+    """
     if (is_initialized() and rank()) or not sys.stderr.isatty():
         return items
     try:
-        from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore] # noqa: PLC0415 -- not everybody's
+        from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore] # noqa: PLC0415 -- an optional package
     except ImportError:
         return items
     bar: Iterable[Item] = tqdm(items, desc=description or None, total=total)
@@ -66,9 +70,9 @@ def progress(items: Iterable[Item], description: str = "", *, total: int | None 
 
 
 class RankFilter(logging.Filter):
-    """Says of each record which rank it is of, and lets others' than rank 0's pass from `others` on.
+    """Adds the rank to each log record, and passes records of ranks other than 0 from level `others` on.
 
-    `logging.Formatter("[rank %(rank)s of %(ranks)s] %(message)s")` shows it.
+    `logging.Formatter("[rank %(rank)s of %(ranks)s] %(message)s")` shows the rank.
     """
 
     def __init__(self, others: int = logging.WARNING) -> None:
@@ -76,14 +80,14 @@ class RankFilter(logging.Filter):
         self._others = others
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the record is to be seen."""
+        """Return whether the record passes, after setting its `rank` and `ranks`."""
         own, ranks = (rank(), size()) if is_initialized() else (0, 1)
         vars(record).update(rank=own, ranks=ranks)
         return own == 0 or record.levelno >= self._others
 
 
 def log_by_rank(level: int = logging.INFO, *, others: int = logging.WARNING) -> None:
-    """Have the program's log on stderr, each line with its rank; those of other ranks than 0 from level `others` on."""
+    """Log to stderr, with the rank in each line. Ranks other than 0 log from level `others` on."""
     handler = logging.StreamHandler()
     handler.addFilter(RankFilter(others))
     handler.setFormatter(logging.Formatter("[rank %(rank)s of %(ranks)s] %(levelname)s %(name)s: %(message)s"))
@@ -91,34 +95,36 @@ def log_by_rank(level: int = logging.INFO, *, others: int = logging.WARNING) -> 
 
 
 def seed_everything(seed: int | None, seeds: Iterable[Callable[[int], object]] = (), *, differs: bool = False) -> int:
-    """Seed the generators of random numbers of Python, NumPy and the framework; return the seed. Every rank calls it.
+    """Seed the random number generators of Python, NumPy and the framework, and return the seed used.
+
+    Every rank calls it.
 
     Args:
-        seed: 0 to 2^32 - 1, the same on all ranks; None draws one, on rank 0.
-        seeds: what seeds the framework's.
-        differs: whether each rank gets numbers of its own, as for dropout or augmentation; else all get the same,
-            as for what a model begins with.
+        seed: 0 to 2^32 - 1, the same on all ranks. With None, rank 0 draws a seed for all ranks.
+        seeds: functions that seed the framework's generators.
+        differs: True gives each rank its own random numbers, for example for dropout or augmentation. False gives all
+            ranks the same numbers, for example for a model's initial parameters.
 
     Raises:
-        ArgumentError: it is out of range.
-        MismatchError: on every rank: they want different seeds.
+        ArgumentError: `seed` is out of range.
+        MismatchError: on every rank: the ranks passed different seeds.
     """
-    wanted: object = seed  # whatever a user gave
+    wanted: object = seed  # a user may pass any type
     if wanted is not None and not (isinstance(wanted, int) and 0 <= wanted < 1 << 32):
         raise ArgumentError(f"seed={seed!r}: want an integer of 0 to {(1 << 32) - 1}, or None")
     if size() > 1:
         told = allgather_object(seed, name="seed_everything")
         if len(set(told)) > 1:
             raise MismatchError(
-                f"seed_everything: the ranks want different seeds, by rank {told}; want one, and differs=True where "
-                "each rank is to draw its own numbers"
+                f"seed_everything: the ranks want different seeds, by rank {told}; want one seed, and differs=True if "
+                "each rank shall draw its own numbers"
             )
     common: int = (
         broadcast_object(random.SystemRandom().getrandbits(32), name="seed_everything") if seed is None else seed
     )
     own = int(np.random.SeedSequence([common, rank()]).generate_state(1)[0]) if differs else common
     random.seed(own)
-    np.random.seed(own)  # noqa: NPY002 -- programs use it
+    np.random.seed(own)  # noqa: NPY002 -- programs use the legacy generator
     for each in seeds:
         each(own)
     return own

@@ -1,10 +1,11 @@
-"""The first steps of a training: do the ranks train one model, and each on samples of its own?
+"""Checks of a training's first steps: the ranks must train one model, each rank on its own samples.
 
-Nobody tells a program that forgot to broadcast its model, or to divide its samples: it trains, and to no end. So the
-ranks compare what they know, twice: with the first gradients those gradients, before they are reduced, and before the
-second step the parameters. Equal gradients on all ranks are worth a warning, different parameters are an error.
+A program that forgets to broadcast its model, or to divide its samples, fails silently: it trains a useless model. The
+ranks therefore compare twice. In the first step they compare their gradients before the reduction. Before the second
+step they compare their parameters. Equal gradients on all ranks cause a warning, and different parameters an error.
 
-The ranks agree when they compare: whoever reduces tells all ranks that one of them wants to, and all of them `meet`.
+All ranks compare at the same time: the reduction tells all ranks that one of them wants to compare, and then every rank
+calls `meet`.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ from multiring.runtime.group.handles import told_apart
 
 UNKNOWN = 0
 _SETTING = "MULTIRING_CHECK_FIRST_STEPS=0 turns this check off"
-# Ranks on different processors round differently: by so many of the type's steps a parameter may differ.
+# Ranks on different processors round differently. A parameter may differ by this number of the type's epsilons.
 _ROUNDING = 4.0
 
 _REMEDY = "broadcast_parameters(model, root_rank=0) and broadcast_optimizer_state do"
@@ -31,25 +32,25 @@ Parameters = Callable[[], Sequence[NDArray[Any]] | None]
 
 
 class Ranks(Protocol):
-    """Those that compare: a Group, whose operations all ranks call in one order, or what they match by name."""
+    """The ranks that compare: a Group, or an object like it whose operations the ranks match by name."""
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
 
     @property
     def rank(self) -> int:
-        """Which of them this one is."""
+        """The number of this rank."""
 
     def all_gather(self, array: Any) -> Any:
-        """Return all ranks' rows, by rank."""
+        """Return all ranks' rows, in the order of the ranks."""
 
     def broadcast(self, array: Any, root: int) -> Any:
-        """Make `array` that of one rank, in place."""
+        """Overwrite `array` with the array of rank `root`."""
 
 
 class FirstSteps:
-    """What an optimizer's ranks compare in its first steps."""
+    """Compares gradients and parameters of the ranks in an optimizer's first steps."""
 
     def __init__(
         self,
@@ -61,15 +62,15 @@ class FirstSteps:
         sees: bool = True,
         remedy: str = "",
     ) -> None:
-        """Compare nothing yet.
+        """Prepare the comparison.
 
         Args:
-            what: who compares, for errors.
+            what: the name of the optimizer or function that compares, for errors.
             group: the ranks.
-            names: of the parameters, the same on all ranks.
-            parameters: returns their values now, or None where this rank cannot know them; None: no rank can.
+            names: the names of the parameters, the same on all ranks.
+            parameters: returns the current values, or None if this rank cannot read them. Pass None if no rank can.
             sees: whether gradients are compared.
-            remedy: what gives all ranks the same parameters, for errors.
+            remedy: how a program gives all ranks the same parameters, for errors.
         """
         self._remedy = remedy or _REMEDY
         self._what = what
@@ -77,7 +78,7 @@ class FirstSteps:
         self._names = list(names)
         self._parameters = parameters
         self._is_on = group.size > 1 and is_initialized() and world_now().settings.check_first_steps
-        self._sees = self._is_on and sees  # gradients, of the first reduction
+        self._sees = self._is_on and sees  # whether it still looks at gradients of the first reduction
         self._compares = self._is_on and parameters is not None
         self._steps = 0
         self._gradients = hashlib.blake2b(digest_size=8)
@@ -85,11 +86,11 @@ class FirstSteps:
 
     @property
     def wants(self) -> bool:
-        """Whether this rank wants all ranks to `meet` after the reduction that is about to start."""
+        """Whether this rank wants all ranks to call `meet` after the reduction that is about to start."""
         return self._sees if not self._steps else self._compares
 
     def see(self, gradients: Iterable[NDArray[Any]]) -> None:
-        """Look at some of this rank's gradients, which are about to be reduced; they come in the same order on all."""
+        """Add gradients of this rank, before they are reduced, to the digest. All ranks pass them in the same order."""
         if not self._sees:
             return
         for each in gradients:
@@ -98,11 +99,11 @@ class FirstSteps:
             self._gradients.update(content.data)
 
     def step(self) -> None:
-        """Take note that the optimizer has made a step."""
+        """Count a step of the optimizer."""
         self._steps += 1
 
     def told(self) -> NDArray[np.int64]:
-        """Return what this rank tells the others: of its gradients, and of its parameters as they are now."""
+        """Return this rank's digests for `meet`: one of its gradients, and one of each parameter's current value."""
         found = np.zeros(1 + len(self._names), np.int64)
         if self._sees and self._has_gradients:
             found[0] = _number(self._gradients)
@@ -114,18 +115,18 @@ class FirstSteps:
         return found
 
     def told_nothing(self) -> NDArray[np.int64]:
-        """Return what a rank tells that trains no more."""
+        """Return the digests for `meet` of a rank that has stopped training: zeros."""
         return np.zeros(1 + len(self._names), np.int64)
 
     def meet(self, told: NDArray[np.int64], group: Ranks | None = None) -> None:
-        """Compare what the ranks tell; all of them call this, also one that knows nothing.
+        """Compare the digests of all ranks. Every rank calls it, also a rank without digests.
 
         Args:
-            told: what `told` returned, or zeros.
-            group: the same ranks, where another order of operations is wanted.
+            told: the result of `told` or `told_nothing`.
+            group: the same ranks, for use instead of the constructor's group if operations need a separate order.
 
         Raises:
-            MismatchError: on every rank: their parameters differ.
+            MismatchError: on every rank: the ranks' parameters differ.
         """
         group = group or self._group
         rows = np.asarray(group.all_gather(told)).reshape(group.size, -1)
@@ -144,7 +145,7 @@ class FirstSteps:
         return None if self._parameters is None else self._parameters()
 
     def _differ_by_rounding(self, group: Ranks, number: int, column: NDArray[np.int64]) -> bool:
-        """Return whether the ranks that know a parameter differ by no more than processors do; all ranks ask."""
+        """Return whether a parameter differs between ranks by rounding errors only. All ranks call it."""
         knows = column != UNKNOWN
         values = self._values() if knows[group.rank] else None
         own = None if values is None else np.array(values[number], order="C")
@@ -164,33 +165,34 @@ class FirstSteps:
         return MismatchError(
             f"{self._what}: before the second step the ranks have different values of parameter {self._names[number]}"
             f"{more} (fingerprints: {told_apart(by_rank)}), so each rank trains a model of its own. Give all ranks "
-            f"rank 0's before the first step, as {self._remedy}, or load the same checkpoint on all. {_SETTING}"
+            f"the values of rank 0 before the first step, as {self._remedy}, or load the same checkpoint on all ranks. "
+            f"{_SETTING}"
         )
 
 
 class _Warned:
-    """Whether this job has been warned of equal data."""
+    """Whether the warning of equal data has been issued in this job."""
 
     def __init__(self) -> None:
         self.is_warned = False
 
 
 def warn_of_equal_data(what: str, group: Ranks, kind: str) -> None:
-    """Warn, once in a job and on one rank, that all ranks have the same `kind`, as "gradients"."""
+    """Warn on rank 0, once per job, that all ranks have the same `kind`, for example "gradients"."""
     warned = members_of(global_process_set).kept(_Warned)
     if warned.is_warned or group.rank:
         return
     warned.is_warned = True
     warnings.warn(
         f"{what}: at the first step all {group.size} ranks have the same {kind}: they train on the same samples, "
-        "which is as good as one rank. Divide them, as by the loader that distribute returns, a DistributedSampler or "
-        f"shard; where that is meant, {_SETTING}",
+        "so they learn no more than one rank would. Divide the samples, for example by the loader that distribute "
+        f"returns, a DistributedSampler or shard. If equal samples are intended, {_SETTING}",
         stacklevel=2,
     )
 
 
 def digest_of(array: NDArray[Any]) -> int:
-    """Return a number, never UNKNOWN, of all bytes of `array`, row by row, its type and its shape."""
+    """Return a digest of the bytes, type and shape of `array`. It is never UNKNOWN."""
     digest = hashlib.blake2b(f"{array.dtype} {array.shape}".encode(), digest_size=8)
     digest.update(_bytes_of(array).data)
     return _number(digest)
@@ -205,7 +207,10 @@ def _number(digest: Any) -> int:
 
 
 def _distance(own: NDArray[Any], wanted: NDArray[Any]) -> float:
-    """Return by how many of their type's steps, at the size of the largest, two arrays differ; infinite for others."""
+    """Return the largest difference of two arrays, in epsilons of their type at the largest element.
+
+    Arrays that cannot be compared this way, such as different integers, have an infinite distance.
+    """
     if np.array_equal(_bytes_of(own), _bytes_of(wanted)):
         return 0.0
     kind = own.dtype
@@ -222,5 +227,5 @@ def _distance(own: NDArray[Any], wanted: NDArray[Any]) -> float:
 def _step_of(kind: "np.dtype[Any]") -> float:
     try:
         return float(np.finfo(kind).eps)
-    except (TypeError, ValueError):  # one of ml_dtypes', in older versions of NumPy
+    except (TypeError, ValueError):  # a type of ml_dtypes, which older versions of NumPy do not know
         return 2.0**-7

@@ -1,4 +1,4 @@
-"""Gradients of all ranks combined, as tapes and Keras' optimizers have them: lists beside the variables they are of."""
+"""Combine all ranks' gradients for tapes and Keras' optimizers, which pass lists of gradients and variables."""
 
 import itertools
 import math
@@ -14,23 +14,23 @@ from multiring.frontend.reduce_ops import Average, chosen_op
 
 @dataclass
 class GradientReduction:
-    """How gradients are combined; an adapter's subclass combines a list of them, all those of one type at once."""
+    """How gradients are combined. An adapter's subclass implements `combine`, which batches gradients of one type."""
 
     name: str
     compression: Any = None
     op: int | str = Average
-    predivide_factor: float = 1.0  # of an average: by which gradients are divided before they are summed
-    groups: Any = None  # a number of collectives, or lists of variables whose gradients are one each
+    predivide_factor: float = 1.0  # for averages: gradients are divided by it before they are summed
+    groups: Any = None  # the number of collectives, or lists of variables that share a collective
     process_set: ProcessSet = global_process_set
-    scale_local: bool = True  # whether gradients that stay a rank's own are divided by the ranks
-    local: dict[Any, Any] = field(default_factory=dict)  # variables whose gradients do, by their references
+    scale_local: bool = True  # whether local gradients are divided by the number of ranks
+    local: dict[Any, Any] = field(default_factory=dict)  # variables whose gradients are not reduced, by reference
 
     def __post_init__(self) -> None:
-        """Check.
+        """Check the arguments.
 
         Raises:
-            ValueError: what Horovod refuses, in its words.
-            ArgumentError: there is no such operation.
+            ValueError: Horovod rejects the arguments as well; the message is Horovod's.
+            ArgumentError: `op` is unknown.
         """
         self.op = chosen_op(self.op)
         if self.predivide_factor != 1.0 and self.op != Average:
@@ -39,43 +39,43 @@ class GradientReduction:
             raise ValueError("groups should be a non-negative integer or a list of list of tf.Variable.")
 
     def combine(self, gradients: list[Any], name: str, variables: Sequence[Any], *, sees: bool) -> Sequence[Any]:
-        """Return these gradients combined over the ranks.
+        """Return the gradients combined over the ranks.
 
         Args:
-            gradients: of `variables`, which the ranks compare before the second step.
-            name: the same on all ranks, and in each step.
-            variables: see `gradients`.
-            sees: whether the ranks compare their gradients, at the first step.
+            gradients: the gradients of `variables`.
+            name: the collective's name, the same on all ranks and in each step.
+            variables: the ranks compare these variables before the second step.
+            sees: whether the ranks compare these gradients in the first step.
         """
         raise NotImplementedError
 
     def divided(self, gradient: Any, ranks: Any) -> Any:
-        """Return `gradient` divided by a number."""
+        """Return `gradient` divided by the number of ranks."""
         return gradient / ranks
 
     def ranks_now(self) -> Any:
-        """Return how many ranks there are, when a step runs."""
+        """Return the number of ranks at the time when a step runs."""
         return members_of(self.process_set).size
 
     def keep_local(self, variable: Any) -> None:
-        """Have the gradient of `variable` be this rank's own."""
-        self.local[reference_of(variable)] = variable  # as long as it lives, nothing else has its identity
+        """Exclude the gradient of `variable` from the reduction."""
+        self.local[reference_of(variable)] = variable  # keeps it alive, so no other object gets its identity
 
     def is_local(self, variable: Any) -> bool:
-        """Return whether the gradient of `variable` is this rank's own."""
+        """Return whether the gradient of `variable` is excluded from the reduction."""
         return bool(self.local) and reference_of(variable) in self.local
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Return the gradients as an optimizer is to have them; None stays None."""
+        """Return the gradients for the optimizer: reduced, or local and scaled. None stays None."""
         found = list(gradients)
         if len(found) != len(variables):
-            raise ArgumentError(f"{len(found)} gradients of {len(variables)} variables: want as many")
+            raise ArgumentError(f"{len(found)} gradients of {len(variables)} variables: want one gradient per variable")
         shared = [
             place
             for place, variable in enumerate(variables)
             if found[place] is not None and not self.is_local(variable)
         ]
-        # The gradients of one part are as good as those of all.
+        # The first-step check compares only the part that has the largest variable, which is enough.
         largest = largest_of({place: variables[place] for place in shared})
         for number, places in enumerate(self._grouped(shared, variables)):
             of = [variables[place] for place in places]
@@ -85,7 +85,7 @@ class GradientReduction:
             for place, gradient in zip(places, combined, strict=True):
                 found[place] = gradient
         if self.local and self.scale_local:
-            # The loss is an average over all ranks' samples, and of a rank's own variable only its own samples know.
+            # The loss averages over all ranks' samples, but only this rank's samples contribute to a local variable.
             ranks = self.ranks_now()
             for place, variable in enumerate(variables):
                 if found[place] is not None and self.is_local(variable):
@@ -110,18 +110,21 @@ class GradientReduction:
 
 
 def _elements(variable: Any) -> int:
-    """Return how many elements a variable has, as far as its shape is known."""
+    """Return the number of elements of a variable; 0 if its shape is not known."""
     shape = getattr(variable, "shape", ())
     return 0 if getattr(shape, "rank", 0) is None else math.prod(each or 0 for each in shape)
 
 
 def largest_of(variables: Mapping[int, Any]) -> int | None:
-    """Return the place of the largest variable."""
+    """Return the key of the largest variable; None if there are no variables."""
     return max(variables, key=lambda place: _elements(variables[place]), default=None)
 
 
 def reference_of(variable: Any) -> Any:
-    """Return what tells variables apart. One of Keras on TensorFlow is the one of TensorFlow that it holds."""
+    """Return a hashable key that identifies a variable.
+
+    A Keras variable on TensorFlow and the TensorFlow variable inside it have the same key.
+    """
     held: Any = getattr(variable, "value", None)
     if hasattr(held, "ref"):
         return held.ref()
@@ -129,7 +132,7 @@ def reference_of(variable: Any) -> Any:
 
 
 def groups_of(num_groups: int, groups: Any) -> Any:
-    """Return `groups`, or what was once called num_groups."""
+    """Return `groups`, or else the deprecated `num_groups`."""
     if num_groups:
         warnings.warn(
             "Parameter `num_groups` has been replaced by `groups` and will be removed in v0.23.0.",
@@ -143,7 +146,7 @@ def layers_of(local_layers: Any) -> list[Any]:
     """Return Keras layers as a list.
 
     Raises:
-        ArgumentError: something among them is none.
+        ArgumentError: an element is not a Keras layer.
     """
     if local_layers is None:
         return []

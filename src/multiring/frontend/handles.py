@@ -1,4 +1,4 @@
-"""Handles: integers for operations that were submitted, as Horovod has them."""
+"""Handles: integers that stand for submitted operations, as in Horovod."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -13,7 +13,11 @@ from multiring.runtime.named.handle import NamedHandle, Start
 
 
 class Unnamed(NamedTuple):
-    """In place of a name: the number that the ranks count alike, and which of the operations of that number it is."""
+    """Replaces the name of an unnamed operation.
+
+    number: counts unnamed operations; the same on all ranks.
+    ending: distinguishes several operations with the same number.
+    """
 
     number: str
     ending: str
@@ -23,7 +27,7 @@ Name = str | Unnamed | None
 
 
 class Pending:
-    """An operation that was submitted and not synchronized yet."""
+    """A submitted operation that the caller has not waited for."""
 
     __slots__ = ("_finish", "_handle", "_members", "_name", "_what")
 
@@ -37,17 +41,17 @@ class Pending:
         self._finish = finish
 
     def done(self) -> bool:
-        """Return whether `wait` would return, or raise, at once. Its name is free then."""
+        """Return whether `wait` would return or raise at once. If so, the name can be used again."""
         if not self._handle.done():
             return False
         self._members.in_flight.discard(self._name)
         return True
 
     def wait(self) -> Any:
-        """Return the operation's result.
+        """Wait for the operation, and return its result.
 
         Raises:
-            HorovodInternalError: on every rank: they disagree, or one is gone.
+            HorovodInternalError: on every rank: the ranks' arguments differ, or a rank is gone.
         """
         try:
             found = self._handle.wait()
@@ -58,25 +62,28 @@ class Pending:
         return self._finish(found)
 
     def forget(self) -> None:
-        """Free the name of what nobody waits for any more."""
+        """Make the name usable again. The caller will not wait for the operation."""
         self._members.in_flight.discard(self._name)
 
     def repeat(self) -> "Repeat | None":
-        """Return what starts it again; None where it cannot be started as it was."""
+        """Return an object that starts the operation again; None if that is not possible."""
         handle = self._handle
         return None if handle.repeatable is None else Repeat(self._members, self._what, handle)
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """An operation that this thread waited for, and may do so again; its handle remembers it."""
+    """Starts an operation again that this thread has waited for. Its handle keeps the arguments."""
 
     _members: Members
     _what: str
     _handle: NamedHandle
 
     def start(self) -> Pending | None:
-        """Start it once more; None: not as it was, and nothing was done. This thread waits for it next."""
+        """Start the operation once more; return None, and do nothing, if that is not possible.
+
+        This thread must wait for the operation next.
+        """
         members, name = self._members, self._handle.name
         if name in members.in_flight:
             return None
@@ -99,7 +106,7 @@ def _as_it_is(result: Any) -> Any:
 
 
 class Several:
-    """Operations that are one to the caller."""
+    """Several operations that look like one operation to the caller."""
 
     __slots__ = ("_finish", "_parts")
 
@@ -108,11 +115,14 @@ class Several:
         self._finish = finish
 
     def done(self) -> bool:
-        """Return whether `wait` would return, or raise, at once. Its name is free then."""
+        """Return whether `wait` would return or raise at once. If so, the names can be used again."""
         return all(part.done() for part in self._parts)
 
     def wait(self) -> Any:
-        """Return the results; where one fails, nothing is to be had of the others, which may not come on every rank."""
+        """Wait for all operations, and return the result.
+
+        If an operation fails, the later results are dropped: some ranks may never submit those operations.
+        """
         left = list(reversed(self._parts))
         found = []
         try:
@@ -124,13 +134,13 @@ class Several:
         return self._finish(found)
 
     def forget(self) -> None:
-        """Free the name of what nobody waits for any more."""
+        """Make the names usable again. The caller will not wait for the operations."""
         for part in self._parts:
             part.forget()
 
 
 class _Handles:
-    """The operations that were submitted and not synchronized yet, by handle."""
+    """The submitted operations that the program has not synchronized, by handle."""
 
     def __init__(self) -> None:
         self.numbers = itertools.count()
@@ -151,18 +161,18 @@ def submit(
     """Start an operation of a process set.
 
     Args:
-        members: of the set.
-        name: what the ranks match it by; by default the number that the ranks count alike.
-        signature: what they have to agree on.
+        members: the ranks of the set.
+        name: the ranks match the operation by this name. By default they match unnamed operations in order.
+        signature: the arguments that must be equal on all ranks.
         start: posts the collective.
-        finish: makes the operation's result of the collective's.
-        at_once: posts the collective where the caller waits for it next.
+        finish: turns the collective's result into the operation's result.
+        at_once: posts the collective if the caller waits for it next.
 
     Raises:
-        ArgumentError: an operation of this name was submitted and not synchronized yet.
+        ArgumentError: an operation of this name was submitted and has not been synchronized.
     """
     operation = signature[0][1]
-    # Without a name, ranks that come with different operations are to see that they do.
+    # The names of unnamed operations omit the operation, so that ranks with different operations meet and report it.
     if name is None:
         name = Unnamed(members.next_number(), "")
     if isinstance(name, Unnamed):
@@ -187,27 +197,27 @@ def submit(
 
 
 def handle_of(pending: Pending | Several) -> int:
-    """Return a handle for what was submitted."""
+    """Return a new handle for a submitted operation."""
     number = next(_handles.numbers)
     _handles.pending[number] = pending
     return number
 
 
 def synchronize(handle: int) -> Any:
-    """Return the result of the operation with this handle once it has ended; None where the handle is not known.
+    """Wait for the operation with this handle, and return its result; None if the handle is not known.
 
     Raises:
-        HorovodInternalError: on every rank: they disagree (inputs are intact), or one is gone.
+        HorovodInternalError: on every rank: the ranks' arguments differ (inputs are unchanged), or a rank is gone.
     """
     pending = _handles.pending.pop(handle, None)
     return None if pending is None else pending.wait()
 
 
 def poll(handle: int) -> bool:
-    """Return whether `synchronize` would return, or raise, at once.
+    """Return whether `synchronize` would return or raise at once.
 
     Raises:
-        ArgumentError: the handle is not known (any more).
+        ArgumentError: the handle is not known, or has been synchronized.
     """
     pending = _handles.pending.get(handle)
     if pending is None:
@@ -216,10 +226,10 @@ def poll(handle: int) -> bool:
 
 
 def parts_of(members: Members, name: Name, count: int) -> list[tuple[str | Unnamed, Signature]]:
-    """Return a name for each of the `count` operations of a group, and the term that tells it from the others.
+    """Return a name for each of the `count` operations of a group, and the signature term for its position.
 
     Raises:
-        ArgumentError: there are none.
+        ArgumentError: `count` is 0.
     """
     if not count:
         raise ArgumentError("a group of no tensors: want at least one")
@@ -228,11 +238,11 @@ def parts_of(members: Members, name: Name, count: int) -> list[tuple[str | Unnam
 
 
 def names_of(members: Members, name: Name, endings: Sequence[str]) -> Sequence[str | Unnamed]:
-    """Return names for several operations that are one to the caller, who may have given it a name."""
+    """Return a name for each operation of one call: the call's name, or a number for all, and one of `endings`."""
     if isinstance(name, Unnamed):
         return [Unnamed(name.number, name.ending + ending) for ending in endings]
     if name is not None:
         return [f"{name}{ending}" for ending in endings]
     number = members.next_number()
-    # The first is like a single one: ranks that come with another operation are to see it.
+    # The first name has no ending, like that of a single operation. A rank with another operation then meets it.
     return [Unnamed(number, ending if place else "") for place, ending in enumerate(endings)]

@@ -1,6 +1,6 @@
-"""Integers that are averaged and scaled exactly, also where float64 cannot hold them.
+"""Average and scale integers exactly, including integers that float64 cannot represent.
 
-Averages are truncated towards zero, and so are products with a factor, as Horovod has them.
+Averages, and products with a factor, are truncated towards zero, as in Horovod.
 """
 
 import math
@@ -18,7 +18,10 @@ _MASK = (1 << _HALF_BITS) - 1
 
 
 def halves(array: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the upper and lower halves of integers, in one dimension more, of 2; sums of halves cannot overflow."""
+    """Return the upper and lower 32 bits of integers, in an additional last dimension of 2.
+
+    Sums of these halves over the ranks cannot overflow.
+    """
     wide = array.astype(np.uint64 if array.dtype.kind == "u" else np.int64, copy=False)
     found = np.empty((*array.shape, 2), np.int64)
     found[..., 0] = (wide >> wide.dtype.type(_HALF_BITS)).astype(np.int64)
@@ -27,19 +30,19 @@ def halves(array: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def average_of_halves(sums: NDArray[np.int64], ranks: int, factor: float, dtype: "np.dtype[Any]") -> NDArray[Any]:
-    """Return the average of integers whose `halves` were summed over so many ranks, times `factor`.
+    """Return the average, times `factor`, of integers whose `halves` were summed over the ranks.
 
     Args:
-        sums: in their last dimension, of 2, the sums of the upper and of the lower halves.
-        ranks: what the sum is divided by.
-        factor: what the quotient is multiplied by before it is truncated.
-        dtype: of the result.
+        sums: the sums of the upper and of the lower halves, in the last dimension, of 2.
+        ranks: the number of ranks, which divides the sum.
+        factor: multiplies the quotient before it is truncated.
+        dtype: the result's type.
 
     Raises:
-        ArgumentError: the factor is infinite, or no number.
+        ArgumentError: the factor is infinite or NaN.
     """
     _require_finite(factor)
-    flat = sums.reshape(-1, 2)  # NumPy warns of scalars that wrap, as they are to here
+    flat = sums.reshape(-1, 2)  # arrays, because NumPy warns if scalars wrap, and here they must wrap
     upper = flat[:, 0] + (flat[:, 1] >> _HALF_BITS)
     lower = flat[:, 1] & _MASK
     if factor != 1.0:
@@ -47,17 +50,17 @@ def average_of_halves(sums: NDArray[np.int64], ranks: int, factor: float, dtype:
         return product.astype(dtype).reshape(sums.shape[:-1])
     quotient, rest = np.divmod(upper, ranks)
     more, rest = np.divmod((rest << _HALF_BITS) + lower, ranks)
-    # Of unsigned integers the upper half of the quotient may reach the sign: what is above 64 bits is to be lost.
+    # For unsigned integers the upper half of the quotient may reach the sign bit, so bits above 64 must be dropped.
     floor = (quotient.astype(np.uint64) << np.uint64(_HALF_BITS)) + more.astype(np.uint64)
     truncated: NDArray[Any] = floor + ((upper < 0) & (rest != 0)).astype(np.uint64)
     return truncated.astype(dtype).reshape(sums.shape[:-1])
 
 
 def scaled_integers(array: NDArray[Any], factor: float) -> NDArray[Any]:
-    """Return integers times `factor`, truncated towards zero; what is beyond the type's limits wraps.
+    """Return integers times `factor`, truncated towards zero. Results beyond the type's limits wrap.
 
     Raises:
-        ArgumentError: the factor is infinite, or no number.
+        ArgumentError: the factor is infinite or NaN.
     """
     _require_finite(factor)
     if array.dtype.itemsize * 8 <= _EXACT_BITS:
@@ -70,7 +73,7 @@ def scaled_integers(array: NDArray[Any], factor: float) -> NDArray[Any]:
 
 def _require_finite(factor: float) -> None:
     if not math.isfinite(factor):
-        raise ArgumentError(f"factor {factor} for integers, none of which is infinite: want a finite number, or floats")
+        raise ArgumentError(f"factor {factor} for integers: want a finite factor, or floating-point numbers")
 
 
 def _scaled_sums(upper: NDArray[np.int64], lower: NDArray[np.int64], exact: Fraction, factor: float) -> NDArray[Any]:
@@ -86,7 +89,7 @@ def _scaled_sums(upper: NDArray[np.int64], lower: NDArray[np.int64], exact: Frac
 
 
 def _wrapped(whole: NDArray[np.float64], dtype: "np.dtype[Any]") -> NDArray[Any]:
-    """Return a row of whole numbers as integers; C leaves conversions beyond the limits of a type undefined."""
+    """Return whole numbers, shape (n,), as integers that wrap. C leaves such conversions beyond limits undefined."""
     is_small = np.abs(whole) < 2.0**63
     found = np.where(is_small, whole, 0.0).astype(np.int64)
     for at in np.flatnonzero(~is_small & np.isfinite(whole)):
@@ -95,5 +98,5 @@ def _wrapped(whole: NDArray[np.float64], dtype: "np.dtype[Any]") -> NDArray[Any]
 
 
 def _signed(value: int) -> int:
-    """Return what 64 bits keep of a number."""
+    """Return an integer wrapped to 64 bits."""
     return ((value + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)

@@ -1,4 +1,4 @@
-"""Which rank of how many this process loads samples for: asked whenever an iteration begins."""
+"""The rank that this process loads samples for, and the number of ranks. Loaders ask when an iteration begins."""
 
 import os
 from functools import cache
@@ -10,13 +10,13 @@ Place = tuple[int, int]
 
 
 class _Known:
-    """The place of the process that forked last, which its children inherit."""
+    """The rank of the process at its latest fork, which its children inherit."""
 
     def __init__(self) -> None:
         self.process, self.place = os.getpid(), (0, 1)
 
     def note(self) -> None:
-        """Note where this process is, for a child that is about to be forked."""
+        """Record this process's rank, for a child that is about to be forked."""
         self.place = job_place()
         self.process = os.getpid()
 
@@ -31,7 +31,8 @@ def _known() -> _Known:
 def job_place() -> Place:
     """Return this process's rank and the number of ranks; (0, 1) outside a job.
 
-    A forked child, as a worker of torch's DataLoader, is in no job itself. It loads for the rank that forked it.
+    A forked child, such as a worker of torch's DataLoader, is not in a job itself. It gets the values of the process
+    that forked it.
     """
     known = _known()
     if is_initialized():

@@ -1,4 +1,4 @@
-"""join and barrier."""
+"""The operations join and barrier."""
 
 import gc
 from typing import Any
@@ -12,23 +12,26 @@ from multiring.runtime import Group, Handle
 from multiring.runtime.group.handles import in_background
 
 
-def join(device: int = -1) -> int:  # noqa: ARG001 -- Horovod's; there is host memory only
-    """Take part in the others' operations, having no more data, until all ranks have joined; return the last one to.
+def join(device: int = -1) -> int:  # noqa: ARG001 -- Horovod's parameter; multiring has no devices here
+    """Tell the other ranks that this rank has no more data, and wait until all ranks have joined.
 
-    This rank contributes zeros to the others' allreduces by Sum and Average (which still divides by all ranks), and
-    what changes nothing to those by Min, Max and Product. Its optimizers take part in the others' steps as well, with
-    gradients, or changes, of zeros.
+    Meanwhile this rank takes part in the other ranks' allreduces with neutral elements: zeros for Sum and Average, and
+    values that change nothing for Min, Max and Product. Average still divides by the number of all ranks. The rank's
+    optimizers take part in the other ranks' steps as well, with gradients or changes of zeros.
 
     Args:
         device: not used.
 
+    Returns:
+        The rank that joined last.
+
     Raises:
-        HorovodInternalError: on every rank, from what cannot be done without this one: allgather, alltoall, broadcast,
-            reducescatter, sparse tensors and Adasum; or a rank is gone.
+        HorovodInternalError: on every rank: another rank called an operation that a joined rank cannot take part in,
+            such as allgather, alltoall, broadcast, reducescatter, Adasum or one with sparse tensors; or a rank is gone.
     """
     members = members_of(global_process_set)
     if members.reducers:
-        # Those of optimizers that are gone, but in a cycle of references, are to be gone on every rank.
+        # Dead optimizers may survive in reference cycles. Their reducers must be gone on every rank.
         gc.collect()
     try:
         joined = members.named.join()
@@ -43,11 +46,11 @@ def join(device: int = -1) -> int:  # noqa: ARG001 -- Horovod's; there is host m
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Return once every rank of the set has called it; other operations may still be in flight.
+    """Wait until every rank of the set has called it. Other operations may still be in flight afterwards.
 
     Raises:
         ArgumentError: this rank is not in the set.
-        HorovodInternalError: on every rank: one came with another operation, or is gone.
+        HorovodInternalError: on every rank: a rank called another operation instead, or is gone.
     """
 
     def start(group: Group, label: str) -> Handle:

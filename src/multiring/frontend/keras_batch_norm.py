@@ -1,21 +1,21 @@
-"""The mean and variance of all ranks' samples, as Keras' batch normalization wants them, by the operations of Keras."""
+"""Mean and variance of all ranks' samples for Keras' batch normalization, computed with keras.ops."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-Summed = Callable[[list[Any]], Sequence[Any]]  # sums over the ranks, through which gradients flow
+Summed = Callable[[list[Any]], Sequence[Any]]  # returns differentiable sums over the ranks
 
 
 def moments(inputs: Any, mask: Any, axes: Sequence[int], axis: int, ops: Any, summed: Summed) -> tuple[Any, Any]:
-    """Return the mean and the variance of each feature; ranks may have different numbers of samples.
+    """Return the mean and the variance of each feature. Ranks may have different numbers of samples.
 
     Args:
         inputs: this rank's samples, floating point.
-        mask: of fewer dimensions than `inputs`, the first ones: which of them count; None: all do.
-        axes: over which is summed: all but `axis`.
-        axis: that of the features.
+        mask: selects the elements that count. Its dimensions are the first dimensions of `inputs`. None selects all.
+        axes: the axes to sum over: all but `axis`.
+        axis: the axis of the features.
         ops: keras.ops.
-        summed: see above.
+        summed: returns the sums of tensors over the ranks.
     """
     kept = ops.ones_like(inputs)
     if mask is not None:
@@ -25,7 +25,7 @@ def moments(inputs: Any, mask: Any, axes: Sequence[int], axis: int, ops: Any, su
     sums, counts = summed([ops.sum(inputs * kept, axes), ops.sum(kept, axes)])
     counts = ops.maximum(ops.stop_gradient(counts), ops.ones_like(counts))
     mean = sums / counts
-    # Around the mean of all: a difference of large squares would lose the digits that matter.
+    # Sum squares of differences from the mean: a difference of large sums of squares would lose precision.
     features = axis % len(inputs.shape)
     centre = ops.reshape(mean, tuple(-1 if each == features else 1 for each in range(len(inputs.shape))))
     squares = ops.sum(ops.square(inputs - centre) * kept, axes)

@@ -1,11 +1,11 @@
-"""An optimizer of Keras 3 whose gradients are those of all ranks, on any of Keras' backends; imports none of them.
+"""Make an optimizer of Keras 3 combine the gradients of all ranks, on any of Keras' backends. Imports no backend.
 
-The object stays what it is and gets another class, so that its state stays, and whoever has it already has the new one.
-Gradients are combined where Keras clips them: once for each update, after those of several batches were accumulated,
-before they are clipped and applied. A LossScaleOptimizer looks for infinities first: there they are combined before
-that, so that all ranks see the same.
+The optimizer object stays the same, and only its class changes. Its state and all references to it therefore stay
+valid. Gradients are combined where Keras clips them: once per update, after the gradients of several batches were
+accumulated. A LossScaleOptimizer checks gradients for infinities before that. Its gradients are combined before the
+check, so that all ranks see the same values.
 
-Under `distribute` ranks may have different numbers of samples of a batch. Each rank's loss, or its gradients, are then
+Under `distribute`, ranks may have different numbers of samples of a batch. Each rank's loss or gradients are then
 weighted by its share of the batch before they are accumulated or combined (see `multiring.frontend.keras_steps`).
 """
 
@@ -22,20 +22,23 @@ _KERAS = "keras.optimizers"  # where Keras finds its own optimizers by name
 
 
 class _GradientReduction:
-    """What an optimizer knows of it; one object, as Keras takes lists of variables that it is given for its own."""
+    """The state of an optimizer's reduction.
+
+    It is one object because Keras would track a list of variables that is an attribute of the optimizer.
+    """
 
     def __init__(self, reduce: Reduce, *, sums_passes: bool) -> None:
         self.reduce = reduce
-        self.sums_passes = sums_passes  # rather than averages those that were accumulated
-        self.variables: Sequence[Any] = ()  # of the gradients that are being applied
-        self.has_reduced = False  # in the `apply` that is under way
+        self.sums_passes = sums_passes  # whether accumulated gradients are summed rather than averaged
+        self.variables: Sequence[Any] = ()  # the variables of the gradients that are being applied
+        self.has_reduced = False  # whether the current call of `apply` has reduced
 
 
 class _Weighting:
     """Weights the loss, or the gradients, of a training step by this rank's share of the batch."""
 
     def scale_loss(self, loss: Any) -> Any:
-        """Scale the loss as the optimizer does, and by this rank's share."""
+        """Scale the loss as the optimizer does, and by this rank's share of the batch."""
         found = super().scale_loss(loss)  # type: ignore[misc]
         step = current_step()
         return found if step is None or not step.scales_loss else step.weighted(found)
@@ -49,7 +52,7 @@ def _weighted(gradients: Sequence[Any]) -> Sequence[Any]:
 
 
 class _Distributed(_Weighting):
-    """What an optimizer becomes, beside what it was."""
+    """The base class that is put in front of an optimizer's own class."""
 
     gradient_reduction: _GradientReduction
     gradient_accumulation_steps: int | None
@@ -58,7 +61,7 @@ class _Distributed(_Weighting):
         """Apply gradients, weighted by this rank's share of the batch.
 
         Raises:
-            UnsupportedError: the optimizer has an `apply` of its own, which does not clip, so nothing was combined.
+            UnsupportedError: the optimizer's own `apply` does not clip gradients, so they were not combined.
         """
         self.gradient_reduction.has_reduced = False
         super().apply(_weighted(grads), trainable_variables)  # type: ignore[misc]
@@ -81,30 +84,30 @@ class _Distributed(_Weighting):
 
 
 class _DistributedOuter(_Weighting):
-    """The same, of an optimizer around others: it combines gradients before it scales or deals them."""
+    """The base class for an optimizer that wraps others. It combines gradients before the wrapper handles them."""
 
     gradient_reduction: _GradientReduction
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
-        """Combine the gradients, and apply them; one that scales losses may find that no rank can."""
+        """Combine the gradients, and pass them to the optimizer's own `apply`."""
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)  # type: ignore[attr-defined]
         found = self.gradient_reduction.reduce(list(_weighted(list(grads))), variables)
         super().apply(found, trainable_variables)  # type: ignore[misc]
 
 
-_INNER = "_multiring_is_inner"  # marks optimizers inside a distributed one, which apply what it has combined
+_INNER = "_multiring_is_inner"  # marks optimizers inside a distributed one, which get combined gradients
 
 
 def is_distributed(optimizer: Any) -> bool:
-    """Return whether `distributed` gave this optimizer."""
+    """Return whether `distributed` has returned this optimizer."""
     return isinstance(optimizer, _Distributed | _DistributedOuter)
 
 
 def adopt_in_steps(base: Any) -> None:
-    """Make optimizers that are applied in a training step distributed, whoever made them.
+    """Make any optimizer distributed when a training step applies it.
 
     Args:
-        base: the class of Keras that all its optimizers inherit from.
+        base: the Keras class that all Keras optimizers inherit from.
     """
     owner = next(each for each in base.__mro__ if "apply" in vars(each))
     plain = owner.apply
@@ -123,16 +126,17 @@ def adopt_in_steps(base: Any) -> None:
 
 
 def distributed(optimizer: Any, reduce: Reduce, *, passes: int = 1, averages_passes: bool = False) -> Any:
-    """Return `optimizer`, whose gradients `reduce` combines from now on.
+    """Return `optimizer`, changed so that `reduce` combines its gradients.
 
     Args:
-        optimizer: of keras.optimizers, built or not.
-        reduce: see above; None stays None.
-        passes: how many batches' gradients are accumulated for one update.
-        averages_passes: whether those are averaged rather than summed.
+        optimizer: an optimizer of keras.optimizers, built or not.
+        reduce: takes gradients and variables, and returns the gradients of all ranks; it leaves None as None.
+        passes: the number of batches whose gradients are accumulated for one update.
+        averages_passes: whether accumulated gradients are averaged rather than summed.
 
     Raises:
-        ArgumentError: it is no optimizer of Keras 3, it is distributed already, or it cannot accumulate any more.
+        ArgumentError: `optimizer` is not an optimizer of Keras 3, is distributed already, or is built so that it can
+            no longer start to accumulate gradients; or `passes` is below 1.
     """
     kind = type(optimizer)
     if is_distributed(optimizer):
@@ -153,10 +157,10 @@ def distributed(optimizer: Any, reduce: Reduce, *, passes: int = 1, averages_pas
     for each in inner:
         setattr(each, _INNER, True)
     base: Any = _DistributedOuter if inner else _Distributed
-    # In a file it is what Keras has by that name, so that it loads where there is no multiring.
+    # A saved model names Keras' own class, so that it can be loaded without multiring.
     module = _KERAS if kind.__module__.startswith("keras.src.optimizers") else kind.__module__
     names: dict[str, Any] = {"__module__": module, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    # The class's, so that what its from_config makes combines gradients too, as Horovod's does.
+    # An attribute of the class, so that optimizers made by its from_config combine gradients too, as in Horovod.
     names["gradient_reduction"] = _GradientReduction(reduce, sums_passes=passes > 1 and not averages_passes)
     optimizer.__class__ = type(kind.__name__, (base, kind), names)
     return optimizer

@@ -1,7 +1,7 @@
-"""The training step that runs now: which part of its batch is this rank's. Imports no framework.
+"""The current training step, and this rank's part of its batch. Imports no framework.
 
-A step is entered by the wrapper of `train_step`, where it is traced or runs. Optimizers, losses and batch normalization
-ask for it, so that what they average over the ranks counts every sample of the batch once.
+The wrapper of `train_step` enters a step while the step is traced or runs. Optimizers, losses and batch normalization
+read it to weight their averages, so that every sample of the batch counts once.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,11 +15,11 @@ from typing import Any
 class Step:
     """This rank's part of a batch.
 
-    rows: how many samples this rank has; 0 where it computes a stand-in that must not count.
-    batch_rows: how many samples all ranks have together.
-    scales_loss: whether optimizers weight the loss, in `scale_loss`; else they weight the gradients.
-    weighted: multiplies a loss or a gradient by this rank's share: 1 where all ranks have as many samples.
-    adopt: makes an optimizer distributed that nobody distributed before the step.
+    rows: this rank's number of samples; 0 if the rank computes a placeholder batch that must not count.
+    batch_rows: the number of samples of all ranks together.
+    scales_loss: whether optimizers weight the loss, in `scale_loss`. Otherwise they weight the gradients.
+    weighted: multiplies a loss or a gradient by this rank's share, which is 1 if all ranks have equally many samples.
+    adopt: makes an optimizer distributed if it was not distributed before the step.
     """
 
     rows: Any
@@ -33,13 +33,13 @@ _CURRENT: ContextVar[Step | None] = ContextVar("multiring_keras_step", default=N
 
 
 def current_step() -> Step | None:
-    """Return the step that is being traced or run; None outside one."""
+    """Return the step that is being traced or run; None outside a step."""
     return _CURRENT.get()
 
 
 @contextmanager
 def entered(step: Step) -> Iterator[None]:
-    """Have `current_step` return `step` in the block."""
+    """Make `current_step` return `step` inside the block."""
     token = _CURRENT.set(step)
     try:
         yield

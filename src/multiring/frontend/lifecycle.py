@@ -1,4 +1,4 @@
-"""Who this process is: init, shutdown, and what can be asked between them. The names are Horovod's."""
+"""init, shutdown, and queries of this process's position in the job, with Horovod's names."""
 
 import importlib.util
 import threading
@@ -18,21 +18,21 @@ _changing = threading.RLock()
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Join the job. Where this process has joined it already, only see to it that `process_sets` are known ones.
+    """Join the job, and wait until every rank has called it.
 
-    Who this process is comes from what started it, and settings from the environment, MULTIRING_* and HOROVOD_*, as it
-    is now. Blocks until every rank has called it.
+    If this process has joined already, the call only looks up `process_sets` in the job. The launcher determines
+    the rank. Settings come from the current environment variables MULTIRING_* and HOROVOD_*.
 
     Args:
-        comm: None or all ranks of the job, or a communicator of mpi4py's that has them all; for fewer there are
-            process sets.
-        process_sets: the same on all ranks; or "dynamic", which allows `add_process_set` later, as
-            HOROVOD_DYNAMIC_PROCESS_SETS=1 does.
+        comm: None, or all ranks of the job, or an mpi4py communicator of all ranks. For fewer ranks use process sets.
+        process_sets: process sets to create, the same on all ranks. "dynamic" allows `add_process_set` later, like
+            HOROVOD_DYNAMIC_PROCESS_SETS=1.
 
     Raises:
-        ArgumentError: process sets that are the same, or no ranks, or a communicator; a setting makes no sense.
+        ArgumentError: `comm` does not have exactly the job's ranks, two process sets are equal, or a setting is
+            invalid.
         RendezvousError: the ranks did not find each other.
-        LaunchError: the launcher's ranks cannot meet as things are.
+        LaunchError: the ranks cannot start as the launcher configured them; the message says what to change.
     """
     by_mpi = is_communicator(comm)
     if by_mpi:
@@ -64,50 +64,53 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
 
 
 def shutdown() -> None:
-    """Leave the job. What is in flight then fails; `init` may join it anew."""
+    """Leave the job. Operations in flight fail. The process may call `init` again."""
     with _changing:
         close_sets()
         runtime.shutdown()
 
 
 def is_initialized() -> bool:
-    """Return whether this process is in a job now, or is a multiprocessing worker of one that is."""
+    """Return whether this process, or the process that started it as a multiprocessing worker, is in a job now."""
     return runtime.is_initialized()
 
 
 def rank() -> int:
-    """Return this process's rank, 0 to size() - 1; ValueError outside `init` and `shutdown`, as of all below."""
+    """Return this process's rank, 0 to size() - 1.
+
+    Before `init` and after `shutdown`, this query and the queries below raise ValueError.
+    """
     return place_now().rank
 
 
 def size() -> int:
-    """Return how many ranks the job has."""
+    """Return the number of ranks in the job."""
     return place_now().size
 
 
 def local_rank() -> int:
-    """Return this process's rank among those of its host."""
+    """Return this process's rank among the ranks on its host."""
     return place_now().local_rank
 
 
 def local_size() -> int:
-    """Return how many ranks this host has."""
+    """Return the number of ranks on this host."""
     return place_now().local_size
 
 
 def cross_rank() -> int:
-    """Return this host's place among those that have a rank of this local rank."""
+    """Return this host's index among the hosts that have a rank with this local rank."""
     world = world_now()
     return next(i for i, ranks in enumerate(_beside(world)) if world.membership.rank in ranks)
 
 
 def cross_size() -> int:
-    """Return how many hosts have a rank of this local rank."""
+    """Return the number of hosts that have a rank with this local rank."""
     return len(_beside(world_now()))
 
 
 def is_homogeneous() -> bool:
-    """Return whether all hosts have as many ranks."""
+    """Return whether all hosts have the same number of ranks."""
     return len({len(ranks) for ranks in world_now().group.topology.hosts}) == 1
 
 
@@ -116,15 +119,15 @@ def _beside(world: World) -> list[tuple[int, ...]]:
 
 
 def mpi_threads_supported() -> bool:
-    """Return whether this program may use MPI from several threads beside multiring.
+    """Return whether this program may use MPI from several threads while multiring uses it.
 
     Raises:
-        ArgumentError: MPI carries nothing here.
+        ArgumentError: this job does not use MPI.
     """
     world = world_now()
     if world.engine is None:
         enabled = "Horovod MPI is not enabled: " if speaks_horovod() else ""
-        raise ArgumentError(f"{enabled}MPI carries no bytes in this job; MULTIRING_ENGINE=mpi has it do so")
+        raise ArgumentError(f"{enabled}MPI carries no bytes in this job; to use MPI, set MULTIRING_ENGINE=mpi")
     return world.engine.serves_threads
 
 
@@ -134,32 +137,32 @@ def mpi_enabled() -> bool:
 
 
 def mpi_built() -> bool:
-    """Return whether MPI could carry bytes: mpi4py is installed."""
+    """Return whether multiring can use MPI: mpi4py is installed."""
     return importlib.util.find_spec("mpi4py") is not None
 
 
 def gloo_enabled() -> bool:
-    """Return whether ranks meet without MPI, which programs ask by the name of Gloo."""
+    """Return whether the job runs without MPI. Horovod's name for this mode is Gloo."""
     return not mpi_enabled()
 
 
 def gloo_built() -> bool:
-    """Return True: ranks can always meet without MPI."""
+    """Return True: a job can always run without MPI."""
     return True
 
 
 def nccl_built() -> int:
-    """Return 0: NCCL carries nothing."""
+    """Return 0: multiring does not use NCCL."""
     return 0
 
 
 def ddl_built() -> bool:
-    """Return False: IBM's DDL carries nothing."""
+    """Return False: multiring does not use IBM's DDL."""
     return False
 
 
 def ccl_built() -> bool:
-    """Return False: oneCCL carries nothing."""
+    """Return False: multiring does not use oneCCL."""
     return False
 
 

@@ -1,4 +1,4 @@
-"""Metrics of all ranks for what draws them, TensorBoard, W&B or a file: as one process would report them."""
+"""Report metrics of all ranks to TensorBoard, W&B or a file, as one process would."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -13,13 +13,13 @@ Writer = Callable[[dict[str, Any], int], object]
 
 
 class MetricsHook:
-    """Hands on metrics, over all ranks' samples and over several steps, on rank 0; see `metrics_hook`."""
+    """Averages metrics over all ranks' samples and over several steps, and reports them on rank 0."""
 
     def __init__(self, start: Callable[[], Writer], every: int) -> None:
-        begin, steps = cast("tuple[object, object]", (start, every))  # whatever a user gave
+        begin, steps = cast("tuple[object, object]", (start, every))  # a user may pass any types
         if not callable(begin) or not isinstance(steps, int) or steps < 1:
             raise ArgumentError(
-                f"metrics_hook({start!r}, every={every!r}): want what returns a writer, and 1 step or more"
+                f"metrics_hook({start!r}, every={every!r}): want a function that returns a writer, and 1 step or more"
             )
         self._start = start
         self._every = every
@@ -29,18 +29,18 @@ class MetricsHook:
         self._calls = 0
 
     def __call__(self, step: int, metrics: Mapping[str, Any], weight: float = 1.0) -> dict[str, Any] | None:
-        """Take note of a step's metrics, and hand them on where it is time; every rank calls it.
+        """Add a step's metrics, and report after every `every` steps. Every rank calls it.
 
         Args:
-            step: its number, for the writer.
-            metrics: by name, the same names on all ranks; the means over this rank's samples. Numbers or arrays.
-            weight: how many samples those are; 0 where the rank had none.
+            step: the step's number, for the writer.
+            metrics: the means over this rank's samples, numbers or arrays by name; the same names on all ranks.
+            weight: the number of this rank's samples in the step; 0 if it had none.
 
         Returns:
-            What was handed on, on every rank; None where it was not yet time.
+            The reported metrics, on every rank; None if this call did not report.
 
         Raises:
-            ArgumentError: other names than in the step before; or as in `mean`.
+            ArgumentError: the names differ from those of the step before; or as in `mean`.
             MismatchError, HorovodInternalError: as in `mean`.
         """
         if self._sums and list(metrics) != list(self._sums):
@@ -52,7 +52,7 @@ class MetricsHook:
         return self.flush(step) if self._calls == self._every else None
 
     def flush(self, step: int) -> dict[str, Any] | None:
-        """Hand on what has been noted since the last time, if anything was; every rank calls it."""
+        """Report the metrics added since the last report, if there are any. Every rank calls it."""
         if not self._calls:
             return None
         sums, weight = self._sums, self._weight
@@ -65,7 +65,7 @@ class MetricsHook:
 
 
 def metrics_hook(start: Callable[[], Writer], *, every: int = 1) -> MetricsHook:
-    """Return what hands each step's metrics on to TensorBoard, W&B or whatever else; no dependency.
+    """Return a hook that reports each step's metrics to TensorBoard, W&B or another writer.
 
         log = mt.metrics_hook(lambda: wandb.init(project="digits").log, every=10)
         for step, (inputs, labels) in enumerate(loader):
@@ -73,11 +73,11 @@ def metrics_hook(start: Callable[[], Writer], *, every: int = 1) -> MetricsHook:
             log(step, {"loss": loss}, weight=len(labels))
 
     Args:
-        start: called once, on rank 0 alone, as the first metrics come; returns what is called with (metrics, step):
-            `metrics` by name, floats, or arrays of float64.
-        every: so many steps are one report, whose metrics are the means over all of their samples, on all ranks.
+        start: creates the writer. It is called once, on rank 0 only, before the first report. The hook calls the writer
+            with (metrics, step): `metrics` by name are floats, or arrays of float64.
+        every: the number of steps per report. A report has the means over all samples of these steps, on all ranks.
 
     Raises:
-        ArgumentError: `start` cannot be called, or `every` is below 1.
+        ArgumentError: `start` is not callable, or `every` is below 1.
     """
     return MetricsHook(start, every)

@@ -1,4 +1,4 @@
-"""MPI's communicators, for programs that say by them which ranks they mean: what they hold, in the job's numbers."""
+"""Translate mpi4py's communicators, with which a program may select ranks, to the job's ranks."""
 
 import sys
 from typing import Any
@@ -7,13 +7,16 @@ from multiring.errors import ArgumentError
 
 
 def is_communicator(value: object) -> bool:
-    """Return whether `value` is one of mpi4py's; without importing that."""
+    """Return whether `value` is an mpi4py communicator. This does not import mpi4py."""
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi is not None and isinstance(value, mpi.Comm)
 
 
 def ranks_of(comm: Any) -> list[int]:
-    """Return the ranks of a communicator as MPI_COMM_WORLD numbers them, in its order; local. None of MPI_COMM_NULL."""
+    """Return the communicator's ranks in its order, as numbered in MPI_COMM_WORLD.
+
+    The call is local. The result is empty for MPI_COMM_NULL.
+    """
     mpi: Any = sys.modules["mpi4py.MPI"]
     if comm == mpi.COMM_NULL:
         return []
@@ -22,10 +25,10 @@ def ranks_of(comm: Any) -> list[int]:
 
 
 def require_job_is_world(rank: int, size: int) -> None:
-    """Raise ArgumentError unless MPI_COMM_WORLD numbers this process as the job does: as rank `rank` of `size`."""
+    """Raise ArgumentError unless this process is rank `rank` of `size` in MPI_COMM_WORLD, as it is in the job."""
     world: Any = vars(sys.modules["mpi4py.MPI"])["COMM_WORLD"]
     if (world.Get_rank(), world.Get_size()) != (rank, size):
         raise ArgumentError(
-            f"a communicator of MPI, where this process is rank {world.Get_rank()} of {world.Get_size()}; in the job "
-            f"it is rank {rank} of {size}: start the program with mpiexec, or give lists of ranks"
+            f"got an MPI communicator, but in MPI this process is rank {world.Get_rank()} of {world.Get_size()}, and "
+            f"in the job it is rank {rank} of {size}: start the program with mpiexec, or pass lists of ranks"
         )

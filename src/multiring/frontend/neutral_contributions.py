@@ -1,4 +1,4 @@
-"""What a rank that has joined contributes to the others' operations."""
+"""The contributions of a rank that has joined to the other ranks' operations."""
 
 import math
 
@@ -23,13 +23,13 @@ from multiring.runtime.named.named import Start
 
 
 def neutral_contribution(signature: Signature) -> Start:
-    """Return what starts this rank's part in an operation of this signature: what changes no result of the others.
+    """Return a function that takes part in an operation of this signature without changing the other ranks' results.
 
-    That is zeros for a sum and an average, which is still divided by all ranks, and the neutral element for a minimum,
-    a maximum and a product.
+    It contributes zeros to a sum and an average, and the neutral element to a minimum, a maximum and a product. An
+    average is still divided by the number of all ranks.
 
     Raises:
-        UnsupportedError: an operation that has no such part.
+        UnsupportedError: the operation has no neutral contribution.
     """
     known = dict(signature)
     operation = known[OPERATION]

@@ -1,7 +1,7 @@
-"""Objects of any kind for all ranks: pickled, as Horovod does.
+"""Collectives of pickled Python objects, as in Horovod.
 
-Unpickling runs what the sender wants. The bytes come over the job's own connections only, from ranks that have shown
-that they know its secret or are processes of this host that started it, never from strangers.
+Unpickling runs code that the sender chooses. The bytes come only over the job's own connections. At the other end is a
+rank that has proved that it has the job's secret, or a process of the job on this host.
 """
 
 import importlib
@@ -21,23 +21,23 @@ from multiring.runtime import Group, Handle
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_FAILED = -1  # instead of a size
+_FAILED = -1  # broadcast instead of a size if pickling failed
 
 
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet | Members = global_process_set
 ) -> Any:
-    """Return rank `root_rank`'s `obj`; the root its own.
+    """Return the `obj` of rank `root_rank`. The root gets its own object, not a copy.
 
     Args:
-        obj: what cloudpickle, where it is installed, or else pickle takes; the other ranks' is not looked at.
-        root_rank: as ranks are numbered in the whole job.
+        obj: an object that cloudpickle can pickle if it is installed, or else pickle. It is ignored on other ranks.
+        root_rank: a rank of the whole job.
         name: as for allreduce.
-        process_set: by default all ranks.
+        process_set: the ranks that take part; by default all ranks.
 
     Raises:
         ArgumentError: the root or this rank is not in the set.
-        HorovodInternalError: on every other rank: the root could not pickle; on every rank: one is gone.
+        HorovodInternalError: on every other rank: the root could not pickle its object. On every rank: a rank is gone.
     """
     members = members_of(process_set)
     is_root = members.rank == world_rank_in(members, root_rank)
@@ -59,17 +59,17 @@ def broadcast_object(
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet | Members = global_process_set
 ) -> list[Any]:
-    """Return every rank's `obj`, by rank; otherwise as `broadcast_object`.
+    """Return the objects of all ranks, in the order of the ranks; otherwise as `broadcast_object`.
 
     Raises:
-        HorovodInternalError: on every other rank: one could not pickle; on every rank: one is gone.
+        HorovodInternalError: on every other rank: a rank could not pickle its object. On every rank: a rank is gone.
     """
     members = members_of(process_set)
     name = name or "allgather_object"
     try:
         data = _pickled(obj)
     except Exception:
-        _allgather(members, np.empty(0, np.uint8), name)  # no pickle consists of nothing
+        _allgather(members, np.empty(0, np.uint8), name)  # no bytes mean failure: a pickle is never empty
         raise
     gathered, sizes = _allgather(members, data, name)
     if 0 in sizes:
@@ -79,7 +79,7 @@ def allgather_object(
 
 
 def _broadcast(members: Members, array: Array, root_rank: int, name: str) -> Array:
-    """Overwrite a flat `array` with that of `root_rank`, as ranks are numbered in the whole job, and return it."""
+    """Overwrite a flat `array` with the array of `root_rank`, a rank of the whole job, and return it."""
     root = world_rank_in(members, root_rank)
     signature = plain_signature(BROADCAST, array.dtype.name, array.shape, ((ROOT, str(root_rank)),))
 
@@ -94,7 +94,7 @@ def _broadcast(members: Members, array: Array, root_rank: int, name: str) -> Arr
 
 
 def _allgather(members: Members, data: Array, name: str) -> tuple[Array, Sequence[int]]:
-    """Return every rank's bytes, one rank's behind the other's, and how many each rank had."""
+    """Return all ranks' bytes, concatenated in the order of the ranks, and the number of bytes of each rank."""
 
     def start(group: Group, label: str) -> Handle:
         return group.all_gather_async(data, label=label, with_rows=True, waits=True)
@@ -113,7 +113,7 @@ def _pickled(obj: Any) -> Array:
 
 
 def _unpickled(data: Array) -> Any:
-    return pickle.loads(data.tobytes())  # noqa: S301 -- see above
+    return pickle.loads(data.tobytes())  # noqa: S301 -- the module's docstring says why this is safe
 
 
 @cache

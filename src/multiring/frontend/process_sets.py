@@ -1,4 +1,4 @@
-"""Process sets: which ranks an operation is for, as Horovod's objects, and the Group behind each of them."""
+"""Process sets as in Horovod, which select the ranks of an operation, and the Group behind each set."""
 
 import itertools
 import weakref
@@ -23,14 +23,14 @@ Kind = TypeVar("Kind")
 
 
 class ProcessSet:
-    """Some ranks of the job, to be known as a set once `init` or `add_process_set` had it.
+    """Some ranks of the job. The set can be used after it was passed to `init` or `add_process_set`.
 
     Args:
-        ranks_or_comm: their ranks, in any order; or a communicator of mpi4py's, in a job that mpiexec started. Ranks
-            may give those that one Split made: each is then in the set of its own.
+        ranks_or_comm: the ranks, in any order; or an mpi4py communicator, in a job that mpiexec started. Ranks may pass
+            different communicators made by one Split. Each rank is then in the set of its own communicator.
 
     Raises:
-        ArgumentError: neither.
+        ArgumentError: `ranks_or_comm` is neither a list of ranks nor a communicator.
     """
 
     process_set_id: int | None = None
@@ -55,31 +55,31 @@ class ProcessSet:
     __repr__ = __str__
 
     def size(self) -> int | None:
-        """Return how many ranks the set has; None where it is not initialised."""
+        """Return the number of ranks in the set; None if the set is not initialised."""
         return None if self.process_set_id is None else len(_sets_now().known(self))
 
     def rank(self) -> int | None:
-        """Return this rank's place in the set; None where it is not initialised.
+        """Return this rank's number in the set; None if the set is not initialised.
 
         Raises:
-            ArgumentError: this rank is not in it.
+            ArgumentError: this rank is not in the set.
         """
         return None if self.process_set_id is None else members_of(self).group.rank
 
     def included(self) -> bool | None:
-        """Return whether this rank is in the set; None where it is not initialised."""
+        """Return whether this rank is in the set; None if the set is not initialised."""
         return None if self.process_set_id is None else _sets_now().own_rank in _sets_now().known(self)
 
     def invalidate(self) -> None:
-        """Make this an object that is no set any more."""
+        """Clear the object after its set was removed."""
         self.process_set_id = self.ranks = self.mpi_comm = None
 
 
 class Reducer(Protocol):
-    """What reduces for an optimizer, in a group of its own."""
+    """Reduces an optimizer's gradients in its own group."""
 
     def contribute_neutrally(self) -> None:
-        """Take part in the other ranks' reductions with nothing of this rank's own, until all ranks do only that."""
+        """Take part in the other ranks' reductions with neutral elements, until all ranks do so."""
 
 
 class Members:
@@ -92,40 +92,40 @@ class Members:
         self.size = group.size
         self.in_flight: set[str] = set()
         self.reducers: weakref.WeakSet[Reducer] = weakref.WeakSet()
-        self.is_over = False  # the job was left, or the set removed: what is built on these ranks is to be built anew
+        self.is_over = False  # True after the process left the job or the set was removed; users must then rebuild
         self._kept: dict[Callable[[], Any], Any] = {}
         self._joins = 0
         self._numbers = itertools.count(1)
 
     def kept(self, kind: Callable[[], Kind]) -> Kind:
-        """Return this set's one object of `kind`, made when it is asked for first: what an adapter keeps of a set."""
+        """Return the set's object of `kind`, which the first call creates. Adapters store their state of a set here."""
         found: Kind | None = self._kept.get(kind)
         if found is None:
             found = self._kept.setdefault(kind, kind())
         return found
 
     def close(self) -> None:
-        """End what these ranks have in common: they meet no more."""
+        """Close the named operations of these ranks."""
         self.is_over = True
         self.named.close()
 
     def next_number(self) -> str:
-        """Return the number of the next operation that has no name; all ranks of the set count alike."""
+        """Return the number of the next unnamed operation. It is the same on all ranks of the set."""
         number = next(self._numbers)
         return f"{self._joins}.{number}" if self._joins else str(number)
 
     def count_anew(self) -> None:
-        """Count from the beginning: all ranks have joined, and not all have counted what they missed."""
+        """Restart the numbers after all ranks have joined, because joined ranks did not count the operations."""
         self._joins += 1
         self._numbers = itertools.count(1)
 
 
 global_process_set = ProcessSet([])
-"""The set of all ranks, which operations are for where they are given no other."""
+"""The set of all ranks, the default of all operations."""
 global_process_set.process_set_id = 0
 
 
-_GROUPS = 1 << 20  # from here on members are numbered whose group is no process set's
+_GROUPS = 1 << 20  # the first number for members of groups that are not process sets
 
 
 class _Sets:
@@ -141,14 +141,14 @@ class _Sets:
         global_process_set.ranks = list(self.ranks[0])
 
     def known(self, process_set: ProcessSet) -> tuple[int, ...]:
-        """Return the ranks of `process_set`; raises ArgumentError where it is none of these sets."""
+        """Return the ranks of `process_set`; raise ArgumentError if it is not one of these sets."""
         found = self.ranks.get(process_set.process_set_id) if process_set.process_set_id is not None else None
         if found is None:
-            raise ArgumentError(f"{process_set} is not known; want one that init or add_process_set had")
+            raise ArgumentError(f"{process_set} is not known; want a set that was passed to init or add_process_set")
         return found
 
     def add(self, process_set: ProcessSet) -> None:
-        """Make the set; of an MPI communicator also those that the other ranks' is of, the lowest ranks' first."""
+        """Make the set. For MPI communicators, make also the other ranks' sets, in the order of their lowest ranks."""
         if process_set.mpi_comm is None:
             self._add(process_set)
             return
@@ -159,7 +159,7 @@ class _Sets:
             masks = np.asarray(self.world.group.all_gather(mask, label="add_process_set")).reshape(-1, len(mask))
         own = tuple(process_set.ranks or ())
         for ranks in sorted({tuple(np.flatnonzero(each).tolist()) for each in masks} - {()}):
-            if not own:  # of MPI_COMM_NULL: not in the set that others make
+            if not own:  # MPI_COMM_NULL: this rank is not in the set that the others make
                 own, process_set.ranks = ranks, list(ranks)
             self._add(process_set if ranks == own else ProcessSet(ranks))
 
@@ -167,7 +167,7 @@ class _Sets:
         self.make(process_set, next(each for each in itertools.count(1) if each not in self.ranks))
 
     def make(self, process_set: ProcessSet, number: int) -> None:
-        """Make the set, under a number that none has."""
+        """Make the set, with a number that is not in use."""
         ranks = self._checked(process_set)
         group = self._agreed(f"add_process_set.{number}", ranks)
         self.ranks[number] = ranks
@@ -198,13 +198,11 @@ class _Sets:
             raise ArgumentError(f"{process_set}: want different ranks of the job, 0 to {size - 1}, and at least one")
         for number, others in self.ranks.items():
             if others == ranks:
-                raise ArgumentError(
-                    f"A process set with the same ranks is there already: process set {number}, {others}"
-                )
+                raise ArgumentError(f"A process set with the same ranks exists already: process set {number}, {others}")
         return ranks
 
     def number_of(self, group: Group) -> int:
-        """Return the number of a group's members, which become known here where they are not."""
+        """Return the number of a group's members; register them if they are new."""
         for number, members in self.members.items():
             if members.group is group:
                 return number
@@ -213,7 +211,7 @@ class _Sets:
         return number
 
     def close(self) -> None:
-        """Forget all sets; their objects may be given to another `init`."""
+        """Close all sets. Their objects may be passed to `init` again."""
         for members in self.members.values():
             members.close()
         for objects in self.objects.values():
@@ -223,10 +221,10 @@ class _Sets:
 
 
 def open_sets(process_sets: Iterable[ProcessSet], *, is_dynamic: bool) -> None:
-    """Make the process sets of a job that has just been joined; every rank does.
+    """Make the process sets of a job that this process has just joined. Every rank calls it.
 
     Raises:
-        ArgumentError: two sets are the same, or one is that of all ranks.
+        ArgumentError: two sets are equal, or a set has all ranks.
     """
     sets = _sets_now()
     sets.is_dynamic = is_dynamic
@@ -237,10 +235,10 @@ def open_sets(process_sets: Iterable[ProcessSet], *, is_dynamic: bool) -> None:
 
 
 def know_sets(process_sets: Iterable[ProcessSet]) -> None:
-    """Give sets of ranks that are known already their numbers; local.
+    """Set the numbers of `process_sets`, for which the job already has sets of the same ranks. The call is local.
 
     Raises:
-        ArgumentError: there is no such set.
+        ArgumentError: the job has no set of these ranks.
     """
     sets = _sets_now()
     numbers = {ranks: number for number, ranks in sets.ranks.items()}
@@ -256,22 +254,25 @@ def know_sets(process_sets: Iterable[ProcessSet]) -> None:
 
 
 def close_sets() -> None:
-    """Forget the process sets, before the job is left."""
+    """Close the process sets before the process leaves the job."""
     sets = current().belongings.take(_Sets) if is_rank() else None
     if sets is not None:
         sets.close()
 
 
 def sets_to_keep() -> tuple[dict[int, list[ProcessSet]], bool]:
-    """Return the objects of each process set beside that of all ranks, by its number, and whether sets are dynamic."""
+    """Return the objects of each set by its number, except the set of all ranks, and whether sets are dynamic."""
     sets = _sets_now()
     return {number: list(objects) for number, objects in sets.objects.items() if number}, sets.is_dynamic
 
 
 def keep_sets(kept: Mapping[int, list[ProcessSet]]) -> None:
-    """Make the process sets of a job that was left, with the numbers that they had: programs that were traced say them.
+    """Make the process sets of the previous job again, with the same numbers.
 
-    Every rank calls it, with what `sets_to_keep` returned.
+    Traced programs contain these numbers. Every rank calls it.
+
+    Args:
+        kept: the first result of `sets_to_keep`.
 
     Raises:
         ArgumentError: a rank of a set is not in the job.
@@ -283,12 +284,15 @@ def keep_sets(kept: Mapping[int, list[ProcessSet]]) -> None:
 
 
 def add_process_set(process_set: Any) -> ProcessSet:
-    """Make a set of these ranks, and return it; every rank of the job calls it, with the same.
+    """Make a process set, and return it. Every rank of the job calls it, with the same ranks.
+
+    Args:
+        process_set: a ProcessSet, or the arguments of one.
 
     Raises:
-        ArgumentError: there is such a set already, a rank is not in the job, or sets were not made dynamic by
+        ArgumentError: the set exists already, a rank is not in the job, or sets were not made dynamic by
             `init(process_sets="dynamic")` or HOROVOD_DYNAMIC_PROCESS_SETS=1.
-        HorovodInternalError: on every rank: they asked for different sets.
+        HorovodInternalError: on every rank: the ranks asked for different sets.
     """
     found = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     _dynamic("add").add(found)
@@ -296,11 +300,13 @@ def add_process_set(process_set: Any) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Remove a set, and return whether it was one; every rank of the job calls it. The set of all ranks stays.
+    """Remove a set, and return whether there was one to remove. Every rank of the job calls it.
+
+    The set of all ranks cannot be removed; the result is then False.
 
     Raises:
         ArgumentError: sets were not made dynamic.
-        HorovodInternalError: on every rank: they asked for different sets.
+        HorovodInternalError: on every rank: the ranks asked for different sets.
     """
     if not process_set.process_set_id:
         return False
@@ -320,28 +326,31 @@ def _dynamic(what: str) -> _Sets:
 
 
 def members_of(process_set: ProcessSet | Members) -> Members:
-    """Return the members of `process_set`, of which this rank is one; or itself, of a group that is no set.
+    """Return the members of `process_set`, which must include this rank. A Members object is returned as it is.
 
     Raises:
-        ArgumentError: this rank is not in it, or it is no set (any more).
-        NotInitializedError: before `init`, or after `shutdown`.
+        ArgumentError: this rank is not in the set, or `process_set` is not a known set.
+        NotInitializedError: the call came before `init` or after `shutdown`.
     """
     if isinstance(process_set, Members):
         return process_set
     sets = _sets_now()
     try:
-        return sets.members[process_set.process_set_id]  # type: ignore[index] # None is none of them
+        return sets.members[process_set.process_set_id]  # type: ignore[index] # None is not a key
     except (KeyError, AttributeError):
         _refuse(process_set, sets)
 
 
 def number_of_group(group: Group) -> int:
-    """Return the number by which members_numbered knows a group of this job, a process set's or not; local."""
+    """Return the number for `members_numbered` of a group of this job, whether or not it is a process set.
+
+    The call is local.
+    """
     return _sets_now().number_of(group)
 
 
 def numbered_set(number: int) -> ProcessSet:
-    """Return a process set by its number.
+    """Return the process set with this number.
 
     Raises:
         ArgumentError: there is no such set.
@@ -353,13 +362,13 @@ def numbered_set(number: int) -> ProcessSet:
 
 
 def members_numbered(number: int) -> Members:
-    """Return the members of the process set of this number; otherwise as `members_of`."""
+    """Return the members of the process set or group with this number; errors are as in `members_of`."""
     found = _sets_now().members.get(number)
     return members_of(numbered_set(number)) if found is None else found
 
 
 def no_process_set(found: Any) -> ArgumentError:
-    """Return the error for what was passed as `process_set` and is none."""
+    """Return the error for an argument `process_set` that is not a process set."""
     ranks = list(found) if isinstance(found, list | tuple | range) else [0, 1]
     return ArgumentError(
         f"process_set={found!r}: want a ProcessSet: on every rank `mine = ProcessSet({ranks})`, "
@@ -375,10 +384,10 @@ def _refuse(process_set: Any, sets: _Sets) -> NoReturn:
 
 
 def world_rank_in(members: Members, root_rank: int) -> int:
-    """Return the place in the set of the rank that is `root_rank` among all.
+    """Return the rank within `members` of `root_rank`, a rank of the whole job.
 
     Raises:
-        ArgumentError: it is not in the set.
+        ArgumentError: `root_rank` is not in the set.
     """
     try:
         return members.group.ranks.index(root_rank)
@@ -393,7 +402,7 @@ def world_now() -> World:
     """Return the job that this process is in.
 
     Raises:
-        NotInitializedError: before `init`, after `shutdown`, or in a fork of a rank.
+        NotInitializedError: the call came before `init`, after `shutdown`, or in a fork of a rank.
     """
     try:
         return current()
@@ -404,10 +413,10 @@ def world_now() -> World:
 
 
 def place_now() -> RankPosition:
-    """Return where this process, or the rank whose multiprocessing worker it is, is in its job.
+    """Return the position of this process in its job. A multiprocessing worker gets the position of its rank.
 
     Raises:
-        NotInitializedError: before `init`, after `shutdown`, or in another fork of a rank.
+        NotInitializedError: the call came before `init`, after `shutdown`, or in another fork of a rank.
     """
     try:
         return place()
@@ -416,6 +425,6 @@ def place_now() -> RankPosition:
 
 
 def _sets_now() -> _Sets:
-    """Return the sets of the job that this process is in; those of all ranks alone where `multiring.init` joined it."""
+    """Return the sets of this process's job. If `multiring.init` joined it, only the set of all ranks exists."""
     world = world_now()
     return world.belongings.get(_Sets) or world.belongings.made(_Sets, lambda: _Sets(world))

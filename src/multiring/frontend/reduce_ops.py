@@ -6,17 +6,17 @@ from typing import NamedTuple
 from multiring.errors import ArgumentError
 
 Average = 0
-"""The mean of all ranks' numbers."""
+"""The mean over all ranks."""
 Sum = 1
-"""Their sum."""
+"""The sum over all ranks."""
 Adasum = 2
-"""Their sum where they are orthogonal, their mean where they are alike, and in between otherwise (Adasum)."""
+"""Adasum: the sum of orthogonal vectors, the mean of parallel vectors, and a value in between for others."""
 Min = 3
-"""The least of them."""
+"""The minimum over all ranks."""
 Max = 4
-"""The greatest of them."""
+"""The maximum over all ranks."""
 Product = 5
-"""Their product."""
+"""The product over all ranks."""
 LINEAR = (Average, Sum)
 
 _NAMES = ("average", "sum", "adasum", "min", "max", "product")
@@ -24,19 +24,19 @@ _NUMBERS = {name: number for number, name in enumerate(_NAMES)}
 
 
 def name_of(op: int) -> str:
-    """Return what a Group calls `op`; Adasum has no such name, and is "adasum"."""
+    """Return the name of `op`. It is also a Group's name of the operation, except "adasum", which no Group has."""
     return _NAMES[op]
 
 
 def chosen_op(op: int | str | None, average: bool | None = None) -> int:
-    """Return the operation that was asked for, by its number; by default Average.
+    """Return the number of the chosen operation; Average by default.
 
     Args:
         op: a number, or a name such as "sum".
-        average: what Horovod had before it had `op`: True for Average, False for Sum.
+        average: Horovod's deprecated parameter: True for Average, False for Sum.
 
     Raises:
-        ArgumentError: both are given, or there is no such operation.
+        ArgumentError: both arguments are given, or the operation is unknown.
     """
     if average is not None:
         if op is not None:
@@ -61,7 +61,7 @@ class Combination(NamedTuple):
     op: int
     prescale: float
     postscale: float
-    wire: str | None  # how float32 travels between hosts
+    wire: str | None  # the type in which float32 travels between hosts
 
 
 def combination(
@@ -71,7 +71,7 @@ def combination(
     postscale: float,
     wire: str | None = None,
 ) -> Combination:
-    """Return the combination that was asked for; see `chosen_op` for the errors."""
+    """Return the combination for these arguments; see `chosen_op` for `op`, `average` and the errors."""
     chosen = chosen_op(op, average)
     try:
         return Combination(chosen, float(prescale), float(postscale), wire)

@@ -1,23 +1,23 @@
-"""What an adapter needs of its framework: that it is there, and not too old. Asked when the adapter is imported."""
+"""Check, when an adapter is imported, that its framework is installed and not too old."""
 
 import importlib
 import re
 
-# The oldest versions that work, by module. TensorFlow's: benchmarks/tensorflow_versions.py.
+# The oldest versions that work, by module. benchmarks/tensorflow_versions.py tests TensorFlow's.
 OLDEST = {"tensorflow": "2.17", "keras": "3.5", "jax": "0.10", "torch": "2.4", "chainer": "7.8", "caffe": "1.0"}
-# What no index has.
+# How to install frameworks that no package index has.
 _ELSEWHERE = {"caffe": "its Python folder on PYTHONPATH (docs/caffe.md)"}
 
 
 def require_framework(module: str, title: str) -> None:
-    """Import a framework, for the adapter that goes by its module's name.
+    """Import a framework for the adapter with the same name, and check its version.
 
     Args:
-        module: of the framework; and multiring's extra. One of OLDEST.
-        title: as people know it.
+        module: the framework's module, which is also the name of multiring's extra. A key of OLDEST.
+        title: the framework's usual name, for errors.
 
     Raises:
-        ImportError: it is not installed, or older; says what to install.
+        ImportError: the framework is not installed or too old. The message says what to install.
     """
     oldest = OLDEST[module]
     by = _ELSEWHERE.get(module, f"pip install 'multiring[{module}]'")
@@ -25,7 +25,7 @@ def require_framework(module: str, title: str) -> None:
     try:
         found: str = getattr(importlib.import_module(module), "__version__", oldest)
     except ModuleNotFoundError as error:
-        if error.name != module:  # it is there, and lacks something itself
+        if error.name != module:  # the framework is installed, but lacks a dependency
             raise
         raise ImportError(f"multiring.{module}: {title} is not installed; {wanted}", name=module) from error
     if is_older(found, oldest):
@@ -33,7 +33,7 @@ def require_framework(module: str, title: str) -> None:
 
 
 def is_older(version: str, oldest: str) -> bool:
-    """Return whether a version is older than another, by their first two numbers."""
+    """Return whether `version` is older than `oldest`; only the first two numbers count."""
     return _numbers(version) < _numbers(oldest)
 
 

@@ -1,4 +1,4 @@
-"""Ranks tell each other how many samples of a batch they could read, for loaders that leave some out."""
+"""Sample counts of all ranks, for loaders that skip unreadable samples."""
 
 import numpy as np
 
@@ -8,10 +8,7 @@ from multiring.runtime import is_initialized
 
 
 def count_in_job(samples: int) -> tuple[int, int]:
-    """Return how many samples all ranks of the job have, and how many the rank has that has fewest.
-
-    Every rank has to call it with each batch.
-    """
+    """Return the sum and the minimum of the ranks' sample counts. Every rank calls it for each batch."""
     if not is_initialized() or size() == 1:
         return samples, samples
     found = allgather(np.array([samples], np.int64), name="data.samples")

@@ -1,4 +1,4 @@
-"""Timelines by Horovod's names."""
+"""Timelines with Horovod's function names."""
 
 import os
 
@@ -10,10 +10,11 @@ from multiring.trace import recorded
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:  # noqa: FBT001, FBT002 -- Horovod's signature
-    """Record what every rank does from now on, into one file; see `multiring.start_timeline`. Every rank calls it.
+    """Start to record the operations of all ranks into one file; see `multiring.start_timeline`. Every rank calls it.
 
     Raises:
-        ValueError: before `init`; a timeline is on already; or the file cannot be written. On every rank.
+        ValueError: on every rank: the call came before `init`, a timeline is already being recorded, or the file cannot
+            be written.
     """
     world_now()
     try:
@@ -23,12 +24,12 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
 
 
 def stop_timeline() -> None:
-    """Stop recording, and return when the file is written; nothing happens where no timeline is on.
+    """Stop recording, and wait until the file is written. The call has no effect if no timeline is being recorded.
 
     Every rank calls it.
 
     Raises:
-        ValueError: before `init`; or the file could not be written.
+        ValueError: the call came before `init`, or the file could not be written.
     """
     world_now()
     if recorded() is None:
