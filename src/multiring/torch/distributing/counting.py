@@ -1,4 +1,4 @@
-"""How many samples each rank's batch has, where nobody can know beforehand: the ranks tell each other, step by step."""
+"""Counts of the samples in each rank's batch, for data whose batch sizes are not known in advance."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -17,28 +17,28 @@ _NOTHING_MORE = (0, 0, UNKNOWN)
 
 
 class Counted(NamedTuple):
-    """A batch, and what this rank knows of its part in the global one."""
+    """A batch and the number of samples that this rank contributes to the global batch."""
 
     batch: Any
-    samples: int  # this rank's, in `batch`
-    total: int  # of the batch that they were taken from
-    seen: int  # that batch's fingerprint, or UNKNOWN
+    samples: int  # samples in `batch` that belong to this rank
+    total: int  # samples in the batch that this rank's part was taken from
+    seen: int  # fingerprint of that larger batch, or UNKNOWN
 
 
 class Counting:
-    """A collate function that takes this rank's part of what an iterable data set gave, and counts.
+    """Collate and count this rank's part of each batch of an iterable data set.
 
-    It works in the loader's workers, which may be started anew: so it holds what it needs, and can be pickled.
+    The loader's worker processes run this collate function, so it is picklable and holds all its state.
     """
 
     def __init__(self, collate: Callable[[list[Any]], Any], rank: int, ranks: int, *, looks: bool) -> None:
-        """Collate `rank`'s samples of each batch.
+        """Collate only the samples of `rank` in each batch.
 
         Args:
-            collate: the loader's own.
-            rank: this one.
-            ranks: among how many the batch is divided; 1 where it is this rank's as a whole.
-            looks: whether fingerprints are taken.
+            collate: the original loader's collate function.
+            rank: this rank.
+            ranks: number of ranks that share each batch; 1 if the whole batch belongs to this rank.
+            looks: whether to take a fingerprint of each batch.
         """
         self._collate = collate
         self._rank = rank
@@ -46,21 +46,25 @@ class Counting:
         self._looks = looks
 
     def __call__(self, samples: list[Any]) -> Counted:
-        """Return the batch made of this rank's part; where it has none, of another's sample."""
+        """Collate this rank's part of `samples`.
+
+        If the part is empty, the batch consists of the first sample, and its count is 0.
+        """
         part = part_of(samples, self._rank, self._ranks)
         seen = fingerprint(samples) if self._looks else UNKNOWN
         return Counted(self._collate(part or samples[:1]), len(part), len(samples), seen)
 
 
 def divided(batches: Iterator[Counted], *, agree: bool) -> Iterator[tuple[Any, Share]]:
-    """Yield this rank's parts of batches that every rank has as a whole.
+    """Yield this rank's part of each batch; every rank reads the whole batch.
 
     Args:
-        batches: counted.
-        agree: whether to ask the other ranks if theirs are the same; else they are known to be.
+        batches: this rank's counted batches.
+        agree: whether to compare the batches with the other ranks' batches. With False, the caller guarantees that
+            they are the same.
 
     Raises:
-        MismatchError: from an iteration, on every rank: they are not.
+        MismatchError: the ranks' batches differ. Every rank raises it, during the iteration.
     """
     ranks = size()
     while True:
@@ -76,12 +80,13 @@ def divided(batches: Iterator[Counted], *, agree: bool) -> Iterator[tuple[Any, S
 
 
 def together(batches: Iterator[Counted]) -> Iterator[tuple[Any, Share]]:
-    """Yield this rank's batches, each a part of the global one that all ranks' batches are; until no rank has any.
+    """Yield this rank's batches until no rank has any left.
 
-    A rank that has no more gets its last one again, as a share of no samples.
+    The batches of all ranks together form the global batch. A rank that has run out of batches yields its last batch
+    again, with a share of 0 samples.
 
     Raises:
-        ArgumentError: from the first iteration, on every rank: one has no samples at all.
+        ArgumentError: a rank has no samples at all. Every rank raises it, in the first iteration.
     """
     ranks = size()
     last: Counted | None = None
@@ -100,22 +105,22 @@ def together(batches: Iterator[Counted]) -> Iterator[tuple[Any, Share]]:
 
 
 def require_distinct(batch: Any, share: Share) -> None:
-    """Raise ArgumentError, on every rank, where two of them have the same samples in their batches."""
+    """Raise ArgumentError on every rank if two ranks have the same samples in their batches."""
     own = fingerprint(batch) if share.samples else UNKNOWN
     found: list[int] = allgather(torch.tensor([own]), name="distribute.first_batch").tolist()
     alike = [[str(rank) for rank, each in enumerate(found) if each == one] for one in set(found) - {UNKNOWN}]
     for ranks in sorted(alike):
         if len(ranks) > 1:
             raise ArgumentError(
-                f"ranks {', '.join(ranks)} have the same first batch, where each is to have its own samples. With "
-                "sharded=True each rank's loader has to give other samples than the others'; and samples that are made "
-                "up as they are asked for need other random numbers on each rank. Where they are meant to be the same, "
+                f"ranks {', '.join(ranks)} have the same first batch; want different samples on each rank. With "
+                "sharded=True, each rank's loader must read its own samples. If samples are generated at each read, "
+                "seed the generator differently on each rank. If the ranks are meant to have the same samples, "
                 "pass check=False"
             )
 
 
 def _told(counted: Counted | None) -> list[tuple[int, int, int]]:
-    """Return what the ranks know of their batches, by rank."""
+    """Exchange the counts and fingerprints of all ranks' batches, and return them by rank."""
     own = _NOTHING_MORE if counted is None else (counted.samples, counted.total, counted.seen)
     if size() == 1:
         return [own]
@@ -127,6 +132,6 @@ def _require_same(rows: list[tuple[int, int, int]]) -> None:
     if len(set(read.values())) > 1:
         raise MismatchError(
             f"distribute: the ranks' iterable data sets give different batches: {told_apart(read)}. Each rank has to "
-            "read all samples, in the same order: where the data set shuffles, by a seed of its own; where it gives "
-            "each rank samples of its own, want sharded=True"
+            "read all samples, in the same order. If the data set shuffles, seed it with the same number on all ranks. "
+            "If it gives each rank different samples, pass sharded=True"
         )

@@ -1,4 +1,4 @@
-"""Do two ranks have the same samples? A number that tells data from other data, for what may be in a batch."""
+"""Fingerprints of samples, by which ranks find out whether they read the same data."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -8,18 +8,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Of a tensor, array or list, so many elements are looked at, evenly spaced: enough to tell samples from others, and
-# microseconds for any size.
+# Of a tensor, array or list, only this many evenly spaced elements are hashed. That is enough to distinguish samples,
+# and takes microseconds for any size.
 LOOKED_AT = 1024
 UNKNOWN = 0
 
 
 def fingerprint(value: Any) -> int:
-    """Return a number, 1 to 2^63 - 1, that values which differ hardly share; UNKNOWN where nothing in it is comparable.
+    """Return a hash of `value`, from 1 to 2^63 - 1, or UNKNOWN if nothing in it is comparable.
 
     Args:
-        value: tensors and arrays in host memory, texts, bytes, numbers, and lists, tuples and mappings of them.
-            Other objects count by their type alone: one object of a type is as good as the other.
+        value: tensors and arrays in host memory, strings, bytes, numbers, and lists, tuples and mappings of them.
+            Any other object contributes only the name of its type.
     """
     digest = hashlib.blake2b(digest_size=8)
     if not _absorb(digest, value):
@@ -28,7 +28,7 @@ def fingerprint(value: Any) -> int:
 
 
 def _absorb(digest: Any, value: Any) -> bool:
-    """Put `value` into `digest`; return whether that tells it from others of its type."""
+    """Hash `value` into `digest`; return whether the hash depends on more than its type."""
     digest.update(type(value).__name__.encode())
     if isinstance(value, Tensor):
         return _absorb_tensor(digest, value)

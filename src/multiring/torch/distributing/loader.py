@@ -29,14 +29,14 @@ _INITIALIZED = "_DataLoader__initialized"
 
 
 class DistributedLoader(DataLoader[Batch_co]):
-    """What `distribute` makes of a loader: the same batches, of which each rank gets its part.
+    """A data loader that yields this rank's part of each global batch; `distribute` makes it.
 
-    As each batch is handed out, gradients are weighted by this rank's part of it, until the next one is: a batch's
-    backward belongs between the two. Every rank iterates, as far as the others do.
+    When the loader yields a batch, it sets the weight of gradients to this rank's part of that batch. Run the batch's
+    backward before taking the next batch. All ranks have to iterate over the same number of batches.
     """
 
     def __init__(self, loader: DataLoader[Batch_co], rules: Rules, weighing: Weighing, optimizer: Distributed) -> None:
-        """Take over what `loader` was made with; `distribute` has seen to it that it fits."""
+        """Adopt the settings of `loader`, which `distribute` has checked."""
         self._rules = rules
         self._weighing = weighing
         self._optimizer = optimizer
@@ -46,12 +46,12 @@ class DistributedLoader(DataLoader[Batch_co]):
         self._build(loader)
 
     def _build(self, loader: DataLoader[Batch_co]) -> None:
-        """Be the loader of this rank, of as many as there are, of what `loader` was made with."""
+        """Set this loader up for the current rank and number of ranks, with the settings of `loader`."""
         rules = self._rules
         self._source, self._place = loader, (rank(), size())
         self._order: OwnBatches | None = None
         count = rules.batches_together(size())
-        # Of batch samplers of a program's own nobody knows how many samples a batch has.
+        # If the program has its own batch sampler, the number of samples in a batch is unknown.
         self._batch_size = loader.batch_size and loader.batch_size * (size() if rules.batch == "per_rank" else 1)
         is_iterable = isinstance(loader.dataset, IterableDataset)
         options: dict[str, Any] = {"collate_fn": loader.collate_fn}
@@ -64,9 +64,9 @@ class DistributedLoader(DataLoader[Batch_co]):
             drops_last = bool(getattr(batches, "drop_last", False))
             self._order = OwnBatches(batches) if rules.sharded else SharedBatches(batches, count, drops_last=drops_last)
             options["batch_sampler"] = self._order
-        # Of an iterable data set that every rank reads as a whole all of them have to draw alike.
+        # If every rank reads a whole iterable data set, all ranks must draw the same random numbers.
         self._draws_alike = is_iterable and not rules.sharded
-        vars(self)[_INITIALIZED] = False  # or torch allows no other batch size
+        vars(self)[_INITIALIZED] = False  # otherwise torch refuses to change the batch size
         super().__init__(
             loader.dataset,
             num_workers=loader.num_workers,
@@ -83,34 +83,37 @@ class DistributedLoader(DataLoader[Batch_co]):
 
     @property
     def global_batch_size(self) -> int | None:
-        """How many samples a step has, on all ranks together; None where a batch sampler decides each time."""
+        """The number of samples of a step on all ranks, or None if the batch sampler decides."""
         return self._batch_size
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the sampler, the batch sampler and the data set, as far as they have a `set_epoch`; on every rank."""
+        """Set the epoch of the sampler, the batch sampler and the data set. Call it on every rank.
+
+        Objects without a `set_epoch` method are skipped.
+        """
         for each in self._epochs:
             each.set_epoch(epoch)
 
     def global_loss(self, loss: Tensor) -> Tensor:
-        """Return the loss of the newest global batch, given that of this rank's part; every rank has to call it.
+        """Return the loss of the newest global batch. Call it on every rank.
 
         Args:
-            loss: of any shape, or any other figure of which the batch's is its samples' mean (or sum, where
-                `distribute` was told so).
+            loss: the loss of this rank's part, of any shape. Any other value works too if it is a mean over the samples
+                (or a sum over them, with `reduction="sum"`).
 
         Raises:
-            StateError: no batch has been handed out yet.
+            StateError: the loader has not yielded a batch yet.
         """
         if self._share is None:
-            raise StateError("no batch of the loader has been handed out, of which this could be the loss")
+            raise StateError("no batch of the loader has been handed out yet; call global_loss after taking a batch")
         own = scaled(self._weighing.factor_of(self._share), loss.detach())
         return allreduce(own, op=self._rules.op, name="distribute.loss")
 
     def _follow_job(self) -> None:
-        """Deal to the ranks that there are now, where the job was left, and joined anew.
+        """Rebuild the loader if this process has left the job and joined it again with another rank or size.
 
         Raises:
-            StateError: there are others, and the learning rate was scaled for as many as there were.
+            StateError: the number of ranks has changed, and the learning rate was scaled for the former number.
         """
         if not is_rank() or self._place == (rank(), size()):
             return
@@ -120,28 +123,29 @@ class DistributedLoader(DataLoader[Batch_co]):
                 f"the loader of distribute(learning_rate={scale!r}) in a job of {size()} ranks: the learning rate was "
                 f"scaled for {self._place[1]}. Call distribute anew, with a learning rate that was not scaled"
             )
-        self._iterator = None  # workers that stay are of the rank that this one was
+        self._iterator = None  # persistent workers still deal for the former rank
         self._build(self._source)
 
     def __len__(self) -> int:
-        """Return how many batches a pass has."""
+        """Return the number of batches in a pass."""
         self._follow_job()
         return super().__len__()
 
     def __iter__(self) -> Any:
-        """Begin a pass: one over the data set, or what is left of one for samplers that know."""
+        """Start a pass over the data set, or over the rest of it if the sampler resumes an interrupted pass."""
         self._follow_job()
         self._advance_epochs()
         self._draw_other_seeds()
         batches = super().__iter__()
-        # The counts of this pass: another may begin before it ends.
+        # The pass keeps its own counts, because another pass may begin before it ends.
         counted = iter(batches) if self._order is None else _counted(batches, self._order.counts)
         return self._handed_out(counted)
 
     def _handed_out(self, counted: Iterator[Counted]) -> Iterator[Batch_co]:
         batches = together(counted) if self._rules.sharded else divided(counted, agree=self._order is None)
         checks = self._rules.check and size() > 1
-        # With the last batch ends the last group of backwards, be it complete or not. Nobody else can know beforehand.
+        # The last batch ends the last accumulation group, complete or not. Only the loader can tell which batch is the
+        # last.
         told = _with_the_last_told(batches) if self._weighing.accumulates else ((each, False) for each in batches)
         for (batch, share), is_last in told:
             if checks:
@@ -155,7 +159,7 @@ class DistributedLoader(DataLoader[Batch_co]):
         self._weighing.reduce_early(early=False)
 
     def _draw_other_seeds(self) -> None:
-        """Have the other ranks' workers get seeds of their own, which follow from what rank 0 draws its from."""
+        """Derive a different seed for the workers of each other rank from rank 0's generator state."""
         if not self.num_workers or size() == 1:
             return
         generator = self.generator
@@ -169,7 +173,7 @@ class DistributedLoader(DataLoader[Batch_co]):
             generator.manual_seed(seed_for(drawn, rank()))
 
     def _advance_epochs(self) -> None:
-        """Give samplers that deal to ranks another order than in the last pass, where the program has not."""
+        """Advance the epoch of samplers that deal to ranks, unless the program has set a new epoch."""
         for number, each in enumerate(self._epochs):
             if isinstance(each, DistributedSampler) and each.num_replicas > 1:
                 if self._last_epochs.get(number) == each.epoch:
@@ -184,21 +188,24 @@ def _counted(batches: Any, counts: deque[tuple[int, int]]) -> Iterator[Counted]:
 
 
 def _with_epochs(loader: DataLoader[Any]) -> list[Any]:
-    """Return what of the loader has a `set_epoch`, each once."""
+    """Return the parts of the loader that have a `set_epoch` method, each once."""
     batches = loader.batch_sampler
     found = [loader.sampler, batches, getattr(batches, "sampler", None), loader.dataset]
     return list({id(each): each for each in found if hasattr(each, "set_epoch")}.values())
 
 
 def _with_the_last_told(batches: Iterator[Each]) -> Iterator[tuple[Each, bool]]:
-    """Yield what `batches` does, and whether it is the last; what the next one raises is raised in its turn."""
+    """Yield each item of `batches` and whether it is the last.
+
+    An exception of `batches` is raised after the items before it have been yielded.
+    """
     waiting = list(islice(batches, 1))
     while waiting:
         failure: Exception | None = None
         following: list[Each] = []
         try:
             following = list(islice(batches, 1))
-        except Exception as error:  # noqa: BLE001 -- raised once the batch before it has been used
+        except Exception as error:  # noqa: BLE001 -- raised after the previous batch has been used
             failure = error
         yield waiting[0], not following and failure is None
         if failure is not None:

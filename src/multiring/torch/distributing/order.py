@@ -1,7 +1,7 @@
 """The order of a data set's samples: rank 0's sampler draws it, and every rank gets its part of each batch.
 
-So one sampler says what all ranks train on, whatever it draws from and however it is seeded, as in one process; and no
-sample of a batch is on two ranks, unless the sampler drew it twice.
+All ranks therefore train in the order of one sampler, as a single process does. The order does not depend on how the
+other ranks seed their samplers. Two ranks never get the same sample of a batch, unless the sampler drew it twice.
 """
 
 from collections import deque
@@ -18,22 +18,24 @@ from multiring.frontend.errors import MismatchInternalError
 from multiring.frontend.lifecycle import rank, size
 from multiring.frontend.object_collectives import broadcast_object
 
-# So many batches rank 0 draws and tells at once: few messages, and a sampler that never ends may be one.
+# Rank 0 draws and broadcasts this many batches at once. That keeps messages few, and still allows a sampler that never
+# ends.
 AHEAD = 32
 
 Batches = Iterable[Sequence[Any]]
 
 
 class OwnBatches(Sampler[list[Any]]):
-    """The batches that this rank's loader draws, counted."""
+    """The batches that this rank's loader draws, with their sample counts."""
 
     def __init__(self, batches: Batches) -> None:
         self._batches = batches
-        # Of the newest pass: this rank's samples of a batch and all ranks', for batches drawn and not handed out yet.
+        # For each batch of the newest pass that is drawn but not handed out: this rank's and all ranks' number of
+        # samples.
         self.counts: deque[tuple[int, int]] = deque()
 
     def __iter__(self) -> Iterator[list[Any]]:
-        # At once, not with the first batch: who begins a pass takes the counts along.
+        # The counts are reset before the first batch is drawn, because the caller keeps this pass's counts.
         self.counts = deque()
         return self._drawn(self.counts)
 
@@ -51,12 +53,12 @@ class SharedBatches(OwnBatches):
     """This rank's parts of the batches that rank 0's loader draws."""
 
     def __init__(self, batches: Batches, together: int, *, drops_last: bool) -> None:
-        """Draw nothing yet.
+        """Store the sampler; the first iteration draws from it.
 
         Args:
-            batches: of indices; rank 0's are drawn, the others' for their length only.
-            together: how many of them are one global batch.
-            drops_last: whether fewer than that are left out at the end.
+            batches: batches of indices. Only rank 0 draws from them; the other ranks use their length.
+            together: number of these batches that form one global batch.
+            drops_last: whether to drop an incomplete global batch at the end.
         """
         super().__init__(batches)
         self._together = together
@@ -67,7 +69,7 @@ class SharedBatches(OwnBatches):
         for batch in _told_by_rank_0(partial(joined, self._batches, self._together, drops_last=self._drops_last)):
             part = part_of(batch, here, ranks)
             counts.append((len(part), len(batch)))
-            # A rank that gets none computes on another's, which then counts for nothing.
+            # A rank without a part computes on the first sample, which then has weight 0.
             yield part or batch[:1]
 
     def __len__(self) -> int:
@@ -76,7 +78,7 @@ class SharedBatches(OwnBatches):
 
 
 def _told_by_rank_0(draw: Any) -> Iterator[list[Any]]:
-    """Yield on every rank what rank 0's `draw` yields."""
+    """Yield the batches that `draw` yields on rank 0, on every rank."""
     source = draw() if rank() == 0 else iter(())
     while True:
         batches, failure, is_last = _block(source)
@@ -86,18 +88,18 @@ def _told_by_rank_0(draw: Any) -> Iterator[list[Any]]:
         if failure is not None:
             raise failure
         if told:
-            raise MismatchInternalError(f"distribute: rank 0 could not draw the next batch, and raises why: {told}")
+            raise MismatchInternalError(f"distribute: rank 0 could not draw the next batch, and raised this: {told}")
         if is_last:
             return
 
 
 def _block(source: Iterator[list[Any]]) -> tuple[list[list[Any]], Exception | None, bool]:
-    """Return the next batches of `source`, what it raised after them, and whether there are no more."""
+    """Return the next batches, the exception raised after them, and whether the source is exhausted."""
     batches: list[list[Any]] = []
     try:
         for batch in islice(source, AHEAD):
             if not batch:
-                raise ArgumentError("the loader's batch sampler drew a batch without indices; want one at least")  # noqa: TRY301 -- told to the others like any other
+                raise ArgumentError("the loader's batch sampler drew a batch without indices; want one at least")  # noqa: TRY301 -- broadcast to the other ranks like any other
             batches.append(batch)
     except Exception as error:  # noqa: BLE001 -- raised once all ranks have used the batches before it
         return batches, error, True

@@ -1,4 +1,4 @@
-"""distribute: a model, its optimizer and its loader, for any number of ranks."""
+"""distribute: prepare a model, its optimizer and its loader for any number of ranks."""
 
 from collections.abc import Sized
 from typing import Any, TypeVar, cast, overload
@@ -32,8 +32,8 @@ Batch = TypeVar("Batch")
 
 _WHAT = "distribute"
 _IS_PARALLEL = (
-    "model was put on the ranks by parallelize already, whose step() shares gradients; want a loader whose batches go "
-    "through its share(), and no distribute"
+    "model was already distributed by parallelize, whose step() reduces gradients; remove the call of distribute, and "
+    "pass each batch of the loader to the parallel model's share()"
 )
 
 
@@ -65,7 +65,7 @@ def distribute(
 ) -> tuple[Model, Optimizer, FedLoader]: ...
 
 
-def distribute(  # noqa: PLR0913 -- what a script for one process does not say
+def distribute(  # noqa: PLR0913 -- the options that a script for one process does not need
     model: Model,
     optimizer: Optimizer,
     loader: Any,
@@ -76,36 +76,43 @@ def distribute(  # noqa: PLR0913 -- what a script for one process does not say
     sharded: bool = False,
     check: bool = True,
 ) -> tuple[Model, Optimizer, Any]:
-    """Return the three, made ready to train on all ranks; a script for one process is then one for any number of them.
+    """Prepare a model, its optimizer and its loader for training on all ranks.
 
-    Every rank calls it, with what it would train with alone. Joins the job, where `init` has not. The model and the
-    optimizer are the objects they were, with rank 0's parameters and state, and gradients become those of the global
-    batch, also where ranks have unlike parts of it. The loader is a new one, made of what the old one was.
+    A script for one process then runs on any number of ranks. Every rank calls this function with the objects that it
+    would use alone. The call joins the job if `init` has not been called. The model and the optimizer stay the same
+    objects and get rank 0's parameters and state. Gradients become those of the global batch, even if ranks have parts
+    of different sizes. The returned loader is a new object with the settings of the given loader.
 
     Args:
-        model: all of its tensors in host memory.
-        optimizer: over parameters of the model; perhaps a DistributedOptimizer already, with options of its own.
-        loader: a DataLoader that makes the batches. Of a map-style data set, rank 0's sampler, or batch sampler, draws
-            all ranks' samples; an iterable one is read by every rank as a whole, and has to give all the same samples.
-            Or a `multiring.torch.DataLoader`, whose order all ranks know: it is returned, as this rank's.
-        batch: "global": a batch of the loader is divided among the ranks, and the losses are those of one process, up
-            to rounding. "per_rank": the global batch is as many batches of the loader as there are ranks.
-        learning_rate: for batch="per_rank", and needed then: "linear" multiplies it by the number of ranks, "sqrt" by
-            its square root, "keep" leaves it.
-        reduction: "mean" or "sum": what of its samples' losses the loss is that the program computes.
-        sharded: whether each rank's loader gives this rank's own samples already; then they are taken as they are.
-            Ranks that have no more take part until all have none.
-        check: whether to look, at the call, if the ranks' data sets have the same samples; as each pass begins, if
-            ranks have the same batch; and at each batch of an iterable data set that every rank reads, if they do read
-            the same.
+        model: the model, with all of its tensors in host memory.
+        optimizer: an optimizer of the model's parameters. It may already be a DistributedOptimizer with its own
+            options.
+        loader: a DataLoader that makes batches. For a map-style data set, rank 0's sampler or batch sampler draws the
+            samples of all ranks. An iterable data set is read as a whole by every rank, and has to give the same
+            samples to all of them. A `multiring.torch.DataLoader` works too, because all ranks know its order: it is
+            returned itself, set up for this rank.
+        batch: "global": each batch of the loader is divided among the ranks, and the losses are those of one process,
+            up to rounding. "per_rank": each rank gets a whole batch of the loader, so the global batch has as many
+            batches as there are ranks.
+        learning_rate: required with batch="per_rank": "linear" multiplies it by the number of ranks, "sqrt" by the
+            square root of that number, and "keep" leaves it unchanged.
+        reduction: "mean" or "sum": how the program's loss combines the losses of its samples.
+        sharded: whether each rank's loader already gives this rank's own samples. They are then used unchanged. A rank
+            whose samples are exhausted takes part until all ranks have none left.
+        check: whether to check that ranks read the right samples. The call compares the ranks' data sets. Each pass
+            checks that the ranks' first batches differ. For an iterable data set that every rank reads as a whole, each
+            step checks that the ranks read the same batch.
+
+    Returns:
+        The model, the optimizer and the loader to train with.
 
     Raises:
-        ArgumentError: options, or a loader, that make no sense together; from an iteration: two ranks have the same
-            batch, or one has none.
-        MismatchError: on every rank: they called it with different things, or have different data sets; from an
-            iteration: they read different samples.
-        StateError: a scheduler has noted the learning rate that is to be scaled.
-        UnsupportedError: a loader whose batches cannot be divided.
+        ArgumentError: the options, or the options and the loader, contradict each other. During an iteration: two ranks
+            have the same batch, or a rank has no samples.
+        MismatchError: the ranks passed different arguments or have different data sets. During an iteration: they read
+            different samples. Every rank raises it.
+        StateError: a scheduler has already recorded the learning rate that has to be scaled.
+        UnsupportedError: the loader's batches cannot be divided.
 
     Source of the rules: Goyal et al., "Accurate, large minibatch SGD", arXiv 1706.02677 (linear, with a warm-up);
     Krizhevsky, "One weird trick for parallelizing convolutional neural networks", arXiv 1404.5997 (sqrt).
@@ -149,17 +156,17 @@ def _require_model(model: Any) -> None:
     if held is not None:
         raise ArgumentError(_IS_PARALLEL)
     if isinstance(model, DistributedDataParallel):
-        raise ArgumentError("model is a DistributedDataParallel, which shares gradients itself; want its `module`")
+        raise ArgumentError("model is a DistributedDataParallel, which reduces gradients itself; want its `module`")
 
 
 def _require_of_model(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     own = {id(parameter) for parameter in model.parameters()}
-    # One that is distributed already may have others as well.
+    # An optimizer that is already distributed may have parameters of other models as well.
     for place, parameter in placed(optimizer) if setup_of(optimizer) is None else ():
         if id(parameter) not in own:
             raise ArgumentError(
                 f"the optimizer's {place}, {described(parameter)}, is none of the model's parameters: make the "
-                "optimizer of model.parameters(), once the model is as it stays"
+                "optimizer of model.parameters(), after the last change to the model"
             )
 
 
@@ -183,14 +190,14 @@ def _require_loader(loader: Any) -> None:
         raise ArgumentError(f"loader is a {type(loader).__name__}; want a torch.utils.data.DataLoader")
     if isinstance(loader, DistributedLoader):
         raise ArgumentError(
-            "loader is a DistributedLoader: `distribute` has made it already; want the DataLoader that it was made of, "
-            "or leave out the second call"
+            "loader is a DistributedLoader, which `distribute` has returned already; pass the DataLoader that it was "
+            "made from, or remove the second call"
         )
     for name in ("__iter__", "__len__"):
         if getattr(type(loader), name) is not getattr(DataLoader, name):
             raise UnsupportedError(
-                f"loader is a {type(loader).__name__}, with an {name} of its own, which another loader made of it "
-                "would not have; want a torch.utils.data.DataLoader"
+                f"loader is a {type(loader).__name__}, with an {name} of its own, which a DistributedLoader "
+                "would not use; want a torch.utils.data.DataLoader"
             )
     if isinstance(loader.dataset, IterDataPipe | MapDataPipe):
         raise UnsupportedError(
@@ -203,14 +210,14 @@ def _require_loader(loader: Any) -> None:
             "set that gives samples, and a batch_size"
         )
     if loader.num_workers and not getattr(loader, "in_order", True):
-        raise UnsupportedError("the loader has in_order=False: the ranks would take unlike batches; want in_order=True")
+        raise UnsupportedError("the loader has in_order=False: ranks would get different batches; want in_order=True")
 
 
 def _require_global(rules: Rules) -> None:
     if rules.batch != "global" or rules.sharded:
         raise ArgumentError(
-            f"batch={rules.batch!r}, sharded={rules.sharded} with a multiring.torch.DataLoader: its batch is that of "
-            "all ranks together; want batch='global'"
+            f"batch={rules.batch!r}, sharded={rules.sharded} with a multiring.torch.DataLoader: this loader's batch is "
+            "the global batch of all ranks; want batch='global' and sharded=False"
         )
 
 
@@ -220,7 +227,7 @@ def _signature_of_fed(loader: FedLoader) -> list[str]:
 
 
 def _require_whole_or_sharded(loader: DataLoader[Any], rules: Rules) -> None:
-    """Raise ArgumentError where a sampler deals to ranks, and the program does not say so, or to other ranks."""
+    """Raise ArgumentError if a sampler deals to ranks without `sharded`, or to other ranks."""
     for sampler in (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)):
         dealt = getattr(sampler, "num_replicas", 1)
         if dealt == 1 and not rules.sharded:
@@ -228,8 +235,8 @@ def _require_whole_or_sharded(loader: DataLoader[Any], rules: Rules) -> None:
         name = type(sampler).__name__
         if not rules.sharded:
             raise ArgumentError(
-                f"the loader's sampler, {name}, deals the samples to {dealt} ranks already; want the sampler that one "
-                "process would have, or sharded=True to take each rank's samples as it gives them"
+                f"the loader's sampler, {name}, deals the samples to {dealt} ranks already; use the sampler of one "
+                "process, or pass sharded=True to use each rank's samples as they are"
             )
         own = getattr(sampler, "rank", None) if hasattr(sampler, "num_replicas") else None
         if own is not None and (own, dealt) != (rank(), size()):
@@ -239,7 +246,7 @@ def _require_whole_or_sharded(loader: DataLoader[Any], rules: Rules) -> None:
 
 
 def _signature_of(loader: DataLoader[Any], rules: Rules) -> list[str]:
-    """Return what of the loader has to be the same on all ranks, or they would not take equally many batches."""
+    """Return the loader's properties that must be alike for all ranks to take as many batches."""
     dataset: Any = loader.dataset
     lines = [
         f"the loader that it passed has num_workers={loader.num_workers}, prefetch_factor={loader.prefetch_factor}"

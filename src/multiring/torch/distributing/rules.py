@@ -1,4 +1,4 @@
-"""What `distribute` was asked for, and whether that makes sense."""
+"""The options of `distribute`, and the check that they do not contradict each other."""
 
 import math
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ _CHOICES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """How many samples a step has, what follows from that, and who divides them; see `distribute`.
+    """The options of `distribute`: the size of a step, its learning rate and the division of samples.
 
     Raises:
-        ArgumentError: there is no such choice, or two of them make no sense together.
+        ArgumentError: an option has an unknown value, or two options contradict each other.
     """
 
     batch: str
@@ -43,30 +43,30 @@ class Rules:
             )
         if self.sharded and self.batch == "global":
             raise ArgumentError(
-                "sharded=True with batch='global': where each rank's loader gives its own batches, the global batch "
-                "is all of them together; want batch='per_rank'"
+                "sharded=True with batch='global': if each rank's loader gives its own batches, the global batch "
+                "consists of all of them; want batch='per_rank'"
             )
         if self.batch == "per_rank" and self.learning_rate is None:
             raise ArgumentError(
-                "batch='per_rank' without learning_rate: the global batch grows with the number of ranks; say what the "
-                "learning rate does: 'linear', 'sqrt' or 'keep'"
+                "batch='per_rank' without learning_rate: the global batch grows with the number of ranks; choose how "
+                "the learning rate changes: 'linear', 'sqrt' or 'keep'"
             )
 
     @property
     def op(self) -> str:
-        """How gradients of the ranks become those of the global batch."""
+        """The reduction that turns the ranks' gradients into the global batch's gradients."""
         return "sum" if self.reduction == "sum" else "average"
 
     def batches_together(self, ranks: int) -> int:
-        """Return how many of the loader's batches are one global batch."""
+        """Return the number of the loader's batches that form one global batch."""
         return ranks if self.batch == "per_rank" and not self.sharded else 1
 
     def require_no_scheduler(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raise StateError where a scheduler has noted the learning rate that is to be scaled."""
+        """Raise StateError if a scheduler has recorded the learning rate that has to be scaled."""
         if self.learning_rate in {"linear", "sqrt"} and any("initial_lr" in each for each in optimizer.param_groups):
             raise StateError(
                 f"learning_rate={self.learning_rate!r}, and a scheduler was made with the optimizer before: it would "
-                "bring back the learning rate as it was. Make it after `distribute`"
+                "restore the unscaled learning rate. Make it after `distribute`"
             )
 
     def scale(self, optimizer: torch.optim.Optimizer, ranks: int) -> None:

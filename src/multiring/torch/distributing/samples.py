@@ -1,4 +1,4 @@
-"""Do the ranks have the same data set? A few samples of each are looked at, before anything is trained on them."""
+"""A check that all ranks have the same data set: before training, they compare a few samples."""
 
 import random
 from collections.abc import Iterator, Sized
@@ -14,14 +14,14 @@ from multiring.runtime.group.handles import told_apart
 from multiring.torch.collectives.allgather import allgather
 from multiring.torch.distributing.fingerprints import UNKNOWN, fingerprint
 
-_LOOKED_AT = 5  # samples, evenly spaced: a file is read in milliseconds
+_LOOKED_AT = 5  # number of evenly spaced samples to compare: reading a file takes milliseconds
 
 
 def require_same_samples(loader: DataLoader[Any]) -> None:
-    """Raise MismatchError, on every rank, where the ranks' map-style data sets differ in one of a few samples.
+    """Raise MismatchError on every rank if a few samples of the ranks' map-style data sets differ.
 
-    Every rank calls it. What cannot be compared is not: samples that are not numbered, that come out otherwise each
-    time they are read, or that cannot be read, which training will tell.
+    Every rank has to call it. It skips samples that cannot be compared: samples without numbers, samples that differ at
+    each read, and samples that cannot be read. Training reports the last kind.
     """
     dataset: Any = loader.dataset
     if not isinstance(dataset, Sized) or isinstance(dataset, IterableDataset) or not len(dataset):
@@ -33,9 +33,9 @@ def require_same_samples(loader: DataLoader[Any]) -> None:
         if len(set(known.values())) > 1:
             raise MismatchError(
                 f"distribute: the ranks' data sets differ, first in sample {number} of {len(dataset)}: "
-                f"{told_apart(known)}. Each rank has to have all samples, in the same order, as its part of a batch is "
-                "said by numbers: files listed in one order (sorted), random data and splits by one seed. Where each "
-                "rank is to have its own samples, want sharded=True; where samples are made up, check=False"
+                f"{told_apart(known)}. Each rank has to have all samples, in the same order, because ranks exchange "
+                "sample numbers: list files in one order (sorted), and make random data and splits with the same seed. "
+                "If each rank is meant to have its own samples, pass sharded=True; if samples are random, check=False"
             )
 
 
@@ -43,7 +43,8 @@ def _read(loader: DataLoader[Any], numbers: list[int]) -> list[int]:
     looking = _Looking(loader.dataset, numbers)
     if not loader.num_workers:
         return [looking[place] for place in range(len(numbers))]
-    # Where workers read in training one does now: what a data set opens at first use is not to be opened before a fork.
+    # If workers read the samples in training, a worker reads them here too: a file that the data set opens at its first
+    # read must not be opened before the fork.
     workers = DataLoader(
         looking,
         batch_size=None,
@@ -54,12 +55,12 @@ def _read(loader: DataLoader[Any], numbers: list[int]) -> list[int]:
     )
     try:
         return [int(each) for each in workers]
-    except Exception:  # noqa: BLE001 -- of the worker, as what starts one does in training
+    except Exception:  # noqa: BLE001 -- an error of the worker or of its start, which training will raise again
         return [UNKNOWN] * len(numbers)
 
 
 class _Looking(torch.utils.data.Dataset[int]):
-    """The fingerprints of some samples of a data set."""
+    """A data set of the fingerprints of some samples of another data set."""
 
     def __init__(self, dataset: Any, numbers: list[int]) -> None:
         self._dataset = dataset
@@ -71,19 +72,19 @@ class _Looking(torch.utils.data.Dataset[int]):
     def __getitem__(self, place: int) -> int:
         found = set()
         with _generators_kept():
-            for _ in range(2):  # random augmentation by a generator of its own comes out otherwise
+            for _ in range(2):  # random augmentation with its own generator differs between two reads
                 _seed(place)
                 try:
                     found.add(fingerprint(self._dataset[self._numbers[place]]))
-                except Exception:  # noqa: BLE001 -- keys of another kind, or a broken sample; training will tell
+                except Exception:  # noqa: BLE001 -- keys of another kind, or a broken sample, which training will report
                     return UNKNOWN
         return found.pop() if len(found) == 1 else UNKNOWN
 
 
 @contextmanager
 def _generators_kept() -> Iterator[None]:
-    """Leave the global generators as they were."""
-    kept = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 -- what data sets draw from
+    """Restore the global random number generators on exit."""
+    kept = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 -- data sets draw from it
     try:
         yield
     finally:

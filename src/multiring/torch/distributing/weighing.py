@@ -1,11 +1,13 @@
-"""Gradients of a rank's loss, weighted by how many of the global batch's samples it has.
+"""Weights for the gradients of a rank's loss, by its number of samples in the global batch.
 
-The loss of a global batch is its samples' mean: of the ranks' means, each weighted by its rank's number of samples. So
-are its gradients. Where ranks have equally many, every weight is 1, and nothing is done.
+The loss of a global batch is the mean over its samples. That is the mean of the ranks' losses, weighted by each
+rank's number of samples. The same holds for gradients. If all ranks have equally many samples, every weight is 1, and
+no hook is installed.
 
-Parameters' gradients are weighted as backward reaches them, before they add up: so batches of unlike weights may
-accumulate. A SyncBatchNorm, whose backward mixes all ranks' gradients, has to mix weighted ones; what it passes on goes
-without the weight again, as the layers below it expect.
+Hooks weight the parameters' gradients during backward, before the gradients accumulate. Batches with different weights
+may therefore accumulate. The backward of a SyncBatchNorm mixes all ranks' gradients, so the gradient that reaches
+it must already be weighted. The gradient that it passes to the layers below is divided by the weight again, because
+their own hooks will weight it.
 """
 
 import weakref
@@ -26,40 +28,41 @@ from multiring.torch.nn.sync_batch_norm import SyncBatchNorm
 class Weighing:
     """Weights gradients by the batches of one loader.
 
-    Those of all optimizers that `distribute` was given with the same model, or for the same data: several may train on
-    one loader's batches, as Muon and AdamW do, or a generator and a discriminator. A gradient is of the batch that was
-    handed out last, whichever of their loaders did.
+    It weights gradients of all optimizers that `distribute` got with the same model or the same data. Several
+    optimizers may train on one loader's batches, for example Muon and AdamW, or a generator's and a discriminator's. A
+    gradient belongs to the batch that any of their loaders handed out last.
     """
 
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, reduction: str, source: object = None
     ) -> None:
-        """Weigh nothing yet.
+        """Register this optimizer and its loader; no gradient is weighted yet.
 
         Args:
-            model: whose layers may be SyncBatchNorm.
-            optimizer: its parameters, those it is given later too.
-            reduction: "mean" or "sum", of the samples' losses.
-            source: what the loader reads; accumulated steps of all optimizers that train on it end with its passes.
+            model: the model, which may contain SyncBatchNorm layers.
+            optimizer: the optimizer of the weighted parameters. Parameters that are added later are weighted too.
+            reduction: "mean" or "sum": how the loss combines the samples' losses.
+            source: the loader's data. At the end of a pass, accumulated steps end for all optimizers with the same
+                data.
         """
         self._model, self._optimizer = model, optimizer
         self._reduction, self._source = reduction, source
-        self.handed_out = 0  # batches of this pass
+        self.handed_out = 0  # in this pass
         earlier = vars(optimizer).get(_KEY)
         if earlier is not None:
             _batches.forget(earlier)
-        vars(optimizer)[_KEY] = self  # as long as the optimizer lives, whose loader may be another call's
+        vars(optimizer)[_KEY] = self  # stored on the optimizer, which may outlive this call's loader
         _batches.add(self)
 
     @property
     def parameters(self) -> Iterator[Tensor]:
-        """The optimizer's parameters, and then the model's, which may have others."""
+        """The optimizer's parameters."""
         for group in self._optimizer.param_groups:
             yield from group["params"]
 
     @property
     def model_parameters(self) -> Iterator[Tensor]:
-        """The model's parameters, of which other optimizers may have some."""
+        """The model's parameters, some of which may belong to other optimizers."""
         yield from self._model.parameters()
 
     @property
@@ -69,19 +72,19 @@ class Weighing:
 
     @property
     def optimizer(self) -> Distributed:
-        """Whose gradients are weighted."""
+        """The optimizer whose gradients are weighted."""
         return cast("Distributed", self._optimizer)
 
     def factor_of(self, share: Share) -> float:
-        """Return what a rank's loss counts for, in the ranks' average or sum, if it has this share of the batch."""
+        """Return the weight of a rank's loss in the ranks' average or sum, given its share of the batch."""
         return share.weight if self._reduction == "mean" else float(share.samples > 0)
 
     def set(self, share: Share | None) -> None:
-        """Weigh gradients by `share` from now on; None where the pass is over.
+        """Weight gradients by `share` from now on; None ends the pass.
 
         Raises:
-            UnsupportedError: on every rank: one of them has no samples, and would normalise others' a second time; or
-                two loaders hand out batches by turns, of unlike parts, for one backward.
+            UnsupportedError: a rank has no samples for a SyncBatchNorm, or two loaders hand out batches of different
+                shares for one backward. Every rank raises it.
         """
         if share is None:
             self.handed_out = 0
@@ -92,16 +95,16 @@ class Weighing:
 
     @property
     def accumulates(self) -> bool:
-        """Whether several backwards make a step of an optimizer that trains on this loader's batches."""
+        """Whether an optimizer that trains on this loader's batches accumulates several backwards a step."""
         return any(each.optimizer.accumulates for each in self.companions())
 
     def reduce_early(self, *, early: bool) -> None:
-        """Say whether the batch is the last of its pass, with which accumulated steps end."""
+        """Set whether the current batch is the last of its pass, which ends accumulated steps."""
         for each in self.companions():
             each.optimizer.reduce_early(early=early)
 
     def companions(self) -> "list[Weighing]":
-        """Return those that train on this loader's batches: of the same model, or on the same data."""
+        """Return the weighings of the same model or the same data, this one included."""
         return [
             each
             for each in _batches.weighings()
@@ -119,30 +122,30 @@ class _Last:
 
 
 class _Batches:
-    """The batches that loaders of this process have handed out, and the hooks that weight their gradients."""
+    """The batches that this process's loaders have handed out, and the hooks that weight gradients."""
 
     def __init__(self) -> None:
         self._known: list[weakref.ref[Weighing]] = []
-        self._open: dict[int, tuple[weakref.ref[Weighing], Share]] = {}  # the last batch of each pass, newest last
+        self._open: dict[int, tuple[weakref.ref[Weighing], Share]] = {}  # each pass's last batch, newest last
         self._last: _Last | None = None
-        self._hooks: dict[int, list[Any]] = {}  # by the `id` of a parameter or layer
+        self._hooks: dict[int, list[Any]] = {}  # keyed by the `id` of a parameter or layer
 
     def weighings(self) -> list[Weighing]:
-        """Return those that there are."""
+        """Return the weighings that still exist."""
         self._known = [each for each in self._known if each() is not None]
         return [found for each in self._known if (found := each()) is not None]
 
     def add(self, weighing: Weighing) -> None:
-        """Know one more."""
+        """Register a weighing."""
         self._known.append(weakref.ref(weighing))
 
     def forget(self, weighing: Weighing) -> None:
-        """Take out one whose optimizer has another now."""
+        """Remove a weighing whose optimizer has got another."""
         self.end(weighing)
         self._known = [each for each in self._known if each() is not weighing]
 
     def hand_out(self, weighing: Weighing, share: Share) -> None:
-        """Weigh gradients of what trains on it by `share`, which `weighing` has handed out."""
+        """Weight the gradients of all companions of `weighing` by `share`, its newest batch."""
         companions = weighing.companions()
         last, backwards = self._last, sum(each.optimizer.backwards for each in companions)
         if last is not None and last.weighing is not weighing and last.weighing in companions:
@@ -153,7 +156,11 @@ class _Batches:
         self._weigh(companions, share)
 
     def end(self, weighing: Weighing) -> None:
-        """Weigh by the batch of a pass around this one, if there is one: its backward may be to come."""
+        """Stop weighting by the batches of `weighing`.
+
+        If this pass ran inside another one, its companions' gradients get the weight of the outer pass's batch, whose
+        backward may still follow.
+        """
         self._open.pop(id(weighing), None)
         self._open = {key: each for key, each in self._open.items() if each[0]() is not None}
         if self._last is not None and self._last.weighing is weighing:
@@ -168,8 +175,8 @@ class _Batches:
         if one != other and last.backwards == backwards and last.weighing.handed_out > 1:
             raise UnsupportedError(
                 f"two loaders of distribute hand out batches for one backward, of {last.share.total} and {share.total} "
-                f"samples for {share.ranks} ranks: a gradient is weighted by one of them, and this rank's parts are "
-                "unlike. Want batches that all ranks divide evenly (drop_last=True), or a backward for each"
+                f"samples for {share.ranks} ranks: a gradient has the weight of only one batch, and this rank's parts "
+                "differ. Want batches that all ranks divide evenly (drop_last=True), or one backward per batch"
             )
 
     def _weigh(self, weighings: list[Weighing], share: Share | None) -> None:
@@ -182,7 +189,7 @@ class _Batches:
             self._weigh_parameters(weighings, share, self._weigh_layers(weighings, share))
 
     def _weigh_layers(self, weighings: list[Weighing], share: Share) -> set[int]:
-        """Weigh what SyncBatchNorms mix; return the `id` of their parameters, whose gradients are weighted then."""
+        """Weight the gradients of SyncBatchNorm layers; return the `id`s of the layers' parameters."""
         mixing = {id(layer): (layer, each) for each in weighings for layer in each.mixing}
         if not share.least and mixing:
             raise UnsupportedError(
@@ -199,7 +206,7 @@ class _Batches:
         return {id(parameter) for layer, _ in mixing.values() for parameter in layer.parameters()}
 
     def _weigh_parameters(self, weighings: list[Weighing], share: Share, seen: set[int]) -> None:
-        # An optimizer's own parameters first: it says how their losses are combined.
+        # An optimizer's own parameters come first, because it defines how their losses are combined.
         for name in ("parameters", "model_parameters"):
             for each in weighings:
                 factor = each.factor_of(share)
@@ -215,7 +222,7 @@ _batches = _Batches()
 
 
 def scaled(factor: float, tensor: Tensor) -> Tensor:
-    """Return `tensor` times `factor`: zeros for 0, whatever it holds."""
+    """Return `tensor` times `factor`; for a factor of 0, zeros even if it contains NaN or infinity."""
     return tensor * factor if factor else torch.zeros_like(tensor)
 
 
@@ -228,7 +235,7 @@ def _weigh_output(factor: float, _layer: nn.Module, _arguments: Any, output: Ten
 
 
 def _with_gradient(tensor: Tensor, factor: float) -> Tensor:
-    """Return `tensor`, whose gradient is scaled on its way back to it."""
+    """Return a view of `tensor` whose gradient is scaled by `factor` in backward."""
     if not tensor.requires_grad:
         return tensor
     seen = tensor.view_as(tensor)
