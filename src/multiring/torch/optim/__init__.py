@@ -1,1 +1,1 @@
-"""Optimizers for large batches: LARS, LARC, LAMB and Muon, and the parameters that they treat apart."""
+"""Large-batch optimizers LARS, LARC, LAMB and Muon, and their parameter groups."""

@@ -1,4 +1,4 @@
-"""LAMB: Adam whose layers step by the size of their weights."""
+"""LAMB: Adam with steps scaled to the norm of each layer's weights."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,16 +22,17 @@ from multiring.torch.step.gradients import (
 
 
 class LAMB(torch.optim.Optimizer):
-    """Adam's direction, with decay, scaled in each layer to its weights' size; see `multiring.gradients.trust_ratios`.
+    """Adam with decoupled decay, whose steps are scaled to the norm of each layer's weights.
 
-    A parameter group with trust_ratio=False steps as AdamW does; `parameter_groups` makes one of biases and norms.
+    `multiring.gradients.trust_ratios` gives the formula of the scale. A parameter group with trust_ratio=False steps as
+    AdamW does; `parameter_groups` makes such a group of the biases and norms.
 
     Source: You et al., "Large batch optimization for deep learning: training BERT in 76 minutes", ICLR 2020,
-    arXiv 1904.00962. Its algorithm corrects the moments' bias; implementations of it that do not are as common. Some
-    shorten all gradients together to a norm of 1 before the moments: that is `clip_gradients(optimizer, 1.0)`.
+    arXiv 1904.00962. The paper's algorithm corrects the bias of the moments; many implementations do not. Some
+    implementations clip the norm of all gradients together to 1 first: for that, call `clip_gradients(optimizer, 1.0)`.
     """
 
-    def __init__(  # noqa: PLR0913 -- as torch's optimizers
+    def __init__(  # noqa: PLR0913 -- torch's optimizers have as many
         self,
         params: Any,
         lr: float = 1e-3,
@@ -43,20 +44,20 @@ class LAMB(torch.optim.Optimizer):
         clip: float | None = None,
         limits: tuple[float, float] | None = None,
     ) -> None:
-        """Take these parameters.
+        """Optimize `params`.
 
         Args:
             params: tensors, pairs of names and tensors, or groups with options of their own.
             lr: the learning rate.
-            betas: of the two moments.
-            eps: added to the root of the second one.
-            weight_decay: decoupled, and part of the direction that is scaled.
-            bias_correction: whether moments are divided by what their zero beginning takes from them.
-            clip: the most that a ratio is; 1 never lengthens a step.
-            limits: the least and the most that |w| counts for, the paper's phi.
+            betas: decay rates of the first and the second moment, each from 0 to below 1.
+            eps: number added to the square root of the second moment.
+            weight_decay: decoupled weight decay. It is part of the direction that is scaled.
+            bias_correction: whether to correct the moments for their start at zero.
+            clip: upper limit of the trust ratio. A limit of 1 means that no step is lengthened.
+            limits: lower and upper limit of the weights' norm |w| in the ratio, the paper's phi.
 
         Raises:
-            ArgumentError: a number out of range.
+            ArgumentError: a number is out of range.
         """
         for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
             require_number(name, value)
@@ -65,7 +66,7 @@ class LAMB(torch.optim.Optimizer):
         if clip is not None:
             require_number("clip", clip)
         if limits is not None and not 0 <= limits[0] <= limits[1]:
-            raise ArgumentError(f"limits={limits!r}: want the least and the most, from 0 on")
+            raise ArgumentError(f"limits={limits!r}: want a lower and an upper limit, 0 or more, in this order")
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -81,7 +82,7 @@ class LAMB(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step with the gradients there are."""
+        """Take a step with the parameters' current gradients."""
         loss = evaluated(closure)
         for group in self.param_groups:
             parameters, gradients = with_gradients("LAMB", group)
@@ -90,7 +91,7 @@ class LAMB(torch.optim.Optimizer):
         return loss
 
     def _step_group(self, group: dict[str, Any], spread: list[Tensor], gradients: list[Tensor]) -> None:
-        # torch's own names of its operations on lists.
+        # The names of torch's list operations begin with an underscore.
         first, second = (as_real(plain(buffers_of(self, spread, name))) for name in ("exp_avg", "exp_avg_sq"))
         steps = self._count(spread)
         parameters, gradients = as_real(plain(spread)), as_real(gradients)

@@ -16,7 +16,7 @@ _ORDERS = ("after_moments", "before_moments")
 
 
 class _AroundGradients:
-    """Scales each layer's gradient, with decay, before the optimizer's own step; the published form."""
+    """Scales each layer's gradient, with decay, before the optimizer's own step, as published."""
 
     name = "trust"
 
@@ -26,7 +26,7 @@ class _AroundGradients:
 
     def before(self, step: StepContext) -> None:
         groups = step.optimizer.param_groups
-        self._restore(groups)  # where the last step raised
+        self._restore(groups)  # in case the last step raised
         self._decays = [group["weight_decay"] for group in groups]
         for group in groups:
             if group.get("trust_ratio", True):
@@ -45,7 +45,7 @@ class _AroundGradients:
             each.grad = torch.add(gradient, each, alpha=decay).mul_(factor)
         group["weight_decay"] = 0.0
 
-    def after(self, step: StepContext, *, applied: bool) -> None:  # noqa: ARG002 -- as Stage
+    def after(self, step: StepContext, *, applied: bool) -> None:  # noqa: ARG002 -- the signature of Stage
         self._restore(step.optimizer.param_groups)
 
     def _restore(self, groups: list[dict[str, Any]]) -> None:
@@ -57,11 +57,11 @@ class _AroundGradients:
         return {}
 
     def load_state_dict(self, state: dict[str, Any], parameters: list[Tensor]) -> None:
-        """There is nothing to keep."""
+        """Do nothing: there is no state."""
 
 
 class _AroundSteps:
-    """Scales what the optimizer's own step changes in each layer."""
+    """Scales the change that the optimizer's own step makes to each layer."""
 
     name = "trust"
 
@@ -76,7 +76,7 @@ class _AroundSteps:
             if having and group.get("trust_ratio", True):
                 self._before.append((number(group["lr"]), having, [each.clone() for each in plain(having)]))
 
-    def after(self, step: StepContext, *, applied: bool) -> None:  # noqa: ARG002 -- as Stage
+    def after(self, step: StepContext, *, applied: bool) -> None:  # noqa: ARG002 -- the signature of Stage
         for rate, parameters, starts in self._before:
             own = plain(parameters)
             changes = torch._foreach_sub(own, starts)  # noqa: SLF001 -- torch's name
@@ -92,7 +92,7 @@ class _AroundSteps:
         return {}
 
     def load_state_dict(self, state: dict[str, Any], parameters: list[Tensor]) -> None:
-        """There is nothing to keep."""
+        """Do nothing: there is no state."""
 
 
 def LARC(  # noqa: N802 -- the field's name; one number for each term of the formula
@@ -103,24 +103,23 @@ def LARC(  # noqa: N802 -- the field's name; one number for each term of the for
     order: str | None = None,
     eps: float = 1e-8,
 ) -> torch.optim.Optimizer:
-    """Give `optimizer`'s layers steps in proportion to their weights, and return it; the object that it was.
+    """Scale each layer's step of `optimizer` to the norm of its weights; return `optimizer`.
 
         "clip"     the layer's learning rate is min(lr, ratio)
-        "scale"    it is lr ratio, as LARS has it
+        "scale"    the layer's learning rate is lr * ratio, as in LARS
 
     Args:
-        optimizer: SGD, Adam or AdamW, plain or distributed.
+        optimizer: SGD, Adam or AdamW, plain or distributed. It is changed in place.
         trust_coefficient: eta of the ratio.
         mode: "clip" or "scale".
-        order: "before_moments" scales the gradient and the decay that the optimizer gets, as published, and is SGD's.
-            Of Adam's step that changes next to nothing, as its moments divide the ratio out again; "after_moments"
-            scales the step itself, decay included, as LAMB does, and is Adam's and AdamW's unless the other is asked
-            for.
+        order: "before_moments" scales the gradient and the decay before the optimizer sees them, as published; it is
+            the default for SGD. It hardly affects Adam, whose moments divide the ratio out again. "after_moments"
+            scales the step itself, decay included, as LAMB does; it is the default for Adam and AdamW.
         eps: added to the denominator of the ratio.
 
     Raises:
-        ArgumentError: a number or a word that makes no sense.
-        UnsupportedError: an optimizer whose step is not known.
+        ArgumentError: an argument is out of range or unknown.
+        UnsupportedError: `optimizer` is neither SGD, Adam nor AdamW.
 
     Source: You, Gitman & Ginsburg 2017, arXiv 1708.03888, section 5; around Adam: Kurth et al., "Exascale deep learning
     for climate analytics", SC18, arXiv 1810.01993.
@@ -133,8 +132,8 @@ def LARC(  # noqa: N802 -- the field's name; one number for each term of the for
     is_adam = isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW)
     if not is_adam and not isinstance(optimizer, torch.optim.SGD):
         raise UnsupportedError(
-            f"LARC around {type(optimizer).__name__}, whose step it does not know; want SGD, Adam or AdamW, or LARS or "
-            "LAMB in their place"
+            f"LARC around {type(optimizer).__name__}: LARC supports only SGD, Adam and AdamW; want one of these, or LARS "
+            "or LAMB without LARC"
         )
     chosen = order or ("after_moments" if is_adam else "before_moments")
     require_choice("order", chosen, _ORDERS)

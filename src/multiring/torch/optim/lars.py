@@ -1,4 +1,4 @@
-"""LARS: momentum SGD whose layers step by the size of their weights."""
+"""LARS: momentum SGD with steps scaled to the norm of each layer's weights."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,20 +19,22 @@ from multiring.torch.step.gradients import (
 
 
 class LARS(torch.optim.Optimizer):
-    """SGD with momentum, each layer's step in proportion to its weights; see `multiring.gradients.trust_ratios`.
+    """Momentum SGD whose steps are scaled to the norm of each layer's weights.
 
-    Three forms are published; they differ in the ratio's denominator, and once the learning rate changes:
+    `multiring.gradients.trust_ratios` gives the formula of the scale. Three forms are published. They differ in the
+    denominator of the ratio, and in the effect of a change of the learning rate on the momentum:
 
         "paper"    |g| + wd |w|    v = m v + lr ratio (g + wd w);  w = w - v
-        "optax"    |g + wd w|      the same
-        "timm"     |g| + wd |w|    v = m v + ratio (g + wd w);     w = w - lr v      as torch's SGD has it
+        "optax"    |g + wd w|      as "paper"
+        "timm"     |g| + wd |w|    v = m v + ratio (g + wd w);     w = w - lr v      as in torch's SGD
 
-    A parameter group with trust_ratio=False steps as SGD does; `parameter_groups` makes one of biases and norms.
+    A parameter group with trust_ratio=False steps as SGD does; `parameter_groups` makes such a group of the biases and
+    norms.
 
     Source: You, Gitman & Ginsburg, "Large batch training of convolutional networks", 2017, arXiv 1708.03888.
     """
 
-    def __init__(  # noqa: PLR0913 -- as torch's optimizers
+    def __init__(  # noqa: PLR0913 -- torch's optimizers have as many
         self,
         params: Any,
         lr: float,
@@ -44,20 +46,20 @@ class LARS(torch.optim.Optimizer):
         nesterov: bool = False,
         form: str = "paper",
     ) -> None:
-        """Take these parameters.
+        """Optimize `params`.
 
         Args:
             params: tensors, pairs of names and tensors, or groups with options of their own.
-            lr: the learning rate; with a trust coefficient of 0.001 about 10 at a batch of 4,096.
-            momentum: 0 to 1.
-            weight_decay: added to the gradient, times the weights.
-            trust_coefficient: eta.
+            lr: the learning rate. With a trust coefficient of 0.001, use about 10 for a batch of 4,096.
+            momentum: the momentum factor, from 0 to below 1.
+            weight_decay: factor of the weights that is added to the gradient.
+            trust_coefficient: eta of the ratio.
             eps: added to the denominator of the ratio.
-            nesterov: whether a step looks ahead.
+            nesterov: whether to use Nesterov momentum.
             form: "paper", "optax" or "timm".
 
         Raises:
-            ArgumentError: a number out of range, or a form that does not exist.
+            ArgumentError: a number is out of range, or `form` is unknown.
         """
         for name, value in (("lr", lr), ("weight_decay", weight_decay), ("eps", eps)):
             require_number(name, value)
@@ -79,7 +81,7 @@ class LARS(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step with the gradients there are."""
+        """Take a step with the parameters' current gradients."""
         loss = evaluated(closure)
         for group in self.param_groups:
             self._step_group(group)
@@ -92,7 +94,7 @@ class LARS(torch.optim.Optimizer):
         parameters, gradients = plain(spread), plain(whole_gradients)
         rate, momentum = number(group["lr"]), group["momentum"]
         denominator, is_inside = LARS_FORMS[group["form"]]
-        # torch's own names of its operations on lists.
+        # The names of torch's list operations begin with an underscore.
         moved = torch._foreach_add(gradients, parameters, alpha=group["weight_decay"])  # noqa: SLF001
         if group["trust_ratio"]:
             ratios = lars_ratios(

@@ -1,7 +1,7 @@
-"""Muon, whose orthogonalisation the ranks share out among themselves.
+"""Muon, whose orthogonalisation is divided among the ranks.
 
-All ranks have the same momentum. Each orthogonalises some of the matrices, and all get all of them: the arithmetic of a
-step is divided by the ranks, for one gather of 16-bit numbers.
+All ranks have the same momentum. Each rank orthogonalises some of the matrices, and an allgather of 16-bit numbers
+gives all ranks all results. So a step costs each rank only its share of the arithmetic.
 
 Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024,
 https://kellerjordan.github.io/posts/muon/; the learning rate "match_rms_adamw" of Liu et al., "Muon is scalable for LLM
@@ -31,13 +31,13 @@ _RATES = ("original", "match_rms_adamw")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewtonSchulz:
-    """How Muon makes matrices orthogonal: a X + b (X X^T) X + c (X X^T)^2 X, some times.
+    """The iteration that orthogonalises a matrix X: repeat a X + b (X X^T) X + c (X X^T)^2 X.
 
     Args:
-        coefficients: a, b, c.
-        steps: how many times, below 100.
-        eps: the least norm that a matrix is divided by.
-        precision: in which that is done, and its result sent.
+        coefficients: a, b and c.
+        steps: number of iterations, below 100.
+        eps: lower limit of the norm by which the matrix is divided first.
+        precision: data type of the iterations and of the result that ranks exchange.
     """
 
     coefficients: tuple[float, float, float] = (3.4445, -4.7750, 2.0315)
@@ -60,19 +60,20 @@ class _Matrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows, and columns: all dimensions but the first."""
+        """Rows and columns; the columns cover all dimensions except the first."""
         rows = self.parameter.size(0)
         return rows, self.parameter.numel() // max(1, rows)
 
 
 class Muon(torch.optim.Optimizer):
-    """torch.optim.Muon, to the bit on one rank, with the work of a step divided among the ranks.
+    """torch.optim.Muon, with the work of a step divided among the ranks.
 
-    Its gradients have to be the same on all ranks, as a DistributedOptimizer's are. Biases, norms, embeddings and the
-    last layer are for another optimizer, as AdamW.
+    On one rank, its results are bit-identical to torch's. The gradients have to be the same on all ranks, as a
+    DistributedOptimizer makes them. Optimize biases, norms, embeddings and the last layer with another optimizer, for
+    example AdamW.
     """
 
-    def __init__(  # noqa: PLR0913 -- torch's
+    def __init__(  # noqa: PLR0913 -- torch's Muon has as many
         self,
         params: Any,
         lr: float = 1e-3,
@@ -84,20 +85,22 @@ class Muon(torch.optim.Optimizer):
         iteration: NewtonSchulz | None = None,
         process_set: ProcessSet = global_process_set,
     ) -> None:
-        """Take these matrices; of more dimensions, all but the first count as columns.
+        """Optimize `params`; in tensors of more than two dimensions, all but the first count as columns.
 
         Args:
             params: tensors, pairs of names and tensors, or groups with options of their own.
             lr: the learning rate.
-            weight_decay: decoupled.
-            momentum: 0 to 1.
-            nesterov: whether a step looks ahead.
-            adjust_lr_fn: "original", sqrt(max(1, rows/columns)), or "match_rms_adamw", 0.2 sqrt(max(rows, columns)).
-            iteration: how matrices are made orthogonal; by default as torch does it.
+            weight_decay: decoupled weight decay.
+            momentum: the momentum factor, from 0 to below 1.
+            nesterov: whether to use Nesterov momentum.
+            adjust_lr_fn: the factor of the learning rate: "original" means sqrt(max(1, rows/columns)), and
+                "match_rms_adamw" means 0.2 sqrt(max(rows, columns)).
+            iteration: the iteration that orthogonalises the matrices; torch's by default.
             process_set: the ranks that divide the work.
 
         Raises:
-            ArgumentError: a number out of range, or a parameter of fewer than two dimensions, or of complex numbers.
+            ArgumentError: a number is out of range, or a parameter has fewer than two dimensions or complex numbers.
+            UnsupportedError: a parameter is a DTensor.
         """
         for name, value in (("lr", lr), ("weight_decay", weight_decay)):
             require_number(name, value)
@@ -117,17 +120,17 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, defaults)
         self._precision = chosen.precision
         self._process_set = process_set
-        self._members: Group | None = None  # of which `_group` is a twin: another one once the job was joined anew
+        self._members: Group | None = None  # `_group` is its twin; rejoining a job replaces both
         self._group: Group | None = None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in torch, of matrices of real numbers."""
+        """Add a group of parameters, which have to be matrices of real numbers."""
         super().add_param_group(param_group)
         for each in self.param_groups[-1]["params"]:
             if is_dtensor(each):
                 raise UnsupportedError(
-                    f"Muon of a parameter, {described(each)}, of which each rank has a part: it makes whole matrices "
-                    "orthogonal; want a data or pipeline axis, or another optimizer"
+                    f"Muon of a parameter, {described(each)}, of which each rank has a part: Muon orthogonalises whole "
+                    "matrices; want a data or pipeline axis, or another optimizer"
                 )
             if each.dim() < 2 or each.is_complex():
                 del self.param_groups[-1]
@@ -138,7 +141,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step with the gradients there are; every rank does, with the same ones."""
+        """Take a step with the current gradients; call it on every rank, with the same gradients."""
         loss = evaluated(closure)
         found = [(group, *with_gradients("Muon", group)) for group in self.param_groups]
         for group, parameters, gradients in found:
@@ -159,15 +162,15 @@ class Muon(torch.optim.Optimizer):
         return loss
 
     def _accumulate(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]) -> None:
-        """Take the gradients into the momentum, of all matrices on all ranks."""
-        if not parameters:  # a step without a gradient, as the first one with lag
+        """Add the gradients of all matrices to the momentum; every rank does the same work."""
+        if not parameters:  # a step without gradients, for example the first with lag
             return
         buffers = buffers_of(self, parameters, "momentum_buffer")
         torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
 
     def _orthogonalised(self, matrices: list[_Matrix]) -> list[Tensor]:
-        """Return the update of each, of shape (rows, columns): those that are this rank's to make, and the others'."""
-        if not matrices:  # on no rank: their gradients are alike
+        """Return the update of each matrix, of shape (rows, columns), computed by this or another rank."""
+        if not matrices:  # the same on all ranks, because their gradients are alike
             return []
         group = self._ranks()
         if group is None or group.size == 1:
@@ -179,9 +182,9 @@ class Muon(torch.optim.Optimizer):
         for i, place in zip(own, torch.split(flat, [counts[i] for i in own]), strict=True):
             place.view(matrices[i].shape).copy_(self._iterated(matrices[i]))
         with internal_errors("Muon"):
-            # As bytes: what a number is does not matter on the way.
+            # The data type does not matter to the allgather, so it sends bytes.
             whole = np.asarray(group.all_gather(flat.view(torch.uint8).numpy()))
-        order = sorted(range(len(matrices)), key=lambda i: (owners[i], i))  # as they were gathered
+        order = sorted(range(len(matrices)), key=lambda i: (owners[i], i))  # the order of the gathered results
         numbers = torch.split(torch.from_numpy(whole).view(self._precision), [counts[i] for i in order])
         found = dict(zip(order, numbers, strict=True))
         return [found[i].view(each.shape) for i, each in enumerate(matrices)]
@@ -189,7 +192,7 @@ class Muon(torch.optim.Optimizer):
     def _iterated(self, matrix: _Matrix) -> Tensor:
         group = matrix.group
         update = self.state[matrix.parameter]["momentum_buffer"]
-        if group["nesterov"]:  # a look ahead
+        if group["nesterov"]:  # Nesterov's look-ahead
             update = matrix.gradient.lerp(update, group["momentum"])
         return orthogonalised(
             update.reshape(matrix.shape),
@@ -202,7 +205,7 @@ class Muon(torch.optim.Optimizer):
     def _ranks(self) -> Group | None:
         held = held_by(self)
         if not is_initialized() or not self._process_set.included() or (held is not None and held.stages is not None):
-            return None  # the ranks of a pipeline have other matrices
+            return None  # the ranks of a pipeline have different matrices
         members = members_of(self._process_set).group
         if self._members is not members:
             self._members, self._group = members, members.twin()
@@ -212,7 +215,10 @@ class Muon(torch.optim.Optimizer):
 def orthogonalised(
     matrix: Tensor, precision: torch.dtype, coefficients: tuple[float, float, float], *, steps: int, eps: float
 ) -> Tensor:
-    """Return about U V^T of U S V^T = `matrix`, by Newton-Schulz iterations in `precision`; shape (rows, columns)."""
+    """Return an approximation of U V^T, given `matrix` = U S V^T, by Newton-Schulz iterations.
+
+    The result has the shape of `matrix` and the data type `precision`.
+    """
     a, b, c = coefficients
     is_tall = matrix.size(0) > matrix.size(1)
     x = matrix.to(precision, copy=True)
@@ -225,13 +231,15 @@ def orthogonalised(
 
 
 def owners_of(shapes: Sequence[tuple[int, ...]], ranks: int) -> list[int]:
-    """Return which rank orthogonalises which matrix: the costliest first, each to the rank with the least to do.
+    """Return for each matrix the rank that orthogonalises it.
+
+    The costliest matrix is assigned first, each to the rank with the smallest load so far.
 
     Args:
-        shapes: (rows, columns) of each.
-        ranks: how many.
+        shapes: (rows, columns) of each matrix.
+        ranks: number of ranks.
     """
-    # Two products of the small side twice with the large one, and one of the small side alone, at each iteration.
+    # With sides s <= l, an iteration computes two products of s * s * l multiplications and one product of s * s * s.
     costs = [min(shape) ** 2 * (2 * max(shape) + min(shape)) for shape in shapes]
     load, owners = [0] * ranks, [0] * len(shapes)
     for i in sorted(range(len(shapes)), key=lambda i: (-costs[i], i)):

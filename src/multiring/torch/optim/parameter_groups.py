@@ -1,4 +1,4 @@
-"""Which parameters take weight decay and a trust ratio: matrices and filters do; biases and norms do not."""
+"""Parameter groups: matrices and filters take weight decay and a trust ratio, biases and norms do not."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,20 +15,22 @@ def parameter_groups(
     without: Callable[[str, Tensor], bool] | None = None,
     trust_ratio: bool = True,
 ) -> list[dict[str, Any]]:
-    """Return two groups for an optimizer: what decays, and biases and norms, which do not, and have no trust ratio.
+    """Return two parameter groups: with weight decay, and without (biases and norms).
 
         optimizer = mt.LARS(mt.parameter_groups(model, weight_decay=5e-5), lr=10.0)
         optimizer = torch.optim.AdamW(mt.parameter_groups(model, weight_decay=0.1, trust_ratio=False))
 
+    The second group has no trust ratio either. Parameters that require no gradient are in neither group.
+
     Args:
-        model: whose parameters that require a gradient there are.
-        weight_decay: of the first group; the second's is 0.
-        without: whether a parameter, by name and value, is of the second group; by default those of at most one
-            dimension, which are biases and the scales of norms.
-        trust_ratio: whether the groups say if they have one, as LARS, LAMB and LARC want to know.
+        model: the model.
+        weight_decay: weight decay of the first group. The second group's is 0.
+        without: a function of a parameter's name and value that returns whether the parameter belongs to the second
+            group. By default, parameters of at most one dimension do: biases and the scales of norms.
+        trust_ratio: whether to add the option `trust_ratio` to each group, which LARS, LAMB and LARC read.
 
     Raises:
-        ArgumentError: the model has no parameter to train.
+        ArgumentError: the model has no parameter that requires a gradient.
     """
     chosen = without or (lambda _name, parameter: parameter.dim() <= 1)
     named = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
