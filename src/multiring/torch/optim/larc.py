@@ -132,8 +132,8 @@ def LARC(  # noqa: N802 -- the field's name; one number for each term of the for
     is_adam = isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW)
     if not is_adam and not isinstance(optimizer, torch.optim.SGD):
         raise UnsupportedError(
-            f"LARC around {type(optimizer).__name__}: LARC supports only SGD, Adam and AdamW; want one of these, or LARS "
-            "or LAMB without LARC"
+            f"LARC around {type(optimizer).__name__}, whose step it does not know; want SGD, Adam or AdamW, or LARS or "
+            "LAMB without LARC"
         )
     chosen = order or ("after_moments" if is_adam else "before_moments")
     require_choice("order", chosen, _ORDERS)
