@@ -1,4 +1,5 @@
-"""One model on many ranks: what its step takes under each mix of axes, and the mix that is built.
+"""Run one model on many ranks: measure its step under each parallelism, choose one, and build it.
 
-`planner.parallelism` decides; here a model is taken apart, measured, and put on a DeviceMesh by torch's own means.
+`planner.parallelism` makes the choice. This package analyses and measures the model, and puts it on a DeviceMesh with
+torch's own means.
 """

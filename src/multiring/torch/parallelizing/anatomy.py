@@ -1,4 +1,4 @@
-"""A model taken apart: its units, in their order, and which layers the ranks of a tensor axis can divide."""
+"""The structure of a model: its units in order, and the layers that tensor-axis ranks can divide."""
 
 import math
 from collections import Counter
@@ -10,28 +10,28 @@ from types import MappingProxyType
 from torch import nn
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-# They do the same to each feature, so that a rank can do it to its own features alone.
+# These layers treat each feature by itself, so a rank can apply them to its own features alone.
 _ELEMENTWISE = (
     nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Identity, nn.LeakyReLU, nn.ELU, nn.Softplus, nn.Mish,
     nn.Hardswish, nn.Hardtanh,
 )  # fmt: skip
-_DROPOUTS = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention)  # noqa: SLF001 -- torch has no public base of them
-_BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)  # noqa: SLF001 -- the same
-_PAIR_LEAST_BYTES = 1 << 18  # of two layers that are divided together: less is not worth two exchanges
-_ALONE_LEAST_BYTES = 1 << 20  # of one that is divided alone
+_DROPOUTS = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention)  # noqa: SLF001 -- torch has no public base class of them
+_BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)  # noqa: SLF001 -- as above
+_PAIR_LEAST_BYTES = 1 << 18  # least size of two layers divided together: smaller ones are not worth two exchanges
+_ALONE_LEAST_BYTES = 1 << 20  # least size of a layer that is divided alone
 
 
 class Split(Enum):
-    """How a layer is divided; ranks have all features of what goes in, or comes out, unless it is said otherwise."""
+    """How a layer is divided. Unless stated otherwise, ranks have all input and output features."""
 
-    COLUMN = "column"  # each rank makes its own features, and keeps them
-    ROW = "row"  # each rank takes its own features; sums
-    GATHERED = "gathered"  # each rank makes its own features; all are gathered
+    COLUMN = "column"  # each rank computes its own features, and keeps them
+    ROW = "row"  # each rank reads its own features; the results are summed
+    GATHERED = "gathered"  # each rank computes its own features; the results are gathered
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A unit: its name in the model, and the module; None for the parameters that the model itself has."""
+    """A unit: its name in the model and its module, or None for parameters of the model itself."""
 
     name: str
     module: nn.Module | None
@@ -39,10 +39,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Anatomy:
-    """What a model is made of.
+    """The structure of a model.
 
-    `splits` names the layers that a tensor axis divides, `divisor` is what its ranks have to divide. `refused` says
-    why an axis cannot be had.
+    Attributes:
+        parts: the model's units, in their order.
+        splits: the layers that a tensor axis divides, by name.
+        divisor: number that the size of a tensor axis must divide.
+        refused: the axes that the model cannot have, with the reason.
     """
 
     parts: tuple[Part, ...]
@@ -52,7 +55,7 @@ class Anatomy:
 
 
 def anatomy_of(model: nn.Module, ranks: int) -> Anatomy:
-    """Return what `model` is made of, as far as `ranks` ranks are concerned."""
+    """Return the structure of `model`, with layers that `ranks` ranks can divide."""
     parts = [*_parts(model, "")]
     if not parts:
         parts = [Part("", model)]
@@ -63,7 +66,7 @@ def anatomy_of(model: nn.Module, ranks: int) -> Anatomy:
 
 
 def modules_below(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules of the unit `name`, itself included, by their names in the model."""
+    """Yield the names and modules of the unit `name`, itself included."""
     for below, module in model.get_submodule(name).named_modules():
         yield ".".join(filter(None, (name, below))), module
 
@@ -82,7 +85,7 @@ def _refused(model: nn.Module, parts: list[Part], splits: dict[str, Split]) -> d
     times = Counter(id(each) for _, each in model.named_parameters(remove_duplicate=False))
     shared = [name for name, each in model.named_parameters() if times[id(each)] > 1]
     if not is_sequence(model):
-        found["pipeline"] = "the model is no nn.Sequential, so that nothing says in which order its parts run"
+        found["pipeline"] = "the model is no nn.Sequential, so the order in which its parts run is unknown"
     elif len(parts) == 1:
         found["pipeline"] = "the model has one part"
     normed = [name for name, module in model.named_modules() if isinstance(module, _BATCH_NORMS)]
@@ -103,7 +106,7 @@ def _draws(module: nn.Module) -> bool:
 
 
 def is_sequence(model: nn.Module) -> bool:
-    """Return whether the parts of `model` run one after the other, each on what the one before made."""
+    """Return whether the parts of `model` run one after the other, each on the previous part's output."""
     return isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward
 
 
@@ -127,7 +130,7 @@ Placed = tuple[int, nn.Linear]
 
 
 def _pairs(sequence: nn.Sequential) -> Iterator[tuple[Placed, Placed]]:
-    """Yield two linear layers and their places, with nothing but elementwise ones between; none is in two pairs."""
+    """Yield pairs of linear layers with only elementwise layers between; no layer is in two pairs."""
     first: Placed | None = None
     for place, module in enumerate(sequence):
         if type(module) is nn.Linear and _has_its_own(module):
@@ -143,14 +146,17 @@ def _joined(path: str, place: int) -> str:
 
 
 def _bytes_of(module: nn.Module) -> int:
-    """Return the bytes of what a layer that can be divided has; 0 of any other."""
+    """Return the bytes of a layer's parameters; 0 if the layer cannot be divided."""
     if (type(module) is nn.Linear or (type(module) is nn.Embedding and _is_plain(module))) and _has_its_own(module):
         return sum(each.nbytes for each in module.parameters(recurse=False))
     return 0
 
 
 def _has_its_own(module: nn.Module) -> bool:
-    """Return whether a layer computes by its weight and bias alone: older reparametrizations put others in place."""
+    """Return whether a layer computes with its own weight and bias alone.
+
+    Older reparametrizations replace them.
+    """
     return {name for name, _ in module.named_parameters(recurse=False)} <= {"weight", "bias"} and not (
         module._forward_pre_hooks  # noqa: SLF001 -- torch has no other way to ask
     )

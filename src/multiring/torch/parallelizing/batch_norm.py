@@ -1,4 +1,4 @@
-"""Batch norm whose statistics are of all data ranks' samples, over torch.distributed."""
+"""Batch norm over the samples of all data ranks, with torch.distributed."""
 
 import math
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-_BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)  # noqa: SLF001 -- torch has no public base of them
+_BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)  # noqa: SLF001 -- torch has no public base class of them
 
 
 class _Summed(torch.autograd.Function):
-    """The sum over all ranks, of which each rank's result depends on all ranks' inputs."""
+    """The sum over all ranks. Its backward also sums, since each rank's result depends on every input."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, groups: Sequence[dist.ProcessGroup]) -> Tensor:
@@ -32,19 +32,22 @@ def _sum(value: Tensor, groups: Sequence[dist.ProcessGroup]) -> Tensor:
 
 
 class _Synchronised(nn.modules.batchnorm._BatchNorm):  # noqa: SLF001 -- as above
-    """What a batch norm becomes; its place is before the class that it was."""
+    """A batch norm that is synchronised over ranks.
+
+    `synchronise_batch_norms` inserts this class before the original class of a module.
+    """
 
     _groups: Sequence[dist.ProcessGroup] = ()
     _ranks: int = 1
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 -- torch's name
-        """Normalise by the statistics of all ranks' samples, of which each has equally many."""
+        """Normalise by the statistics of all ranks' samples; every rank has equally many."""
         if not self.training and self.running_mean is not None:
             return super().forward(input)
         self._check_input_dim(input)  # type: ignore[no-untyped-call] # torch's own
         dims = [0, *range(2, input.dim())]
         shape = [1, -1, *[1] * (input.dim() - 2)]
-        # Two passes: the difference of two large sums would lose what float32 has.
+        # Two passes, because the difference of two large sums would lose the precision of float32.
         values = input if input.dtype in {torch.float32, torch.float64} else input.float()
         mean = self._mean_of_ranks(values.mean(dims))
         apart = values - mean.view(shape)
@@ -82,15 +85,15 @@ def restore_batch_norms(model: nn.Module) -> None:
 
 
 def synchronise_batch_norms(model: nn.Module, groups: Sequence[dist.ProcessGroup]) -> None:
-    """Have each batch norm of `model` normalise over the samples of all ranks of `groups`, which are axes of a mesh.
+    """Make each batch norm of `model` normalise over the samples of all ranks of `groups`.
 
-    Modules stay the objects that they were, and of their class.
+    The modules stay the same objects, and instances of their class. `groups` are axes of a mesh.
     """
     restore_batch_norms(model)
     for module in model.modules():
         if groups and isinstance(module, _BATCH_NORMS):
             kind = type(module)
-            # Of the class, not of the module: modules are copied and pickled, groups cannot be.
+            # The class stores the groups, because modules are copied and pickled, and groups cannot be.
             namespace = {
                 "__doc__": kind.__doc__,
                 "__module__": kind.__module__,

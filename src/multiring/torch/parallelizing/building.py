@@ -1,4 +1,4 @@
-"""A mix put to work by torch's own means: DistributedDataParallel, fully_shard, and plans of DTensors."""
+"""Apply a parallelism with torch's own means: DistributedDataParallel, fully_shard and DTensor plans."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -25,11 +25,11 @@ _SPARE = "_multiring_spare"
 
 
 def equalise(model: nn.Module) -> None:
-    """Give every rank the parameters and buffers of rank 0. Every rank calls it."""
+    """Broadcast rank 0's parameters and buffers. Every rank calls it."""
     with torch.no_grad():
         for each in (*model.parameters(), *model.buffers()):
             own = each.detach()
-            told = own.contiguous()  # which backends want, and channels_last is not
+            told = own.contiguous()  # Backends need a contiguous tensor; channels_last is not.
             dist.broadcast(told, 0)
             if told is not own:
                 own.copy_(told)
@@ -40,8 +40,8 @@ def replicated(model: nn.Module, group: dist.ProcessGroup) -> nn.Module:
     options: dict[str, Any] = {"process_group": group, "gradient_as_bucket_view": True}
     if all(type(each).__module__.startswith("torch.nn.") for each in model.modules()):
         return DistributedDataParallel(model, **options)
-    # A forward of a program's own may leave parameters out, each time and on each rank others. Of one that never does
-    # torch would complain, unless there is a parameter that nothing uses.
+    # A program's own forward may skip different parameters on each rank and at each call, so torch has to search for
+    # unused ones. If a forward never skips any, torch would warn, so a spare parameter that nothing uses is registered.
     first = next(iter(model.parameters()))
     model.register_parameter(_SPARE, nn.Parameter(torch.zeros(1, dtype=first.dtype)))
     found = DistributedDataParallel(model, find_unused_parameters=True, **options)
@@ -50,7 +50,7 @@ def replicated(model: nn.Module, group: dist.ProcessGroup) -> nn.Module:
 
 
 def sharded(model: nn.Module, parts: tuple[Part, ...], units: tuple[Unit, ...], mesh: DeviceMesh) -> nn.Module:
-    """Return the model with parameters sharded over the last axis of `mesh`, and replicated over another one."""
+    """Return the model sharded over the last axis of `mesh`, and replicated over the other axis, if any."""
     for group in gathered_together(units)[1:]:
         modules = [parts[index].module for index in group]
         for module in modules:
@@ -58,14 +58,14 @@ def sharded(model: nn.Module, parts: tuple[Part, ...], units: tuple[Unit, ...], 
                 fully_shard(module, mesh=mesh)
     fully_shard(model, mesh=mesh)
     if dist.get_backend() == "gloo" and isinstance(model, FSDPModule):
-        # Its average is wrong in a reduce-scatter, until this is shut: https://github.com/pytorch/pytorch/issues/162338
+        # Gloo's average in a reduce-scatter is wrong without this: https://github.com/pytorch/pytorch/issues/162338
         model.set_force_sum_reduction_for_comms(True)
     return model
 
 
 def divided(model: nn.Module, splits: Mapping[str, Split], mesh: DeviceMesh) -> nn.Module:
-    """Return the model with the layers of `splits` divided over the one axis of `mesh`."""
-    # All ranks have the same parameters: each takes its part of its own.
+    """Return the model with the layers of `splits` divided over the only axis of `mesh`."""
+    # All ranks have the same parameters, so each takes its part without communication.
     return parallelize_module(model, mesh, {name: _style(split) for name, split in splits.items()}, src_data_rank=None)
 
 
@@ -76,9 +76,9 @@ def _style(split: Split) -> ParallelStyle:
 
 
 def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
-    """Average what this rank holds of all gradients over `group`, those of one type as one buffer.
+    """Average this rank's parts of all gradients over `group`, with one buffer per data type.
 
-    A parameter without a gradient counts as zero; where no rank has one, it stays without.
+    A missing gradient counts as zero; if a parameter has no gradient on any rank, it gets none.
     """
     trained = [each for each in parameters if each.requires_grad]
     if not trained:
@@ -101,8 +101,11 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGro
 
 
 def settle_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Have each gradient lie as its parameter does: torch leaves some as sums that are still to be made."""
+    """Redistribute each gradient to its parameter's placements.
+
+    torch leaves some gradients as sums that have not been reduced yet.
+    """
     for each in parameters:
         gradient = each.grad
-        if is_dtensor(each) and is_dtensor(gradient) and gradient.placements != each.placements:  # type: ignore[union-attr, attr-defined] # both are DTensors
-            each.grad = gradient.redistribute(placements=each.placements)  # type: ignore[union-attr, attr-defined] # the same
+        if is_dtensor(each) and is_dtensor(gradient) and gradient.placements != each.placements:  # both are DTensors
+            each.grad = gradient.redistribute(placements=each.placements)  # both are DTensors

@@ -1,8 +1,8 @@
-"""The state of a parallel model, and of its optimizer, as one process would have it: for checkpoints of any mesh.
+"""The state of a parallel model and of its optimizer, in the form of a single process, for checkpoints of any mesh.
 
-Parameters are put together of the ranks' parts; of a pipeline all stages' are there, in the order of the model. An
-optimizer numbers its parameters as one of the whole model does whose groups list them in the model's order. Every rank
-calls each function.
+Each parameter is put together from the ranks' parts. The state of a pipeline contains all stages, in the order of the
+model. Parameters have the numbers that an optimizer of the whole model would give them if its groups list them in the
+model's order. Every rank has to call each of these functions.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,35 +23,40 @@ State = dict[str, Any]
 
 
 def whole_state(module: nn.Module, held: Held) -> State:
-    """Return the state of the whole model of which `module` is this rank's.
+    """Return the state of the whole model, of which `module` is this rank's part.
 
     Raises:
-        MismatchError: another stage of a pipeline cannot tell its state.
+        MismatchError: another stage of a pipeline failed to return its state.
     """
     return _merged(held, "save", lambda: {name: whole(value) for name, value in module.state_dict().items()})
 
 
 def whole_module_state(module: nn.Module, held: Held) -> Saved:
-    """Return what a checkpoint has of a pipeline's model: its state, and the buffers that are not in its state_dict."""
+    """Return a pipeline model's state for a checkpoint.
+
+    It contains the state_dict and the buffers outside the state_dict.
+    """
     beside = _merged(held, "save", lambda: dict(state_of_module(module).beside or {}).get(BUFFERS, {}))
     return Saved(whole_state(module, held), None, {BUFFERS: beside} if beside else None)
 
 
 def load_whole_state(module: nn.Module, held: Held, state: Mapping[str, Any]) -> None:
-    """Give `module` its part of the state of the whole model.
+    """Load this rank's part of the whole model's state into `module`.
 
     Raises:
-        ArgumentError: on every rank: a name is missing or unknown, or a shape is another.
+        ArgumentError: a name is missing or unknown, or a shape differs. Every rank raises it.
         MismatchError: another stage of a pipeline could not load its part.
     """
     load_whole_module(module, held, Saved(state))
 
 
 def load_whole_module(module: nn.Module, held: Held, saved: Saved) -> None:
-    """Give `module` its part of what a checkpoint has of the whole model, on any mesh, perhaps of one in wrappers.
+    """Load this rank's part of a checkpoint of the whole model into `module`.
+
+    The checkpoint may come from any mesh, and from a model in wrappers.
 
     Raises:
-        ArgumentError: on every rank: a name is missing or unknown, or a shape is another.
+        ArgumentError: a name is missing or unknown, or a shape differs. Every rank raises it.
         MismatchError: another stage of a pipeline could not load its part.
     """
     own, names = module.state_dict(), _saved_names(module, held, saved.shared)
@@ -75,7 +80,7 @@ def _saved_names(module: nn.Module, held: Held, state: Mapping[str, Any]) -> dic
 
 
 def _refuse_other_shapes(own: State, given: State, held: Held) -> None:
-    """Raise ArgumentError, on every rank, where a tensor of `given` has another shape than this model's."""
+    """Raise ArgumentError on every rank if a tensor of `given` has a different shape than in the model."""
     found = next(
         (
             f"load: {name} has shape {tuple(given[name].shape)} in the state, and {tuple(mine.shape)} in the model"
@@ -90,16 +95,16 @@ def _refuse_other_shapes(own: State, given: State, held: Held) -> None:
 
 
 def whole_optimizer_state(optimizer: torch.optim.Optimizer, held: Held, state: State, stages_key: str) -> State:
-    """Return the `state` of an optimizer of this rank's parameters as one of the whole model has it.
+    """Turn this rank's optimizer `state` into the state of an optimizer of the whole model.
 
     Raises:
-        ArgumentError: the stages' optimizers have unlike groups, or there is a moving average.
+        ArgumentError: the stages' optimizers have different groups, or the optimizer has a moving average.
     """
     attached = dict(state.get(stages_key, {}))
     if "average" in attached:
         raise ArgumentError(
-            f"save: an optimizer with a moving average of a model under {held.parallelism}: a rank has part of "
-            "that alone; save the model within average.applied(), and the optimizer before moving_average is attached"
+            f"save: an optimizer with a moving average of a model under {held.parallelism}: each rank has only a "
+            "part of it; save the model within average.applied(), and the optimizer before moving_average is attached"
         )
     numbers = _numbers(optimizer, held)
     told: list[dict[int, Any]] = [
@@ -122,10 +127,10 @@ def whole_optimizer_state(optimizer: torch.optim.Optimizer, held: Held, state: S
 
 
 def load_whole_optimizer(optimizer: torch.optim.Optimizer, held: Held, state: State, stages_key: str) -> None:
-    """Load what this rank's `optimizer` is to have of the `state` of one of the whole model.
+    """Load this rank's part of a whole model's optimizer `state` into `optimizer`.
 
     Raises:
-        ArgumentError: on every rank: it is of another number of parameters.
+        ArgumentError: the state has a different number of parameters. Every rank raises it.
         MismatchError: another stage of a pipeline could not load its part.
     """
     own = _own_optimizer_state(optimizer, held, state, stages_key)
@@ -133,10 +138,10 @@ def load_whole_optimizer(optimizer: torch.optim.Optimizer, held: Held, state: St
 
 
 def _own_optimizer_state(optimizer: torch.optim.Optimizer, held: Held, state: State, stages_key: str) -> State:
-    """Return what this rank's `optimizer` is to load of the `state` of one of the whole model.
+    """Return the part of a whole model's optimizer `state` that `optimizer` has to load.
 
     Raises:
-        ArgumentError: it is of another number of parameters.
+        ArgumentError: the state has a different number of parameters.
     """
     members = _members(optimizer, held)
     found = [len(group["params"]) for group in state["param_groups"]]
@@ -148,7 +153,7 @@ def _own_optimizer_state(optimizer: torch.optim.Optimizer, held: Held, state: St
     by_number = {int(number): each for number, each in state["state"].items()}
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     numbers = _numbers(optimizer, held)
-    # What the state calls a parameter: its own numbers, in the order of the groups.
+    # The parameters' numbers in the state, in the order of the groups.
     names = [int(name) for group in state["param_groups"] for name in group["params"]]
     own: dict[int, Any] = {}
     for place, parameter in enumerate(parameters):
@@ -173,12 +178,14 @@ def _own_optimizer_state(optimizer: torch.optim.Optimizer, held: Held, state: St
 
 
 def _merged(held: Held, doing: str, work: Callable[[], State]) -> State:
-    """Return what `work` returns on all stages, as one."""
+    """Return the union of the dictionaries that `work` returns on all stages."""
     return {name: value for part in _told_by_stages(held, doing, work) for name, value in part.items()}
 
 
 def _told_by_stages(held: Held, doing: str, work: Callable[[], Any]) -> list[Any]:
-    """Return what `work` returns on each stage; where it fails on one, raise on all, so that none waits for it later.
+    """Run `work` on each stage, and return the results of all stages.
+
+    If one stage fails, all stages raise, so that no stage waits for another one later.
 
     Raises:
         MismatchError: another stage failed.
@@ -186,7 +193,7 @@ def _told_by_stages(held: Held, doing: str, work: Callable[[], Any]) -> list[Any
     found, failure = None, None
     try:
         found = work()
-    except Exception as error:  # noqa: BLE001 -- raised below, when the other stages know
+    except Exception as error:  # noqa: BLE001 -- raised below, after the other stages have received it
         failure = error
     told = _of_stages((None if failure is None else f"{type(failure).__name__}: {failure}", found), held)
     if failure is not None:
@@ -198,7 +205,7 @@ def _told_by_stages(held: Held, doing: str, work: Callable[[], Any]) -> list[Any
 
 
 def _of_stages(own: Any, held: Held) -> list[Any]:
-    """Return what all stages of a pipeline have, in their order."""
+    """Gather `own` from all stages of a pipeline, in their order."""
     if held.stages is None:
         return [own]
     found: list[Any] = [None] * held.stages.size()
@@ -207,7 +214,7 @@ def _of_stages(own: Any, held: Held) -> list[Any]:
 
 
 def _counts(optimizer: torch.optim.Optimizer, held: Held) -> list[list[int]]:
-    """Return how many parameters each group of each stage has."""
+    """Return the number of parameters of each group of each stage."""
     counts: list[list[int]] = _of_stages([len(group["params"]) for group in optimizer.param_groups], held)
     if len(set(map(len, counts))) > 1:
         raise ArgumentError(
@@ -218,14 +225,14 @@ def _counts(optimizer: torch.optim.Optimizer, held: Held) -> list[list[int]]:
 
 
 def _members(optimizer: torch.optim.Optimizer, held: Held) -> list[list[int]]:
-    """Return the numbers of the parameters of each group of an optimizer of the whole model."""
+    """Return each group's parameter numbers in an optimizer of the whole model."""
     totals = [sum(each) for each in zip(*_counts(optimizer, held), strict=True)]
     starts = [sum(totals[:at]) for at in range(len(totals))]
     return [list(range(start, start + total)) for start, total in zip(starts, totals, strict=True)]
 
 
 def _numbers(optimizer: torch.optim.Optimizer, held: Held) -> list[int]:
-    """Return the number that each parameter of this rank's optimizer has in one of the whole model."""
+    """Return the numbers of this rank's parameters in an optimizer of the whole model."""
     counts = _counts(optimizer, held)
     stage = 0 if held.stages is None else held.stages.rank()
     found: list[int] = []
@@ -236,7 +243,7 @@ def _numbers(optimizer: torch.optim.Optimizer, held: Held) -> list[int]:
 
 
 def _spread(value: Tensor, like: Any) -> Tensor:
-    """Return this rank's part of `value`, which all ranks have, as `like` is spread."""
+    """Return this rank's part of `value`, with the placements of `like`; all ranks have the whole `value`."""
     if not is_dtensor(like):
         return value
     return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)

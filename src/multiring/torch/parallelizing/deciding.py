@@ -1,4 +1,4 @@
-"""The whole way: from a model and a batch to the model on its mesh."""
+"""Choose a parallelism for a model and a batch, and build the model on its mesh."""
 
 import sys
 import warnings
@@ -37,7 +37,7 @@ Mesh = str | Mapping[str, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prospect:
-    """What was measured of a model for a batch, where its ranks are, and what is expected of each mix, best first."""
+    """A model's measurements for a batch, its topology, and a forecast per parallelism, best first."""
 
     inputs: tuple[Tensor, ...]
     measured: Measured
@@ -46,14 +46,14 @@ class Prospect:
     forecasts: list[Forecast]
 
     def taken(self, mesh: Mesh, without: Collection[Parallelism] = ()) -> Parallelism:
-        """Return the mix that `mesh` stands for, laid best.
+        """Return the parallelism for `mesh`, with the best placement of its axes.
 
         Args:
-            mesh: "auto", or axes and sizes.
-            without: mixes that "auto" does not take.
+            mesh: "auto", or axes and their sizes.
+            without: parallelisms that "auto" must not choose.
 
         Raises:
-            ArgumentError: it cannot be had; no mix fits.
+            ArgumentError: the axes are impossible for this model, or no parallelism fits into memory.
         """
         if not isinstance(mesh, Mapping):
             left = [each for each in self.forecasts if each.parallelism not in without]
@@ -62,10 +62,11 @@ class Prospect:
 
 
 def decide(model: nn.Module, mesh: Mesh, prospect: Prospect) -> ParallelModel:
-    """Take a mix, say so on rank 0, and build it.
+    """Choose a parallelism, print it on rank 0, and build the model.
 
     Raises:
-        ArgumentError: no mix fits; the model does not run under the one that was asked for, or under any.
+        ArgumentError: no parallelism fits into memory, or the model runs under none of them, or not under the requested
+            one.
     """
     parallelism, outcomes = settled(model, mesh, prospect)
     difference = outcomes[parallelism].difference
@@ -80,19 +81,21 @@ def decide(model: nn.Module, mesh: Mesh, prospect: Prospect) -> ParallelModel:
         if difference:
             warnings.warn(
                 f"parallelize: under {parallelism}, {difference}: the model does not treat each sample by itself, and "
-                "each rank computes with its own part of the batch. Training is not that of one process",
+                "each rank computes with its own part of the batch. Training will differ from that of one process",
                 stacklevel=3,
             )
     return build(model, parallelism, prospect)
 
 
 def settled(model: nn.Module, mesh: Mesh, prospect: Prospect) -> tuple[Parallelism, dict[Parallelism, Outcome]]:
-    """Return the mix to take, and what trials of it, and of better ones, came to. Every rank calls it.
+    """Return the chosen parallelism, and the outcome of each trial. Every rank calls it.
 
-    "auto" takes the best one that runs and has the gradients of one process; where none has, the best one that runs.
+    "auto" chooses the best parallelism that runs and has the gradients of one process. If none has them, it chooses the
+    best one that runs.
 
     Raises:
-        ArgumentError: no mix fits; the model does not run under the one that was asked for, or under any.
+        ArgumentError: no parallelism fits into memory, or the model runs under none of them, or not under the requested
+            one.
     """
     outcomes: dict[Parallelism, Outcome] = {}
     fitting = [each.parallelism for each in prospect.forecasts if each.fits]
@@ -118,10 +121,12 @@ def look(
     optimizer_states: int,
     topology: Topology | None,
 ) -> Prospect:
-    """Return what is expected of `model`, which has rank 0's parameters then. Every rank calls it.
+    """Measure `model` and forecast each parallelism; afterwards all ranks have rank 0's parameters.
+
+    Every rank calls it.
 
     Raises:
-        ArgumentError: `inputs` are no batch; `topology` is not of all ranks; the model has a SyncBatchNorm.
+        ArgumentError: `inputs` are no batch, `topology` has another number of ranks, or the model has a SyncBatchNorm.
         UnsupportedError: the model is not in host memory.
     """
     batch_of(inputs)
@@ -151,7 +156,10 @@ def look(
 
 
 def _refuse_synchronised(model: nn.Module) -> None:
-    """Raise ArgumentError where a layer exchanges by itself: it would wait while one rank is measured."""
+    """Raise ArgumentError if a layer communicates by itself.
+
+    Such a layer would wait for the other ranks while one rank is measured.
+    """
     for name, module in model.named_modules():
         if isinstance(module, nn.SyncBatchNorm | SyncBatchNorm):
             raise ArgumentError(
@@ -161,11 +169,11 @@ def _refuse_synchronised(model: nn.Module) -> None:
 
 
 def refuse_what_cannot_be(mesh: Mesh) -> None:
-    """Raise before anything is measured.
+    """Check the process group and `mesh` before anything is measured.
 
     Raises:
-        StateError: there is no process group.
-        ArgumentError: `mesh` is nothing that could be.
+        StateError: torch.distributed has no process group.
+        ArgumentError: `mesh` is neither "auto" nor a valid set of axes.
     """
     if not dist.is_available() or not dist.is_initialized():
         raise StateError("torch.distributed is not initialised; call torch.distributed.init_process_group() first")
@@ -176,7 +184,7 @@ def refuse_what_cannot_be(mesh: Mesh) -> None:
 
 
 def build(model: nn.Module, parallelism: Parallelism, prospect: Prospect) -> ParallelModel:
-    """Return `model`, of which all ranks have the same parameters, under `parallelism`. Every rank calls it."""
+    """Build `model`, whose parameters are alike on all ranks, under `parallelism`. Every rank calls it."""
     profile = prospect.measured.profile
     anatomy = anatomy_of(model, parallelism.ranks)
     mesh = mesh_of(parallelism, prospect.topology)

@@ -1,7 +1,7 @@
-"""The first batch of a parallel model: have the ranks the samples that they are meant to have?
+"""A check that a parallel model's ranks get the right samples in the first batch.
 
-Nobody tells a program whose loaders give the ranks of a tensor or pipeline axis unlike samples: it trains, and to no
-end. So the ranks compare their first batch.
+If a program's loaders give different samples to the ranks of a tensor or pipeline axis, training fails silently.
+Therefore the ranks compare their first batch.
 """
 
 import warnings
@@ -19,16 +19,18 @@ _NAMES = ("inputs", "targets")
 
 
 def compare_first_batch(batch: tuple[Any, Any], data_rank: int, data_ranks: int, parallelism: str) -> None:
-    """Compare the first batch with those of the other ranks, which all call it.
+    """Compare this rank's first batch with the other ranks' batches. Every rank calls it.
+
+    It warns if all parts of the batch are equal.
 
     Args:
-        batch: inputs and targets, of this rank.
-        data_rank: the part of the batch that they are.
-        data_ranks: how many parts there are.
+        batch: this rank's inputs and targets.
+        data_rank: number of the part of the global batch that they are.
+        data_ranks: number of parts.
         parallelism: the axes and their sizes, as text.
 
     Raises:
-        MismatchError: on every rank: two ranks of one `data_rank` have unlike samples.
+        MismatchError: two ranks with the same `data_rank` have different samples. Every rank raises it.
     """
     own = torch.tensor([data_rank, *map(fingerprint, batch), Settings.from_environment().check_first_steps])
     told = [torch.empty_like(own) for _ in range(dist.get_world_size())]
@@ -37,7 +39,7 @@ def compare_first_batch(batch: tuple[Any, Any], data_rank: int, data_ranks: int,
     if not all(row[-1] for row in rows):
         return
     for column, name in enumerate(_NAMES, start=1):
-        first: dict[int, tuple[int, int]] = {}  # by the part: a rank, and what it has
+        first: dict[int, tuple[int, int]] = {}  # by part: the first rank that has the part, and its fingerprint
         for rank, row in enumerate(rows):
             other, known = first.setdefault(row[0], (rank, row[column])) if row[column] != UNKNOWN else (rank, UNKNOWN)
             if known not in {UNKNOWN, row[column]}:
@@ -48,7 +50,7 @@ def compare_first_batch(batch: tuple[Any, Any], data_rank: int, data_ranks: int,
                 )
     if data_ranks > 1 and len({tuple(row[1:3]) for row in rows}) == 1 and UNKNOWN not in rows[0][1:3]:
         warnings.warn(
-            f"step: under {parallelism} all {data_ranks} parts of the first batch are equal: where the ranks have the "
-            f"whole batch each, cut it by share(), or the same is computed {data_ranks} times. {_SETTING}",
+            f"step: under {parallelism} all {data_ranks} parts of the first batch are equal: if each rank has the "
+            f"whole batch, cut it by share(); else the same is computed {data_ranks} times. {_SETTING}",
             stacklevel=4,
         )

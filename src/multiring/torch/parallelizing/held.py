@@ -1,8 +1,9 @@
-"""What a rank holds of a parallel model: what everything must know that takes norms, steps or checkpoints of it.
+"""A rank's part of a parallel model, for code that computes norms, takes steps or writes checkpoints.
 
 Each parameter of a model that `parallelize` made carries a `Held`. A program's own `clip_grad_norm_` and `GradScaler`
-know nothing of that, so gradients whose others are on other ranks, or are DTensors, are `PartGradient`s: tensors as
-any, but what torch computes of all gradients together (their norm, whether they are finite) is of all ranks.
+do not read it. Therefore gradients are `PartGradient`s if other ranks have the other gradients, or if they are
+DTensors. A `PartGradient` is a tensor like any other, except that torch's results over all gradients together (their
+norm, whether they are finite) cover all ranks.
 """
 
 import math
@@ -23,11 +24,11 @@ _KEY = "_multiring_held"
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Held:
-    """How the model of a parameter is spread.
+    """How a model is distributed over the ranks.
 
     Attributes:
         parallelism: the axes and their sizes, as text.
-        stages: the ranks that hold the other stages of a pipeline; None without one.
+        stages: the ranks that hold the other stages of a pipeline; None without a pipeline.
         is_sharded: whether ranks hold parts of parameters, along a shard axis.
         is_divided: whether ranks hold parts of parameters, along a tensor axis.
     """
@@ -43,55 +44,55 @@ class Held:
         return self.stages is None and not self.is_sharded and not self.is_divided
 
     def __deepcopy__(self, memo: Any) -> "Held":
-        """A copy of a model is spread as that model is."""
+        """Return this object: a copy of a model is distributed like the original."""
         return self
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
-        """A pickled parameter is one of a model that is on no ranks."""
+        """Pickle to None: an unpickled model is not distributed."""
         return _nothing, ()
 
 
 def _nothing() -> None:
-    """Return what a pickled `Held` becomes."""
+    """Return None, the value of an unpickled `Held`."""
 
 
 def mark_held(parameters: Iterable[Tensor], held: Held) -> None:
-    """Have each of `parameters` say how its model is spread."""
+    """Record on each of `parameters` how its model is distributed."""
     for each in parameters:
         vars(each)[_KEY] = held
 
 
 def held_of(parameters: Iterable[Tensor]) -> Held | None:
-    """Return how the model of `parameters` is spread; None where `parallelize` did not make it."""
+    """Return how the model of `parameters` is distributed; None if `parallelize` did not make it."""
     return next((found for each in parameters if (found := vars(each).get(_KEY)) is not None), None)
 
 
 def mark_module(module: nn.Module, held: Held) -> None:
-    """Have `module`, its parameters and state_dict say how its model is spread, and copies of it as well."""
+    """Record on `module`, its parameters and its state_dict how the model is distributed; copies keep it."""
     mark_held(module.parameters(), held)
-    vars(module)[_KEY] = held  # a copied parameter does not say it, a copied module does
+    vars(module)[_KEY] = held  # copied modules keep this attribute, copied parameters do not
     module.register_state_dict_post_hook(partial(_mark_state, held))  # type: ignore[no-untyped-call] # torch's own
 
 
 def held_of_module(module: nn.Module) -> Held | None:
-    """Return how the model is spread that `module` is a part or a copy of; None where `parallelize` did not make it."""
+    """Return how the model of `module`, or of its original, is distributed; None if `parallelize` did not make it."""
     found = held_of(module.parameters())
     marks = (vars(each).get(_KEY) for each in module.modules())
     return found if found is not None else next((each for each in marks if each is not None), None)
 
 
 def held_by(optimizer: torch.optim.Optimizer) -> Held | None:
-    """Return how the model is spread whose parameters `optimizer` updates; None where `parallelize` did not make it."""
+    """Return how the optimizer's model is distributed; None if `parallelize` did not make it."""
     return held_of(each for group in optimizer.param_groups for each in group["params"])
 
 
 def refuse_held(what: str, parameters: Iterable[Tensor], remedy: str) -> None:
-    """Raise ArgumentError where `parallelize` made the model of `parameters`.
+    """Raise ArgumentError if `parallelize` made the model of `parameters`.
 
     Args:
-        what: the call that cannot take it.
-        parameters: of the model.
-        remedy: what to do instead.
+        what: the name of the call that cannot accept such a model, for the message.
+        parameters: the model's parameters.
+        remedy: what to do instead, for the message.
     """
     held = held_of(parameters)
     if held is not None:
@@ -101,12 +102,12 @@ def refuse_held(what: str, parameters: Iterable[Tensor], remedy: str) -> None:
 
 
 def refuse_parts(what: str, held: Held | None, remedy: str) -> None:
-    """Raise ArgumentError where ranks have parts of a model each, and not all of it.
+    """Raise ArgumentError if ranks hold only parts of a model.
 
     Args:
-        what: the call that cannot take it.
-        held: how the model is spread.
-        remedy: what to do instead.
+        what: the name of the call that cannot accept such a model, for the message.
+        held: how the model is distributed.
+        remedy: what to do instead, for the message.
     """
     if held is not None and not held.is_whole:
         raise ArgumentError(
@@ -116,39 +117,39 @@ def refuse_parts(what: str, held: Held | None, remedy: str) -> None:
 
 
 def _mark_state(held: Held, _module: nn.Module, state: dict[str, Any], *_others: Any) -> None:
-    """Have each tensor of a module's state_dict say how its model is spread; bound to `held`, a hook of the module."""
+    """Record on each tensor of a module's state_dict how the model is distributed; a hook of the module."""
     mark_held((each for each in state.values() if isinstance(each, Tensor)), held)
 
 
-# ---- tensors of which this rank has a part ----
+# ---- tensors of which this rank holds a part ----
 
 
 def is_dtensor(value: Any) -> bool:
-    """Return whether `value` is a DTensor, of which each rank may hold a part; does not import what makes them."""
+    """Return whether `value` is a DTensor, without importing torch.distributed.tensor."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
 
 
 def local(tensor: Any) -> Tensor:
-    """Return what this rank holds of `tensor`."""
+    """Return the part of `tensor` that this rank holds."""
     with torch.no_grad():
         found: Tensor = tensor.to_local() if is_dtensor(tensor) else tensor
         return found
 
 
 def whole(tensor: Any) -> Tensor:
-    """Return all of `tensor`, put together where ranks hold parts of it; each of them calls it."""
+    """Return the whole of `tensor`; every rank that holds a part of it has to call this function."""
     found: Tensor = tensor.full_tensor() if is_dtensor(tensor) else tensor
     return found
 
 
 def locals_of(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Return what this rank holds of each of `tensors`."""
+    """Return the parts of `tensors` that this rank holds."""
     return [local(each) for each in tensors]
 
 
 def as_spread(part: Tensor, likes: Sequence[Any]) -> Tensor:
-    """Return this rank's `part` as a DTensor where the one of `likes`, if there is one, is; nothing is sent."""
+    """Return `part` as a DTensor laid out like `likes[0]`, if that is a DTensor; nothing is sent."""
     if not likes or not is_dtensor(likes[0]):
         return part
     like = likes[0]
@@ -159,11 +160,11 @@ def as_spread(part: Tensor, likes: Sequence[Any]) -> Tensor:
 
 
 def summed_over_parts(squares: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-    """Return the sums of `squares`, one of each tensor, over the ranks that hold its parts. Each of them calls it.
+    """Sum each tensor's square over the ranks that hold parts of it. Each of these ranks calls it.
 
     Args:
-        squares: shape (tensors,), of what this rank holds.
-        tensors: of which some are DTensors.
+        squares: sums of squares of this rank's parts, shape (tensors,). They are changed in place.
+        tensors: the tensors, some of which are DTensors.
     """
     lines: dict[int, tuple[dist.ProcessGroup, list[int]]] = {}
     for number, each in enumerate(tensors):
@@ -179,11 +180,11 @@ def summed_over_parts(squares: Tensor, tensors: Sequence[Tensor]) -> Tensor:
     return squares
 
 
-# ---- gradients, as a program of its own sees them ----
+# ---- gradients, as a program sees them ----
 
 
 class _Part(Tensor):
-    """A tensor as any, but for what torch computes of this and of others on other ranks."""
+    """A tensor whose results together with other ranks' tensors differ from a plain tensor's."""
 
     _stages: dist.ProcessGroup | None = None
 
@@ -191,9 +192,9 @@ class _Part(Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Compute as of plain tensors, what the class says otherwise."""
+        """Compute as for plain tensors, except for the functions that the class overrides."""
         del types
-        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 -- what torch documents for subclasses
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 -- the way that torch documents for subclasses
             return cls._computed(func, args, kwargs or {})
 
     @classmethod
@@ -202,7 +203,7 @@ class _Part(Tensor):
 
 
 class PartGradient(_Part):
-    """A gradient whose others are on other ranks, or are DTensors: norms of this rank's part say so."""
+    """A gradient that is a DTensor or has other gradients on other ranks; its norm is a PartNorm."""
 
     @classmethod
     def _computed(cls, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
@@ -210,7 +211,10 @@ class PartGradient(_Part):
 
 
 class PartNorm(_Part):
-    """The norm of a gradient; stacked with those of others, the norm of which is that of all ranks' gradients."""
+    """The norm of a gradient.
+
+    The norm of a stack of such norms is the norm of all ranks' gradients.
+    """
 
     @classmethod
     def _computed(cls, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
@@ -237,7 +241,7 @@ def _of_gradients(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -
     if name.startswith("_foreach_") and any(map(is_dtensor, _leaves(args))):
         found: Any = _one_by_one(func, args, kwargs)
     else:
-        # A number made of DTensors, as the factor by which all gradients are clipped.
+        # DTensor scalars, such as the factor of gradient clipping, are made plain.
         found = func(*(whole(each) if isinstance(each, Tensor) and not each.dim() else each for each in args), **kwargs)
     if func is torch._foreach_norm:  # noqa: SLF001 -- torch's name
         return [_as_norm(whole(norm), _stages_of(each)) for norm, each in zip(found, args[0], strict=True)]
@@ -247,7 +251,7 @@ def _of_gradients(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -
 
 
 def _checked(func: Callable[..., Any], gradients: list[Tensor], found_inf: Tensor, inverse_scale: Tensor) -> None:
-    """Unscale `gradients`; let all ranks find what is not finite on any of them."""
+    """Unscale `gradients`, and report a number that is not finite to all ranks."""
     func(locals_of(gradients), found_inf, inverse_scale)
     groups = [group for each in gradients if (group := _stages_of(each)) is not None]
     groups += [each.device_mesh.get_group(0) for each in gradients if is_dtensor(each)]  # type: ignore[attr-defined]
@@ -256,9 +260,9 @@ def _checked(func: Callable[..., Any], gradients: list[Tensor], found_inf: Tenso
 
 
 def _one_by_one(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> list[Any]:
-    """Do to lists of tensors, of which some are DTensors, what `func` does to lists of one kind."""
+    """Apply `func`, which takes lists of tensors of one kind, to each tensor of a mixed list."""
     count = len(args[0])
-    changes = func.__name__.endswith("_")  # element by element, so that this rank's part is all that it needs
+    changes = func.__name__.endswith("_")  # an elementwise function in place, which needs only this rank's part
 
     def part(value: Any, at: int) -> Any:
         if isinstance(value, list | tuple) and len(value) == count:
@@ -281,7 +285,7 @@ def _as_norm(norm: Any, stages: dist.ProcessGroup | None) -> Any:
 
 
 def _over_stages(norm: Tensor, order: float, stages: dist.ProcessGroup | None) -> Tensor:
-    """Return the norm of what all stages have, given this stage's."""
+    """Return the norm over all stages, given this stage's norm."""
     if stages is None:
         return norm
     if math.isinf(order):
@@ -315,4 +319,4 @@ def _leaves(args: Any) -> Iterable[Any]:
 
 _NORMS = {torch.linalg.vector_norm, torch.linalg.norm, torch.norm, Tensor.norm}
 _KEEPS = {torch.stack, Tensor.to}
-_FINITE_CHECKS = {torch._amp_foreach_non_finite_check_and_unscale_}  # what GradScaler calls
+_FINITE_CHECKS = {torch._amp_foreach_non_finite_check_and_unscale_}  # the function that GradScaler calls

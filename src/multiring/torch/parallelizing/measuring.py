@@ -1,4 +1,4 @@
-"""What a model's step takes here: the whole of it for several batches, and its parts one by one."""
+"""Measurements of a model's step on this machine: the whole step for several batches, and each part."""
 
 import random
 import time
@@ -18,15 +18,16 @@ from multiring.errors import ArgumentError
 from multiring.planner.parallelism import Compute
 from multiring.torch.parallelizing.remembering import recall, remembered
 
-Call = tuple[tuple[Any, ...], dict[str, Any], Any]  # what a module was given, and what it made of it
-_TURNS = 4  # of which the shortest counts: what else a machine does makes them longer
-# Turns of all ranks at once: the mean of those that follow each other, as one by itself may find the others waiting.
+Call = tuple[tuple[Any, ...], dict[str, Any], Any]  # a module's positional arguments, keyword arguments and output
+_TURNS = 4  # The shortest turn counts, because other load on the machine makes turns longer.
+# When all ranks compute at once, the mean of consecutive turns counts, because a single turn may have to wait for
+# others.
 _ROUNDS, _TURNS_OF_ROUND = 3, 3
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one module takes for the samples it was given: forward and backward, and what autograd keeps."""
+    """Time of a module's forward and backward for its samples, and the memory that autograd keeps."""
 
     seconds: float = 0.0
     saved_bytes: int = 0
@@ -34,22 +35,22 @@ class Cost:
 
 @contextmanager
 def fork_random_numbers() -> Iterator[None]:
-    """Give torch, NumPy and Python their random numbers back at the end."""
-    python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002 -- programs use it
+    """Restore the random number generators of torch, NumPy and Python on exit."""
+    python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002 -- programs use this generator
     with torch.random.fork_rng(devices=[]):
         try:
             yield
         finally:
             random.setstate(python)
-            np.random.set_state(arrays)  # noqa: NPY002 -- the same
+            np.random.set_state(arrays)  # noqa: NPY002 -- as above
 
 
 @contextmanager
 def undone(model: nn.Module) -> Iterator[None]:
-    """Give the model back what a forward changes, and random numbers, when all is measured; gradients are gone.
+    """Restore a model and the random number generators on exit; gradients are deleted.
 
-    That is: parameters; buffers, also those that a forward assigns anew or adds; and plain attributes of modules, as
-    counters and caches are.
+    It restores parameters, buffers (including those that a forward assigns or adds), and plain attributes of modules,
+    such as counters and caches.
     """
     kept = [(module, remembered(module)) for module in model.modules()]
     values = [(each, each.detach().clone()) for each in model.parameters()]
@@ -67,7 +68,7 @@ def undone(model: nn.Module) -> Iterator[None]:
 
 
 def calls_of(model: nn.Module, inputs: tuple[Tensor, ...], modules: dict[str, nn.Module]) -> dict[str, list[Call]]:
-    """Return how often each of `modules` is called in a forward of `model`, with what, and what comes of it."""
+    """Return the arguments and output of each call of `modules` in a forward of `model`."""
     found: dict[str, list[Call]] = {name: [] for name in modules}
 
     def hook(name: str) -> Callable[..., None]:
@@ -84,7 +85,10 @@ def calls_of(model: nn.Module, inputs: tuple[Tensor, ...], modules: dict[str, nn
 
 
 def cost_of(module: nn.Module, calls: Sequence[Call], *, wants_gradient: bool = True) -> Cost:
-    """Return what all `calls` of `module` take, one by one; `wants_gradient`: of what it is given, too."""
+    """Measure all `calls` of `module`, one by one.
+
+    With `wants_gradient`, the time includes the gradient of the module's inputs.
+    """
     seconds, kept = 0.0, 0
     for args, kwargs, _ in calls:
         mine = {each.untyped_storage().data_ptr() for each in module.parameters()}
@@ -95,7 +99,7 @@ def cost_of(module: nn.Module, calls: Sequence[Call], *, wants_gradient: bool = 
 
 
 def together(model: nn.Module, inputs: tuple[Tensor, ...], samples: int) -> Compute:
-    """Return what forward and backward take while all ranks compute: of the slowest rank. Every rank calls it."""
+    """Return the slowest rank's time of forward and backward while all ranks compute. Every rank calls it."""
     given = part_of(inputs, samples)
     rounds = []
     for _ in range(_ROUNDS):
@@ -105,7 +109,10 @@ def together(model: nn.Module, inputs: tuple[Tensor, ...], samples: int) -> Comp
 
 
 def ascending(found: Sequence[Compute]) -> tuple[Compute, ...]:
-    """Return what was measured, by samples, where nothing takes longer than more samples do: disturbances are cut."""
+    """Return measurements in the order of samples, and correct disturbances.
+
+    No batch may take longer than a larger one, so each time is at most that of the next larger batch.
+    """
     kept: list[Compute] = []
     for each in sorted(found, key=lambda compute: compute.samples, reverse=True):
         most = kept[-1] if kept else each
@@ -114,7 +121,7 @@ def ascending(found: Sequence[Compute]) -> tuple[Compute, ...]:
 
 
 def alone(model: nn.Module, inputs: tuple[Tensor, ...], samples: int) -> float:
-    """Return the seconds of forward and backward on rank 0, while no other rank computes. Every rank calls it."""
+    """Return the seconds of forward and backward on rank 0 while no other rank computes. Every rank calls it."""
     given, found = part_of(inputs, samples), 0.0
     dist.barrier()
     if dist.get_rank() == 0:
@@ -124,7 +131,7 @@ def alone(model: nn.Module, inputs: tuple[Tensor, ...], samples: int) -> float:
 
 
 def slowest(*seconds: float) -> list[float]:
-    """Return the largest of what all ranks measured, the same on all."""
+    """Return the maximum over all ranks of each value. Every rank calls it."""
     told = torch.tensor(seconds, dtype=torch.float64)
     dist.all_reduce(told, dist.ReduceOp.MAX)
     found: list[float] = told.tolist()
@@ -137,10 +144,10 @@ def part_of(inputs: tuple[Tensor, ...], samples: int) -> tuple[Tensor, ...]:
 
 
 def batch_of(inputs: tuple[Any, ...]) -> int:
-    """Return how many samples `inputs` are.
+    """Return the number of samples in `inputs`.
 
     Raises:
-        ArgumentError: they are not tensors with one first dimension.
+        ArgumentError: `inputs` are not tensors with the same first dimension.
     """
     sizes = {each.shape[0] if isinstance(each, Tensor) and each.dim() else None for each in inputs}
     if len(sizes) != 1 or None in sizes or 0 in sizes:
@@ -152,7 +159,7 @@ def batch_of(inputs: tuple[Any, ...]) -> int:
 
 
 def _round(model: nn.Module, given: tuple[Tensor, ...]) -> tuple[float, float]:
-    """Return the mean seconds of forward, and of backward, of turns that follow each other."""
+    """Return the mean seconds of forward, and of backward, over several consecutive turns."""
     turns = [_turn(model, tuple(each.clone() for each in given), {}) for _ in range(_TURNS_OF_ROUND)]
     return fmean(turn.forward_s for turn in turns), fmean(turn.backward_s for turn in turns)
 
@@ -169,7 +176,7 @@ def _turn(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> C
 
 
 def _kept_bytes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], not_these: set[int]) -> int:
-    """Return the bytes that autograd keeps between forward and backward, each storage once, without `not_these`."""
+    """Return the bytes that autograd keeps for backward, except the storages in `not_these`."""
     kept: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -180,7 +187,7 @@ def _kept_bytes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 
     args, kwargs = _fresh((args, kwargs), wants_gradient=True)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        outputs = module(*args, **kwargs)  # lives until all is counted: no storage takes another's place
+        outputs = module(*args, **kwargs)  # kept alive until all is counted, so no storage reuses its address
     del outputs
     return sum(kept.values())
 
@@ -190,12 +197,12 @@ def _detached(tree: Any) -> Any:
 
 
 def _fresh(tree: Any, *, wants_gradient: bool) -> Any:
-    """Return `tree` with tensors that nothing was computed with yet."""
+    """Return a copy of `tree` whose tensors have no computation history."""
 
     def fresh(each: Any) -> Any:
         if not isinstance(each, Tensor):
             return each
         leaf = each.detach().clone().requires_grad_(wants_gradient and each.is_floating_point())
-        return leaf.clone()  # in a leaf a module that works in place could not write
+        return leaf.clone()  # a copy, because modules that work in place cannot write to a leaf
 
     return tree_map(fresh, tree)

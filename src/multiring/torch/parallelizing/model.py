@@ -1,4 +1,4 @@
-"""A model on many ranks, whichever mix it is under: one step is the same call everywhere."""
+"""A model on many ranks. Its step is the same call under each parallelism."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, final
@@ -20,12 +20,16 @@ from multiring.torch.parallelizing.staging import Loss, Stage
 
 @final
 class ParallelModel:
-    """What `parallelize` made of a model.
+    """A model that `parallelize` has put on the ranks.
 
-    `module` is what this rank holds: under a pipeline its stage, else the whole model, of which other ranks may hold
-    parts. `mesh` is the DeviceMesh, `parallelism` what its axes are and how they lie; `forecasts` are of all
-    that could be had, the best first. A batch is cut into `data_ranks` equal parts, of which this rank trains on part
-    `data_rank`.
+    Each batch is cut into `data_ranks` equal parts, and this rank trains on the part with the number `data_rank`.
+
+    Attributes:
+        module: this rank's part: its stage under a pipeline, otherwise the whole model, whose parameters may be
+            divided.
+        mesh: the DeviceMesh.
+        parallelism: the axes of the mesh, and their order on the ranks.
+        forecasts: the forecasts of all possible parallelisms, best first.
     """
 
     def __init__(
@@ -54,7 +58,7 @@ class ParallelModel:
             is_divided=parallelism.size(Axis.TENSOR) > 1,
         )
         mark_module(self.plain_module, self._held)
-        # Where torch does not average by itself.
+        # Here torch does not average gradients by itself.
         by_hand = parallelism.size(Axis.DATA) > 1 and (
             parallelism.size(Axis.TENSOR) > 1 or parallelism.size(Axis.PIPELINE) > 1
         )
@@ -62,26 +66,26 @@ class ParallelModel:
 
     @property
     def plain_module(self) -> nn.Module:
-        """What this rank holds, with the names that parameters have in the whole model."""
+        """This rank's part of the model, with the parameter names of the whole model."""
         return self.module.module if isinstance(self.module, DistributedDataParallel) else self.module
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Yield what this rank's optimizer is to update."""
+        """Yield the parameters that this rank's optimizer has to update."""
         yield from self.module.parameters()
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the same, with the names that they have in the whole model."""
+        """Yield the same parameters with their names in the whole model."""
         yield from self.plain_module.named_parameters()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the whole model, as one process has it. Every rank calls it."""
+        """Return the state of the whole model, as in one process. Every rank calls it."""
         return whole_state(self.plain_module, self._held)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the state of the whole model, of which each rank takes its part. Every rank calls it.
+        """Load the state of the whole model; each rank takes its part. Every rank calls it.
 
         Raises:
-            ArgumentError: it is another model's.
+            ArgumentError: the state belongs to a different model.
         """
         load_whole_state(self.plain_module, self._held, state)
 
@@ -89,31 +93,32 @@ class ParallelModel:
         """Return this rank's part of a batch of all ranks.
 
         Raises:
-            ArgumentError: its samples cannot be cut into `data_ranks` equal parts.
+            ArgumentError: the samples cannot be cut into `data_ranks` equal parts.
         """
         if any(each.shape[0] % self.data_ranks for each in batch):
             raise ArgumentError(
-                f"{[each.shape[0] for each in batch]} samples: want a multiple of {self.data_ranks}, the ranks that "
-                "have samples of their own; leave the last batch out where it is smaller (drop_last=True)"
+                f"{[each.shape[0] for each in batch]} samples: want a multiple of {self.data_ranks}, the number of "
+                "ranks that have samples of their own; leave the last batch out if it is smaller (drop_last=True)"
             )
         return tuple(each.chunk(self.data_ranks)[self.data_rank] for each in batch)
 
     def step(self, inputs: Tensor | tuple[Tensor, ...], targets: Tensor, loss: Loss) -> Tensor:
-        """Run forward and backward, so that gradients are those of the whole batch; return its loss, on all ranks.
+        """Run forward and backward on this rank's part; return the whole batch's loss, on all ranks.
+
+        Afterwards, gradients are those of the whole batch. They add up from step to step until the optimizer's
+        `zero_grad`. To accumulate several steps, divide the loss by their number, as in one process.
 
         Args:
-            inputs: this rank's part of the batch (`share`); all ranks with one `data_rank` give the same.
-            targets: of these samples.
-            loss: of the model's output and targets, the mean over samples; keep the same function from step to step.
-
-        Gradients add up from step to step, until the optimizer, or its `zero_grad`, ends that; divide the loss by the
-        number of steps then, as one process would.
+            inputs: this rank's part of the batch (see `share`). All ranks with one `data_rank` must pass the same part.
+            targets: the targets of these samples.
+            loss: a function of the model's output and the targets that returns the mean over samples. Pass the same
+                function object in each step.
 
         Raises:
-            ArgumentError: a parameter's requires_grad was changed under a data axis; under a pipeline, another number
-                of samples than the sample that the model was planned for; on every rank: parts of the batch are not
-                equal. Gradients are of no use then.
-            MismatchError: on every rank: in the first step ranks of one `data_rank` have unlike samples.
+            ArgumentError: a parameter's requires_grad was changed under a data axis; or a pipeline was planned for
+                another number of samples; or the parts of the batch differ in size, which every rank reports. Discard
+                the gradients then.
+            MismatchError: in the first step, ranks of one `data_rank` have different samples. Every rank raises it.
             UnsupportedError: a stage of a pipeline has no gradient.
         """
         given = inputs if isinstance(inputs, tuple) else (inputs,)
@@ -135,7 +140,7 @@ class ParallelModel:
         return told
 
     def _mean(self, own: Tensor | None, samples: int) -> Tensor:
-        """Return the mean of what ranks have of the loss; None on ranks that have none."""
+        """Return the mean loss over the ranks that have one; `own` is None on the others."""
         is_idle = not any(each.grad is not None for each in self.module.parameters())
         told = torch.tensor([0.0, 0.0, samples, samples**2, is_idle], dtype=torch.float64)
         if own is not None:
@@ -145,18 +150,18 @@ class ParallelModel:
         if ranks * told[3] != told[2] ** 2:
             raise ArgumentError(
                 f"step with {samples} samples on rank {dist.get_rank()}, and {told[2] / ranks:g} on average: want "
-                "equally many on all ranks, as share() gives them; leave the last batch out where it is smaller "
+                "equally many on all ranks, as share() gives them; leave the last batch out if it is smaller "
                 "(drop_last=True)"
             )
         if self._held.stages is not None and told[4]:
             raise UnsupportedError(
-                f"{self._held.parallelism}: {int(told[4])} ranks hold a stage without a gradient, whose norms the "
-                "others would wait for; want a parameter that is trained in each stage, or another mesh"
+                f"{self._held.parallelism}: {int(told[4])} ranks hold a stage without a gradient, and the others "
+                "would wait for its norm; want a parameter that is trained in each stage, or another mesh"
             )
         return told[0] / told[1]
 
     def _mark_gradients(self) -> None:
-        """Have gradients say of what they are a part, where torch's own functions would not know."""
+        """Mark gradients that are only a part of the model's, for torch functions that cannot detect it."""
         settle_gradients(self.module.parameters())
         if self._held.stages is None and not self._held.is_divided:
             return
@@ -175,13 +180,13 @@ class ParallelModel:
         return [name for name, each in self.plain_module.named_parameters() if each.requires_grad]
 
     def _refuse_other_parameters(self) -> None:
-        """Raise ArgumentError where parameters were frozen, or freed, since DistributedDataParallel took them."""
+        """Raise ArgumentError if requires_grad has changed since DistributedDataParallel took the parameters."""
         if isinstance(self.module, DistributedDataParallel) and (now := self._trained_now()) != self._trained:
             name = min(set(now) ^ set(self._trained))
             raise ArgumentError(
-                f"requires_grad of {name} was changed after parallelize, under {self._held.parallelism}, where ranks "
-                "average the gradients of the parameters that were trained then: set it before parallelize, or leave "
-                "it and give the optimizer the parameters that it is to train"
+                f"requires_grad of {name} was changed after parallelize, under {self._held.parallelism}, but ranks "
+                "only average the gradients of the parameters that were trained then: set it before parallelize, or "
+                "leave it unchanged and pass only the parameters to train to the optimizer"
             )
 
     def _data_rank(self) -> int:

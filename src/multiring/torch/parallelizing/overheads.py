@@ -1,4 +1,4 @@
-"""What torch itself takes here: an optimizer's update, plain and of DTensors; a divided layer's dispatch; a copy."""
+"""Measured overheads of torch on this machine: optimizer updates, DTensor dispatch and copies."""
 
 import statistics
 import time
@@ -14,23 +14,25 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from multiring.planner.parallelism import Overheads
 from multiring.torch.parallelizing.measuring import slowest
 
-_LARGE = 1 << 21  # elements: more than a core's own cache
+_LARGE = 1 << 21  # elements: more than a core's own cache holds
 _SMALL, _MANY = 16, 8
-_LEAST = 1 << 14  # elements: of a smaller tensor its own cost counts, not its bytes'
+_LEAST = 1 << 14  # elements: in smaller tensors the time per tensor dominates, not the time per byte
 _TURNS = 5
-# Of what a divided layer's dispatch takes, the hooks around a group that fully_shard gathers and reduces, and around a
-# microbatch (benchmarks/evidence_parallelize.py; neither can be timed without a collective).
+# Overheads in multiples of a divided layer's dispatch: the hooks around a group that fully_shard gathers and reduces,
+# and those around a microbatch. Neither can be timed without a collective; benchmarks/evidence_parallelize.py measured
+# them.
 _SHARDED_UNIT, _MICROBATCH = 3.0, 3.0
 
 
 def measured_overheads(parameters: Iterable[Tensor], optimizer_states: int, collective_s: float) -> Overheads:
-    """Return the overheads, those of the slowest rank. Every rank calls it; all compute at once.
+    """Return the overheads of the slowest rank. Every rank calls it, and all compute at once.
 
     Args:
-        parameters: the model's, the same on all ranks: a byte of a tensor that no cache holds takes an optimizer a few
-            times as long as one of a small tensor.
-        collective_s: the price of an all-reduce of four bytes among all ranks.
-        optimizer_states: 0 is measured as plain SGD, 1 as SGD with momentum, 2 as Adam, more in proportion to that.
+        parameters: the model's parameters, the same on all ranks. Their size matters, because an optimizer takes a few
+            times as long for a byte outside the caches as for a byte of a small tensor.
+        optimizer_states: the optimizer's states per parameter. 0 is measured as plain SGD, 1 as SGD with momentum, 2 as
+            Adam; larger numbers are extrapolated from Adam.
+        collective_s: forecast seconds of an all-reduce of four bytes among all ranks.
     """
     mesh = DeviceMesh("cpu", list(range(dist.get_world_size())), mesh_dim_names=("all",))
     usual = max(_LEAST, min(_LARGE, _usual_elements(parameters)))
@@ -65,12 +67,12 @@ def _tensors_of(elements: int) -> list[nn.Parameter]:
 
 
 def _per_byte(tensors: list[nn.Parameter], seconds: float, each_s: float) -> float:
-    """Return what an update takes for each byte of `tensors`, beyond what it takes for each of them."""
+    """Return an update's seconds per byte of `tensors`, beyond its seconds per tensor."""
     return max(0.0, seconds - len(tensors) * each_s) / sum(each.nbytes for each in tensors)
 
 
 def _usual_elements(parameters: Iterable[Tensor]) -> int:
-    """Return the elements of the tensor that holds the middle one of all."""
+    """Return the size of the tensor that holds the median element, in elements."""
     counts = sorted(each.numel() for each in parameters)
     passed = accumulate(counts)
     return next((count for count, until in zip(counts, passed, strict=True) if 2 * until >= sum(counts)), 0)
@@ -85,7 +87,7 @@ def _update(parameters: list[nn.Parameter], states: int) -> Callable[[], object]
 
 
 def _divided(mesh: DeviceMesh) -> Callable[[], object]:
-    """Return forward and backward of a layer that is divided and so small that nothing is computed or exchanged."""
+    """Return forward and backward of a divided layer so small that only its dispatch takes time."""
     weight = nn.Parameter(DTensor.from_local(torch.zeros(1, _SMALL), mesh, [Shard(0)]))
     sample = torch.zeros(1, _SMALL)
 
@@ -99,7 +101,7 @@ def _divided(mesh: DeviceMesh) -> Callable[[], object]:
 
 
 def _summed(elements: int) -> Callable[[], object]:
-    """Return what adds tensors of so many elements to others, as autograd adds gradients."""
+    """Return a function that adds tensors of `elements` elements, as autograd adds gradients."""
     pairs = [(torch.zeros(elements), torch.zeros(elements)) for _ in range(_LARGE // elements)]
 
     def turn() -> None:
@@ -110,7 +112,7 @@ def _summed(elements: int) -> Callable[[], object]:
 
 
 def _shortest(turn: Callable[[], object]) -> float:
-    """Return the shortest seconds of some turns, each of all ranks together."""
+    """Return the seconds of the shortest turn; each turn starts on all ranks together."""
     found = []
     for _ in range(_TURNS):
         dist.barrier()
@@ -121,7 +123,7 @@ def _shortest(turn: Callable[[], object]) -> float:
 
 
 def _usual(turn: Callable[[], object]) -> float:
-    """Return the median seconds of some turns that follow each other."""
+    """Return the median seconds of several consecutive turns."""
     found = [time.perf_counter()]
     for _ in range(4 * _TURNS):
         turn()

@@ -1,4 +1,4 @@
-"""`parallelize`: the mix of data, sharded, tensor and pipeline parallelism in which a step takes least."""
+"""`parallelize`: choose and build the parallelism with the shortest training step."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from multiring.topology import Topology
 
-if TYPE_CHECKING:  # what it stands on is imported when it is called: half a second of torch that few programs need
+if TYPE_CHECKING:  # imported at the call: it imports half a second of torch that few programs need
     from multiring.torch.parallelizing.model import ParallelModel
 
 
@@ -20,26 +20,29 @@ def parallelize(
     optimizer_states: int = 2,
     topology: Topology | None = None,
 ) -> "ParallelModel":
-    """Put `model` on all ranks of torch.distributed in the way in which its training step is expected to take least.
+    """Put `model` on all ranks in the parallelism with the shortest forecast training step.
 
-    Measures the model here, forecasts memory and time of each mix of axes, prints them on rank 0, and applies one. The
-    model is changed; every rank gets the parameters of rank 0. docs/parallelize.md has what is chosen among, and how.
-    Every rank calls it.
+    The call measures the model, forecasts memory and time of each mix of data, sharded, tensor and pipeline
+    parallelism, prints the forecasts on rank 0, and applies the best mix. It changes the model and gives every rank
+    rank 0's parameters. Every rank of torch.distributed calls it. docs/parallelize.md describes the choices.
 
     Args:
-        model: the whole of it, in host memory, on every rank.
-        sample: what the model is given for the batch that all ranks together train on in one step, the same on all
-            ranks; the first dimension of every tensor counts its samples.
+        model: the whole model, in host memory, on every rank.
+        sample: the model's inputs for one step of all ranks together, the same on all ranks. The first dimension of
+            each tensor counts its samples.
         mesh: "auto", or the axes to take and their sizes, like {"data": 2, "tensor": 2}.
-        memory_bytes: what a rank may hold of the model, its gradients, the optimizer's state and activations; by
-            default there is no limit.
-        optimizer_states: how many times the parameters' memory the optimizer keeps: 0 for SGD, 1 with momentum, 2 for
-            Adam.
-        topology: where the ranks are and what links cost; by default what multiring knows.
+        memory_bytes: limit of a rank's memory for the model, its gradients, the optimizer's state and activations; None
+            means no limit.
+        optimizer_states: memory of the optimizer in multiples of the parameters' memory: 0 for SGD, 1 with momentum, 2
+            for Adam.
+        topology: the hosts of the ranks and the costs of links; by default the topology that multiring has detected.
+
+    Returns:
+        The model on the ranks, whose `step` runs forward and backward.
 
     Raises:
         StateError: torch.distributed has no process group.
-        ArgumentError: `sample` is no batch; `mesh` cannot be had; no mix fits into `memory_bytes`.
+        ArgumentError: `sample` is no batch; `mesh` is impossible for this model; or no mix fits into `memory_bytes`.
         UnsupportedError: the model is not in host memory.
     """
     from multiring.torch.parallelizing.deciding import decide, look, refuse_what_cannot_be  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""Where the ranks are, and a mix's axes on them: near ranks side by side on the axis that a mix has last."""
+"""The placement of mesh axes on ranks: the last axis of a parallelism lies on neighbouring ranks."""
 
 import os
 
@@ -16,13 +16,13 @@ from multiring.topology import Topology, grid_of
 
 
 def topology_now() -> Topology:
-    """Return where the ranks of torch's world are: what multiring knows, where it has joined the same ranks.
+    """Return the topology of torch's ranks. Every rank calls it.
 
-    Else hosts are told apart as multiring does, and a topology file (MULTIRING_TOPOLOGY) says what links cost. Every
-    rank calls it.
+    If multiring has joined a job of as many ranks, its topology is returned. Otherwise ranks are grouped by host, and a
+    topology file (MULTIRING_TOPOLOGY) gives the costs of links.
 
     Raises:
-        ArgumentError: the file cannot be read, or does not know a host.
+        ArgumentError: the file cannot be read, or does not contain a host.
     """
     if runtime.is_initialized() and runtime.size() == dist.get_world_size():
         return runtime.world().topology
@@ -37,7 +37,10 @@ def topology_now() -> Topology:
 
 
 def mesh_of(parallelism: Parallelism, topology: Topology) -> DeviceMesh:
-    """Return the mesh whose axes, in the order data, shard, tensor, pipeline, lie on the ranks as it says."""
+    """Return the DeviceMesh of `parallelism`, placed on the ranks in its order of axes.
+
+    The mesh lists its axes in the order data, shard, tensor, pipeline.
+    """
     _, order = grid_of(topology)
     laid = torch.tensor(order).reshape([size for _, size in parallelism.axes])
     names = [axis for axis, _ in parallelism.axes]

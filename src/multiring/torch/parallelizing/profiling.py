@@ -1,4 +1,4 @@
-"""A model and its batch as a profile: what `planner.parallelism` forecasts from."""
+"""Measure a model and its batch as a profile, from which `planner.parallelism` forecasts."""
 
 import math
 from dataclasses import dataclass
@@ -31,7 +31,10 @@ _SMALL = Task(collective=Collective.ALL_REDUCE, size_bytes=4)
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A profile; and what each unit makes of a sample, by its name: shape and type, None where it is no one tensor."""
+    """A profile, and the output of each unit for one sample.
+
+    `made` maps a unit's name to the output's shape and type; None means that the output is not a single tensor.
+    """
 
     profile: Profile
     made: MappingProxyType[str, tuple[torch.Size, torch.dtype] | None]
@@ -40,9 +43,10 @@ class Measured:
 def measure(
     model: nn.Module, inputs: tuple[Tensor, ...], anatomy: Anatomy, optimizer_states: int, topology: Topology
 ) -> Measured:
-    """Return the profile of `model` for the batch `inputs` of all ranks, the same on all ranks, each of which calls it.
+    """Return the profile of `model` for `inputs`, the batch of all ranks. Every rank calls it.
 
-    Takes about ten steps of the whole batch, and a rank's memory holds the model with its gradients meanwhile.
+    All ranks get the same profile. The measurement takes about ten steps of the whole batch, during which each rank's
+    memory holds the model and its gradients.
 
     Raises:
         ArgumentError: `inputs` are no batch.
@@ -77,20 +81,23 @@ def measure(
 
 
 def _cuts(ranks: int, *, has_stages: bool) -> list[int]:
-    """Return into how many parts batches are cut: by all divisors of the ranks, and further into microbatches."""
+    """Return the numbers of parts into which batches are cut.
+
+    They are the divisors of the number of ranks, and multiples of that number for microbatches.
+    """
     divisors = [cut for cut in range(1, ranks + 1) if ranks % cut == 0]
     return [*divisors, *((ranks * 2, ranks * 4) if has_stages else ())]
 
 
 def _of_rank_0(profile: Profile) -> Profile:
-    # Units are timed on each rank by itself, and all ranks have to come to the same choice.
+    # Each rank times units by itself, but all ranks have to make the same choice.
     told = [profile]
     dist.broadcast_object_list(told, src=0)
     return told[0]
 
 
 def _once(anatomy: Anatomy, calls: dict[str, list[Call]]) -> tuple[dict[str, Split], dict[str, str]]:
-    """Return the layers to divide, all of which are called once, and why axes are refused."""
+    """Return the layers to divide, and why axes are refused, for example because a layer is called twice."""
     refused = dict(anatomy.refused)
     other = [name for name in anatomy.splits if len(calls[name]) != 1]
     if other:
@@ -102,7 +109,7 @@ def _once(anatomy: Anatomy, calls: dict[str, list[Call]]) -> tuple[dict[str, Spl
 
 
 def _uncut(anatomy: Anatomy, calls: dict[str, list[Call]], samples: int) -> dict[str, str]:
-    """Return why there can be no pipeline, if a part makes what cannot be cut into samples and passed on."""
+    """Return why a pipeline is impossible, if a part's output cannot be cut into samples."""
     for part in anatomy.parts:
         made = [] if part.module is None else calls[part.name]
         out = made[0][2] if len(made) == 1 else None
@@ -142,7 +149,7 @@ def _unit(model: nn.Module, part: Part, calls: dict[str, list[Call]], splits: di
 def _exchanges(
     layers: dict[str, nn.Module], calls: dict[str, list[Call]], splits: dict[str, Split]
 ) -> tuple[list[int], list[int]]:
-    """Return the bytes that ranks of a tensor axis gather, and sum, for `layers`: forward and backward."""
+    """Return the bytes that ranks of a tensor axis gather and sum for `layers` in forward and backward."""
     gathers, sums = [], []
     for name in layers:
         for args, _, out in calls[name]:
@@ -150,13 +157,13 @@ def _exchanges(
                 gathers.append(out.nbytes)
             if splits[name] is Split.ROW:
                 sums.append(out.nbytes)
-            elif args and args[0].is_floating_point():  # of which there is a gradient, summed over the ranks
+            elif args and args[0].is_floating_point():  # its gradient is summed over the ranks
                 sums.append(args[0].nbytes)
     return gathers, sums
 
 
 def _divided_bytes(module: nn.Module, split: Split) -> int:
-    # Every rank has all of a row's bias.
+    # Every rank holds the whole bias of a row-divided layer.
     return sum(each.nbytes for name, each in module.named_parameters() if split is not Split.ROW or name == "weight")
 
 

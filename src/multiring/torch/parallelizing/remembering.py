@@ -1,4 +1,4 @@
-"""What a module remembers beside its parameters, noted so that it can be given back."""
+"""Save and restore the attributes of a module other than its parameters."""
 
 from collections import deque
 from typing import Any
@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-# Parameters, children and hooks, which a forward leaves as they are.
+# Parameters, children and hooks are skipped, because a forward does not change them.
 _NOT_STATE = frozenset(vars(nn.Module())) - {"_buffers", "_non_persistent_buffers_set", "training"}
 _Seen = dict[int, Any]
 
 
 class _Noted:
-    """A value that may be changed in place, and what was in it."""
+    """An object that may be changed in place, and its saved content."""
 
     def __init__(self, value: Any, before: Any) -> None:
         self.value = value
@@ -21,13 +21,13 @@ class _Noted:
 
 
 def remembered(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes of `module`, with what is in them now: tensors, arrays and containers."""
+    """Return the attributes of `module`, with copies of tensors, arrays and containers."""
     seen: _Seen = {}
     return {name: _noted(value, seen) for name, value in vars(module).items() if name not in _NOT_STATE}
 
 
 def recall(module: nn.Module, before: dict[str, Any]) -> None:
-    """Have `module` remember what it did when `before` was noted, in the same objects."""
+    """Restore the attributes of `module` to `before`, in the same objects."""
     own = vars(module)
     for name in [name for name in own if name not in before and name not in _NOT_STATE]:
         del own[name]
@@ -45,7 +45,7 @@ def _noted(value: Any, seen: _Seen) -> Any:
         found = _Noted(value, value.copy())
     elif isinstance(value, list | deque | dict | set):
         found = _Noted(value, None)
-        seen[id(value)] = found  # before what is in it, which may hold it
+        seen[id(value)] = found  # registered before its items, which may contain it
         if isinstance(value, dict):
             found.before = {key: _noted(each, seen) for key, each in value.items()}
         else:
@@ -62,7 +62,7 @@ def _given_back(noted: Any, done: set[int]) -> Any:
     done.add(id(noted))
     value, before = noted.value, noted.before
     if isinstance(value, Tensor):
-        if value.shape != before.shape:  # resized: the object cannot be as it was
+        if value.shape != before.shape:  # the tensor was resized, so the same object cannot be restored
             return before
         if not _same(value, before):
             value.detach().copy_(before)

@@ -1,4 +1,4 @@
-"""A pipeline's stage of a model, and its schedule: torch.distributed.pipelining's 1F1B."""
+"""A pipeline stage of a model, and its schedule: torch.distributed.pipelining's 1F1B."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,16 @@ Made = Mapping[str, tuple[torch.Size, torch.dtype] | None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cut:
-    """How a sequence of parts is cut into stages: the group along which samples pass, and into what they are cut."""
+    """How a sequence of parts is cut into pipeline stages.
+
+    Attributes:
+        parts: the parts of the model, in order.
+        units: their measurements.
+        made: shape and type of each part's output for one sample.
+        group: the ranks of the pipeline.
+        samples: number of samples of a rank's part of the batch.
+        microbatches: number of microbatches into which these samples are cut.
+    """
 
     parts: Sequence[Part]
     units: Sequence[Unit]
@@ -30,7 +39,7 @@ class Cut:
 
 
 class Stage:
-    """What this rank does of a model, which loses all other parts: each becomes an nn.Identity."""
+    """This rank's stage of a model. It replaces all other parts of the model by nn.Identity."""
 
     def __init__(self, model: nn.Module, inputs: tuple[Tensor, ...], cut: Cut) -> None:
         ranges = stages_of(cut.units, cut.group.size())
@@ -56,13 +65,13 @@ class Stage:
 
     @property
     def is_last(self) -> bool:
-        """Whether this rank makes the loss."""
+        """Whether this rank computes the loss."""
         return bool(self._stage.is_last)
 
     def step(self, inputs: tuple[Tensor, ...], targets: Tensor, loss: Loss) -> Tensor | None:
-        """Run forward and backward of all microbatches; return the mean loss on the last stage, None on others.
+        """Run forward and backward of all microbatches; return the mean loss, or None except on the last stage.
 
-        Gradients add up, from microbatch to microbatch and from step to step.
+        Gradients add up over microbatches and steps.
         """
         if self._schedule is None or self._schedule[0] is not loss:
             self._schedule = (loss, self._scheduled(loss))
@@ -82,15 +91,15 @@ class Stage:
         def part(made: Any, targets: Tensor) -> Tensor:
             return loss(made, targets) / count
 
-        # Else torch divides all of `.grad` after each step, with what earlier steps have added up there. Before 2.5 it
-        # divided nothing.
+        # By default, torch divides all of `.grad` after each step, including the gradients of earlier steps. Before
+        # 2.5, torch divided nothing.
         divides = "scale_grads" in inspect.signature(Schedule1F1B.__init__).parameters
         options: dict[str, Any] = {"scale_grads": False} if divides else {}
         return Schedule1F1B(self._stage, count, loss_fn=part, **options)
 
 
 class Between(nn.Module):
-    """A stage as its neighbours need it: it changes nothing that it received, and sends dense tensors."""
+    """A stage for its neighbours: it does not change its inputs in place, and sends dense tensors."""
 
     def __init__(self, stage: nn.Module, *, receives: bool) -> None:
         super().__init__()
@@ -98,17 +107,17 @@ class Between(nn.Module):
         self._receives = receives
 
     def forward(self, *given: Tensor) -> Tensor:
-        """Run the stage. What it received is a leaf, in which a first operation in place may not write."""
+        """Run the stage on copies of received tensors, since its first operation may work in place."""
         made: Tensor = self.stage(*((each.clone() for each in given) if self._receives else given))
         if torch.is_grad_enabled() and made.is_floating_point() and not made.requires_grad:
-            made.requires_grad_()  # torch sends gradients back to each stage, also where nothing before is trained
+            made.requires_grad_()  # torch sends gradients back to each stage, even if no earlier stage is trained
         return made.contiguous()
 
 
 def _like(cut: Cut, index: int, count: int) -> Tensor:
-    """Return a tensor without memory, like what the part `index` makes of `count` samples."""
+    """Return a meta tensor with the shape and type of part `index`'s output for `count` samples."""
     made = cut.made[cut.parts[index].name]
     if made is None:
-        raise AssertionError(f"{cut.parts[index].name} makes no one tensor, and yet there is a pipeline")
+        raise AssertionError(f"stage {cut.parts[index].name} returns no single tensor, so it cannot be in a pipeline")
     shape, dtype = made
     return torch.empty(count, *shape, dtype=dtype, device="meta", requires_grad=dtype.is_floating_point)

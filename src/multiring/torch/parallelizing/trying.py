@@ -1,4 +1,4 @@
-"""Whether a model runs under a mix, and has the gradients of one process: a step or two of a copy say so."""
+"""Trial steps of a copy of a model, to check that a parallelism works and has one process's gradients."""
 
 import copy
 import math
@@ -21,19 +21,19 @@ from multiring.torch.parallelizing.model import ParallelModel
 from multiring.torch.parallelizing.profiling import Measured
 from multiring.torch.parallelizing.staging import Between
 
-_ALIKE = 1e-3  # of the norm of the gradient, and of the loss: mixes add in other orders
-_TOLD = 200  # characters of an error
+_ALIKE = 1e-3  # relative to the norm of the gradient, and to the loss, because each parallelism adds in another order
+_TOLD = 200  # characters of an error that are printed
 
 Build = Callable[[nn.Module, Parallelism], ParallelModel]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a trial of a mix found.
+    """The outcome of a trial of a parallelism.
 
     Attributes:
-        failure: why the model does not run under it; "" where it does.
-        difference: how its loss or gradients differ from those of one process; "" where they do not.
+        failure: why the model does not run under it, or "".
+        difference: how its loss or gradients differ from those of one process, or "".
     """
 
     failure: str = ""
@@ -42,9 +42,12 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """What one process computes of a sample: its loss, and gradients by the parameters' names.
+    """The loss and gradients that one process computes for a sample.
 
-    `is_random` says whether a second time it computes something else, so that nothing can be compared with it.
+    Attributes:
+        loss: the loss.
+        gradients: the gradients, by parameter name.
+        is_random: whether a second run gives different results, which makes comparisons impossible.
     """
 
     loss: float
@@ -53,7 +56,7 @@ class Alone:
 
 
 def alone(model: nn.Module, inputs: tuple[Tensor, ...]) -> Alone:
-    """Return what this process computes of `inputs`; the model is as it was."""
+    """Return the loss and gradients of one process for `inputs`; the model is not changed."""
     found = []
     for seed in range(2):
         with fork_random_numbers():
@@ -71,21 +74,21 @@ def alone(model: nn.Module, inputs: tuple[Tensor, ...]) -> Alone:
 def tried(
     model: nn.Module, inputs: tuple[Tensor, ...], parallelism: Parallelism, measured: Measured, build: Build
 ) -> Outcome:
-    """Return what two steps of a copy of `model` under `parallelism` come to. Every rank calls it.
+    """Run two steps of a copy of `model` under `parallelism`, and compare. Every rank calls it.
 
     Args:
-        model: which stays as it is.
+        model: the model, which is not changed.
         inputs: the batch of all ranks.
-        parallelism: the mix.
-        measured: of the model.
-        build: makes a ParallelModel of a model.
+        parallelism: the parallelism to try.
+        measured: the model's measurements.
+        build: a function that makes a ParallelModel of a model.
     """
     try:
         truth = alone(model, inputs)
     except (TypeError, RuntimeError) as error:
         if "deepcopy" not in str(error) and "pickle" not in str(error):
             raise
-        return Outcome()  # it cannot be copied, so that nothing can be tried
+        return Outcome()  # the model cannot be copied, so nothing can be tried
     failure = difference = ""
     try:
         with fork_random_numbers(), warnings.catch_warnings():
@@ -99,7 +102,7 @@ def tried(
             difference = _apart(truth.loss, truth.gradients, *found)
     except (MultiringError, dist.DistError):
         raise
-    except Exception as error:  # noqa: BLE001 -- whatever a step raises is why this mix cannot be had
+    except Exception as error:  # noqa: BLE001 -- any error of a step rules out this parallelism
         failure = f"a trial step raised {type(error).__name__}: {_shortened(str(error))}"
     outcomes: list[Outcome] = [Outcome()] * dist.get_world_size()
     dist.all_gather_object(outcomes, Outcome(failure, difference))
@@ -110,7 +113,7 @@ def tried(
 
 
 def probe(made: Any, _targets: Tensor) -> Tensor:
-    """Return a loss of any outputs, a mean over samples, that depends on each of their numbers in another way."""
+    """Return a loss for any outputs, a mean over samples, in which each number has another weight."""
     losses = []
     for each in tree_leaves(made):
         if isinstance(each, Tensor) and (each.is_floating_point() or each.is_complex()):
@@ -127,7 +130,7 @@ def probe(made: Any, _targets: Tensor) -> Tensor:
 def _on_ranks(model: ParallelModel, inputs: tuple[Tensor, ...]) -> tuple[float, dict[str, Tensor]]:
     given = model.share(*_fresh(inputs))
     found: tuple[float, dict[str, Tensor]] = (0.0, {})
-    for turn in range(2):  # what the first step leaves behind, the second finds
+    for turn in range(2):  # the second step runs on the state that the first leaves behind
         loss = model.step(tuple(each.clone() for each in given), given[0], probe)
         if not turn:
             own = _gradients(model.plain_module)
@@ -139,11 +142,11 @@ def _on_ranks(model: ParallelModel, inputs: tuple[Tensor, ...]) -> tuple[float, 
 def _in_stages(
     model: nn.Module, inputs: tuple[Tensor, ...], parallelism: Parallelism, measured: Measured
 ) -> tuple[float, dict[str, Tensor]]:
-    """Run a pipeline's stages here, one after the other: where one fails, no other rank waits for it."""
+    """Run all stages of a pipeline in this process, so that no rank waits for a stage that fails."""
     parts = [each.module for each in anatomy_of(model, parallelism.ranks).parts]
     cuts = stages_of(measured.profile.units, parallelism.size(Axis.PIPELINE))
     stages = [
-        Between(nn.Sequential(*(parts[index] for index in cut)), receives=cut[0] > 0)  # type: ignore[arg-type] # no part of a sequence is None
+        Between(nn.Sequential(*(parts[index] for index in cut)), receives=cut[0] > 0)  # no part of a sequence is None
         for cut in cuts
     ]
     count = parallelism.data_ranks * parallelism.microbatches
@@ -173,7 +176,10 @@ def _gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _apart(loss: float, gradients: dict[str, Tensor], loss_here: float, gradients_here: dict[str, Tensor]) -> str:
-    """Return how the second loss and gradients differ from the first; "" where they do not, or nothing is finite."""
+    """Return how the second loss and gradients differ from the first, or "" if they agree.
+
+    If the first loss or gradients are not finite, the result is "" too.
+    """
     squares = [float(each.double().square().sum()) for each in gradients.values()]
     norm = math.sqrt(sum(squares))
     if not math.isfinite(loss) or not math.isfinite(norm):
