@@ -149,7 +149,7 @@ def go_ahead(here: Here) -> None:
         optimizer.zero_grad()
         backward(loss_of(model, 2 + here.rank))
         change()
-        with pytest.raises(StateError, match="copies of them are on their way, as gradient lag reduces them behind"):
+        with pytest.raises(StateError, match="but gradient lag is already reducing copies of them while"):
             optimizer.step()
     optimizer.synchronize()
     nn.utils.clip_grad_norm_(model.parameters(), 0.01)

@@ -1,1 +1,1 @@
-"""Horovod's collectives on tensors."""
+"""Horovod's collectives on torch tensors."""

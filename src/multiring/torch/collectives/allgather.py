@@ -1,4 +1,4 @@
-"""allgather: every rank's rows for all ranks. The signatures are Horovod's."""
+"""allgather: every rank receives the rows of all ranks. The signatures are Horovod's."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,20 +15,21 @@ from multiring.torch.interop import require_plain, wants_gradient
 
 
 def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
-    """Return every rank's `tensor`, one after the other along the first dimension.
+    """Return the tensors of all ranks, concatenated in rank order along the first dimension.
 
-    Differentiable: the gradient of a rank's rows is the average of what all ranks have for them, so every rank has to
-    run that backward.
+    The operation is differentiable. The gradient of a rank's rows is the average of all ranks' gradients for these
+    rows. Every rank must therefore run the backward pass.
 
     Args:
-        tensor: of any type; the ranks may differ in the first dimension only.
-        name: as for allreduce.
-        process_set: by default all ranks.
+        tensor: a tensor of any type; the ranks' shapes may differ in the first dimension only.
+        name: as for `allreduce`.
+        process_set: the ranks that take part; by default all ranks.
 
     Raises:
-        ArgumentError: this rank is not in the set, or the name is in use.
-        HorovodInternalError: on every rank: they disagree, a tensor has no dimension, or a rank is gone.
-        UnsupportedError: not in host memory.
+        ArgumentError: this rank is not in the set, or another operation in progress has this name.
+        HorovodInternalError: the ranks' calls differ, a tensor has no dimension, or a rank has failed. Every rank
+            raises it.
+        UnsupportedError: the tensor is not a dense tensor in host memory.
     """
     require_plain(tensor)
     found: Tensor
@@ -40,7 +41,7 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
 
 
 def allgather_async(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
-    """Start an `allgather`, which has no gradient, and return its handle for `synchronize` and `poll`."""
+    """Start an `allgather` without a gradient, and return its handle for `synchronize` and `poll`."""
     require_plain(tensor)
     return handle_of(_first(submit_rows(members_of(process_set), tensor, name)))
 
@@ -48,7 +49,7 @@ def allgather_async(tensor: Tensor, name: str | None = None, process_set: Proces
 def grouped_allgather(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> tuple[Tensor, ...]:
-    """Return the `allgather` of each of `tensors`, of which every rank has as many."""
+    """Return the `allgather` of each tensor; every rank must pass the same number of tensors."""
     found: tuple[Tensor, ...]
     if wants_gradient(*tensors):
         found = _GroupedAllgather.apply(name, process_set, *tensors)  # type: ignore[no-untyped-call] # torch's own
@@ -60,7 +61,7 @@ def grouped_allgather(
 def grouped_allgather_async(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Start a `grouped_allgather`, which has no gradient, and return its handle."""
+    """Start a `grouped_allgather` without a gradient, and return its handle."""
     return handle_of(_submit_group(tensors, name, process_set, tensors_only=True))
 
 

@@ -1,4 +1,4 @@
-"""allreduce: one tensor combined over the ranks. The signatures are Horovod's."""
+"""allreduce: combine one tensor over the ranks. The signatures are Horovod's."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -43,25 +43,28 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """Return a new tensor: every rank's `tensor` combined.
+    """Return a new tensor that combines the tensors of all ranks.
 
-    Differentiable for Average and Sum: its gradient is combined likewise, so every rank has to run that backward.
+    Average and Sum are differentiable. Their gradient is combined over the ranks in the same way. Every rank must
+    therefore run the backward pass.
 
     Args:
-        tensor: the same shape and type on all ranks: floats, integers, bools (no average), complex numbers (sum and
-            average). A sparse one gives a sparse sum or average.
+        tensor: a tensor of the same shape and type on all ranks: floats, integers, bools (no average) or complex
+            numbers (sum and average only). A sparse tensor gives a sparse sum or average.
         average: DEPRECATED, use op.
-        name: what the ranks match the operation by; without one, they match by the order of their operations.
-        compression: in what form it travels.
+        name: the ranks match their operations by this name, or by the order of their unnamed operations.
+        compression: a member of `Compression`: the form in which the tensor travels.
         op: Average (the default), Sum, Adasum, Min, Max, Product, or their names.
         prescale_factor: multiplies the tensor first: integers in float64, 16-bit floats in float32.
-        postscale_factor: multiplies the result likewise.
-        process_set: by default all ranks.
+        postscale_factor: multiplies the result in the same way.
+        process_set: the ranks that take part; by default all ranks.
 
     Raises:
-        ArgumentError: `op` has no meaning for the type, this rank is not in the set, or the name is in use.
-        HorovodInternalError: on every rank: they disagree, inputs are intact; or one is gone.
-        UnsupportedError: not in host memory.
+        ArgumentError: the type does not support `op`, this rank is not in the set, or another operation in progress
+            has this name.
+        HorovodInternalError: the ranks' calls differ (inputs are unchanged), or a rank has failed. Every rank raises
+            it.
+        UnsupportedError: the tensor is not in host memory.
     """
     how = combination(op, average, prescale_factor, postscale_factor)
     direct = without_compressor(how, compression, [tensor])
@@ -81,7 +84,7 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start an `allreduce`, which has no gradient, and return its handle for `synchronize` and `poll`."""
+    """Start an `allreduce` without a gradient, and return its handle for `synchronize` and `poll`."""
     how = combination(op, average, prescale_factor, postscale_factor)
     return handle_of(submit_allreduce(tensor, name, how, process_set, in_place=False))
 
@@ -95,7 +98,7 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """Combine every rank's `tensor` into all of them, in place, and return it; otherwise as `allreduce`."""
+    """Replace `tensor` by the combination of all ranks' tensors, and return it; otherwise like `allreduce`."""
     how = combination(op, average, prescale_factor, postscale_factor)
     found: Tensor = submit_allreduce(tensor, name, how, process_set, in_place=True, waits=True).wait()
     return found
@@ -118,9 +121,9 @@ def allreduce_async_(
 def submit_allreduce(
     tensor: Tensor, name: Name, how: Combination, process_set: ProcessSet, *, in_place: bool, waits: bool = False
 ) -> Pending | Several:
-    """Start to combine `tensor`, into itself or into a new one, which is the operation's result.
+    """Start an allreduce of `tensor`; its result is `tensor` itself if `in_place`, else a new tensor.
 
-    With `waits` this thread waits for that next.
+    With `waits`, this thread must wait for the operation next.
     """
     members = members_of(process_set)
     if is_sparse(tensor):
@@ -148,9 +151,9 @@ def submit_allreduce(
 
 
 def without_compressor(how: Combination, compression: Any, tensors: Sequence[Tensor]) -> Combination | None:
-    """Return how a Group combines `tensors` by itself, coding what crosses hosts where that is asked for.
+    """Return the combination that lets a Group apply `compression` itself, on the data that crosses hosts.
 
-    None: `compression` has to make of them what is combined, and afterwards what they become.
+    The result is None if the caller must compress `tensors` before the reduction and decompress them afterwards.
     """
     if compression is Compression.none:
         return how
@@ -164,9 +167,10 @@ def without_compressor(how: Combination, compression: Any, tensors: Sequence[Ten
 def starting(
     memory: Tensor, parts: Sequence[Tensor], conversion: DtypeConversion, how: Combination, *, waits: bool
 ) -> tuple[Start, Start]:
-    """Return what starts to combine `memory` in place, on any thread, and on this one, which with `waits` waits for it.
+    """Return two functions that start to combine `memory` in place: one for any thread, one for this thread.
 
-    Adasum combines `parts` of it, each by itself.
+    With `waits`, the second function expects that this thread waits for the operation next. Adasum combines each of
+    `parts`, which lie in `memory`, separately.
     """
 
     def start(group: Group, label: str, *, waits: bool = False) -> Handle:
@@ -178,7 +182,7 @@ def starting(
 
 
 def _memory(group: Group, tensor: Tensor, conversion: DtypeConversion, prescale: float, *, in_place: bool) -> Tensor:
-    """Return what is to be combined in place: `tensor` as the Group takes it, itself or as a row-major copy."""
+    """Return `tensor` in the form that the Group combines in place: itself, or a row-major copy."""
     source = tensor.detach()
     found = converted(source, conversion, prescale)
     is_own = found.data_ptr() != source.data_ptr()
@@ -198,15 +202,16 @@ def _reduced(tensor: Tensor, name: str | None, how: Combination, process_set: Pr
 
 
 def require_linear(how: Combination) -> None:
-    """Raise UnsupportedError where a gradient of `how` is asked for and there is none."""
+    """Raise UnsupportedError if an allreduce by `how` has no gradient."""
     if how.op not in LINEAR:
         raise UnsupportedError(
-            f"the gradient of an allreduce by {name_of(how.op)}: want tensor.detach() there, or one of Average and Sum"
+            f"the gradient of an allreduce by {name_of(how.op)} is not defined: want Average or Sum, or pass "
+            "tensor.detach()"
         )
 
 
 class _Allreduce(torch.autograd.Function):
-    """Combining is linear, and the same on all ranks: the gradient of the ranks' losses is combined the same way."""
+    """Combine tensors by a linear operation; backward combines the ranks' gradients in the same way."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, name: str | None, how: Combination, process_set: ProcessSet) -> Tensor:

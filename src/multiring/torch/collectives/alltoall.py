@@ -1,4 +1,4 @@
-"""alltoall: rows from every rank to every rank. The signatures are Horovod's."""
+"""alltoall: every rank sends rows to every rank. The signatures are Horovod's."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,24 +18,27 @@ Splits = Tensor | Sequence[int] | None
 def alltoall(
     tensor: Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Send each rank its rows of `tensor`, and return the rows they all sent here, by sender.
+    """Send rows of `tensor` to each rank, and return the received rows in the senders' rank order.
 
-    Differentiable: gradients go back the way the rows came, so every rank has to run that backward.
+    The operation is differentiable. Backward returns each row's gradient to the sender of the row. Every rank must
+    therefore run the backward pass.
 
     Args:
-        tensor: of any type; the ranks may differ in the first dimension only.
-        splits: how many rows go to each rank of the set: 32-bit integers, of which the rest of the rows may be left;
-            without it the rows must be a multiple of the ranks.
-        name: as for allreduce.
-        process_set: by default all ranks.
+        tensor: a tensor of any type; the ranks' shapes may differ in the first dimension only.
+        splits: the number of rows for each rank of the set, as 32-bit integers. Rows beyond their sum are not sent.
+            Without `splits`, each rank receives an equal part; the number of rows must be a multiple of the ranks.
+        name: as for `allreduce`.
+        process_set: the ranks that take part; by default all ranks.
 
     Returns:
-        The rows; with `splits` also how many came from each rank.
+        The received rows; if `splits` is given, a pair of these rows and the number received from each rank.
 
     Raises:
-        ArgumentError: `splits` does not fit, this rank is not in the set, or the name is in use.
-        HorovodInternalError: on every rank: they disagree, a tensor has no dimension, or a rank is gone.
-        UnsupportedError: not in host memory.
+        ArgumentError: `splits` does not fit, this rank is not in the set, or another operation in progress has this
+            name.
+        HorovodInternalError: the ranks' calls differ, a tensor has no dimension, or a rank has failed. Every rank
+            raises it.
+        UnsupportedError: the tensor is not a dense tensor in host memory.
     """
     require_plain(tensor)
     if wants_gradient(tensor):
@@ -49,7 +52,10 @@ def alltoall(
 def alltoall_async(
     tensor: Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Start an `alltoall`, which has no gradient; `synchronize` of the handle returns rows and received splits."""
+    """Start an `alltoall` without a gradient, and return its handle.
+
+    `synchronize` of the handle returns the received rows and the number received from each rank.
+    """
     require_plain(tensor)
     return handle_of(_submit(tensor, splits, name, process_set))
 
@@ -70,7 +76,7 @@ def _submit(
 
 
 def _splits(splits: Splits, rows: int, ranks: int) -> list[int]:
-    """Return how many of the rows go to each rank."""
+    """Return the number of rows for each rank."""
     if splits is None:
         if rows % ranks:
             raise ArgumentError(f"alltoall of {rows} rows over {ranks} ranks: want a multiple, or splits")

@@ -1,4 +1,4 @@
-"""broadcast: one rank's tensor for all ranks. The signatures are Horovod's."""
+"""broadcast: send one rank's tensor to all ranks. The signatures are Horovod's."""
 
 from typing import Any
 
@@ -18,21 +18,22 @@ from multiring.torch.interop import dtype_name, is_one_piece, new_memory, note_c
 def broadcast(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
-    """Return rank `root_rank`'s `tensor`.
+    """Return the tensor of rank `root_rank`.
 
-    Differentiable: the root's gradient is the average of all ranks' gradients, the others' is zero, so every rank has
-    to run that backward.
+    The operation is differentiable. The root's gradient is the average of all ranks' gradients; the other ranks'
+    gradient is zero. Every rank must therefore run the backward pass.
 
     Args:
-        tensor: of any type; the same shape and type on all ranks.
-        root_rank: as ranks are numbered in the whole job, also where the set has fewer.
-        name: as for allreduce.
-        process_set: by default all ranks.
+        tensor: a tensor of any type; the same shape and type on all ranks.
+        root_rank: the root's rank in the whole job, not in `process_set`.
+        name: as for `allreduce`.
+        process_set: the ranks that take part; by default all ranks.
 
     Raises:
-        ArgumentError: the root or this rank is not in the set, or the name is in use.
-        HorovodInternalError: on every rank: they disagree, inputs are intact; or one is gone.
-        UnsupportedError: not in host memory.
+        ArgumentError: the root or this rank is not in the set, or another operation in progress has this name.
+        HorovodInternalError: the ranks' calls differ (inputs are unchanged), or a rank has failed. Every rank raises
+            it.
+        UnsupportedError: the tensor is not a dense tensor in host memory.
     """
     require_plain(tensor)
     found: Tensor
@@ -46,14 +47,14 @@ def broadcast(
 def broadcast_async(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Start a `broadcast`, which has no gradient, and return its handle for `synchronize` and `poll`."""
+    """Start a `broadcast` without a gradient, and return its handle for `synchronize` and `poll`."""
     return handle_of(_submit(tensor, root_rank, name, process_set, in_place=False))
 
 
 def broadcast_(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
-    """Overwrite `tensor` with rank `root_rank`'s, and return it; otherwise as `broadcast`."""
+    """Overwrite `tensor` with the tensor of rank `root_rank`, and return it; otherwise like `broadcast`."""
     found: Tensor = _submit(tensor, root_rank, name, process_set, in_place=True).wait()
     return found
 

@@ -1,4 +1,4 @@
-"""Tensors as a Group combines them, and what it combined as tensors again."""
+"""Convert tensors to types that a Group combines, and convert the results back."""
 
 from functools import lru_cache
 
@@ -15,12 +15,15 @@ from multiring.torch.interop import dtype_name, dtype_of
 
 @lru_cache(maxsize=1024)
 def conversion_of(dtype: torch.dtype, op: int, postscale: float, ranks: int) -> DtypeConversion:
-    """Return how tensors of `dtype` are combined by `op` over so many ranks; see `dtype_conversion` for the errors."""
+    """Return the conversion for combining tensors of `dtype` by `op` over `ranks` ranks.
+
+    See `dtype_conversion` for the errors.
+    """
     return dtype_conversion(dtype_name(dtype), op, postscale, ranks)
 
 
 def converted(tensor: Tensor, conversion: DtypeConversion, prescale: float) -> Tensor:
-    """Return what a Group is to combine for `tensor`: `tensor` itself where nothing has to be done."""
+    """Return `tensor` in the form that a Group combines: `tensor` itself if no conversion is needed."""
     if conversion.is_plain and prescale == 1.0:
         return tensor
     found = scaled(tensor, prescale)
@@ -32,7 +35,7 @@ def converted(tensor: Tensor, conversion: DtypeConversion, prescale: float) -> T
 
 
 def converted_back(combined: Tensor, conversion: DtypeConversion, dtype: torch.dtype) -> Tensor:
-    """Return the result of type `dtype` for what a Group combined: `combined` itself where nothing has to be done."""
+    """Convert a Group's result back to type `dtype`; return `combined` itself if no conversion is needed."""
     if conversion.is_plain:
         return combined
     if conversion.is_split or conversion.divisor != 1:
@@ -46,7 +49,7 @@ def scaled(tensor: Tensor, factor: float) -> Tensor:
     """Return `tensor` times `factor`: integers are truncated; 16-bit floats are multiplied in float32.
 
     Raises:
-        ArgumentError: a tensor of bools.
+        ArgumentError: `tensor` is of type bool, and `factor` is not 1.
     """
     if factor == 1.0:
         return tensor

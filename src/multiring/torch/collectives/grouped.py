@@ -1,4 +1,4 @@
-"""grouped_allreduce: many tensors combined over the ranks as one. The signatures are Horovod's."""
+"""grouped_allreduce: combine many tensors over the ranks in one operation. The signatures are Horovod's."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -48,9 +48,10 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
-    """Return new tensors: each of `tensors` combined over the ranks, all those of one type by one collective.
+    """Return new tensors, each combined over the ranks; one collective combines all tensors of one type.
 
-    Otherwise as `allreduce`. Every rank passes as many tensors, of the same shapes and types in the same order.
+    Every rank must pass the same number of tensors, of the same shapes and types in the same order. Otherwise the
+    function works like `allreduce`.
     """
     how = combination(op, average, prescale_factor, postscale_factor)
     direct = without_compressor(how, compression, tensors)
@@ -70,7 +71,7 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start a `grouped_allreduce`, which has no gradient, and return its handle for `synchronize` and `poll`."""
+    """Start a `grouped_allreduce` without a gradient, and return its handle for `synchronize` and `poll`."""
     how = combination(op, average, prescale_factor, postscale_factor)
     return handle_of(_submit(tensors, name, how, process_set, in_place=False))
 
@@ -84,15 +85,15 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> tuple[Tensor, ...]:
-    """Combine each of `tensors` in place, and return them; otherwise as `grouped_allreduce`.
+    """Combine each tensor in place, and return the tensors; otherwise like `grouped_allreduce`.
 
-    Those of `arena_like` are not copied.
+    Tensors that `arena_like` made are not copied.
     """
     how = combination(op, average, prescale_factor, postscale_factor)
     span = None
     if name is not None and tensors and isinstance(tensors, list | tuple):
-        # As it was combined before, if it was: most of a group that comes again is code and objects that the last sum
-        # has driven out of the caches, and this touches few of them.
+        # Repeat the group's previous operation, if there was one. The last sum has driven the code and the objects of
+        # this module out of the CPU's caches, and the repetition touches few of them.
         span = members_of(process_set).kept(Packing).known_span(tensors)
         repeat = None if span is None else span.repeats.get((name, how))
         again = None if repeat is None else repeat.start()
@@ -118,19 +119,19 @@ def grouped_allreduce_async_(
     return handle_of(_submit(tensors, name, how, process_set, in_place=True))
 
 
-_MOST_REPEATS = 8  # names that are kept for one span
-_WHOLE = "1 of 1"  # all tensors are one part
+_MOST_REPEATS = 8  # the number of names whose operations are kept for one span
+_WHOLE = "1 of 1"  # the part's name if all tensors are one part
 
 
 class _Group(NamedTuple):
-    """Tensors of one type, how they are combined, and by which operation."""
+    """Tensors of one type, their combination, and the name of their operation."""
 
     members: Members
     tensors: Sequence[Tensor]
     how: Combination
     name: Name
     part: str = _WHOLE
-    waits: bool = False  # whether this thread waits for it next
+    waits: bool = False  # whether this thread waits for the operation next
 
 
 def _submit(
@@ -143,7 +144,7 @@ def _submit(
     waits: bool = False,
     span: Span | None = None,
 ) -> Pending | Several:
-    """Start to combine `tensors`; `span` is theirs, where it has been looked for and found."""
+    """Start to combine `tensors`; `span` is their span if the caller has already found it."""
     members = members_of(process_set)
     if not tensors:
         raise ArgumentError("a group of no tensors: want at least one")
@@ -168,7 +169,7 @@ def _submit(
     for place, tensor in enumerate(tensors):
         by_type.setdefault(tensor.dtype, []).append(place)
     for dtype in by_type:
-        conversion_of(dtype, how.op, how.postscale, members.size)  # or nothing is started at all
+        conversion_of(dtype, how.op, how.postscale, members.size)  # reject a bad type before anything is started
     parts = parts_of(members, name, len(by_type))
     started = [
         _submit_alike(_Group(members, [tensors[place] for place in places], how, part, more[0][1]), in_place=in_place)
@@ -187,23 +188,23 @@ def _submit(
 
 
 def _are_plain_and_alike(tensors: Sequence[Tensor]) -> bool:
-    """Return whether all are plain memory of the host, and of one type; without a call for each of them."""
+    """Return whether all tensors are dense, in host memory and of one type; a fast check."""
     try:
         kinds = {(tensor.dtype, tensor.layout, tensor.is_cpu) for tensor in tensors}
-    except AttributeError:  # no tensors
+    except AttributeError:  # an element is not a tensor
         return False
     return len(kinds) == 1 and next(iter(kinds))[1:] == (torch.strided, True)
 
 
 def _is_in_place(members: Members, dtype: torch.dtype, how: Combination) -> bool:
-    """Return whether a Group makes results of tensors as they are."""
+    """Return whether a Group can combine tensors of `dtype` without any conversion."""
     if how.op == Adasum or how.prescale != 1.0:
         return False
     return conversion_of(dtype, how.op, how.postscale, members.size).is_plain
 
 
 def _span_of(group: _Group, known: Span | None = None) -> Span | None:
-    """Return the tensors' memory where they are combined as they lie there."""
+    """Return the span of the group's tensors, or None if they cannot be combined in their own memory."""
     span = known or group.members.kept(Packing).span_of(group.tensors)
     return span if span is not None and _is_in_place(group.members, span.layout.dtype, group.how) else None
 
@@ -214,7 +215,7 @@ def _submit_alike(group: _Group, *, in_place: bool) -> Pending:
 
 
 def _submit_copied(group: _Group, *, in_place: bool) -> Pending:
-    """Start to combine tensors of one type in memory of their own."""
+    """Start to combine copies of tensors of one type in a separate buffer."""
     members, tensors, how, name, part, waits = group
     dtype = tensors[0].dtype
     conversion = conversion_of(dtype, how.op, how.postscale, members.size)
@@ -237,8 +238,8 @@ def _submit_copied(group: _Group, *, in_place: bool) -> Pending:
 
 
 def _put_each(places: Sequence[Tensor], found: Sequence[Tensor]) -> None:
-    """Copy each of `found` into its place."""
-    if any(place.is_neg() or place.is_conj() for place in places):  # into which torch copies one by one only
+    """Copy each tensor of `found` into its place."""
+    if any(place.is_neg() or place.is_conj() for place in places):  # _foreach_copy_ does not support these
         for place, each in zip(places, found, strict=True):
             place.copy_(each)
     else:
@@ -246,7 +247,7 @@ def _put_each(places: Sequence[Tensor], found: Sequence[Tensor]) -> None:
 
 
 def _submit_span(group: _Group, span: Span) -> Pending:
-    """Start to combine tensors where they lie."""
+    """Start to combine tensors in their own memory."""
     members, tensors, how, name, part, waits = group
 
     def finish(_: Any) -> tuple[Tensor, ...]:
@@ -258,7 +259,7 @@ def _submit_span(group: _Group, span: Span) -> Pending:
     signature = _signature(span.layout, span.layout.total, how, part)
     start, at_once = starting(span.memory, (), conversion, how, waits=waits)
     pending = submit(members, name, signature, start, finish, at_once)
-    if waits:  # before the sum comes through the caches: afterwards each tensor would have to be fetched anew
+    if waits:  # now, while the tensors are in the CPU's caches: the sum drives them out
         note_changes(tensors)
         if isinstance(name, str) and part == _WHOLE and (repeat := pending.repeat()) is not None:
             if len(span.repeats) >= _MOST_REPEATS:

@@ -1,4 +1,4 @@
-"""reducescatter: every rank's tensor combined, and each rank its part of the rows. The signatures are Horovod's."""
+"""reducescatter: combine the ranks' tensors, and give each rank a part of the rows. The signatures are Horovod's."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -38,24 +38,26 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Tensor:
-    """Return this rank's part of the rows of every rank's `tensor` combined.
+    """Combine the tensors of all ranks, and return this rank's part of the rows.
 
-    Rank r of n gets rows // n of them, and one more where r < rows % n. Differentiable, so every rank has to run that
-    backward.
+    Rank r of n receives `rows // n` rows, and one row more if `r < rows % n`. The operation is differentiable: every
+    rank must run the backward pass.
 
     Args:
-        tensor: the same shape and type on all ranks, with at least one dimension.
-        name: as for allreduce.
-        compression: in what form it travels.
+        tensor: a tensor of the same shape and type on all ranks, with at least one dimension.
+        name: as for `allreduce`.
+        compression: a member of `Compression`: the form in which the tensor travels.
         op: Average or Sum, or their names.
-        process_set: by default all ranks.
-        prescale_factor: as for allreduce.
-        postscale_factor: as for allreduce.
+        process_set: the ranks that take part; by default all ranks.
+        prescale_factor: as for `allreduce`.
+        postscale_factor: as for `allreduce`.
 
     Raises:
-        ArgumentError: a type that cannot be added up, this rank is not in the set, or the name is in use.
-        HorovodInternalError: on every rank: another operation, they disagree, no dimension, or one is gone.
-        UnsupportedError: not in host memory.
+        ArgumentError: the type does not support `op`, this rank is not in the set, or another operation in progress
+            has this name.
+        HorovodInternalError: `op` is neither Average nor Sum, the ranks' calls differ, a tensor has no dimension, or
+            a rank has failed. Every rank raises it.
+        UnsupportedError: the tensor is not a dense tensor in host memory.
     """
     require_compressor(compression)
     compressed, context = compression.compress(tensor)
@@ -78,7 +80,7 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Start a `reducescatter`, which has no gradient, and return its handle for `synchronize` and `poll`."""
+    """Start a `reducescatter` without a gradient, and return its handle for `synchronize` and `poll`."""
     how = combination(op, None, prescale_factor, postscale_factor)
     return handle_of(_submit(members_of(process_set), tensor, name, how))
 
@@ -92,7 +94,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Tensor]:
-    """Return the `reducescatter` of each of `tensors`, of which every rank has as many."""
+    """Return the `reducescatter` of each tensor; every rank must pass the same number of tensors."""
     require_compressor(compression)
     pairs = [compression.compress(tensor) for tensor in tensors]
     compressed = [tensor for tensor, _ in pairs]
@@ -112,7 +114,7 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Start a `grouped_reducescatter`, which has no gradient, and return its handle."""
+    """Start a `grouped_reducescatter` without a gradient, and return its handle."""
     how = combination(op, None, prescale_factor, postscale_factor)
     return handle_of(_submit_group(tensors, name, how, process_set))
 
@@ -148,7 +150,7 @@ def _submit(members: Members, tensor: Tensor, name: Name, how: Combination, more
 
 
 def _spread(gradient: Tensor, how: Combination, process_set: ProcessSet) -> Tensor:
-    """Return the gradient of a tensor whose combined rows have these gradients, by rank."""
+    """Return the input's gradient, given the gradient of this rank's rows of the result."""
     ranks = members_of(process_set).size if how.op == Sum else 1
     return scaled(allgather(gradient, process_set=process_set), ranks * how.prescale * how.postscale)
 

@@ -1,4 +1,4 @@
-"""Sparse tensors: the elements that they have, gathered from all ranks and added up."""
+"""Allreduce of sparse tensors: gather the elements of all ranks and add them up."""
 
 from typing import Any
 
@@ -17,13 +17,13 @@ from multiring.torch.sparse_sums import average_of_entries, sum_of_entries
 
 
 class SparseHandle:
-    """What waits for a sparse allreduce when it is called, and returns the tensor."""
+    """The handle of a sparse allreduce; calling it waits for the operation and returns the result."""
 
     def __init__(self, pending: Several) -> None:
         self._pending = pending
 
     def __call__(self) -> Tensor:
-        """Return the sum."""
+        """Wait for the operation, and return the sum or average."""
         found: Tensor = self._pending.wait()
         return found
 
@@ -31,18 +31,20 @@ class SparseHandle:
 def sparse_allreduce_async(
     tensor: Tensor, name: str | None, op: int | str | None, process_set: ProcessSet = global_process_set
 ) -> SparseHandle:
-    """Start to add up every rank's sparse `tensor`; return what, when called, waits for it and returns the sum.
+    """Start to add up the ranks' sparse tensors; return a handle that is called to get the result.
 
-    Each rank adds up its own elements of one place before anything travels, and the sum has each place once.
+    Each rank first adds up its elements that have the same indices. The result has each index once.
 
     Args:
-        tensor: of layout torch.sparse_coo; the same shape and type on all ranks, whose elements may differ in number.
-        name: as for allreduce.
+        tensor: a tensor of layout torch.sparse_coo. Its shape and type are the same on all ranks; the number of its
+            elements may differ.
+        name: as for `allreduce`.
         op: Average or Sum.
-        process_set: by default all ranks.
+        process_set: the ranks that take part; by default all ranks.
 
     Raises:
-        ArgumentError: another tensor or operation, or the name is in use.
+        ArgumentError: the tensor is not sparse, `op` is neither Average nor Sum, or another operation in progress
+            has this name.
     """
     if not is_sparse(tensor):
         raise ArgumentError(f"sparse_allreduce_async of {shown(tensor)}: want a tensor of layout torch.sparse_coo")
@@ -51,7 +53,7 @@ def sparse_allreduce_async(
 
 
 def submit_sparse(members: Members, tensor: Tensor, name: Name, how: Combination, *, in_place: bool) -> Several:
-    """Start to add up sparse tensors, into `tensor` or into a new one, which is the operation's result."""
+    """Start an allreduce of sparse tensors; its result is `tensor` itself if `in_place`, else a new tensor."""
     if how.op not in LINEAR:
         raise ArgumentError(f"{name_of(how.op)} of a sparse tensor: want Average or Sum, or tensor.to_dense()")
     own = tensor.detach().coalesce()
@@ -81,7 +83,7 @@ def submit_sparse(members: Members, tensor: Tensor, name: Name, how: Combination
         result = torch.sparse_coo_tensor(places, sums, shape, is_coalesced=True, check_invariants=False)
         if not in_place:
             return result
-        with torch.no_grad():  # a detached one would not see what it gets: sparse tensors have no memory to share
+        with torch.no_grad():  # tensor.detach() would not do: it does not share memory with a sparse tensor
             tensor.copy_(result)
         return tensor
 

@@ -1,4 +1,4 @@
-"""Operations by rows, the first dimension, in which ranks may differ: tensors of any type, as rows of bytes."""
+"""Collectives on rows, of which each rank may have another number. Tensors of any type travel as rows of bytes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,9 +23,9 @@ def submit_rows(
     *,
     waits: bool = False,
 ) -> Pending:
-    """Start to gather every rank's rows; the result is a tensor of all of them, and how many each rank had.
+    """Start to gather the rows of all ranks; the result is a tensor of the rows, and each rank's number of rows.
 
-    With `waits` the caller waits for it at once.
+    With `waits`, the caller must wait for the operation next.
     """
     if not tensor.dim():
         return submit_refusal(members, tensor, name, operation)
@@ -44,7 +44,11 @@ def submit_rows(
 def submit_exchange(
     members: Members, tensor: Tensor, splits: Sequence[int], name: Name, *, waits: bool = False
 ) -> Pending:
-    """Start to send each rank so many rows of `tensor`; the result is a tensor of those received, and their splits."""
+    """Start to send each rank its rows of `tensor`.
+
+    `splits` gives the number of rows for each rank. The result is a tensor of the received rows, and the number of
+    rows received from each rank.
+    """
     if not tensor.dim():
         return submit_refusal(members, tensor, name, ALLTOALL)
     own = in_one_piece(tensor)
@@ -61,9 +65,10 @@ def submit_exchange(
 
 
 def submit_refusal(members: Members, tensor: Tensor, name: Name, operation: str) -> Pending:
-    """Start what fails on every rank: an operation on rows of a tensor that has no dimension.
+    """Start an operation that fails on every rank, because `tensor` has no dimension and therefore no rows.
 
-    The ranks agree on it like on any other, so that they stay in step, and those that brought rows learn of it.
+    The ranks negotiate it like any other operation. The ranks stay in step, and ranks whose tensors have rows also
+    get the error.
     """
 
     def start(group: Group, label: str) -> Handle:

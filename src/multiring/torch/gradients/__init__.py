@@ -1,1 +1,1 @@
-"""DistributedOptimizer: an optimizer whose gradients are those of all ranks."""
+"""DistributedOptimizer: an optimizer that steps with the combined gradients of all ranks."""

@@ -1,11 +1,11 @@
-"""Adasum of what each rank's own step changed: the ranks step with their own gradients, and combine the changes.
+"""Adasum of parameter changes: each rank steps with its own gradients, and the ranks combine the changes.
 
     start                 the parameters, the same on all ranks
-    delta = step - start  of this rank alone, with whatever optimizer
+    delta = step - start  this rank's own change, by any optimizer
     parameters = start + adasum(all ranks' deltas)
 
 Source: Maleki et al., "Scaling distributed training with adaptive summation", MLSys 2021, arXiv 2006.02924, section
-4.1: combined after the optimizer, not before, Adasum goes with Adam and momentum as well.
+4.1: because Adasum is applied after the optimizer and not before it, it also works with Adam and momentum.
 """
 
 import sys
@@ -28,15 +28,15 @@ _WHAT = "DistributedOptimizer"
 
 
 class DeltaReducer:
-    """The changes of some parameters by a rank's own steps, which the ranks of a group combine step by step."""
+    """Combine, step by step, the changes that each rank's own steps make to the parameters."""
 
     def __init__(self, parameters: Sequence[tuple[str, Tensor]], group: Group, compressor: Any) -> None:
-        """Take note of `parameters`; local.
+        """Prepare to combine the changes of `parameters`; local, without communication.
 
         Args:
             parameters: names and leaf tensors.
-            group: of this object alone.
-            compressor: changes their form on the way.
+            group: the ranks, in a group that only this object uses.
+            compressor: compresses the changes before they travel, and decompresses the result.
         """
         self._parameters = [parameter for _, parameter in parameters]
         self._first_steps = FirstSteps(_WHAT, group, [name for name, _ in parameters], self._values)
@@ -44,35 +44,36 @@ class DeltaReducer:
         self._group = group
         self._compressor = compressor
         self._starts: list[Tensor] = []
-        self._hidden: list[tuple[Tensor, Tensor]] = []  # gradients that this step is not to use, and their parameters
-        self._step: FrameType | None = None  # the call of `step` that is going on
+        self._hidden: list[tuple[Tensor, Tensor]] = []  # parameters, and their gradients that this step must not use
+        self._step: FrameType | None = None  # the frame of the running call of `step`
 
     @property
     def sent_bytes(self) -> int:
-        """How much one step gives to collectives, uncompressed."""
+        """The bytes that one step passes to collectives, before compression."""
         return sum(parameter.nbytes for parameter in self._parameters)
 
     def before_step(self, optimizer: torch.optim.Optimizer, call: FrameType, *, unscales: bool) -> None:
-        """Take note of where the parameters are.
+        """Save the parameters' values before the step.
 
         Args:
-            optimizer: theirs; a loss scaler has left `found_inf` and perhaps `grad_scale` there.
-            call: the call of `step`; a class whose `step` calls that of its base comes here twice.
-            unscales: whether the optimizer's own step does not know what a scaler left.
+            optimizer: the parameters' optimizer; a loss scaler may have set `found_inf` and `grad_scale` on it.
+            call: the frame of the call of `step`. If a class's `step` calls the `step` of its base class, this method
+                is called twice.
+            unscales: whether this method must unscale the gradients, because the optimizer's own step cannot.
         """
         if _is_running(self._step):
             return
         self._step = call
         found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
         if found_inf is not None:
-            # One rank's overflow makes all ranks leave the step out.
+            # If the gradients of one rank overflow, all ranks skip the step.
             everywhere = np.array([float(found_inf)])
             with internal_errors(_WHAT):
                 self._group.all_reduce(everywhere, "max")
             found_inf.fill_(float(everywhere[0]))
             if unscales:
                 self._unscale(getattr(optimizer, "grad_scale", None), leaves_out=bool(everywhere[0]))
-                # Optimizers that do not know what these are refuse them.
+                # An optimizer without support for a loss scaler rejects these attributes.
                 vars(optimizer).update(grad_scale=None, found_inf=None)
         self._starts = [parameter.detach().clone() for parameter in self._parameters]
         if self._first_steps.wants:
@@ -86,7 +87,7 @@ class DeltaReducer:
         return [array_of(in_one_piece(each)) for each in self._starts or self._parameters]
 
     def after_step(self, call: FrameType) -> None:
-        """Combine what the ranks' steps have changed since `before_step`, and let the parameters be that."""
+        """Combine the ranks' changes since `before_step`, and apply the result to the parameters."""
         if call is not self._step:
             return
         self._step = None
@@ -103,7 +104,7 @@ class DeltaReducer:
         self._first_steps.step()
 
     def contribute_neutrally(self) -> None:
-        """Take part in the other ranks' steps without changes of this rank's own, until no rank trains any more."""
+        """Take part in the other ranks' steps with changes of zero, until no rank trains any more."""
         trains = bool(self._parameters)
         while trains:
             trains = self._combine([torch.zeros_like(parameter) for parameter in self._parameters], trains=False)
@@ -120,7 +121,7 @@ class DeltaReducer:
                 gradient.div_(scale)
 
     def _combine(self, deltas: list[Tensor], *, trains: bool) -> bool:
-        """Combine every rank's `deltas` into all of them; return whether any rank trains."""
+        """Replace `deltas` by the combination of all ranks' deltas; return whether any rank trains."""
         told, self._told = self._told, self._first_steps.told_nothing()
         flags = np.array([trains, told.any()], np.uint8)
         with internal_errors(_WHAT):
@@ -139,7 +140,7 @@ class DeltaReducer:
 
 
 def _is_running(call: FrameType | None) -> bool:
-    """Return whether `call` has not returned; one that raised has, though nobody was told."""
+    """Return whether the frame `call` is still running. A call that raised an error is not running."""
     frame: FrameType | None = sys._getframe() if call is not None else None  # noqa: SLF001 -- documented in sys
     while frame is not None and frame is not call:
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""Where each gradient is reduced: its slot and its bucket, and how both change once it is known to be sparse."""
+"""Assign each gradient to a place in a bucket, and move gradients that turn out to be sparse."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,7 +23,7 @@ from multiring.torch.interop import array_of, in_one_piece
 
 
 class BucketAssignment:
-    """The slots and buckets of some parameters; `buckets` are in the order in which they start."""
+    """The buckets of some parameters' gradients; `buckets` lists them in the order in which they start."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class BucketAssignment:
         reduction_of: TensorReductionOf,
         together: Sequence[Sequence[int]],
     ) -> None:
-        """As for GradientReducer."""
+        """Lay out the buckets; the arguments are those of GradientReducer."""
         self._group = group
         self._op = options.op
         self._stays_dense = options.sparse_as_dense
@@ -50,27 +50,31 @@ class BucketAssignment:
         self.first_steps = FirstSteps(
             "DistributedOptimizer", group, [name for name, _ in parameters], lambda: self._values(parameters)
         )
-        self._told: list[NDArray[np.int64]] = []  # by this rank, and not compared yet
-        self.sparse: list[ParameterGradient] = []  # those that all ranks know to be
-        self._moves: list[tuple[int, list[ParameterGradient]]] = []  # those to move out, from a round on
+        self._told: list[NDArray[np.int64]] = []  # this rank's data for first-step checks that are still to be made
+        self.sparse: list[ParameterGradient] = []  # the gradients that all ranks treat as sparse
+        self._moves: list[tuple[int, list[ParameterGradient]]] = []  # gradients to move out when a round begins
 
     @staticmethod
     def _values(parameters: Sequence[tuple[str, Tensor]]) -> list[NDArray[Any]]:
         return [array_of(in_one_piece(parameter)) for _, parameter in parameters]
 
     def clear(self) -> None:
-        """Let go of the parameters."""
+        """Release the parameters and buckets."""
         self.gradients.clear()
         self.sparse.clear()
         self.buckets.clear()
         self._moves.clear()
 
     def learn_sparse(self) -> list[ParameterGradient]:
-        """Return those whose gradients came as sparse ones, on any rank, and were not known to; all ranks know then."""
+        """Return the gradients that were sparse on any rank for the first time; all ranks return the same ones."""
         return self._learned([bucket.reduction for bucket in self.buckets], self._group)
 
     def look_at(self, bucket: Bucket) -> bool:
-        """Look at this rank's first gradients, in a bucket that is about to start; return whether ranks compare."""
+        """Record this rank's first gradients of a bucket that is about to start, for the first-step check.
+
+        Returns:
+            Whether this rank wants the ranks to compare.
+        """
         if not self.first_steps.wants:
             return False
         if not isinstance(bucket.reduction, Gathered):
@@ -78,46 +82,47 @@ class BucketAssignment:
         return True
 
     def note_wishes(self) -> None:
-        """Take note of what this rank tells, where any rank wants to compare, for `compare_noted`.
+        """Record this rank's data for `compare_noted`, if any rank wants to compare.
 
-        Not at once: at the end of a backward other sharings may wait for the ranks in another order.
+        The ranks cannot compare at once: at the end of a backward, other gradient reducers may wait for the ranks in
+        another order.
         """
         if any(bucket.reduction.flags[COMPARES_FLAG] for bucket in self.buckets):
             self._told.append(self.first_steps.told())
 
     def compare_noted(self) -> None:
-        """Compare the ranks' first steps, where any rank wanted to.
+        """Compare the ranks' first steps, if any rank wanted to.
 
         Raises:
-            HorovodInternalError: on every rank: their parameters differ, or one is gone.
+            HorovodInternalError: the ranks' parameters differ, or a rank has failed. Every rank raises it.
         """
         told, self._told = self._told, []
-        with suppress(StateError):  # the job whose ranks these were has been left
+        with suppress(StateError):  # this process has left the job of these ranks
             for each in told:
                 self._meet(each)
 
     def compare(self, reductions: Sequence[Reduction], told: NDArray[np.int64]) -> None:
-        """As `compare_noted`, where any rank wanted to when these `reductions` were started."""
+        """Compare the ranks' first steps, if any rank wanted to when it started these `reductions`."""
         if any(reduction.flags[COMPARES_FLAG] for reduction in reductions):
             self._meet(told)
 
     def _meet(self, told: NDArray[np.int64]) -> None:
         with internal_errors("DistributedOptimizer"):
-            # In an order of its own: one rank may compare before it starts the next round, and another after that.
+            # The twin group has its own order: one rank may compare before the next round starts, another after it.
             self.first_steps.meet(told, self._group.twin_for("first steps"))
 
     def learn_later(self, number: int, reductions: Sequence[Reduction]) -> None:
-        """Learn the same of the round `number`, which `reductions` were, while the next one may be on its way.
+        """Find newly sparse gradients of round `number`, made of `reductions`; the next round may be in progress.
 
-        What was found moves out where the round after that one begins, on all ranks alike, whenever each comes to it.
+        These gradients move out of their buckets when round `number + 2` begins. This is the same round on all ranks.
         """
-        # In an order of its own: one rank may learn before it starts the next round, and another after that.
+        # The twin group has its own order: one rank may call this before the next round starts, another after it.
         found = self._learned(reductions, self._group.twin_for("sparse gradients"))
         if found:
             self._moves.append((number + 2, found))
 
     def begin(self, number: int) -> None:
-        """Move out what is due as the round `number` begins."""
+        """Move out the gradients that are due when round `number` begins."""
         while self._moves and self._moves[0][0] <= number:
             self.move_out(self._moves.pop(0)[1])
 
@@ -134,7 +139,7 @@ class BucketAssignment:
         return found
 
     def move_out(self, found: Sequence[ParameterGradient]) -> None:
-        """Have these gradients gathered from now on, unless they are to stay dense on their way."""
+        """Gather the rows of these gradients from now on, unless the options ask for dense transport."""
         if self._stays_dense:
             return
         for bucket in dict.fromkeys(entry.bucket for entry in found):
@@ -146,7 +151,7 @@ class BucketAssignment:
             self.buckets[at : at + 1] = parts
 
     def _bucket_of(self, gradients: list[ParameterGradient]) -> Bucket:
-        """Return a bucket with places of their own for these, which are of one type, and what they hold."""
+        """Return a new bucket for these gradients of one type, with their present contents."""
         parameters = [entry.parameter for entry in gradients]
         return self._settle(gradients, self._reduction_of(lay_out_one(specs_of(parameters)), parameters))
 

@@ -1,4 +1,4 @@
-"""Buckets whose gradients are tensors: the reductions of `multiring.gradients`, and those by compressors of torch's."""
+"""Reductions of buckets of torch tensors: those of `multiring.gradients`, and those with a compressor for tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,17 +18,17 @@ TensorReductionOf = Callable[[BucketLayout, Sequence[Tensor]], Reduction]
 
 
 def spec_of(parameter: Tensor) -> GradientSpec:
-    """Return the form of the gradient of `parameter`."""
+    """Return the type, shape and strides of the gradient of `parameter`."""
     return GradientSpec(dtype_name(parameter.dtype), tuple(parameter.shape), dense_strides(parameter))
 
 
 def specs_of(parameters: Sequence[Tensor]) -> list[GradientSpec]:
-    """Return the forms of the gradients of `parameters`."""
+    """Return the type, shape and strides of each parameter's gradient."""
     return [spec_of(parameter) for parameter in parameters]
 
 
 def tensor_reductions_of(group: Group, second: Callable[[], Group], options: Options) -> TensorReductionOf:
-    """Return what makes a bucket of tensors as `options` want it; see `reductions_of`."""
+    """Return a factory for reductions of buckets of tensors, configured by `options`; see `reductions_of`."""
     in_arrays = reductions_of(group, second, options)
     op = "sum" if options.predivide != 1.0 else options.op
 
@@ -46,7 +46,7 @@ def tensor_reductions_of(group: Group, second: Callable[[], Group], options: Opt
 def states_of(
     carried: Mapping[str, Any], has_residual: Sequence[bool], parameters: Sequence[Tensor], group: Group
 ) -> dict[int, CompressionState]:
-    """Return what this rank carries on after loading `carried`, by the parameters' `id`; see `unpacked`."""
+    """Return this rank's compression states after loading `carried`, by the parameters' `id`; see `unpacked`."""
 
     def zeros(index: int) -> Tensor:
         return torch.zeros_like(parameters[index].detach())
@@ -57,7 +57,7 @@ def states_of(
 
 
 class InTensors:
-    """A reduction of arrays, whose places are seen as tensors; see `Reduction`."""
+    """A reduction of arrays that presents its places as tensors; see `Reduction`."""
 
     def __init__(self, reduction: ArrayReduction, layout: BucketLayout, parameters: Sequence[Tensor]) -> None:
         self._reduction = reduction
@@ -67,15 +67,15 @@ class InTensors:
 
     @property
     def sent_bytes(self) -> int:
-        """How much one reduction gives to collectives, as it travels between hosts."""
+        """The bytes that one reduction passes to collectives, in the form that travels between hosts."""
         return self._reduction.sent_bytes
 
     def start(self) -> Callable[[], object]:
-        """Start to reduce; return what waits until `places` and `flags` are those of all ranks, or raises."""
+        """Start to reduce; return a function that waits until `places` and `flags` hold the reduced values."""
         return self._reduction.start()
 
     def state(self, member: int) -> CompressionState:
-        """Return a copy of what is carried on for `member`; not while a reduction is going on; of tensors."""
+        """Return a copy of `member`'s compression state, of tensors; call this only while no reduction runs."""
         found = self._reduction.state(member)
         return CompressionState(
             residual=None if found.residual is None else torch.from_numpy(found.residual),
@@ -83,7 +83,7 @@ class InTensors:
         )
 
     def load_state(self, member: int, state: CompressionState) -> None:
-        """Carry `state`, of tensors, on as far as this reduction has use for it, in place of its own."""
+        """Replace `member`'s compression state by `state`, of tensors, as far as this reduction uses it."""
         self._reduction.load_state(
             member,
             CompressionState(
@@ -98,7 +98,7 @@ class InTensors:
 
 
 class Translated:
-    """Gradients in the form that a compressor of the caller's gives them; see `Reduction`."""
+    """A reduction of gradients that a compressor of the caller compresses; see `Reduction`."""
 
     def __init__(
         self, group: Group, op: str, compressor: Any, layout: BucketLayout, parameters: Sequence[Tensor]
@@ -114,10 +114,10 @@ class Translated:
         self.sent_bytes = int(self.flags.nbytes) + sum(place.nbytes for place in self.places)
 
     def start(self) -> Callable[[], object]:
-        """Start to reduce; return what waits until `places` and `flags` are those of all ranks, or raises."""
+        """Start to reduce; return a function that waits until `places` and `flags` hold the reduced values."""
         with torch.no_grad():
             pairs = [self._compressor.compress(place) for place in self.places]
-            # The caller's tensor may be the place itself, or a view of it.
+            # The compressed tensor may be the place itself, or a view of it.
             sent = [compressed.contiguous() for compressed, _ in pairs]
         self.sent_bytes = int(self.flags.nbytes) + sum(each.nbytes for each in sent)
         handles = [self._group.all_reduce_async(each, self._op) for each in sent]
@@ -133,11 +133,11 @@ class Translated:
         return wait
 
     def state(self, _member: int) -> CompressionState:
-        """Return a copy of what is carried on for `member`; not while a reduction is going on."""
+        """Return an empty state: this reduction keeps nothing from step to step."""
         return CompressionState()
 
     def load_state(self, _member: int, _state: CompressionState) -> None:
-        """Carry `state` on, as far as this reduction has use for it, in place of its own; of fitting shapes."""
+        """Ignore the state: this reduction keeps nothing from step to step."""
 
     def twin(self) -> "Translated":
         """See `Reduction.twin`."""
@@ -145,12 +145,12 @@ class Translated:
 
 
 def places_in(memory: Tensor, layout: BucketLayout, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Return the place of each member's gradient in the bucket's flat `memory`, in the parameter's order of strides.
+    """Return the place of each member's gradient in the bucket's flat `memory`, with the parameter's stride order.
 
     Args:
-        memory: at least `layout.flags_offset` elements.
-        layout: of the bucket.
-        parameters: its members.
+        memory: a tensor of at least `layout.flags_offset` elements.
+        layout: the bucket's layout.
+        parameters: the bucket's members.
     """
     return [
         memory.as_strided(parameter.shape, dense_strides(parameter), offset)

@@ -1,4 +1,7 @@
-"""Were gradients changed since a backward left them? Whoever clips what is not reduced yet clips each rank's own."""
+"""Detect gradients that the program changed after a backward and before their reduction.
+
+Clipping such gradients, for example, would clip each rank's own gradients and not the combined ones.
+"""
 
 from collections.abc import Iterable
 
@@ -8,17 +11,17 @@ from torch import Tensor
 from multiring.torch.autograd import version_of
 from multiring.torch.gradients.parameter_gradient import Bucket, ParameterGradient
 
-_LOOKED_AT = 64  # elements of a gradient
+_LOOKED_AT = 64  # the number of elements that are compared, of a gradient
 
 
 class Witnesses:
-    """What the gradients of some buckets were like when they were seen last."""
+    """A record of the gradients of some buckets, which detects later changes."""
 
     def __init__(self) -> None:
         self._seen: list[_Seen] = []
 
     def see(self, buckets: Iterable[Bucket]) -> None:
-        """Take note of the gradients as they are; nobody but their owner may write to them from then on."""
+        """Record the present gradients of `buckets`; from now on, only the gradient reducer may change them."""
         for bucket in buckets:
             largest = max(bucket.gradients, key=lambda entry: entry.view.numel())
             self._seen += [
@@ -28,11 +31,14 @@ class Witnesses:
             ]
 
     def clear(self) -> None:
-        """Forget them."""
+        """Discard all records."""
         self._seen.clear()
 
     def changed(self) -> str:
-        """Return that, and how, gradients were changed since; "" where none was. One that was dropped was not."""
+        """Return a text that says how recorded gradients were changed, or "" if none was.
+
+        A gradient that was dropped (`.grad` is None) does not count as changed.
+        """
         for each in self._seen:
             how = each.changed()
             if how:
@@ -41,10 +47,10 @@ class Witnesses:
 
 
 class _Seen:
-    """One gradient.
+    """The record of one gradient.
 
-    Some ways of changing gradients count no version, such as a loss scaler's `unscale_`; they change all of them, so
-    that it does to look at some elements of a few.
+    Some operations, such as a loss scaler's `unscale_`, change gradients without increasing torch's version counter.
+    These operations change all gradients. It is therefore enough to compare some elements of a few gradients.
     """
 
     __slots__ = ("_address", "_elements", "_gradient", "_in_place", "_version", "entry")
@@ -55,7 +61,7 @@ class _Seen:
         self._version = version_of(gradient)
         self._address = gradient.data_ptr() if gradient.layout is torch.strided else None
         self._in_place = self._address is not None and entry.lies_in_place(gradient)
-        # Only where elements lie as in the bucket: else their memory may be of another extent.
+        # Compare elements only if the strides are those of the bucket: otherwise the memory may have another extent.
         is_dense = gradient.layout is torch.strided and gradient.stride() == entry.view.stride()
         self._elements = _elements_of(gradient) if is_looked_at and is_dense else None
 
@@ -66,7 +72,8 @@ class _Seen:
         if now is not self._gradient:
             return "replaced"
         if self._in_place and not self.entry.lies_in_place(now):
-            # It got other memory, perhaps with the same contents, as by share_memory_(): the place kept what it was.
+            # The program gave the tensor other memory, perhaps with equal contents, as share_memory_() does. The
+            # place in the bucket still has the recorded gradient.
             place = self.entry.view
             return "" if now.dtype is place.dtype and torch.equal(now, place) else "replaced"
         if self._address is not None and not self._in_place and now.data_ptr() != self._address:
@@ -76,6 +83,6 @@ class _Seen:
 
 
 def _elements_of(gradient: Tensor) -> bytes:
-    """Return a few elements, evenly spaced, of a gradient that lies densely."""
+    """Return a few evenly spaced elements of a dense gradient."""
     flat = gradient.as_strided((gradient.numel(),), (1,))
     return flat[:: max(1, len(flat) // _LOOKED_AT)].contiguous().view(torch.uint8).numpy().tobytes()

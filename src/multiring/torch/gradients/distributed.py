@@ -1,4 +1,4 @@
-"""What an optimizer becomes whose gradients are those of all ranks."""
+"""The class that DistributedOptimizer adds to an optimizer, and the setup of its gradient reducer."""
 
 import sys
 import warnings
@@ -30,7 +30,7 @@ from multiring.torch.gradients.rounds import GradientWatch, Round
 from multiring.torch.gradients.setup import Setup, parameters_of, together_of, trained
 from multiring.torch.interop import dense_strides, described, dtype_name, refuse_elsewhere
 
-# Horovod's words, which programs and tests look for.
+# This is Horovod's text: programs and tests look for it.
 _NOT_SKIPPED = (
     "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). This can "
     "cause training slowdown. You may want to consider using optimizer.skip_synchronize() context if you use "
@@ -39,40 +39,42 @@ _NOT_SKIPPED = (
 
 
 class Distributed(torch.optim.Optimizer):
-    """What a distributed optimizer has beyond the class it was made from; its place is before that one.
+    """The base class that DistributedOptimizer adds to an optimizer, in front of the optimizer's own class.
 
-    An object that somebody made of such a class, or of one derived from it, shares nothing until it is given to
-    DistributedOptimizer itself.
+    If a program constructs an object of such a class itself, the object shares no gradients until it is passed to
+    DistributedOptimizer.
     """
 
     _plain: type[torch.optim.Optimizer]
     _setup: Setup
-    _members: Members | None = None  # the ranks to share with, in the job in which `_group` is theirs; None likewise
-    _group: Group | None = None  # of the ranks to share with; None where this rank is not one of them
+    _members: Members | None = None  # the ranks to share with; None if this rank is not one of them
+    _group: Group | None = None  # the group of these ranks; None if this rank is not one of them
     _reducer: GradientReducer | None = None
     _delta_reducer: DeltaReducer | None = None
     _skips: bool = False
     _is_accumulating: bool = False
-    ends_early: bool = False  # the group of backwards ends with the next one, though it be short
-    _is_lenient: bool = False  # towards gradients that were changed before they were reduced
-    _has_warned: bool = False  # of such
+    ends_early: bool = False  # the group of backwards ends with the next backward, even if it is incomplete
+    _is_lenient: bool = False  # warn, and do not raise, if gradients were changed before they were reduced
+    _has_warned: bool = False  # about gradients that were changed before they were reduced
     _watching: GradientWatch | None = None  # see `watch`
-    share_of_batch: Share | None = None  # this rank's part of the batch handed out last, by a loader of `distribute`
-    _shares: tuple[Share, ...] = ()  # of the batches whose backwards are in the gradients, but perhaps the last one
-    _seen_backwards: int = 0  # when the last batch was handed out
+    share_of_batch: Share | None = None  # this rank's part of the newest batch of a loader of `distribute`
+    _shares: tuple[Share, ...] = ()  # this rank's parts of the batches in the gradients; the newest may be missing
+    _seen_backwards: int = 0  # the value of `backwards` when the newest batch was handed out
 
     def synchronize(self) -> None:
-        """Return when the gradients are those of all ranks; nothing to do after a backward has ended."""
+        """Wait until the gradients are those of all ranks; after a complete backward, return at once."""
         self.follow_job()
         if self._reducer is not None:
             self._reducer.synchronize()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within it a step takes the gradients as they are: after `synchronize`, and whatever was done to them since.
+        """Return a context in which `step` uses the present gradients, without another reduction.
+
+        Call `synchronize` before, and change the gradients as needed, for example by clipping.
 
         Raises:
-            LoopOrderError: with op=Adasum, where each step has to combine.
+            LoopOrderError: op=Adasum, because each of its steps must combine the ranks' changes.
         """
         if self._delta_reducer is not None:
             raise LoopOrderError(
@@ -86,29 +88,30 @@ class Distributed(torch.optim.Optimizer):
             self._skips = False
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Reduce after so many backwards from now on; every rank has to.
+        """Reduce after every `passes` backwards from now on; every rank must call this.
 
         Raises:
-            ArgumentError: `passes` below 1.
+            ArgumentError: `passes` is below 1.
         """
         self._setup = replace(self._setup, options=replace(self._setup.options, backward_passes_per_step=passes))
         if self._reducer is not None:
             self._reducer.restart(passes)
 
     def accumulate(self, passes: int) -> None:
-        """As `set_backward_passes_per_step`; also where there is one rank, whose loader has to know of it."""
+        """Set the number of backwards per step, also for the loader of a job of one rank."""
         self.set_backward_passes_per_step(passes)
         self._is_accumulating = passes > 1
 
     @property
     def accumulates(self) -> bool:
-        """Whether several backwards make a step, so that a pass's last batch is worth knowing."""
+        """Whether several backwards make a step; a loader then reports the last batch of a pass."""
         return self._is_accumulating or (self._reducer is not None and self._reducer.accumulates)
 
     def reduce_early(self, *, early: bool) -> None:
-        """Reduce at the end of each backward from now on, or again only where the group of backwards is complete.
+        """Set whether each backward reduces (`early`), or only the backward that completes a group.
 
-        For who knows that a group may end here, though it is short; where it goes on all the same, it may.
+        A loader sets `early` if the group may end with the next batch although it is incomplete. The group may still
+        continue.
         """
         self.ends_early = early
         if self._reducer is not None:
@@ -116,17 +119,17 @@ class Distributed(torch.optim.Optimizer):
 
     @property
     def backwards(self) -> int:
-        """How many backwards have brought gradients so far; 0 where they are not shared."""
+        """The number of backwards that have brought gradients so far; 0 if they are not shared."""
         return 0 if self._reducer is None else self._reducer.backwards
 
     def take_batch(self, share: Share | None) -> None:
-        """Take note that a loader has handed out a batch, of which this rank has `share`; None: its pass is over."""
+        """Record this rank's `share` of the batch that a loader has handed out; None: the loader's pass has ended."""
         self._count_batch()
         vars(self)["share_of_batch"] = share
 
     @property
     def shares_of_step(self) -> tuple[Share, ...]:
-        """This rank's parts of the batches whose backwards make the gradients as they are now."""
+        """This rank's parts of the batches that contributed to the present gradients."""
         self._count_batch()
         return self._shares
 
@@ -136,14 +139,14 @@ class Distributed(torch.optim.Optimizer):
         vars(self)["_seen_backwards"] = self.backwards
 
     def be_lenient(self) -> None:
-        """Warn, once, where a step finds gradients that were changed before they were reduced, instead of raising."""
+        """Make `step` warn once, and not raise, if gradients were changed before they were reduced."""
         self._is_lenient = True
 
     def bring_gradients(self) -> None:
-        """See, before a step, that the gradients are those of all ranks; for stages that look at them first.
+        """Reduce the gradients before a step, for stages that use the combined gradients first.
 
         Raises:
-            UnsupportedError: with op=Adasum, where each rank steps with its own.
+            UnsupportedError: op=Adasum, because each rank steps with its own gradients.
         """
         self.follow_job()
         if self._delta_reducer is not None:
@@ -152,38 +155,38 @@ class Distributed(torch.optim.Optimizer):
             self._bring_gradients()
 
     def take_round(self) -> Round | None:
-        """Return the gradients that are on their way, before a step; None where `.grad` has those of all ranks."""
+        """Return the round of gradients in flight, before a step; None if `.grad` already has the reduced ones."""
         return None if self._reducer is None else self._reducer.rounds.take()
 
     def watch(self, watching: GradientWatch | None) -> None:
-        """Show `watching` this rank's gradients before they are reduced, and all ranks', from now on; None ends it."""
+        """Show `watching` the gradients before and after each reduction from now on; None ends this."""
         self._watching = watching
         if self._reducer is not None:
             self._reducer.rounds.watching = watching
 
     def scale_residuals(self, factor: float) -> None:
-        """Multiply what lossy gradients owe, as by a change of the loss scale."""
+        """Multiply the compression errors that are still to be sent, for example after a change of the loss scale."""
         if self._reducer is None:
             return
         found = {key: each for key, each in self._reducer.states().items() if each.residual is not None}
         self._reducer.load_states({key: replace(each, residual=each.residual * factor) for key, each in found.items()})
 
     def residual_norm(self) -> float:
-        """Return the norm of what lossy gradients of this rank owe."""
+        """Return the norm of this rank's compression errors that are still to be sent."""
         found = [] if self._reducer is None else [each.residual for each in self._reducer.states().values()]
         return float(sum(float(each.norm()) ** 2 for each in found if each is not None) ** 0.5)
 
     @property
     def group(self) -> Group | None:
-        """Of the ranks that share gradients; None before that, and where this rank is not one of them."""
+        """The group of the ranks that share gradients; None before setup, and if this rank is not one of them."""
         return self._group
 
     def before_step(self, call: Any, *, closure: Callable[[], Any] | None) -> Callable[[], Any] | None:
-        """See that the step finds the gradients of all ranks; return its closure, which then sees to it itself.
+        """Reduce the gradients for a step, and return the step's closure. A closure reduces them after its backward.
 
         Args:
-            call: the frame of the call.
-            closure: what the step was given to evaluate the model.
+            call: the frame of the call of `step`.
+            closure: the function that the program passed to `step` to evaluate the model, or None.
         """
         self.follow_job()
         if self._delta_reducer is not None:
@@ -206,7 +209,7 @@ class Distributed(torch.optim.Optimizer):
         return evaluate
 
     def after_step(self, call: Any) -> None:
-        """Take note that a step has used the gradients."""
+        """Record that a step has used the gradients; with op=Adasum, combine the ranks' changes."""
         self._count_batch()
         vars(self)["_shares"] = ()
         if self._reducer is not None:
@@ -226,11 +229,12 @@ class Distributed(torch.optim.Optimizer):
         self._reducer.reduce()
         for param_group in self.param_groups:
             for parameter in param_group["params"]:
-                # One that is frozen may still have what an earlier backward brought, the same on all ranks.
+                # A frozen parameter may still have an earlier gradient, which is the same on all ranks.
                 if parameter.grad is not None and parameter.requires_grad and not is_shared(parameter):
                     raise StateError(
-                        f"a parameter, {described(parameter)}, has a gradient now, and had none to expect when the "
-                        "DistributedOptimizer was made: the ranks do not share it. Make it anew on every rank"
+                        f"a parameter, {described(parameter)}, has a gradient now, but did not require one when the "
+                        "DistributedOptimizer was made: the ranks do not share this gradient. Make the "
+                        "DistributedOptimizer anew on every rank"
                     )
 
     def _object_to_changes(self, changed: str) -> None:
@@ -248,14 +252,14 @@ class Distributed(torch.optim.Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """What torch.amp.GradScaler asks before it takes the step, or leaves it out without telling anybody.
+        """Whether `step` itself handles the attributes that torch.amp.GradScaler sets on an optimizer.
 
-        Before it looks at the gradients, too: where they are still each rank's own, one rank's overflow would have it
-        leave out a step that the others take. The name is torch's own; an optimizer whose fused step knows what a
-        scaler leaves for it has it set.
+        GradScaler reads this property before it looks for an overflow and takes or skips the step. The property
+        therefore reduces the gradients first: otherwise one rank's overflow would skip a step that the other ranks
+        take. The name is torch's; torch sets it on an optimizer whose fused step supports a scaler.
 
         Raises:
-            StateError: gradients were changed before they were reduced, as by `unscale_`.
+            StateError: gradients were changed before they were reduced, for example by `unscale_`.
         """
         self.follow_job()
         if self._reducer is not None and not self._skips:
@@ -268,12 +272,12 @@ class Distributed(torch.optim.Optimizer):
         vars(self)["_step_supports_amp_scaling"] = supports
 
     def sent_bytes(self) -> int:
-        """See `gradient_bytes`."""
+        """Return the bytes that each reduction passes to collectives; see `gradient_bytes`."""
         reducer = self._delta_reducer or self._reducer
         return 0 if reducer is None else reducer.sent_bytes
 
     def close_reducer(self) -> dict[int, CompressionState]:
-        """Let go of the parameters; return what was carried on from step to step for each."""
+        """Release the parameters, and return the compression state of each by its `id`."""
         if self._reducer is None:
             return {}
         states = self._reducer.states()
@@ -281,22 +285,22 @@ class Distributed(torch.optim.Optimizer):
         return states
 
     def share_anew(self) -> None:
-        """Share the gradients in the job that this process is in now; every rank of it has to call this."""
+        """Share the gradients in this process's current job; every rank of the job must call this."""
         if "_setup" in vars(self):
             share(self, self._setup)
 
     def follow_job(self) -> None:
-        """Share the gradients anew where the job was joined anew, and every rank calls this; else do nothing."""
+        """Share the gradients anew if this process has joined another job since; every rank must call this."""
         if "_setup" in vars(self) and is_rank():
             process_set = self._setup.process_set
             if self._members is not (None if process_set.included() is False else members_of(process_set)):
                 self.share_anew()
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 -- torch's signature
-        """As in torch.
+        """Set the gradients to None or zero, as in torch.
 
         Raises:
-            LoopOrderError: after a backward whose gradients neither a step nor `synchronize` has asked for.
+            LoopOrderError: a backward has brought gradients, and neither `step` nor `synchronize` has used them.
         """
         self.follow_job()
         if self._reducer is not None:
@@ -304,12 +308,12 @@ class Distributed(torch.optim.Optimizer):
         super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in torch; every rank has to."""
+        """Add a parameter group, as in torch; every rank must call this."""
         super().add_param_group(param_group)
         self.share_anew()
 
     def state_dict(self) -> dict[str, Any]:
-        """As in torch; with what lossy gradients carry from step to step, part of which is this rank's own."""
+        """Return the state as in torch, with the state of gradient compression, which differs between ranks."""
         state = super().state_dict()
         if self._reducer is None or self._group is None:
             return state
@@ -318,12 +322,12 @@ class Distributed(torch.optim.Optimizer):
         return {**state, KEY: carried} if carried else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in torch; also what lossy gradients carry from step to step, where `state_dict` has that."""
+        """Load the state as in torch, and the state of gradient compression if `state_dict` has it."""
         carried, reducer, group = state_dict.get(KEY), self._reducer, self._group
         states: dict[int, CompressionState] = {}
         if carried is not None and reducer is not None and group is not None:
             if is_rank() and self._setup.process_set.included():
-                group = members_of(self._setup.process_set).group  # of this job; it need not be the one shared in yet
+                group = members_of(self._setup.process_set).group  # of the current job; `_group` may be older
             own, parameters = reducer.states(), parameters_of(self)
             has_residual = [own.get(id(each), CompressionState()).residual is not None for each in parameters]
             states = states_of(carried, has_residual, parameters, group)
@@ -333,7 +337,7 @@ class Distributed(torch.optim.Optimizer):
             reducer.load_states(states)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """A copy is a plain optimizer: two cannot share one gradient."""
+        """Copy or pickle this as a plain optimizer: two optimizers cannot share one gradient."""
         if "_setup" not in vars(self):
             return super().__reduce_ex__(protocol)
         kind = type(self)
@@ -341,13 +345,13 @@ class Distributed(torch.optim.Optimizer):
 
 
 def setup_of(optimizer: torch.optim.Optimizer) -> Setup | None:
-    """Return what a DistributedOptimizer was called with; None for another optimizer."""
+    """Return the arguments that DistributedOptimizer was called with; None for another optimizer."""
     setup: Setup | None = vars(optimizer).get("_setup") if isinstance(optimizer, Distributed) else None
     return setup
 
 
 def _move(optimizer: "weakref.ref[Distributed]", parameter: torch.Tensor) -> None:
-    """Share the gradients anew amid a backward, of which this parameter's is the first in this job."""
+    """Share the gradients anew during a backward; `parameter` has the first gradient in the new job."""
     found = optimizer()
     if found is None:
         return
@@ -358,7 +362,7 @@ def _move(optimizer: "weakref.ref[Distributed]", parameter: torch.Tensor) -> Non
 
 
 def delay_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Let backwards end while their gradients are on their way, once they are shared: `take_round` has them."""
+    """Let backwards end before their gradients are reduced; `take_round` returns the gradients."""
     vars(optimizer)["_delays_gradients"] = True
     reducer = optimizer._reducer if isinstance(optimizer, Distributed) else None  # noqa: SLF001 -- of this module
     if reducer is not None:
@@ -372,7 +376,7 @@ def _plain_copy(kind: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
 def _before_step(optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     if not isinstance(optimizer, Distributed):
         return None
-    # `arguments` has the optimizer itself in front. A closure runs its backwards later, and they reduce.
+    # `arguments[0]` is the optimizer itself. A closure runs its backwards later, and these reduce the gradients.
     given = keywords.get("closure", arguments[1] if len(arguments) > 1 else None)
     closure = optimizer.before_step(sys._getframe(1), closure=given)  # noqa: SLF001 -- documented in sys
     if closure is given:
@@ -388,8 +392,8 @@ def _after_step(optimizer: torch.optim.Optimizer, _arguments: tuple[Any, ...], _
 
 
 def share(optimizer: torch.optim.Optimizer, setup: Setup) -> None:
-    """Share the optimizer's gradients as `setup` wants it, instead of any way they were shared before."""
-    # Other ranks than the set's train for themselves.
+    """Share the optimizer's gradients as configured by `setup`, which replaces an earlier configuration."""
+    # Ranks outside the process set train on their own.
     members = None if setup.process_set.included() is False else members_of(setup.process_set)
     group = None if members is None else members.group
     reducer, deltas = _reducers(optimizer, group, setup)
@@ -432,9 +436,9 @@ def _reducers(
     states |= optimizer.close_reducer() if isinstance(optimizer, Distributed) else {}
     states |= take_over(parameters)
     if group is None or group.size == 1:
-        # One rank's gradients are those of all ranks as they are.
+        # A single rank needs no reduction.
         return None, None
-    # A group of its own: its buckets keep their order, whatever else the ranks do meanwhile.
+    # The buckets need their own group: the order of operations in it is then independent of other operations.
     own = _subgroup(group)
     if options.op == "adasum":
         return None, DeltaReducer(parameters, own, options.compression or Compression.none)

@@ -1,12 +1,13 @@
 """Gradients in the arena, reduced while backward runs.
 
-Every parameter's gradient has a place in a bucket. Where autograd hands over a fresh tensor (`.grad` was None), a hook
-copies it there, while it is still in the cache, and makes `.grad` that place; from then on autograd adds to it in
-place. A bucket starts once all its gradients are in and the one before it has started, so that the order is the same on
-all ranks, whatever order backward takes. At the end of backward a callback starts the rest and waits for all of them.
+Every parameter's gradient has a place in a bucket. If autograd hands over a new tensor (`.grad` was None), a hook
+copies it to this place, while it is still in the CPU's cache, and makes `.grad` this place. From then on, autograd adds
+to the place directly. A bucket starts once all its gradients have arrived and the previous bucket has started. The
+order is therefore the same on all ranks, whatever order backward takes. At the end of backward, a callback starts the
+remaining buckets and waits for all of them.
 
-A gradient that first comes as a sparse one travels as a dense one, and the ranks tell each other; from then on it is
-gathered (`gathered`), unless dense was asked for.
+If a gradient is sparse for the first time, it travels as a dense tensor, and the ranks inform each other. From then on
+its rows are gathered (`Gathered`), unless the options ask for dense transport.
 """
 
 import weakref
@@ -34,10 +35,11 @@ from multiring.torch.gradients.sparse_rows import Gathered
 _WHAT = "DistributedOptimizer"
 _ANEW = "The ranks may be out of step; make the DistributedOptimizer anew on every rank"
 _OTHERS = (
-    "Count only backwards for this optimizer's own steps: around another network's, as a GAN's generator's through its "
-    "discriminator, freeze these parameters by requires_grad_(False), and thaw them after it (docs/torch_optimizer.md)"
+    "Run only backwards for this optimizer's own steps through these parameters. Before another network's backward "
+    "(a GAN's generator's, through the discriminator), freeze them by requires_grad_(False); unfreeze them afterwards "
+    "(docs/torch_optimizer.md)"
 )
-# Both as Horovod says them: programs and tests look for these words.
+# The first sentences of the next two texts are Horovod's: programs and tests look for them.
 _TOO_MANY = (
     "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
     "backward_passes_per_step to accumulate gradients locally, or call optimizer.synchronize() in between. It "
@@ -51,15 +53,16 @@ _TOO_EARLY = (
 
 
 _COMPILED = (
-    "torch's compiled autograd makes one function of the whole backward, which tells nobody that it has ended, so that "
-    "gradients cannot be shared. Leave torch._dynamo.config.compiled_autograd off; torch.compile(model) is served"
+    "torch's compiled autograd makes one function of the whole backward and does not report its end, so gradients "
+    "cannot be shared. Leave torch._dynamo.config.compiled_autograd off; torch.compile(model) is supported"
 )
 
 
 class GradientReducer:
-    """The gradients of some parameters, which the ranks of a group reduce together, backward by backward.
+    """Reduce the gradients of some parameters over the ranks of a group, backward by backward.
 
-    It works as long as somebody holds it: the parameters' hooks do not. `home` makes another one once the job was left.
+    The caller must keep a reference to the reducer: the parameters' hooks hold only weak ones. If this process joins
+    another job, `home` creates a new reducer.
     """
 
     def __init__(
@@ -70,14 +73,14 @@ class GradientReducer:
         reduction_of: TensorReductionOf,
         together: Sequence[Sequence[int]] = (),
     ) -> None:
-        """Give each of `parameters` its place; local.
+        """Give each parameter's gradient a place in a bucket; local, without communication.
 
         Args:
             parameters: names and leaf tensors that require a gradient, in the order in which the model uses them.
-            group: of this object alone, as the order of operations in it is.
-            options: what was asked for.
-            reduction_of: makes a bucket of this layout, whose members are these parameters.
-            together: indices of parameters whose gradients are reduced in one bucket of their own.
+            group: the ranks, in a group that only this object uses.
+            options: how the gradients are reduced.
+            reduction_of: makes the reduction of a bucket from its layout and its parameters.
+            together: lists of indices of parameters; the gradients of each list are reduced in a separate bucket.
         """
         self._group = group
         self._options = options
@@ -86,18 +89,18 @@ class GradientReducer:
         self._assignment = BucketAssignment(parameters, group, options, reduction_of, together)
         self._buckets, self._gradients = self._assignment.buckets, self._assignment.gradients
         self._order = BucketOrder(_WHAT)
-        self._passes_done = 0  # since the last reduction
+        self._passes_done = 0  # backwards since the last reduction
         self._steps = 0
-        self.backwards = 0  # that brought gradients
-        self._is_open = False  # a backward is going on, or broke off
-        self._is_called_back = False  # at the end of it
+        self.backwards = 0  # the number of backwards that brought gradients
+        self._is_open = False  # a backward is running, or it failed
+        self._is_called_back = False  # a callback is registered for the end of the backward
         self._is_shared = False  # the gradients are the same on all ranks
-        self._is_unused = False  # a backward brought some, and neither a step nor anybody else has asked for them
-        self._witnesses = Witnesses()  # of what the last backward left, where it is not reduced yet
+        self._is_unused = False  # a backward brought gradients, and neither `step` nor `synchronize` has used them
+        self._witnesses = Witnesses()  # of gradients of the last backward that are not reduced yet
         self.rounds = Rounds(self._assignment, self._witnesses)
         self.home: Home | None = None
         self.reduces_early = False  # whether the group of backwards may end with the next one, before it is complete
-        self.is_synchronized = False  # somebody has, since the last backward and the last step
+        self.is_synchronized = False  # `synchronize` was called since the last backward and the last step
         this = weakref.ref(self)
         self._hooks = [
             add_gradient_hook(entry.parameter, Arrival(this, index)) for index, entry in enumerate(self._gradients)
@@ -109,59 +112,59 @@ class GradientReducer:
 
     @property
     def accumulates(self) -> bool:
-        """Whether several backwards make a step."""
+        """Whether a step needs several backwards."""
         return self._passes > 1
 
     @property
     def sent_bytes(self) -> int:
-        """How much one reduction of all gradients gives to collectives, as it travels between hosts."""
+        """The bytes that one reduction of all gradients passes to collectives, as they travel between hosts."""
         return sum(bucket.reduction.sent_bytes for bucket in self._buckets)
 
     def states(self) -> dict[int, CompressionState]:
-        """Return what is carried from one step to the next, by the parameters' `id`.
+        """Return the compression states, by the parameters' `id`.
 
-        That is nothing where a backward, or a reduction, broke off: what had been sent of it nobody can say.
+        The result is empty if a backward or a reduction failed, because it is unknown how much of it was sent.
         """
         if self._is_open or not self.rounds.are_settled():
             return {}
         return {id(entry.parameter): entry.bucket.reduction.state(entry.member) for entry in self._gradients}
 
     def load_states(self, states: Mapping[int, CompressionState]) -> None:
-        """Carry on what `states` has, by the parameters' `id`, as far as it has use for it."""
+        """Load compression states, by the parameters' `id`; states of other parameters are ignored."""
         self.rounds.are_settled()
         for entry in self._gradients:
             if id(entry.parameter) in states:
                 entry.bucket.reduction.load_state(entry.member, states[id(entry.parameter)])
 
     def close(self) -> None:
-        """Let go of the parameters; what their gradients hold stays."""
+        """Remove the hooks and release the parameters; the gradients keep their values."""
         self.rounds.close()
         for hook in self._hooks:
             hook.remove()
         self._assignment.clear()
 
-    # ---- what the optimizer's owner does ----
+    # ---- calls of the optimizer ----
 
     def restart(self, passes: int) -> None:
-        """Reduce after so many backwards from now on, of which none has been."""
+        """Reduce after every `passes` backwards from now on, and restart their count."""
         self._passes = passes
         self._end_group()
         self._is_unused = False
 
     def synchronize(self) -> None:
-        """Reduce the gradients now, and take note that somebody asked for it."""
+        """Reduce the gradients now, and record that the program asked for this."""
         self.reduce()
         self.rounds.hand_out()
         self.is_synchronized = True
 
     def reduce(self) -> None:
-        """Reduce the gradients now, unless that has happened since they were last used up.
+        """Reduce the gradients now, unless they have been reduced since the last step.
 
-        A rank that ran no backward has none of its own, and gets the others'.
+        A rank that ran no backward contributes zeros and receives the other ranks' gradients.
         """
         if self._is_open:
             raise StateError(
-                "a backward began and did not end as one: it raised an error, or it ended within a reentrant "
+                "a backward began and did not complete: it raised an error, or it ended within a reentrant "
                 "checkpoint (pass use_reentrant=False) and left parameters without a gradient. " + _ANEW
             )
         if not self._is_shared:
@@ -173,23 +176,23 @@ class GradientReducer:
         self._is_unused = False
 
     def changed(self) -> str:
-        """Return how gradients that are still to be reduced were changed since the last backward; "" where none was.
+        """Return how the program changed gradients after the last backward, before their reduction; "" if it did not.
 
-        A gradient that was dropped counts as zero, as ever.
+        A gradient that was dropped (`.grad` is None) counts as zero and not as changed.
         """
         if self._is_shared and not self.rounds.is_on_its_way:
             return ""
         return self.rounds.changed(self._steps + 1, self._passes_done, self._passes)
 
     def use_up(self) -> None:
-        """Take note that the optimizer takes a step with the gradients as they are."""
+        """Record that the optimizer takes a step with the present gradients."""
         self._steps += 1
         self._assignment.first_steps.step()
         self._end_group()
         self._is_shared = self._is_unused = self.is_synchronized = False
 
     def _end_reduction(self) -> None:
-        """Wait for the gradients, or have them come later."""
+        """Wait for the reduction, or post it as a round if gradients are delayed."""
         if not self.rounds.delays:
             self._finish()
             return
@@ -200,10 +203,10 @@ class GradientReducer:
         self._is_shared = True
 
     def forget(self) -> None:
-        """Take note that the gradients are about to be set to zero, or to None.
+        """Record that the program is about to set the gradients to zero or None.
 
         Raises:
-            LoopOrderError: a backward brought them, and nobody has used them; Horovod would still be reducing.
+            LoopOrderError: a backward brought gradients, and neither `step` nor `synchronize` has used them.
         """
         if self._is_unused:
             raise LoopOrderError(_TOO_EARLY)
@@ -212,7 +215,7 @@ class GradientReducer:
             entry.is_reduced = False
 
     def take(self, index: int) -> None:
-        """Take the gradient that autograd just put into, or added to, a parameter's `.grad`."""
+        """Take the gradient that autograd has just assigned or added to the `.grad` of parameter `index`."""
         entry = self._gradients[index]
         if not self._is_open:
             self._begin(entry)
@@ -222,7 +225,7 @@ class GradientReducer:
         if entry.has_arrived:
             raise StateError(
                 f"parameter {entry.name} got a second gradient before the backward that brought the first had ended: "
-                "that one raised an error, or a reentrant checkpoint uses the parameter twice (pass "
+                "that backward raised an error, or a reentrant checkpoint uses the parameter twice (pass "
                 "use_reentrant=False). " + _ANEW
             )
         entry.has_arrived = True
@@ -237,11 +240,11 @@ class GradientReducer:
         if is_compiled_backward():
             raise UnsupportedError(_COMPILED)
         gradient = entry.parameter.grad
-        # Where they were dropped in the meantime, autograd hands over a new tensor.
+        # If the program has dropped the gradients in the meantime, autograd hands over a new tensor.
         is_complete = self._passes_done == 0
         is_same = entry.holds(gradient) or (gradient is not None and gradient is entry.brought)
         if self._is_shared and self._is_unused and is_complete and is_same:
-            # Its part of the second backward is in this one already: the ranks would differ in it.
+            # The reduced gradient already contains this rank's part of the second backward: the ranks would differ.
             self._is_shared = False
             raise LoopOrderError(_TOO_MANY.format(step=self._steps + 1, passes=self._passes))
         self._open()
@@ -262,7 +265,7 @@ class GradientReducer:
 
     def _end_pass(self) -> None:
         self._is_called_back = False
-        # After a reentrant checkpoint's own backward, the outer one may bring more.
+        # This may be the end of a reentrant checkpoint's inner backward. The outer backward may bring more gradients.
         if is_within_backward() and any(bucket.missing for bucket in self._buckets):
             return
         self._passes_done += 1
@@ -271,13 +274,14 @@ class GradientReducer:
             self._is_open = False
             return
         self._start_rest()
-        # Last of all: other sharings in this backward start theirs before anybody waits, as their order may differ.
+        # Wait in another callback: all reducers of this backward must start their buckets before any of them waits,
+        # because the order of the reducers may differ between ranks.
         call_after_backward(self._end_reduction)
 
     def _bring_in(self, entry: ParameterGradient) -> None:
-        """Put what the parameter's `.grad` holds into its place, and make it `.grad`; zeros where it is None.
+        """Copy the parameter's `.grad` into its place in the bucket, or zeros if it is None; make `.grad` the place.
 
-        Gradients that arrive later leave `.grad` as it is: what is on its way nobody may touch.
+        With delayed gradients, `.grad` stays a separate tensor: the program must not touch a place in flight.
         """
         gradient, reduction = entry.parameter.grad, entry.bucket.reduction
         entry.brought = gradient if self.rounds.delays else None
@@ -287,7 +291,7 @@ class GradientReducer:
                     f"the gradient of {entry.name} is a sum over the ranks already; to sum it again would count it "
                     f"{self._group.size} times. Call optimizer.zero_grad() first, or pass backward_passes_per_step"
                 )
-            if self._group.rank:  # rank 0 brings it along for all
+            if self._group.rank:  # only rank 0 contributes the earlier sum
                 gradient.sub_(entry.early_sum)
         entry.early_sum = None
         if isinstance(reduction, Gathered):
@@ -300,8 +304,8 @@ class GradientReducer:
             entry.take_in(gradient, hands_out=not self.rounds.delays)
             if entry.came_sparse and self._options.is_lossy and not self._options.sparse_as_dense:
                 raise UnsupportedError(
-                    f"the gradient of {entry.name} is sparse_coo, and {self._options} carries on what it loses of "
-                    "dense ones: want sparse_as_dense=True, or Embedding(sparse=False)"
+                    f"the gradient of {entry.name} is sparse_coo, and {self._options} keeps compression errors of "
+                    "dense gradients only: want sparse_as_dense=True, or Embedding(sparse=False)"
                 )
         entry.is_reduced = False
         reduction.flags[entry.member] = gradient is not None
@@ -337,32 +341,32 @@ class GradientReducer:
         if self._passes_done >= self._passes:
             self._passes_done = 0
         if self._passes_done and self._op == "sum":
-            # Should the group go on after all, this must not be counted by every rank.
+            # If the group of backwards continues after all, only one rank may contribute this sum again.
             for entry in self._gradients:
                 entry.early_sum = None if entry.parameter.grad is None else entry.parameter.grad.clone()
         self._is_open = False
         self._is_shared = True
 
     def _end_group(self) -> None:
-        """Let the next backward be the first of those that make a step."""
+        """Make the next backward the first of a new group."""
         if self._passes_done:
             for entry in self._gradients:
                 entry.early_sum = None
         self._passes_done = 0
 
     def contribute_neutrally(self) -> None:
-        """Reduce along with the ranks that train on, without gradients of this rank's own; called by all in the end."""
+        """Take part in the reductions of ranks that still train, without own gradients; every rank ends with this."""
         if self._is_open:
-            raise StateError("a backward began and did not end. " + _ANEW)
+            raise StateError("a backward began and did not complete. " + _ANEW)
         self.rounds.contribute_neutrally(self._order)
         self.use_up()
 
 
 class Home(NamedTuple):
-    """The ranks that a reducer is of, and what takes its gradients to the next job.
+    """The ranks of a reducer, and the function that moves its gradients to the next job.
 
     members: the ranks.
-    move: shares the gradients in the job that there is now, and begins with that of a parameter.
+    move: shares the gradients in the current job, and takes the given parameter's gradient first.
     """
 
     members: Members
@@ -370,7 +374,7 @@ class Home(NamedTuple):
 
 
 class Arrival:
-    """The hook of one parameter."""
+    """The hook of one parameter, called when its gradient has arrived."""
 
     __slots__ = ("_index", "reducer")
 
@@ -379,7 +383,7 @@ class Arrival:
         self._index = index
 
     def __call__(self, parameter: Tensor) -> None:
-        """Have the sharing, while there is one, take the parameter's gradient; that of another job is made anew."""
+        """Pass the gradient to the reducer, if it still exists; after a change of the job, share anew."""
         reducer = self.reducer()
         if reducer is None:
             return

@@ -1,4 +1,4 @@
-"""Which sharing a parameter's gradient is in: one at most."""
+"""Find the gradient reducer of a parameter; a parameter has at most one."""
 
 from collections.abc import Sequence
 
@@ -11,16 +11,16 @@ from multiring.torch.gradients.gradient_reducer import Arrival, GradientReducer
 
 
 def is_shared(parameter: Tensor) -> bool:
-    """Return whether some sharing has `parameter`."""
+    """Return whether a gradient reducer handles `parameter`."""
     hooks = gradient_hooks(parameter)
     return any(isinstance(hook, Arrival) and hook.reducer() is not None for hook in hooks)
 
 
 def take_over(parameters: Sequence[tuple[str, Tensor]]) -> dict[int, CompressionState]:
-    """Close every sharing that `parameters` are in: a gradient is shared once. Return what they carried on.
+    """Close the gradient reducers of `parameters`, and return their compression states by the parameters' `id`.
 
     Raises:
-        ArgumentError: such a sharing has parameters that are not among these; nothing was closed.
+        ArgumentError: such a reducer has parameters that are not in `parameters`. No reducer was closed then.
     """
     ours = {id(parameter) for _, parameter in parameters}
     reducers: dict[int, tuple[str, GradientReducer]] = {}

@@ -1,4 +1,4 @@
-"""What Horovod's programs know of an optimizer: steps that mind no changed gradients, names, zeros in `.grad`."""
+"""Optimizer behaviour that Horovod programs expect: lenient steps, more attributes, and zeros in `.grad`."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -13,14 +13,14 @@ from multiring.torch.gradients.setup import Setup, placed
 
 
 def _lenient(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `make`, whose optimizers warn where multiring's raise, and have the attributes that programs look at."""
+    """Wrap `make` so that its optimizers warn if gradients were changed, and have the attributes of Horovod's."""
 
     @wraps(make)
     def made(*arguments: Any, **keywords: Any) -> Any:
         shared = make(*arguments, **keywords)
         if isinstance(shared, Distributed):
             shared.be_lenient()
-            kind = type(shared)  # of this object alone
+            kind = type(shared)  # a class that only this object has
             kind.__module__ = "horovod.torch.optimizer"  # Lightning looks for "horovod" in the class's name
             for name, value_of in _ATTRIBUTES.items():
                 setattr(kind, name, property(value_of))
@@ -45,16 +45,16 @@ _ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
     "backward_passes_per_step": lambda shared: _setup(shared).options.backward_passes_per_step,
     "process_set": lambda shared: _setup(shared).process_set,
     "_parameter_names": _names,
-    "_handles": lambda _: {},  # of operations that are in flight after a backward: there are none
+    "_handles": lambda _: {},  # operations that are in flight after a backward: none
 }
 DistributedOptimizer = _lenient(optimizer.DistributedOptimizer)
 
 
 @wraps(state.broadcast_optimizer_state)
 def broadcast_optimizer_state(optimizer: Any, *arguments: Any, **keywords: Any) -> None:
-    """As in multiring.torch; an optimizer that has no state yet has zeros in the gradients it will use, as in Horovod.
+    """Broadcast the state as multiring.torch does; if the optimizer has none yet, also set its gradients to zero.
 
-    There they come from the step that it takes for a state to be there.
+    Horovod leaves such zeros, because it takes a step to create the state.
     """
     is_fresh = isinstance(optimizer, torch.optim.Optimizer) and not optimizer.state
     state.broadcast_optimizer_state(optimizer, *arguments, **keywords)

@@ -1,4 +1,4 @@
-"""DistributedOptimizer: an optimizer whose gradients are those of all ranks."""
+"""DistributedOptimizer: an optimizer that steps with the combined gradients of all ranks."""
 
 import warnings
 from collections.abc import Iterable, Sequence
@@ -38,40 +38,44 @@ def DistributedOptimizer(  # noqa: N802, PLR0913, PLR0917 -- Horovod's name and 
     error_feedback: bool = False,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> Optimizer:
-    """Make `optimizer`'s gradients those of all ranks from the end of each backward on, and return it.
+    """Make `optimizer` step with the combined gradients of all ranks, and return it.
 
-    Every rank of the process set calls it, with the same parameters. The optimizer stays the object it was, and of its
-    class: schedulers and checkpoints made with it go on working. What a rank has no gradient for counts as zero; a
-    `.grad` stays None where no rank has one. Called again, it makes the sharing anew, as parameters that begin to
-    require a gradient need.
+    Each backward then ends with the combined gradients in `.grad`. Every rank of the process set must call this
+    function with the same parameters. The optimizer remains the same object and an instance of its class, so
+    schedulers and checkpoints made with it keep working. A gradient that this rank does not have counts as zero. If no
+    rank has a parameter's gradient, its `.grad` stays None. Call the function again if more parameters require a
+    gradient later.
 
     Args:
-        optimizer: any but LBFGS, which decides by the loss of one rank.
-        named_parameters: as `model.named_parameters()` gives them, in the order in which the model uses them: names for
-            errors, and the order for buckets. All of the optimizer's, and perhaps more.
-        compression: Compression.fp16, .bf16 or .int8: what float32 gradients become between hosts (`Group.all_reduce`);
-            those of other types travel as they are. PowerSGD(rank=...) sends float32 matrices as narrow factors, always
-            with error feedback. Or a class with compress and decompress, through which each gradient goes.
-        backward_passes_per_step: how many backwards add up before their sum is reduced; a step reduces in any case.
-        op: Average; or Sum, where each rank's loss is divided by the number of samples of all ranks, so that ranks may
-            have unlike numbers of them; or Adasum, where each rank steps with its own gradients, and the changes of the
-            parameters are combined instead.
-        gradient_predivide_factor: for Average: divide by it before the sum, and by the rest of the ranks' number after.
+        optimizer: any optimizer but LBFGS, whose steps depend on the loss of one rank.
+        named_parameters: the result of `model.named_parameters()`, in the order in which the model uses the
+            parameters. The names appear in errors, and the order determines the buckets. It must include all
+            parameters of the optimizer, and may include more.
+        compression: Compression.fp16, .bf16 or .int8: the type of float32 gradients between hosts
+            (`Group.all_reduce`); gradients of other types travel unchanged. PowerSGD(rank=...) sends float32 matrices
+            as narrow factors, always with error feedback. A class with `compress` and `decompress` is applied to each
+            gradient.
+        backward_passes_per_step: the number of backwards whose sum is reduced at once. A step always reduces.
+        op: Average, Sum or Adasum. For Sum, divide each rank's loss by the number of samples of all ranks; the ranks
+            may then have different numbers of samples. With Adasum, each rank steps with its own gradients, and the
+            ranks combine the changes of the parameters.
+        gradient_predivide_factor: for Average: gradients are divided by this factor before the sum, and by the number
+            of ranks over this factor after it.
         num_groups: Horovod's older name of `groups`, for a number.
-        groups: lists of parameters whose gradients are reduced together, or how many such lists to make; by default
-            buckets of `bucket_bytes`.
-        sparse_as_dense: whether sparse gradients travel as dense ones, and become sparse again afterwards; otherwise
+        groups: lists of parameters whose gradients are reduced together, or the number of such lists to make; by
+            default, buckets of `bucket_bytes` are made.
+        sparse_as_dense: whether sparse gradients travel as dense tensors and become sparse again afterwards; otherwise
             their rows are gathered.
-        process_set: the ranks to share with; other ranks may call this as well, and train for themselves.
-        error_feedback: whether what this rank's gradients lose by `compression` goes along with the next ones.
-        bucket_bytes: how much is reduced at once.
+        process_set: the ranks that share gradients. Other ranks may call this function too; they train on their own.
+        error_feedback: whether this rank adds its compression error to the next gradients.
+        bucket_bytes: the size limit of a bucket, the unit that is reduced at once.
 
     Raises:
-        ArgumentError: an option makes no sense, alone or with these parameters; a parameter has no name, another's, or
-            a type that cannot be moved.
-        MismatchError: on every rank: their parameters or options differ.
-        UnsupportedError: a parameter on a GPU, or an optimizer that cannot be distributed.
-        StateError: before `init`.
+        ArgumentError: an option is invalid, alone or with these parameters; a parameter has no name, the name of
+            another parameter, or a type that multiring cannot reduce.
+        MismatchError: the ranks' parameters or options differ. Every rank raises it.
+        UnsupportedError: a parameter is on a GPU, or the optimizer cannot be distributed.
+        StateError: `init` was not called.
     """
     if num_groups != 0:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=2)
@@ -85,7 +89,7 @@ def DistributedOptimizer(  # noqa: N802, PLR0913, PLR0917 -- Horovod's name and 
         )
         if isinstance(optimizer, torch.optim.LBFGS):
             raise UnsupportedError(
-                "LBFGS decides by the loss, which each rank has its own of; want another optimizer, such as Adam"
+                "LBFGS decides by the loss, which differs between ranks; want another optimizer, such as Adam"
             )
         options = Options(
             op=name_of(chosen_op(op)),
@@ -105,12 +109,13 @@ def DistributedOptimizer(  # noqa: N802, PLR0913, PLR0917 -- Horovod's name and 
 
 
 def gradient_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Return how many bytes each reduction of `optimizer`'s gradients hands over, as they travel between hosts.
+    """Return the bytes that each reduction of `optimizer`'s gradients passes to collectives.
 
-    That is after coding and compression; how often an algorithm sends them is in docs/algorithms.md. 0 for one rank.
+    The bytes are counted after compression, as they travel between hosts; docs/algorithms.md says how often an
+    algorithm sends them. The result is 0 for one rank.
 
     Raises:
-        ArgumentError: `optimizer` is no DistributedOptimizer.
+        ArgumentError: `optimizer` is not a DistributedOptimizer.
     """
     if not isinstance(optimizer, Distributed):
         raise ArgumentError(f"{type(optimizer).__name__} shares no gradients; want one from DistributedOptimizer")
@@ -118,10 +123,10 @@ def gradient_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 
 def share_anew(optimizer: torch.optim.Optimizer) -> None:
-    """Share the gradients of a DistributedOptimizer in the job that this process is in now; others stay as they are.
+    """Share a DistributedOptimizer's gradients in this process's current job; other optimizers are left unchanged.
 
-    For a job that was left and joined anew; every rank of it has to call this. Gradients of a step that failed are
-    undefined, and are dropped.
+    Call this after the process has left a job and joined a new one; every rank of the new job must call it. The
+    gradients are dropped, because they are undefined after a failed step.
     """
     if isinstance(optimizer, Distributed):
         optimizer.share_anew()
@@ -129,7 +134,7 @@ def share_anew(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _told_to_others(process_set: ProcessSet) -> Any:
-    """Tell the other ranks of an error within, where there are any: names may be checked before `init`."""
+    """Return a context that reports an error within it to the other ranks; before `init`, it does nothing."""
     if not isinstance(process_set, ProcessSet):
         raise no_process_set(process_set)
     if not is_initialized() or not process_set.included():

@@ -1,7 +1,7 @@
-"""One parameter's gradient, and the bucket it travels in.
+"""One parameter's gradient, and its bucket.
 
-The place of a gradient in its bucket is never handed out. `.grad` becomes another tensor of the same memory, and may
-be given other memory at any time: whether it still lies in its place is asked of the memory, each time.
+The tensor of a gradient's place in its bucket is never handed out. `.grad` becomes another tensor of the same memory,
+and the program may give that tensor other memory at any time. Each check therefore compares the memory.
 """
 
 from dataclasses import dataclass, field
@@ -22,35 +22,35 @@ class ParameterGradient:
 
     name: str
     parameter: Tensor
-    view: Tensor  # its place in the bucket, with the parameter's shape and order of strides; nobody else has it
+    view: Tensor  # the place in the bucket, with the parameter's shape and stride order; never handed out
     bucket: "Bucket"
-    member: int  # its number in the bucket
-    has_arrived: bool = False  # in the backward that is going on
-    is_reduced: bool = False  # what is in its place came out of a reduction
-    is_sparse: bool = False  # on some rank it came as a sparse one; the same on all ranks
-    came_sparse: bool = False  # since the last reduction, and the ranks do not know yet
-    early_sum: Tensor | None = None  # what a reduction made of it before its group of backwards was complete
-    rows: Tensor | None = None  # the sparse tensor that the last reduction made `.grad`
-    brought: Tensor | None = None  # `.grad`, a copy of which is on its way, where nobody waits for that yet
-    _out: dict[int, Tensor] = field(default_factory=dict)  # what was handed out last, by the address of the place
+    member: int  # the gradient's number in the bucket
+    has_arrived: bool = False  # in the running backward
+    is_reduced: bool = False  # the place holds the result of a reduction
+    is_sparse: bool = False  # the gradient was sparse on some rank; the same value on all ranks
+    came_sparse: bool = False  # the gradient was sparse here since the last reduction; the other ranks are not informed
+    early_sum: Tensor | None = None  # the result of a reduction before the group of backwards was complete
+    rows: Tensor | None = None  # the sparse tensor that the last reduction assigned to `.grad`
+    brought: Tensor | None = None  # the `.grad` whose copy is being reduced in a delayed round
+    _out: dict[int, Tensor] = field(default_factory=dict)  # the tensors handed out last, by the address of the place
 
     def handed_out(self, place: Tensor) -> Tensor:
-        """Return what may be `.grad`, of the memory of `place`, which is this parameter's in some bucket."""
+        """Return a tensor for `.grad` in the memory of `place`, which is this parameter's place in a bucket."""
         found = self._out.get(place.data_ptr())
         if found is None or not is_same_memory(found, place):
-            if len(self._out) > 1:  # a bucket and its twin have one each; others are of buckets that are no more
+            if len(self._out) > 1:  # a bucket and its twin have one tensor each; more are left from discarded buckets
                 self._out.clear()
             found = self._out[place.data_ptr()] = apart(place)
         return found
 
     def lies_in_place(self, gradient: Tensor) -> bool:
-        """Return whether `gradient`, a dense one, is in the memory that the ranks reduce."""
+        """Return whether the dense tensor `gradient` is in the memory that the ranks reduce."""
         return is_same_memory(gradient, self.view)
 
     def holds(self, gradient: Tensor | None) -> bool:
-        """Return whether `gradient` is what a reduction made `.grad`, or has been added to that.
+        """Return whether `gradient` is the tensor that a reduction assigned to `.grad`, perhaps with additions.
 
-        It is so also where the program has given that tensor other memory since, as by `p.grad.data = ...`.
+        This is also true if the program has given that tensor other memory since, for example by `p.grad.data = ...`.
         """
         if gradient is None:
             return False
@@ -59,28 +59,28 @@ class ParameterGradient:
         return gradient.layout is torch.strided and self.lies_in_place(gradient)
 
     def take_in(self, gradient: Tensor, *, hands_out: bool) -> None:
-        """Put a gradient that is not in its place yet there, and with `hands_out` make that place `.grad`.
+        """Copy `gradient` to its place in the bucket; with `hands_out`, make `.grad` this place.
 
         Raises:
-            UnsupportedError: it is differentiable, or neither dense nor sparse COO.
-            StateError: it is of another shape or type than the parameter had.
+            UnsupportedError: the gradient is differentiable, or neither dense nor sparse COO.
+            StateError: the gradient's shape or type differs from the parameter's.
         """
         self.check(gradient)
         if gradient.layout is not torch.strided:
             gradient = gradient.to_dense()
             if not self.is_sparse:
                 self.came_sparse = self.bucket.has_news = True
-        elif touches(gradient, self.view):  # as one that was transposed in its place
+        elif touches(gradient, self.view):  # for example, a transposed view of the place
             gradient = gradient.resolve_conj().resolve_neg().clone()
         self.view.copy_(gradient)
         if hands_out:
             self.parameter.grad = self.handed_out(self.view)
 
     def come_out(self) -> None:
-        """Make what the reduction left in the place `.grad`, where any rank has such a gradient.
+        """Make `.grad` the reduced gradient, if any rank has this gradient.
 
         Raises:
-            StateError: `.grad` has been replaced since it was taken, so that it is this rank's own.
+            StateError: the program replaced `.grad` after its reduction had started.
         """
         gradient = self.parameter.grad
         if gradient is None and self.bucket.reduction.flags[self.member]:
@@ -91,14 +91,14 @@ class ParameterGradient:
             and (gradient.layout is not torch.strided or not self.lies_in_place(gradient))
         ):
             raise StateError(
-                f"the gradient of {self.name} was replaced while backward ran, after it was on its way to the other "
-                "ranks, as by a hook of the program's: want that hook before the DistributedOptimizer is made, or the "
-                "change after backward"
+                f"the gradient of {self.name} was replaced while backward ran, after its reduction had started, "
+                "for example by a hook of the program: register that hook before the DistributedOptimizer is made, or "
+                "change the gradient after backward"
             )
         self.is_reduced = self.parameter.grad is not None
 
     def hand_out_rows(self) -> None:
-        """Make `.grad` sparse, of a reduced gradient that came as one."""
+        """Make `.grad` the sparse form of a reduced gradient that arrived sparse."""
         reduction = self.bucket.reduction
         if isinstance(reduction, Gathered):
             self.parameter.grad = reduction.gradient
@@ -108,7 +108,7 @@ class ParameterGradient:
         self.is_reduced = self.rows is not None
 
     def check(self, gradient: Tensor) -> None:
-        """Raise what `take_in` does."""
+        """Raise the errors of `take_in` if `gradient` is unsuitable."""
         if gradient.requires_grad:
             raise UnsupportedError(
                 f"the gradient of {self.name} is itself differentiable (create_graph=True); that graph would be lost"
@@ -129,18 +129,18 @@ class Bucket:
 
     reduction: Reduction
     gradients: list[ParameterGradient]
-    missing: int = 0  # gradients, in the backward that is going on
-    has_news: bool = False  # that gradients came as sparse ones
-    spare: Reduction | None = None  # the twin, whose gradients are on their way or in use
+    missing: int = 0  # gradients that have not arrived in the running backward
+    has_news: bool = False  # a gradient arrived sparse for the first time
+    spare: Reduction | None = None  # the twin, whose gradients are being reduced or in use
 
     def turn(self) -> None:
-        """Let the next gradients be brought to the twin's places."""
+        """Switch to the twin reduction; the next gradients go to its places."""
         self.reduction, self.spare = self.spare or self.reduction.twin(), self.reduction
         for entry in self.gradients:
             entry.view = self.reduction.places[entry.member]
 
     def mark(self, *, trains: bool, compares: bool) -> None:
-        """Set the flags that are not one member's; `compares` says whether ranks are to compare their first steps."""
+        """Set the bucket's common flags; `compares` asks the ranks to compare their first steps."""
         flags = self.reduction.flags
         flags[COMPARES_FLAG] = compares
         flags[SPARSE_FLAG] = self.has_news

@@ -1,4 +1,4 @@
-"""One rank's parameters for all ranks."""
+"""broadcast_parameters: give all ranks the parameters of one rank."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from multiring.torch.module_state import ModuleState, broadcast_rest
 from multiring.torch.parallelizing.held import held_of, held_of_module, refuse_parts
 
 _PARTED = "parallelize has given all ranks rank 0's parameters already; mt.load loads a checkpoint on every rank"
-_EXTRA_STATE = "_extra_state"  # torch's own ending of its name
+_EXTRA_STATE = "_extra_state"  # the ending that torch gives to the names of extra states
 
 
 def broadcast_parameters(
@@ -24,20 +24,20 @@ def broadcast_parameters(
     root_rank: int,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Overwrite every rank's tensors with rank `root_rank`'s, in place.
+    """Overwrite every rank's tensors with those of rank `root_rank`, in place.
 
     Args:
-        params: a model, of which buffers that are not saved and `get_extra_state` go along; or `model.state_dict()`, or
-            a list: of tensors, or of (name, tensor) as `list(model.named_parameters())` is one; the same names, shapes
-            and types on all ranks.
-        root_rank: as ranks are numbered in the whole job.
-        process_set: by default all ranks.
+        params: a model, `model.state_dict()`, or a list of tensors or (name, tensor) pairs, such as
+            `list(model.named_parameters())`. Names, shapes and types must be the same on all ranks. For a model, the
+            buffers that it does not save and its extra state (`get_extra_state`) are broadcast too.
+        root_rank: the root's rank in the whole job, not in `process_set`.
+        process_set: the ranks that take part; by default all ranks.
 
     Raises:
-        ArgumentError: `params` is of another kind, such as a generator, or has something that is no tensor, or is a
-            state_dict with extra state, of which it has a copy only; or the set has no such rank; or `parallelize` has
-            given each rank a part of the model.
-        HorovodInternalError: on every rank: the ranks differ in names, shapes or types; or one is gone.
+        ArgumentError: `params` is of another kind, such as a generator; `params` has an element that is not a tensor;
+            `params` is a state_dict with extra state, which is only a copy; `root_rank` is not in the set; or
+            `parallelize` has divided the model among the ranks.
+        HorovodInternalError: the ranks differ in names, shapes or types, or a rank has failed. Every rank raises it.
         UnsupportedError: a tensor is not in host memory, or not dense.
     """
     members = members_of(process_set)
@@ -80,9 +80,9 @@ def _named(params: Any) -> list[tuple[str, Tensor]]:
 
 
 def broadcast_tensors(group: Group, tensors: Sequence[Tensor], root: int) -> None:
-    """Overwrite `tensors`, known to be alike on all ranks, with those of the group's rank `root`."""
+    """Overwrite `tensors` with those of the group's rank `root`; shapes and types must be the same on all ranks."""
     with torch.no_grad():
-        # Row-major on the wire, as the ranks' strides may differ.
+        # Send the tensors in row-major order, because the ranks' strides may differ.
         rows = [tensor.detach().resolve_conj().resolve_neg().contiguous() for tensor in tensors]
         handles = [group.broadcast_async(bytes_of(row).numpy(), root) for row in rows]
         for tensor, row, handle in zip(tensors, rows, handles, strict=True):

@@ -1,4 +1,4 @@
-"""One reduction of all gradients that nobody waits for yet: it goes on while the next step's backward runs."""
+"""Delayed reductions of all gradients: a round is reduced while the next step's backward runs."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -19,20 +19,20 @@ _WHAT = "DistributedOptimizer"
 
 
 class GradientWatch(Protocol):
-    """Who looks at gradients on their way; dense ones only."""
+    """An observer of dense gradients before and after their reduction."""
 
     def begin(self) -> None:
-        """Take note that a reduction begins; an earlier one that it had begun to look at was for nothing."""
+        """Start to observe a reduction; discard the observations of an unfinished one."""
 
     def see_own(self, gradients: Sequence[Tensor]) -> None:
-        """Look at some of this rank's, which are about to be reduced."""
+        """Observe some of this rank's gradients, before their reduction."""
 
     def see_whole(self, gradients: Sequence[Tensor]) -> None:
-        """Look at all of them, reduced."""
+        """Observe all reduced gradients."""
 
 
 class Round:
-    """The gradients of one step on their way, and where they come out."""
+    """One reduction of all gradients in flight, and the places of its results."""
 
     def __init__(
         self,
@@ -41,13 +41,13 @@ class Round:
         wait: Callable[[], None],
         see_whole: Callable[[Sequence[Tensor]], None] | None,
     ) -> None:
-        """Take note of what has been started.
+        """Record a reduction that has been started.
 
         Args:
-            number: of the round, the same on all ranks.
-            assignment: the buckets, as they were started.
-            wait: waits for all of them, or raises.
-            see_whole: looks at all dense gradients as they come out.
+            number: the number of the round, the same on all ranks.
+            assignment: the buckets that were started.
+            wait: waits for all buckets; raises an error if the reduction fails.
+            see_whole: is called with all reduced dense gradients.
         """
         self._number = number
         self._assignment = assignment
@@ -59,10 +59,10 @@ class Round:
         self._is_lost = False
 
     def settle(self) -> None:
-        """Return once the gradients are those of all ranks; again, at once.
+        """Wait until the gradients are reduced; later calls return at once.
 
         Raises:
-            HorovodInternalError: ranks disagree, or one is gone; again, each time.
+            HorovodInternalError: the ranks' operations differ, or a rank has failed. Each later call raises it again.
         """
         if self._wait is None:
             return
@@ -75,16 +75,16 @@ class Round:
         self._wait = None
 
     def settle_or_lose(self) -> None:
-        """As `settle`; what failed is as if no rank had had a gradient."""
+        """Wait as `settle` does; after a failure, act as if no rank had a gradient."""
         try:
             self.settle()
         except (MultiringError, HorovodInternalError):
             self._is_lost, self._wait = True, None
 
     def gradients(self) -> dict[int, Tensor]:
-        """Return the gradients of all ranks, by the parameters' `id`, of those that any rank has; once they are there.
+        """Wait for the reduced gradients and return them by the parameters' `id`; omit those that no rank has.
 
-        They hold until the round after the next one begins.
+        The gradients are valid until the round after the next one begins.
         """
         self.settle()
         if self._is_lost:
@@ -94,30 +94,31 @@ class Round:
 
 
 class Rounds:
-    """The reductions of some gradients, one after the other, of which two may be under way: they take turns.
+    """The successive rounds of some gradients. Two rounds may be in use at a time; they alternate between two buffers.
 
-    Without `delays` each ends with its backward, and there is nothing here but their number.
+    Without `delays`, each reduction ends with its backward, and this object only counts the rounds.
     """
 
     def __init__(self, assignment: BucketAssignment, witnesses: Witnesses) -> None:
         self._assignment = assignment
         self._witnesses = witnesses
-        self.delays = False  # whether a backward ends before its gradients are there
-        self._current: Round | None = None  # on its way, and nobody has taken it
-        self._taken: Round | None = None  # the last one that somebody took
-        self._number = 0  # of those that began, the same on all ranks
-        self.watching: GradientWatch | None = None  # looks at those that begin from now on
-        self._watch: GradientWatch | None = None  # looks at the one that has begun
+        self.delays = False  # whether a backward ends before its gradients are reduced
+        self._current: Round | None = None  # the round in flight that was not taken yet
+        self._taken: Round | None = None  # the last round that was taken
+        self._number = 0  # the number of rounds that have begun, the same on all ranks
+        self.watching: GradientWatch | None = None  # observes the rounds that begin from now on
+        self._watch: GradientWatch | None = None  # observes the round that has begun
 
     @property
     def is_on_its_way(self) -> bool:
-        """Whether the last one has started, and nobody has taken it."""
+        """Whether a started round has not been taken yet."""
         return self._current is not None
 
     def begin(self) -> None:
-        """Take note that one begins, in the places of the one that is on its way, if there is one.
+        """Begin a new round. It reuses the places of a round in flight, if there is one.
 
-        That was of a group of backwards that was thought to be complete, and goes on: the next one has its gradients.
+        Such a round belongs to a group of backwards that seemed complete, but continues. The new round reduces the
+        gradients of the whole group.
         """
         if self._current is not None:
             self._current.settle()
@@ -129,21 +130,21 @@ class Rounds:
             self._watch.begin()
 
     def see_own(self, bucket: Bucket) -> None:
-        """Show a bucket that is about to start to whoever watches."""
+        """Show the observer the gradients of a bucket that is about to start."""
         if self._watch is not None and not isinstance(bucket.reduction, Gathered):
             self._watch.see_own([entry.view for entry in bucket.gradients])
 
     def see_whole(self) -> None:
-        """Show the gradients of all ranks, which are there, to whoever watches."""
+        """Show the observer the reduced gradients."""
         if self._watch is not None:
             own = [entry for entry in self._assignment.gradients if not isinstance(entry.bucket.reduction, Gathered)]
             self._watch.see_whole([entry.view for entry in own])
 
     def post(self, wait: Callable[[], None]) -> None:
-        """Take note that one has started, for which `wait` waits; `.grad` stays this rank's own, and is not to change.
+        """Record that a round has started. `.grad` keeps this rank's own gradients, which must not change.
 
         Args:
-            wait: for all its buckets.
+            wait: waits for all buckets of the round.
         """
         see_whole = None if self._watch is None else self._watch.see_whole
         self._current = Round(self._number, self._assignment, wait, see_whole)
@@ -151,9 +152,9 @@ class Rounds:
         self._witnesses.see(self._assignment.buckets)
 
     def take(self) -> Round | None:
-        """Return the one that is on its way; None where its gradients were handed out. `.grad` is free then.
+        """Return the round in flight; None if its gradients were handed out. The caller may then change `.grad`.
 
-        The one that was taken before has been used up by the time the next one begins, which takes its places.
+        The caller must be done with the round taken before when the next round begins, which reuses its places.
         """
         found, self._current = self._current, None
         self._taken = found or self._taken
@@ -163,7 +164,7 @@ class Rounds:
         return found
 
     def hand_out(self) -> None:
-        """Make `.grad` the gradients of all ranks that are still on their way, if there are some."""
+        """Wait for the round in flight, if there is one, and make `.grad` its reduced gradients."""
         if self._current is None:
             return
         found = self._current.gradients()
@@ -174,18 +175,18 @@ class Rounds:
             entry.is_reduced = entry.parameter.grad is not None
 
     def changed(self, step: int, passes_done: int, passes: int) -> str:
-        """Return how gradients were changed since the last backward, if they were, and why that is of no use; else "".
+        """Return how gradients were changed since the last backward, and why that has no effect; "" if they were not.
 
         Args:
-            step: the number of the step that is being made, from 1.
-            passes_done: backwards since the last reduction.
-            passes: backwards that make a step.
+            step: the number of the current step, from 1.
+            passes_done: the number of backwards since the last reduction.
+            passes: the number of backwards per step.
         """
         how = self._witnesses.changed()
         if how and self.is_on_its_way:
             return (
-                f"{how} after the last backward, and copies of them are on their way, as gradient lag reduces them "
-                "behind the next step (mt.clip_gradients and mt.mixed_precision see them when they are there)"
+                f"{how} after the last backward, but gradient lag is already reducing copies of them while the next "
+                "step runs (mt.clip_gradients and mt.mixed_precision work on the reduced gradients)"
             )
         return how and (
             f"{how} after the last backward, and are not reduced yet: step {step} has had {passes_done} of the "
@@ -194,7 +195,7 @@ class Rounds:
         )
 
     def are_settled(self) -> bool:
-        """Wait until nothing is on its way; return whether that arrived. Else whoever takes it is told."""
+        """Wait for all rounds; return whether they succeeded. A failed round raises its error when it is used."""
         try:
             for each in (self._taken, self._current):
                 if each is not None:
@@ -204,19 +205,19 @@ class Rounds:
         return True
 
     def close(self) -> None:
-        """Wait until nothing is on its way; what failed is as if no rank had had a gradient.
+        """Wait for all rounds; treat a failed round as if no rank had a gradient.
 
-        For who begins anew: the failure has been raised where the ranks met, or will be there.
+        The caller begins anew. Another operation of the ranks has raised the failure, or will raise it.
         """
         for each in (self._taken, self._current):
             if each is not None:
                 each.settle_or_lose()
 
     def contribute_neutrally(self, order: BucketOrder) -> None:
-        """Take part in the other ranks' reductions without gradients of this rank's own, until no rank trains any more.
+        """Take part in the other ranks' reductions without own gradients, until no rank trains any more.
 
         Args:
-            order: starts buckets.
+            order: starts the buckets in their order.
         """
         assignment = self._assignment
         self.are_settled()

@@ -1,4 +1,4 @@
-"""What DistributedOptimizer was called with, and which parameters that means."""
+"""The arguments of DistributedOptimizer, and the parameters that they select."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ Groups = int | tuple[tuple[Tensor, ...], ...] | None
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What `DistributedOptimizer` was called with."""
+    """The checked arguments of `DistributedOptimizer`."""
 
     options: Options
     named: Named | None
@@ -29,13 +29,13 @@ class Setup:
 
 
 def require_optimizer(optimizer: Any) -> None:
-    """Raise ArgumentError unless it is a torch.optim.Optimizer."""
+    """Raise ArgumentError unless `optimizer` is a torch.optim.Optimizer."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ArgumentError(f"optimizer is a {type(optimizer).__name__}; want a torch.optim.Optimizer")
 
 
 def named_from(named_parameters: Iterable[tuple[str, Tensor]]) -> Named:
-    """Return `named_parameters`; raises ArgumentError where they are no pairs, or a name is there twice."""
+    """Return `named_parameters` as a tuple; raise ArgumentError if they are not pairs, or a name occurs twice."""
     named = tuple(named_parameters)
     for each in cast("tuple[Any, ...]", named):
         if not (isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], str)):
@@ -50,7 +50,7 @@ def named_from(named_parameters: Iterable[tuple[str, Tensor]]) -> Named:
 
 
 def groups_from(groups: Any) -> Groups:
-    """Return `groups`; raises ArgumentError unless they are a number, or lists of parameters, none twice."""
+    """Return `groups`; raise ArgumentError unless it is a number, or lists of distinct parameters."""
     if groups is None:
         return None
     if isinstance(groups, int):
@@ -70,7 +70,7 @@ def groups_from(groups: Any) -> Groups:
 
 
 def together_of(parameters: Sequence[tuple[str, Tensor]], groups: Groups) -> list[list[int]]:
-    """Return the indices of the parameters of each group; those of parameters that are not trained are left out."""
+    """Return the indices of the parameters of each group; parameters that are not trained are omitted."""
     if groups is None:
         return []
     if isinstance(groups, int):
@@ -84,7 +84,7 @@ def together_of(parameters: Sequence[tuple[str, Tensor]], groups: Groups) -> lis
 
 
 def trained(optimizer: torch.optim.Optimizer, named: Named | None) -> list[tuple[str, Tensor]]:
-    """Return the optimizer's parameters that require a gradient: those of `named` in its order, then the others."""
+    """Return the optimizer's parameters that require a gradient: first those in `named`, then the others."""
     own = placed(optimizer)
     wanted = {id(parameter) for _, parameter in own if parameter.requires_grad}
     chosen: dict[int, tuple[str, Tensor]] = {}
@@ -107,12 +107,12 @@ def require_names(optimizer: torch.optim.Optimizer, named: Named) -> None:
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return the optimizer's parameters, through all its groups."""
+    """Return the parameters of all groups of the optimizer."""
     return [parameter for _, parameter in placed(optimizer)]
 
 
 def placed(optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:
-    """Return the optimizer's parameters, and how each is to be found there."""
+    """Return the optimizer's parameters, each with the expression that locates it in the optimizer."""
     return [
         (f'param_groups[{i}]["params"][{j}]', parameter)
         for i, param_group in enumerate(optimizer.param_groups)

@@ -1,8 +1,8 @@
-"""Sparse gradients: the rows that they have, gathered from all ranks.
+"""Sparse gradients: the ranks gather the rows of all ranks.
 
-A gradient that is sparse, such as an embedding's, says which rows of the parameter it has, and what they are. Each rank
-adds up its own rows of one number, all ranks gather all rows, and each adds up those of one number again, in the order
-of ranks: so all get the same bits.
+A sparse gradient, such as an embedding's, has the numbers and the values of some of the parameter's rows. Each rank
+adds up its own rows of the same number. All ranks then gather all rows, and add up rows of the same number in the order
+of ranks. All ranks therefore get the same bits.
 """
 
 import math
@@ -18,9 +18,9 @@ from multiring.torch.interop import allocate, array_of, tensor_of
 
 
 class Gathered:
-    """One parameter's gradient, as the rows it has; see `Reduction`.
+    """The reduction of one parameter's gradient by its rows; see `Reduction`.
 
-    Its place is none, only of the right shape and type: gradients are brought.
+    `places` only has the right shape and type, without memory for a gradient. `bring` passes the gradient instead.
     """
 
     def __init__(self, group: Group, op: str, parameter: Tensor) -> None:
@@ -32,14 +32,14 @@ class Gathered:
         self.places = [torch.empty((), dtype=parameter.dtype).expand(parameter.shape)]
         self._own: Tensor | None = None
         self.sent_bytes = int(self.flags.nbytes)
-        self.gradient: Tensor | None = None  # what the last reduction made of it
+        self.gradient: Tensor | None = None  # the result of the last reduction
 
     def bring(self, gradient: Tensor | None) -> None:
-        """Take this rank's gradient, dense or sparse, for the reduction that comes; None where it has none."""
+        """Set this rank's gradient, dense or sparse, for the next reduction; None if this rank has no gradient."""
         self._own = gradient
 
     def start(self) -> Callable[[], object]:
-        """Start to reduce; return what waits until `gradient` is that of all ranks, and `flags` are, or raises."""
+        """Start to reduce; return a function that waits until `gradient` and `flags` hold the reduced values."""
         shape, dtype = self.places[0].shape, self.places[0].dtype
         own = _sparse(torch.empty(0, dtype=torch.int64), torch.empty(0, *shape[1:], dtype=dtype), shape)
         rows = rows_of(own if self._own is None else self._own.detach())
@@ -60,11 +60,11 @@ class Gathered:
         return wait
 
     def state(self, _member: int) -> CompressionState:
-        """Return a copy of what is carried on for `member`; not while a reduction is going on."""
+        """Return an empty state: this reduction keeps nothing from step to step."""
         return CompressionState()
 
     def load_state(self, _member: int, _state: CompressionState) -> None:
-        """Carry `state` on, as far as this reduction has use for it, in place of its own; of fitting shapes."""
+        """Ignore the state: this reduction keeps nothing from step to step."""
 
     def twin(self) -> "Gathered":
         """See `Reduction.twin`."""
@@ -72,19 +72,19 @@ class Gathered:
 
 
 def rows_of(gradient: Tensor) -> Tensor:
-    """Return a gradient, dense or sparse, as rows: sparse in its first dimension, each row once, in order."""
+    """Return a dense or sparse gradient as a sparse tensor of rows, with each row once and in order."""
     if gradient.layout != torch.strided and gradient.sparse_dim() != 1:
         gradient = gradient.to_dense()
     return gradient.to_sparse(1) if gradient.layout == torch.strided else gradient.coalesce()
 
 
 def _added_up(indices: Tensor, values: Tensor, shape: torch.Size, divisor: int) -> Tensor:
-    # 16-bit numbers are added up in 32 bits, and rounded once.
+    # Add up 16-bit numbers in 32 bits, so that they are rounded only once.
     wide = values.to(torch.promote_types(values.dtype, torch.float32))
     whole = _sparse(indices, wide, shape).coalesce()
     return _sparse(whole.indices()[0], (whole.values() / divisor).to(values.dtype), shape).coalesce()
 
 
 def _sparse(indices: Tensor, rows: Tensor, shape: torch.Size) -> Tensor:
-    # Said explicitly, as torch warns of a default that may change.
+    # torch warns that the default of check_invariants may change, so the argument is explicit.
     return torch.sparse_coo_tensor(indices.unsqueeze(0), rows, shape, check_invariants=False)

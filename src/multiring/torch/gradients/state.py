@@ -1,4 +1,4 @@
-"""One rank's optimizer state for all ranks: as text for its structure, and tensors."""
+"""broadcast_optimizer_state: send one rank's optimizer state to all ranks, as a JSON text and tensors."""
 
 import json
 from collections.abc import Callable
@@ -26,21 +26,22 @@ def broadcast_optimizer_state(
     model: nn.Module | None = None,  # noqa: ARG001 -- Horovod's, which steps with it; here nothing is stepped
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Give every rank's optimizer the state and options (learning rate and so on) of rank `root_rank`'s.
+    """Replace the optimizer's state and options (such as the learning rate) by those of rank `root_rank`.
 
-    What other ranks lack is made, what only they have is dropped. What a rank has not sent yet of its gradients (error
-    feedback) is its own, and stays.
+    State that a rank lacks is created, and state that the root does not have is dropped. Each rank keeps its own
+    compression errors (error feedback).
 
     Args:
-        optimizer: with parameters of the same shapes in the same groups on all ranks.
-        root_rank: as ranks are numbered in the whole job.
+        optimizer: an optimizer with parameters of the same shapes in the same groups on all ranks.
+        root_rank: the root's rank in the whole job, not in `process_set`.
         model: not used.
-        process_set: by default all ranks.
+        process_set: the ranks that take part; by default all ranks.
 
     Raises:
-        ArgumentError: the set has no such rank, the optimizer is LBFGS, or `parallelize` has given each rank a part.
-        HorovodInternalError: on every rank: the optimizers differ in class or parameters, or a rank is gone.
-        UnsupportedError: the state holds something other than tensors, numbers, texts, lists, tuples and dicts of such.
+        ArgumentError: `root_rank` is not in the set, the optimizer is LBFGS, or `parallelize` has divided the model
+            among the ranks.
+        HorovodInternalError: the optimizers differ in class or parameters, or a rank has failed. Every rank raises it.
+        UnsupportedError: the state holds objects other than tensors, numbers, texts, lists, tuples and dicts.
     """
     members = members_of(process_set)
     with internal_errors("broadcast_optimizer_state"):
@@ -73,7 +74,7 @@ def _broadcast(members: Members, optimizer: torch.optim.Optimizer, root_rank: in
 
 
 def _state_of_all(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return what of the optimizer's state_dict is not this rank's own."""
+    """Return the optimizer's state_dict without this rank's own compression errors."""
     state = optimizer.state_dict()
     if KEY in state:
         state[KEY] = {name: value for name, value in state[KEY].items() if name != "residuals"}
@@ -91,7 +92,10 @@ def _broadcast_text(group: Group, text: str, root_rank: int) -> str:
 
 
 def _packed(value: Any, where: str, tensors: list[Tensor]) -> Any:
-    """Return `value` as JSON has it: plain ones as they are, others as [kind, ...]; tensors go to `tensors`."""
+    """Return `value` in a form for JSON, and append its tensors to `tensors`.
+
+    Plain values stay unchanged; other values become [kind, ...].
+    """
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor):
@@ -112,7 +116,7 @@ def _packed(value: Any, where: str, tensors: list[Tensor]) -> Any:
 
 
 def _unpacked(packed: Any, tensors: list[Tensor]) -> Any:
-    """Return what was `_packed`, with new tensors, which also go to `tensors` in the same order."""
+    """Return the value that `_packed` encoded, with new tensors; append these to `tensors` in the same order."""
     if not isinstance(packed, list):
         return packed
     kind, *content = packed
