@@ -108,7 +108,9 @@ def test_a_batch_holds_its_samples_whatever_their_types(
 
 def test_what_no_type_holds_is_refused_by_name(tmp_path: Path) -> None:
     data = arrays_in(tmp_path / "d", np.int64(2**62 + 1), np.float64(0.5))
-    with pytest.raises(DataError, match="sample 0: array is int64, others are float64, which does not hold"):
+    with pytest.raises(
+        DataError, match="sample 0: array is int64, but other samples need float64, which does not hold"
+    ):
         next(iter(Loader(data, 2)))
 
 

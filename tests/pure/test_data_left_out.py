@@ -74,7 +74,7 @@ def test_a_source_that_fails_altogether_is_an_error(tmp_path: Path, monkeypatch:
     with pytest.raises(DataError, match="not one of the next samples, up to 4, can be read"):
         next(iter(Loader(folder_of(tmp_path / "d", 9, set(range(9))), 2, skip_bad=True)))
     loader = Loader(folder_of(tmp_path / "e", 9, set(range(3, 9))), 2, skip_bad=True)
-    with pytest.raises(DataError, match="4 samples one after the other cannot be read"):
+    with pytest.raises(DataError, match="4 consecutive samples cannot be read"):
         list(loader)
     loader.close()
 

@@ -200,7 +200,9 @@ def test_samples_that_cannot_be_read_are_named_or_left_out(tmp_path: Path, capfd
 def test_unlike_shapes_are_an_error_that_says_which(tmp_path: Path) -> None:
     url = npy_files(tmp_path / "d")
     np.save(tmp_path / "d" / "003.npy", np.zeros((2, 2), np.float32))
-    with pytest.raises(DataError, match=r"sample 3: array is float32 \(2, 2\), the first one's float32 \(3, 4\)"):
+    with pytest.raises(
+        DataError, match=r"sample 3: array is float32 \(2, 2\), but in the first sample it is float32 \(3, 4\)"
+    ):
         list(Loader(Dataset(url, format="npy-files", shuffle="none"), 4))
 
 

@@ -1,4 +1,4 @@
-"""Which samples a rank trains on, and when: framework-free."""
+"""Data sets, loaders, orders and caches; no deep-learning framework is needed."""
 
 from multiring.data.caching.blocks import BlockCache as BlockCache
 from multiring.data.caching.mapped import cached as cached

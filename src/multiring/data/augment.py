@@ -1,4 +1,4 @@
-"""Crops and mirrors: transforms of a record's image, by the random numbers of its sample."""
+"""Transforms that crop and mirror a record's image, with the random generator of its sample."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,12 +13,14 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RandomCrop:
-    """A square of `size` pixels from anywhere in an image; one that is smaller is mirrored at its edges first.
+    """Cuts a square out of an image at a random position.
+
+    A smaller image is first extended by mirroring its edges.
 
     Attributes:
-        size: in pixels.
-        mirrored: whether every second one, by chance, is mirrored.
-        field: of the image, (height, width, channels).
+        size: the square's side in pixels.
+        mirrored: whether the square is mirrored left to right with probability 1/2.
+        field: the record's field that holds the image (height, width, channels).
     """
 
     size: int
@@ -37,7 +39,7 @@ class RandomCrop:
 
 @dataclass(frozen=True, slots=True)
 class CenterCrop:
-    """The square of `size` pixels in an image's middle: for evaluation."""
+    """Cuts the middle square of `size` pixels out of an image, for evaluation."""
 
     size: int
     field: str = "image"

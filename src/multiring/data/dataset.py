@@ -1,4 +1,4 @@
-"""Data sets: samples by number, decoded and augmented as (seed, epoch, sample) says."""
+"""Data sets: each sample has a number, and (seed, epoch, number) determines its augmentation."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,12 +40,12 @@ Transform = Callable[[Record, np.random.Generator], Record]
 
 
 class Samples(Protocol):
-    """What a loader feeds.
+    """The interface that a loader needs of a data set.
 
     Attributes:
-        order: of each epoch.
-        seed: of its order and augmentation.
-        digest: of what the order is an order of: which shards there are, and how many samples each has.
+        order: the order of the samples in each epoch.
+        seed: the seed of the order and of the augmentation.
+        digest: a digest of the shards' names, sizes and sample counts; an order is valid only for these shards.
     """
 
     order: Order
@@ -58,13 +58,15 @@ class Samples(Protocol):
 
 
 def generator_for(seed: int, epoch: int, number: int, draw: int = 0) -> np.random.Generator:
-    """Return the random numbers of a sample's augmentation: they depend on nothing else.
+    """Return the random generator for a sample's augmentation.
+
+    Its numbers depend on the arguments alone.
 
     Args:
-        seed: of the data set.
+        seed: the data set's seed.
         epoch: 0 or more.
-        number: the sample's.
-        draw: the place in the epoch, where an epoch may have a sample twice; 0 elsewhere.
+        number: the sample's number.
+        draw: the sample's position in the epoch if an epoch can contain a sample twice; 0 otherwise.
     """
     key = keyed_words(2, "augmentation", seed, epoch, number, draw)
     return np.random.Generator(np.random.Philox(key=key))
@@ -72,9 +74,11 @@ def generator_for(seed: int, epoch: int, number: int, draw: int = 0) -> np.rando
 
 @dataclass(slots=True)
 class _Hosts:
-    """What shares blocks with other hosts, of a data set and of those that draw from it by weight.
+    """The block sharing with other hosts.
 
-    moves: how often it has moved from one job to another.
+    A data set and its `weighted` copies use the same object.
+
+    moves: how many times the data set has changed from one job to another.
     """
 
     sharing: Sharing | None = None
@@ -82,34 +86,35 @@ class _Hosts:
 
 
 class Dataset:
-    """Samples that are stored somewhere: a map from numbers to records, and an order for each epoch.
+    """Stored samples: a map from numbers to records, with an order for each epoch.
 
     Args:
-        url: a path, or what fsspec reads (s3://, https://, ...): a folder, or one file. Where the source needs options
-            (credentials, a time-out), what `storage_of` returns for them; or any other storage.
-        format: "imagefolder", "tar", "parquet", "hdf5", "npy", "npy-files", "mds", "tfrecord" or "pack"; by the files'
-            names where it is not said.
-        transform: is given each record, images decoded to uint8 arrays (height, width, 3), and a generator of random
-            numbers, and returns what the training gets. It may change the record.
-        seed: of the order, and of those random numbers.
-        shuffle: "exact", "windowed" or "none"; a `Shuffle` says of how many shards, or what it may cost.
-        decode: False leaves images as they are stored, as `Image` with their `data`.
-        limits: what its files may claim; by default 1 GiB a record, 128 M pixels.
-        cache: a folder on this host's disk, in which a pack's blocks are kept from the first epoch on; or a
-            `BlockCache` of one, with its quota.
+        url: a path or a URL that fsspec can read (s3://, https://, ...), of a folder or of one file. A source that
+            needs options (credentials, a time-out) is passed as the result of `storage_of`. Any other storage is
+            accepted too.
+        format: "imagefolder", "tar", "parquet", "hdf5", "npy", "npy-files", "mds", "tfrecord" or "pack"; by default
+            the files' names decide.
+        transform: called with each record and a random generator. It returns the record for the training, and may
+            change the record in place. Images are decoded to uint8 arrays (height, width, 3).
+        seed: the seed of the order and of the transforms' random generators.
+        shuffle: "exact", "windowed" or "none", or a `Shuffle` that also sets the window or the read amplification.
+        decode: whether images are decoded; if False, they are `Image` objects that hold the stored bytes in `data`.
+        limits: the largest sizes that the files may declare; by default 1 GiB a record and 128 M pixels an image.
+        cache: a folder on this host's disk that keeps a pack's blocks from the first epoch on; or a `BlockCache`, which
+            has a quota.
 
     Raises:
-        ArgumentError: no such place, format or order; or an exact order of a format whose samples cannot be read
-            alone, so that reading would cost more than its `read_amplification`.
+        ArgumentError: the path, format or order does not exist; or an exact order would read more than
+            `read_amplification` allows, because the format cannot read single samples.
         DataError: a file is damaged.
-        UnsupportedError: a library is missing that reads it.
+        UnsupportedError: the library that reads the format is missing.
     """
 
-    def __init__(  # noqa: PLR0913 -- one call says what a data set is
+    def __init__(  # noqa: PLR0913 -- one call configures a data set
         self,
         url: str | Path | Storage,
         *,
-        format: str | None = None,  # noqa: A002 -- the word for it
+        format: str | None = None,  # noqa: A002 -- the usual word
         transform: Transform | None = None,
         seed: int = 0,
         shuffle: str | Shuffle = "exact",
@@ -148,19 +153,19 @@ class Dataset:
                 f"{self.storage.url}: an exact order of {self.source.format} reads each sample's whole shard: "
                 f"{amplification:.3g} times the data set an epoch, where {shuffle.read_amplification:g} is allowed. "
                 "Want shuffle='windowed', or a pack (multiring data pack), or "
-                f"shuffle=Shuffle(read_amplification={math.ceil(amplification)}) to have it so"
+                f"shuffle=Shuffle(read_amplification={math.ceil(amplification)}) to allow it"
             )
         return ExactOrder(length, self.seed)
 
     def weighted(self, weights: Sequence[float], length: int | None = None) -> "Dataset":
-        """Return the data set with an order that draws with replacement, by weight.
+        """Return a copy of the data set that draws samples by weight, with replacement.
 
         Args:
-            weights: one for each sample, >= 0.
-            length: of an epoch; as many as there are samples by default.
+            weights: one weight >= 0 for each sample.
+            length: samples of an epoch; by default the number of stored samples.
 
         Raises:
-            ArgumentError: another number of weights, or bad ones.
+            ArgumentError: the number of weights is wrong, a weight is negative or not finite, or all weights are 0.
         """
         if len(weights) != len(self):
             raise ArgumentError(f"{len(weights)} weights for {len(self)} samples")
@@ -172,8 +177,8 @@ class Dataset:
         """Return a sample, decoded and augmented as in `epoch`.
 
         Raises:
-            DataError: it is damaged; or what the transform raised.
-            IndexError: there is none of this number.
+            DataError: the sample is damaged, or the transform raised an exception.
+            IndexError: no sample has this number.
         """
         record: Record = self.source.record(number)
         if self._decode:
@@ -195,17 +200,19 @@ class Dataset:
         }
 
     def require_decodable(self, number: int, record: Record) -> None:
-        """Raise DataError where an image of a sample, as it is stored, cannot be decoded."""
+        """Raise DataError if an image of the undecoded `record` cannot be decoded."""
         self._decoded(number, record)
 
     def expect(self, batch: int, ranks: tuple[int, int], epoch: int, samples: int) -> None:
-        """Have the cache keep what a loader needs soonest.
+        """Tell the cache which samples a loader will need, and when.
+
+        The cache then keeps the blocks that are needed soonest.
 
         Args:
             batch: samples of a step, on all ranks together.
-            ranks: this rank, and how many there are.
-            epoch: from which on,
-            samples: and how many of it are done.
+            ranks: this rank, and the number of ranks.
+            epoch: the epoch in which the loader begins.
+            samples: how many samples of this epoch are already done.
         """
         storage = self.storage
         if not isinstance(storage, CachedStorage) or self.source.format != "pack":
@@ -216,12 +223,14 @@ class Dataset:
         storage.expect(self._expected.uses(epoch, samples))
 
     def follow_job(self) -> int:
-        """Share blocks with the hosts of the job that there is now; every rank calls this as an iteration begins.
+        """Share blocks with the hosts of the current job.
 
-        Without a job, or where the ranks that shared were a group of the program's own, this host keeps what it reads.
+        Every rank calls this at the beginning of an iteration. If the job has ended and there is no new one, this host
+        stops sharing, and caches the blocks that it reads itself. It does the same if the program passed a group to the
+        `BlockCache`.
 
         Returns:
-            How often that has changed: workers of before have to be made anew.
+            How many times the job has changed. If the number grows, the caller must restart its workers.
         """
         storage, hosts = self.storage, self._hosts
         if hosts.sharing is None or not hosts.sharing.is_over or not isinstance(storage, CachedStorage):
@@ -233,11 +242,14 @@ class Dataset:
         if storage.cache.share is None and is_initialized():
             hosts.sharing = _shared(world(), storage, self.clock)
         else:
-            tell(f"{storage.url}: the job was left whose hosts shared blocks; this host has them from the source now")
+            tell(f"{storage.url}: this process left the job that shared blocks; it now reads them from the source")
         return hosts.moves
 
     def close(self) -> None:
-        """Close the port and connections by which hosts share blocks; other hosts ask the source then."""
+        """Close the port and the connections that share blocks.
+
+        Other hosts then read from the source.
+        """
         if self._hosts.sharing is not None:
             self._hosts.sharing.close()
 
@@ -245,7 +257,7 @@ class Dataset:
         return self.__dict__ | {"_hosts": _Hosts(moves=self._hosts.moves)}
 
     def at(self, epoch: int, samples: int) -> None:
-        """Note that the step that begins at `samples` of an epoch is read now."""
+        """Tell the cache that the step at sample `samples` of `epoch` is being read."""
         if self._expected is not None and isinstance(self.storage, CachedStorage):
             if not self.storage.keeping.is_expecting:  # in a worker process
                 self.storage.expect(self._expected.uses(epoch, samples))
@@ -253,21 +265,30 @@ class Dataset:
 
     @property
     def is_only_read(self) -> bool:
-        """Return whether samples go into a batch as they are stored, many at a time."""
+        """Return whether samples are copied into a batch unchanged, many at a time."""
         return self._transform is None and hasattr(self.source, "rows_into")
 
     def fills(self, number: int, out: Mapping[str, Any]) -> bool:
-        """Read a sample straight into `out`, arrays by field; False where that cannot be, and nothing was read."""
+        """Read a sample directly into `out`, a map from fields to arrays.
+
+        Returns:
+            Whether the sample was read. If not, the caller must use `sample`.
+        """
         into = getattr(self.source, "record_into", None)
         return self._transform is None and into is not None and bool(into(number, out))
 
     def fills_rows(self, numbers: Numbers, out: Mapping[str, Any]) -> dict[str, list[Any]] | None:
-        """Read samples straight into rows of `out`, and return lists of what is no array.
+        """Read samples directly into the rows of `out`.
 
-        None where samples have to be read one by one.
+        Args:
+            numbers: the samples' numbers, int64 (samples,).
+            out: an array (samples, ...) for each field.
+
+        Returns:
+            The values of the fields that have no array, as lists; None if the samples must be read one by one.
 
         Raises:
-            DataError: one of them cannot be read.
+            DataError: a sample cannot be read.
         """
         into = getattr(self.source, "rows_into", None)
         found: dict[str, list[Any]] | None = None if into is None or self._transform is not None else into(numbers, out)
@@ -282,11 +303,11 @@ class Dataset:
         return self.sample(number)
 
     def __len__(self) -> int:
-        """Return how many samples are stored."""
+        """Return the number of stored samples."""
         return int(self.source.numbering.length)
 
     def __iter__(self) -> Iterator[Record]:
-        """Yield the samples as they are stored."""
+        """Yield the samples in stored order, augmented as in epoch 0."""
         return (self.sample(number) for number in range(len(self)))
 
     def __repr__(self) -> str:
@@ -294,7 +315,7 @@ class Dataset:
 
 
 def _cached(source: Storage, cache: BlockCache, clock: StageClock) -> tuple[CachedStorage, Sharing | None]:
-    """Return a pack's storage behind a cache, and what shares it with other hosts, where that is asked for."""
+    """Return a pack's storage behind a cache, and the sharing with other hosts if it is requested."""
     storage = clock.timed(source, SOURCE)
     group = cache.share
     if group is None and Settings.from_environment().data_share:
@@ -315,7 +336,7 @@ def _shared(group: Group, storage: CachedStorage, clock: StageClock) -> Sharing:
 
 
 def read_amplification(source: Any) -> float:
-    """Return how many times its bytes an exact order reads of a data set, with nothing kept between samples."""
+    """Return how many times its bytes an exact order reads without a cache."""
     if source.reads_records:
         return 1.0
     sizes = sum(each.size_bytes * each.samples for each in source.shards)
@@ -323,16 +344,16 @@ def read_amplification(source: Any) -> float:
 
 
 class Mixture:
-    """Several data sets by weight: see `MixtureOrder`.
+    """Several data sets mixed by weight: see `MixtureOrder`.
 
     Args:
-        datasets: of records with the same fields.
-        weights: one for each, > 0.
-        seed: of the mixing; each data set keeps its own for its order and augmentation.
-        length: of an epoch; as many samples as all have together by default.
+        datasets: data sets whose records have the same fields.
+        weights: one weight > 0 for each data set.
+        seed: the seed of the mixing. Each data set keeps its own seed for its order and augmentation.
+        length: samples of an epoch; by default the number of samples of all data sets together.
 
     Raises:
-        ArgumentError: as of `MixtureOrder`.
+        ArgumentError: for the reasons that `MixtureOrder` gives.
     """
 
     def __init__(
@@ -346,18 +367,18 @@ class Mixture:
         self.digest = digest_of_order("mixture of", [each.digest for each in datasets])
 
     def sample(self, number: int, epoch: int = 0, draw: int = 0) -> Record:
-        """Return a sample, by its number through the data sets."""
+        """Return a sample. Numbers count through the data sets, one after the other."""
         owner = int(np.searchsorted(self._firsts, number, side="right")) - 1
         if not 0 <= owner < len(self._datasets):
             raise IndexError(f"sample {number} of {len(self)}")
         return self._datasets[owner].sample(number - int(self._firsts[owner]), epoch, draw)
 
     def follow_job(self) -> int:
-        """As of each of the data sets."""
+        """Call `follow_job` of each data set, and return the sum of the results."""
         return sum(each.follow_job() for each in self._datasets)
 
     def __len__(self) -> int:
-        """Return how many samples all have."""
+        """Return the number of samples of all data sets together."""
         return int(self._firsts[-1])
 
     def __getitem__(self, number: int) -> Record:

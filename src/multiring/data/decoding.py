@@ -1,4 +1,4 @@
-"""Images: from a file's bytes to an array, JPEG by simplejpeg (libjpeg-turbo), everything else by Pillow."""
+"""Decode images to arrays: JPEG by simplejpeg (libjpeg-turbo), all other formats by Pillow."""
 
 import io
 import re
@@ -12,33 +12,33 @@ from multiring.data.readers.limits import Limits, library
 from multiring.errors import DataError
 
 _JPEG = b"\xff\xd8\xff"
-# What Pillow may open: nothing that starts a program, as Ghostscript is started for EPS.
+# The formats that Pillow may open. Formats for which Pillow starts a program are not allowed: EPS starts Ghostscript.
 _FORMATS = ("PNG", "WEBP", "PPM", "BMP", "TIFF", "JPEG", "GIF")
 
 _DEEP = {"I": np.int32, "F": np.float32, "I;16": np.uint16, "I;16L": np.uint16, "I;16B": np.uint16}
 _PNG = b"\x89PNG\r\n\x1a\n"
-_PNG_DEPTH = 24  # where a PNG says its bits of each channel
+_PNG_DEPTH = 24  # offset of the bits per channel in a PNG file
 _PPM = re.compile(rb"P[2356](?:\s+|\s*#[^\n]*\n)*\s*\d+(?:\s+|\s*#[^\n]*\n)+\d+(?:\s+|\s*#[^\n]*\n)+(\d+)")
 _TIFF_DEPTHS, _TIFF_FORMATS = 258, 339
-_UNSIGNED, _SIGNED = 1, 2  # of the latter
+_UNSIGNED, _SIGNED = 1, 2  # values of the TIFF tag 339, the sample format
 
 Pixels = NDArray[Any]
 
 
 def decoded(what: str, data: bytes, limits: Limits) -> Pixels:
-    """Return an image in colour, (height, width, 3); what its header claims is held against `limits` first.
+    """Return an image as an array (height, width, 3).
 
-    It is uint8, from 0 for black to 255 for white; a grey one of more than 8 bits keeps its type, uint16, int32, uint32
-    or float32, and its values.
+    The array is uint8, from 0 for black to 255 for white. A grey image of more than 8 bits keeps its values and its
+    type: uint16, int32, uint32 or float32. The size in the header is checked against `limits` before decoding.
 
     Args:
-        what: its name, for errors.
-        data: the file.
-        limits: of pixels.
+        what: the image's name for error messages.
+        data: the bytes of the file.
+        limits: the largest number of pixels.
 
     Raises:
-        DataError: it cannot be decoded, or is too large, or has values that the library would change: colours of more
-            than 8 bits, signed ones of 8, or grey ones that it would scale.
+        DataError: the image cannot be decoded or is too large; or the library would change its values. It would change
+            colours of more than 8 bits, signed values of 8 bits, and grey values that it scales.
     """
     return _jpeg(what, data, limits) if data.startswith(_JPEG) else _other(what, data, limits)
 
@@ -67,7 +67,7 @@ def _other(what: str, data: bytes, limits: Limits) -> Pixels:
     image_library: Any = library("PIL.Image")
     try:
         with warnings.catch_warnings():
-            # Of what it thinks large; the limit here is another.
+            # Pillow warns of large images by a limit of its own; `_require_pixels` applies the limit of `limits`.
             warnings.simplefilter("ignore", image_library.DecompressionBombWarning)
             with image_library.open(io.BytesIO(data), formats=_FORMATS) as image:
                 _require_pixels(what, image.width, image.height, limits)
@@ -97,7 +97,7 @@ def _require_depth(what: str, depth: int, image: Any) -> None:
         return
     if _tiffs(image, _TIFF_FORMATS, _UNSIGNED) == _SIGNED:
         raise DataError(
-            f"{what} has signed values of {depth} bits, which Pillow takes for unsigned ones: want decode=False and "
+            f"{what} has signed values of {depth} bits, which Pillow reads as unsigned: want decode=False and "
             "another library, or values of 16 bits"
         )
     if depth > 8:
@@ -111,7 +111,7 @@ def _deep(what: str, data: bytes, image: Any) -> Any:
     """Return the type of a grey image of more than 8 bits.
 
     Raises:
-        DataError: Pillow would scale its values.
+        DataError: Pillow would scale the image's values.
     """
     found = _PPM.match(data[:1024])
     if found is not None and int(found[1]) != np.iinfo(np.uint16).max:
@@ -119,20 +119,20 @@ def _deep(what: str, data: bytes, image: Any) -> Any:
             f"{what} has values up to {int(found[1])}, which Pillow scales to 65535: want decode=False and another "
             "library, or a PGM of values up to 65535, or a PNG"
         )
-    # Pillow has whole numbers of 32 bits as signed ones, whatever they are.
+    # Pillow returns integers of 32 bits as signed, even if the file stores unsigned integers.
     is_unsigned = image.mode == "I" and _tiffs(image, _TIFF_DEPTHS, 0) == 32
     is_unsigned &= _tiffs(image, _TIFF_FORMATS, _UNSIGNED) == _UNSIGNED
     return np.uint32 if is_unsigned else _DEEP[image.mode]
 
 
 def _tiffs(image: Any, tag: int, default: int) -> int:
-    """Return what a TIFF says under a number, the largest where it does so for each channel."""
+    """Return the value of a TIFF tag; the largest value if the tag has one for each channel."""
     told = getattr(image, "tag_v2", {}).get(tag, default)
     return int(max(told)) if isinstance(told, tuple) else int(told)
 
 
 def _depth(data: bytes, image: Any) -> int:
-    """Return how many bits a channel has, by what the file says; 8 where its format has no more."""
+    """Return the bits per channel that the file declares; 8 if its format has no deeper images."""
     if data.startswith(_PNG):
         return data[_PNG_DEPTH]
     if (found := _PPM.match(data[:1024])) is not None:

@@ -1,9 +1,10 @@
-"""The samples of an epoch, dealt to the ranks, and dealt anew where their number changed or they lost something.
+"""Distribute an epoch's samples over the ranks, and redistribute the rest when the number of ranks changes.
 
-What is done of an epoch is a piece of its order from the beginning, `processed_num` samples long, and single samples
-beyond it, `processed_indices`. A reset deals the rest: rank r of p gets samples r, r + p, r + 2p, ... of it, so that
-the first batches of all ranks together are a piece from the beginning again. Where the rest is no multiple of p, its
-first samples are dealt a second time: all ranks have equally many, and none waits in vain for another.
+The processed samples of an epoch are the first `processed_num` samples of its order, and the single samples in
+`processed_indices`. A reset distributes the remaining samples: rank r of p gets the remaining samples r, r + p,
+r + 2p, ... The first batches of all ranks together are therefore the first remaining samples of the order. If the
+number of remaining samples is not a multiple of p, the first of them are given out twice. Every rank then has the same
+number of samples, so that no rank waits for a collective that another rank never starts.
 """
 
 import math
@@ -16,16 +17,16 @@ from multiring.errors import ArgumentError
 
 
 class ElasticOrder:
-    """A rank's share of the samples of `dataset` that are not processed yet."""
+    """One rank's share of the samples that are not processed yet."""
 
     def __init__(self, dataset: Sized, shuffle: bool, seed: int, place: Callable[[], tuple[int, int]]) -> None:  # noqa: FBT001
-        """Deal epoch 0.
+        """Distribute epoch 0.
 
         Args:
-            dataset: of constant length, which is how many samples an epoch has.
-            shuffle: whether each epoch has an order of its own, the same on all ranks.
-            seed: of the orders; the same on all ranks.
-            place: gives this rank and how many there are, asked at each reset.
+            dataset: its length is the number of samples of an epoch, and must not change.
+            shuffle: whether each epoch is shuffled differently, in the same way on all ranks.
+            seed: the seed of the shuffling; it must be the same on all ranks.
+            place: returns this rank and the number of ranks; called at each reset.
         """
         self.dataset = dataset
         self.shuffle = shuffle
@@ -33,23 +34,23 @@ class ElasticOrder:
         self.epoch = 0
         self.processed_num = 0
         self.processed_indices: set[int] = set()
-        self.records_indices = False  # whether samples are recorded one by one, each rank's own
+        self.records_indices = False  # whether this rank records single samples (`record_indices`)
         self._place = place
         self.reset()
 
     def reset(self) -> None:
-        """Deal what is not processed yet to the ranks there are now."""
+        """Distribute the unprocessed samples over the current ranks."""
         self.rank, self.num_replicas = self._place()
         order = self._order()
         while self.processed_num < len(order) and order[self.processed_num] in self.processed_indices:
             self.processed_num += 1
         self.processed_indices.difference_update(order[: self.processed_num])
-        # Where in the order the samples are that are left; without single ones done, just the rest of it.
+        # The positions of the remaining samples. If no single samples are processed, they are the rest of the order.
         self._positions: range | list[int] = range(self.processed_num, len(order))
         if self.processed_indices:
             self._positions = [i for i in self._positions if order[i] not in self.processed_indices]
         self.remaining_indices = [order[i] for i in self._positions]
-        self._counted = 0  # of those, from the beginning
+        self._counted = 0  # how many of these positions are processed
         self.num_samples = math.ceil(len(self.remaining_indices) / self.num_replicas)
         self.total_size = self.num_samples * self.num_replicas
         self.indices = self._dealt()
@@ -57,7 +58,7 @@ class ElasticOrder:
     def _order(self) -> list[int]:
         order = list(range(len(self.dataset)))
         if self.shuffle:
-            # Horovod's order, so that its checkpoints go on where they were.
+            # Horovod's order, so that a training can resume from Horovod's checkpoints.
             random.Random(self.seed + self.epoch).shuffle(order)  # noqa: S311 -- no secret
         return order
 
@@ -66,26 +67,29 @@ class ElasticOrder:
         return [rest[i % len(rest)] for i in range(self.rank, self.total_size, self.num_replicas)]
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin `epoch`, of which nothing is processed. To be called at the end of the epoch before."""
+        """Begin `epoch` with no processed samples.
+
+        Call this at the end of the previous epoch.
+        """
         self.epoch = epoch
         self.processed_num = 0
         self.processed_indices = set()
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:  # noqa: ARG002 -- Horovod's signature
-        """Note that every rank has processed its next `batch_size` samples."""
+        """Record that every rank has processed its next `batch_size` samples."""
         self._counted = min(self._counted + batch_size * self.num_replicas, len(self._positions))
         if self._counted:
             self.processed_num = self._positions[self._counted - 1] + 1
 
     def record_indices(self, indices: Iterable[int]) -> None:
-        """Note that this rank has processed these samples.
+        """Record that this rank has processed these samples.
 
-        For ranks that do not all take the same number of batches of the same size. All of them record in this way,
-        also a batch of nothing; what they recorded is put together when the state is saved.
+        Use this if the ranks' batches differ in number or size. All ranks must then call it for each batch, also for an
+        empty one. The ranks' records are merged when the state is saved.
 
         Raises:
-            ArgumentError: there is no such sample.
+            ArgumentError: an index is not in the data set.
         """
         found = {int(index) for index in indices}
         count = len(self.dataset)
@@ -100,10 +104,10 @@ class ElasticOrder:
         return self.indices[batch_idx * batch_size : (batch_idx + 1) * batch_size]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is done: "epoch", "processed_num" and, where they are recorded, "processed_indices".
+        """Return the progress for a checkpoint.
 
-        "order" is a digest of what decides where samples stand: how many there are, whether they are shuffled, and the
-        seed.
+        It has "epoch", "processed_num", "order" and, if `record_indices` was called, "processed_indices".
+        "order" is a digest of the values that determine the order: the number of samples, `shuffle` and the seed.
         """
         state: dict[str, Any] = {"epoch": self.epoch, "processed_num": self.processed_num, "order": self._digest()}
         if self.records_indices:
@@ -114,13 +118,13 @@ class ElasticOrder:
         return digest_of_order("elastic", len(self.dataset), bool(self.shuffle), repr(self.seed))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` says is done, with the ranks there are now.
+        """Resume from a saved progress, with the current ranks.
 
-        Horovod's states do not say of which order they are; theirs is taken to be this one.
+        A state of Horovod has no digest of its order. Its order is assumed to be the order of this object.
 
         Raises:
-            ArgumentError: it says nothing of an epoch, or is of another order: of more or fewer samples, of another
-                seed, or shuffled where this one is not.
+            ArgumentError: the state has no epoch, or is of another order: the number of samples, the seed or `shuffle`
+                differs.
         """
         epoch, done = state_dict.get("epoch"), state_dict.get("processed_num", 0)
         if epoch is None or done < 0:
@@ -128,7 +132,8 @@ class ElasticOrder:
         if state_dict.get("order", self._digest()) != self._digest():
             raise ArgumentError(
                 f"state of the order {state_dict['order']} of a sampler, but this one, of {len(self.dataset)} samples, "
-                f"shuffle={self.shuffle} and seed={self.seed}, is {self._digest()}: want the one it was taken of"
+                f"shuffle={self.shuffle} and seed={self.seed}, is {self._digest()}: want the sampler's dataset, "
+                "shuffle and seed to be those of the saved state"
             )
         self.epoch = epoch
         self.processed_num = min(done, len(self.dataset))
@@ -137,7 +142,7 @@ class ElasticOrder:
         self.reset()
 
     def _follow(self) -> None:
-        """Deal anew what is not processed, where this is another rank, or of another number of them, by now."""
+        """Redistribute the unprocessed samples if this rank or the number of ranks has changed."""
         if self._place() != (self.rank, self.num_replicas):
             self.reset()
 

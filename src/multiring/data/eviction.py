@@ -1,11 +1,11 @@
-"""What a tier of a cache keeps: by when it is needed next, where that is known; by when it was used last, to compare.
+"""Eviction policies of a cache's tiers: by the next use, or by the last use (LRU) for comparison.
 
-A unit is what is kept or let go of as a whole: a block, a sample. Nothing here reads, writes or waits.
+A unit is kept or evicted as a whole; it is a block or a sample. This module does no I/O and never waits.
 
-Keeping what is needed soonest is optimal for units of one size (Belady, "A study of replacement algorithms for a
-virtual-storage computer", IBM Systems Journal 5(2), 1966, doi:10.1147/sj.52.0078), also where what is needed later than
-all that is kept is passed by. For units of several sizes the optimum is hard to compute; among the choices at hand the
-one that leaves the most bytes to the soonest uses is taken.
+Keeping the units that are needed soonest is optimal if all units have the same size (Belady, "A study of replacement
+algorithms for a virtual-storage computer", IBM Systems Journal 5(2), 1966, doi:10.1147/sj.52.0078). This stays true if
+a new unit is not kept when it is needed later than all kept units. For units of different sizes the optimum is hard to
+compute. The policy then takes the choice, of those it considers, that leaves the most bytes to the soonest uses.
 """
 
 from collections import OrderedDict
@@ -19,49 +19,50 @@ from multiring.data.eviction_search import searched
 from multiring.errors import ArgumentError
 
 NEVER = np.inf
-# Uses that are looked up ahead: 16 MiB a reader. What is used later than that counts as never.
+# How many uses are computed ahead, in 16 MiB for each reader. A use beyond this horizon counts as never.
 HORIZON = 1 << 20
-_FEW = 32  # units that a tier holds: what a choice leaves unused is some per cent of it
-_UNEQUAL = 0.8  # the least of them beside the largest
+_FEW = 32  # below this number of units, a choice can leave a few per cent of the tier unused
+_UNEQUAL = 0.8  # below this ratio of the smallest unit to the largest, sizes count as unequal
 
 Times = NDArray[np.float64]
 Numbers = NDArray[np.int64]
-# Begin and end of uses, counted over epochs, to the units that they need, and of which use each is: both in order.
+# Called with the first use and the end of a range of uses, counted over all epochs. It returns the units that these
+# uses need, and for each unit the number of its use, both in the order of the uses.
 UnitsAt = Callable[[int, int], tuple[Numbers, Numbers]]
 
 
 class Policy(Protocol):
-    """Decides what a tier of limited bytes keeps.
+    """Decides which units a tier of limited size keeps.
 
     Attributes:
-        held: bool (units,), what it keeps now.
-        used_bytes: of those.
+        held: bool (units,), whether the tier holds each unit.
+        used_bytes: the bytes of the held units.
     """
 
     held: NDArray[np.bool_]
     used_bytes: int
 
     def touch(self, unit: int) -> None:
-        """Note that a unit is used."""
+        """Record a use of a unit."""
         ...
 
     def put(self, unit: int) -> None:
-        """Note that a unit is there."""
+        """Record that the tier holds a unit."""
         ...
 
     def drop(self, unit: int) -> None:
-        """Note that a unit is gone."""
+        """Record that the tier no longer holds a unit."""
         ...
 
     def admit(
         self, unit: int, times: Times, own: float | None = None, upcoming: Sequence[int] = ()
     ) -> list[int] | None:
-        """Take a unit in, and return what has to go for it; None where it is passed by."""
+        """Admit a unit and return the units to evict for it, or None to reject it."""
         ...
 
 
 class _Held:
-    """Which units a tier holds, within its bytes."""
+    """The units that a tier holds, and their bytes."""
 
     def __init__(self, sizes: Sequence[int] | NDArray[np.int64], capacity_bytes: int) -> None:
         self.sizes = np.asarray(sizes, dtype=np.int64)
@@ -72,13 +73,13 @@ class _Held:
         self.used_bytes = 0
 
     def put(self, unit: int) -> None:
-        """Note that a unit is there."""
+        """Record that the tier holds a unit."""
         if not self.held[unit]:
             self.held[unit] = True
             self.used_bytes += int(self.sizes[unit])
 
     def drop(self, unit: int) -> None:
-        """Note that a unit is gone."""
+        """Record that the tier no longer holds a unit."""
         if self.held[unit]:
             self.held[unit] = False
             self.used_bytes -= int(self.sizes[unit])
@@ -91,35 +92,37 @@ class _Held:
 
 
 class NextUse(_Held):
-    """Keeps what is needed soonest; passes by what is needed later than all that it would replace.
+    """Keeps the units that are needed soonest.
+
+    It rejects a unit that is needed later than all units that it would replace.
 
     Args:
-        sizes: bytes of each unit.
-        capacity_bytes: of the tier.
+        sizes: the bytes of each unit.
+        capacity_bytes: the bytes of the tier.
 
     Raises:
-        ArgumentError: a negative size.
+        ArgumentError: a size is negative.
     """
 
     @property
     def is_coarse(self) -> bool:
-        """Return whether it holds so few units, so unequal, that it matters which fit together."""
+        """Return whether units are so few and unequal that it matters which fit together."""
         sizes = self.sizes[self.sizes > 0]
         return len(sizes) > 0 and self.capacity_bytes < _FEW * sizes.mean() and sizes.min() < _UNEQUAL * sizes.max()
 
     def touch(self, unit: int) -> None:
-        """Do nothing: the past does not matter."""
+        """Do nothing: only future uses matter."""
 
     def admit(
         self, unit: int, times: Times, own: float | None = None, upcoming: Sequence[int] = ()
     ) -> list[int] | None:
-        """Take a unit in, and return what has to go for it; None where it is passed by.
+        """Admit a unit and return the units to evict for it, or None to reject it.
 
         Args:
-            unit: which.
-            times: float (units,): when each is needed next, in any measure of time from now on; NEVER where unknown.
-            own: what counts for the unit in place of its time, where the first uses only pay for fetching it.
-            upcoming: the units of the next uses, where they are known: units that are few and unequal are chosen so.
+            unit: the unit's number.
+            times: float (units,), the time from now to each unit's next use, in any measure of time; NEVER if unknown.
+            own: a time that replaces `times[unit]`, for a unit whose first uses only pay for its fetch.
+            upcoming: the units of the next uses in order, if they are known. They are used if `is_coarse`.
         """
         due = float(times[unit]) if own is None else own
         size = int(self.sizes[unit])
@@ -138,9 +141,9 @@ class NextUse(_Held):
 
 
 def _victims(units: Any, times: Times, sizes: Any, missing: int) -> list[int] | None:
-    """Return which of some units go, so that `missing` bytes are free; None where they are not enough.
+    """Return the units to evict so that `missing` bytes become free, or None if all units together are too small.
 
-    The latest go first; those that turn out not to be needed for the room stay.
+    The units that are needed latest are chosen first. A chosen unit is kept if the others already free enough bytes.
     """
     order = np.argsort(-times, kind="stable")
     freed = np.cumsum(sizes[order])
@@ -157,14 +160,14 @@ def _victims(units: Any, times: Times, sizes: Any, missing: int) -> list[int] | 
 
 
 class LeastRecent(_Held):
-    """LRU, as most caches are: takes everything in, and lets go of what was used longest ago."""
+    """LRU: admits every unit, and evicts the least recently used units."""
 
     def __init__(self, sizes: Sequence[int] | NDArray[np.int64], capacity_bytes: int) -> None:
         super().__init__(sizes, capacity_bytes)
         self._recent: OrderedDict[int, None] = OrderedDict()
 
     def touch(self, unit: int) -> None:
-        """Note that a unit is used."""
+        """Record a use of a unit."""
         if self.held[unit]:
             self._recent.move_to_end(unit)
 
@@ -175,7 +178,7 @@ class LeastRecent(_Held):
         own: float | None = None,  # noqa: ARG002
         upcoming: Sequence[int] = (),  # noqa: ARG002
     ) -> list[int] | None:
-        """Take a unit in, and return what has to go for it; None where it is larger than the tier."""
+        """Admit a unit and return the units to evict, or None if it exceeds the tier."""
         if self.sizes[unit] > self.capacity_bytes:
             return None
         victims = []
@@ -188,13 +191,13 @@ class LeastRecent(_Held):
 
 
 class Uses:
-    """When one reader uses each unit next, as far as it is known ahead.
+    """The next uses of each unit by one reader, up to a horizon.
 
     Args:
-        units_at: gives what uses `begin` to `end` need.
-        units: how many units there are.
-        begin: the first use.
-        horizon: uses that are looked up at a time.
+        units_at: returns the units of a range of uses; see `UnitsAt`.
+        units: the number of units.
+        begin: the reader's first use.
+        horizon: how many uses are computed at a time.
     """
 
     def __init__(self, units_at: UnitsAt, units: int, begin: int = 0, horizon: int = HORIZON) -> None:
@@ -204,7 +207,7 @@ class Uses:
     def _look(self, begin: int) -> None:
         self.now = self._begin = begin
         self._sequence, self._at = self._units_at(begin, begin + self._horizon)
-        # Uses by unit, each unit's in order: where its next one stands is a number for each unit.
+        # `_sorted` groups the uses by unit, in order; `_next` is the index of each unit's next use in `_sorted`.
         self._sorted = self._at[np.argsort(self._sequence, kind="stable")]
         counts = np.bincount(self._sequence, minlength=self._units)
         self._ends = np.cumsum(counts)
@@ -212,7 +215,10 @@ class Uses:
         self._done = 0
 
     def advance(self, now: int) -> None:
-        """Go on to where use `now` comes next; a little back is no change, as workers overtake each other."""
+        """Advance to use `now`.
+
+        A small step back is ignored, because workers can overtake each other.
+        """
         if self.now - now > self._horizon // 4 or now - self._begin > self._horizon // 2:
             self._look(now)
         elif now > self.now:
@@ -221,7 +227,11 @@ class Uses:
             self.now, self._done = now, done
 
     def ahead(self, skip: int = 0) -> Times:
-        """Return how many uses from now on each unit is used for the (skip + 1)-th time; NEVER: beyond the horizon."""
+        """Return the time from now to each unit's (skip + 1)-th next use.
+
+        Returns:
+            float (units,), in uses; NEVER if the use is beyond the horizon.
+        """
         place = self._next + skip
         known = place < self._ends
         found = np.full(self._units, NEVER)
@@ -229,28 +239,31 @@ class Uses:
         return found
 
     def left(self) -> Numbers:
-        """Return how many uses of each unit are known ahead."""
+        """Return the number of known future uses of each unit, int64 (units,)."""
         found: Numbers = self._ends - self._next
         return found
 
     def upcoming(self, count: int) -> Numbers:
-        """Return the units of the next uses."""
+        """Return the units of the next `count` uses, in order."""
         return self._sequence[self._done : self._done + count]
 
     def of(self, unit: int, skip: int = 0) -> float:
-        """Return the same of one unit."""
+        """Return one unit's entry of `ahead(skip)`."""
         place = int(self._next[unit]) + skip
         return float(self._sorted[place] - self.now) if place < self._ends[unit] else NEVER
 
 
 class Deal:
-    """Which places of each epoch some ranks have, as uses counted over epochs; see `data.progress.steps`.
+    """The positions of each epoch that belong to some ranks.
+
+    A position of these ranks is a use; uses are counted over all epochs. The ranks get their samples as in
+    `data.progress.steps`.
 
     Args:
-        length: of an epoch, in samples.
+        length: samples of an epoch.
         batch: samples of a step, on all ranks together.
-        own: the ranks.
-        ranks: how many there are.
+        own: the ranks whose positions count.
+        ranks: the number of all ranks.
     """
 
     def __init__(self, length: int, batch: int, own: Sequence[int], ranks: int) -> None:
@@ -261,11 +274,11 @@ class Deal:
         self.epoch_uses = self._steps * len(self._own) + int((self._own < rest).sum())
 
     def use(self, epoch: int, samples: int) -> int:
-        """Return the first use of the step that begins at `samples` of an epoch."""
+        """Return the first use of the step that begins at sample `samples` of `epoch`."""
         return epoch * self.epoch_uses + min(samples // self._batch * len(self._own), self.epoch_uses)
 
     def places(self, begin: int, end: int) -> list[tuple[int, Numbers]]:
-        """Return the places of some uses, by epoch."""
+        """Return the positions of the uses `begin` to `end`, for each epoch."""
         found: list[tuple[int, Numbers]] = []
         while begin < end and self.epoch_uses:
             epoch, first = divmod(begin, self.epoch_uses)

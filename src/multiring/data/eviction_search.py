@@ -1,7 +1,7 @@
-"""What to let go of where units are few and of different sizes: some steps are looked ahead, the best choices kept.
+"""Choose the units that a cache evicts if it holds few units of different sizes: a beam search over the next uses.
 
-Which units fit together matters then as much as when each is needed; to find the best choice is hard, so that of each
-step the most promising states are followed on (a beam search).
+The best choice depends on the time of each unit's next use and on which units fit into the cache together. Finding it
+exactly is too expensive. The search keeps only the most promising cache contents at each step.
 """
 
 from bisect import bisect_left
@@ -9,19 +9,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
-LOOK = 40  # uses ahead
-_WIDTH = 16  # states that are followed
-_CANDIDATES = 6  # units that may go at a step, the latest
-_TOGETHER = 3  # of those at a time
+LOOK = 40  # uses that the search looks ahead
+_WIDTH = 16  # states that the search keeps at each step
+_CANDIDATES = 6  # units considered for eviction at a step: the units that are needed latest
+_TOGETHER = 3  # units evicted at a step, at most
 _FAR = 1 << 60
-_NEAR_WORTH = 0.5  # of a unit's bytes, where it is needed at once
+_NEAR_WORTH = 0.5  # estimated worth of keeping a unit that is needed next, as a fraction of its bytes
 
 State = frozenset[int]
 
 
 @dataclass(slots=True)
 class _Future:
-    """When units are used, in steps from the first."""
+    """The steps at which each unit is used, counted from the first use."""
 
     units: Sequence[int]
     at: dict[int, list[int]] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class _Future:
             self.at.setdefault(unit, []).append(step)
 
     def next(self, unit: int, step: int) -> int:
-        """Return the first use from `step` on."""
+        """Return the step of the unit's first use at or after `step`."""
         steps = self.at.get(unit, [])
         place = bisect_left(steps, step)
         return steps[place] if place < len(steps) else _FAR
@@ -40,18 +40,19 @@ class _Future:
 def searched(
     held: Collection[int], unit: int, upcoming: Sequence[int], sizes: Sequence[int], capacity: int
 ) -> list[int] | None:
-    """Return which of the `held` units go for `unit`, which is used now; None where it is better passed by.
+    """Return the held units to evict for `unit`, or None if `unit` is not kept.
 
     Args:
-        held: what is kept.
-        unit: what has come.
-        upcoming: the units of the next uses.
-        sizes: bytes of each unit.
-        capacity: bytes that there are.
+        held: the units in the cache.
+        unit: the unit that is used now.
+        upcoming: the units of the next uses, in order.
+        sizes: the bytes of each unit.
+        capacity: the bytes of the cache.
     """
     begin = frozenset(held)
     future = _Future([unit, *upcoming])
-    states: dict[State, tuple[int, State]] = {begin: (0, begin)}  # what they cost, and where their first step led
+    # Each state's cost in fetched bytes, and the state after the first step on the way to it.
+    states: dict[State, tuple[int, State]] = {begin: (0, begin)}
     for step, wanted in enumerate(future.units):
         found: dict[State, tuple[int, State]] = {}
         for state, (cost, first) in states.items():
@@ -65,7 +66,7 @@ def searched(
 
 
 def _choices(state: State, wanted: int, step: int, future: _Future, sizes: Sequence[int], capacity: int) -> list[State]:
-    """Return what may be kept after a use."""
+    """Return the possible contents of the cache after a use of `wanted`."""
     if wanted in state or future.next(wanted, step + 1) == _FAR:
         return [state]
     missing = sum(sizes[each] for each in state) + sizes[wanted] - capacity
@@ -76,7 +77,7 @@ def _choices(state: State, wanted: int, step: int, future: _Future, sizes: Seque
     for count in range(1, _TOGETHER + 1):
         for gone in combinations(latest, count):
             freed = sum(sizes[each] for each in gone)
-            # One that need not go stays.
+            # Skip choices that evict more units than needed.
             if freed >= missing > freed - min(sizes[each] for each in gone):
                 found.append(state.difference(gone) | {wanted})
     return found

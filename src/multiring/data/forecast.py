@@ -1,4 +1,4 @@
-"""How long it takes to bring data to hosts: bounds on paper, from sizes and rates."""
+"""Lower bounds for the time to bring data to hosts, computed from sizes and rates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,26 +11,26 @@ _HALVINGS = 60
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RackOfHosts:
-    """Hosts behind one way to the others: how many, and the bytes a second that go in, and out."""
+    """A rack: hosts that share one uplink to all other hosts."""
 
-    hosts: int
-    rate: float
+    hosts: int  # number of hosts in the rack
+    rate: float  # bytes a second of the uplink in each direction
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Site:
-    """What data passes on its way; rates in bytes a second.
+    """The rates of all links between the source and the hosts, in bytes a second.
 
     Raises:
-        ArgumentError: a rate that is not positive, or no host.
+        ArgumentError: a rate is not positive, or there is no host.
     """
 
     hosts: int
-    source: float  # all that the source gives, to all hosts together
-    down: float  # into a host, from anywhere
-    up: float  # out of a host
-    write: float = float("inf")  # to a host's disk
-    racks: tuple[RackOfHosts, ...] = ()  # none where every host reaches every other without an uplink
+    source: float  # the source's rate to all hosts together
+    down: float  # a host's receive rate, from all senders together
+    up: float  # a host's send rate
+    write: float = float("inf")  # the rate of a host's disk
+    racks: tuple[RackOfHosts, ...] = ()  # empty if hosts reach each other without uplinks
 
     def __post_init__(self) -> None:
         rates = {"source": self.source, "down": self.down, "up": self.up, "write": self.write}
@@ -43,7 +43,7 @@ class Site:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forecast:
-    """Seconds until every host has what it is to have, and what bounds them."""
+    """The seconds until every host has its data, and the link that limits them."""
 
     seconds: float
     bound: str
@@ -56,33 +56,34 @@ def _longest(times: dict[str, float], source_bytes: float) -> Forecast:
 
 
 def each_for_itself(site: Site, distinct: float, held: float) -> Forecast:
-    """Forecast hosts that each read what they hold from the source.
+    """Return the forecast if each host reads all its data from the source.
 
     Args:
-        site: the hosts.
-        distinct: bytes of the data set that any host holds.
-        held: bytes that each host is to hold.
+        site: the hosts and the rates.
+        distinct: bytes of the data set that at least one host must hold.
+        held: bytes that each host must hold.
     """
     del distinct
     own = min(site.down, site.write)
     read = held * site.hosts
     times = {"source": read / site.source, _slower(site): held / own}
-    if site.racks:  # the source stands outside them
+    if site.racks:  # the source is outside the racks
         times[_UPLINK] = max(held * rack.hosts / rack.rate for rack in site.racks)
     return _longest(times, read)
 
 
 def read_once(site: Site, distinct: float, held: float) -> Forecast:
-    """Forecast hosts that read each byte from the source once, and pass it on.
+    """Return the forecast if the hosts read each byte once and pass it on.
 
-    The bound is max(D/s, h/min(d, w), H h / (s + H u)): nothing is at a host before it left the source, nor faster than
-    the host takes it, nor do all hosts together get more than source and hosts send. With racks, what a rack needs and
-    did not get from a source within it has to come through its uplink, wherever the source stands.
+    The bound is max(D/s, h/min(d, w), H h / (s + H u)). D is `distinct`, h is `held`, H the number of hosts, and s, d,
+    u, w are the rates `source`, `down`, `up`, `write`. The terms say that the source must send every byte once, that a
+    host must receive and write its bytes, and that the source and all hosts together must send all bytes. With racks, a
+    rack's uplink must also carry all bytes that the rack needs and that no host in the rack read from the source.
 
     Args:
-        site: the hosts.
-        distinct: as of `each_for_itself`.
-        held: as of `each_for_itself`.
+        site: the hosts and the rates.
+        distinct: as in `each_for_itself`.
+        held: as in `each_for_itself`.
     """
     own = min(site.down, site.write)
     total = held * site.hosts
@@ -98,10 +99,11 @@ def read_once(site: Site, distinct: float, held: float) -> Forecast:
 
 
 def _crossing_s(racks: Sequence[RackOfHosts], once: float, held: float) -> float:
-    """Return the least time in which each rack's uplink brings what its hosts need, and nobody within it read.
+    """Return the least time in which the uplinks bring all bytes that the racks need and do not read themselves.
 
-    In t seconds rack r gets at most t w_r of the n_r bytes that it needs; the rest has to be read within it. All racks
-    together read each byte once: the least t has sum max(0, n_r - t w_r) = D.
+    In t seconds, the uplink of rack r with rate w_r brings at most t w_r of the n_r bytes that the rack needs. Hosts of
+    the rack must read the rest from the source. All racks together read each byte once, D bytes in total. The least t
+    therefore satisfies sum max(0, n_r - t w_r) = D.
     """
     needed = [min(once, held * rack.hosts) for rack in racks]
     low, high = 0.0, max(need / rack.rate for need, rack in zip(needed, racks, strict=True))

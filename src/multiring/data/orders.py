@@ -1,7 +1,7 @@
-"""The order of an epoch's samples: sample = f(seed, epoch, position), whoever asks.
+"""The order of an epoch's samples: sample = f(seed, epoch, position).
 
-An order knows no ranks, workers or hosts. It holds a few numbers for each shard at most, and nothing for each sample
-beyond a table of 32 KiB where there are few.
+An order does not depend on ranks, workers or hosts. It stores at most a few numbers for each shard. It stores nothing
+for each sample, except a table of 32 KiB if there are few samples.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from multiring.errors import ArgumentError
 
 Value = TypeVar("Value")
 
-# A mixture's draws are shuffled in blocks of so many.
+# A mixture's draws are shuffled within blocks of this size.
 _MIXTURE_BLOCK = 4096
 _HALF = Fraction(1, 2)
 _KINDS = ("exact", "windowed", "none")
@@ -28,17 +28,17 @@ _KINDS = ("exact", "windowed", "none")
 
 @dataclass(frozen=True, slots=True)
 class Shuffle:
-    """How a data set's samples are mixed.
+    """How a data set's samples are shuffled.
 
     Attributes:
-        kind: "exact": every order is as likely as any other. "windowed": samples of `window` shards are mixed at a
-            time, which reads each shard once wherever it is. "none": as they are stored.
-        window: of a windowed order, in shards.
-        read_amplification: how many times the data set's bytes an exact order may read, as far as the format makes
-            that needed.
+        kind: "exact": every order is equally likely. "windowed": the samples of `window` shards are mixed at a time, so
+            that each shard is read once, wherever it is stored. "none": the stored order.
+        window: the number of shards in a window of a windowed order.
+        read_amplification: how many times the data set's bytes an exact order may read in an epoch. A format that
+            cannot read single samples needs more than 1.
 
     Raises:
-        ArgumentError: no such kind, a window of no shards, or an amplification below 1.
+        ArgumentError: the kind is unknown, the window has no shards, or the amplification is below 1.
     """
 
     kind: str = "exact"
@@ -56,28 +56,31 @@ class Shuffle:
 
 
 class Recent(Generic[Value]):
-    """The last few values that were made, by what they were made for; it can be pickled, which lru_cache cannot."""
+    """A cache of the last few computed values by key.
+
+    Unlike lru_cache, it can be pickled.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._made: dict[Hashable, Value] = {}
 
     def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """Return the value for `key`."""
+        """Return the value for `key`; call `make` if it is not cached."""
         found = self._made.get(key)
         if found is None:
             kept = list(self._made.items())[1 - self._most :]
             found = make()
-            self._made = {**dict(kept), key: found}  # at once: other threads may read it
+            self._made = {**dict(kept), key: found}  # one assignment, because other threads may read the dict
         return found
 
 
 class Order(Protocol):
-    """An epoch's order.
+    """The order of the samples in each epoch.
 
     Attributes:
-        length: how many samples an epoch has.
-        digest: 16 hexadecimal digits that change with everything that decides which sample stands where: the kind of
+        length: the number of samples of an epoch.
+        digest: 16 hexadecimal digits, a digest of everything that determines the position of each sample: the kind of
             order, its length, seed, window, shards, weights and sources. See `digest_of_order`.
     """
 
@@ -85,16 +88,16 @@ class Order(Protocol):
     digest: str
 
     def samples(self, epoch: int, places: Any) -> Numbers:
-        """Return the samples at `places` of an epoch: int64 of shape (k,), as `places`, integers from 0 on."""
+        """Return the samples at `places` of an epoch, integers (k,), as int64 (k,)."""
         ...
 
 
 def digest_of_order(kind: str, *told: Any) -> str:
-    """Return 16 hexadecimal digits that change with the kind of an order and with each of the values it depends on.
+    """Return a digest of an order: 16 hexadecimal digits.
 
     Args:
-        kind: "exact", "windowed" and so on; also the version of the way in which it is computed.
-        told: what else decides where samples stand, as JSON can say it.
+        kind: "exact", "windowed" and so on, with a version number if its computation has changed.
+        told: the other values that determine the order, of types that JSON can encode.
     """
     return hashlib.blake2b(json.dumps([kind, *told]).encode(), digest_size=8).hexdigest()
 
@@ -113,7 +116,7 @@ def _require_length(length: int) -> int:
 
 
 class SequentialOrder:
-    """The samples as they are stored, in each epoch."""
+    """The stored order, in each epoch."""
 
     def __init__(self, length: int) -> None:
         self.length = _require_length(length)
@@ -129,7 +132,10 @@ class SequentialOrder:
 
 
 class ExactOrder:
-    """All samples in an order of which each is, as far as statistics can tell, equally likely; another each epoch."""
+    """A new order of all samples for each epoch.
+
+    As far as statistics can tell, all orders are equally likely.
+    """
 
     def __init__(self, length: int, seed: int) -> None:
         self.length = _require_length(length)
@@ -142,7 +148,10 @@ class ExactOrder:
         return self._of_epoch(epoch)(places)
 
     def places_of(self, epoch: int, samples: Any) -> Numbers:
-        """Return when an epoch uses `samples`: what prefetching and eviction go by."""
+        """Return the positions of `samples` in an epoch.
+
+        Prefetching and eviction use them.
+        """
         return self._of_epoch(epoch).places_of(samples)
 
     def _of_epoch(self, epoch: int) -> Permutation:
@@ -150,18 +159,18 @@ class ExactOrder:
 
 
 class WindowedOrder:
-    """The shards in an exact order, and within each `window` of them the samples in an exact order.
+    """The shards in an exact order, divided into windows; each window is shuffled.
 
-    So no more than `window` shards are in use at a time. How much of an exact order that leaves depends on how the
-    samples lie in their shards: samples of different windows never meet in a batch, but at a window's end.
+    At most `window` shards are in use at a time. Samples of two windows meet in a batch only where a window ends. If
+    neighbouring samples of a shard are similar, the result is therefore less random than an exact order.
 
     Args:
-        shard_samples: how many samples each shard has, in the data set's order.
-        window: in shards.
-        seed: of the orders.
+        shard_samples: the number of samples of each shard, in the data set's order.
+        window: the number of shards in a window.
+        seed: the seed of the orders.
 
     Raises:
-        ArgumentError: a window of no shards, or an empty shard.
+        ArgumentError: `window` is below 1, or a shard is empty.
     """
 
     def __init__(self, shard_samples: Sequence[int], window: int, seed: int) -> None:
@@ -178,7 +187,7 @@ class WindowedOrder:
         self._inners: Recent[Permutation] = Recent(8)
 
     def shards(self, epoch: int) -> Numbers:
-        """Return the shards in the order in which an epoch's windows take them."""
+        """Return the shards in the order in which an epoch reads them."""
         return self._layout(epoch)[0]
 
     def samples(self, epoch: int, places: Any) -> Numbers:
@@ -186,7 +195,7 @@ class WindowedOrder:
         numbers = _within(places, self.length)
         order, begins = self._layout(epoch)
         result = np.empty_like(numbers)
-        # Where windows begin: every window-th shard's beginning.
+        # A window begins where every window-th shard begins.
         windows = np.searchsorted(begins[:: self.window], numbers, side="right") - 1
         for window in np.unique(windows):
             chosen = windows == window
@@ -198,7 +207,7 @@ class WindowedOrder:
         return result
 
     def places_of(self, epoch: int, samples: Any) -> Numbers:
-        """Return when an epoch uses `samples`."""
+        """Return the positions of `samples` in an epoch."""
         numbers = _within(samples, self.length)
         order, begins = self._layout(epoch)
         turn = np.empty_like(order)
@@ -220,7 +229,7 @@ class WindowedOrder:
         return self._inners.get((epoch, window), lambda: self._permutation(epoch, window))
 
     def _laid_out(self, epoch: int) -> tuple[Numbers, Numbers]:
-        """Return the shards' order, and where in the epoch each begins as if the windows were not mixed."""
+        """Return the shards' order, and the position at which each shard would begin if samples were not mixed."""
         shards = len(self._counts)
         order = Permutation(shards, "shards", self._seed, epoch)(np.arange(shards))
         return order, np.concatenate([[0], np.cumsum(self._counts[order])])[:-1]
@@ -233,15 +242,15 @@ class WindowedOrder:
 
 
 class WeightedOrder:
-    """Samples drawn with replacement, each as often as its weight says.
+    """Samples drawn with replacement, in proportion to their weights.
 
     Args:
-        weights: one for each sample, >= 0; only their proportions count.
-        length: how many are drawn in an epoch.
-        seed: of the draws.
+        weights: one weight >= 0 for each sample; only their proportions matter.
+        length: draws of an epoch.
+        seed: the seed of the draws.
 
     Raises:
-        ArgumentError: a weight is negative or not finite, or all are 0.
+        ArgumentError: a weight is negative or not finite, or all weights are 0.
     """
 
     def __init__(self, weights: Sequence[float] | NDArray[np.floating[Any]], length: int, seed: int) -> None:
@@ -252,7 +261,7 @@ class WeightedOrder:
         self._edges = np.cumsum(shares / shares.sum())
         told = hashlib.blake2b(self._edges.astype("<f8").tobytes(), digest_size=16).hexdigest()
         self.digest = digest_of_order("weighted", told, length, seed)
-        # What rounding left of 1 belongs to the last sample that has a weight.
+        # If rounding leaves the last edge below 1, draws beyond it take the last sample with a weight above 0.
         self._last = int(np.flatnonzero(shares)[-1])
         self._seed = seed
 
@@ -267,22 +276,24 @@ class WeightedOrder:
 
 
 class MixtureOrder:
-    """Several data sets by weight: each is gone through in its own order, again and again, as fast as its weight says.
+    """Several data sets mixed by weight.
 
-    Samples are numbered through the data sets: those of the second follow those of the first. At the end of every
-    4,096 draws of an epoch, and of the epoch, each data set has had what its weight says, as nearly as whole samples
-    can, counted from the first epoch on. Within 4,096 draws it is random which data set comes when. The samples of each
-    come in its own order all the same.
+    Each data set is repeated in its own order, at a rate given by its weight.
+
+    Samples are numbered through the data sets: the numbers of the second follow those of the first. After every 4,096
+    draws of an epoch, and at its end, each data set has contributed its share of all draws since the first epoch,
+    rounded to whole samples. Within each block of 4,096 draws, the data sets come in random order. The samples of each
+    data set still come in that data set's own order.
 
     Args:
-        sources: their orders.
-        weights: one for each, > 0; only their proportions count.
-        seed: of the mixing.
-        length: of an epoch, in samples; by default as many as all have together.
-        numbered: how many numbers each data set takes, where an order's epoch is not as long as its data set.
+        sources: the orders of the data sets.
+        weights: one weight > 0 for each data set; only their proportions matter.
+        seed: the seed of the mixing.
+        length: samples of an epoch; by default the sum of the lengths of `sources`.
+        numbered: the number of samples of each data set, needed if an order's epoch has another length.
 
     Raises:
-        ArgumentError: no source, another number of weights, or one that is no number > 0.
+        ArgumentError: there is no source, the number of weights is wrong, or a weight is not a finite number > 0.
     """
 
     def __init__(
@@ -297,7 +308,7 @@ class MixtureOrder:
             raise ArgumentError(f"{len(sources)} data sets and weights {list(weights)}: want one > 0 for each")
         self.length = _require_length(sum(each.length for each in sources) if length is None else length)
         self._sources = tuple(sources)
-        # Exact, so that counts are the same on every machine.
+        # Fractions are exact, so that the counts are the same on every machine.
         exact = [Fraction(float(each)) for each in weights]
         self._parts = [each / sum(exact) for each in exact]
         counts = [each.length for each in sources] if numbered is None else list(numbered)
@@ -328,10 +339,10 @@ class MixtureOrder:
         return result
 
     def _drawn(self, draws: int) -> Numbers:
-        """Return how many of the first `draws` draws each source has, by Webster's method.
+        """Return each source's share of the first `draws` draws, by Webster's method.
 
-        More draws never give a source fewer (Balinski & Young, "Fair Representation", 1982), so that every block has a
-        whole number of each source's draws, none of them below 0.
+        With this method, more draws never reduce a source's share (Balinski & Young, "Fair Representation", 1982). A
+        block's draws of a source are the difference of two shares, and are therefore never negative.
         """
         counts = [math.floor(each * draws + _HALF) for each in self._parts]
         numbers = range(len(counts))
@@ -346,14 +357,14 @@ class MixtureOrder:
         return self._blocks.get((epoch, block), lambda: self._deal(epoch, block))
 
     def _deal(self, epoch: int, block: int) -> tuple[Numbers, Numbers]:
-        """Return for each draw of a block whose it is, and which of that source's samples, counted from epoch 0 on."""
+        """Return, for each draw of a block, its source and its index among all draws of this source since epoch 0."""
         begin = block * _MIXTURE_BLOCK
         size = min(_MIXTURE_BLOCK, self.length - begin)
         before = self._drawn(epoch * self.length + begin)
         counts = self._drawn(epoch * self.length + begin + size) - before
         shuffled = Permutation(size, "mixture", self._seed, epoch, block)(np.arange(size))
         owners = np.searchsorted(np.cumsum(counts), shuffled, side="right").astype(np.int64)
-        # Draws of one source, in the order in which they come, take its next samples.
+        # The draws of one source take this source's next samples, in the order of the draws.
         by_source = np.argsort(owners, kind="stable")
         turns = np.empty(size, np.int64)
         turns[by_source] = np.arange(size) - np.repeat(np.cumsum(counts) - counts - before, counts)

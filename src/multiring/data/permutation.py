@@ -1,13 +1,15 @@
-"""A permutation of 0 ... n - 1 that is computed, not stored: where a key puts each number, and back.
+"""Permutations of 0 ... n - 1 that a key determines. They and their inverses are computed, not stored.
 
-Large domains take a Feistel network on pairs (x // b, x mod b) with b a power of two near the square root of n; one
-half is added to modulo a = ceil(n / b), the other xored, so that the domain a b has less than b numbers too many, which
-are walked on from until they fall within n (Black & Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002,
-doi:10.1007/3-540-45760-7_9). Few numbers are sorted by a hash instead, which gives each order equally often; a network
-of so narrow halves would not.
+For a large n, a Feistel network works on pairs (x // b, x mod b), with b a power of two near the square root of n. It
+adds to one half modulo a = ceil(n / b), and XORs the other half. The network permutes 0 ... a b - 1, which exceeds n by
+less than b. A result of n or more goes through the network again until it is below n (cycle walking: Black & Rogaway,
+"Ciphers with Arbitrary Finite Domains", CT-RSA 2002, doi:10.1007/3-540-45760-7_9).
 
-It is no cipher: its order is to be without pattern, not secret. tests/pure/test_permutation.py holds it against
-Fisher-Yates.
+For a small n, the numbers are sorted by a hash, so that each order is equally likely. A network with such narrow halves
+would favour some orders.
+
+The permutation is not a cipher: its order has no visible pattern, but it is not secret. tests/pure/test_permutation.py
+compares it with Fisher-Yates.
 """
 
 import hashlib
@@ -20,10 +22,10 @@ from numpy.typing import NDArray
 from multiring.errors import ArgumentError
 
 MOST = 1 << 48
-# Up to so many numbers a table is sorted: 32 KiB.
+# Up to this many numbers, the permutation is a sorted table of 32 KiB.
 _TABLE = 1 << 12
 _ROUNDS = 8
-# So many numbers at a time: what is computed with stays in the nearest caches.
+# Numbers that are computed at a time: the intermediate arrays then fit into the fastest CPU caches.
 _BLOCK = 1 << 13
 # The multipliers of lowbias32, found by search (C. Wellons, github.com/skeeto/hash-prospector, public domain).
 _FIRST, _SECOND = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
@@ -34,16 +36,16 @@ Numbers = NDArray[np.int64]
 
 
 def keyed_words(count: int, *key: int | str) -> NDArray[np.uint64]:
-    """Return `count` 64-bit words that `key` says, the same on every machine."""
+    """Return `count` 64-bit words derived from `key`, the same on every machine."""
     text = " ".join(str(each) for each in key).encode()
     data = hashlib.shake_128(text).digest(8 * count)
     return np.frombuffer(data, dtype="<u8").astype(np.uint64)
 
 
 def hashed(numbers: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
-    """Return 64 bits for each number, without pattern: splitmix64's finaliser (Steele et al., OOPSLA 2014).
+    """Return a 64-bit hash of each number, by splitmix64's finaliser.
 
-    Source: doi:10.1145/2660193.2660195.
+    Source: Steele et al., OOPSLA 2014, doi:10.1145/2660193.2660195.
     """
     mixed = numbers * np.uint64(0x9E3779B97F4A7C15) + key
     mixed ^= mixed >> np.uint64(30)
@@ -56,11 +58,11 @@ def hashed(numbers: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
 
 
 class Permutation:
-    """The order that a key gives to 0 ... `length` - 1.
+    """A permutation of 0 ... `length` - 1, determined by a key.
 
     Args:
         length: 1 to 2^48.
-        key: integers and words; another key gives another order.
+        key: integers and strings. Different keys give different orders.
 
     Raises:
         ArgumentError: the length is out of range.
@@ -78,11 +80,11 @@ class Permutation:
             self._keys = [(np.uint32(word & np.uint64(0xFFFFFFFF)), np.uint32(word >> _WORD)) for word in words]
 
     def __call__(self, places: Any) -> Numbers:
-        """Return the numbers at `places`, integers in 0 ... length - 1 of shape (k,): int64 of the same shape."""
+        """Return the numbers at `places`, integers (k,) below `length`, as int64 (k,)."""
         return self._mapped(places, back=False)
 
     def places_of(self, numbers: Any) -> Numbers:
-        """Return where `numbers` of shape (k,) stand: the inverse."""
+        """Return the places of `numbers`, integers (k,), as int64 (k,): the inverse."""
         return self._mapped(numbers, back=True)
 
     def _mapped(self, given: Any, *, back: bool) -> Numbers:
@@ -105,7 +107,7 @@ class Permutation:
     @cached_property
     def _table(self) -> Numbers:
         (word,) = keyed_words(1, "table", self.length, *self._key)
-        # Stable: should two hashes ever be equal, every machine breaks the tie alike.
+        # A stable sort gives the same order on every machine, even if two hashes are equal.
         return np.argsort(hashed(np.arange(self.length, dtype=np.uint64), word), kind="stable")
 
     @cached_property
@@ -128,14 +130,14 @@ class Permutation:
                 column ^= mixed
                 continue
             self._mix(column, number, mixed, moved)
-            # In 0 ... rows - 1: the upper half of the product, which NumPy 1 would compute as wide as rows is.
+            # The upper half of the product is in 0 ... rows - 1. Without `dtype`, NumPy 1 would compute only 32 bits.
             np.multiply(mixed, np.uint64(rows), out=wide, dtype=np.uint64, casting="unsafe")
             np.right_shift(wide, _WORD, out=wide)
             np.copyto(mixed, wide, casting="unsafe")
             if back:
                 np.subtract(np.uint32(rows), mixed, out=mixed)
             row += mixed
-            # Modulo rows: what is smaller than it wraps far beyond when it is taken off.
+            # Reduce modulo `rows`: if row < rows, the subtraction wraps to a large number, and the minimum is row.
             np.subtract(row, np.uint32(rows), out=moved)
             np.minimum(row, moved, out=row)
         result = row.astype(np.int64)

@@ -1,8 +1,8 @@
-"""Which samples a step has, on which rank, and how far a training is: counted in samples that were trained on.
+"""The samples of each step on each rank, and the progress of a training, counted in samples.
 
-A step's samples are a piece of the epoch's order, `batch` long; the last of an epoch may be shorter. Rank r of p has
-samples r, r + p, ... of it, as in `shares`. So what is done of an epoch is a number, and any number of ranks goes on
-from it.
+A step takes the next `batch` samples of the epoch's order; the last step of an epoch may have fewer. Rank r of p has
+the step's samples r, r + p, ..., as in `shares`. The progress within an epoch is therefore one number, and a training
+can resume from it on any number of ranks.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,44 +17,50 @@ from multiring.data.shares import Share
 from multiring.errors import ArgumentError
 
 FORMAT = 2
-_FIRST = 1  # it did not say of which order it is
-_BLOCK = 8192  # samples that are looked up at once
+_FIRST = 1  # the format of version 0.2.0, which does not record the order
+_BLOCK = 8192  # samples whose numbers are computed at once
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """How far a training is. As JSON about 150 bytes, however many samples, ranks and workers there are.
+    """The progress of a training.
 
-    A state belongs to a data set and to an order of it. `digest` says what the data set is, as far as an order depends
-    on it: the names, sizes and numbers of samples of its shards. `order` says everything that decides which sample
-    stands where. What samples contain is in neither.
+    As JSON it has about 150 bytes, for any number of samples, ranks and workers.
+
+    The progress is valid for one data set and one order. `digest` covers the names, sizes and sample counts of the data
+    set's shards. `order` covers everything that determines the position of each sample. Neither covers the samples'
+    contents.
     """
 
     seed: int
     epoch: int = 0
-    samples: int = 0  # of the epoch, by committed steps
-    digest: str = ""  # of the data set: what its order is an order of
+    samples: int = 0  # samples of the epoch in committed steps
+    digest: str = ""  # digest of the data set's shards
     order: str = ""  # digest of the order
 
     @classmethod
     def beginning(cls, samples: Any) -> "Progress":
-        """Return the progress of a training that begins on `samples`, a Dataset, a Mixture or the like."""
+        """Return the progress at the start of a training.
+
+        Args:
+            samples: the training's Dataset, Mixture or similar object.
+        """
         return cls(seed=samples.seed, digest=samples.digest, order=samples.order.digest)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return it for a checkpoint."""
+        """Return the progress as a dict for a checkpoint."""
         told = {"epoch": self.epoch, "samples": self.samples, "seed": self.seed}
         return {"format": FORMAT, **told, "dataset": self.digest, "order": self.order}
 
     def resumed(self, state: Mapping[str, Any], length: int) -> "Progress":
-        """Return what `state` says.
+        """Return the progress that `state` holds.
 
         Args:
-            state: of `state_dict`, perhaps with another number of ranks, workers or another batch.
-            length: of the data set's epoch, in samples.
+            state: a result of `state_dict`. The number of ranks, the number of workers and the batch size may differ.
+            length: samples of the data set's epoch.
 
         Raises:
-            ArgumentError: it is none, or of another data set, order or seed.
+            ArgumentError: `state` is not a result of `state_dict`, or has another data set, order or seed.
         """
         wanted = {"format": int, "epoch": int, "samples": int, "seed": int, "dataset": str}
         if state.get("format") == FORMAT:
@@ -73,7 +79,8 @@ class Progress:
             )
         if self.seed != state["seed"]:
             raise ArgumentError(f"state of an order with seed {state['seed']}, but this one has {self.seed}")
-        # What 0.2.0 saved does not say its order; a Mixture's, which was another then, has another data set's digest.
+        # States of version 0.2.0 have no order. The order of a Mixture has changed since then; its old states are
+        # rejected above, because its data set's digest has changed too.
         if self.order != state.get("order", self.order):
             raise ArgumentError(
                 f"state of order {state['order']}, but this one is {self.order}: another shuffle, window, number of "
@@ -89,33 +96,34 @@ class Step:
     """A step's samples on one rank."""
 
     epoch: int
-    begin: int  # where in the epoch the global batch begins
-    end: int  # and where it ends: what is done of the epoch once the step is
+    begin: int  # position in the epoch at which the global batch begins
+    end: int  # position at which it ends: the samples of the epoch that are done after this step
     share: Share
-    places: Numbers  # of this rank's samples in the epoch, int64 (samples,)
-    samples: Numbers  # and which they are
+    places: Numbers  # positions of this rank's samples in the epoch, int64 (samples,)
+    samples: Numbers  # numbers of these samples, int64 (samples,)
 
 
 def steps(order: Order, batch: int, *, epoch: int = 0, begin: int = 0, rank: int = 0, ranks: int = 1) -> Iterator[Step]:
-    """Yield an epoch's steps from `begin` on, as `rank` of `ranks` has them.
+    """Yield a rank's steps of an epoch, from sample `begin` on.
 
     Args:
-        order: of the samples.
+        order: the order of the samples.
         batch: samples of a step, on all ranks together.
-        epoch: which one.
-        begin: samples of it that are done.
-        rank: whose part.
-        ranks: how many there are. Where a batch is shorter, the last of them have no sample in it.
+        epoch: the epoch's number.
+        begin: samples of the epoch that are already done.
+        rank: the rank whose samples are returned.
+        ranks: the number of ranks. If a batch has fewer samples than ranks, the last ranks have no sample in it.
 
     Raises:
-        ArgumentError: a batch of nothing, or a rank that is not among `ranks`.
+        ArgumentError: `batch` is below 1, `rank` is not in 0 ... `ranks` - 1, or `epoch` or `begin` is negative.
     """
     if batch < 1 or not 0 <= rank < ranks or begin < 0 or epoch < 0:
         raise ArgumentError(
-            f"batch {batch}, rank {rank} of {ranks}, epoch {epoch} from {begin}: want 1 or more, a rank"
+            f"batch {batch}, rank {rank} of {ranks}, epoch {epoch} from {begin}: want a batch of 1 or more, a rank "
+            "from 0 to below the number of ranks, and an epoch and a beginning of 0 or more"
         )
-    own = len(range(rank, batch, ranks))  # of a whole batch
-    # Orders are cheap by the block: so many steps of this rank at a time.
+    own = len(range(rank, batch, ranks))  # this rank's samples of a full batch
+    # Computing an order is cheap for many samples at once, so this loop takes several steps at a time.
     together = max(1, _BLOCK // max(1, own))
     whole = Share(samples=own, total=batch, ranks=ranks, least=batch // ranks)
     places: Numbers

@@ -1,7 +1,7 @@
-"""A global batch, divided among the ranks: who gets which of its samples, and what each rank's part counts for.
+"""Divide a global batch among the ranks, and weight each rank's part in an average.
 
-Rank r of p gets samples r, r + p, r + 2p, ... of a batch, as it does of an epoch (`elastic_order`): parts differ by one
-sample at most, and a batch that was sorted, say by length, gives like parts.
+Rank r of p gets samples r, r + p, r + 2p, ... of a batch, as in `elastic_order`. The parts differ by at most one
+sample. If the batch is sorted, for instance by length, all parts have similar samples.
 """
 
 import hashlib
@@ -17,16 +17,16 @@ Sample = TypeVar("Sample")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """A rank's part of a global batch; in numbers of samples.
+    """A rank's part of a global batch, as numbers of samples.
 
     Raises:
         ArgumentError: the batch has no samples.
     """
 
-    samples: int  # this rank's
-    total: int  # all ranks'
-    ranks: int
-    least: int  # those of the rank that has fewest
+    samples: int  # samples of this rank
+    total: int  # samples of all ranks together
+    ranks: int  # number of ranks
+    least: int  # samples of the rank that has fewest
 
     def __post_init__(self) -> None:
         if self.total < 1:
@@ -34,25 +34,29 @@ class Share:
 
     @property
     def weight(self) -> float:
-        """What the mean over this rank's samples counts for in the average of all ranks' means.
+        """The factor for this rank's mean before the ranks' means are averaged.
 
-        That average is then the mean over all samples. 1.0 where every rank has equally many.
+        The average of the weighted means is then the mean over all samples. The factor is 1.0 if all ranks have the
+        same number of samples.
         """
         return self.samples * self.ranks / self.total
 
 
 def part_of(batch: Sequence[Sample], rank: int, ranks: int) -> list[Sample]:
-    """Return `rank`'s samples of `batch`; none where it has fewer than there are ranks before this one, and it."""
+    """Return the samples of `batch` that belong to `rank`.
+
+    The result is empty if the batch has fewer than `rank + 1` samples.
+    """
     return list(batch[rank::ranks])
 
 
 def joined(batches: Iterable[Iterable[Sample]], count: int, *, drops_last: bool = False) -> Iterator[list[Sample]]:
-    """Yield each `count` batches as one.
+    """Yield batches that each join `count` consecutive batches.
 
     Args:
-        batches: as many as there are; perhaps for ever.
+        batches: the batches to join; the iterable may be infinite.
         count: 1 or more.
-        drops_last: whether the last ones are left out where they are fewer than `count`.
+        drops_last: whether to discard the last batches if they are fewer than `count`.
     """
     source = iter(batches)
     while group := list(islice(source, count)):
@@ -62,6 +66,6 @@ def joined(batches: Iterable[Iterable[Sample]], count: int, *, drops_last: bool 
 
 
 def seed_for(seed: int, rank: int) -> int:
-    """Return a seed for `rank` that depends on both, and of which no two ranks have the same; 0 to 2^63 - 1."""
+    """Return a seed for `rank`, 0 to 2^63 - 1, that differs between ranks."""
     digest = hashlib.blake2b(f"{seed} {rank}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

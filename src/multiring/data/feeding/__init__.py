@@ -1,1 +1,1 @@
-"""Batches: made by workers before they are asked for, the same whoever makes them."""
+"""Batches that workers prepare ahead of time. Threads and processes make the same batches."""

@@ -1,4 +1,4 @@
-"""What a batch is made of, and the filling of its rows: the same in threads and in processes."""
+"""The layout of a batch, and the code that fills its rows, for worker threads and worker processes."""
 
 import math
 import os
@@ -23,23 +23,30 @@ from multiring.errors import DataError
 Array = NDArray[Any]
 Allocate = Callable[[tuple[int, ...], Any], Array]
 _ALIGNMENT = 64
-_PIECE = 1 << 20  # bytes of a batch that are worth a worker's turn, where nothing is decoded
+_PIECE = 1 << 20  # bytes of a batch that are worth a task of their own if samples are not decoded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """How a sample's fields lie in a batch: arrays in one, anything else in lists."""
+    """The layout of a batch: numeric fields become arrays, other fields become lists.
+
+    arrays: the shape and type of one sample's value, by field.
+    lists: the names of the other fields.
+    """
 
     arrays: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
     lists: tuple[str, ...]
 
     @property
     def row_bytes(self) -> int:
-        """Return a sample's bytes in the arrays."""
+        """Return the bytes of one sample in the arrays."""
         return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.arrays.values())
 
     def offsets(self, rows: int) -> tuple[dict[str, int], int]:
-        """Return where each field's array begins in one piece of memory for `rows` samples, and how large that is."""
+        """Return the fields' offsets in a piece of memory for `rows` samples, and its size.
+
+        Offsets and size are in bytes.
+        """
         found, place = {}, 0
         for name, (shape, dtype) in self.arrays.items():
             found[name] = place
@@ -47,7 +54,7 @@ class Layout:
         return found, place
 
     def views(self, memory: memoryview | Any, begin: int, rows: int) -> dict[str, Array]:
-        """Return the fields' arrays (rows, ...) in a piece of memory from `begin` on."""
+        """Return the fields' arrays (rows, ...), views of `memory` from byte `begin` on."""
         offsets, _ = self.offsets(rows)
         return {
             name: np.frombuffer(memory, dtype, rows * math.prod(shape), begin + offsets[name]).reshape(rows, *shape)
@@ -61,7 +68,10 @@ class Layout:
 
 
 def layout_of(record: Mapping[str, Any]) -> Layout:
-    """Return how records like this one lie in a batch: numbers and arrays in arrays, text and the like in lists."""
+    """Return the layout for records like this one.
+
+    Numbers and arrays become arrays; text and other values become lists.
+    """
     arrays: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
     lists = []
     for name, value in record.items():
@@ -87,11 +97,12 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Filled:
-    """What filling some rows gave beside the arrays."""
+    """The results of filling some rows, besides the arrays."""
 
     lists: Mapping[str, list[Any]]
     failures: Sequence[Failure]
-    wider: Mapping[str, np.dtype[Any]] = field(default_factory=dict)  # types that the samples need; rows lack values
+    # Types that samples need because a field's type is too narrow. The rows then lack these samples' values.
+    wider: Mapping[str, np.dtype[Any]] = field(default_factory=dict)
     spent: Mapping[str, float] = field(default_factory=dict)  # seconds of the worker, by stage
 
 
@@ -100,10 +111,10 @@ def fill(samples: Samples, layout: Layout, rows: Mapping[str, Array], first: int
 
     Args:
         samples: the data set.
-        layout: of its batches.
+        layout: the layout of its batches.
         rows: the batch's arrays by field.
         first: the row of the first sample.
-        wanted: which samples.
+        wanted: the samples to read.
     """
     lists: dict[str, list[Any]] = {name: [] for name in layout.lists}
     failures: list[Failure] = []
@@ -115,7 +126,7 @@ def fill(samples: Samples, layout: Layout, rows: Mapping[str, Array], first: int
     began, began_cpu, began_queued = time.perf_counter(), time.thread_time(), queued_s()
     copied, made = 0.0, 0
     if clock is not None:
-        clock.take()  # what was read in between is none of this batch's
+        clock.take()  # discard the time of reads that were not for this batch
     at_once = _filled_at_once(samples, layout, rows, first, wanted)
     lists.update(at_once or {})
     one_by_one = wanted.numbers.tolist() if at_once is None else []
@@ -137,48 +148,52 @@ def fill(samples: Samples, layout: Layout, rows: Mapping[str, Array], first: int
     spent = {} if clock is None else clock.take()
     read = sum(spent.get(stage, 0.0) for stage in REQUESTED)
     rest = time.perf_counter() - began - read - copied
-    # What is read straight into the batch is not decoded.
+    # Samples that are read directly into the batch are not decoded, so the rest of their time is copying.
     spent |= {COPY: copied if made else rest, DECODE: rest if made else 0.0}
     spent |= {"cpu": time.thread_time() - began_cpu, "queued": queued_s() - began_queued}
     return Filled(lists=lists, failures=failures, wider=wider, spent=spent)
 
 
 def pieces_of(samples: Samples, layout: Layout, rows: int, workers: int) -> int:
-    """Return in how many pieces workers make a batch: some for each, unless one has read all of it sooner."""
+    """Return into how many tasks a batch is divided.
+
+    Each worker gets two. A batch that is only read may have fewer, so that each task is worth its cost.
+    """
     most = 2 * workers
     return min(most, 1 + rows * layout.row_bytes // _PIECE) if getattr(samples, "is_only_read", False) else most
 
 
 class _OwnFile:
-    """A thread's own /proc/thread-self/schedstat, kept open: opening it takes as long as a batch of small records."""
+    """A thread's /proc/thread-self/schedstat, kept open: opening it takes as long as a batch of small records."""
 
     def __init__(self) -> None:
         self.thread, self.file = -1, -1
 
     def read(self) -> bytes:
-        """Return what it says now.
+        """Return the current content of the file.
 
         Raises:
-            OSError: there is none.
+            OSError: the system has no such file.
         """
         thread = threading.get_native_id()
         if thread != self.thread:
-            # After a fork there is the other process's, under a number that may be anything's here: it is left alone.
+            # After a fork, `file` is a descriptor of the parent. Its number may belong to another file here, so it is
+            # not closed.
             self.file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
             self.thread = thread
         return os.pread(self.file, 128, 0)
 
-    # Bound here: they may be gone when the interpreter ends.
+    # Both functions are default arguments, because modules may be gone when the interpreter exits.
     def __del__(
         self, close: Callable[[int], None] = os.close, own: Callable[[], int] = threading.get_native_id
     ) -> None:
-        """Close it: the thread has ended."""
+        """Close the file when its thread has ended."""
         if self.file >= 0 and self.thread == own():
             close(self.file)
 
 
 class _Own(threading.local):
-    """What each thread has of its own, made when it asks first, and gone with it."""
+    """Each thread's own file: opened at the thread's first use, and deleted when the thread ends."""
 
     def __init__(self) -> None:
         self.file = _OwnFile()
@@ -188,7 +203,10 @@ _own = _Own()
 
 
 def queued_s() -> float:
-    """Return the seconds in which this thread could have run, but had no core; 0 where the system does not say."""
+    """Return how many seconds this thread has waited for a CPU core.
+
+    The result is 0 if the system does not report this time.
+    """
     try:
         return int(_own.file.read().split()[1]) * 1e-9
     except (OSError, IndexError, ValueError):
@@ -198,7 +216,7 @@ def queued_s() -> float:
 def _filled_at_once(
     samples: Samples, layout: Layout, rows: Mapping[str, Array], first: int, wanted: "Wanted"
 ) -> dict[str, list[Any]] | None:
-    """Fill all rows by few calls, and return the lists; None where it has to be done one by one."""
+    """Fill all rows by few calls and return the lists; return None if samples must be read one by one."""
     fills_rows = getattr(samples, "fills_rows", None)
     end = first + len(wanted.numbers)
     if fills_rows is None or end == first:
@@ -208,7 +226,7 @@ def _filled_at_once(
             wanted.numbers, {name: each[first:end] for name, each in rows.items()}
         )
     except (DataError, OSError):
-        return None  # one by one it shows which of them it is
+        return None  # reading the samples one by one shows which of them fails
     return found if found is None or found.keys() == set(layout.lists) else None
 
 
@@ -219,77 +237,81 @@ def _put(
     number: int,
     wider: dict[str, np.dtype[Any]],
 ) -> None:
-    """Write a sample's row; in place of a value for which a field's type is too narrow, note a wider one."""
+    """Write a sample's row.
+
+    If a field's type is too narrow for a value, put a wider type into `wider` instead.
+    """
     if record.keys() != layout.arrays.keys() | set(layout.lists):
         raise DataError(
-            f"sample {number} has the fields {sorted(record)}, the first one {sorted({*layout.arrays, *layout.lists})}"
+            f"sample {number} has the fields {sorted(record)}, but the first sample has "
+            f"{sorted({*layout.arrays, *layout.lists})}; want the same fields in all samples"
         )
     for name, (shape, dtype) in layout.arrays.items():
         value = _as_array(record[name])
         if value.dtype == dtype and value.shape == shape:
-            out[name][...] = value  # nearly always
+            out[name][...] = value  # the usual case
             continue
         needed = widened(wider.get(name, dtype), value.dtype.newbyteorder("="))
         if value.shape != shape or needed is None:
             raise DataError(
-                f"sample {number}: {name} is {value.dtype} {value.shape}, the first one's {dtype} {shape}; a batch "
-                "needs them alike: want a transform that crops or pads"
+                f"sample {number}: {name} is {value.dtype} {value.shape}, but in the first sample it is {dtype} "
+                f"{shape}; a batch needs equal shapes: want a transform that crops or pads"
             )
         if needed != dtype:
             wider[name] = needed
         elif not put_exactly(out[name], value):
             raise DataError(
-                f"sample {number}: {name} is {value.dtype}, others are {dtype}, which does not hold all its values "
-                "exactly: want a transform that gives them one type"
+                f"sample {number}: {name} is {value.dtype}, but other samples need {dtype}, which does not hold all "
+                "its values exactly: want a transform that gives all samples one type"
             )
 
 
 def _as_array(value: Any) -> Array:
-    """Return a value as an array; one of objects where it is none."""
+    """Return a value as an array; an array of objects if the value is not numeric."""
     if isinstance(value, np.ndarray):
         return value
     try:
         return np.asarray(value)
-    except ValueError:  # lists of unlike lengths
+    except ValueError:  # nested lists of different lengths
         return np.empty((), object)
 
 
 def wider_of(pieces: Iterable[Filled]) -> dict[str, np.dtype[Any]]:
-    """Return the types that the samples of some pieces need together, where the layout's are too narrow."""
+    """Return the types that all pieces need for fields whose type is too narrow."""
     found: dict[str, np.dtype[Any]] = {}
     for piece in pieces:
         for name, dtype in piece.wider.items():
-            # There is one: only numbers, or only text, widen one type.
+            # `widened` finds a type here, because each piece's type already is a widening of the layout's type.
             found[name] = widened(found.get(name, dtype), dtype) or dtype
     return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """Samples, in a batch's order."""
+    """The samples to read for a batch, in the batch's order."""
 
     epoch: int
     numbers: Numbers
-    places: Numbers | None = None  # in the epoch, where it may have a sample twice
-    begin: int = 0  # of the epoch's samples, where the step begins
+    places: Numbers | None = None  # positions in the epoch; only if an epoch may have a sample twice
+    begin: int = 0  # position in the epoch at which the step begins
 
     def draw(self, index: int) -> int:
-        """Return what tells a sample's uses apart."""
+        """Return the number that distinguishes repeated uses of a sample in an epoch."""
         return 0 if self.places is None else int(self.places[index])
 
     def piece(self, begin: int, end: int) -> "Wanted":
-        """Return some of them."""
+        """Return the samples `begin` to `end` alone."""
         places = None if self.places is None else self.places[begin:end]
         return replace(self, numbers=self.numbers[begin:end], places=places)
 
 
 @dataclass(kw_only=True, slots=True)
 class Job:
-    """A batch that workers make, in pieces."""
+    """A batch that workers make in pieces."""
 
     wanted: Wanted
     arrays: dict[str, Array]
-    slot: int = -1  # of the memory that it shares with processes
+    slot: int = -1  # number of the batch's area of shared memory; -1 if it has none
     cancelled: bool = False
     error: BaseException | None = None
     _pieces: dict[int, Filled] = field(default_factory=dict)
@@ -298,7 +320,10 @@ class Job:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def cut(self, count: int) -> list[tuple[int, int]]:
-        """Return its pieces, first and last row, `count` of them or fewer; to be called once."""
+        """Divide the batch into at most `count` pieces.
+
+        Call this once. It returns the first row of each piece, and the row after its last.
+        """
         rows = len(self.wanted.numbers)
         size = max(1, -(-rows // count))
         pieces = [(begin, min(rows, begin + size)) for begin in range(0, rows, size)]
@@ -308,7 +333,7 @@ class Job:
         return pieces
 
     def finish(self, first: int, filled: Filled) -> None:
-        """Note that the piece from row `first` on is done."""
+        """Record that the piece from row `first` on is done."""
         with self._lock:
             self._pieces[first] = filled
             self._left -= 1
@@ -316,20 +341,23 @@ class Job:
                 self._done.set()
 
     def fail(self, error: BaseException) -> None:
-        """Have whoever waits raise `error`."""
+        """Make `wait` raise `error`."""
         self.error = error
         self._done.set()
 
     def wider(self) -> dict[str, np.dtype[Any]]:
-        """Return the types that a finished batch's samples need, where its own are too narrow: it is made anew then."""
+        """Return the wider types that a finished batch needs.
+
+        If there are any, the batch must be made again with these types.
+        """
         return wider_of(self._pieces.values())
 
     def is_done(self) -> bool:
-        """Return whether nobody need wait."""
+        """Return whether the batch is finished or has failed."""
         return self._done.is_set()
 
     def spent(self) -> dict[str, float]:
-        """Return what workers spent on it, by stage."""
+        """Return the seconds that workers spent on the batch, by stage."""
         found: dict[str, float] = defaultdict(float)
         for piece in self._pieces.values():
             for name, each in piece.spent.items():
@@ -337,12 +365,12 @@ class Job:
         return dict(found)
 
     def wait(self) -> tuple[dict[str, list[Any]], list[Failure]]:
-        """Return the batch's lists, and which samples could not be read, once it is done.
+        """Wait for the batch, and return its lists and its unreadable samples.
 
         Raises:
-            DataError: it cannot be.
+            DataError: the batch cannot be made.
         """
-        while not self._done.wait(1.0):  # in pieces: so Ctrl-C is served everywhere
+        while not self._done.wait(1.0):  # short waits let Ctrl-C interrupt on all systems
             pass
         if self.error is not None:
             raise self.error
@@ -355,7 +383,10 @@ class Job:
 
 
 def wanted_by(samples: Samples, step: Step) -> Wanted:
-    """Return the samples of a step on a rank; one that has none computes on another's, which counts for nothing."""
+    """Return the samples of a step on a rank.
+
+    A rank without samples gets the step's first sample, with weight 0, because it must compute something.
+    """
     numbers, places = step.samples, step.places
     if not len(numbers):
         places = np.array([step.begin])
@@ -365,7 +396,7 @@ def wanted_by(samples: Samples, step: Step) -> Wanted:
 
 
 def batch_of(samples: Samples, step: Step) -> dict[str, Any]:
-    """Return a step's batch on a rank, made here and now.
+    """Make a step's batch on a rank in this thread, and return it.
 
     Raises:
         DataError: a sample cannot be read.
@@ -374,7 +405,7 @@ def batch_of(samples: Samples, step: Step) -> dict[str, Any]:
 
 
 def made_of(samples: Samples, wanted: Wanted) -> dict[str, Any]:
-    """Return a batch of samples, made here and now.
+    """Make a batch of samples in this thread, and return it.
 
     Raises:
         DataError: a sample cannot be read.

@@ -1,4 +1,4 @@
-"""Samples that cannot be read are left out of their batch: what is left of it, and what that counts for."""
+"""Leave unreadable samples out of their batch, and compute the weight of the remaining samples."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -14,18 +14,18 @@ from multiring.data.shares import Share
 from multiring.errors import DataError
 
 Batch = dict[str, Any]
-# Given how many samples this rank has: how many all have, and how many the rank has that has fewest.
+# Called with this rank's number of samples. It returns the sum and the minimum of all ranks' numbers.
 Count = Callable[[int], tuple[int, int]]
-MOST = 1000  # samples one after the other that cannot be read: then it is the source that fails
+MOST = 1000  # consecutive unreadable samples after which the source is considered broken
 
 
 class LeavingOut:
-    """Takes samples that cannot be read out of a rank's batches.
+    """Removes unreadable samples from a rank's batches.
 
     Attributes:
         skipped: how many samples have been left out.
-        count: adds up the samples that ranks have left; every rank has to call it with each batch. None where ranks do
-            not tell each other.
+        count: adds up the ranks' remaining samples; every rank must call it for each batch. None if the ranks do not
+            exchange these numbers.
 
     Args:
         samples: the data set.
@@ -39,16 +39,16 @@ class LeavingOut:
         self._in_a_row = 0
 
     def rest(self, step: Step, batch: Batch, failures: Sequence[Failure]) -> tuple[Batch | None, Share]:
-        """Return what is left of a batch, and this rank's share of what all ranks have left.
+        """Return a batch without its unreadable samples, and this rank's new share.
 
-        The batch is None where no rank has a sample left. A rank that has none beside others that have some gets one
-        row of another sample, which counts for nothing, as where a batch has fewer samples than there are ranks.
+        The batch is None if no rank has a sample left. If only this rank has no sample left, it gets one row of another
+        sample, with weight 0. The same happens if a batch has fewer samples than ranks.
 
-        Where ranks do not tell each other what they left out, samples count as if all of the batch could be read: each
-        of them alike, on whatever rank it is.
+        If the ranks do not exchange their numbers (`count` is None), the share is computed as if all ranks could read
+        all their samples. Each sample then has the same weight on every rank.
 
         Raises:
-            DataError: 1,000 samples one after the other cannot be read.
+            DataError: 1,000 consecutive samples cannot be read.
         """
         for each in failures:
             tell(f"left out: {each.text}")
@@ -65,8 +65,8 @@ class LeavingOut:
             self._in_a_row += len(failures)
             if self._in_a_row >= MOST:
                 raise DataError(
-                    f"{self._in_a_row} samples one after the other cannot be read: want a source that answers, even "
-                    f"with skip_bad=True; the last: {failures[-1].text}"
+                    f"{self._in_a_row} consecutive samples cannot be read: want a source that answers, even with "
+                    f"skip_bad=True; the last failure: {failures[-1].text}"
                 )
         if not total:
             return None, step.share
@@ -96,7 +96,10 @@ class LeavingOut:
 
 
 def single_samples(samples: Samples, wanted: Wanted) -> Iterator[Wanted]:
-    """Yield the samples of a batch one by one, and then those that follow in the epoch, up to `MOST`."""
+    """Yield a batch's samples one by one, and then the epoch's next samples.
+
+    The epoch's next samples are at most `MOST`, from the batch's beginning on.
+    """
     for index in range(len(wanted.numbers)):
         yield wanted.piece(index, index + 1)
     places = np.arange(wanted.begin, min(wanted.begin + MOST, samples.order.length))
@@ -107,10 +110,15 @@ def single_samples(samples: Samples, wanted: Wanted) -> Iterator[Wanted]:
 
 
 def first_layout(samples: Samples, wanted: Wanted, *, skip_bad: bool) -> Layout:
-    """Return how samples lie in a batch, by the first one of it; with `skip_bad`, the first one that can be read.
+    """Return the layout of a batch, taken from its first sample.
+
+    Args:
+        samples: the data set.
+        wanted: the batch's samples.
+        skip_bad: whether unreadable samples are skipped until a sample can be read.
 
     Raises:
-        DataError: it cannot be read, or none of `MOST` can.
+        DataError: the first sample cannot be read; or, with `skip_bad`, none of the next samples, up to `MOST`.
     """
     failure: Exception | None = None
     for each in single_samples(samples, wanted):
@@ -124,7 +132,7 @@ def first_layout(samples: Samples, wanted: Wanted, *, skip_bad: bool) -> Layout:
 
 
 def none_readable(failure: Exception | None) -> DataError:
-    """Return the error of a data set of which no sample can be read."""
+    """Return the error to raise if no sample from a batch on can be read."""
     if failure is None:
-        return DataError("a batch without samples")
-    return DataError(f"not one of the next samples, up to {MOST}, can be read; the first: {failure}")
+        return DataError("the batch has no samples")
+    return DataError(f"not one of the next samples, up to {MOST}, can be read; the first failure: {failure}")

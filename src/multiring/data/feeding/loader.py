@@ -1,4 +1,4 @@
-"""A loader: each step's batch of this rank, ready before it is asked for, and how far the training is."""
+"""A loader: prepares this rank's batch of each step ahead of time, and tracks the progress of the training."""
 
 import multiprocessing
 import os
@@ -28,17 +28,17 @@ _UnderWay = deque[tuple[Step, _Started]]
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Who reads and decodes.
+    """The workers of a loader, which read and decode samples.
 
     Attributes:
-        count: how many threads, or processes.
-        processes: whether they are processes: for transforms in Python that take long. Then a script has to have its
-            beginning under `if __name__ == "__main__"`, as Python's multiprocessing wants.
-        ahead: how many batches are made before they are asked for.
-        context: how processes are started, in Python's multiprocessing's words.
+        count: the number of threads or processes.
+        processes: whether the workers are processes, for slow transforms in Python. The script must then start under
+            `if __name__ == "__main__"`, as Python's multiprocessing requires.
+        ahead: how many batches are made ahead of time.
+        context: the start method of processes, a name of Python's multiprocessing.
 
     Raises:
-        ArgumentError: none of them, none ahead, or no such context.
+        ArgumentError: `count` or `ahead` is below 1, or the start method does not exist.
     """
 
     count: int = 2
@@ -56,28 +56,28 @@ class Workers:
 
 
 class Loader:
-    """Batches of a data set, as one rank of several has them.
+    """Yields one rank's batches of a data set.
 
-    An iteration gives what is left of the epoch; the next one begins the next epoch. A batch is a dict: arrays with the
-    samples on their first axis, lists of whatever is no number. Who has which sample depends on neither ranks nor
-    workers, and where the order is random, another epoch has another.
+    An iteration yields the rest of the epoch; the next iteration begins the next epoch. A batch is a dict. Numeric
+    fields are arrays with the samples on their first axis; other fields are lists. The samples of a step, on all ranks
+    together, depend on neither the number of ranks nor the workers. A random order differs between epochs.
 
     Args:
         samples: a Dataset or a Mixture.
         batch: samples of a step, on all ranks together. The last step of an epoch may have fewer.
-        rank: this one.
-        ranks: how many there are.
-        workers: how many threads read and decode; a `Workers` says more, for instance that they are processes.
-        drop_last: whether an epoch's last step is left out where it has fewer samples than `batch`.
-        skip_bad: whether samples that cannot be read are left out of their batch, and told of; else they are an error.
-            A batch of which nothing is left is passed over; 1,000 such samples one after the other are an error.
-        allocate: gives the memory of batches, for instance `Group.allocate`.
+        rank: this rank.
+        ranks: the number of ranks.
+        workers: the number of threads that read and decode; or a `Workers`, which can also choose processes.
+        drop_last: whether to leave out an epoch's last step if it has fewer samples than `batch`.
+        skip_bad: whether unreadable samples are reported and left out of their batch; otherwise they raise an error. A
+            batch without readable samples is skipped. 1,000 consecutive unreadable samples are an error.
+        allocate: allocates the memory of batches, for instance `Group.allocate`.
 
     Raises:
-        ArgumentError: numbers that make no sense.
+        ArgumentError: `batch` is below 1, or larger than the epoch with `drop_last`; or `rank` is not below `ranks`.
     """
 
-    def __init__(  # noqa: PLR0913 -- as torch's has them
+    def __init__(  # noqa: PLR0913 -- as many as torch's loader has
         self,
         samples: Samples,
         batch: int,
@@ -97,8 +97,8 @@ class Loader:
         self.samples = samples
         self.batch = batch
         self.workers = chosen.count
-        self.waited_s = 0.0  # by who asked for batches
-        self.batches = 0  # handed out
+        self.waited_s = 0.0  # seconds that the training waited for batches
+        self.batches = 0  # batches that the training has received
         self.spent: dict[str, float] = defaultdict(float)  # seconds of workers by stage: see StageClock
         self._attendant: Callable[[], None] | None = None
         self._place = (rank, ranks)
@@ -108,8 +108,8 @@ class Loader:
         self._progress = Progress.beginning(samples)
         self._share: Share | None = None
         self._workers: _Crew | None = None
-        self._made_for: tuple[Any, ...] | None = None  # what the workers depend on
-        self._moves = 0  # of the samples, from one job to another
+        self._made_for: tuple[Any, ...] | None = None  # the values for which the workers were made
+        self._moves = 0  # how many times the data set has changed from one job to another
         self._where: Callable[[], tuple[int, int]] | None = None
         self._layout: Layout | None = None
         self._expects: tuple[Any, ...] | None = None
@@ -119,34 +119,36 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        """Return which epoch is under way, or comes next: from 0."""
+        """Return the current epoch, from 0; at an epoch's end, the next one."""
         return self._rolled().epoch
 
     @property
     def share(self) -> Share:
-        """Return this rank's part of the newest batch; its `weight` is what the mean of this rank's losses counts for.
+        """Return this rank's part of the newest batch.
+
+        Multiply the mean of this rank's losses by its `weight` before you average the ranks' losses.
 
         Raises:
-            StateError: there is none yet.
+            StateError: the loader has not yielded a batch yet.
         """
         if self._share is None:
-            raise StateError("no batch has been handed out, of which this could be the share")
+            raise StateError("the loader has not yielded a batch yet: read `share` after the first batch")
         return self._share
 
     @property
     def skipped(self) -> int:
-        """Return how many samples have been left out of batches, with `skip_bad=True`."""
+        """Return how many samples `skip_bad=True` has left out of batches."""
         return self._leaving_out.skipped if self._leaving_out is not None else 0
 
     def count_by(self, count: Count) -> None:
-        """Have ranks tell each other how many samples of each batch they could read, so that means are exact.
+        """Let the ranks exchange how many samples of each batch they could read.
 
-        Without it, and on more ranks than one, `share.weight` with `skip_bad=True` is what samples count for in a batch
-        of which all can be read.
+        With this exchange, weighted means are exact with `skip_bad=True`. Without it, and with more than one rank,
+        `share.weight` is computed as if all samples of the batch could be read.
 
         Args:
-            count: is given this rank's number, and returns the sum and the least of all ranks' numbers. It is called
-                with each batch, by the thread that asks for it, if the loader has `skip_bad=True`.
+            count: called with this rank's number of samples. It returns the sum and the minimum of all ranks' numbers.
+                If the loader has `skip_bad=True`, the thread that requests a batch calls it for each batch.
         """
         if self._leaving_out is not None:
             self._leaving_out.count = count
@@ -159,15 +161,18 @@ class Loader:
 
     @property
     def may_be_last(self) -> bool:
-        """Return whether the newest batch is the epoch's last, or only one follows, of which nothing may be left."""
+        """Return whether the newest batch may be the epoch's last.
+
+        It may be the last if one batch follows and `skip_bad=True` can leave out all its samples.
+        """
         left = self.samples.order.length - self._progress.samples
         return self.is_at_end or (self._leaving_out is not None and left <= self.batch)
 
     def place(self, rank: int, ranks: int) -> None:
-        """Be another rank of another number of ranks, from the next iteration on.
+        """Change the rank and the number of ranks, from the next iteration on.
 
         Raises:
-            ArgumentError: there is no such rank.
+            ArgumentError: `rank` is not in 0 ... `ranks` - 1.
         """
         if not 0 <= rank < ranks:
             raise ArgumentError(f"rank {rank} of {ranks}: want 0 to {ranks - 1}")
@@ -175,39 +180,43 @@ class Loader:
         self._where = None
 
     def follow(self, where: Callable[[], tuple[int, int]]) -> None:
-        """Be the rank that `where` returns, with the number of ranks, whenever an iteration begins.
+        """Call `where` for the rank and the number of ranks before each iteration.
 
-        So a loader that is older than its job, or than the job's newest ranks, has the right samples. `place` ends it.
+        The loader then has the right samples even if the job or its ranks change after the loader was made. A call of
+        `place` ends this.
         """
         self.place(*where())
         self._where = where
 
     def attend_by(self, attendant: Callable[[], None] | None) -> None:
-        """Call `attendant` with every batch, in the thread that asks for it; None for nobody."""
+        """Call `attendant` for every batch, in the thread that requests the batch.
+
+        None removes the call.
+        """
         self._attendant = attendant
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far the training is, counted in batches that were handed out: to be saved with the model.
+        """Return the progress up to the newest batch, to be saved with the model.
 
-        The same on all ranks, and good for any number of ranks and workers, and any batch.
+        It is the same on all ranks. It is valid for any number of ranks and workers, and for any batch size.
         """
         return self._rolled().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken, with the next iteration.
+        """Resume from `state` in the next iteration.
 
         Raises:
-            ArgumentError: it is of another data set or seed, or none.
+            ArgumentError: `state` is not a result of `state_dict`, or has another data set, order or seed.
         """
         self._progress = self._progress.resumed(state, self.samples.order.length)
 
     def __len__(self) -> int:
-        """Return how many batches the next iteration has."""
+        """Return the number of batches of the next iteration."""
         left = self.samples.order.length - self._rolled().samples
         return left // self.batch if self._drop_last else -(-left // self.batch)
 
     def _rolled(self) -> Progress:
-        """Return the progress; at an epoch's end that of the next one's beginning."""
+        """Return the progress; at an epoch's end, the progress at the beginning of the next epoch."""
         if self.is_at_end:
             return replace(self._progress, epoch=self._progress.epoch + 1, samples=0)
         return self._progress
@@ -215,7 +224,7 @@ class Loader:
     # ---- batches ----
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the batches that are left of the epoch; at its end, those of the next one.
+        """Yield the remaining batches of the epoch; after its end, the next epoch's.
 
         Raises:
             DataError: a sample cannot be read.
@@ -259,20 +268,20 @@ class Loader:
             crew = self._crew(wanted)
             try:
                 return crew.start(wanted), crew
-            except WorkersEndedError:  # closed by another thread just now
+            except WorkersEndedError:  # another thread has just closed the workers
                 continue
 
     def _waited(self, started: _Started) -> tuple[_Started, list[Failure], dict[str, list[Any]]]:
-        """Return a batch that is done, begun anew where its workers ended before, its failures and its lists."""
+        """Wait for a batch, and return it with its failures and lists; restart it if its workers have ended."""
         while True:
             job, crew = started
-            if crew.pid != os.getpid():  # this process is a fork of the one that the workers are of
+            if crew.pid != os.getpid():  # this process was forked from the process that has the workers
                 started = self._started(job.wanted)
                 continue
             try:
                 lists, failures = job.wait()
             except WorkersEndedError:
-                # Closed meanwhile, or another iteration began as another rank: new workers make this one's batches.
+                # The loader was closed, or another iteration began with another rank. New workers make the batch.
                 crew.drop(job)
                 started = self._started(job.wanted)
             except BaseException:
@@ -301,9 +310,9 @@ class Loader:
         return batch, step.share
 
     def _begun_anew(self, started: _Started, types: Mapping[str, Any], under_way: _UnderWay) -> _Started:
-        """Begin batches again with types that hold the values of all samples; return the first one."""
+        """Restart the started batches with types that hold the values of all samples; return the first batch."""
         job, crew = started
-        if crew.layout == self._layout:  # else another iteration has widened the types, and they are tried first
+        if crew.layout == self._layout:  # otherwise another iteration has widened the types: try its layout first
             self._layout = self.layout().widened(types)
         later = list(under_way)
         under_way.clear()
@@ -316,7 +325,7 @@ class Loader:
     # ---- workers ----
 
     def _crew(self, wanted: Wanted) -> _Crew:
-        """Return workers of this process that were made for this place, and for batches of this size and layout."""
+        """Return this process's workers for the current rank, batch size and layout; start them if needed."""
         layout = self._layout = self._layout or self._looked_at(wanted)
         needed = (os.getpid(), self.batch, self._place, layout, self._moves)
         if self._workers is not None and (self._workers.is_over or self._made_for != needed):
@@ -328,10 +337,12 @@ class Loader:
         return self._workers
 
     def layout(self) -> Layout:
-        """Return how a batch's fields lie, by the first sample of the epoch that can be read.
+        """Return the layout of a batch, taken from the next sample of the epoch.
+
+        With `skip_bad=True`, it is taken from the next sample that can be read.
 
         Raises:
-            DataError: it cannot be read.
+            DataError: the sample cannot be read.
         """
         if self._layout is None:
             progress = self._rolled()
@@ -343,7 +354,7 @@ class Loader:
         return first_layout(self.samples, wanted, skip_bad=self._leaving_out is not None)
 
     def close(self) -> None:
-        """End the workers; the next iteration begins new ones, as does one that is under way."""
+        """Stop the workers. A running iteration and the next one start new workers."""
         if self._workers is not None:
             workers, self._workers = self._workers, None
             workers.close()
@@ -354,7 +365,7 @@ class Loader:
 
 
 def _made(chosen: Workers, samples: Samples, layout: Layout, rows: int, allocate: Allocate | None) -> _Crew:
-    """Return workers as they are chosen, for batches of up to so many rows."""
+    """Start the chosen workers, for batches of up to `rows` rows."""
     if chosen.processes:
         start = Start(samples=samples, layout=layout, rows=rows, spare=2, context=chosen.context)
         return ProcessWorkers(start, chosen.count, allocate, tell)

@@ -1,8 +1,8 @@
-"""Workers that are processes: for transforms in Python, which threads of one process run by turns.
+"""Workers that are processes, for transforms in Python: the threads of one process would run them one at a time.
 
-They write into memory that they share with this process, a file without a name, and say by pipes what they have done.
-One that dies is told of, replaced, and what it had to do is done by others. They end when the process that started them
-ends, however it does.
+The workers write batches into an anonymous file in memory, which they share with this process. They report finished
+pieces through pipes. If a worker dies, this process reports its death, starts another worker, and gives its pieces out
+again. The workers exit when the process that started them exits, however it exits.
 """
 
 import contextlib
@@ -31,12 +31,12 @@ from multiring.data.feeding.batches import Allocate, Filled, Job, Layout, Wanted
 from multiring.data.feeding.threads import WorkersEndedError
 from multiring.errors import DataError
 
-# A piece whose workers die so often takes them along itself.
+# After this many deaths of workers at one piece, the piece is considered the cause, and its batch fails.
 _DEATHS = 3
 _JOIN_S = 5.0
-_LOOK_S = 1.0  # between looks for the process that started a worker, where the kernel cannot tell its end
-# Rows of a piece that is sent to a worker which is busy yet. A longer one could fill the pipe while the worker waits to
-# send an answer: both would wait for ever.
+_LOOK_S = 1.0  # seconds between a worker's checks of its parent, if the kernel has no notification of its exit
+# The most rows of a piece that is sent to a busy worker. A longer piece could fill the pipe while the worker waits to
+# send an answer, which would be a deadlock.
 _SENT_AHEAD = 1024
 
 
@@ -58,7 +58,7 @@ class _Worker:
 
 @dataclass(frozen=True, slots=True)
 class _Area:
-    """A piece of the shared file, for one batch."""
+    """A part of the shared file, for one batch."""
 
     begin: int
     memory: mmap.mmap
@@ -66,23 +66,23 @@ class _Area:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """What a worker process is started with."""
+    """The arguments of a worker process."""
 
     samples: Samples
     layout: Layout
-    rows: int  # of most batches
-    spare: int  # batches that may be in use in the shared memory; of others the user has copies
-    context: str  # of multiprocessing: "forkserver", "spawn" or "fork"
+    rows: int  # rows of most batches
+    spare: int  # how many batches the user may hold in shared memory; further batches are copied out of it
+    context: str  # multiprocessing's start method: "forkserver", "spawn" or "fork"
 
 
 class ProcessWorkers:
-    """Processes, and the memory that they make batches in.
+    """Worker processes, and the shared memory in which they make batches.
 
     Args:
-        start: what they are started with.
-        workers: how many.
-        allocate: gives a batch's arrays, into which it is copied; None where it may stay in the shared memory.
-        report: is told of workers that died.
+        start: the arguments of the processes.
+        workers: the number of processes.
+        allocate: allocates an array into which a batch's data are copied; None to leave batches in shared memory.
+        report: called with a message when a worker has died.
     """
 
     def __init__(self, start: Start, workers: int, allocate: Allocate | None, report: Callable[[str], None]) -> None:
@@ -90,15 +90,15 @@ class ProcessWorkers:
         self.pid = os.getpid()
         self.layout = start.layout
         self._file = os.memfd_create("multiring-data", os.MFD_CLOEXEC)
-        # Made as batches need it: however many iterations are under way at a time, none waits for another's memory.
+        # Areas are added as batches need them, so that iterations that run at the same time never wait for each other.
         self._areas: list[_Area] = []
         self._free: list[int] = []
         self._waiting: deque[_Task] = deque()
-        # A batch may be let go of wherever memory is collected, also by a thread that holds it.
+        # Re-entrant, because garbage collection can free a batch in a thread that already holds the lock.
         self._lock = threading.Condition(threading.RLock())
         self._closed = False
         self._broken: BaseException | None = None
-        self._held = 0  # areas that somebody outside views
+        self._held = 0  # areas that batches of the user view
         self._context: Any = multiprocessing.get_context(start.context)
         self._wake, self._woken = self._context.Pipe()
         self._workers: list[_Worker] = []
@@ -110,8 +110,8 @@ class ProcessWorkers:
     def _begun(self, number: int) -> _Worker:
         ours, theirs = self._context.Pipe()
         told = pickle.dumps(self._start)
-        # multiprocessing hands the descriptor on where the process begins anew; a fork has it, and ends of pipes that
-        # are not its own: while it had those, no worker would see that this process has closed them.
+        # A spawned process gets the file's descriptor from multiprocessing. A forked process inherits it, and also ends
+        # of other workers' pipes. It must close them, or workers would not notice that this process has closed a pipe.
         is_fork = self._start.context == "fork"
         file: Any = self._file if is_fork else DupFd
         inherited = [ours, self._wake, self._woken, *(each.pipe for each in self._workers)] if is_fork else []
@@ -127,14 +127,14 @@ class ProcessWorkers:
 
     @property
     def is_over(self) -> bool:
-        """Return whether no batch can be made any more: they were closed, or could not go on."""
+        """Return whether the processes were closed or have failed."""
         return self._closed or self._broken is not None
 
     def start(self, wanted: Wanted) -> Job:
-        """Begin to make a batch.
+        """Start to make a batch.
 
         Raises:
-            WorkersEndedError: they were closed, or could not go on.
+            WorkersEndedError: the processes were closed or have failed.
         """
         rows = len(wanted.numbers)
         with self._lock:
@@ -148,7 +148,7 @@ class ProcessWorkers:
         return job
 
     def _area(self, rows: int) -> int:
-        """Return the number of a free piece of the shared memory that holds so many rows."""
+        """Return the number of a free area that holds `rows` rows; add an area if there is none."""
         _, needed = self._start.layout.offsets(rows)
         size = -(-max(needed, 1) // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
         for slot in reversed(self._free):
@@ -161,13 +161,13 @@ class ProcessWorkers:
         return len(self._areas) - 1
 
     def _wake_up(self) -> None:
-        with contextlib.suppress(OSError):  # closed meanwhile
+        with contextlib.suppress(OSError):  # another thread may have closed the pipe
             self._wake.send_bytes(b"\0")
 
     def hand_over(self, job: Job) -> dict[str, Any]:
-        """Return a finished batch's arrays. Its memory is used again when nothing views it any more."""
+        """Return a finished batch's arrays. Their memory is reused once nothing views it."""
         with self._lock:
-            # The user may keep any number of batches, but the shared memory does not become smaller again.
+            # The user may keep any number of batches, and the shared memory never shrinks: copy batches beyond `spare`.
             is_scarce = self._held >= self._start.spare
             self._held += not is_scarce and self._allocate is None
         rows = len(job.wanted.numbers)
@@ -187,7 +187,7 @@ class ProcessWorkers:
 
     def _let_go(self, job: Job) -> None:
         if os.getpid() != self.pid:
-            return  # a fork's copy of a batch: the lock may be held there for ever
+            return  # in a forked process, the lock may be held forever by a thread that does not exist there
         with self._lock:
             self._held -= 1
         self._give_back(job)
@@ -195,12 +195,12 @@ class ProcessWorkers:
     def _give_back(self, job: Job) -> None:
         job.arrays = {}
         with self._lock:
-            if job.slot >= 0:  # once only
+            if job.slot >= 0:  # the area is not free yet
                 self._free.append(job.slot)
                 job.slot = -1
 
     def drop(self, job: Job) -> None:
-        """Let go of a batch that nobody wants, once workers do not write into it any more."""
+        """Cancel a batch, and free its memory once no worker writes into it."""
         job.cancelled = True
         if os.getpid() != self.pid:
             return
@@ -224,9 +224,9 @@ class ProcessWorkers:
         self._give_back(job)
 
     def close(self) -> None:
-        """End the processes. Batches that are not made yet fail with WorkersEndedError."""
+        """Stop the processes. Unfinished batches fail with WorkersEndedError."""
         if os.getpid() != self.pid:
-            self._closed = True  # in a fork: they are the other process's
+            self._closed = True  # in a forked process: the workers belong to the parent
             return
         with self._lock:
             if self._closed:
@@ -234,12 +234,12 @@ class ProcessWorkers:
             self._closed = True
             self._fail_all(WorkersEndedError("the loader's processes were closed"))
         self._wake_up()
-        if threading.current_thread() is not self._thread:  # where memory is collected, it may be
+        if threading.current_thread() is not self._thread:  # garbage collection may call `close` in this thread
             self._thread.join(_JOIN_S)
         for each in self._workers:
             each.pipe.close()
         for each in self._workers:
-            with contextlib.suppress(ValueError):  # it is closed already: it had died, and could not be replaced
+            with contextlib.suppress(ValueError):  # a worker that died and could not be replaced is already closed
                 _end(each.process)
         os.close(self._file)
         self._wake.close()
@@ -249,7 +249,7 @@ class ProcessWorkers:
         for task in [*self._waiting, *(task for each in self._workers for task in each.tasks)]:
             task.job.fail(error)
 
-    # ---- the thread that gives out work ----
+    # ---- the thread that sends pieces to workers ----
 
     def _serve(self) -> None:
         try:
@@ -261,7 +261,7 @@ class ProcessWorkers:
                 for worker in list(self._workers):
                     if worker.pipe in ready and not self._closed:
                         self._hear(worker)
-        except BaseException as error:  # noqa: BLE001 -- raised where batches are waited for
+        except BaseException as error:  # noqa: BLE001 -- raised again by the threads that wait for batches
             with self._lock:
                 if not self._closed:
                     self._broken = error
@@ -269,7 +269,7 @@ class ProcessWorkers:
 
     def _give_out(self) -> None:
         with self._lock:
-            # Two each: the next one is there when one is done.
+            # Each worker gets two pieces, so that it can continue at once when it has finished the first.
             for depth in range(2):
                 for worker in self._workers:
                     if self._waiting and len(worker.tasks) <= depth:
@@ -282,18 +282,18 @@ class ProcessWorkers:
                         try:
                             worker.pipe.send(((area.begin, len(area.memory)), len(wanted.numbers), task.begin, piece))
                         except OSError:
-                            break  # it is dead, which its pipe tells
+                            break  # the worker is dead; `_hear` will read that from its pipe
 
     def _hear(self, worker: _Worker) -> None:
         try:
             filled = worker.pipe.recv()
         except (EOFError, OSError):
-            if is_exiting():  # the program is exiting, and multiprocessing has stopped all workers
+            if is_exiting():  # multiprocessing stops all workers when the program exits
                 self._closed = True
             else:
                 self._bury(worker)
             return
-        except Exception as error:  # noqa: BLE001 -- whatever a class of the user's raises when it is unpickled
+        except Exception as error:  # noqa: BLE001 -- unpickling a class of the user can raise any exception
             filled = f"data worker: its answer cannot be unpickled here: {type(error).__name__}: {error}"
         with self._lock:
             task = worker.tasks.popleft()
@@ -314,7 +314,7 @@ class ProcessWorkers:
         name = f"data worker {worker.number} (process {pid})"
         self._report(f"{name} {how}; another one takes its place and reads its {len(numbers)} samples {shown}")
         if lost:
-            lost[0].deaths += 1  # what it was at
+            lost[0].deaths += 1  # the piece that the worker was making
             if lost[0].deaths >= _DEATHS:
                 task = lost.pop(0)
                 first = task.job.wanted.numbers[task.begin : task.end].tolist()
@@ -326,7 +326,7 @@ class ProcessWorkers:
 
 
 def _end(process: Any) -> int:
-    """Wait for a process whose pipe is closed, kill it where it does not end, and return its exit code."""
+    """Wait for a process whose pipe is closed, kill it if it does not exit, and return its exit code."""
     process.join(_JOIN_S)
     if process.exitcode is None:
         process.kill()
@@ -337,7 +337,7 @@ def _end(process: Any) -> int:
 
 
 class _Descriptor:
-    """A descriptor on its way to a process that multiprocessing starts."""
+    """A file descriptor that is passed to a process that multiprocessing starts."""
 
     def __init__(self, number: int, how: Any) -> None:
         self._number, self._how = number, how
@@ -349,19 +349,19 @@ class _Descriptor:
         self._number = state.detach()
 
     def number(self) -> int:
-        """Return it, in this process."""
+        """Return the descriptor's number in this process."""
         return self._number
 
 
 def _work(
     pipe: Connection, told: bytes, descriptor: _Descriptor, trainer: int, inherited: Sequence[Connection]
 ) -> None:
-    """Fill rows until the other end of the pipe is gone, or the process that has it."""
+    """Fill rows until the other end of the pipe is closed, or until the parent process exits."""
     for each in inherited:
         each.close()
     threading.Thread(target=_end_with, args=(trainer,), daemon=True, name="multiring-data-end").start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the training's to handle
-    start: Start = pickle.loads(told)  # noqa: S301 -- of the process that started this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the training handles Ctrl-C
+    start: Start = pickle.loads(told)  # noqa: S301 -- the parent process made this pickle
     areas: dict[tuple[int, int], mmap.mmap] = {}
     while True:
         try:
@@ -373,7 +373,7 @@ def _work(
                 areas[area] = mmap.mmap(descriptor.number(), area[1], offset=area[0])
             views = start.layout.views(areas[area], 0, rows)
             answer: Any = fill(start.samples, start.layout, views, begin, wanted)
-        except Exception as error:  # noqa: BLE001 -- told to who waits
+        except Exception as error:  # noqa: BLE001 -- sent to the thread that waits for the batch
             answer = f"data worker: {type(error).__name__}: {error}"
         _send(pipe, answer)
 
@@ -381,7 +381,7 @@ def _work(
 def _send(pipe: Connection, answer: Any) -> None:
     try:
         told = pickle.dumps(answer)
-    except Exception as error:  # noqa: BLE001 -- whatever a class of the user's raises when it is pickled
+    except Exception as error:  # noqa: BLE001 -- pickling a class of the user can raise any exception
         told = pickle.dumps(f"data worker: a sample cannot be pickled: {type(error).__name__}: {error}")
     try:
         pipe.send_bytes(told)
@@ -390,9 +390,9 @@ def _send(pipe: Connection, answer: Any) -> None:
 
 
 def _end_with(trainer: int) -> None:
-    """End this process when `trainer` has ended, whatever it is at.
+    """Exit when the process `trainer` has exited, even in the middle of a piece.
 
-    The end of the pipe says the same, but not while another process has inherited the trainer's end.
+    A closed pipe would also show that exit, but not if another process has inherited the trainer's end of the pipe.
     """
     try:
         ended = select.poll()
@@ -400,7 +400,7 @@ def _end_with(trainer: int) -> None:
         ended.poll()
     except ProcessLookupError:
         pass
-    except (OSError, AttributeError):  # a kernel, or a C library, without it
+    except (OSError, AttributeError):  # the kernel or the C library has no pidfd_open
         while Path(f"/proc/{trainer}").exists():
             time.sleep(_LOOK_S)
     os._exit(1)

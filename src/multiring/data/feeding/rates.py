@@ -1,4 +1,4 @@
-"""How fast a data set feeds: measured by going through it, beside what its parts allow."""
+"""Measure the rate of a loader, and the rates of reading and decoding alone."""
 
 import time
 from dataclasses import dataclass
@@ -13,27 +13,27 @@ from multiring.data.readers.source import Image
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rates:
-    """Samples and bytes a second, of a loader and of its parts alone."""
+    """The rates of a loader, and of its parts alone."""
 
-    samples_per_s: float
-    bytes_per_s: float  # as batches have them
-    read_per_s: float  # samples a second that one worker reads, and does no more
-    make_per_s: float  # that one worker reads, decodes and augments
-    workers: int
+    samples_per_s: float  # of the loader
+    bytes_per_s: float  # of the loader, counted in the batches
+    read_per_s: float  # samples a second that one worker reads, without decoding
+    make_per_s: float  # samples a second that one worker reads, decodes and augments
+    workers: int  # number of workers
 
     @property
     def predicted(self) -> float:
-        """Return the samples a second that so many workers make, where nothing else bounds them."""
+        """Return the samples a second of all workers if nothing else limits them."""
         return self.make_per_s * max(1, self.workers)
 
 
 def measured(data: Dataset, loader: Loader, seconds: float) -> Rates:
-    """Feed for some seconds, and read and decode alone for as many.
+    """Measure a loader, and reading and decoding alone.
 
     Args:
-        data: the loader's.
-        loader: of it.
-        seconds: for each of the three.
+        data: the loader's data set.
+        loader: the loader.
+        seconds: the duration of each of the three measurements.
     """
     numbers = np.random.default_rng(0).permutation(len(data))[:4096].tolist()
     read = _paced(numbers, seconds, data.source.record)
@@ -43,7 +43,7 @@ def measured(data: Dataset, loader: Loader, seconds: float) -> Rates:
     while True:
         for batch in loader:
             now = time.monotonic()
-            if not began:  # the first batch's workers had to be started
+            if not began:  # the first batch includes the start of the workers, so it does not count
                 began = now
                 continue
             samples += max(len(value) for value in batch.values())

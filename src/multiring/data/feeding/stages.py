@@ -1,4 +1,4 @@
-"""Where workers' time goes: read from the source, the host's disk or other hosts, decoded, or put into the batch."""
+"""Measure the workers' time by stage: reading (source, disk or other hosts), decoding, and copying into the batch."""
 
 import threading
 import time
@@ -12,10 +12,11 @@ from multiring.data.readers.storage import LocalStorage, RemoteStorage, Storage
 
 
 class StageClock:
-    """Counts seconds by stage, for each thread of its own.
+    """Counts seconds by stage, separately for each thread.
 
-    Of a stage that is asked for something, `STAGE alone` and `STAGE beside` are the seconds of requests that began
-    while no other one, or at least one, of this process was under way, and `... requests` their number.
+    For a stage with requests, `STAGE alone` has the seconds of requests that began while no other request of this
+    process was running in the stage. `STAGE beside` has the seconds of all other requests. `STAGE alone requests` and
+    `STAGE beside requests` are the numbers of these requests.
     """
 
     def __init__(self) -> None:
@@ -31,7 +32,7 @@ class StageClock:
 
     @contextmanager
     def request(self, stage: str) -> Iterator[None]:
-        """Count the time within it, without that of requests within this one."""
+        """Count a `with` block's time for `stage`, without the time of nested requests."""
         spent, within = self._spent(), self._here.within
         others = self._under_way[stage]
         here = threading.get_ident()
@@ -51,14 +52,17 @@ class StageClock:
             spent[f"{stage} {how} requests"] += 1
 
     def take(self) -> dict[str, float]:
-        """Return what this thread has spent since it last asked."""
+        """Return the seconds that this thread has spent since its last call, by stage."""
         spent = self._spent()
         found = dict(spent)
         spent.clear()
         return found
 
     def timed(self, storage: Storage, stage: str | None = None) -> "TimedStorage":
-        """Return a storage whose reads are counted, as the source's where it is a remote one."""
+        """Return a storage whose reads are counted for `stage`.
+
+        The default stage is SOURCE for a remote storage and DISK for any other.
+        """
         return TimedStorage(storage, self, stage or (SOURCE if isinstance(storage, RemoteStorage) else DISK))
 
     def __reduce__(self) -> Any:
@@ -66,13 +70,13 @@ class StageClock:
 
 
 class TimedStorage:
-    """A storage whose reads are counted as of a stage."""
+    """A storage whose reads are counted for a stage."""
 
     def __init__(self, storage: Storage, clock: StageClock, stage: str) -> None:
         self.url = storage.url
         self._storage, self._clock, self._stage = storage, clock, stage
         self.names, self.size = storage.names, storage.size
-        # One that reads in its own way has to be asked record by record.
+        # A storage that overrides `read_into` must be read record by record.
         if type(storage).read_into is LocalStorage.read_into:
             self.read_rows = self._read_rows
 
@@ -83,7 +87,7 @@ class TimedStorage:
 
     def _read_rows(self, *what: Any) -> None:
         with self._clock.request(self._stage):
-            self._storage.read_rows(*what)  # type: ignore[attr-defined]  # a local one has it
+            self._storage.read_rows(*what)  # type: ignore[attr-defined]  # local storages have this method
 
     def __reduce__(self) -> Any:
         return TimedStorage, (self._storage, self._clock, self._stage)

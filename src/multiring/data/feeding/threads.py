@@ -1,4 +1,4 @@
-"""Workers that are threads: they read and decode straight into the batch, wherever that is."""
+"""Workers that are threads: they read and decode directly into the batch's arrays."""
 
 import contextlib
 import ctypes
@@ -15,20 +15,22 @@ from multiring.data.dataset import Samples
 from multiring.data.feeding.batches import Allocate, Array, Job, Layout, Wanted, fill, pieces_of
 from multiring.errors import StateError
 
-_HUGE = 1 << 22  # bytes from which on large pages pay
+_HUGE = 1 << 22  # bytes of a batch from which huge pages are worth their cost
 _Queue = queue.SimpleQueue[Any]
 
 
 class WorkersEndedError(StateError):
-    """The workers were closed before they had made a batch; other workers have to make it."""
+    """The workers were closed before they finished a batch; new workers must make it."""
 
 
 class Recycled:
-    """Memory for batches that is used again once nothing views it: a new page costs as much as a copy to it.
+    """Memory for batches that is reused once no array views it.
+
+    Reuse pays because a new page costs as much time as a copy into it.
 
     Args:
-        layout: of the batches.
-        kept: how many pieces of memory are kept for further batches.
+        layout: the layout of the batches.
+        kept: how many free pieces of memory are kept for later batches.
     """
 
     def __init__(self, layout: Layout, kept: int) -> None:
@@ -45,30 +47,33 @@ class Recycled:
         if memory is None or len(memory) < size:
             memory = mmap.mmap(-1, max(size, 1))
             if hasattr(mmap, "MADV_HUGEPAGE") and size >= _HUGE:
-                with contextlib.suppress(OSError):  # of a kernel without them
+                with contextlib.suppress(OSError):  # the kernel may have no huge pages
                     memory.madvise(mmap.MADV_HUGEPAGE)
         owner = (ctypes.c_char * max(size, 1)).from_buffer(memory)
         views = self._layout.views(owner, 0, rows)
-        # The memory alone is kept by it: a full deque drops the oldest, which is unmapped then.
+        # The finalizer keeps only the memory alive. A full deque drops its oldest memory, which is then unmapped.
         weakref.finalize(owner, self._free.append, memory).atexit = False
         return views
 
 
 class ThreadWorkers:
-    """Threads of this process. Reading, decoding and copying let others run; Python code in a transform does not.
+    """Worker threads of this process.
+
+    Reading, decoding and copying release Python's GIL, so threads do them in parallel. Python code in a transform holds
+    the GIL.
 
     Args:
         samples: the data set.
-        layout: of its batches.
-        workers: how many.
-        allocate: gives a batch's arrays; None for memory that is used again.
-        ahead: how many batches are made before they are asked for.
+        layout: the layout of its batches.
+        workers: the number of threads.
+        allocate: allocates an array of a batch; None to reuse the memory of earlier batches.
+        ahead: how many batches are made ahead of time.
     """
 
     def __init__(
         self, samples: Samples, layout: Layout, workers: int, allocate: Allocate | None, ahead: int = 2
     ) -> None:
-        self.pid = os.getpid()  # a fork has no threads
+        self.pid = os.getpid()  # to detect a fork: a forked process has no worker threads
         self.layout = layout
         self._pieces = partial(pieces_of, samples, layout, workers=workers)
         self._allocate = allocate
@@ -79,19 +84,19 @@ class ThreadWorkers:
             threading.Thread(
                 target=_work, args=(samples, layout, self._tasks), daemon=True, name=f"multiring-data-{number}"
             ).start()
-        # Threads know the queue only, so that they end when nobody feeds it any more.
+        # The threads refer only to the queue, not to this object, so it can be collected; the finalizer then ends them.
         self._end = weakref.finalize(self, _end, self._tasks, workers)
 
     @property
     def is_over(self) -> bool:
-        """Return whether no batch can be made any more."""
+        """Return whether the threads are closed."""
         return not self._end.alive
 
     def start(self, wanted: Wanted) -> Job:
-        """Begin to make a batch.
+        """Start to make a batch.
 
         Raises:
-            WorkersEndedError: they were closed.
+            WorkersEndedError: the threads were closed.
         """
         rows = len(wanted.numbers)
         if self._allocate is None:
@@ -100,7 +105,7 @@ class ThreadWorkers:
             arrays = {name: self._allocate((rows, *s), dtype) for name, (s, dtype) in self.layout.arrays.items()}
         job = Job(wanted=wanted, arrays=arrays)
         pieces = job.cut(self._pieces(rows))
-        with self._lock:  # what is put behind the end is done by nobody
+        with self._lock:  # no thread would take a task that is queued after the end marks
             if self.is_over:
                 raise WorkersEndedError("the loader's threads were closed")
             for begin, end in pieces:
@@ -112,11 +117,11 @@ class ThreadWorkers:
         return job.arrays
 
     def drop(self, job: Job) -> None:
-        """Let go of a batch that nobody wants."""
+        """Cancel a batch that is no longer needed."""
         job.cancelled = True
 
     def close(self) -> None:
-        """End the threads once they have made the batches that were started."""
+        """Stop the threads after they have finished the started batches."""
         with self._lock:
             self._end()
 
@@ -133,6 +138,6 @@ def _work(samples: Samples, layout: Layout, tasks: _Queue) -> None:
             continue
         try:
             job.finish(begin, fill(samples, layout, job.arrays, begin, job.wanted.piece(begin, end)))
-        except BaseException as error:  # noqa: BLE001 -- raised where the batch is waited for
+        except BaseException as error:  # noqa: BLE001 -- raised again by the thread that waits for the batch
             job.fail(error)
         del task, job

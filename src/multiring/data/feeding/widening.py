@@ -1,8 +1,8 @@
-"""The type of a batch's array: one that holds the values of all its samples as they are.
+"""Choose a type for a batch's array that holds the values of all samples exactly.
 
-The first sample says a type. A sample of another one widens it, as NumPy promotes the two: int8 and int64 give int64,
-float16 and float64 give float64. Whole numbers of 64 bits beside floats give float64, which does not hold all of them:
-each value is compared then, and one that would change is an error.
+The first sample determines the type. A sample of another type widens it by NumPy's promotion: int8 and int64 give
+int64, float16 and float64 give float64. Integers of 64 bits together with floats give float64, which cannot hold all
+these integers. In this case each value is compared after the conversion, and a changed value is an error.
 """
 
 from typing import Any
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 _NUMBERS = "biufc"
-_ALIKE = "SUmM"  # kinds that widen among themselves: text, and spans and points of time
+_ALIKE = "SUmM"  # kinds that only widen to the same kind: bytes, text, time spans and times
 
 
 def widened(first: np.dtype[Any], other: np.dtype[Any]) -> np.dtype[Any] | None:
-    """Return the type in which values of two types are kept together; None where there is none."""
+    """Return a type that holds the values of both types, or None if there is none."""
     if first == other:
         return first
     if first.kind not in _NUMBERS + _ALIKE or other.kind not in _NUMBERS + _ALIKE:
@@ -25,12 +25,15 @@ def widened(first: np.dtype[Any], other: np.dtype[Any]) -> np.dtype[Any] | None:
         return None
     try:
         return np.promote_types(first, other)
-    except TypeError:  # as spans of time whose units do not go into each other
+    except TypeError:  # for instance time spans in months and in days
         return None
 
 
 def put_exactly(out: Array, value: Array) -> bool:
-    """Write `value` into `out`, of a type that `widened` gave; return whether every value is what it was."""
+    """Write `value` into `out`, and return whether no value has changed.
+
+    `out` has a type that `widened` returned.
+    """
     with np.errstate(all="ignore"):
         np.copyto(out, value, casting="unsafe")
         if value.dtype == out.dtype or not (
@@ -38,6 +41,6 @@ def put_exactly(out: Array, value: Array) -> bool:
         ):
             return True
         back = out.real.astype(value.dtype)
-        # Of floats at the ends of the range a cast says anything: those that round up to 2**63 or 2**64 are beyond it.
+        # A value that was rounded up to 2**63 or 2**64 is out of range, and the cast back is undefined for it.
         inside = out.real < float(np.iinfo(value.dtype).max)
         return bool(np.all((back == value) & inside))
